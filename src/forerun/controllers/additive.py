@@ -1,0 +1,44 @@
+"""Longer after success, shorter after failure, each sequence on its own.
+
+The heuristic schedule of assisted generation in transformers: +2 when the whole draft was accepted,
+-1 otherwise. Here depth is what moves; the node budget stays.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+from forerun.records import Plan, Sequence, Step
+from forerun.roles import Controller
+
+
+class Additive(Controller):
+    """Depth starts at `depth`, moves by `up` and `down`, and stays within [least, most]."""
+
+    def __init__(
+        self,
+        *,
+        nodes: int = 16,
+        depth: int = 5,
+        up: int = 2,
+        down: int = 1,
+        least: int = 1,
+        most: int = 20,
+    ) -> None:
+        self.nodes, self.first = nodes, depth
+        self.up, self.down, self.least, self.most = up, down, least, most
+        self._depths: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
+
+    def plan(self, seq: Sequence) -> Plan:
+        depth = self._depths.get(seq, self.first)
+        return Plan(nodes=self.nodes, depth=min(depth, seq.num_left - 1))
+
+    def observe(self, step: Step) -> None:
+        for seq, tree, verdict in zip(step.seqs, step.trees, step.verdicts, strict=True):
+            if len(tree):
+                whole = len(verdict.nodes) == int(tree.depths.max())
+                depth = self._depths.get(seq, self.first) + (self.up if whole else -self.down)
+                self._depths[seq] = max(self.least, min(self.most, depth))
+
+    def finish(self, seq: Sequence) -> None:
+        self._depths.pop(seq, None)

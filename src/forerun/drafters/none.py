@@ -1,0 +1,9 @@
+"""No draft at all: plain decoding, the baseline of every report."""
+
+from __future__ import annotations
+
+from forerun.roles import Drafter
+
+
+class Plain(Drafter):
+    """The empty tree at every step."""

@@ -1,0 +1,267 @@
+"""What a Python user touches: load a model, generate, stream; statistics on every result."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from forerun import registry
+from forerun.dice import SeededDice
+from forerun.engine.loop import Engine
+from forerun.engine.stats import Recorder, Stats
+from forerun.engine.stops import Stops
+from forerun.errors import CapacityError, ConfigError, DataError, UnknownName
+from forerun.models.tokenizer import TextStream, Tokenizer
+from forerun.records import Sequence, Step
+from forerun.roles import Controller, Drafter, Shaper, Target, Verifier
+from forerun.sampling import Sampling
+from forerun.shaping import Adjust
+
+Prompts = str | Many[str] | Many[Many[int]]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One finished trajectory."""
+
+    prompt_index: int
+    index: int  # trajectory number, from 0
+    text: str
+    tokens: list[int]
+    finish: str  # "stop", "length" or "cancelled"
+    stats: Stats
+    logprobs: list[dict[int, float]] | None = None  # per token: id -> the target's log-probability
+
+
+@dataclass(frozen=True)
+class Result:
+    """All samples of one prompt, and their statistics added up."""
+
+    prompt: str | list[int]
+    samples: list[Sample]
+    seed: int
+    stats: Stats = field(default_factory=Stats)
+
+    @property
+    def text(self) -> str:
+        """Text of the first sample."""
+        return self.samples[0].text
+
+
+@dataclass(frozen=True)
+class Event:
+    """A piece of streamed text; `sample` is set on the last one of a trajectory."""
+
+    prompt_index: int
+    index: int
+    text: str
+    sample: Sample | None = None
+
+
+class Model:
+    """A target and its tokenizer, ready to generate. Made by `forerun.load`."""
+
+    def __init__(self, target: Target, tokenizer: Tokenizer, name: str = "") -> None:
+        self.target, self.tokenizer, self.name = target, tokenizer, name
+        self._drafters: dict[str, Drafter] = {}
+
+    def generate(
+        self, prompts: Prompts, sampling: Sampling | None = None, **options: Any
+    ) -> list[Result]:
+        """One Result per prompt. `options` are those of `run`, or fields of Sampling."""
+        run = self.run(prompts, sampling, **options)
+        samples = list(run)
+        results = []
+        for i, prompt in enumerate(run.prompts):
+            own = sorted((s for s in samples if s.prompt_index == i), key=lambda s: s.index)
+            total = Stats()
+            for sample in own:
+                total.add(sample.stats)
+            results.append(Result(prompt, own, run.seed, total))
+        return results
+
+    def stream(
+        self, prompts: Prompts, sampling: Sampling | None = None, **options: Any
+    ) -> Iterator[Event]:
+        """Text as it becomes certain, trajectory by trajectory or interleaved in a batch."""
+        return self.run(prompts, sampling, **options).events()
+
+    def run(
+        self,
+        prompts: Prompts,
+        sampling: Sampling | None = None,
+        *,
+        drafter: str | Drafter = "stand",
+        verifier: str | Verifier = "speculative",
+        controller: str | Controller = "fixed",
+        shapers: Many[Shaper] = (),
+        batch: int = 1,
+        on_step: Callable[[Step], None] | None = None,
+        **overrides: Any,
+    ) -> Run:
+        """Prepares a run: iterate over it for samples in the order in which they finish.
+
+        drafter, verifier, controller: a name with options ("stand:context=4"), or an object.
+        batch: sequences that run at once. overrides: fields of Sampling, such as n=16.
+        """
+        unknown = [name for name in overrides if name not in Sampling.__dataclass_fields__]
+        if unknown:
+            known = {*Sampling.__dataclass_fields__, "drafter", "verifier", "controller", "batch"}
+            raise UnknownName.of("option", unknown[0], known)
+        if batch < 1:
+            raise ConfigError(f"batch must be at least 1, got {batch}")
+        sampling = replace(sampling or Sampling(), **overrides)
+        recorder = Recorder()
+        engine = Engine(
+            self.target,
+            self.drafter(drafter),
+            verifier if isinstance(verifier, Verifier) else registry.make("verifier", verifier),
+            controller
+            if isinstance(controller, Controller)
+            else registry.make("controller", controller),
+            stops=Stops(self.tokenizer.eos_ids, lambda: TextStream(self.tokenizer)),
+            shapers=(Adjust(self.tokenizer.eos_ids), *shapers),
+            listeners=[record_logprobs, *([on_step] if on_step else []), recorder],
+            max_seqs=batch,
+        )
+        return Run(self, engine, recorder, _as_list(prompts), sampling)
+
+    def drafter(self, spec: str | Drafter) -> Drafter:
+        """The drafter of a name; the same object for the same text, so that memories last."""
+        if isinstance(spec, Drafter):
+            return spec
+        if spec not in self._drafters:
+            self._drafters[spec] = registry.make("drafter", spec, tokenizer=self.tokenizer)
+        return self._drafters[spec]
+
+    def memory_report(self) -> dict[str, int]:
+        """Bytes held by the target's weights, its cache, and every drafter that was used."""
+        report = dict(getattr(self.target, "memory_report", dict)())
+        for spec, drafter in self._drafters.items():
+            report |= {f"{spec}: {part}": size for part, size in drafter.memory_report().items()}
+        return report
+
+
+class Run:
+    """One call's sequences on one engine."""
+
+    def __init__(
+        self,
+        model: Model,
+        engine: Engine,
+        recorder: Recorder,
+        prompts: list[str | list[int]],
+        sampling: Sampling,
+    ) -> None:
+        self.model, self.engine, self.recorder = model, engine, recorder
+        self.prompts, self.sampling = prompts, sampling
+        self.seed = secrets.randbits(31) if sampling.seed is None else sampling.seed
+        self._where: dict[Sequence, int] = {}  # in the order of admission
+        for i, prompt in enumerate(prompts):
+            self._submit(i, prompt)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (event.sample for event in self.events() if event.sample)
+
+    def events(self) -> Iterator[Event]:
+        """Steps the engine to the end; yields text pieces and finished samples."""
+        sent: dict[Sequence, int] = {}
+        try:
+            while not self.engine.scheduler.is_idle:
+                running = list(self.engine.scheduler.running)
+                ended = self.engine.step()
+                for seq in dict.fromkeys([*running, *self.engine.scheduler.running, *ended]):
+                    text = self.engine.stops.text(seq)
+                    piece, sent[seq] = text[sent.get(seq, 0) :], len(text)
+                    sample = self._sample(seq, text) if seq in ended else None
+                    if piece or sample:
+                        yield Event(self._where[seq], seq.index, piece, sample)
+        finally:  # also when the caller stops early: nothing may stay in the drafter or the cache
+            self._abandon()
+
+    def _abandon(self) -> None:
+        scheduler = self.engine.scheduler
+        for seq in [*scheduler.running, *scheduler.waiting]:
+            self.engine.cancel(seq)
+        scheduler.waiting.clear()
+        self.engine.retire()
+
+    def _submit(self, i: int, prompt: str | list[int]) -> None:
+        tokens = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not tokens or prompt == "":
+            raise DataError(f"prompt {i} is empty; give it at least one token")
+        vocab = self.model.target.vocab_size
+        if not 0 <= min(tokens) <= max(tokens) < vocab:
+            raise DataError(f"prompt {i} has token ids outside 0..{vocab - 1}")
+        room = self.model.target.context - len(tokens)
+        if room < 1:
+            raise CapacityError(
+                f"prompt {i} has {len(tokens)} tokens, but the context of this model is "
+                f"{self.model.target.context}; shorten it by {1 - room} tokens or more"
+            )
+        group = (id(self), i)
+        for k in range(self.sampling.n):
+            seq = Sequence(
+                list(tokens),
+                len(tokens),
+                self.sampling,
+                SeededDice(self.seed, i, k),
+                limit=min(self.sampling.max_new_tokens, room),
+                group=group,
+                index=k,
+            )
+            self._where[seq] = i
+            self.engine.submit(seq)
+
+    def _sample(self, seq: Sequence, text: str) -> Sample:
+        tokens = seq.generated
+        logprobs = None if seq.sampling.logprobs is None else seq.logprobs[: len(tokens)]
+        stats = self.recorder.of(seq)
+        return Sample(self._where[seq], seq.index, text, tokens, seq.finish or "", stats, logprobs)
+
+
+def record_logprobs(step: Step) -> None:
+    """Listener: the target's own log-probabilities of each emitted token and the top m."""
+    for i, (seq, law) in enumerate(zip(step.seqs, step.laws, strict=True)):
+        if seq.sampling.logprobs is None:
+            continue
+        for node, token in zip(step.visited(i), step.emitted[i], strict=True):
+            logprobs, m = law.logprobs(node), seq.sampling.logprobs
+            top = np.argsort(-logprobs, kind="stable")[:m].tolist()
+            seq.logprobs.append({t: float(logprobs[t]) for t in dict.fromkeys([token, *top])})
+
+
+def _as_list(prompts: Prompts) -> list[str | list[int]]:
+    if isinstance(prompts, str):
+        return [prompts]
+    found = [p if isinstance(p, str) else list(p) for p in prompts]  # type: ignore[union-attr]
+    if not found:
+        raise DataError("there is no prompt; give at least one")
+    return found
+
+
+def load(
+    model: Any = "reasoner", *, dtype: str = "auto", device: str = "auto", **options: Any
+) -> Model:
+    """A Model from a folder, a hub id, or "reasoner" (the one that ships with forerun).
+
+    dtype: auto (the checkpoint's), bf16, fp16, fp32. Raises ModelError with the cause.
+    """
+    from forerun.models.load import load_target
+
+    path = embedded(model) if isinstance(model, str) else model
+    tokenizer = Tokenizer.load(path)
+    return Model(load_target(path, dtype=dtype, device=device, **options), tokenizer, str(model))
+
+
+def embedded(name: str) -> str:
+    """The folder of a model that ships with forerun, or the name itself."""
+    from importlib.resources import files
+
+    folder = files("forerun") / "assets" / name
+    return str(folder) if name in ("reasoner", "draft") else name

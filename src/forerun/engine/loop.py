@@ -1,0 +1,117 @@
+"""The loop. It names roles, never methods: plain decoding is the empty tree, and prefill is
+pending tokens that the target catches up on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from time import perf_counter
+
+from forerun.engine.scheduler import Scheduler
+from forerun.engine.stops import Stops
+from forerun.errors import ConfigError
+from forerun.records import Sequence, Step
+from forerun.roles import Controller, Drafter, Shaper, Target, Verifier
+from forerun.shaping import Laws, advance
+
+
+class Engine:
+    """Draft, check in one pass, keep the target's law; one sequence or many.
+
+    Raises ConfigError when the verifier cannot judge what the drafter may propose.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        verifier: Verifier,
+        controller: Controller,
+        *,
+        stops: Stops | None = None,
+        shapers: Many[Shaper] = (),
+        listeners: Many[Callable[[Step], None]] = (),
+        max_seqs: int = 1,
+    ) -> None:
+        check_pair(drafter, verifier)
+        self.target, self.drafter = target, drafter
+        self.verifier, self.controller = verifier, controller
+        self.stops = stops or Stops()
+        self.shapers = tuple(shapers)
+        self.listeners = [drafter.observe, controller.observe, *listeners]
+        self.needs = drafter.needs | verifier.needs
+        self.scheduler = Scheduler(max_seqs)
+
+    def submit(self, seq: Sequence) -> None:
+        """Queues a sequence. Raises ConfigError if the verifier cannot serve its sampling."""
+        self.verifier.check(seq)
+        self.scheduler.add(seq)
+
+    def step(self) -> list[Sequence]:
+        """One round for every running sequence; returns those that ended with it."""
+        t0 = perf_counter()
+        seqs = list(self.scheduler.admit(self._start))
+        plans = [self.controller.plan(seq) for seq in seqs]
+        trees = [self.verifier.probe(tree) for tree in self.drafter.propose(seqs, plans)]
+        t1 = perf_counter()
+        rows = self.target.forward(seqs, trees, self.needs)  # one tree-attention pass
+        t2 = perf_counter()
+        laws = [Laws(*part, self.shapers) for part in zip(rows, seqs, trees, strict=True)]
+        verdicts = [
+            self.verifier.verify(tree, law, seq.dice)
+            for tree, law, seq in zip(trees, laws, seqs, strict=True)
+        ]
+        t3 = perf_counter()
+        drawn = [v.tokens(tree) for v, tree in zip(verdicts, trees, strict=True)]
+        emitted = [self._extend(seq, tokens) for seq, tokens in zip(seqs, drawn, strict=True)]
+        self.target.commit(seqs, trees, verdicts)
+        times = {"draft": t1 - t0, "forward": t2 - t1, "verify": t3 - t2}
+        self._publish(Step(seqs, plans, trees, laws, verdicts, emitted, times, clock=t3))
+        return self.retire()
+
+    def run(self) -> None:
+        """Steps until nothing is left to do."""
+        while not self.scheduler.is_idle:
+            self.step()
+
+    def cancel(self, seq: Sequence) -> None:
+        """Ends a sequence, waiting or running; its state is freed at the next step."""
+        seq.finish = seq.finish or "cancelled"
+
+    def retire(self) -> list[Sequence]:
+        """Lets finished and cancelled sequences leave; returns them."""
+        ended = self.scheduler.retire()
+        for seq in ended:
+            self.drafter.finish(seq)
+            self.controller.finish(seq)
+            self.stops.finish(seq)
+            self.target.release(seq)
+        return ended
+
+    def _start(self, seq: Sequence) -> None:
+        seq.states = tuple(shaper.start(seq) for shaper in self.shapers)
+        self.stops.start(seq)
+        self.drafter.start(seq)
+
+    def _extend(self, seq: Sequence, tokens: list[int]) -> list[int]:
+        """Appends what comes before the sequence's end, if that lies among the tokens."""
+        kept = self.stops.cut(seq, tokens)
+        seq.tokens += kept
+        for token in kept if any(s is not None for s in seq.states) else ():
+            seq.states = advance(self.shapers, seq.states, token)
+        return kept
+
+    def _publish(self, step: Step) -> None:
+        for hear in self.listeners:
+            hear(step)
+
+
+def check_pair(drafter: Drafter, verifier: Verifier) -> None:
+    """Refuses a drafter whose draws the verifier cannot judge."""
+    foreign = sorted(drafter.labels - verifier.judges)
+    if foreign:
+        name, rule = (type(part).__module__.rpartition(".")[2] for part in (drafter, verifier))
+        raise ConfigError(
+            f"{rule} judges {'/'.join(sorted(verifier.judges))} drafts, but drafter {name!r} "
+            f"makes {'/'.join(foreign)} drafts; use verifier 'recursive' or another grower"
+        )

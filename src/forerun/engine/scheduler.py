@@ -1,0 +1,40 @@
+"""Who runs: sequences wait, are admitted while there is room, run, and leave."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from forerun.records import Sequence
+
+
+class Scheduler:
+    """First come, first served; at most `max_seqs` sequences run at once."""
+
+    def __init__(self, max_seqs: int) -> None:
+        self.max_seqs = max_seqs
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.waiting and not self.running
+
+    def add(self, seq: Sequence) -> None:
+        """Puts a sequence at the end of the queue."""
+        self.waiting.append(seq)
+
+    def admit(self, on_start: Callable[[Sequence], None]) -> list[Sequence]:
+        """Fills the free places from the queue; returns all that run."""
+        while self.waiting and len(self.running) < self.max_seqs:
+            seq = self.waiting.popleft()
+            if seq.finish is None:  # it may have been cancelled while it waited
+                on_start(seq)
+                self.running.append(seq)
+        return self.running
+
+    def retire(self) -> list[Sequence]:
+        """Removes and returns the sequences that have finished."""
+        ended = [seq for seq in self.running if seq.finish is not None]
+        self.running = [seq for seq in self.running if seq.finish is None]
+        return ended

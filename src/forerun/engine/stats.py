@@ -1,0 +1,111 @@
+"""Counts what the loop did. Definitions are fixed (docs/structure.md, "Definitions"):
+
+S verify passes, D drafted tokens, A accepted draft tokens, E examined tokens, G generated tokens;
+tau = G / S (plain decoding: 1), acceptance rate A / D, examined rate A / E. Rates by position are
+unconditional: accepted at depth i over S.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from forerun.records import Sequence, Step
+from forerun.tree import Tree
+
+
+@dataclass
+class Stats:
+    """Counters of one sequence, or of many added up."""
+
+    passes: int = 0  # S
+    drafted: int = 0  # D
+    accepted: int = 0  # A
+    examined: int = 0  # E
+    generated: int = 0  # G
+    accepted_at: Counter[int] = field(default_factory=Counter)  # depth from 1 -> count
+    seconds: Counter[str] = field(default_factory=Counter)  # draft, forward, verify, other
+
+    @property
+    def tau(self) -> float:
+        """Tokens per pass, counting the correction or bonus token."""
+        return self.generated / self.passes if self.passes else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def examined_rate(self) -> float:
+        return self.accepted / self.examined if self.examined else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens over engine time, prefill included."""
+        total = sum(self.seconds.values())
+        return self.generated / total if total else 0.0
+
+    @property
+    def per_position(self) -> list[float]:
+        """Accepted at depth i over S, i from 1."""
+        deepest = max(self.accepted_at, default=0)
+        return [self.accepted_at[i] / self.passes for i in range(1, deepest + 1)]
+
+    def add(self, other: Stats) -> Stats:
+        """Adds another's counts to this one; returns itself."""
+        for name in ("passes", "drafted", "accepted", "examined", "generated"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.accepted_at.update(other.accepted_at)
+        self.seconds.update(other.seconds)
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers for JSON."""
+        counts = {
+            name: getattr(self, name)
+            for name in ("passes", "drafted", "accepted", "examined", "generated")
+        }
+        rates = {
+            "tau": round(self.tau, 4),
+            "acceptance_rate": round(self.acceptance_rate, 4),
+            "examined_rate": round(self.examined_rate, 4),
+            "tokens_per_second": round(self.tokens_per_second, 2),
+            "per_position": [round(rate, 4) for rate in self.per_position],
+            "seconds": {name: round(value, 6) for name, value in self.seconds.items()},
+        }
+        return counts | rates
+
+
+class Recorder:
+    """The listener that keeps a `Stats` per sequence."""
+
+    def __init__(self) -> None:
+        self._stats: WeakKeyDictionary[Sequence, Stats] = WeakKeyDictionary()
+
+    def of(self, seq: Sequence) -> Stats:
+        """Counters of one sequence."""
+        return self._stats.setdefault(seq, Stats())
+
+    def __call__(self, step: Step) -> None:
+        spent = step.times | {"other": perf_counter() - step.clock}
+        for i, (seq, tree, verdict) in enumerate(
+            zip(step.seqs, step.trees, step.verdicts, strict=True)
+        ):
+            stats = self.of(seq)
+            accepted = min(len(verdict.nodes), len(step.emitted[i]))
+            stats.passes += 1
+            stats.drafted += len(tree)
+            stats.accepted += accepted
+            stats.examined += accepted + _was_rejected(tree, verdict.nodes)
+            stats.generated += len(step.emitted[i])
+            stats.accepted_at.update(range(1, accepted + 1))
+            for name, seconds in spent.items():  # a pass is shared evenly by its batch
+                stats.seconds[name] += seconds / len(step.seqs)
+
+
+def _was_rejected(tree: Tree, nodes: list[int]) -> bool:
+    """Whether the walk ended at a node that had children."""
+    return bool(len(tree) and (tree.parents == (nodes[-1] if nodes else -1)).any())

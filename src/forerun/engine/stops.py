@@ -1,0 +1,100 @@
+"""Where a sequence ends: end-of-sequence tokens, stop strings, length. Ids, text and logprobs are
+cut at the same place, also in the middle of an accepted draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+from forerun.records import Sequence
+
+
+class Stream(Protocol):
+    """An incremental detokenizer."""
+
+    def push(self, token: int) -> str:
+        """Text that has become certain with this token."""
+
+
+class Stops:
+    """Ends sequences. Stop strings and text need `stream`, which makes a detokenizer."""
+
+    def __init__(self, eos_ids: Many[int] = (), stream: Callable[[], Stream] | None = None) -> None:
+        self.eos_ids = frozenset(eos_ids)
+        self._stream = stream
+        self._texts: WeakKeyDictionary[Sequence, Text] = WeakKeyDictionary()
+
+    def start(self, seq: Sequence) -> None:
+        """A sequence joins."""
+        if self._stream:
+            self._texts[seq] = Text(self._stream(), seq.sampling.stop)
+
+    def cut(self, seq: Sequence, tokens: list[int]) -> list[int]:
+        """The tokens up to the end of the sequence; sets seq.finish (and seq.end) if it is met."""
+        stops = set(seq.sampling.stop_token_ids)
+        if not seq.sampling.ignore_eos:
+            stops |= self.eos_ids
+        text = self._texts.get(seq)
+        for count, token in enumerate(tokens, start=1):
+            total = seq.num_generated + count
+            if token in stops:
+                seq.finish = "stop"
+            elif (
+                text
+                and (kept := text.push(token, total >= seq.sampling.min_new_tokens)) is not None
+            ):
+                seq.finish, seq.end = "stop", seq.num_prompt + kept
+            elif total >= seq.limit:
+                seq.finish = "length"
+            if seq.finish:
+                return tokens[:count]
+        return tokens
+
+    def text(self, seq: Sequence) -> str:
+        """The text generated so far, without what a stop string cut off."""
+        text = self._texts.get(seq)
+        return text.so_far(seq.finish is not None) if text else ""
+
+    def finish(self, seq: Sequence) -> None:
+        """A sequence has ended; its text stays readable as long as the sequence lives."""
+
+
+class Text:
+    """Text of one sequence, watched for stop strings."""
+
+    def __init__(self, stream: Stream, stop: Many[str]) -> None:
+        self._stream, self._stop = stream, stop
+        self._hold = max(map(len, stop), default=1) - 1  # a stop string may have begun here
+        self._text = ""
+        self._ends: list[int] = []  # length of the text after each token
+        self._is_cut = False
+
+    def push(self, token: int, may_stop: bool = True) -> int | None:
+        """Adds a token; the number of tokens to keep if a stop string has appeared, else None."""
+        before = len(self._text)
+        self._text += self._stream.push(token)
+        self._ends.append(len(self._text))
+        if not (self._stop and may_stop):
+            return None
+        found = [self._text.find(s, max(0, before - len(s) + 1)) for s in self._stop]
+        hits = [at for at in found if at >= 0]
+        if not hits:
+            return None
+        self._text, self._is_cut = self._text[: min(hits)], True
+        # a token stays if its text begins before the stop string does
+        begins = [0, *self._ends[:-1]]
+        return sum(begin < min(hits) for begin in begins)
+
+    def so_far(self, is_final: bool) -> str:
+        """Certain text: while more may come, the last characters may belong to a stop string."""
+        if is_final and not self._is_cut:
+            self._text += self._flush()
+        if is_final or not self._hold:
+            return self._text
+        return self._text[: max(0, len(self._text) - self._hold)]
+
+    def _flush(self) -> str:
+        flush = getattr(self._stream, "flush", None)
+        return flush() if flush else ""

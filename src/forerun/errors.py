@@ -1,0 +1,48 @@
+"""Every exception that forerun raises on purpose.
+
+ForerunError                 base: catch this one to catch them all
+├── ConfigError              an option, or a pair of parts, that cannot work (also a ValueError)
+│   └── UnknownName          no such method or option; names the nearest (also a KeyError)
+├── ModelError               a checkpoint or tokenizer that cannot be loaded
+├── DataError                a prompt file, record or corpus that cannot be read
+└── CapacityError            prompt, context or memory does not fit
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ForerunError(Exception):
+    """Base of all errors that a user can cause and mend."""
+
+
+class ConfigError(ForerunError, ValueError):
+    """An option has a value that cannot work, or two parts do not fit together."""
+
+
+class UnknownName(ConfigError, KeyError):
+    """A name that is not registered."""
+
+    __str__ = Exception.__str__  # KeyError would print the repr
+
+    @classmethod
+    def of(cls, kind: str, name: str, known: Iterable[str], listing: str = "") -> UnknownName:
+        """The house message: what came, the nearest known names, where all of them are listed."""
+        known = sorted(known)
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {known}"
+        return cls(f"unknown {kind} {name!r}; {hint}" + (f" ({listing})" if listing else ""))
+
+
+class ModelError(ForerunError):
+    """A model folder, its weights or its tokenizer cannot be used."""
+
+
+class DataError(ForerunError):
+    """Input data cannot be read or has the wrong form."""
+
+
+class CapacityError(ForerunError):
+    """Something does not fit into the context or into memory."""

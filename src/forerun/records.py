@@ -1,0 +1,113 @@
+"""The records that cross module borders. Everything else is derived from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forerun.tree import Proposal, Tree
+
+if TYPE_CHECKING:
+    import torch
+
+    from forerun.dice import Dice
+    from forerun.sampling import Sampling
+    from forerun.shaping import Laws
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One trajectory: its tokens, its randomness, what the user asked of it."""
+
+    tokens: list[int]  # prompt and generated so far
+    num_prompt: int
+    sampling: Sampling
+    dice: Dice
+    limit: int  # most tokens that may be generated: max_new_tokens, or less where the context ends
+    group: Hashable = None  # trajectories of one prompt share a group
+    index: int = 0  # trajectory number within the group
+    finish: str | None = None  # "stop", "length", "cancelled"; None while it runs
+    end: int | None = None  # where a stop string cut the tokens off, if one did
+    states: tuple[Any, ...] = ()  # one per shaper of the engine
+    logprobs: list[dict[int, float]] = field(default_factory=list)  # per generated token
+
+    @property
+    def generated(self) -> list[int]:
+        """What counts as output: up to the stop string, if one was met."""
+        return self.tokens[self.num_prompt : self.end]
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_left(self) -> int:
+        """How many tokens may still be generated."""
+        return self.limit - self.num_generated
+
+
+def never(q: Proposal, token: int) -> bool:
+    """The default of `Plan.stop`."""
+    return False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much to draft for one sequence in one step."""
+
+    nodes: int = 16  # largest tree, the root not counted; 0 is plain decoding
+    depth: int = 16  # longest path
+    stop: Callable[[Proposal, int], bool] = never  # asked after a token is kept, never to drop it
+
+    @property
+    def is_empty(self) -> bool:
+        return min(self.nodes, self.depth) <= 0
+
+
+@dataclass
+class Rows:
+    """What one forward pass returns for one sequence; row 0 is the root, row i + 1 is node i."""
+
+    logits: torch.Tensor  # [n + 1, V]
+    hidden: torch.Tensor | None = None  # [n + 1, d], last layer after the norm; absent unless asked
+
+    def row(self, node: int) -> np.ndarray:
+        """Logits of `node` (-1: the root) as NumPy [V]; half precisions are widened."""
+        row = self.logits[node + 1]
+        if row.element_size() < 4:
+            row = row.float()
+        return row.detach().cpu().numpy()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Outcome of verification: accepted nodes from the top down, then one correction or bonus."""
+
+    nodes: list[int]
+    token: int
+    logw: float = 0.0  # log importance weight; 0 for every exact rule
+
+    def tokens(self, tree: Tree) -> list[int]:
+        """The tokens that it adds to the sequence."""
+        return [int(tree.tokens[n]) for n in self.nodes] + [self.token]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step of the loop did; published to everything that learns or counts."""
+
+    seqs: list[Sequence]
+    plans: list[Plan]
+    trees: list[Tree]
+    laws: list[Laws]  # laws[i][node]: the processed law at a node of tree i
+    verdicts: list[Verdict]
+    emitted: list[list[int]]  # tokens appended per sequence, after cutting at a stop
+    times: dict[str, float] = field(default_factory=dict)  # seconds spent: draft, forward, verify
+    clock: float = 0.0  # perf_counter when verification ended
+
+    def visited(self, i: int) -> list[int]:
+        """Nodes of tree i whose law produced an emitted token, one per token; -1 is the root."""
+        return [-1, *self.verdicts[i].nodes][: len(self.emitted[i])]

@@ -1,0 +1,155 @@
+"""The roles that methods play. A part declares what it needs; the engine honours or refuses it.
+
+Randomness is always an argument (`seq.dice`, or `dice`), so that tests can enumerate it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from collections.abc import Sequence as Many
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forerun.records import Plan, Rows, Sequence, Step, Verdict
+from forerun.tree import EMPTY, Proposal, Tree
+
+if TYPE_CHECKING:
+    from forerun.dice import Dice
+    from forerun.shaping import Laws
+
+Path = tuple[int, ...]  # tokens below the root
+Growth = Generator[list[Path], list[Proposal | None], Tree]
+
+
+class Target(ABC):
+    """The model whose law is kept. State follows tokens: caches keep the common prefix."""
+
+    vocab_size: int
+    context: int  # longest sequence, in tokens
+
+    @abstractmethod
+    def forward(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
+        """Rows for the root and every node of each tree, in one pass."""
+
+    @abstractmethod
+    def commit(self, seqs: Many[Sequence], trees: Many[Tree], verdicts: Many[Verdict]) -> None:
+        """Keeps the state of the accepted paths and drops the rest."""
+
+    def release(self, seq: Sequence) -> None:
+        """The sequence has ended; its state may be reused."""
+
+
+class Source(ABC):
+    """A next-token distribution given a path: what a drafter knows."""
+
+    @abstractmethod
+    def next(self, requests: Many[tuple[Sequence, Path]]) -> list[Proposal | None]:
+        """q after seq.tokens + path for each request; None where the source knows nothing."""
+
+
+class Grower(ABC):
+    """How a tree grows out of a source. The only code that draws, hence the only that labels.
+
+    `grow` is a generator: it yields the paths whose q it wants and is sent the proposals, so one
+    scalar text serves a whole batch. Laws that it keeps: label at the draw; stop after a doubtful
+    token, never drop it; prune or reorder POINT nodes only, or before drawing.
+    """
+
+    labels: frozenset[str]  # subset of {"point", "iid", "swor"}
+
+    @abstractmethod
+    def grow(self, plan: Plan, dice: Dice) -> Growth:
+        """Grows one tree of at most plan.nodes nodes and plan.depth levels."""
+
+
+class Drafter:
+    """Proposes a tree per sequence. The default proposes nothing: plain decoding."""
+
+    labels: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset()
+
+    def start(self, seq: Sequence) -> None:
+        """A sequence joins."""
+
+    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
+        """The tree for one sequence."""
+        return EMPTY
+
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+        """The trees of a batch; must equal `propose_one` for each."""
+        return [
+            EMPTY if plan.is_empty else self.propose_one(seq, plan, seq.dice)
+            for seq, plan in zip(seqs, plans, strict=True)
+        ]
+
+    def observe(self, step: Step) -> None:
+        """Learns from a finished step."""
+
+    def finish(self, seq: Sequence) -> None:
+        """A sequence has ended."""
+
+    def memory_report(self) -> dict[str, int]:
+        """Bytes held, by part."""
+        return {}
+
+
+class Verifier(ABC):
+    """Turns a tree and the target's laws into accepted nodes and one more token.
+
+    Lossless law: whatever the tree, the emitted tokens follow the target's processed law.
+    """
+
+    judges: frozenset[str] = frozenset({"point", "iid", "swor"})
+    needs: frozenset[str] = frozenset()
+    lossless: bool = True
+
+    def probe(self, tree: Tree) -> Tree:
+        """May append rows that are never committed."""
+        return tree
+
+    @abstractmethod
+    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+        """Walks the tree; laws[node] is the processed law [V] at a node, -1 the root."""
+
+    def check(self, seq: Sequence) -> None:
+        """Raises ConfigError if this rule cannot serve the sequence's sampling parameters."""
+
+
+class Controller(ABC):
+    """Decides how much to draft."""
+
+    @abstractmethod
+    def plan(self, seq: Sequence) -> Plan:
+        """The plan of the next step of one sequence."""
+
+    def observe(self, step: Step) -> None:
+        """Learns from a finished step."""
+
+    def finish(self, seq: Sequence) -> None:
+        """A sequence has ended."""
+
+
+class Shaper(ABC):
+    """Changes the target's law: sampling parameters, grammars, style. Applied at every tree node.
+
+    States are values: `advance` returns a new one and leaves the old one valid, because sibling
+    nodes share their parent's state.
+    """
+
+    def start(self, seq: Sequence) -> Any:
+        """State at the end of the prompt; None: this shaper leaves the sequence alone."""
+        return ()
+
+    def advance(self, state: Any, token: int) -> Any:
+        """State after one more token."""
+        return state
+
+    @abstractmethod
+    def logits(self, state: Any, logits: np.ndarray) -> np.ndarray:
+        """Shaped logits [V]; must not write into its argument."""
+
+    def allows(self, state: Any, token: int) -> bool:
+        """Whether `token` keeps a positive probability."""
+        return True

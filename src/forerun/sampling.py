@@ -1,0 +1,168 @@
+"""Sampling parameters, and the one place where logits become probabilities.
+
+Order of the chain (fixed): bias, bans and penalties, then constraints, then temperature, top-k,
+top-p, min-p. The first two act on logits with the history of their own tree path (`shaping`); this
+module does the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from forerun.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What the user asks of the sampled law; temperature 0 is greedy (ties: the lowest id).
+
+    repetition_penalty divides (multiplies, if negative) the logits of every token of the prompt and
+    of the text so far; presence and frequency penalties count generated tokens only.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0  # relative to the largest probability
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    banned_tokens: tuple[int, ...] = ()
+    min_new_tokens: int = 0
+    max_new_tokens: int = 512
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    n: int = 1
+    logprobs: int | None = None  # report the chosen token's and the top m log-probabilities
+
+    def __post_init__(self) -> None:
+        for name in ("stop", "stop_token_ids", "banned_tokens"):
+            value = getattr(self, name)
+            plain = (value,) if isinstance(value, str | int) else tuple(value or ())
+            object.__setattr__(self, name, plain)
+        for name, holds, expected in _CHECKS:
+            value = getattr(self, name)
+            if not _holds(holds, value):
+                raise ConfigError(f"{name} must be {expected}, got {value!r}")
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ConfigError(
+                f"min_new_tokens {self.min_new_tokens} exceeds max_new_tokens "
+                f"{self.max_new_tokens}; lower the one or raise the other"
+            )
+        overlap = sorted(set(self.banned_tokens) & {t for t, b in self.logit_bias.items() if b > 0})
+        if overlap:
+            raise ConfigError(f"tokens {overlap} are banned and have a positive logit_bias")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether any parameter changes logits before the temperature."""
+        return bool(
+            self.logit_bias
+            or self.banned_tokens
+            or self.min_new_tokens
+            or self.repetition_penalty != 1.0
+            or self.presence_penalty
+            or self.frequency_penalty
+        )
+
+
+_CHECKS = (
+    ("temperature", lambda v: 0 <= v < math.inf, "a finite number >= 0 (0 is greedy)"),
+    ("top_k", lambda v: v >= 0 and v == int(v), "an integer >= 0 (0 turns it off)"),
+    ("top_p", lambda v: 0 < v <= 1, "in (0, 1] (1 turns it off)"),
+    ("min_p", lambda v: 0 <= v <= 1, "in [0, 1] (0 turns it off)"),
+    ("repetition_penalty", lambda v: 0 < v < math.inf, "a finite number > 0 (1 turns it off)"),
+    ("presence_penalty", lambda v: math.isfinite(v), "a finite number"),
+    ("frequency_penalty", lambda v: math.isfinite(v), "a finite number"),
+    ("logit_bias", lambda v: all(math.isfinite(b) for b in v.values()), "token id -> finite bias"),
+    ("min_new_tokens", lambda v: v >= 0 and v == int(v), "an integer >= 0"),
+    ("max_new_tokens", lambda v: v >= 1 and v == int(v), "an integer >= 1"),
+    ("stop", lambda v: all(isinstance(s, str) and s for s in v), "non-empty strings"),
+    ("seed", lambda v: v is None or v >= 0, "an integer >= 0, or None"),
+    ("n", lambda v: v >= 1 and v == int(v), "an integer >= 1"),
+    ("logprobs", lambda v: v is None or 0 <= v <= 1000, "an integer in 0..1000, or None"),
+)
+
+
+def _holds(check: Any, value: Any) -> bool:
+    try:
+        return bool(check(value))
+    except (TypeError, ValueError, AttributeError):
+        return False
+
+
+def to_probs(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """The law that the user is promised: logits [V] -> probabilities [V], same float type.
+
+    A token whose logit is -inf has probability 0.
+    """
+    if sampling.is_greedy:
+        probs = np.zeros_like(logits)
+        probs[np.argmax(logits)] = 1
+        return probs
+    probs = softmax(logits, sampling.temperature)
+    if 0 < sampling.top_k < len(probs):
+        probs = _top_k(probs, sampling.top_k)
+    if sampling.top_p < 1.0:
+        probs = _top_p(probs, sampling.top_p)
+    if sampling.min_p > 0.0:
+        probs = np.where(probs >= sampling.min_p * probs.max(), probs, 0)
+    return probs / probs.sum()
+
+
+def softmax(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+    """exp(logits / T), normalised; [V] -> [V]."""
+    probs = np.exp((logits - logits.max()) / logits.dtype.type(temperature))
+    probs /= probs.sum()
+    return probs
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Log-probabilities of logits [V] at temperature 1, float64."""
+    shifted = logits.astype(np.float64) - logits.max()
+    return shifted - np.log(np.exp(shifted).sum())
+
+
+def _top_k(probs: np.ndarray, k: int) -> np.ndarray:
+    """Keeps the k largest; ties at the border: the lowest ids stay."""
+    border = np.partition(probs, -k)[-k]
+    kept = probs > border
+    ties = np.flatnonzero(probs == border)
+    kept[ties[: k - int(kept.sum())]] = True
+    return _renormalised(probs, kept)
+
+
+def _top_p(probs: np.ndarray, p: float) -> np.ndarray:
+    """Keeps the smallest set of largest probabilities whose sum reaches p (never empty)."""
+    order = _descending(probs, p)
+    sums = np.cumsum(probs[order], dtype=np.float64)
+    size = min(int(np.searchsorted(sums, p - 1e-9)) + 1, len(order))
+    kept = np.zeros(len(probs), dtype=bool)
+    kept[order[:size]] = True
+    return _renormalised(probs, kept)
+
+
+def _descending(probs: np.ndarray, p: float, head: int = 512) -> np.ndarray:
+    """Ids by falling probability, as many as needed to reach mass p: a full sort is rarely due."""
+    if len(probs) > 4 * head:
+        top = np.argpartition(probs, -head)[-head:]
+        if probs[top].sum(dtype=np.float64) > p and probs[top].min() > 0:
+            return top[np.lexsort((top, -probs[top]))]
+    return np.argsort(-probs, kind="stable")
+
+
+def _renormalised(probs: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    probs = np.where(kept, probs, 0)
+    return probs / probs.sum()

@@ -1,0 +1,29 @@
+"""Temperature 0: follow the argmax as far as the tree has it.
+
+The law is a unit mass, so whatever the labels, a child is accepted exactly if it is the argmax
+(ties: the lowest id). Stern et al., "Blockwise Parallel Decoding", 2018. Lossless.
+"""
+
+from __future__ import annotations
+
+from forerun.dice import Dice
+from forerun.errors import ConfigError
+from forerun.records import Sequence, Verdict
+from forerun.roles import Verifier
+from forerun.shaping import Laws
+from forerun.tree import Tree
+from forerun.verifiers.base import follow_argmax
+
+
+class Greedy(Verifier):
+    """No softmax and no random number; for greedy requests only."""
+
+    def check(self, seq: Sequence) -> None:
+        if not seq.sampling.is_greedy:
+            raise ConfigError(
+                f"verifier 'greedy' needs temperature 0, got {seq.sampling.temperature}; "
+                "use verifier 'speculative'"
+            )
+
+    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+        return follow_argmax(tree, laws)

@@ -1,0 +1,24 @@
+"""Options and fixtures that all tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--data-dir",
+        default=str(Path(__file__).parents[2] / "shared" / "data"),
+        help="folder of real prompts, traces and models; tests that need it skip without it",
+    )
+
+
+@pytest.fixture(scope="session")
+def data_dir(request: pytest.FixtureRequest) -> Path:
+    """The folder of real data, or a skip with the reason."""
+    folder = Path(request.config.getoption("--data-dir"))
+    if not folder.is_dir():
+        pytest.skip(f"no data folder at {folder}; give --data-dir")
+    return folder

@@ -1,0 +1,74 @@
+"""Losslessness as an equality: every outcome of a whole generation, with its probability."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+
+import numpy as np
+
+from fakes import FakeTarget, exact_law, run_all, sequence
+from forerun.controllers.fixed import Fixed
+from forerun.dice import Dice, EnumeratedDice
+from forerun.engine.loop import Engine
+from forerun.records import Plan
+from forerun.roles import Controller, Drafter, Shaper, Verifier
+from forerun.sampling import Sampling
+
+PROMPT = (0, 1)
+
+
+class Given(Controller):
+    """Always the given plan, cut to what is left of the sequence."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.given = plan
+
+    def plan(self, seq):
+        return Plan(self.given.nodes, min(self.given.depth, seq.num_left - 1), self.given.stop)
+
+
+def distance(
+    target_law: Callable[[Many[int]], np.ndarray],
+    make_drafter: Callable[[], Drafter],
+    verifier: Verifier,
+    *,
+    plan: Plan | None = None,
+    sampling: Sampling | None = None,
+    shapers: Callable[[], Many[Shaper]] = tuple,
+    lengths: Many[int] = (3,),
+    max_seqs: int = 2,
+) -> float:
+    """Largest |P(text) - its exact value| over all texts of sequences of the given lengths.
+
+    Sequences share the drafter and the batch; unequal lengths make the batch ragged. Independence
+    of the sequences is part of the law.
+    """
+    sampling = sampling or Sampling()
+
+    def program(dice: Dice) -> tuple[tuple[int, ...], ...]:
+        controller = Given(plan) if plan else Fixed(nodes=2, depth=2)
+        engine = Engine(
+            FakeTarget(target_law),
+            make_drafter(),
+            verifier,
+            controller,
+            shapers=shapers(),
+            max_seqs=max_seqs,
+        )
+        seqs = [sequence(PROMPT, n, dice, sampling, index=i) for i, n in enumerate(lengths)]
+        return run_all(engine, seqs)
+
+    found: dict[tuple[tuple[int, ...], ...], float] = defaultdict(float)
+    for texts, probability in EnumeratedDice().outcomes(program):
+        found[texts] += probability
+    laws = [exact_law(target_law, PROMPT, n, sampling, shapers()) for n in lengths]
+    return max(abs(found.get(texts, 0.0) - p) for texts, p in _joint(laws).items())
+
+
+def _joint(laws: list[dict[tuple[int, ...], float]]) -> dict[tuple[tuple[int, ...], ...], float]:
+    joint: dict[tuple[tuple[int, ...], ...], float] = {(): 1.0}
+    for law in laws:
+        joint = {(*texts, t): p * pt for texts, p in joint.items() for t, pt in law.items()}
+    return joint

@@ -123,3 +123,20 @@ def run_all(engine: Engine, seqs: Many[Sequence]) -> tuple[tuple[int, ...], ...]
         engine.submit(seq)
     engine.run()
     return tuple(tuple(seq.generated) for seq in seqs)
+
+
+class FakeRunner:
+    """What `draft_model` asks of a model runner, from a law over tokens."""
+
+    def __init__(self, law: Callable[[Many[int]], np.ndarray]) -> None:
+        self.law, self.context = law, 10_000
+
+    def rows_at(self, requests: Many[tuple[Sequence, Path]]) -> torch.Tensor:
+        laws = [self.law([*seq.tokens, *path]) for seq, path in requests]
+        return torch.from_numpy(np.log(np.stack(laws)))
+
+    def release(self, seq: Sequence) -> None:
+        """Nothing is kept."""
+
+    def memory_report(self) -> dict[str, int]:
+        return {}

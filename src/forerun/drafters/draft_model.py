@@ -72,7 +72,8 @@ class ModelSource(Source):
         self.runner, self.is_tree = runner, is_tree
 
     def next(self, requests: Many[tuple[Sequence, Path]]) -> list[Proposal | None]:
-        logits = self.runner.rows_at(requests).float().cpu().numpy()
+        logits = self.runner.rows_at(requests)
+        logits = (logits.float() if logits.element_size() < 4 else logits).cpu().numpy()
         return [self._law(seq, row) for (seq, _), row in zip(requests, logits, strict=True)]
 
     def _law(self, seq: Sequence, logits: np.ndarray) -> Proposal:

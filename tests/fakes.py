@@ -87,9 +87,15 @@ class NoRepeats(Shaper):
 def sequence(
     prompt: Many[int], length: int, dice: Dice, sampling: Sampling | None = None, index: int = 0
 ) -> Sequence:
-    """A sequence that ends after `length` generated tokens."""
+    """A sequence that ends after `length` generated tokens; all of them are one group."""
     return Sequence(
-        list(prompt), len(prompt), sampling or Sampling(), dice, limit=length, index=index
+        list(prompt),
+        len(prompt),
+        sampling or Sampling(),
+        dice,
+        limit=length,
+        group="one prompt",
+        index=index,
     )
 
 

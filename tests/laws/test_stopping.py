@@ -1,0 +1,184 @@
+"""Where a sequence ends is part of its law: end tokens, minimum length, stop strings, length.
+
+All with drafting on, enumerated; ends in the middle of an accepted draft are among the outcomes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from fakes import FakeTarget, TableSource, run_all, sequence, table_law
+
+from forerun import registry
+from forerun.controllers.fixed import Fixed
+from forerun.dice import Dice, EnumeratedDice
+from forerun.drafters.base import Grown
+from forerun.engine.loop import Engine
+from forerun.engine.stats import Recorder
+from forerun.engine.stops import Stops
+from forerun.growers.chain import Chain
+from forerun.growers.gumbel import Gumbel
+from forerun.records import Step
+from forerun.sampling import Sampling, to_probs
+from forerun.shaping import Adjust
+from forerun.template import grid
+
+TARGET, DRAFT = table_law(1), table_law(2)
+EOS, LENGTH = 2, 3
+
+
+class Letters:
+    """A detokenizer: token 0 is a, 1 is b, 2 is c."""
+
+    def push(self, token: int) -> str:
+        return "abc"[token]
+
+
+def expected(sampling: Sampling) -> dict[tuple[tuple[int, ...], str], float]:
+    """The law of (tokens, reason) by recursion over plain decoding."""
+    found: dict[tuple[tuple[int, ...], str], float] = defaultdict(float)
+    adjust = Adjust((EOS,))
+
+    def extend(tokens: list[int], prob: float) -> None:
+        start = sequence([0, 1], LENGTH, None, sampling)
+        state = adjust.start(start)
+        logits = np.log(TARGET([0, 1, *tokens]))
+        if state is not None:
+            for token in tokens:
+                state = adjust.advance(state, token)
+            logits = adjust.logits(state, logits)
+        for token, p in enumerate(to_probs(logits, sampling)):
+            text = [*tokens, token]
+            if p == 0:
+                continue
+            if (token == EOS and not sampling.ignore_eos) or token in sampling.stop_token_ids:
+                found[tuple(text), "stop"] += prob * p
+            elif (cut := stop_string(text)) is not None:
+                found[tuple(text[:cut]), "stop"] += prob * p
+            elif len(text) == LENGTH:
+                found[tuple(text), "length"] += prob * p
+            else:
+                extend(text, prob * p)
+
+    def stop_string(text: list[int]) -> int | None:
+        letters = "".join("abc"[t] for t in text)
+        at = [letters.find(s) for s in sampling.stop if s in letters]
+        return min(at) if at and len(text) >= sampling.min_new_tokens else None
+
+    extend([], 1.0)
+    return found
+
+
+GROWERS: dict[str, Callable] = {"chain": Chain, "tree": lambda: Gumbel(template=grid(2, 1))}
+REQUESTS = {
+    "end token": Sampling(),
+    "end token ignored": Sampling(ignore_eos=True),
+    "minimum length": Sampling(min_new_tokens=2),
+    "minimum length and penalty": Sampling(min_new_tokens=2, repetition_penalty=1.5),
+    "stop token": Sampling(stop_token_ids=(1,)),
+    "minimum length, stop token": Sampling(stop_token_ids=(1,), min_new_tokens=3),
+    "stop string": Sampling(stop=("ba",), ignore_eos=True),
+    "greedy": Sampling(temperature=0, stop_token_ids=(1,)),
+}
+
+
+@pytest.mark.parametrize("grower", GROWERS)
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_the_law_of_where_it_ends(request_: str, grower: str) -> None:
+    sampling = REQUESTS[request_]
+
+    def program(dice: Dice) -> tuple[tuple[int, ...], str]:
+        engine = Engine(
+            FakeTarget(TARGET),
+            Grown(TableSource(DRAFT), GROWERS[grower]()),
+            registry.make("verifier", "recursive"),
+            Fixed(nodes=4, depth=2),
+            stops=Stops((EOS,), Letters),
+            shapers=(Adjust((EOS,)),),
+        )
+        seq = sequence([0, 1], LENGTH, dice, sampling)
+        (tokens,) = run_all(engine, [seq])
+        return tokens, seq.finish
+
+    found: dict = defaultdict(float)
+    for outcome, probability in EnumeratedDice().outcomes(program):
+        found[outcome] += probability
+    law = expected(sampling)
+    assert sum(law.values()) == pytest.approx(1.0)
+    assert set(found) == set(law)
+    assert max(abs(found[k] - p) for k, p in law.items()) <= 1e-12
+
+
+def test_logprobs_are_the_targets_own_whatever_is_drafted() -> None:
+    """Equal to -log of the unshaped law at each position, with penalties, truncation, drafts on."""
+    from forerun.dice import SeededDice
+    from forerun.engine.api import record_logprobs
+
+    sampling = Sampling(temperature=0.5, top_k=2, frequency_penalty=0.7, logprobs=2)
+    accepted = Recorder()
+    engine = Engine(
+        FakeTarget(TARGET),
+        Grown(TableSource(DRAFT), Gumbel(template=grid(2, 1))),
+        registry.make("verifier", "recursive"),
+        Fixed(nodes=4, depth=2),
+        shapers=(Adjust(),),
+        listeners=[record_logprobs, accepted],
+    )
+    seq = sequence([0, 1], 50, SeededDice(3), sampling)
+    run_all(engine, [seq])
+    assert accepted.of(seq).accepted > 5
+    assert len(seq.logprobs) == 50
+    for at, (token, reported) in enumerate(zip(seq.generated, seq.logprobs, strict=True)):
+        law = np.log(TARGET(seq.tokens[: 2 + at]))
+        assert list(reported)[0] == token
+        assert set(np.argsort(-law)[:2]) <= set(reported)
+        assert all(abs(reported[t] - law[t]) < 1e-12 for t in reported)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_a_seed_means_the_same_samples_whatever_shares_the_batch(batch: int) -> None:
+    from forerun.dice import SeededDice
+
+    def generate(indices: list[int], batch: int) -> dict[int, tuple[int, ...]]:
+        engine = Engine(
+            FakeTarget(TARGET),
+            Grown(TableSource(DRAFT), Gumbel(template=grid(2, 1))),
+            registry.make("verifier", "speculative"),
+            Fixed(nodes=4, depth=2),
+            max_seqs=batch,
+        )
+        seqs = [sequence([0, 1], 20 + 3 * i, SeededDice(5, i), index=i) for i in indices]
+        return dict(zip(indices, run_all(engine, seqs), strict=True))
+
+    alone = {i: generate([i], 1)[i] for i in range(4)}
+    assert generate([0, 1, 2, 3], batch) == alone
+
+
+def test_listeners_see_each_position_once() -> None:
+    """Every emitted token comes with the law that produced it, in order, exactly once."""
+    from forerun.dice import SeededDice
+
+    seen: list[tuple[int, np.ndarray]] = []
+
+    def listen(step: Step) -> None:
+        nodes = step.visited(0)
+        seen.extend(
+            (token, step.laws[0][node]) for node, token in zip(nodes, step.emitted[0], strict=True)
+        )
+
+    engine = Engine(
+        FakeTarget(TARGET),
+        Grown(TableSource(DRAFT), Gumbel(template=grid(2, 1))),
+        registry.make("verifier", "recursive"),
+        Fixed(nodes=4, depth=2),
+        stops=Stops((EOS,)),
+        listeners=[listen],
+    )
+    seq = sequence([0, 1], 40, SeededDice(6), Sampling(stop_token_ids=(), ignore_eos=False))
+    run_all(engine, [seq])
+    assert [token for token, _ in seen] == seq.generated
+    for at, (_, law) in enumerate(seen):
+        assert np.allclose(law, TARGET(seq.tokens[: 2 + at]), atol=1e-12)

@@ -1,0 +1,113 @@
+"""Names become classes, text becomes options, and near misses are named."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun import registry
+from forerun.errors import ConfigError, UnknownName
+from forerun.growers.iid import Iid
+from forerun.roles import Controller, Drafter, Grower, Verifier
+
+ROLES = {
+    "drafter": Drafter,
+    "grower": Grower,
+    "verifier": Verifier,
+    "controller": Controller,
+}
+
+
+@pytest.mark.parametrize("kind", ROLES)
+def test_every_registered_name_is_one_class_of_its_role(kind):
+    for name in registry.names(kind):
+        cls = registry.get(kind, name)
+        assert issubclass(cls, ROLES[kind])
+        assert cls.__module__.rpartition(".")[2] == name
+
+
+def test_base_modules_are_no_methods():
+    assert "base" not in registry.names("drafter")
+    with pytest.raises(UnknownName):
+        registry.get("verifier", "base")
+
+
+def test_a_near_miss_names_the_nearest_and_the_listing():
+    with pytest.raises(UnknownName) as caught:
+        registry.get("verifier", "recursiv")
+    assert "unknown verifier 'recursiv'" in str(caught.value)
+    assert "did you mean 'recursive'" in str(caught.value)
+    assert "`forerun methods` lists all" in str(caught.value)
+
+
+def test_a_far_miss_lists_what_is_known():
+    with pytest.raises(UnknownName, match=r"known: \[.*'chain'.*\]"):
+        registry.get("grower", "xyzzy")
+
+
+def test_an_unknown_option_names_the_nearest_and_the_command():
+    with pytest.raises(UnknownName) as caught:
+        registry.make("grower", "iid:widht=3")
+    assert "did you mean 'width'" in str(caught.value)
+    assert "`forerun methods iid`" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "options"),
+    [
+        ("stand", "stand", {}),
+        ("stand:context=4,entries=10", "stand", {"context": 4, "entries": 10}),
+        (" stand : context = 4 ", "stand", {"context": 4}),
+        ("draft-model:max-seqs=2", "draft_model", {"max_seqs": 2}),
+        ("stand:orders=4+3+2", "stand", {"orders": (4, 3, 2)}),
+        ("fuse:parts=prompt_lookup+stand", "fuse", {"parts": ("prompt_lookup", "stand")}),
+        ("x:a=true,b=False,c=none", "x", {"a": True, "b": False, "c": None}),
+        ("x:a=0.5,b=-3,c=1e-3", "x", {"a": 0.5, "b": -3, "c": 1e-3}),
+        ("x:path=models/small=old", "x", {"path": "models/small=old"}),
+        ("x:a=1,,b=2,", "x", {"a": 1, "b": 2}),
+    ],
+)
+def test_text_becomes_typed_options(spec, name, options):
+    found_name, found = registry.parse(spec)
+    assert (found_name, found) == (name, options)
+    assert [type(v) for v in found.values()] == [type(v) for v in options.values()]
+
+
+@pytest.mark.parametrize("text", ["1e+5", "2.5e+3", "+5"])
+def test_a_number_written_with_plus_is_a_number(text):
+    assert registry.parse(f"x:a={text}")[1] == {"a": float(text)}
+
+
+def test_an_option_without_a_value_is_refused():
+    with pytest.raises(ConfigError, match="'context' of 'stand' has no value; write context=VALUE"):
+        registry.parse("stand:context")
+
+
+def test_make_passes_options_and_lets_extra_ones_win():
+    assert isinstance(registry.make("grower", "iid"), Iid)
+    assert registry.make("grower", "iid:width=3").width == 3
+    assert registry.make("grower", "iid:width=3", width=5).width == 5
+    assert registry.make("grower", "iid", tokenizer=None).width == 2  # not an option of iid
+
+
+def test_options_are_the_keyword_arguments():
+    assert list(registry.options(Iid)) == ["width"]
+    assert registry.options(Iid)["width"].default == 2
+
+
+class FakeEntry:
+    """An entry point of a third-party package."""
+
+    name = "elsewhere"
+
+    def load(self):
+        return Iid
+
+
+def test_third_party_entry_points_join(monkeypatch):
+    def entry_points(group, name="elsewhere"):
+        return [FakeEntry()] if (group, name) == ("forerun.growers", "elsewhere") else []
+
+    monkeypatch.setattr(registry, "entry_points", entry_points)
+    assert "elsewhere" in registry.names("grower")
+    assert "elsewhere" not in registry.names("drafter")
+    assert registry.make("grower", "elsewhere:width=4").width == 4

@@ -1,0 +1,151 @@
+"""Who runs, and what the engine does with sequences that are cancelled."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes import FakeTarget, TableSource, run_all, sequence, table_law
+from forerun.controllers.fixed import Fixed
+from forerun.dice import SeededDice
+from forerun.drafters.base import Grown
+from forerun.drafters.fuse import Fuse
+from forerun.drafters.none import Plain
+from forerun.engine.loop import Engine
+from forerun.engine.scheduler import Scheduler
+from forerun.errors import ConfigError
+from forerun.growers.chain import Chain
+from forerun.growers.iid import Iid
+from forerun.roles import Drafter
+from forerun.sampling import Sampling
+from forerun.verifiers.greedy import Greedy
+from forerun.verifiers.recursive import Recursive
+
+
+class Diary(Plain):
+    """Writes down who came and who went."""
+
+    def __init__(self) -> None:
+        self.started: list[int] = []
+        self.finished: list[int] = []
+
+    def start(self, seq):
+        self.started.append(seq.index)
+
+    def finish(self, seq):
+        self.finished.append(seq.index)
+
+
+def engine_of(drafter: Drafter | None = None, max_seqs: int = 1, **options) -> Engine:
+    return Engine(
+        FakeTarget(table_law(1)), drafter or Plain(), Recursive(), Fixed(), max_seqs=max_seqs, **options
+    )
+
+
+def chain_drafter() -> Drafter:
+    return Grown(TableSource(table_law(2)), Chain())
+
+
+def seqs_of(count: int, length: int = 5):
+    return [sequence([0], length, SeededDice(9, k), index=k) for k in range(count)]
+
+
+@given(st.integers(1, 4), st.lists(st.integers(1, 5), max_size=8))
+def test_first_come_first_served_and_never_too_many(max_seqs, lengths):
+    scheduler, order = Scheduler(max_seqs), []
+    waiting = [sequence([0], n, SeededDice(0), index=k) for k, n in enumerate(lengths)]
+    for seq in waiting:
+        scheduler.add(seq)
+    gone = []
+    while not scheduler.is_idle:
+        running = scheduler.admit(lambda seq: order.append(seq.index))
+        assert 0 < len(running) <= max_seqs
+        for seq in running:
+            seq.tokens.append(0)
+            seq.finish = "length" if seq.num_left == 0 else None
+        gone += scheduler.retire()
+    assert order == list(range(len(lengths)))
+    assert sorted(seq.index for seq in gone) == order
+
+
+def test_parts_hear_of_every_sequence_once():
+    diary = Diary()
+    run_all(engine_of(diary, max_seqs=2), seqs_of(5))
+    assert diary.started == [0, 1, 2, 3, 4]
+    assert sorted(diary.finished) == [0, 1, 2, 3, 4]
+
+
+def test_a_seed_means_the_same_text_whatever_shares_the_batch():
+    alone = [run_all(engine_of(chain_drafter()), [seq])[0] for seq in seqs_of(4)]
+    together = run_all(engine_of(chain_drafter(), max_seqs=3), seqs_of(4))
+    assert list(together) == alone
+
+
+def test_a_cancelled_waiting_sequence_never_starts():
+    diary, seqs = Diary(), seqs_of(2)
+    engine = engine_of(diary)
+    for seq in seqs:
+        engine.submit(seq)
+    engine.cancel(seqs[1])
+    engine.run()
+    assert diary.started == [0]
+    assert (seqs[1].finish, seqs[1].generated) == ("cancelled", [])
+
+
+def test_a_cancelled_running_sequence_gets_no_more_tokens():
+    (seq,), engine = seqs_of(1), engine_of()
+    engine.submit(seq)
+    engine.step()
+    before = list(seq.tokens)
+    engine.cancel(seq)
+    engine.run()
+    assert seq.finish == "cancelled"
+    assert seq.tokens == before
+
+
+def test_a_queue_of_cancelled_sequences_drains():
+    (seq,) = seqs_of(1)
+    engine = engine_of(Fuse(parts=(chain_drafter(), chain_drafter())))
+    engine.submit(seq)
+    engine.cancel(seq)
+    engine.run()
+    assert engine.scheduler.is_idle
+
+
+def test_cancelling_does_not_rename_a_finish():
+    (seq,), engine = seqs_of(1, length=1), engine_of()
+    run_all(engine, [seq])
+    engine.cancel(seq)
+    assert seq.finish == "length"
+
+
+def test_a_pair_that_cannot_work_is_refused_when_built():
+    class OnlyPoints(Recursive):
+        judges = frozenset({"point"})
+
+    drafter = Grown(TableSource(table_law(2)), Iid())
+    with pytest.raises(ConfigError, match="judges point drafts, but drafter .* makes iid drafts"):
+        Engine(FakeTarget(table_law(1)), drafter, OnlyPoints(), Fixed())
+
+
+def test_a_request_that_the_verifier_cannot_serve_is_refused_at_the_door():
+    engine = Engine(FakeTarget(table_law(1)), Plain(), Greedy(), Fixed())
+    with pytest.raises(ConfigError, match="'greedy' needs temperature 0"):
+        engine.submit(sequence([0], 3, SeededDice(0), Sampling(temperature=0.5)))
+    assert engine.scheduler.is_idle
+
+
+def test_needs_are_the_union_of_what_the_parts_declare():
+    class Judge(Recursive):
+        needs = frozenset({"hidden"})
+
+    seen = []
+
+    class Asked(FakeTarget):
+        def forward(self, seqs, trees, needs):
+            seen.append(needs)
+            return super().forward(seqs, trees, needs)
+
+    run_all(Engine(Asked(table_law(1)), Plain(), Judge(), Fixed()), seqs_of(1, length=2))
+    assert seen == [frozenset({"hidden"})] * 2

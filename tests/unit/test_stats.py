@@ -1,0 +1,156 @@
+"""The fixed definitions, on runs made by hand."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fakes import FakeTarget, run_all, sequence
+from forerun.controllers.fixed import Fixed
+from forerun.dice import SeededDice
+from forerun.drafters.none import Plain
+from forerun.engine.loop import Engine
+from forerun.engine.stats import Recorder, Stats
+from forerun.engine.stops import Stops
+from forerun.records import Plan, Step, Verdict
+from forerun.roles import Drafter
+from forerun.sampling import Sampling
+from forerun.tree import EMPTY, Tree, TreeBuilder, chain
+from forerun.verifiers.greedy import Greedy
+
+
+def step(seq, tree: Tree, nodes: list[int], emitted: int, **times: float) -> Step:
+    """One step of one sequence; `emitted` counts the tokens that were kept."""
+    verdict = Verdict(nodes, 0)
+    kept = verdict.tokens(tree)[:emitted]
+    return Step([seq], [Plan()], [tree], [None], [verdict], [kept], times)  # type: ignore[list-item]
+
+
+def fork() -> Tree:
+    """Root -> 1 -> 2, and root -> 3."""
+    builder = TreeBuilder()
+    builder.add(2, builder.add(1))
+    builder.add(3)
+    return builder.build()
+
+
+def recorded(*steps: Step) -> Stats:
+    recorder = Recorder()
+    for one in steps:
+        recorder(one)
+    return recorder.of(steps[0].seqs[0])
+
+
+@pytest.fixture
+def seq():
+    return sequence([0], 100, SeededDice(0))
+
+
+def test_a_hand_made_run(seq):
+    """Prefill, a chain kept whole, a chain broken off after two, a fork refused at the root."""
+    stats = recorded(
+        step(seq, EMPTY, [], 1),
+        step(seq, chain([1, 2, 3]), [0, 1, 2], 4),
+        step(seq, chain([1, 2, 3, 4]), [0, 1], 3),
+        step(seq, fork(), [], 1),
+    )
+    assert (stats.passes, stats.drafted, stats.accepted, stats.generated) == (4, 10, 5, 9)
+    assert stats.examined == 5 + 2  # two walks ended in a rejection
+    assert stats.tau == 9 / 4
+    assert stats.acceptance_rate == 5 / 10
+    assert stats.examined_rate == 5 / 7
+    assert stats.per_position == [2 / 4, 2 / 4, 1 / 4]
+
+
+def test_plain_decoding_has_tau_one(seq):
+    stats = recorded(*(step(seq, EMPTY, [], 1) for _ in range(3)))
+    assert (stats.tau, stats.acceptance_rate, stats.per_position) == (1.0, 0.0, [])
+
+
+def test_tokens_cut_off_behind_the_end_are_not_counted(seq):
+    stats = recorded(step(seq, chain([1, 2, 3]), [0, 1, 2], 2))
+    assert (stats.drafted, stats.accepted, stats.generated) == (3, 2, 2)
+    assert stats.per_position == [1, 1]
+
+
+def test_a_rejection_behind_the_end_is_not_examined(seq):
+    stats = recorded(step(seq, chain([1, 2, 3]), [0, 1], 1))
+    assert stats.accepted == 1
+    assert stats.examined == 1
+
+
+def test_no_pass_no_rates():
+    stats = Stats()
+    assert (stats.tau, stats.acceptance_rate, stats.examined_rate) == (0, 0, 0)
+    assert (stats.tokens_per_second, stats.per_position) == (0, [])
+
+
+def test_a_batch_shares_the_time_of_its_pass():
+    seqs = [sequence([0], 9, SeededDice(k)) for k in range(2)]
+    recorder, verdict = Recorder(), Verdict([], 0)
+    recorder(
+        Step(
+            seqs,
+            [Plan()] * 2,
+            [EMPTY] * 2,
+            [None] * 2,  # type: ignore[list-item]
+            [verdict] * 2,
+            [[0], [0]],
+            {"draft": 1.0, "forward": 2.0},
+        )
+    )
+    for seq in seqs:
+        assert recorder.of(seq).seconds["draft"] == 0.5
+        assert recorder.of(seq).seconds["forward"] == 1.0
+
+
+def test_statistics_add_up(seq):
+    first = recorded(step(seq, chain([1, 2]), [0, 1], 3, draft=1.0, forward=2.0))
+    second = recorded(step(seq, chain([1, 2]), [0], 2, draft=0.5, forward=1.5))
+    total = Stats().add(first).add(second)
+    assert (total.passes, total.generated, total.accepted) == (2, 5, 3)
+    assert total.per_position == [1.0, 0.5]
+    assert total.seconds["draft"] == 1.5
+    assert total.tokens_per_second == pytest.approx(5 / sum(total.seconds.values()))
+
+
+def test_to_dict_is_plain_json(seq):
+    stats = recorded(step(seq, chain([1, 2, 3]), [0], 2, draft=0.25))
+    again = json.loads(json.dumps(stats.to_dict()))
+    assert again["tau"] == 2.0
+    assert again["per_position"] == [1.0]
+    assert again["seconds"]["draft"] == 0.25
+
+
+class Guess(Drafter):
+    """Drafts the same chain at every step."""
+
+    def propose_one(self, seq, plan, dice):
+        return chain([1, 2, 0, 0][: min(plan.nodes, plan.depth)])
+
+
+def cycle(tokens) -> np.ndarray:
+    """0 -> 1 -> 2 -> 0, nearly certain."""
+    return np.where(np.arange(3) == (tokens[-1] + 1) % 3, 0.98, 0.01)
+
+
+@pytest.mark.parametrize(("drafter", "tau"), [(Plain(), 1.0), (Guess(), 3.0)])
+def test_the_engine_counts_what_it_did(drafter, tau):
+    """From 0 the greedy text is 1 2 0 1 2 0 ...; the draft 1 2 0 0 is right for three of four."""
+    recorder = Recorder()
+    engine = Engine(
+        FakeTarget(cycle),
+        drafter,
+        Greedy(),
+        Fixed(nodes=4, depth=2),
+        stops=Stops(),
+        listeners=[recorder],
+    )
+    seq = sequence([0], 6, SeededDice(0), Sampling(temperature=0))
+    assert run_all(engine, [seq]) == ((1, 2, 0, 1, 2, 0),)
+    stats = recorder.of(seq)
+    assert stats.generated == 6
+    assert stats.tau == tau
+    assert set(stats.seconds) == {"draft", "forward", "verify", "other"}

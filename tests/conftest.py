@@ -22,3 +22,11 @@ def data_dir(request: pytest.FixtureRequest) -> Path:
     if not folder.is_dir():
         pytest.skip(f"no data folder at {folder}; give --data-dir")
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random llama checkpoint with its tokenizer, made once."""
+    from tiny import make_tiny
+
+    return make_tiny(tmp_path_factory.mktemp("tiny"))

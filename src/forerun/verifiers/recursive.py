@@ -10,36 +10,16 @@ Miao et al., "SpecInfer", 2023; Jeon et al., "Recursive Speculative Decoding", 2
 
 from __future__ import annotations
 
-import numpy as np
-
 from forerun.dice import Dice
-from forerun.roles import Verifier
 from forerun.records import Verdict
+from forerun.roles import Verifier
 from forerun.shaping import Laws
 from forerun.tree import Tree
+from forerun.verifiers.base import reject_recursively
 
 
 class Recursive(Verifier):
     """Dense, in float64, O(V) for every child tried."""
 
     def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
-        node, kept = -1, []
-        while True:
-            p = laws[node].astype(np.float64)
-            for child in tree.children(node):
-                q, x = tree.proposal(child, len(p)), tree.tokens[child]
-                assert q[x] > 0, "a drawn token has q = 0: the drafter is wrong"
-                if dice.coin(min(1.0, p[x] / q[x])):
-                    node = child
-                    kept.append(child)
-                    break
-                p = residual(p, q)
-            else:
-                return Verdict(kept, dice.choice(p))
-
-
-def residual(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """norm[(p - q)+]; p itself where p = q up to rounding, as a rejection then had no chance."""
-    left = np.maximum(p - q, 0.0)
-    mass = left.sum()
-    return left / mass if mass > 1e-12 else p
+        return reject_recursively(tree, laws, dice)

@@ -1,0 +1,91 @@
+"""Prompt lookup: the last tokens came before, so propose what followed them then.
+
+Apoorv Saxena, "Prompt Lookup Decoding", 2023. The last `ngram` tokens of prompt and output are
+looked for earlier in the same text, then the last `ngram` - 1 and so on; what followed the place
+that is found becomes a chain. No model, no memory beyond the text itself.
+
+Law: POINT nodes, so the output is exact under every rule for deterministic drafts. Needs: nothing.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+from forerun.dice import Dice
+from forerun.errors import ConfigError
+from forerun.records import Plan, Sequence
+from forerun.roles import Drafter
+from forerun.tree import EMPTY, Tree, chain
+
+
+class PromptLookup(Drafter):
+    """Copies up to `tokens` tokens that followed an earlier occurrence of the last `ngram` ones.
+
+    match: the "last" occurrence or the "first". allow_short: also use an occurrence that fewer than
+    `tokens` tokens follow; the original refuses it, and so never copies from the latest text.
+    """
+
+    labels = frozenset({"point"})
+
+    def __init__(
+        self, *, ngram: int = 3, tokens: int = 10, match: str = "last", allow_short: bool = True
+    ) -> None:
+        if ngram < 1 or tokens < 1:
+            raise ConfigError(f"ngram and tokens must be at least 1, got {ngram} and {tokens}")
+        if match not in ("last", "first"):
+            raise ConfigError(f"match must be 'last' or 'first', got {match!r}")
+        self.ngram, self.tokens, self.match = ngram, tokens, match
+        self.follow = 1 if allow_short else tokens  # tokens that must follow an occurrence
+        self._indexes: WeakKeyDictionary[Sequence, Index] = WeakKeyDictionary()
+
+    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
+        index = self._indexes.get(seq)
+        if index is None or not index.fits(seq.tokens):
+            index = self._indexes[seq] = Index(self.ngram, self.follow, self.match == "last")
+        index.extend(seq.tokens)
+        start = index.find(seq.tokens)
+        if start is None:
+            return EMPTY
+        return chain(seq.tokens[start : start + min(self.tokens, plan.nodes, plan.depth)])
+
+    def finish(self, seq: Sequence) -> None:
+        self._indexes.pop(seq, None)
+
+    def memory_report(self) -> dict[str, int]:
+        entries = sum(len(index.ends) for index in self._indexes.values())
+        return {"prompt lookup index": entries * (120 + 8 * self.ngram)}  # a tuple, a dict slot
+
+
+class Index:
+    """Where each n-gram of a growing text ended; constant work per new token."""
+
+    TAIL = 16  # tokens compared to notice that the text was changed rather than extended
+
+    def __init__(self, ngram: int, follow: int, keeps_last: bool) -> None:
+        self.ngram, self.follow, self.keeps_last = ngram, follow, keeps_last
+        self.ends: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token after it
+        self.length = 0  # tokens indexed, not counting those that too few tokens follow yet
+        self.tail: list[int] = []  # the last of them
+
+    def fits(self, tokens: list[int]) -> bool:
+        """Whether `tokens` continues the text that was indexed."""
+        start = self.length - len(self.tail)
+        return tokens[start : self.length] == self.tail
+
+    def extend(self, tokens: list[int]) -> None:
+        """Adds the n-grams that end `follow` tokens or more before the end of the text."""
+        for end in range(self.length + 1, len(tokens) - self.follow + 1):
+            for n in range(1, min(self.ngram, end) + 1):
+                key = tuple(tokens[end - n : end])
+                if self.keeps_last or key not in self.ends:
+                    self.ends[key] = end
+            self.length = end
+        self.tail = tokens[max(0, self.length - self.TAIL) : self.length]
+
+    def find(self, tokens: list[int]) -> int | None:
+        """Index of what followed the longest n-gram that ends the text and came before."""
+        for n in range(min(self.ngram, len(tokens)), 0, -1):
+            end = self.ends.get(tuple(tokens[-n:]))
+            if end is not None:
+                return end
+        return None

@@ -1,0 +1,283 @@
+"""Runs our decoder as a `Target`: slots brought up to date, then one packed pass over all rows.
+
+The rows of a sequence in a pass are its pending tokens (committed, not yet computed) and its tree
+nodes; logits are computed for the last pending token, which is the root, and for the nodes.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forerun.engine.attention import Pass, Span
+from forerun.engine.cache import Cache, Slot, Slots
+from forerun.errors import CapacityError
+from forerun.records import Rows, Sequence, Verdict
+from forerun.roles import Path, Target
+from forerun.tree import Tree
+
+if TYPE_CHECKING:
+    from forerun.models.transformer import Transformer
+
+CHUNK = 512  # most rows of one prefill pass
+SMALL = 8  # pending tokens that are not worth a pass of their own
+SCRATCH = 1024  # cells beyond the context, for tree nodes
+LOGITS: frozenset[str] = frozenset({"logits"})
+NOTHING: frozenset[str] = frozenset()
+NO_DEPTHS, NO_ANCESTORS = np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=bool)
+
+
+@dataclass
+class Work:
+    """Rows of one sequence in a pass: pending tokens, then new scratch nodes.
+
+    depths [m] and ancestors [m, m] cover all m scratch nodes of the slot, the new ones last.
+    """
+
+    slot: Slot
+    pending: list[int]
+    nodes: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    depths: np.ndarray = field(default_factory=lambda: NO_DEPTHS)
+    ancestors: np.ndarray = field(default_factory=lambda: NO_ANCESTORS)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.pending) + len(self.nodes)
+
+    @property
+    def first(self) -> int:
+        """The first row whose logits are wanted: the root, or the first node."""
+        return max(len(self.pending) - 1, 0)
+
+    @cached_property
+    def span(self) -> Span:
+        """Cells, positions and visibility of the rows."""
+        base, total = len(self.slot.tokens) + len(self.pending), len(self.depths)
+        num, new = len(self.pending), len(self.nodes)
+        start = base + total - num - new
+        if not total:
+            return Span(self.slot.index, start, np.arange(start, base), None)
+        places = np.arange(base + total)  # position of every cell
+        places[base:] = base - 1 + self.depths
+        sees = np.ones((num + new, base + total), dtype=bool)
+        if num:
+            sees[:num] = np.arange(base + total) <= np.arange(start, base)[:, None]
+        sees[num:, base:] = self.ancestors[total - new :]
+        return Span(self.slot.index, start, places[start:], sees, places)
+
+    def keep(self) -> None:
+        """The rows have been computed: pending tokens are committed, new nodes are scratch."""
+        slot = self.slot
+        if self.pending:
+            slot.tokens += self.pending
+            slot.clear_scratch()
+        slot.nodes = slot.nodes + self.nodes
+        slot.parents = slot.parents + self.parents
+
+
+class Runner(Target):
+    """Everything about rows, slots and paths that does not depend on how a pass is computed."""
+
+    cache: Slots
+    num_rows = 0  # computed so far, prefill included
+
+    @abstractmethod
+    def run(self, works: list[Work], needs: frozenset[str]) -> tuple[Tensor, Tensor]:
+        """Hidden rows [n, d] and logits [n, V] of the wanted rows of all works, in their order.
+
+        What `needs` does not name may be empty. Calls `Work.keep` on each once it is computed.
+        """
+
+    @torch.inference_mode()
+    def forward(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
+        """Rows of the root and of every node. `needs` may name "hidden".
+
+        Raises CapacityError when a sequence with its tree exceeds the context, or memory runs out.
+        """
+        works = [self._tree_work(*pair, len(seqs)) for pair in zip(seqs, trees, strict=True)]
+        hidden, logits = self.run(works, needs | LOGITS)
+        counts = [1 + len(tree) for tree in trees]
+        rows = logits.split(counts)
+        if "hidden" not in needs:
+            return [Rows(row) for row in rows]
+        return [Rows(*pair) for pair in zip(rows, hidden.split(counts), strict=True)]
+
+    def commit(self, seqs: Many[Sequence], trees: Many[Tree], verdicts: Many[Verdict]) -> None:
+        """Nothing to do: the next pass finds the accepted nodes by their tokens."""
+
+    def release(self, seq: Sequence) -> None:
+        self.cache.release(seq)
+
+    @torch.inference_mode()
+    def rows_at(self, requests: Many[tuple[Sequence, Path]]) -> Tensor:
+        """Logits [n, V] after seq.tokens + path; only nodes not yet known are computed.
+
+        Raises CapacityError as `forward` does.
+        """
+        wishes: dict[Sequence, list[Path]] = {}
+        for seq, path in requests:
+            wishes.setdefault(seq, []).append(path)
+        works = {seq: self._path_work(seq, paths) for seq, paths in wishes.items()}
+        todo = [work for work in works.values() if work.num_rows]
+        if todo:
+            rows = iter(self.run(todo, LOGITS)[1].unbind(0))
+            for work in todo:
+                total = len(work.slot.nodes)
+                first = total - len(work.nodes) - bool(work.pending)
+                work.slot.logits |= {node: next(rows) for node in range(first, total)}
+        return torch.stack([_known(works[seq].slot, path) for seq, path in requests])
+
+    def kept_bytes(self) -> int:
+        """Bytes of the logits that are kept for draft paths."""
+        rows = [row for slot in self.cache.slots for row in slot.logits.values()]
+        stores = {row.untyped_storage().data_ptr(): row.untyped_storage().nbytes() for row in rows}
+        return sum(stores.values())
+
+    def _tree_work(self, seq: Sequence, tree: Tree, num_seqs: int) -> Work:
+        """All rows of a tree pass; at least the last token is pending."""
+        depth = int(tree.depths.max()) if len(tree) else 0
+        slot = self._synced(seq, depth)
+        if len(slot.tokens) == len(seq.tokens):
+            slot.truncate(len(seq.tokens) - 1)
+        slot.clear_scratch()
+        self._prefill(slot, seq, SMALL if num_seqs > 1 else CHUNK)
+        pending = seq.tokens[len(slot.tokens) :]
+        if not len(tree):
+            return Work(slot, pending)
+        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        return Work(slot, pending, tokens, parents, tree.depths, tree.ancestors)
+
+    def _path_work(self, seq: Sequence, paths: list[Path]) -> Work:
+        """Pending tokens and new nodes of one sequence; no rows if all are known."""
+        slot = self._synced(seq, max(map(len, paths)))
+        if len(slot.tokens) == len(seq.tokens) and -1 not in slot.logits:
+            slot.truncate(len(seq.tokens) - 1)  # `forward` made these cells and kept no logits
+        self._prefill(slot, seq, SMALL)
+        pending = seq.tokens[len(slot.tokens) :]
+        if pending:
+            slot.clear_scratch()
+        nodes, parents = _missing(slot, paths)
+        return Work(slot, pending, nodes, parents, *_ancestry(slot.parents + parents))
+
+    def _synced(self, seq: Sequence, depth: int) -> Slot:
+        length = len(seq.tokens)
+        if length + depth > self.context:
+            what = f"{length} tokens" + (f" and a tree of depth {depth}" if depth else "")
+            raise CapacityError(
+                f"the sequence has {what}, but the context is {self.context}; shorten the prompt, "
+                "or load the model with a larger `context` if it supports one"
+            )
+        return self.cache.sync(seq)
+
+    def _prefill(self, slot: Slot, seq: Sequence, most: int) -> None:
+        """Computes a long missing tail in chunks, all but its last token."""
+        start, stop = len(slot.tokens), len(seq.tokens) - 1
+        if stop - start < most:
+            return
+        for at in range(start, stop, CHUNK):
+            self.run([Work(slot, seq.tokens[at : min(at + CHUNK, stop)])], NOTHING)
+
+
+class ModelRunner(Runner):
+    """Our decoder with its cache: one packed pass for all sequences."""
+
+    def __init__(
+        self, model: Transformer, *, max_seqs: int = 16, context: int | None = None
+    ) -> None:
+        c = model.config
+        self.model = model
+        self.vocab_size = c.vocab_size
+        self.context = min(context or c.context, c.context)
+        self.cache: Cache = Cache(
+            c.num_layers,
+            c.num_kv_heads,
+            c.head_dim,
+            max_slots=max_seqs,
+            max_cells=self.context + SCRATCH,
+            dtype=model.dtype,
+            device=model.device,
+        )
+
+    def memory_report(self) -> dict[str, int]:
+        """Bytes of weights, cache cells, and logits that are kept for draft paths."""
+        return {
+            "weights": self.model.nbytes,
+            "kv cache": self.cache.nbytes,
+            "scratch": self.kept_bytes(),
+        }
+
+    def run(self, works: list[Work], needs: frozenset[str]) -> tuple[Tensor, Tensor]:
+        order = sorted(works, key=lambda work: work.slot.index)
+        for work in order:
+            self.cache.reserve(work.slot, work.span.stop)
+        spans = [work.span for work in order]
+        positions = spans[0].positions
+        if len(spans) > 1:
+            positions = np.concatenate([span.positions for span in spans])
+        ids = torch.tensor([t for work in order for t in (*work.pending, *work.nodes)])
+        hidden = self.model(
+            ids.to(self.model.device),
+            torch.from_numpy(positions).to(self.model.device),
+            int(positions.max()),
+            Pass(spans, self.cache, self.model.config),
+        )
+        self.num_rows += len(ids)
+        for work in works:
+            work.keep()
+        if "logits" not in needs:
+            return hidden, hidden
+        hidden = self._wanted(hidden, works, order)
+        return hidden, self.model.logits(hidden)
+
+    def _wanted(self, hidden: Tensor, works: list[Work], order: list[Work]) -> Tensor:
+        """The wanted rows [n, d], in the order of `works`."""
+        if len(works) == 1:
+            return hidden[works[0].first :]
+        at, rows = 0, {}
+        for work in order:
+            rows[id(work)] = np.arange(at + work.first, at + work.num_rows)
+            at += work.num_rows
+        index = np.concatenate([rows[id(work)] for work in works])
+        return hidden.index_select(0, torch.from_numpy(index).to(hidden.device))
+
+
+def _missing(slot: Slot, paths: list[Path]) -> tuple[list[int], list[int]]:
+    """Tokens and parents of the nodes that the paths need and the slot lacks."""
+    where = {key: j for j, key in enumerate(zip(slot.parents, slot.nodes, strict=True))}
+    nodes: list[int] = []
+    parents: list[int] = []
+    for path in paths:
+        node = -1
+        for token in path:
+            found = where.setdefault((node, token), len(slot.nodes) + len(nodes))
+            if found == len(slot.nodes) + len(nodes):
+                nodes.append(token)
+                parents.append(node)
+            node = found
+    return nodes, parents
+
+
+def _known(slot: Slot, path: Path) -> Tensor:
+    """The kept logits [V] after `path`."""
+    nodes = slot.walk(list(path))
+    assert len(nodes) == len(path), "the path was computed just now"
+    return slot.logits[nodes[-1] if nodes else -1]
+
+
+def _ancestry(parents: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Depths [n] (children of the root: 1) and ancestors bool [n, n]."""
+    depths = np.ones(len(parents), dtype=np.int64)
+    sees = np.eye(len(parents), dtype=bool)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            depths[node] = depths[parent] + 1
+            sees[node] |= sees[parent]
+    return depths, sees

@@ -1,0 +1,183 @@
+"""Reads safetensors folders tensor by tensor into the decoder's fused parts.
+
+Shards are mapped, not loaded; every part is filled in its final dtype, and a weight is handed on to
+its `Linear` as soon as it is complete, so memory never holds a second copy of the model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from forerun.errors import ModelError
+from forerun.models.families import IGNORED, Plan, Unsupported, canonical, norm_names
+from forerun.models.layers import Experts, GatedMLP, LayerNorm, Linear, PlainMLP, RMSNorm
+from forerun.models.transformer import DecoderConfig, Layer, Transformer
+
+
+def shard_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint. Raises Unsupported if there are none."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as cause:
+            raise ModelError(f"{index} is not a safetensors index: {cause}") from cause
+        missing = [name for name in names if not (folder / name).exists()]
+        if missing:
+            raise ModelError(
+                f"{index.name} names {missing[0]}, which is not in {folder}; copy it there"
+            )
+        return [folder / name for name in names]
+    single = folder / "model.safetensors"
+    if single.exists():
+        return [single]
+    raise Unsupported("there is no model.safetensors")
+
+
+def tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
+    """All tensors of the shards. Raises ModelError naming a file that cannot be read."""
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as shard:
+                for name in shard.keys():  # noqa: SIM118 - not a dict
+                    yield name, shard.get_tensor(name)
+        except (SafetensorError, OSError) as cause:
+            raise ModelError(
+                f"{path} is not a readable safetensors file ({cause}); fetch or copy it again"
+            ) from cause
+
+
+def stored_dtype(files: list[Path]) -> torch.dtype:
+    """The dtype of the first floating tensor of a checkpoint."""
+    for _, tensor in tensors(files):
+        if tensor.is_floating_point():
+            return tensor.dtype
+    return torch.float32
+
+
+def load_decoder(
+    plan: Plan, files: list[Path], dtype: torch.dtype, device: torch.device
+) -> Transformer:
+    """The decoder of a checkpoint. Raises ModelError for missing tensors or wrong shapes."""
+    parts = Parts(plan, dtype, device)
+    for name, tensor in tensors(files):
+        parts.add(name, tensor)
+    parts.check()
+    return parts.build()
+
+
+class Parts:
+    """The decoder's parts while they fill up."""
+
+    def __init__(self, plan: Plan, dtype: torch.dtype, device: torch.device) -> None:
+        self.plan, self.dtype, self.device = plan, dtype, device
+        self._buffers: dict[str, Tensor] = {}
+        self._left = {dest: shape[0] for dest, shape in plan.shapes.items()}
+        self._missing = dict.fromkeys(plan.pieces)  # ordered set of names
+        self._done: dict[str, Tensor | Linear] = {}
+        self._spare_head: Tensor | None = None  # lm_head.weight of a tied checkpoint
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Puts one checkpoint tensor in its place. Raises Unsupported for an unknown name."""
+        short = canonical(name)
+        piece = self.plan.pieces.get(short)
+        if piece is None:
+            if short == "lm_head.weight":
+                self._spare_head = tensor
+            elif not short.endswith(IGNORED):
+                raise Unsupported(f"unknown tensor {name}")
+            return
+        tensor = tensor if piece.fix is None else piece.fix(tensor)
+        if not tensor.is_floating_point() or tensor.element_size() < 2:
+            raise Unsupported(f"{name} is stored as {tensor.dtype}")
+        shape = self.plan.shapes[piece.dest]
+        stop = piece.row + tensor.shape[0]
+        if tensor.shape[1:] != shape[1:] or stop > shape[0]:
+            raise ModelError(
+                f"tensor {name} has shape {list(tensor.shape)}, which does not fit the config "
+                f"({list(shape)} for the whole of {piece.dest}); is config.json of this checkpoint?"
+            )
+        if piece.dest not in self._buffers:
+            self._buffers[piece.dest] = torch.empty(shape, dtype=self.dtype)
+        self._buffers[piece.dest][piece.row : stop] = tensor
+        self._missing.pop(short, None)
+        self._left[piece.dest] -= tensor.shape[0]
+        if self._left[piece.dest] == 0:
+            self._finish(piece.dest)
+
+    def check(self) -> None:
+        """Raises ModelError naming what is missing, Unsupported if a tied head differs."""
+        if self._missing:
+            names = list(self._missing)
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise ModelError(
+                f"the checkpoint lacks {', '.join(names[:3])}{more}; is it complete, and is "
+                "config.json its own?"
+            )
+        unfilled = [dest for dest, left in self._left.items() if left]
+        if unfilled:
+            raise ModelError(f"the tensors of {unfilled[0]} are smaller than config.json says")
+        spare = self._spare_head
+        if spare is not None and not torch.equal(
+            spare.to(self.dtype),
+            self._done["embed"].cpu(),  # type: ignore[union-attr]
+        ):
+            raise Unsupported("the config ties the head to the embedding, but the two differ")
+
+    def build(self) -> Transformer:
+        """The decoder out of its finished parts."""
+        c, done = self.plan.config, self._done
+        embed = done["embed"]
+        assert isinstance(embed, Tensor)
+        head = Linear(embed) if c.is_tied else done["head.weight"]
+        layers = [self._layer(i) for i in range(c.num_layers)]
+        norm = self._norm("norm")
+        return Transformer(c, embed, layers, norm, head, done.get("positions"))  # type: ignore[arg-type]
+
+    def _finish(self, dest: str) -> None:
+        tensor = self._buffers.pop(dest).to(self.device)
+        is_linear = dest.endswith(".weight") and tensor.dim() == 2
+        self._done[dest] = Linear(tensor) if is_linear else tensor
+
+    def _linear(self, name: str) -> Linear:
+        linear = self._done[f"{name}.weight"]
+        assert isinstance(linear, Linear)
+        bias = self._done.get(f"{name}.bias")
+        if isinstance(bias, Tensor):
+            linear.bias = bias
+            linear.nbytes += bias.nbytes
+        return linear
+
+    def _norm(self, name: str) -> RMSNorm | LayerNorm:
+        c = self.plan.config
+        weight, bias = self._done[f"{name}.weight"], self._done.get(f"{name}.bias")
+        if c.norm == "layer":
+            return LayerNorm(weight, bias, c.norm_eps)  # type: ignore[arg-type]
+        return RMSNorm(weight, c.norm_eps, c.norm_offset)  # type: ignore[arg-type]
+
+    def _layer(self, i: int) -> Layer:
+        c, at = self.plan.config, f"layers.{i}"
+        norms = {name: self._norm(f"{at}.{name}") for name in norm_names(c)}
+        if c.qk_norm:
+            norms |= {name: self._norm(f"{at}.{name}") for name in ("q_norm", "k_norm")}
+        qkv, out = self._linear(f"{at}.qkv"), self._linear(f"{at}.out")
+        return Layer(qkv, out, self._mlp(c, at, i), **norms)  # type: ignore[arg-type]
+
+    def _mlp(self, c: DecoderConfig, at: str, i: int) -> GatedMLP | PlainMLP | Experts:
+        if c.moe and c.moe.layers[i]:
+            experts = [self._gated(f"{at}.experts.{e}") for e in range(c.moe.num_experts)]
+            gate = self._linear(f"{at}.router")
+            return Experts(gate, experts, c.moe.top_k, c.moe.normalise)
+        if c.is_gated:
+            return self._gated(at)
+        return PlainMLP(self._linear(f"{at}.up"), self._linear(f"{at}.down"), c.act)
+
+    def _gated(self, at: str) -> GatedMLP:
+        linears = self._linear(f"{at}.gate_up"), self._linear(f"{at}.down")
+        return GatedMLP(*linears, self.plan.config.act)

@@ -1,0 +1,315 @@
+"""Any other causal LM of transformers behind the same surface, sequence by sequence.
+
+Three ways to compute a tree, tried at load in this order and compared with plain passes:
+    tree   one pass over all nodes with a 4D mask; accepted cells are gathered in the cache
+    paths  pending tokens on the cache, then every root-to-leaf path on a copy of it
+    full   every path from the first token, without a cache
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forerun.dice import SeededDice
+from forerun.engine.cache import Slot, Slots
+from forerun.engine.runner import LOGITS, Runner, Work
+from forerun.errors import CapacityError, ModelError
+from forerun.records import Sequence
+from forerun.sampling import Sampling
+from forerun.tree import Tree, TreeBuilder
+
+WAYS = ("tree", "paths", "full")
+WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "window_size")
+CLOSE = 1e-4  # relative error that passes for rounding in the check at load
+
+
+def load_hf(
+    folder: Path,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    reason: str,
+    **options: Any,
+) -> HFTarget:
+    """The transformers model of a folder as a Target. Raises ModelError if it cannot be loaded."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto")
+        return HFTarget(model.to(device), reason=reason, **options)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as cause:
+        first = str(cause).strip().partition("\n")[0]
+        raise ModelError(
+            f"{folder} runs neither on forerun's decoder ({reason}) nor on transformers: {first}"
+        ) from cause
+
+
+class HFTarget(Runner):
+    """A loaded transformers model as a Target. `way` is how it computes trees."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        max_seqs: int = 16,
+        context: int | None = None,
+        way: str | None = None,
+        reason: str = "",
+    ) -> None:
+        self.model, self.reason, self.max_seqs = model.eval(), reason, max_seqs
+        self.device = model.device
+        text = model.config.get_text_config()
+        own = getattr(text, "max_position_embeddings", None) or 1 << 30
+        self.context = own
+        self.vocab_size = text.vocab_size
+        self._can_trim = "logits_to_keep" in inspect.signature(model.forward).parameters
+        if way is None:
+            self._choose_way(text)
+        else:
+            self._set_way(way)
+        self.context = min(context or own, own)
+
+    def memory_report(self) -> dict[str, int]:
+        """Bytes of weights, caches, and logits that are kept for draft paths."""
+        weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        return {
+            "weights": weights,
+            "kv cache": self.cache.nbytes,
+            "scratch": self.kept_bytes(),
+        }
+
+    @torch.inference_mode()
+    def run(self, works: list[Work], needs: frozenset[str]) -> tuple[Tensor, Tensor]:
+        compute = {"tree": self._tree, "paths": self._paths, "full": self._full}[self.way]
+        parts = []
+        for work in works:
+            try:
+                outputs = compute(work, needs)
+            except (MemoryError, torch.OutOfMemoryError) as cause:
+                raise CapacityError(
+                    f"{work.num_rows} tokens after {len(work.slot.tokens)} do not fit into memory; "
+                    "use shorter prompts or fewer sequences at once"
+                ) from cause
+            parts.append([part[work.first :] for part in outputs])
+            self.num_rows += work.num_rows
+            work.keep()
+        hidden, logits = (torch.cat(column) for column in zip(*parts, strict=True))
+        return hidden, logits
+
+    def _tree(self, work: Work, needs: frozenset[str]) -> tuple[Tensor, Tensor]:
+        """One pass over pending tokens and nodes; nodes see their ancestors."""
+        span, held = work.span, self.cache.held(work.slot)
+        held.cut(span.start)
+        options: dict[str, Any] = {}
+        if work.nodes:
+            hidden = torch.from_numpy(~span.sees).to(self.device)[None, None]  # type: ignore[operator]
+            mask = torch.zeros(hidden.shape, dtype=self.model.dtype, device=self.device)
+            low = torch.finfo(self.model.dtype).min
+            options["attention_mask"] = mask.masked_fill_(hidden, low)
+            options["position_ids"] = torch.from_numpy(span.positions).to(self.device)[None]
+        outputs = self._call([*work.pending, *work.nodes], held.cache, needs, **options)
+        held.length = span.stop
+        return outputs
+
+    def _paths(self, work: Work, needs: frozenset[str]) -> tuple[Tensor, Tensor]:
+        """Pending tokens on the kept cache, then each path on a copy of it."""
+        slot, num = work.slot, len(work.pending)
+        held, rows = self.cache.held(slot), Gathered(work)
+        if held.length > len(slot.tokens):  # tokens were taken back
+            held = self.cache.renew(slot)
+        todo = [*slot.tokens, *work.pending][held.length :]
+        if todo:
+            outputs = self._call(todo, held.cache, needs)
+            held.length += len(todo)
+            rows.put(range(num), [part[len(todo) - num :] for part in outputs])
+        for nodes, tokens in rows.leaf_paths():
+            outputs = self._call(tokens, copy.deepcopy(held.cache), needs)
+            rows.put([num + node for node in nodes], outputs)
+        return rows.stacked()
+
+    def _full(self, work: Work, needs: frozenset[str]) -> tuple[Tensor, Tensor]:
+        """Each path with all tokens before it."""
+        before, num = [*work.slot.tokens, *work.pending], len(work.pending)
+        rows = Gathered(work)
+        if num:
+            outputs = self._call(before, None, needs)
+            rows.put(range(num), [part[len(before) - num :] for part in outputs])
+        for nodes, tokens in rows.leaf_paths():
+            outputs = self._call(before + tokens, None, needs)
+            rows.put([num + node for node in nodes], [part[len(before) :] for part in outputs])
+        return rows.stacked()
+
+    def _call(
+        self, tokens: list[int], cache: Any, needs: frozenset[str], **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Hidden rows [n, d] after the last norm (or a placeholder) and logits [n, V]."""
+        if cache is None:
+            options["use_cache"] = False
+        else:
+            options |= {"past_key_values": cache, "use_cache": True}
+        if "hidden" in needs:
+            options["output_hidden_states"] = True
+        if "logits" not in needs and self._can_trim:
+            options["logits_to_keep"] = 1
+        out = self.model(input_ids=torch.tensor([tokens], device=self.device), **options)
+        logits = out.logits[0]
+        if len(logits) < len(tokens):  # rows that nobody asked for
+            logits = logits.expand(len(tokens), -1)
+        return out.hidden_states[-1][0] if "hidden" in needs else logits, logits
+
+    def _set_way(self, way: str) -> None:
+        config = None if way == "tree" else self.model.config
+        self.way = way
+        self.cache: Caches = Caches(self.max_seqs, config, can_move=way == "tree")
+        self.num_rows = 0
+
+    def _choose_way(self, text: Any) -> None:
+        """Sets the first way that agrees with plain passes. Raises ModelError if none does."""
+        windowed = any(getattr(text, name, None) for name in WINDOWS)
+        problems = ["tree: the model has windowed attention"] if windowed else []
+        for way in WAYS[1:] if windowed else WAYS:  # one mask cannot serve layers that differ
+            self._set_way(way)
+            try:
+                self._check_way()
+                self._set_way(way)
+                return
+            except Exception as cause:  # models fail in many ways; the next one is tried
+                first = str(cause).strip().partition("\n")[0]
+                problems.append(f"{way}: {first or type(cause).__name__}")
+        raise ModelError(
+            f"{type(self.model).__name__} cannot be run step by step ({'; '.join(problems)})"
+        )
+
+    @torch.inference_mode()
+    def _check_way(self) -> None:
+        """Compares two tree passes, the second after a branch was accepted, with plain passes."""
+        tokens = np.random.default_rng(0).integers(0, self.vocab_size, 16).tolist()
+        tree = _probe_tree(tokens[8:])
+        seq = Sequence(tokens[:8], 8, Sampling(), SeededDice(0), limit=8)
+        for _ in range(2):
+            rows = self.forward([seq], [tree], LOGITS)[0]
+            # what a pass without a mask would give: a wrong answer to stay away from
+            mistaken = self._call(seq.tokens + tree.tokens.tolist(), None, LOGITS)[1]
+            for node in range(-1, len(tree)):
+                plain = self._call(seq.tokens + tree.path(node), None, LOGITS)[1][-1].float()
+                error = float((rows.logits[node + 1].float() - plain).abs().max())
+                gap = float((mistaken[len(seq.tokens) + node].float() - plain).abs().max())
+                if not error <= max(CLOSE * float(plain.abs().max()), 0.3 * gap):
+                    raise ModelError(f"rows differ by {error:.2g} from plain passes")
+            seq.tokens += [*tree.path(4), tokens[0]]
+
+
+class Gathered:
+    """Rows of a work while its paths are computed one after another."""
+
+    def __init__(self, work: Work) -> None:
+        old = [] if work.pending else work.slot.nodes
+        self._tokens = [*old, *work.nodes]
+        self._parents = [*([] if work.pending else work.slot.parents), *work.parents]
+        self._first = len(old)  # nodes before it were computed earlier
+        self._rows: list[list[Tensor] | None] = [None] * work.num_rows
+
+    def put(self, rows: Any, outputs: Any) -> None:
+        """Sets rows; negative numbers are those of earlier nodes and are left out."""
+        for at, row in enumerate(rows):
+            if row >= 0:
+                self._rows[row] = [part[at] for part in outputs]
+
+    def leaf_paths(self) -> Iterator[tuple[list[int], list[int]]]:
+        """Per new leaf: its path as numbers of new nodes (earlier ones: below 0), its tokens."""
+        inner = set(self._parents[self._first :])
+        for leaf in range(self._first, len(self._tokens)):
+            if leaf in inner:
+                continue
+            path, node = [], leaf
+            while node >= 0:
+                path.append(node)
+                node = self._parents[node]
+            path.reverse()
+            numbers = [n - self._first if n >= self._first else -(1 << 30) for n in path]
+            yield numbers, [self._tokens[n] for n in path]
+
+    def stacked(self) -> tuple[Tensor, Tensor]:
+        """Hidden rows and logits."""
+        hidden, logits = zip(*self._rows, strict=True)  # type: ignore[arg-type]
+        return torch.stack(hidden), torch.stack(logits)
+
+
+@dataclass
+class Held:
+    """A transformers cache and how many cells (or tokens) it has seen."""
+
+    cache: Any
+    length: int = 0
+
+    def cut(self, length: int) -> None:
+        """Drops the cells from `length` on."""
+        if self.length > length:
+            self.gather(torch.arange(length))
+
+    def gather(self, cells: Tensor) -> None:
+        """Keeps these cells, in this order."""
+        for layer in self.cache.layers:
+            index = cells.to(layer.keys.device)
+            layer.keys = layer.keys.index_select(2, index)
+            layer.values = layer.values.index_select(2, index)
+        self.length = len(cells)
+
+
+class Caches(Slots):
+    """One transformers cache per slot. config: None makes plain caches whose cells can move."""
+
+    def __init__(self, max_slots: int, config: Any, *, can_move: bool) -> None:
+        super().__init__(max_slots)
+        self.can_move, self._config = can_move, config
+        self._held: dict[int, Held] = {}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(
+            tensor.nbytes
+            for held in self._held.values()
+            for layer in held.cache.layers
+            for tensor in vars(layer).values()
+            if isinstance(tensor, Tensor)
+        )
+
+    def held(self, slot: Slot) -> Held:
+        """The cache of a slot."""
+        if slot.index not in self._held:
+            return self.renew(slot)
+        return self._held[slot.index]
+
+    def renew(self, slot: Slot) -> Held:
+        """An empty cache for a slot."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self._config) if self._config else DynamicCache()
+        self._held[slot.index] = Held(cache)
+        return self._held[slot.index]
+
+    def move(self, slot: Slot, source: list[int], start: int) -> None:
+        self.held(slot).gather(torch.tensor([*range(start), *source]))
+
+    def copy(self, slot: Slot, other: Slot, length: int) -> None:
+        if not self.can_move:  # what the cache lacks is computed again
+            self.renew(slot)
+            return
+        self._held[slot.index] = held = copy.deepcopy(self.held(other))
+        held.cut(length)
+
+
+def _probe_tree(tokens: list[int]) -> Tree:
+    """Two branches with siblings, 7 nodes; node 4 ends a branch that is not the first."""
+    builder = TreeBuilder()
+    for token, parent in zip(tokens[:7], (-1, -1, 0, 0, 1, 2, 4), strict=True):
+        builder.add(token, parent)
+    return builder.build()

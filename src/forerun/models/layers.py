@@ -1,0 +1,154 @@
+"""The pieces of a decoder layer as plain callables: no hooks, no modules, few kernels each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+GELU_TANH = "gelu_tanh"
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    GELU_TANH: lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+class Linear:
+    """y = x W^T + b. Every product with weights goes through here, so a kernel is replaced once.
+
+    On a CPU in bf16 the weights are kept in oneDNN's blocked layout, about twice as fast to stream
+    as rows; `weight` is then None.
+    """
+
+    __slots__ = ("bias", "nbytes", "packed", "shape", "weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, pack: bool = True) -> None:
+        self.shape = tuple(weight.shape)  # [out, in]
+        self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
+        self.weight: Tensor | None = weight
+        self.bias = bias
+        self.packed: Tensor | None = None
+        if pack and can_pack(weight):
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
+            self.weight = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.packed is not None:
+            return _linear_packed(x, self.packed, self.bias, "none", [], "")
+        return F.linear(x, self.weight, self.bias)  # type: ignore[arg-type]
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Whether oneDNN can keep this weight in its own layout."""
+    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and _packed_bf16_works()
+
+
+def _packed_bf16_works() -> bool:
+    try:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    except (AttributeError, RuntimeError):
+        return False
+
+
+def _linear_packed(*args: object) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise.default(*args)
+
+
+if _packed_bf16_works():  # without the Python layer between
+    _linear_packed = torch.ops.mkldnn._linear_pointwise.default  # type: ignore[assignment]
+
+
+class RMSNorm:
+    """x / rms(x) * w, computed in fp32; `offset` 1 is gemma's (1 + w)."""
+
+    __slots__ = ("_doubled", "_eps", "eps", "shape", "weight")
+
+    def __init__(self, weight: Tensor, eps: float, offset: float = 0.0) -> None:
+        dtype = weight.dtype
+        self.weight = weight.float() + offset  # [d], fp32
+        self.eps, self.shape = eps, tuple(weight.shape)
+        self._eps = torch.tensor(eps, device=weight.device)
+        # (x, -x) has mean 0 and variance mean(x^2): layer_norm then is RMSNorm in one kernel
+        exact = dtype == torch.float32 or offset == 0.0
+        doubled = self.weight.repeat(2).to(dtype) if exact else self.weight.repeat(2)
+        self._doubled = doubled if weight.device.type == "cpu" else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        d = self.shape[0]
+        if x.numel() == d and self._doubled is not None:
+            both = torch.cat((x, -x), -1)
+            return F.layer_norm(both, (2 * d,), self._doubled, None, self.eps).narrow(-1, 0, d)
+        if x.dtype == torch.float32:
+            return F.rms_norm(x, self.shape, self.weight, self.eps)
+        wide = x.float()
+        norm = torch.linalg.vector_norm(wide, 2, -1, True)
+        scale = torch.addcmul(self._eps, norm, norm, value=1.0 / d).rsqrt_()
+        return wide.mul_(scale).mul_(self.weight).to(x.dtype)
+
+
+class LayerNorm:
+    """(x - mean) / std * w + b."""
+
+    __slots__ = ("bias", "eps", "shape", "weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, eps: float) -> None:
+        self.weight, self.bias, self.eps, self.shape = weight, bias, eps, tuple(weight.shape)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
+
+
+Norm = RMSNorm | LayerNorm
+
+
+class GatedMLP:
+    """down(act(gate x) * up x), gate and up in one product."""
+
+    __slots__ = ("act", "down", "gate_up", "width")
+
+    def __init__(self, gate_up: Linear, down: Linear, act: str) -> None:
+        self.gate_up, self.down, self.act = gate_up, down, ACTIVATIONS[act]
+        self.width = down.shape[1]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        both = self.gate_up(x)  # [R, 2 width]
+        inner = self.act(both.narrow(-1, 0, self.width))
+        return self.down(inner.mul_(both.narrow(-1, self.width, self.width)))
+
+
+class PlainMLP:
+    """down(act(up x)), as in gpt2."""
+
+    __slots__ = ("act", "down", "up")
+
+    def __init__(self, up: Linear, down: Linear, act: str) -> None:
+        self.up, self.down, self.act = up, down, ACTIVATIONS[act]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.up(x)))
+
+
+class Experts:
+    """Mixture of gated MLPs: the router's top k of softmax(gate x), renormalised if asked."""
+
+    __slots__ = ("experts", "gate", "normalise", "top_k")
+
+    def __init__(self, gate: Linear, experts: list[GatedMLP], top_k: int, normalise: bool) -> None:
+        self.gate, self.experts = gate, experts
+        self.top_k, self.normalise = top_k, normalise
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weights, chosen = self.gate(x).float().softmax(-1).topk(self.top_k, dim=-1)  # [R, k]
+        if self.normalise:
+            weights = weights / weights.sum(-1, keepdim=True)
+        weights = weights.to(x.dtype)
+        out = torch.zeros_like(x)
+        for expert in chosen.unique().tolist():
+            row, rank = torch.where(chosen == expert)
+            y = self.experts[expert](x[row]) * weights[row, rank, None]
+            out.index_add_(0, row, y)
+        return out

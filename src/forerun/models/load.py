@@ -1,0 +1,125 @@
+"""From a folder, a hub id or a transformers model to a `Target`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forerun.engine.runner import ModelRunner
+from forerun.errors import ConfigError, ModelError, UnknownName
+from forerun.models.checkpoint import load_decoder, shard_files, stored_dtype
+from forerun.models.families import Unsupported, plan_for
+
+if TYPE_CHECKING:
+    from forerun.roles import Target
+
+log = logging.getLogger("forerun")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]  # files of a hub repository
+
+
+def load_target(
+    path_or_model: Any,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    max_seqs: int = 16,
+    context: int | None = None,
+) -> Target:
+    """A Target for a folder, a hub id or a loaded transformers model.
+
+    dtype "auto" is the checkpoint's own; device "auto" is CUDA where there is one. context: longest
+    sequence, at most the model's own. Our decoder runs the families it knows exactly, transformers
+    the rest. Raises ModelError with the cause.
+    """
+    if dtype != "auto" and dtype not in DTYPES:
+        raise UnknownName.of("dtype", dtype, ["auto", *DTYPES])
+    if max_seqs < 1 or (context is not None and context < 1):
+        raise ConfigError(f"max_seqs and context must be positive, got {max_seqs} and {context}")
+    if not isinstance(path_or_model, str | Path):
+        from forerun.models.hf import HFTarget
+
+        return HFTarget(path_or_model, max_seqs=max_seqs, context=context)
+    folder = model_folder(path_or_model)
+    config = read_config(folder)
+    where = choose_device(device)
+    try:
+        plan = plan_for(config, context)
+        files = shard_files(folder)
+        kind = choose_dtype(dtype, config, files)
+        decoder = load_decoder(plan, files, kind, where)
+    except Unsupported as reason:
+        from forerun.models.hf import load_hf
+
+        log.info("%s runs on transformers: %s", path_or_model, reason)
+        options = {"max_seqs": max_seqs, "context": context}
+        return load_hf(folder, DTYPES.get(dtype), where, str(reason), **options)
+    return ModelRunner(decoder, max_seqs=max_seqs, context=context)
+
+
+def model_folder(name: str | Path) -> Path:
+    """The local folder of a model; a hub id is fetched, or found in the hub's cache."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_file():
+        raise ModelError(f"{name} is a file; give the folder that holds config.json")
+    if not is_hub_id(str(name)):
+        raise ModelError(f"there is no model folder {name}; check the path")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=WANTED))
+    except Exception as cause:  # the hub client raises many kinds
+        first = str(cause).strip().partition("\n")[0]
+        raise ModelError(
+            f"{name} is neither a folder here nor a model that the hub could deliver ({first}); "
+            "check the spelling or the connection"
+        ) from cause
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name has the form of a hub id: NAME or OWNER/NAME."""
+    parts = name.split("/")
+    return len(parts) <= 2 and all(parts) and not name.startswith((".", "~", "/"))
+
+
+def read_config(folder: Path) -> Any:
+    """The transformers config of a folder. Raises ModelError if it is absent or unknown."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelError(f"there is no config.json in {folder}; is it a model folder?")
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder)
+    except Exception as cause:  # bad JSON, unknown type, invalid fields
+        first = str(cause).strip().partition("\n")[0]
+        raise ModelError(f"{path} cannot be used: {first}") from cause
+
+
+def choose_device(name: str) -> torch.device:
+    """The torch device of a name."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as cause:
+        raise ConfigError(f"unknown device {name!r}; use auto, cpu or cuda") from cause
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r} was asked for, but torch sees no GPU; use cpu")
+    return device
+
+
+def choose_dtype(name: str, config: Any, files: list[Path]) -> torch.dtype:
+    """The dtype that was asked for, or the checkpoint's own."""
+    if name != "auto":
+        return DTYPES[name]
+    own = getattr(config, "dtype", None)
+    own = own if isinstance(own, torch.dtype) else stored_dtype(files)
+    if own not in DTYPES.values():
+        raise Unsupported(f"the checkpoint is in {own}")
+    return own

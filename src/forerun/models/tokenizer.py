@@ -1,0 +1,146 @@
+"""Text to ids and back, stop ids, chat templates, and text that grows token by token.
+
+A thin wrapper over the tokenizers of transformers, which is imported only when one is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence as Many
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import ModelError
+
+FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+    "tiktoken.model",
+)
+BROKEN = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
+
+
+class Tokenizer:
+    """A model's tokenizer. `eos_ids`: the ids that end a sequence."""
+
+    def __init__(self, inner: Any, eos_ids: Many[int] | None = None) -> None:
+        self.inner = inner
+        own = as_ids(getattr(inner, "eos_token_id", None))
+        self.eos_ids = tuple(dict.fromkeys(own if eos_ids is None else eos_ids))
+        backend = getattr(inner, "backend_tokenizer", None)  # the Rust object: no Python between
+        self._decode = getattr(backend, "decode", None) or inner.decode
+
+    @classmethod
+    def load(cls, model: Any) -> Tokenizer:
+        """The tokenizer of a folder, a hub id or a loaded transformers model.
+
+        Raises ModelError if there is none, or it cannot be read.
+        """
+        name = model if isinstance(model, str | Path) else model.config._name_or_path
+        from forerun.models.load import model_folder
+
+        folder = model_folder(name)
+        if not any((folder / file).exists() for file in FILES):
+            raise ModelError(
+                f"there is no tokenizer in {folder} (none of {', '.join(FILES[:4])}); copy it from "
+                "the original model"
+            )
+        from transformers import AutoTokenizer
+
+        try:
+            inner = AutoTokenizer.from_pretrained(folder)
+        except Exception as cause:  # bad JSON, a missing part, a class that is not installed
+            first = str(cause).strip().partition("\n")[0]
+            raise ModelError(f"the tokenizer in {folder} cannot be used: {first}") from cause
+        return cls(inner, [*as_ids(inner.eos_token_id), *declared_eos(folder)])
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, added tokens counted."""
+        return len(self.inner)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(getattr(self.inner, "chat_template", None))
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Ids of a text; `special` adds what the model expects around one (such as a first id)."""
+        return list(self.inner.encode(text, add_special_tokens=special))
+
+    def decode(self, ids: Many[int]) -> str:
+        """Text of ids; special tokens are left out."""
+        return self._decode(list(ids), skip_special_tokens=True)
+
+    def chat(self, messages: str | list[dict[str, str]]) -> list[int]:
+        """Ids of a conversation (or of one user message) in the model's own chat template.
+
+        Raises ModelError if the model has none.
+        """
+        if not self.has_chat_template:
+            raise ModelError("this tokenizer has no chat template; give the prompt as plain text")
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        text = self.inner.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return self.encode(text, special=False)
+
+    def vocabulary(self) -> dict[str, int]:
+        """Token strings and their ids."""
+        return self.inner.get_vocab()
+
+
+class TextStream:
+    """Turns tokens into text one by one; what it has returned, joined, is decode of all tokens.
+
+    Only a window of the last pieces is decoded again, because a token's text may depend on its left
+    neighbour (leading spaces, bytes of one character).
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []  # the window
+        self._known = 0  # ids of the window whose text has been returned
+        self._text = ""  # their text
+
+    def push(self, token: int) -> str:
+        """Text that is complete with this token; empty while a character is incomplete."""
+        self._ids.append(token)
+        text = self._tokenizer.decode(self._ids)
+        if text.endswith(BROKEN):
+            return ""
+        return self._advance(text)
+
+    def flush(self) -> str:
+        """What is held back, as far as it can be decoded."""
+        return self._advance(self._tokenizer.decode(self._ids)) if self._ids else ""
+
+    def _advance(self, text: str) -> str:
+        piece, start = text[len(self._text) :], self._ids[self._known :]
+        tail = self._tokenizer.decode(start)
+        if tail:  # else it is all special or stripped, and the window must begin further left
+            self._ids, text = start, tail
+        self._known, self._text = len(self._ids), text
+        return piece
+
+
+def declared_eos(folder: Path) -> list[int]:
+    """End ids in generation_config.json, or else in config.json."""
+    for name in ("generation_config.json", "config.json"):
+        try:
+            found = json.loads((folder / name).read_text()).get("eos_token_id")
+        except (OSError, ValueError, AttributeError):
+            continue
+        if found is not None:
+            return as_ids(found)
+    return []
+
+
+def as_ids(value: int | list[int] | None) -> list[int]:
+    """A list of ids from an id, a list, or nothing."""
+    if value is None:
+        return []
+    return [value] if isinstance(value, int) else list(value)

@@ -1,0 +1,182 @@
+"""One decoder for many families: a frozen config says what differs, the loop below does the rest.
+
+Rows of all sequences are packed into [R, d]; positions and attention are arguments, so prefill, one
+step and a tree pass are the same code. Per layer: norm, fused qkv, rope, cache write, attention,
+out, norm, fused gate and up, product, down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from forerun.models.layers import Experts, GatedMLP, LayerNorm, Linear, Norm, PlainMLP, RMSNorm
+from forerun.models.rope import Rope
+
+Attend = Callable[[int, Tensor], Tensor]  # (layer, qkv [R, H + 2 KV, D]) -> [R, H D]
+
+
+@dataclass(frozen=True)
+class Moe:
+    """Mixture layers: which ones, how many experts, how many of them per token."""
+
+    layers: tuple[bool, ...]
+    num_experts: int
+    top_k: int
+    size: int  # inner width of one expert
+    normalise: bool
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """What differs between the families that this decoder runs."""
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mlp_size: int
+    context: int
+    attn_scale: float
+    norm: str = "rms"  # or "layer"
+    norm_eps: float = 1e-6
+    norm_offset: float = 0.0  # gemma: weights are stored as w - 1
+    norms: str = "pre"  # "pre", "post" (olmo2) or "both" (gemma2)
+    act: str = "silu"
+    is_gated: bool = True
+    qk_norm: str = ""  # "head" (qwen3), "width" (olmo2)
+    inv_freq: tuple[float, ...] | None = None  # None: learned positions
+    rope_scale: float = 1.0
+    windows: tuple[int | None, ...] = ()  # per layer; empty: all layers see everything
+    attn_softcap: float | None = None
+    logit_softcap: float | None = None
+    embed_scale: float | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    is_tied: bool = False
+    moe: Moe | None = None
+
+    @property
+    def num_lanes(self) -> int:
+        """Heads in one row of the fused projection: queries, keys, values."""
+        return self.num_heads + 2 * self.num_kv_heads
+
+    def window(self, layer: int) -> int | None:
+        """How many positions back a layer sees, itself counted; None: all."""
+        return self.windows[layer] if self.windows else None
+
+
+@dataclass
+class Layer:
+    """Weights of one layer; a norm that the family lacks is None."""
+
+    qkv: Linear
+    out: Linear
+    mlp: GatedMLP | PlainMLP | Experts
+    attn_norm: Norm | None = None
+    post_attn_norm: Norm | None = None
+    mlp_norm: Norm | None = None
+    post_mlp_norm: Norm | None = None
+    q_norm: RMSNorm | None = None
+    k_norm: RMSNorm | None = None
+
+
+class Transformer:
+    """A decoder that computes hidden rows [R, d]; it keeps no state between passes."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        embed: Tensor,  # [V, d]
+        layers: list[Layer],
+        norm: RMSNorm | LayerNorm,
+        head: Linear,
+        positions: Tensor | None = None,  # [context, d], learned
+    ) -> None:
+        self.config, self.layers, self.norm, self.head = config, layers, norm, head
+        self.embed, self.positions = embed, positions
+        self.dtype, self.device = embed.dtype, embed.device
+        self.rope = config.inv_freq and Rope(
+            torch.tensor(config.inv_freq),
+            config.head_dim,
+            config.rope_scale,
+            self.dtype,
+            self.device,
+        )
+        self._embed_scale = (
+            None if config.embed_scale is None else torch.tensor(config.embed_scale).to(embed)
+        )
+
+    def __call__(self, ids: Tensor, positions: Tensor, top: int, attend: Attend) -> Tensor:
+        """Hidden rows [R, d] after the last norm. ids, positions: int64 [R]; top bounds them."""
+        c = self.config
+        x = F.embedding(ids, self.embed)
+        if self._embed_scale is not None:
+            x = x * self._embed_scale
+        cos = sin = None
+        if self.positions is not None:
+            x = x + F.embedding(positions, self.positions)
+        elif self.rope:
+            cos, sin = self.rope.rows(positions, top)
+        shape = (len(ids), c.num_lanes, c.head_dim)
+        num_rotated = c.num_heads + c.num_kv_heads
+        for i, layer in enumerate(self.layers):
+            h = x if layer.attn_norm is None else layer.attn_norm(x)
+            qkv = layer.qkv(h).view(shape)
+            if layer.q_norm is not None:
+                self._normalise(layer, qkv)
+            if cos is not None:
+                qk = qkv.narrow(1, 0, num_rotated)
+                turned = qk.roll(c.head_dim // 2, -1)
+                qk.mul_(cos).addcmul_(turned, sin)  # type: ignore[arg-type]
+            h = layer.out(attend(i, qkv))
+            x = x + (h if layer.post_attn_norm is None else layer.post_attn_norm(h))
+            h = layer.mlp(x if layer.mlp_norm is None else layer.mlp_norm(x))
+            x = x + (h if layer.post_mlp_norm is None else layer.post_mlp_norm(h))
+        return self.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [n, V] of hidden rows [n, d]."""
+        logits = self.head(hidden)
+        cap = self.config.logit_softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    def _normalise(self, layer: Layer, qkv: Tensor) -> None:
+        """QK-norm in place: per head, or over the whole width."""
+        c = self.config
+        for norm, at, num in (
+            (layer.q_norm, 0, c.num_heads),
+            (layer.k_norm, c.num_heads, c.num_kv_heads),
+        ):
+            part = qkv.narrow(1, at, num)
+            flat = part if c.qk_norm == "head" else part.flatten(1)
+            part.copy_(norm(flat).view(part.shape))  # type: ignore[misc]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights."""
+        return self._plain_bytes() + sum(linear.nbytes for linear in self.linears())
+
+    def linears(self) -> list[Linear]:
+        """Every product with weights, in the order of one pass (each expert counted)."""
+        found: list[Linear] = []
+        for layer in self.layers:
+            found += [layer.qkv, layer.out]
+            mlp = layer.mlp
+            if isinstance(mlp, Experts):
+                found.append(mlp.gate)
+            for part in mlp.experts if isinstance(mlp, Experts) else [mlp]:
+                found += [part.gate_up if isinstance(part, GatedMLP) else part.up, part.down]
+        return [*found, self.head]
+
+    def _plain_bytes(self) -> int:
+        tied = self.head.weight is self.embed
+        positions = 0 if self.positions is None else self.positions.nbytes
+        return (0 if tied else self.embed.nbytes) + positions

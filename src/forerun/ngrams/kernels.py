@@ -1,0 +1,335 @@
+"""Numba kernels of the logit memory: look up, average, select, evict. Pure functions on arrays.
+
+A memory is one open-addressing table with linear probing. A slot's key is a 64-bit hash of a
+context (its length and its tokens), 0 where the slot is empty; contexts are written most recent
+token first and padded with -1 where the text is shorter. Two contexts share a key with probability
+2^-64, which could cost a draft token its acceptance but never a wrong output.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+MIX_A = np.uint64(0xBF58476D1CE4E5B9)
+MIX_B = np.uint64(0x94D049BB133111EB)
+LOW = np.uint64(0xFFFFFFFF)
+EMPTY_KEY = np.uint64(0)
+
+
+class Table(NamedTuple):
+    """C slots of K entries each."""
+
+    keys: np.ndarray  # uint64 [C], 0 is empty
+    counts: np.ndarray  # int32 [C], observations averaged so far
+    stamps: np.ndarray  # int32 [C], clock of the last hit
+    ids: np.ndarray  # int32 [C, K]
+    probs: np.ndarray  # float32 [C, K], falling, ties by id; the first 0 ends the entry
+
+
+class Temper(NamedTuple):
+    """How stored probabilities become q: P^power, then the cuts of the request, normalised."""
+
+    power: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+def new_table(slots: int, entries: int) -> Table:
+    """An empty table."""
+    return Table(
+        np.zeros(slots, np.uint64),
+        np.zeros(slots, np.int32),
+        np.zeros(slots, np.int32),
+        np.zeros((slots, entries), np.int32),
+        np.zeros((slots, entries), np.float32),
+    )
+
+
+@njit(cache=True, nogil=True)
+def hash_context(context: np.ndarray, hashes: np.ndarray) -> int:
+    """hashes[n - 1] = key of the last n tokens; returns how many tokens there are."""
+    h = GOLDEN
+    for n in range(len(context)):
+        if context[n] < 0:
+            return n
+        h += np.uint64(context[n] + 1) * GOLDEN
+        h = (h ^ (h >> np.uint64(30))) * MIX_A
+        h = (h ^ (h >> np.uint64(27))) * MIX_B
+        h ^= h >> np.uint64(31)
+        hashes[n] = h if h != EMPTY_KEY else GOLDEN
+    return len(context)
+
+
+@njit(cache=True, nogil=True)
+def home(key: np.uint64, slots: int) -> int:
+    """The slot where the search for a key begins: the high bits scaled to the table's size."""
+    return np.int64(((key >> np.uint64(32)) * np.uint64(slots)) >> np.uint64(32))
+
+
+@njit(cache=True, nogil=True)
+def find(keys: np.ndarray, key: np.uint64) -> int:
+    """The slot that holds `key`, or the empty slot where it belongs."""
+    slot = home(key, len(keys))
+    while keys[slot] != key and keys[slot] != EMPTY_KEY:
+        slot += 1
+        if slot == len(keys):
+            slot = 0
+    return slot
+
+
+@njit(cache=True, nogil=True)
+def recall(table: Table, lengths: np.ndarray, context: np.ndarray, hashes: np.ndarray) -> int:
+    """The slot of the longest known context among `lengths` (falling); -1 if none is known."""
+    known = hash_context(context, hashes)
+    for n in lengths:
+        if n <= known:
+            slot = find(table.keys, hashes[n - 1])
+            if table.keys[slot] == hashes[n - 1]:
+                return slot
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def snapshot(
+    table: Table, slot: int, temper: Temper, ids: np.ndarray, probs: np.ndarray, at: int
+) -> int:
+    """Writes q of one slot to ids[at:], probs[at:]; returns the size of its support, never 0."""
+    most, total, held = table.ids.shape[1], 0.0, 0
+    if 0 < temper.top_k < most:
+        most = temper.top_k
+    for j in range(most):
+        x = np.float64(table.probs[slot, j])
+        if temper.power != 1.0:  # relative to the best, which never underflows
+            x = (x / table.probs[slot, 0]) ** temper.power
+        if x <= 0.0:
+            break
+        ids[at + j], probs[at + j] = table.ids[slot, j], x
+        total += x
+        held += 1
+    enough = temper.top_p * total if temper.top_p < 1.0 else math.inf
+    least = temper.min_p * probs[at]
+    mass, size = 0.0, 0
+    while size < held and mass < enough and probs[at + size] >= least:
+        mass += probs[at + size]
+        size += 1
+    for j in range(at, at + size):
+        probs[j] /= mass
+    return size
+
+
+@njit(cache=True, nogil=True)
+def look_up(
+    table: Table,
+    lengths: np.ndarray,
+    clock: int,
+    context: np.ndarray,
+    temper: Temper,
+    ids: np.ndarray,
+    probs: np.ndarray,
+) -> int:
+    """q after one context; returns the size of its support, 0 if no length is known."""
+    slot = recall(table, lengths, context, np.empty(len(context), np.uint64))
+    if slot < 0:
+        return 0
+    table.stamps[slot] = clock
+    return snapshot(table, slot, temper, ids, probs, 0)
+
+
+@njit(cache=True, nogil=True)
+def learn(
+    table: Table,
+    lengths: np.ndarray,
+    clock: int,
+    root: np.ndarray,
+    tokens: np.ndarray,
+    parents: np.ndarray,
+    nodes: np.ndarray,
+    top_ids: np.ndarray,
+    top_probs: np.ndarray,
+    is_once: bool,
+) -> int:
+    """Averages one observation per node into the slots of all its contexts.
+
+    A node's context is its path below `root`; top_ids and top_probs [len(nodes), K] are the
+    target's largest probabilities there. `is_once`: a key learns from its first node only.
+    Returns the number of new keys.
+    """
+    longest, entries, added = len(root), table.ids.shape[1], 0
+    context, hashes = np.empty(longest, np.int32), np.empty(longest, np.uint64)
+    ids, probs = np.empty(2 * entries, np.int32), np.empty(2 * entries, np.float32)
+    seen = np.zeros(2 * len(nodes) * len(lengths) + 1 if is_once else 1, np.uint64)
+    for i in range(len(nodes)):
+        fill_context(root, tokens, parents, nodes[i], context)
+        known = hash_context(context, hashes)
+        for n in lengths:
+            if n > known:
+                continue
+            key = hashes[n - 1]
+            if is_once:
+                mark = find(seen, key)
+                if seen[mark] == key:
+                    continue
+                seen[mark] = key
+            slot = find(table.keys, key)
+            if table.keys[slot] == EMPTY_KEY:
+                table.keys[slot] = key
+                table.counts[slot] = 0
+                table.probs[slot] = 0.0
+                added += 1
+            average(table, slot, top_ids[i], top_probs[i], ids, probs)
+            table.stamps[slot] = clock
+    return added
+
+
+@njit(cache=True, nogil=True)
+def fill_context(
+    root: np.ndarray, tokens: np.ndarray, parents: np.ndarray, node: int, context: np.ndarray
+) -> None:
+    """The tokens that end at `node`, most recent first, continued above the tree by `root`."""
+    n = 0
+    while node >= 0 and n < len(context):
+        context[n] = tokens[node]
+        node = parents[node]
+        n += 1
+    for above in range(len(context) - n):
+        context[n + above] = root[above]
+
+
+@njit(cache=True, nogil=True)
+def average(
+    table: Table,
+    slot: int,
+    new_ids: np.ndarray,
+    new_probs: np.ndarray,
+    ids: np.ndarray,
+    probs: np.ndarray,
+) -> None:
+    """P <- (k P + P_new) / (k + 1) over the union of ids (0 where absent), then the K largest."""
+    entries, k = table.ids.shape[1], table.counts[slot]
+    share = 1.0 / (k + 1.0)
+    size = 0
+    while size < entries and table.probs[slot, size] > 0.0:
+        ids[size] = table.ids[slot, size]
+        probs[size] = k * share * table.probs[slot, size]
+        size += 1
+    old = size
+    for j in range(len(new_ids)):
+        if new_probs[j] <= 0.0:
+            break
+        at = 0
+        while at < old and ids[at] != new_ids[j]:
+            at += 1
+        if at < old:
+            probs[at] += share * new_probs[j]
+        else:
+            ids[size], probs[size] = new_ids[j], share * new_probs[j]
+            size += 1
+    sort_falling(ids[:size], probs[:size])
+    kept = min(size, entries)
+    table.ids[slot, :kept] = ids[:kept]
+    table.probs[slot, :kept] = probs[:kept]
+    table.probs[slot, kept:] = 0.0
+    table.counts[slot] = k + 1
+
+
+@njit(cache=True, nogil=True)
+def sort_falling(ids: np.ndarray, probs: np.ndarray) -> None:
+    """Insertion sort of a few pairs by falling probability, ties by id."""
+    for i in range(1, len(ids)):
+        token, p, at = ids[i], probs[i], i
+        while at > 0 and (p > probs[at - 1] or (p == probs[at - 1] and token < ids[at - 1])):
+            ids[at], probs[at] = ids[at - 1], probs[at - 1]
+            at -= 1
+        ids[at], probs[at] = token, p
+
+
+@njit(cache=True, nogil=True)
+def count_above(part: np.ndarray, least: float) -> int:
+    """How many entries exceed `least`."""
+    hits = 0
+    for i in range(len(part)):
+        hits += part[i] > least
+    return hits
+
+
+@njit(cache=True, nogil=True)
+def select_top(row: np.ndarray, ids: np.ndarray, probs: np.ndarray) -> None:
+    """The K largest positive entries of row [V], falling; ties: the lowest ids; zeros after them.
+
+    One pass: 64 entries at a time are compared with the K-th largest so far, which is vectorised;
+    about K log(V / K) entries ever get past the comparison.
+    """
+    entries, vocab = len(ids), len(row)
+    probs[:] = 0.0
+    ids[:] = 0
+    held = np.zeros(entries, row.dtype)
+    least = held[0]
+    for start in range(0, vocab, 64):
+        part = row[start : start + 64]
+        if not count_above(part, least):
+            continue
+        for i in range(len(part)):
+            if part[i] > least:
+                at = entries - 1
+                while at > 0 and part[i] > held[at - 1]:
+                    ids[at], held[at] = ids[at - 1], held[at - 1]
+                    at -= 1
+                ids[at], held[at] = start + i, part[i]
+                least = held[entries - 1]
+    probs[:] = held
+
+
+@njit(cache=True, nogil=True)
+def move(old: Table, a: int, new: Table, b: int) -> None:
+    """Copies slot a of one table to slot b of another."""
+    new.keys[b] = old.keys[a]
+    new.counts[b] = old.counts[a]
+    new.stamps[b] = old.stamps[a]
+    new.ids[b] = old.ids[a]
+    new.probs[b] = old.probs[a]
+
+
+@njit(cache=True, nogil=True)
+def rehash(old: Table, new: Table) -> None:
+    """Copies every entry of one table into another, empty one."""
+    for slot in range(len(old.keys)):
+        if old.keys[slot] != EMPTY_KEY:
+            move(old, slot, new, find(new.keys, old.keys[slot]))
+
+
+@njit(cache=True, nogil=True)
+def evict(table: Table, cut: int, ties: int) -> int:
+    """Removes, in place, all slots last hit before `cut` and `ties` of those hit at it."""
+    removed = 0
+    for slot in range(len(table.keys)):
+        while table.keys[slot] != EMPTY_KEY and table.stamps[slot] <= cut:
+            if table.stamps[slot] == cut:
+                if ties == 0:
+                    break
+                ties -= 1
+            remove(table, slot)
+            removed += 1
+    return removed
+
+
+@njit(cache=True, nogil=True)
+def remove(table: Table, hole: int) -> None:
+    """Empties a slot and closes the gap, so that linear probing finds all others (Knuth 6.4 R)."""
+    slots, slot = len(table.keys), hole
+    while True:
+        slot += 1
+        if slot == slots:
+            slot = 0
+        if table.keys[slot] == EMPTY_KEY:
+            break
+        distance = (slot - home(table.keys[slot], slots)) % slots
+        if distance >= (slot - hole) % slots:  # its search passes the hole: move it there
+            move(table, slot, table, hole)
+            hole = slot
+    table.keys[hole] = EMPTY_KEY

@@ -1,0 +1,198 @@
+"""A memory of next-token probabilities by context: the n-gram table of STAND.
+
+"Accelerated Test-Time Scaling with Model-Free Speculative Sampling", 2025: a context of n tokens
+maps to the running mean of the target's own largest probabilities after it, not renormalised, so
+that averages stay unbiased; they are renormalised when q is asked for. Flat arrays, about 100 bytes
+a slot; grows by doubling up to a byte budget, then drops what has not been hit for longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import numpy as np
+
+from forerun.errors import ConfigError
+from forerun.ngrams import drafting, kernels
+from forerun.ngrams.kernels import Table, Temper, new_table
+from forerun.template import Shape, grid
+from forerun.tree import EMPTY, Proposal, Tree
+
+FULLEST = 0.6  # load factor
+FIRST_SLOTS = 1024
+NEUTRAL = Temper()
+
+
+class LogitMemory:
+    """Contexts of the given lengths -> running mean of the `entries` largest probabilities."""
+
+    def __init__(
+        self,
+        *,
+        context: int | Many[int] = 4,
+        entries: int = 10,
+        budget: int = 64 << 20,
+    ) -> None:
+        self.lengths = np.array(context_lengths(context), dtype=np.int64)
+        if not 1 <= entries <= 256:
+            raise ConfigError(f"entries must be in 1..256, got {entries}")
+        self.longest = int(self.lengths[0])
+        self.entries = entries
+        self.budget = budget  # bytes; may be changed at any time, takes effect at the next growth
+        if self.slots_within(budget) < 64:
+            raise ConfigError(
+                f"a memory of {entries} entries needs at least {64 * self.slot_bytes} bytes, got "
+                f"{budget}; raise the budget"
+            )
+        self.table = new_table(min(FIRST_SLOTS, self.slots_within(budget)), entries)
+        self.clock = 0  # one tick per update
+        self.evicted = 0  # contexts dropped so far
+        self.observed = 0  # distributions learned so far
+        self._size = 0
+
+    def __len__(self) -> int:
+        """Contexts held."""
+        return self._size
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot: key, count, stamp, ids and probabilities."""
+        return 16 + 8 * self.entries
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return len(self.table.keys) * self.slot_bytes
+
+    def slots_within(self, budget: int) -> int:
+        """How many slots fit into `budget` bytes."""
+        return max(0, budget) // self.slot_bytes
+
+    def context(self, tokens: Many[int]) -> np.ndarray:
+        """The last tokens, most recent first, padded with -1. int32 [longest]."""
+        tail = list(tokens[-self.longest :])[::-1]
+        return np.array(tail + [-1] * (self.longest - len(tail)), dtype=np.int32)
+
+    def lookup(self, tokens: Many[int], temper: Temper = NEUTRAL) -> Proposal | None:
+        """q after `tokens`: the longest known context wins; None if no length is known."""
+        ids, probs = np.empty(self.entries, np.int32), np.empty(self.entries)
+        context = self.context(tokens)
+        size = kernels.look_up(self.table, self.lengths, self.clock, context, temper, ids, probs)
+        return Proposal(ids[:size], probs[:size]) if size else None
+
+    def draft(
+        self,
+        tokens: Many[int],
+        shape: Shape,
+        depth: int,
+        temper: Temper = NEUTRAL,
+        uniforms: np.ndarray | None = None,
+    ) -> tuple[Tree, int]:
+        """A tree below `tokens`, drawn without replacement or, without uniforms, of best tokens.
+
+        Returns it with the number of uniforms used, at most `entries` per place with children.
+        """
+        root = self.context(tokens)
+        return drafting.draft(
+            self.table, self.lengths, self.clock, root, shape, depth, temper, uniforms
+        )
+
+    def update(self, tokens: Many[int], ids: Many[int], probs: Many[float]) -> None:
+        """Learns one distribution after `tokens`: its largest probabilities, in any order."""
+        top_ids = np.zeros((1, self.entries), np.int32)
+        top_probs = np.zeros((1, self.entries), np.float32)
+        order = np.lexsort((ids, -np.asarray(probs)))[: self.entries]
+        top_ids[0, : len(order)] = np.asarray(ids)[order]
+        top_probs[0, : len(order)] = np.asarray(probs)[order]
+        self.learn(self.context(tokens), EMPTY, np.array([-1], np.int32), top_ids, top_probs)
+
+    def learn(
+        self,
+        root: np.ndarray,
+        tree: Tree,
+        nodes: np.ndarray,
+        top_ids: np.ndarray,
+        top_probs: np.ndarray,
+        *,
+        is_once: bool = False,
+    ) -> None:
+        """Learns the top probabilities [n, K] at `nodes` int32 [n] of a tree below context `root`.
+
+        Each row adds one observation to every context length; with `is_once` each context learns
+        from the first of the nodes that share it.
+        """
+        self.clock += 1
+        self.observed += len(nodes)
+        most = max(len(self.table.keys), self.slots_within(self.budget))
+        at_once = max(1, most // (8 * len(self.lengths)))
+        for start in range(0, len(nodes), at_once):
+            part = slice(start, start + at_once)
+            self._make_room(len(nodes[part]) * len(self.lengths))
+            self._size += kernels.learn(
+                self.table,
+                self.lengths,
+                self.clock,
+                root,
+                tree.tokens,
+                tree.parents,
+                nodes[part],
+                top_ids[part],
+                top_probs[part],
+                is_once,
+            )
+
+    def growth(self, num_new: int) -> int:
+        """Bytes by which the table would like to grow to take `num_new` more contexts."""
+        slots = len(self.table.keys)
+        if self._size + num_new <= FULLEST * slots:
+            return 0
+        while self._size + num_new > FULLEST * slots:
+            slots *= 2
+        return slots * self.slot_bytes - self.nbytes
+
+    def _make_room(self, num_new: int) -> None:
+        growth = self.growth(num_new)
+        if not growth:
+            return
+        slots = min(growth + self.nbytes, self.budget) // self.slot_bytes
+        if slots > len(self.table.keys):
+            larger = new_table(slots, self.entries)
+            kernels.rehash(self.table, larger)
+            self.table = larger
+        excess = self._size + num_new - int(FULLEST * len(self.table.keys))
+        if excess > 0:
+            self._evict(max(excess, self._size // 4))
+
+    def _evict(self, count: int) -> None:
+        """Drops the `count` contexts that were hit least recently."""
+        stamps = np.sort(self.table.stamps[self.table.keys != 0])
+        if count >= len(stamps):
+            self.evicted, self._size = self.evicted + self._size, 0
+            self.table = new_table(len(self.table.keys), self.entries)
+            return
+        cut = int(stamps[count - 1])
+        ties = count - int(np.searchsorted(stamps, cut))
+        dropped = kernels.evict(self.table, cut, ties)
+        self.evicted, self._size = self.evicted + dropped, self._size - dropped
+
+
+def context_lengths(context: int | Many[int]) -> tuple[int, ...]:
+    """4 -> (4, 3, 2, 1); a sequence of lengths -> the same, longest first."""
+    lengths = range(1, context + 1) if isinstance(context, int) else context
+    found = tuple(sorted(set(lengths), reverse=True))
+    if not found or not all(isinstance(n, int) and 1 <= n <= 32 for n in found):
+        raise ConfigError(f"context must be a length or lengths in 1..32, got {context!r}")
+    return found
+
+
+def warm_up() -> None:
+    """Compiles every kernel of the memory, or loads it from the cache."""
+    memory = LogitMemory(entries=2)
+    for dtype in (np.float32, np.float64):
+        ids, probs = np.zeros((1, 2), np.int32), np.zeros((1, 2), np.float32)
+        kernels.select_top(np.array([0.25, 0.75], dtype), ids[0], probs[0])
+    memory.learn(memory.context([1, 2]), EMPTY, np.array([-1], np.int32), ids, probs)
+    memory.lookup([1, 2])
+    memory.draft([1, 2], grid(1).first(1), 1, uniforms=np.full(2, 0.5))
+    kernels.rehash(memory.table, new_table(64, 2))
+    kernels.evict(memory.table, 1, 1)

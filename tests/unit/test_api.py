@@ -1,0 +1,221 @@
+"""The Python API on a real (tiny, random) checkpoint: the same text with drafts and without."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import forerun
+from forerun.errors import CapacityError, ConfigError, DataError, ForerunError, UnknownName
+from forerun.sampling import Sampling
+
+PROMPT = "the cat sat on the mat and the dog sat on the log and the cat"
+DRAFTERS = ["stand", "prompt_lookup", "fuse:parts=prompt_lookup+stand"]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_folder):
+    return forerun.load(str(tiny_folder), dtype="fp32")
+
+
+@pytest.fixture(scope="module")
+def draft_folder(tmp_path_factory):
+    from tiny import make_tiny
+
+    return make_tiny(tmp_path_factory.mktemp("draft"), seed=1)
+
+
+GREEDY = {
+    "plain": {},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.1},
+    "bias": {"logit_bias": {40: 2.0, 41: -3.0}},
+    "bans": {"banned_tokens": (32, 220, 83, 72)},
+    "least": {"min_new_tokens": 30, "logit_bias": {0: 3.0}},
+    "no end": {"ignore_eos": True, "logit_bias": {0: 3.0}},
+}
+
+
+@pytest.mark.parametrize("name", GREEDY)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_greedy_text_is_the_same_with_drafts(model, drafter: str, name: str) -> None:
+    options = {"temperature": 0, "max_new_tokens": 40, "logprobs": 3, **GREEDY[name]}
+    (plain,) = model.generate(PROMPT, drafter="none", **options)
+    (first, second) = model.generate([PROMPT, PROMPT], drafter=drafter, **options)
+    for result in (first, second):
+        assert result.samples[0].tokens == plain.samples[0].tokens
+        assert result.text == plain.text
+        pairs = zip(result.samples[0].logprobs, plain.samples[0].logprobs, strict=True)
+        for ours, theirs in pairs:
+            assert ours.keys() == theirs.keys()
+            assert all(abs(ours[t] - theirs[t]) < 1e-3 for t in ours)
+
+
+def test_greedy_text_is_the_same_with_a_draft_model(model, draft_folder) -> None:
+    (plain,) = model.generate(PROMPT, drafter="none", temperature=0, max_new_tokens=40)
+    for grower in ("chain", "template", "gumbel"):
+        spec = f"draft_model:model={draft_folder},grower={grower},dtype=fp32"
+        (drafted,) = model.generate(PROMPT, drafter=spec, temperature=0, max_new_tokens=40)
+        assert drafted.samples[0].tokens == plain.samples[0].tokens
+        assert drafted.stats.drafted > 0
+
+
+def test_the_target_as_its_own_draft_is_always_accepted(model, tiny_folder) -> None:
+    spec = f"draft_model:model={tiny_folder},dtype=fp32"
+    (result,) = model.generate(
+        PROMPT,
+        drafter=spec,
+        controller="fixed:nodes=4,depth=4",
+        temperature=1.0,
+        seed=1,
+        max_new_tokens=50,
+        ignore_eos=True,
+    )
+    assert result.stats.tau == pytest.approx(5.0, abs=0.01)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4])
+def test_a_seed_means_the_same_samples_at_any_batch_size(model, batch: int) -> None:
+    options = {
+        "n": 4,
+        "temperature": 0.8,
+        "seed": 11,
+        "max_new_tokens": 24,
+        "drafter": "stand:scope=request",
+    }
+    (alone,) = model.generate(PROMPT, batch=1, **options)
+    (shared,) = model.generate(PROMPT, batch=batch, **options)
+    assert [s.tokens for s in shared.samples] == [s.tokens for s in alone.samples]
+    assert len({tuple(s.tokens) for s in shared.samples}) > 1
+    assert [s.index for s in shared.samples] == [0, 1, 2, 3]
+
+
+def test_a_call_can_be_reproduced_from_its_seed(model) -> None:
+    (first,) = model.generate(PROMPT, n=2, max_new_tokens=16)
+    (again,) = model.generate(PROMPT, n=2, max_new_tokens=16, seed=first.seed)
+    assert [s.tokens for s in first.samples] == [s.tokens for s in again.samples]
+
+
+def test_tau_counts_what_it_says(model) -> None:
+    (result,) = model.generate(PROMPT, n=8, temperature=0.3, seed=3, max_new_tokens=40)
+    stats = result.stats
+    assert stats.generated == sum(len(s.tokens) for s in result.samples)
+    assert stats.tau == pytest.approx(stats.generated / stats.passes)
+    assert stats.tau > 1.2
+    assert 0 < stats.acceptance_rate <= stats.examined_rate <= 1
+    assert stats.per_position[0] >= stats.per_position[-1]
+    assert set(stats.seconds) == {"draft", "forward", "verify", "other"}
+    (plain,) = model.generate(PROMPT, n=2, drafter="none", max_new_tokens=20, ignore_eos=True)
+    assert plain.stats.tau == 1.0
+
+
+def test_streamed_text_is_the_whole_text(model) -> None:
+    options = {"n": 3, "seed": 5, "temperature": 0.9, "max_new_tokens": 30}
+    (whole,) = model.generate(PROMPT, **options)
+    for batch in (1, 3):
+        pieces: dict[int, str] = {}
+        for event in model.stream(PROMPT, batch=batch, drafter="stand:scope=request", **options):
+            pieces[event.index] = pieces.get(event.index, "") + event.text
+            if event.sample:
+                assert pieces[event.index] == event.sample.text
+        assert set(pieces) == {0, 1, 2}
+    assert len(whole.samples) == 3
+
+
+@pytest.mark.parametrize("drafter", ["none", *DRAFTERS])
+def test_stop_strings_cut_ids_text_and_logprobs_together(model, drafter: str) -> None:
+    (free,) = model.generate(PROMPT, temperature=0, max_new_tokens=40, drafter="none")
+    stop = free.text[9:12]
+    assert stop
+    (cut,) = model.generate(
+        PROMPT, temperature=0, max_new_tokens=40, drafter=drafter, stop=(stop,), logprobs=1
+    )
+    sample = cut.samples[0]
+    assert sample.finish == "stop"
+    assert sample.text == free.text[: free.text.index(stop)]
+    assert sample.tokens == free.samples[0].tokens[: len(sample.tokens)]
+    assert len(sample.logprobs) == len(sample.tokens)
+    assert model.tokenizer.decode(sample.tokens).startswith(sample.text)
+
+
+def test_stopping_a_stream_early_leaves_nothing_behind(model) -> None:
+    stream = model.stream(PROMPT, n=4, batch=2, max_new_tokens=40)
+    next(stream)
+    stream.close()
+    assert all(slot.is_free for slot in model.target.cache.slots)
+    (result,) = model.generate(PROMPT, temperature=0, max_new_tokens=5)
+    assert len(result.samples[0].tokens) == 5
+
+
+def test_trajectories_of_one_prompt_cost_one_prefill(model) -> None:
+    prompt = PROMPT + " while the rain fell on the plain"
+    length = len(model.tokenizer.encode(prompt))
+    before = model.target.num_rows
+    model.generate(prompt, n=4, drafter="none", max_new_tokens=1)
+    assert model.target.num_rows - before <= length + 4
+
+
+def test_bad_requests_are_refused(model, tmp_path) -> None:
+    with pytest.raises(DataError, match="empty"):
+        model.generate("")
+    with pytest.raises(DataError, match="no prompt"):
+        model.generate([])
+    with pytest.raises(DataError, match="outside"):
+        model.generate([[5, 100000]])
+    with pytest.raises(CapacityError, match="context"):
+        model.generate(PROMPT * 20)
+    with pytest.raises(UnknownName, match="temperature"):
+        model.generate(PROMPT, temprature=1.0)
+    with pytest.raises(UnknownName, match="stand"):
+        model.generate(PROMPT, drafter="stnad")
+    with pytest.raises(UnknownName, match="context"):
+        model.generate(PROMPT, drafter="stand:contxt=3")
+    with pytest.raises(ConfigError, match="batch"):
+        model.generate(PROMPT, batch=0)
+    with pytest.raises(ConfigError, match="temperature 0"):
+        model.generate(PROMPT, verifier="greedy")
+    with pytest.raises(ForerunError):
+        model.generate(PROMPT, drafter=f"draft_model:model={tmp_path}")
+    for wrong in ({"temperature": -1}, {"top_p": 0}, {"n": 0}, {"min_p": 2}, {"max_new_tokens": 0}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            model.generate(PROMPT, **wrong)
+
+
+def test_a_draft_with_another_vocabulary_is_refused(model, tmp_path_factory) -> None:
+    from tiny import make_tiny
+
+    other = make_tiny(tmp_path_factory.mktemp("other"), vocab=300)
+    with pytest.raises(ConfigError, match="another vocabulary"):
+        model.generate(PROMPT, drafter=f"draft_model:model={other}")
+
+
+def test_logprobs_match_the_models_own(model) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    (result,) = model.generate(
+        PROMPT, seed=2, temperature=0.7, top_k=5, logprobs=2, max_new_tokens=12, ignore_eos=True
+    )
+    sample = result.samples[0]
+    theirs = AutoModelForCausalLM.from_pretrained(model.name, dtype=torch.float32)
+    ids = model.tokenizer.encode(PROMPT) + sample.tokens
+    with torch.no_grad():
+        logits = theirs(torch.tensor([ids])).logits[0].double()
+    expected = torch.log_softmax(logits, -1).numpy()
+    first = len(ids) - len(sample.tokens) - 1
+    for at, reported in enumerate(sample.logprobs):
+        for token, value in reported.items():
+            assert np.isclose(value, expected[first + at, token], atol=2e-3)
+
+
+def test_memory_report_names_its_parts(model) -> None:
+    model.generate(PROMPT, max_new_tokens=5)
+    report = model.memory_report()
+    assert report["weights"] > 0
+    assert any("stand" in part for part in report)
+    assert all(isinstance(size, int) and size >= 0 for size in report.values())
+
+
+def test_sampling_objects_and_overrides_combine(model) -> None:
+    sampling = Sampling(temperature=0, max_new_tokens=6)
+    (result,) = model.generate(PROMPT, sampling, max_new_tokens=3)
+    assert len(result.samples[0].tokens) == 3

@@ -1,4 +1,4 @@
-"""A random llama checkpoint with a small BPE tokenizer, made in a second: real files, no weights."""
+"""A random llama checkpoint with a small BPE tokenizer, real files made in a second."""
 
 from __future__ import annotations
 

@@ -98,9 +98,7 @@ def test_same_seed_same_stream(seed, index):
 
 
 def test_trajectories_of_one_seed_have_streams_of_their_own():
-    streams = {
-        tuple(SeededDice(11, prompt, k).peek(4)) for prompt in range(20) for k in range(20)
-    }
+    streams = {tuple(SeededDice(11, prompt, k).peek(4)) for prompt in range(20) for k in range(20)}
     assert len(streams) == 400
 
 

@@ -12,9 +12,10 @@ from forerun.dice import SeededDice
 from forerun.drafters.base import Grown
 from forerun.drafters.fuse import Fuse
 from forerun.drafters.none import Plain
+from forerun.engine.api import Model
 from forerun.engine.loop import Engine
 from forerun.engine.scheduler import Scheduler
-from forerun.errors import ConfigError
+from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.growers.chain import Chain
 from forerun.growers.iid import Iid
 from forerun.roles import Drafter
@@ -37,9 +38,43 @@ class Diary(Plain):
         self.finished.append(seq.index)
 
 
+class Letters:
+    """A tokenizer of three letters, as `Model` needs it."""
+
+    eos_ids: tuple[int, ...] = ()
+
+    def __init__(self) -> None:
+        self._decode = lambda ids, **options: self.decode(ids)
+
+    def encode(self, text: str) -> list[int]:
+        return ["abc".index(letter) for letter in text]
+
+    def decode(self, ids) -> str:
+        return "".join("abc"[i] for i in ids)
+
+
+class Groups(Plain):
+    """Keeps the groups that it meets."""
+
+    def __init__(self) -> None:
+        self.groups: list = []
+
+    def start(self, seq):
+        self.groups.append(seq.group)
+
+
+def model_of(**options) -> Model:
+    return Model(FakeTarget(table_law(1)), Letters(), **options)  # type: ignore[arg-type]
+
+
 def engine_of(drafter: Drafter | None = None, max_seqs: int = 1, **options) -> Engine:
     return Engine(
-        FakeTarget(table_law(1)), drafter or Plain(), Recursive(), Fixed(), max_seqs=max_seqs, **options
+        FakeTarget(table_law(1)),
+        drafter or Plain(),
+        Recursive(),
+        Fixed(),
+        max_seqs=max_seqs,
+        **options,
     )
 
 
@@ -149,3 +184,87 @@ def test_needs_are_the_union_of_what_the_parts_declare():
 
     run_all(Engine(Asked(table_law(1)), Plain(), Judge(), Fixed()), seqs_of(1, length=2))
     assert seen == [frozenset({"hidden"})] * 2
+
+
+def test_a_model_gives_samples_in_order_with_their_statistics():
+    results = model_of().generate(["ab", "c"], drafter="none", n=3, max_new_tokens=4, seed=1)
+    assert [r.prompt for r in results] == ["ab", "c"]
+    for i, result in enumerate(results):
+        assert [(s.prompt_index, s.index) for s in result.samples] == [(i, k) for k in range(3)]
+        assert all(len(s.tokens) == 4 and s.finish == "length" for s in result.samples)
+        assert result.stats.generated == 12
+        assert result.stats.tau == 1.0
+        assert result.text == result.samples[0].text
+
+
+def test_streamed_pieces_are_the_text():
+    model = model_of()
+    options = {"drafter": "none", "n": 2, "batch": 2, "max_new_tokens": 6, "seed": 3}
+    texts, finals = {0: "", 1: ""}, {}
+    for event in model.stream("a", stop="cc", **options):
+        texts[event.index] += event.text
+        if event.sample:
+            finals[event.index] = event.sample.text
+    assert texts == finals
+    (result,) = model.generate("a", stop="cc", **options)
+    assert {s.index: s.text for s in result.samples} == finals
+
+
+def test_a_stop_string_cuts_ids_text_and_logprobs_together():
+    (result,) = model_of().generate(
+        "a", drafter="none", n=20, max_new_tokens=8, seed=5, stop="b", logprobs=1
+    )
+    assert any(sample.finish == "stop" for sample in result.samples)
+    for sample in result.samples:
+        assert "b" not in sample.text
+        assert len(sample.text) == len(sample.tokens) == len(sample.logprobs)
+        for token, logprobs in zip(sample.tokens, sample.logprobs, strict=True):
+            assert token in logprobs
+
+
+def test_prompts_of_different_calls_never_share_a_group():
+    model, groups = model_of(), Groups()
+    for _ in range(100):
+        model.generate("a", drafter=groups, max_new_tokens=1)
+    assert len(set(groups.groups)) == 100
+
+
+def test_a_caller_who_stops_early_leaves_nothing_behind():
+    diary = Diary()
+    run = model_of().run("a", drafter=diary, n=4, batch=2, max_new_tokens=5)
+    events = run.events()
+    next(events)
+    events.close()
+    assert run.engine.scheduler.is_idle
+    assert sorted(diary.finished) == sorted(diary.started)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "error", "message"),
+    [
+        ("", DataError, "prompt 0 is empty"),
+        ([], DataError, "there is no prompt"),
+        (["a", ""], DataError, "prompt 1 is empty"),
+        ([[0, 3]], DataError, "token ids outside 0..2"),
+        ([[0] * 10_000], CapacityError, "shorten it by 1 tokens"),
+        ([0, 1], DataError, "prompt"),
+    ],
+)
+def test_bad_prompts_are_refused_in_words(prompts, error, message):
+    with pytest.raises(error, match=message):
+        model_of().generate(prompts, drafter="none")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temprature": 1.0}, "unknown option 'temprature'; did you mean 'temperature'"),
+        ({"batch": 0}, "batch must be at least 1"),
+        ({"n": 0}, "n must be an integer >= 1"),
+        ({"logit_bias": {3: 1.0}}, "logit_bias"),
+        ({"banned_tokens": (0, 1, 2)}, "banned_tokens"),
+    ],
+)
+def test_bad_options_are_refused_in_words(options, message):
+    with pytest.raises(ConfigError, match=message):
+        model_of().generate("a", **{"drafter": "none", **options})

@@ -72,8 +72,10 @@ def random_tree(rng: np.random.Generator, vocab: int = VOCAB) -> Tree:
     return tree.build()
 
 
-def random_law(rng: np.random.Generator, tree: Tree, node: int, vocab: int, kind: int) -> np.ndarray:
-    """A target law [vocab]: smooth, with zeros after top-k, equal or nearly equal to a child's q."""
+def random_law(
+    rng: np.random.Generator, tree: Tree, node: int, vocab: int, kind: int
+) -> np.ndarray:
+    """A target law [vocab]: smooth, zero after top-k, equal or nearly equal to a child's q."""
     p = rng.dirichlet(np.full(vocab, [0.3, 3.0][int(rng.integers(2))]))
     drawn = [q for q in map(tree.q, tree.children(node)) if q is not None]
     if kind == 1:
@@ -85,11 +87,13 @@ def random_law(rng: np.random.Generator, tree: Tree, node: int, vocab: int, kind
     return p / p.sum()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("dice", [SeededDice, LateDice])
-def test_same_outcome_as_plain_on_random_trees(dtype: type, dice: type) -> None:
+@pytest.mark.parametrize(
+    ("dice", "dtype"),
+    [(SeededDice, np.float32), (SeededDice, np.float64), (LateDice, np.float64)],
+)
+def test_same_outcome_as_plain_on_random_trees(dice: type, dtype: type) -> None:
     fast, plain, depths = Speculative(), Recursive(), []
-    for seed in range(1500):
+    for seed in range(1000):
         rng = np.random.default_rng([seed, 7])
         tree = random_tree(rng)
         laws = TableLaws(
@@ -140,7 +144,9 @@ def test_law_is_kept_by_enumeration() -> None:
         left = q.probs * (q.ids != 4)
         for i in dice.without_replacement(left, 2):
             tree.add(int(q.ids[i]), -1, SWOR, q)
-        verdict = Speculative().verify(tree.build(), TableLaws({n: p for n in range(-1, 3)}), dice)
+        verdict = Speculative().verify(
+            tree.build(), TableLaws(dict.fromkeys(range(-1, 3), p)), dice
+        )
         return verdict.tokens(tree.build())[0]
 
     law = np.zeros(5)
@@ -172,7 +178,9 @@ def test_broken_law_is_refused(verifier: type, row: list[float]) -> None:
     tree = one_node(0, [0, 1], [0.5, 0.5])
     with pytest.raises(ConfigError, match="should sum to 1"):
         for seed in range(50):
-            verifier().verify(tree, TableLaws({-1: np.array(row), 0: np.array(row)}), SeededDice(seed))
+            verifier().verify(
+                tree, TableLaws({-1: np.array(row), 0: np.array(row)}), SeededDice(seed)
+            )
 
 
 @pytest.mark.parametrize("verifier", [Speculative, Recursive])
@@ -188,7 +196,9 @@ def test_a_sibling_drawn_twice_without_replacement_is_refused() -> None:
     tree.add(0, -1, SWOR, q)
     tree.add(0, -1, SWOR, q)
     with pytest.raises(AssertionError, match="whose q is 0"):
-        Speculative().verify(tree.build(), TableLaws({-1: np.array([0.0, 0.1, 0.9])}), SeededDice(0))
+        Speculative().verify(
+            tree.build(), TableLaws({-1: np.array([0.0, 0.1, 0.9])}), SeededDice(0)
+        )
 
 
 @pytest.mark.parametrize("ids", [[0, 3], [0, -1]])

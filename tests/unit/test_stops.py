@@ -36,7 +36,11 @@ class Pieces:
 
 
 def cut(
-    pieces: list[str | bytes], tokens: list[int], eos: tuple[int, ...] = (), limit: int = 100, **options
+    pieces: list[str | bytes],
+    tokens: list[int],
+    eos: tuple[int, ...] = (),
+    limit: int = 100,
+    **options,
 ) -> tuple[Sequence, str, list[int]]:
     """Gives all tokens in one block; returns the sequence, its text and the tokens kept."""
     raw = [p.encode() if isinstance(p, str) else p for p in pieces]
@@ -198,7 +202,7 @@ def cycle(tokens) -> np.ndarray:
 @pytest.mark.parametrize(
     ("options", "eos", "generated", "finish"),
     [
-        ({"stop": "cab"}, (), (1, 2, 0, 1), "length"),
+        ({"stop": "cba"}, (), (1, 2, 0, 1), "length"),
         ({"stop": "ca"}, (), (1,), "stop"),
         ({}, (2,), (1, 2), "stop"),
         ({"stop_token_ids": (0,)}, (), (1, 2, 0), "stop"),

@@ -76,7 +76,7 @@ def test_best_first_takes_the_most_valuable_places():
     def worth(place: tuple[int, ...]) -> float:
         return float(np.prod([values[rank] for rank in place]))
 
-    everything = [p for p in grid(3, 3, 3, 3).places]
+    everything = grid(3, 3, 3, 3).places
     best = sorted(map(worth, everything), reverse=True)[:12]
     np.testing.assert_allclose([worth(p) for p in template.places], best, rtol=1e-12)
 

@@ -65,10 +65,10 @@ if _packed_bf16_works():  # without the Python layer between
 class RMSNorm:
     """x / rms(x) * w, computed in fp32; `offset` 1 is gemma's (1 + w)."""
 
-    __slots__ = ("_doubled", "_eps", "eps", "shape", "weight")
+    __slots__ = ("_doubled", "_eps", "eps", "nbytes", "shape", "weight")
 
     def __init__(self, weight: Tensor, eps: float, offset: float = 0.0) -> None:
-        dtype = weight.dtype
+        dtype, self.nbytes = weight.dtype, weight.nbytes
         self.weight = weight.float() + offset  # [d], fp32
         self.eps, self.shape = eps, tuple(weight.shape)
         self._eps = torch.tensor(eps, device=weight.device)
@@ -93,10 +93,11 @@ class RMSNorm:
 class LayerNorm:
     """(x - mean) / std * w + b."""
 
-    __slots__ = ("bias", "eps", "shape", "weight")
+    __slots__ = ("bias", "eps", "nbytes", "shape", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None, eps: float) -> None:
         self.weight, self.bias, self.eps, self.shape = weight, bias, eps, tuple(weight.shape)
+        self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.shape, self.weight, self.bias, self.eps)

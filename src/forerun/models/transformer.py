@@ -103,13 +103,11 @@ class Transformer:
         self.config, self.layers, self.norm, self.head = config, layers, norm, head
         self.embed, self.positions = embed, positions
         self.dtype, self.device = embed.dtype, embed.device
-        self.rope = config.inv_freq and Rope(
-            torch.tensor(config.inv_freq),
-            config.head_dim,
-            config.rope_scale,
-            self.dtype,
-            self.device,
-        )
+        self.rope = None
+        if config.inv_freq is not None:
+            freq = torch.tensor(config.inv_freq)
+            size, scale = config.head_dim, config.rope_scale
+            self.rope = Rope(freq, size, scale, self.dtype, self.device)
         self._embed_scale = (
             None if config.embed_scale is None else torch.tensor(config.embed_scale).to(embed)
         )
@@ -123,7 +121,7 @@ class Transformer:
         cos = sin = None
         if self.positions is not None:
             x = x + F.embedding(positions, self.positions)
-        elif self.rope:
+        elif self.rope is not None:
             cos, sin = self.rope.rows(positions, top)
         shape = (len(ids), c.num_lanes, c.head_dim)
         num_rotated = c.num_heads + c.num_kv_heads
@@ -162,7 +160,11 @@ class Transformer:
     @property
     def nbytes(self) -> int:
         """Bytes of all weights."""
-        return self._plain_bytes() + sum(linear.nbytes for linear in self.linears())
+        tables = [t for t in (self.embed, self.positions) if t is not None]
+        if self.head.weight is self.embed:
+            tables = tables[1:]
+        parts = [*self.linears(), *self.norms()]
+        return sum(t.nbytes for t in tables) + sum(part.nbytes for part in parts)
 
     def linears(self) -> list[Linear]:
         """Every product with weights, in the order of one pass (each expert counted)."""
@@ -176,7 +178,18 @@ class Transformer:
                 found += [part.gate_up if isinstance(part, GatedMLP) else part.up, part.down]
         return [*found, self.head]
 
-    def _plain_bytes(self) -> int:
-        tied = self.head.weight is self.embed
-        positions = 0 if self.positions is None else self.positions.nbytes
-        return (0 if tied else self.embed.nbytes) + positions
+    def norms(self) -> list[Norm]:
+        """Every norm."""
+        found = [
+            norm
+            for layer in self.layers
+            for norm in (
+                layer.attn_norm,
+                layer.post_attn_norm,
+                layer.mlp_norm,
+                layer.post_mlp_norm,
+                layer.q_norm,
+                layer.k_norm,
+            )
+        ]
+        return [*(norm for norm in found if norm is not None), self.norm]

@@ -14,7 +14,7 @@ import numpy as np
 
 from forerun.errors import ConfigError
 from forerun.ngrams import drafting, kernels
-from forerun.ngrams.kernels import Table, Temper, new_table
+from forerun.ngrams.kernels import Temper, new_table
 from forerun.template import Shape, grid
 from forerun.tree import EMPTY, Proposal, Tree
 

@@ -160,7 +160,7 @@ def outside(ids: np.ndarray, vocab: int) -> int:
 def conditional(
     ids: np.ndarray, probs: np.ndarray, x: int, is_swor: bool, marks: np.ndarray
 ) -> tuple[float, float]:
-    """q(x) and the mass of q, both without the tokens already tried if drawn without replacement."""
+    """q(x) and the mass of q; draws without replacement leave out the tokens already tried."""
     q_x = total = 0.0
     for i in range(len(ids)):
         if not (is_swor and marks[ids[i]] & TRIED):

@@ -1,0 +1,61 @@
+# make demo    set up, then best-of-16 on held-out word problems, STAND beside plain decoding
+# make test    set up, then run the tests
+# make check   lint, format and types
+# make docs    every link resolves, every working method has its page
+# make bench   the benchmarks that docs/results quotes
+#
+# PYTHON=python3.12   the interpreter that makes the virtual environment (3.11 or newer)
+# VENV=.venv          where it goes
+# DATA_DIR=folder     real prompts and models; tests that need them skip without it
+# ARGS="-k tree"      passed on to pytest, or to the demo
+
+PYTHON ?= python3
+VENV ?= .venv
+DATA_DIR ?=
+ARGS ?=
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
+
+.PHONY: demo test check docs bench clean
+
+demo: $(VENV)/.ready
+	@$(BIN)/forerun demo $(ARGS)
+
+test: $(VENV)/.ready-dev
+	@echo "test: pytest"
+	@$(BIN)/python -m pytest $(if $(DATA_DIR),--data-dir "$(DATA_DIR)") $(ARGS)
+
+check: $(VENV)/.ready-dev
+	@echo "check: ruff check, ruff format, mypy"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+docs: $(VENV)/.ready
+	@$(BIN)/python docs/check.py
+
+bench: $(VENV)/.ready
+	@set -e; for file in $(sort $(wildcard benchmarks/*.py)); do \
+		echo "bench: $$file"; $(BIN)/python $$file; done
+	@echo "bench: forerun demo"
+	@$(BIN)/forerun demo $(ARGS)
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "forerun needs Python 3.11 or newer; try make PYTHON=python3.11 $(MAKECMDGOALS)")'
+	@echo "setup: virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.ready: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "setup: forerun and what it needs (minutes the first time)"
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.ready-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "setup: forerun, what it needs, and the tools for tests (minutes the first time)"
+	@$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.ready
+
+clean:
+	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	@echo "clean: environment, caches and builds removed"

@@ -1,0 +1,25 @@
+"""Best of n by majority vote: STAND beside plain decoding, in one run.
+
+python examples/02_best_of_n.py [n]
+"""
+
+import sys
+from collections import Counter
+
+import forerun
+from forerun.bench.tasks.reasoning import ReasoningTask, read_answer
+
+n = int(sys.argv[1]) if len(sys.argv) > 1 else 16
+problem = ReasoningTask("heldout").example(3)
+model = forerun.load()
+model.generate(problem.prompt, max_new_tokens=8, drafter="stand")  # compiles kernels once
+
+for drafter in ("none", "stand"):
+    (result,) = model.generate(
+        problem.prompt, drafter=drafter, n=n, temperature=0.6, max_new_tokens=400, seed=1
+    )
+    votes = Counter(read_answer(sample.text) for sample in result.samples)
+    taus = [f"{sample.stats.tau:.1f}" for sample in result.samples]
+    print(f"{drafter:6} {result.stats.tokens_per_second:6.0f} tokens/s")
+    print(f"       tau by trajectory: {' '.join(taus)}")
+    print(f"       votes {votes.most_common(3)}, right answer {problem.answer}")

@@ -1,0 +1,39 @@
+"""Any Hugging Face causal LM as it is: greedy text of transformers and of forerun, side by side.
+
+    python examples/05_huggingface_model.py [FOLDER_OR_HUB_ID] ["a prompt"]
+
+Without a folder it takes the embedded reasoner, which is an ordinary Hugging Face checkpoint.
+"""
+
+import sys
+import time
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import forerun
+from forerun.bench.tasks.reasoning import ReasoningTask
+from forerun.engine.api import embedded
+
+path = sys.argv[1] if len(sys.argv) > 1 else embedded("reasoner")
+prompt = sys.argv[2] if len(sys.argv) > 2 else ReasoningTask("heldout").example(2).prompt
+length = 100
+
+model = forerun.load(path, dtype="fp32")
+model.generate(prompt, max_new_tokens=8, temperature=0)  # compiles kernels once
+start = time.perf_counter()
+(ours,) = model.generate(prompt, max_new_tokens=length, temperature=0)
+ours_seconds = time.perf_counter() - start
+
+tokenizer = AutoTokenizer.from_pretrained(path)
+reference = AutoModelForCausalLM.from_pretrained(path, dtype="float32")
+inputs = tokenizer(prompt, return_tensors="pt")
+start = time.perf_counter()
+theirs = reference.generate(**inputs, max_new_tokens=length, do_sample=False)
+their_seconds = time.perf_counter() - start
+their_tokens = theirs[0, inputs["input_ids"].shape[1] :].tolist()
+
+print(ours.text)
+print(f"forerun       {len(ours.samples[0].tokens) / ours_seconds:6.0f} tokens/s")
+print(f"transformers  {len(their_tokens) / their_seconds:6.0f} tokens/s")
+agree = sum(a == b for a, b in zip(ours.samples[0].tokens, their_tokens, strict=False))
+print(f"{agree} of {len(their_tokens)} tokens agree")

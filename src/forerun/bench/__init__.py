@@ -1,0 +1,1 @@
+"""Benchmarks: tasks, harness, metrics, reports."""

@@ -1,0 +1,1 @@
+"""Tasks: problems with an exact checker, for evaluation and training."""

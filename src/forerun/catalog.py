@@ -1,0 +1,120 @@
+"""One row per published system: what it is, where it lives, what it promises, whether it works.
+
+Pure data (assets/catalog.toml); no method is imported. A row's state is what `derive` finds in a
+checkout, and a test compares the two: "works" when the acceptance check, all own files and all
+named parts exist, "missing" when none of the own files does, "partial" between.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import UnknownName
+
+WORKS, PARTIAL, MISSING = "works", "partial", "missing"
+_DATA = Path(__file__).parent / "assets" / "catalog.toml"
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Where a system was published."""
+
+    title: str
+    year: int
+    arxiv: str = ""
+    authors: str = ""
+
+    def __str__(self) -> str:
+        who = f"{self.authors} " if self.authors else ""
+        where = f", arXiv {self.arxiv}" if self.arxiv else ""
+        return f'{who}{self.year}, "{self.title}"{where}'
+
+
+@dataclass(frozen=True)
+class Row:
+    """A system of the catalog."""
+
+    name: str  # what users type
+    title: str
+    paper: Paper | None
+    files: tuple[str, ...]  # its own files below forerun/, without suffix
+    note: str
+    kind: str = "system"  # or "baseline"
+    parts: Mapping[str, str] = field(default_factory=dict)  # role -> what `generate` is given
+    tiny: Mapping[str, str] = field(default_factory=dict)  # the parts again, for small tests
+    lossless: bool | None = True  # keeps the target's law; None: does not touch decoding
+    trains: bool = False
+    state: str = MISSING
+    check: str = ""  # acceptance check below tests/, where it is not papers/test_<name>.py
+
+    @property
+    def doc(self) -> str:
+        """Its page, relative to the repository."""
+        return f"docs/methods/{self.name}.md"
+
+    @property
+    def acceptance(self) -> str:
+        """Its acceptance check, relative to the repository."""
+        return f"tests/{self.check or f'papers/test_{self.name}.py'}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self) | {"doc": self.doc, "files": list(self.files)}
+
+
+@cache
+def rows() -> tuple[Row, ...]:
+    """All rows, baselines first."""
+    tables = tomllib.loads(_DATA.read_text(encoding="utf-8"))
+    return tuple(_row(name, table) for name, table in tables.items())
+
+
+def get(name: str) -> Row:
+    """The row of that name. Raises UnknownName with the nearest names."""
+    by_name = {row.name: row for row in rows()}
+    wanted = name.strip().lower().replace("-", "_")
+    if wanted not in by_name:
+        raise UnknownName.of("method", name, by_name, "`forerun methods` lists all")
+    return by_name[wanted]
+
+
+def derive(row: Row, root: Path) -> str:
+    """The state that a checkout at `root` shows; looks for files, imports no method."""
+    if not any(is_built(file) for file in row.files):
+        return MISSING
+    is_whole = all(is_built(file) for file in row.files) and all(
+        is_registered(kind, spec) for kind, spec in row.parts.items()
+    )
+    return WORKS if is_whole and (root / row.acceptance).is_file() else PARTIAL
+
+
+def is_built(file: str) -> bool:
+    """Whether forerun/<file>.py (or a package of that name) exists."""
+    try:
+        return importlib.util.find_spec(f"forerun.{file.replace('/', '.')}") is not None
+    except ModuleNotFoundError:  # the folder above is missing
+        return False
+
+
+def is_registered(kind: str, spec: str) -> bool:
+    """Whether the registry knows the part that `spec` names, and its grower if it names one."""
+    from forerun import registry
+
+    name, options = registry.parse(spec)
+    grower = options.get("grower")
+    return name in registry.names(kind) and (not grower or grower in registry.names("grower"))
+
+
+def _row(name: str, table: dict[str, Any]) -> Row:
+    given = {k: table.pop(k) for k in ("year", "arxiv", "authors") if k in table}
+    title = table.pop("paper", None)
+    if table.get("lossless") == "none":
+        table["lossless"] = None
+    paper = Paper(title, **given) if title else None
+    return Row(name, paper=paper, files=tuple(table.pop("files")), **table)

@@ -1,0 +1,137 @@
+"""`forerun doctor`: what this machine and this installation can do, in plain words."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from forerun import __version__
+from forerun.cli.options import Json, kernels_are_cached
+from forerun.cli.output import print_json
+from forerun.errors import ForerunError
+
+PACKAGES = ("torch", "numpy", "numba", "transformers", "tokenizers", "safetensors", "typer", "rich")
+FLAGS = {
+    "avx2": "AVX2",
+    "avx512f": "AVX-512",
+    "avx512_bf16": "AVX-512 BF16",
+    "amx_bf16": "AMX BF16",
+}
+
+
+def command(is_json: Json = False) -> None:
+    """Say what this machine and installation can do."""
+    found = examine()
+    if is_json:
+        print_json(found)
+        return
+    for topic, lines in found.items():
+        print(topic)
+        for name, value in lines.items():
+            print(f"  {name:22} {value}")
+
+
+def examine() -> dict[str, dict[str, Any]]:
+    """All findings by topic, each a name and a short answer."""
+    return {
+        "versions": _versions(),
+        "processor": _processor(),
+        "gpu": _gpu(),
+        "number types": _dtypes(),
+        "kernels": _kernels(),
+        "embedded model": _embedded(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"forerun": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "missing; install it with pip"
+    return found
+
+
+def _processor() -> dict[str, Any]:
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    found: dict[str, Any] = {"name": platform.processor() or platform.machine(), "cores": cores}
+    info = _table(Path("/proc/cpuinfo"))
+    if "flags" in info:
+        flags = info["flags"].split()
+        found["name"] = info.get("model name", found["name"])
+        found["instructions"] = ", ".join(text for f, text in FLAGS.items() if f in flags) or "none"
+    found["torch threads"] = torch.get_num_threads()
+    free = _table(Path("/proc/meminfo")).get("MemAvailable")
+    if free:
+        found["free memory"] = f"{int(free.split()[0]) / 2**20:.1f} GiB"
+    return found
+
+
+def _gpu() -> dict[str, str]:
+    import torch
+
+    if not torch.cuda.is_available():
+        built = torch.version.cuda
+        return {"cuda": "none: torch sees no GPU" if built else "none: torch is built for CPUs"}
+    found = {}
+    for i in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(i)
+        name = torch.cuda.get_device_name(i)
+        found[f"cuda:{i}"] = f"{name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+    return found
+
+
+def _dtypes() -> dict[str, str]:
+    """A small matrix product in each type on the default device: works, or why not."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = {}
+    for name, dtype in {
+        "fp32": torch.float32,
+        "bf16": torch.bfloat16,
+        "fp16": torch.float16,
+    }.items():
+        try:
+            square = torch.ones(8, 8, dtype=dtype, device=device)
+            found[name] = f"works on {device}" if (square @ square)[0, 0] == 8 else "wrong results"
+        except RuntimeError as error:
+            found[name] = f"does not work on {device}: {str(error).splitlines()[0]}"
+    return found
+
+
+def _kernels() -> dict[str, str]:
+    cached = (
+        "compiled and cached" if kernels_are_cached() else "not compiled yet; first use is slow"
+    )
+    return {"numba": cached}
+
+
+def _embedded() -> dict[str, str]:
+    from forerun.engine.api import embedded, load
+
+    folder = embedded("reasoner")
+    try:
+        model = load("reasoner")
+    except ForerunError as error:
+        return {"folder": folder, "loads": f"no: {error}"}
+    return {
+        "folder": folder,
+        "loads": f"yes: vocabulary {model.target.vocab_size}, context {model.target.context}",
+    }
+
+
+def _table(file: Path) -> dict[str, str]:
+    """First value per name of a file of "name: value" lines; empty where there is none."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in reversed(lines))
+    return {name.strip(): value.strip() for name, _, value in pairs}

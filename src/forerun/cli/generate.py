@@ -1,0 +1,261 @@
+"""`forerun generate`: samples from a model, as text with statistics or as JSON lines."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun.cli import options
+from forerun.cli.output import (
+    Results,
+    console,
+    notice,
+    print_json,
+    sample_record,
+    stats_lines,
+    uninterrupted,
+)
+from forerun.cli.prompts import Job, as_problem, read_jobs
+from forerun.errors import ConfigError
+from forerun.sampling import Sampling
+
+if TYPE_CHECKING:
+    from forerun.engine.api import Event, Model, Run, Sample
+
+Prompt = Annotated[list[str], typer.Option("--prompt", "-p", help="Prompt; may come again.")]
+PromptFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompt-file",
+        "-f",
+        help="A text file is one prompt; .jsonl: an object with a prompt per line.",
+    ),
+]
+Number = Annotated[int, typer.Option("-n", help="Samples per prompt.")]
+Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
+TopK = Annotated[int, typer.Option("--top-k", help="Keep the k likeliest; 0: off.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Keep the likeliest of mass p; 1: off.")]
+MinP = Annotated[float, typer.Option("--min-p", help="Least share of the largest; 0: off.")]
+Repetition = Annotated[float, typer.Option("--repetition-penalty", help="1: off.")]
+Presence = Annotated[float, typer.Option("--presence-penalty", help="0: off.")]
+Frequency = Annotated[float, typer.Option("--frequency-penalty", help="0: off.")]
+Bias = Annotated[list[str], typer.Option("--logit-bias", help="ID=BIAS; may come again.")]
+Ban = Annotated[list[int], typer.Option("--ban", help="Token id never to emit; may come again.")]
+MinNewTokens = Annotated[int, typer.Option("--min-new-tokens", help="No end before that.")]
+Stop = Annotated[list[str], typer.Option("--stop", help="Text that ends a sample.")]
+StopId = Annotated[list[int], typer.Option("--stop-token-id", help="Token that ends a sample.")]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Run on past the end token.")]
+Logprobs = Annotated[
+    int | None, typer.Option("--logprobs", help="Report log-probabilities of the top m (--json).")
+]
+Nodes = Annotated[int | None, typer.Option("--nodes", help="Draft nodes per pass (fixed).")]
+Depth = Annotated[int | None, typer.Option("--depth", help="Longest draft (fixed).")]
+Chat = Annotated[bool, typer.Option("--chat", help="Apply the model's chat template.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also with --json: the call.")]
+
+
+@dataclass
+class Output:
+    """Where finished samples go, and what has been counted."""
+
+    is_json: bool
+    streams: bool
+    num_samples: int
+    results: Results
+    call: str
+    ids: dict[int, str | None] = field(default_factory=dict)
+    num_done: int = 0
+
+    def __post_init__(self) -> None:
+        from forerun.engine.stats import Stats
+
+        self.stats, self.start = Stats(), time.perf_counter()
+
+    def piece(self, text: str) -> None:
+        """Text as it becomes certain, on a terminal."""
+        if self.streams and text:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+    def sample(self, sample: Sample, job: Job, seed: int) -> None:
+        """A finished sample: shown first, then written to the file."""
+        self.num_done += 1
+        self.stats.add(sample.stats)
+        record = sample_record(sample, job.prompt, seed, self.call)
+        if job.id is not None:
+            record = {"id": job.id} | record
+        if self.is_json:
+            print_json(record)
+        elif self.streams:
+            print(flush=True)
+        else:
+            self._text(sample)
+        self.results.write(record)
+
+    def footer(self) -> None:
+        """Statistics of all that was finished, for people."""
+        if self.is_json or not self.num_done:
+            return
+        seconds = time.perf_counter() - self.start
+        err = console(stderr=True)
+        for line in stats_lines(self.stats, self.num_done, seconds):
+            err.print(line, style="dim", soft_wrap=True, markup=False)
+
+    def _text(self, sample: Sample) -> None:
+        if self.num_samples > 1:
+            head = (
+                f"--- prompt {sample.prompt_index}, sample {sample.index}: {len(sample.tokens)} "
+                f"tokens, {sample.finish}, tau {sample.stats.tau:.2f}"
+            )
+            console().print(head, style="cyan", markup=False)
+        print(sample.text, flush=True)
+
+
+def command(
+    ctx: typer.Context,
+    model: options.ModelName = "reasoner",
+    prompt: Prompt = [],  # noqa: B006 - typer makes a new list per call
+    prompt_file: PromptFile = None,
+    n: Number = 1,
+    temperature: Temperature = 1.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: Repetition = 1.0,
+    presence_penalty: Presence = 0.0,
+    frequency_penalty: Frequency = 0.0,
+    logit_bias: Bias = [],  # noqa: B006
+    ban: Ban = [],  # noqa: B006
+    min_new_tokens: MinNewTokens = 0,
+    max_new_tokens: options.MaxNewTokens = 512,
+    stop: Stop = [],  # noqa: B006
+    stop_token_id: StopId = [],  # noqa: B006
+    ignore_eos: IgnoreEos = False,
+    seed: options.Seed = None,
+    logprobs: Logprobs = None,
+    drafter: options.DrafterSpec = "stand",
+    verifier: options.VerifierSpec = "speculative",
+    controller: options.ControllerSpec = "fixed",
+    nodes: Nodes = None,
+    depth: Depth = None,
+    batch: options.Batch = 1,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    chat: Chat = False,
+    out: options.Out = None,
+    is_json: options.Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Sample from a model, faster, with the law of plain decoding."""
+    seed = secrets.randbits(31) if seed is None else seed
+    jobs = read_jobs(prompt, prompt_file, _sampling(ctx.params | {"seed": seed}))
+    parts = {
+        "drafter": drafter,
+        "verifier": verifier,
+        "controller": _controller(controller, nodes, depth),
+    }
+    options.check_parts(**parts)
+    call = options.call_line(ctx, seed=seed)
+    if verbose or not is_json:
+        notice(f"# {call}")
+    results = Results(out)
+    loaded = options.load(model, dtype=dtype, device=device, batch=batch)
+    jobs = [replace(job, prompt=_prompt(loaded, job.prompt, chat)) for job in jobs]
+    total = sum(job.sampling.n for job in jobs)
+    streams = total == 1 and not is_json and sys.stdout.isatty()
+    options.warm_up(**parts)
+    _run(loaded, jobs, parts, batch, Output(is_json, streams, total, results, call))
+
+
+def _sampling(given: dict[str, Any]) -> Sampling:
+    """Sampling parameters of the options. Raises ConfigError."""
+    renamed = {
+        "logit_bias": dict(map(_bias, given["logit_bias"])),
+        "banned_tokens": tuple(given["ban"]),
+        "stop": tuple(given["stop"]),
+        "stop_token_ids": tuple(given["stop_token_id"]),
+    }
+    names = Sampling.__dataclass_fields__.keys() & given.keys()
+    return Sampling(**{name: given[name] for name in names} | renamed)
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, value = text.partition("=")
+    try:
+        return int(token), float(value)
+    except ValueError:
+        raise ConfigError(f"--logit-bias must be ID=BIAS, as 42=-1.5, got {text!r}") from None
+
+
+def _controller(spec: str, nodes: int | None, depth: int | None) -> str:
+    """--nodes and --depth are short for the fixed controller."""
+    sizes = {"nodes": nodes, "depth": depth}
+    given = {name: size for name, size in sizes.items() if size is not None}
+    for name, size in given.items():
+        if size < 0:
+            raise ConfigError(f"--{name} must be at least 0, got {size}")
+    if given and spec != "fixed":
+        raise ConfigError(f"--nodes and --depth belong to controller 'fixed', not {spec!r}")
+    return spec + ":" * bool(given) + ",".join(f"{k}={v}" for k, v in given.items())
+
+
+def _prompt(model: Model, prompt: str | list[int], chat: bool) -> str | list[int]:
+    """What the model is really shown."""
+    if isinstance(prompt, str) and chat:
+        return model.tokenizer.chat(prompt)
+    return as_problem(prompt) if model.name == "reasoner" else prompt
+
+
+def _run(model: Model, jobs: list[Job], parts: dict[str, Any], batch: int, output: Output) -> None:
+    """Runs all jobs; whatever ends it, finished samples are out and counted."""
+    try:
+        for run, some in _runs(model, jobs, parts, batch):
+            for event in run.events():
+                output.piece(event.text)
+                if event.sample:
+                    _finish(output, event, run, some)
+    except KeyboardInterrupt:
+        output.footer()
+        notice(f"interrupted: {output.num_done} of {output.num_samples} samples are finished")
+        raise typer.Exit(130) from None
+    finally:
+        output.results.close()
+    output.footer()
+
+
+def _runs(
+    model: Model, jobs: list[Job], parts: dict[str, Any], batch: int
+) -> Iterator[tuple[Run, list[tuple[int, Job]]]]:
+    """A run per stretch of jobs that ask for the same; all are checked before one starts."""
+    stretches = itertools.groupby(enumerate(jobs), key=lambda pair: pair[1].sampling)
+    runs = []
+    for sampling, stretch in stretches:
+        some = list(stretch)
+        _check_ids(sampling, model.target.vocab_size)
+        prompts: Any = [job.prompt for _, job in some]
+        run = model.run(prompts, sampling, batch=batch, **parts)
+        runs.append((run, some))
+    yield from runs
+
+
+def _finish(output: Output, event: Event, run: Run, some: list[tuple[int, Job]]) -> None:
+    number, job = some[event.prompt_index]
+    assert event.sample is not None
+    with uninterrupted():
+        output.sample(replace(event.sample, prompt_index=number), job, run.seed)
+
+
+def _check_ids(sampling: Sampling, vocab: int) -> None:
+    """Refuses token ids that the model does not have."""
+    named = {*sampling.logit_bias, *sampling.banned_tokens, *sampling.stop_token_ids}
+    foreign = sorted(token for token in named if not 0 <= token < vocab)
+    if foreign:
+        raise ConfigError(f"token ids {foreign} are outside 0..{vocab - 1}, the model's vocabulary")

@@ -1,0 +1,131 @@
+"""The `forerun` command: finds the subcommand, and turns errors into one line and a status.
+
+Status 0: done; 1: `verify` found a violation; 2: bad input; 130: interrupted. Subcommands are
+imported when they are called, so that --help and `methods` answer at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Sequence as Many
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from forerun import __version__
+from forerun.errors import ForerunError
+
+COMMANDS = {
+    "generate": "Sample from a model, faster, with the law of plain decoding.",
+    "methods": "List the catalog, or explain one method.",
+    "verify": "Check losslessness on your own model and machine.",
+    "demo": "Best-of-n on held-out problems: STAND beside plain decoding.",
+    "train": "Train a model by one of the recipes.",
+    "doctor": "Say what this machine and installation can do.",
+}
+
+
+class Group(TyperGroup):
+    """Lists the commands without importing them; imports the one that is called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, load(name), rest
+
+
+def load(name: str | None) -> Any:
+    """The subcommand from its module `forerun.cli.<name>`, whose function is `command`."""
+    function = importlib.import_module(f"forerun.cli.{name}").command
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single.command(name, help=function.__doc__ or COMMANDS[str(name)])(function)
+    return typer.main.get_command(single)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"forerun {__version__}")
+        raise typer.Exit()
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks and warnings; goes anywhere.")
+    ] = False,
+) -> None:
+    """Language models decode faster without changing what they say."""
+
+
+def build() -> Any:
+    """The command group with a placeholder for every subcommand."""
+    app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode=None)
+    app.callback()(_root)
+    for name, summary in COMMANDS.items():
+        app.command(name, help=summary)(lambda: None)
+    return typer.main.get_command(app)
+
+
+def main(argv: Many[str] | None = None) -> int:
+    """Runs the command line; returns the exit status."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    is_debug = "--debug" in given
+    args = [word for word in given if word != "--debug"] or ["--help"]
+    with warnings.catch_warnings():
+        if not is_debug:
+            _hush()
+        try:
+            status = build().main(args=args, prog_name="forerun", standalone_mode=False)
+            sys.stdout.flush()
+            return status if isinstance(status, int) else 0
+        except KeyboardInterrupt:
+            return _fail("interrupted", 130)
+        except Exception as error:
+            if is_debug:
+                raise
+            return _fail(_message(error), 2)
+
+
+def _hush() -> None:
+    """Libraries keep their remarks to themselves."""
+    warnings.simplefilter("ignore")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def _message(error: Exception) -> str:
+    """What the user should read; re-raises what is not the user's to mend."""
+    if isinstance(error, ForerunError):
+        return str(error)
+    if hasattr(error, "format_message"):  # the command line itself was wrong
+        path = getattr(getattr(error, "ctx", None), "command_path", "forerun")
+        return f"{error.format_message().rstrip('.')} (see `{path} --help`)"
+    if isinstance(error, MemoryError):
+        return "out of memory; try a smaller --batch, --nodes, or --dtype bf16"
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}"
+    raise error
+
+
+def _fail(message: str, status: int) -> int:
+    """One line on standard error; what is left in a broken standard output is dropped."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print("error: " + " ".join(message.split()), file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

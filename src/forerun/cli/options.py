@@ -1,0 +1,112 @@
+"""Options that several subcommands share, and their checks before a model is loaded."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from forerun.errors import ConfigError, UnknownName
+
+ModelName = Annotated[
+    str, typer.Option("--model", "-m", help="Folder or hub id; without it the embedded reasoner.")
+]
+DrafterSpec = Annotated[
+    str, typer.Option("--drafter", "-d", help="Method with options, as stand:context=4,entries=10.")
+]
+VerifierSpec = Annotated[str, typer.Option("--verifier", help="Verification rule.")]
+ControllerSpec = Annotated[
+    str, typer.Option("--controller", help="Who decides how much to draft, as fixed:nodes=32.")
+]
+Batch = Annotated[int, typer.Option("--batch", "-b", help="Sequences that run at once.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same samples.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="auto (the checkpoint's), bf16, fp16, fp32.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1.")]
+Json = Annotated[bool, typer.Option("--json", help="For machines: JSON on standard output.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Results as JSON lines, written as they come.")
+]
+MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", help="Longest text, in tokens.")]
+
+
+def check_parts(**specs: str) -> None:
+    """Refuses unknown methods and options, kind by kind, before anything slow happens."""
+    from forerun import registry
+
+    for kind, spec in specs.items():
+        name, given = registry.parse(spec)
+        known = registry.options(registry.get(kind, name))
+        for option, value in given.items():
+            if option not in known:
+                raise UnknownName.of(
+                    f"option of {kind} {name!r}:", option, known, f"`forerun methods {name}`"
+                )
+            if isinstance(value, str) and isinstance(known[option].default, int | float):
+                raise ConfigError(f"option {option} of {kind} {name!r} is a number, got {value!r}")
+        for option, parameter in known.items():
+            if parameter.default is parameter.empty and option not in given:
+                raise ConfigError(
+                    f"{kind} {name!r} needs {option}; write {name}:{option}=VALUE "
+                    f"(`forerun methods {name}`)"
+                )
+
+
+def load(name: str, *, dtype: str, device: str, batch: int) -> Any:
+    """The model, with room for `batch` sequences. Raises ConfigError, ModelError."""
+    if batch < 1:
+        raise ConfigError(f"batch must be at least 1, got {batch}")
+    import forerun
+
+    return forerun.load(name, dtype=dtype, device=device, max_seqs=batch)
+
+
+def warm_up(**specs: str) -> None:
+    """Compiles kernels before the clock runs; says so the first time, as it takes a while."""
+    from forerun.cli.output import notice
+
+    if not kernels_are_cached():
+        notice("compiling kernels, once (they are cached for later runs)")
+    if specs.get("verifier", "speculative").startswith("speculative"):
+        from forerun.verifiers import speculative
+
+        speculative.warm_up()
+    if "stand" in specs.get("drafter", ""):
+        from forerun.ngrams import memory
+
+        memory.warm_up()
+
+
+def kernels_are_cached() -> bool:
+    """Whether Numba has left compiled kernels beside our modules, or in its cache folder."""
+    import os
+
+    package = Path(__file__).parents[1]
+    folders = [package, *map(Path, filter(None, [os.environ.get("NUMBA_CACHE_DIR")]))]
+    return any(next(folder.rglob("*.nbi"), None) is not None for folder in folders)
+
+
+def call_line(ctx: typer.Context, **changed: Any) -> str:
+    """The call that does the same again: every option that is not at its default."""
+    words = ["forerun", str(ctx.info_name)]
+    for param in ctx.command.params:
+        value = changed.get(str(param.name), ctx.params.get(str(param.name)))
+        if value is None or value == param.default or value in ((), []) or param.name == "help":
+            continue
+        flag = max(param.opts, key=len)
+        if value is True:
+            words.append(flag)
+        else:
+            many = value if isinstance(value, list | tuple) else [value]
+            join = "=" if flag.startswith("--") else " "
+            words += [f"{flag}{join}{_quoted(str(v))}" for v in many if v is not False]
+    return " ".join(words)
+
+
+def _quoted(text: str) -> str:
+    """Shell quoting that stays on one line."""
+    if "\n" not in text:
+        return shlex.quote(text)
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
+    return f"$'{escaped}'"

@@ -1,0 +1,99 @@
+"""Where prompts come from: options, text files, JSON lines, standard input."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import ConfigError, DataError, UnknownName
+from forerun.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt, what is asked of it, and the name it came with."""
+
+    prompt: str | list[int]
+    sampling: Sampling
+    id: str | None = None
+
+
+def read_jobs(prompts: Many[str], file: Path | None, sampling: Sampling) -> list[Job]:
+    """Prompts of the options, then of the file; without either, all of standard input."""
+    jobs = [Job(prompt, sampling) for prompt in prompts]
+    if file is not None:
+        jobs += _from_file(file, sampling)
+    elif not jobs:
+        if sys.stdin is None or sys.stdin.isatty():
+            raise ConfigError("there is no prompt; give --prompt, --prompt-file, or pipe text in")
+        jobs = [Job(_without_last_break(sys.stdin.read()), sampling)]
+    return jobs
+
+
+def as_problem(prompt: str | list[int]) -> str | list[int]:
+    """The form in which the embedded reasoner learned to read problems."""
+    from forerun.bench.tasks.reasoning import PROMPT
+
+    if not isinstance(prompt, str) or not prompt.strip() or prompt.startswith("Problem:"):
+        return prompt
+    return PROMPT.format(text=prompt.strip())
+
+
+def _from_file(file: Path, sampling: Sampling) -> list[Job]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is not UTF-8 text: {error.reason} at {error.start}") from None
+    except OSError as error:
+        raise DataError(f"cannot read prompt file {file}: {error.strerror}") from None
+    if file.suffix != ".jsonl":
+        return [Job(_without_last_break(text), sampling)]
+    lines = [(i, line) for i, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    if not lines:
+        raise DataError(f"{file} holds no prompt; write one JSON object per line")
+    return [_job(f"{file} line {i}", line, sampling) for i, line in lines]
+
+
+def _job(where: str, line: str, sampling: Sampling) -> Job:
+    """A line such as {"prompt": "...", "temperature": 0.6, "n": 4, "id": "q1"}."""
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{where} is not JSON: {error}") from None
+    prompt = record.pop("prompt", None) if isinstance(record, dict) else None
+    if prompt is None or not _is_prompt(prompt):
+        raise DataError(f'{where} needs an object with "prompt": a text or a list of token ids')
+    name = record.pop("id", None)
+    known = {f.name for f in fields(Sampling)}
+    for key in record:
+        if key not in known:
+            raise UnknownName.of(f"field in {where}:", key, known | {"prompt", "id"})
+    try:
+        return Job(prompt, replace(sampling, **_typed(record)), None if name is None else str(name))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _is_prompt(prompt: Any) -> bool:
+    is_ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
+    return isinstance(prompt, str) or is_ids
+
+
+def _typed(record: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no integer keys."""
+    bias = record.get("logit_bias")
+    if isinstance(bias, dict):
+        try:
+            return record | {"logit_bias": {int(token): value for token, value in bias.items()}}
+        except ValueError:
+            raise ConfigError(f"logit_bias must map token ids to biases, got {bias!r}") from None
+    return record
+
+
+def _without_last_break(text: str) -> str:
+    """Editors and `echo` end a text with a line break that nobody meant."""
+    return text.removesuffix("\n").removesuffix("\r")

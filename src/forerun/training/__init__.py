@@ -1,0 +1,1 @@
+"""Training: one loop, recipes for it, and the data they read."""

@@ -1,0 +1,48 @@
+"""Trained models as Hugging Face folders: bf16 safetensors, configuration, tokenizer, card."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+
+def export(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path, card: str
+) -> None:
+    """Writes all files beside the folder first, then moves them in one by one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        half = copy.deepcopy(model).to(torch.bfloat16)
+        half.generation_config = GenerationConfig(
+            do_sample=True,
+            temperature=0.6,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        half.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+        if card:
+            (part / "README.md").write_text(card)
+        _name_plain_class(part / "tokenizer_config.json")
+        for file in sorted(part.iterdir()):
+            file.chmod(0o644)
+            os.replace(file, folder / file.name)
+    finally:
+        with suppress(OSError):
+            shutil.rmtree(part)
+
+
+def _name_plain_class(path: Path) -> None:
+    """Names the tokenizer class that every version of transformers knows."""
+    config = json.loads(path.read_text())
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    path.write_text(json.dumps(config, indent=2) + "\n")

@@ -1,0 +1,72 @@
+"""Causal language models as a recipe: a small Llama, and next-token prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from .data import Batches, Micro
+
+EAGER_WIDTH = 320  # on a CPU, flash attention's backward pass loses to plain matrices up to here
+
+
+@dataclass(frozen=True)
+class Size:
+    """Shape of a Llama model."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    inner: int
+
+
+def build_model(size: Size, tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> LlamaForCausalLM:
+    """A randomly initialised Llama of the size, its head tied to the embedding."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=size.hidden,
+        intermediate_size=size.inner,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        max_position_embeddings=tokenizer.model_max_length,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return LlamaForCausalLM(config)
+
+
+class LanguageModelRecipe:
+    """Next-token prediction for any Hugging Face causal model."""
+
+    def __init__(self, model: torch.nn.Module, batches: Batches) -> None:
+        self.model, self.data = model, batches
+
+    def batches(self, start: int) -> Iterator[list[Micro]]:
+        """Steps of micro-batches from number `start` on."""
+        return self.data.steps(start)
+
+    def loss(self, micro: Micro) -> torch.Tensor:
+        """Weighted cross-entropy in nats; position t predicts token t + 1."""
+        if micro.tokens.device.type == "cpu":
+            self.model.set_attn_implementation(
+                "eager" if micro.tokens.shape[1] <= EAGER_WIDTH else "sdpa"
+            )
+        logits = self.model(input_ids=micro.tokens[:, :-1], use_cache=False).logits
+        targets, weights = micro.tokens[:, 1:].flatten(), micro.weights[:, 1:].flatten()
+        each = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1).float(), targets, reduction="none"
+        )
+        return (each * weights).sum()
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """All parameters of the model by name; tied ones once."""
+        return dict(self.model.named_parameters())

@@ -1,0 +1,74 @@
+"""Model cards: what a model is, how it was made, what was measured."""
+
+from __future__ import annotations
+
+from .evaluate import Report
+from .loop import Progress
+
+
+def write_card(facts: dict[str, str], progress: Progress, report: Report) -> str:
+    """The README of an exported model, from its facts (title, role, shape, made, command)."""
+    one, most = report.one_sample_by_level, report.majority_by_level
+    return _CARD.format(
+        **facts,
+        p=progress,
+        r=report,
+        minutes=progress.seconds / 60,
+        million=progress.tokens / 1e6,
+        levels="\n".join(f"| {n} | {one[n]:.1f} | {most[n]:.1f} |" for n in one),
+        histogram="\n".join(f"| {k} | {x:.1f} |" for k, x in report.entropy_histogram.items()),
+    )
+
+
+_CARD = """---
+license: apache-2.0
+library_name: transformers
+pipeline_tag: text-generation
+---
+# {title}
+
+{role}
+Llama architecture: {shape}.
+It knows nothing but the `reasoning` task of forerun: six levels of word problems about people,
+boxes, farms, hours, money and distances, up to 13 operations and four-digit numbers.
+
+Prompt form: `Problem: ...`, a line break, `Solution:`, a line break.
+The text ends in a line `Answer: N`.
+
+## How it was made
+
+`{command}`
+
+{p.step} steps, {million:.1f} million tokens, {minutes:.0f} minutes of training; {made}.
+Muon and AdamW, bf16 autocast, warm-up, constant rate, linear decay over the last 40 %;
+loss on solutions, with a tenth of its weight on prompts.
+
+## Measured
+
+{r.num_problems} held-out problems, levels 1 to 6 in turn, {r.num_samples} samples each,
+temperature {r.temperature:g}, top-p 1, bf16 weights computed in float32.
+
+| what | value |
+|---|---|
+| one sample right | {r.one_sample:.1f} % |
+| majority of {r.num_samples} right | {r.majority:.1f} % |
+| any of {r.num_samples} right | {r.any_right:.1f} % |
+| different texts among {r.num_samples} | {r.distinct_texts:.1f} % |
+| tokens per solution | {r.mean_tokens:.0f} |
+| mean entropy at temperature 1 | {r.mean_entropy:.3f} nats per token |
+| forks (entropy above 0.5 nats) | {r.fork_share:.1f} % of tokens |
+| tau (accepted length) | to be measured |
+
+| level | one sample, % | majority, % |
+|---|---|---|
+{levels}
+
+| entropy, nats | % of tokens |
+|---|---|
+{histogram}
+
+## Limits
+
+Not a general model: other prompts get nonsense. Its arithmetic and its choice of numbers fail now
+and then, which is what makes best-of-n useful.
+"""

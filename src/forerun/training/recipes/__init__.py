@@ -1,0 +1,1 @@
+"""Recipes: one file per model or drafter that can be trained."""

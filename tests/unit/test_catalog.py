@@ -1,0 +1,69 @@
+"""The catalog tells the truth about the checkout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forerun import catalog, registry
+from forerun.catalog import MISSING, PARTIAL, WORKS, Row
+from forerun.errors import UnknownName
+
+ROOT = Path(__file__).parents[2]
+ROWS = catalog.rows()
+
+
+def test_all_systems_are_listed_once() -> None:
+    systems = [row for row in ROWS if row.kind == "system"]
+    assert len(systems) == 41
+    assert len({row.title for row in ROWS}) == len(ROWS)
+    arxiv = [row.paper.arxiv for row in systems if row.paper]
+    assert len(arxiv) == len(set(arxiv)) == 41
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_state_is_what_the_checkout_shows(row: Row) -> None:
+    assert row.state == catalog.derive(row, ROOT)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_page_exists_for_what_is_there(row: Row) -> None:
+    assert (ROOT / row.doc).is_file() or row.state == MISSING
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if r.state == WORKS], ids=lambda row: row.name)
+def test_named_options_exist(row: Row) -> None:
+    for kind, spec in [*row.parts.items(), *row.tiny.items()]:
+        name, given = registry.parse(spec)
+        assert given.keys() <= registry.options(registry.get(kind, name)).keys()
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if r.state == WORKS], ids=lambda row: row.name)
+def test_lossless_rows_use_lossless_verifiers(row: Row) -> None:
+    verifier = registry.get("verifier", registry.parse(row.parts.get("verifier", "speculative"))[0])
+    assert row.lossless == verifier.lossless
+
+
+def test_states_are_derived_from_files(tmp_path: Path) -> None:
+    stand = catalog.get("stand")
+    assert catalog.derive(stand, tmp_path) == PARTIAL  # no acceptance check there
+    (tmp_path / stand.acceptance).parent.mkdir(parents=True)
+    (tmp_path / stand.acceptance).touch()
+    assert catalog.derive(stand, tmp_path) == WORKS
+    assert catalog.derive(replace(stand, parts={"drafter": "nothing"}), tmp_path) == PARTIAL
+    unknown_grower = {"drafter": "draft_model:model=X,grower=nothing"}
+    assert catalog.derive(replace(stand, parts=unknown_grower), tmp_path) == PARTIAL
+    assert catalog.derive(replace(stand, files=("no/such", "drafters/no")), tmp_path) == MISSING
+
+
+def test_unknown_name_shows_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="token_recycling"):
+        catalog.get("token_recicling")
+    assert catalog.get("Token-Recycling").title == "Token Recycling"
+
+
+def test_paper_reads_as_a_reference() -> None:
+    paper = catalog.get("rsd").paper
+    assert str(paper).startswith("Jeon et al. 2024") and str(paper).endswith("arXiv 2402.14160")

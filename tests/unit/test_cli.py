@@ -1,0 +1,433 @@
+"""The command line: what a user gets, and what bad input gets."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import make_tiny
+
+from forerun import catalog
+from forerun.cli import main as cli
+from forerun.cli import options
+from forerun.cli.main import main
+from forerun.cli.output import Results
+from forerun.errors import CapacityError
+
+Call = Callable[..., tuple[int, str, str]]
+HEAVY = ("torch", "numba", "transformers", "numpy")
+CAT = ("--prompt", "the cat sat on")
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("cli") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("cli") / "other", vocab=300)
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    """Runs a command line in this process; gives status, standard output, standard error."""
+
+    def run(*words: Any) -> tuple[int, str, str]:
+        status = main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+@pytest.fixture
+def generate(call: Call, tiny: Path) -> Call:
+    """`forerun generate` on the tiny model, few tokens."""
+    return lambda *words: call("generate", "-m", tiny, "--max-new-tokens", 8, *words)
+
+
+@pytest.fixture
+def refuses(call: Call) -> Callable[..., str]:
+    """Runs a command line that must end in one line of error and status 2; gives that line."""
+
+    def run(*words: Any) -> str:
+        status, out, err = call(*words)
+        lines = [line for line in err.splitlines() if not line.startswith("#")]
+        assert status == 2 and len(lines) == 1 and lines[0].startswith("error: "), err
+        assert out == ""
+        return lines[0]
+
+    return run
+
+
+def records(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def python(code: str) -> str:
+    """What a fresh interpreter prints."""
+    paths = os.pathsep.join(sys.path)
+    environment = os.environ | {"PYTHONPATH": paths}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize("words", [["--help"], ["methods"], []])
+def test_help_and_methods_import_nothing_heavy(words: list[str]) -> None:
+    printed = python(
+        "import sys; from forerun.cli.main import main; status = main(sys.argv[1:] or "
+        f"{words!r}); print(status, [m for m in {HEAVY!r} if m in sys.modules])"
+    )
+    assert printed.splitlines()[-1] == "0 []"
+
+
+def test_help_lists_every_command(call: Call) -> None:
+    status, out, _ = call("--help")
+    assert status == 0
+    assert all(name in out and text[:30] in out for name, text in cli.COMMANDS.items())
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_help(call: Call, name: str) -> None:
+    status, out, _ = call(name, "--help")
+    assert status == 0 and f"forerun {name}" in out
+
+
+def test_version(call: Call) -> None:
+    assert call("--version")[:2] == (0, "forerun 0.1.0\n")
+
+
+# generate
+
+
+def test_json_has_one_object_per_sample(generate: Call) -> None:
+    status, out, err = generate(*CAT, "-n", 3, "--seed", 4, "--json", "--logprobs", 2)
+    found = records(out)
+    assert (status, err) == (0, "")
+    assert [r["index"] for r in found] == [0, 1, 2]
+    for r in found:
+        assert r["seed"] == 4 and r["finish"] in ("stop", "length")
+        assert len(r["tokens"]) == len(r["logprobs"]) == r["stats"]["generated"] <= 8
+        assert all(str(t) in top for t, top in zip(r["tokens"], r["logprobs"], strict=True))
+
+
+def test_text_has_samples_on_stdout_and_statistics_on_stderr(generate: Call) -> None:
+    status, out, err = generate(*CAT, "-n", 2, "--seed", 1)
+    assert status == 0
+    assert out.count("--- prompt 0, sample") == 2
+    assert "tau" in err and "target pass" in err and "2 samples" in err
+
+
+def test_printed_call_makes_the_same_samples_again(generate: Call, call: Call) -> None:
+    _, out, err = generate(*CAT, "-n", 2, "--temperature", 0.7, "--stop", "it's")
+    line = err.splitlines()[0]
+    assert line.startswith("# forerun generate ")
+    assert call(*shlex.split(line[2:])[1:])[1] == out
+
+
+def test_one_line_of_the_printed_call_holds_any_prompt() -> None:
+    quoted = options._quoted("it's\n\\n two lines")
+    assert quoted == "$'it\\'s\\n\\\\n two lines'"
+
+
+def test_drafter_and_sampling_options_reach_the_engine(generate: Call) -> None:
+    words = (*CAT, "--json", "--temperature", 0, "--seed", 1)
+    plain = records(generate(*words, "--drafter", "none")[1])[0]
+    stand = records(generate(*words, "-n", 2, "--nodes", 4, "--depth", 2)[1])[1]
+    assert plain["tokens"] == stand["tokens"]
+    assert plain["stats"]["drafted"] == 0 < stand["stats"]["accepted"]
+    assert len(stand["stats"]["per_position"]) <= 2
+    banned = records(generate(*words, "--ban", plain["tokens"][0])[1])[0]
+    assert plain["tokens"][0] not in banned["tokens"]
+    biased = records(generate(*words, "--logit-bias", "7=100")[1])[0]
+    assert set(biased["tokens"]) == {7}
+    stopped = records(generate(*words, "--stop-token-id", plain["tokens"][2])[1])[0]
+    assert (stopped["tokens"], stopped["finish"]) == (plain["tokens"][:3], "stop")
+
+
+def test_prompts_from_everywhere(
+    generate: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tmp_path / "two lines.txt"
+    text.write_text("the cat\nsat on\n")
+    lines = tmp_path / "many.jsonl"
+    lines.write_text(
+        '{"prompt": "the dog", "id": "q7"}\n\n'
+        '{"prompt": [5, 6, 7], "n": 2, "temperature": 0, "logit_bias": {"9": 100}}\n'
+    )
+    found = records(generate("--prompt-file", text, "--json")[1])
+    assert [r["prompt"] for r in found] == ["the cat\nsat on"]
+    found = records(generate(*CAT, "--prompt-file", lines, "--json")[1])
+    assert [(r["prompt_index"], r["prompt"]) for r in found] == [
+        (0, "the cat sat on"),
+        (1, "the dog"),
+        (2, [5, 6, 7]),
+        (2, [5, 6, 7]),
+    ]
+    assert found[1]["id"] == "q7" and set(found[2]["tokens"]) == {9}
+    monkeypatch.setattr(sys, "stdin", io.StringIO("from a pipe\n"))
+    assert records(generate("--json")[1])[0]["prompt"] == "from a pipe"
+
+
+def test_results_file_holds_every_sample(generate: Call, tmp_path: Path) -> None:
+    out = tmp_path / "samples.jsonl"
+    status, printed, _ = generate(*CAT, "-n", 2, "--batch", 2, "--json", "--out", out)
+    assert status == 0 and records(out.read_text()) == records(printed)
+
+
+def test_interrupt_keeps_finished_samples(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "samples.jsonl"
+    words = ["generate", "-m", tiny, *CAT, "-n", 3000, "--json", "--out", out]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "forerun.cli.main", *map(str, words)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    rest, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "interrupted" in err and "Traceback" not in err
+    found = records(first + rest)
+    assert found and records(out.read_text()) == found
+
+
+# bad input
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["generate", "--drafer", "stand"], "--drafter"),
+        (["genrate"], "'generate'"),
+        (["generate", *CAT, "-d", "stnd"], "'stand'"),
+        (["generate", *CAT, "-d", "stand:contxt=3"], "'context'"),
+        (["generate", *CAT, "-d", "stand:context"], "context=VALUE"),
+        (["generate", *CAT, "-d", "stand:entries=many"], "number"),
+        (["generate", *CAT, "-d", "draft_model"], "needs model"),
+        (["generate", *CAT, "--verifier", "recursiv"], "'recursive'"),
+        (["generate", *CAT, "--controller", "fixd"], "'fixed'"),
+        (["generate", *CAT, "--controller", "additive", "--nodes", "3"], "'fixed'"),
+        (["generate", *CAT, "--nodes", "-1"], "--nodes"),
+        (["generate", *CAT, "--temperature", "-0.5"], "temperature"),
+        (["generate", *CAT, "--top-p", "0"], "top_p"),
+        (["generate", *CAT, "-n", "0"], "n must be"),
+        (["generate", *CAT, "-n", "two"], "integer"),
+        (["generate", *CAT, "--min-new-tokens", "9", "--max-new-tokens", "8"], "min_new_tokens"),
+        (["generate", *CAT, "--logit-bias", "5"], "ID=BIAS"),
+        (["generate", *CAT, "--batch", "0"], "batch"),
+        (["generate", *CAT, "--prompt-file", "no/such.txt"], "no/such.txt"),
+        (["generate", *CAT, "-m", "./no-such-folder"], "no-such-folder"),
+        (["methods", "stnad"], "'stand'"),
+        (["verify", "--prompts", "0"], "--prompts"),
+        (["verify", "--temperature", "0"], "temperature"),
+        (["demo", "--problems", "0"], "--problems"),
+        (["demo", "--drafter", "none"], "plain decoding"),
+        (["train", "reasner"], "'reasoner'"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
+)
+def test_refused_before_a_model_is_loaded(
+    refuses: Callable[..., str], words: list[str], said: str
+) -> None:
+    assert said in refuses(*words)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("not json", "line 2 is not JSON"),
+        ('"a text"', 'line 2 needs an object with "prompt"'),
+        ('{"prompt": [1, "a"]}', 'line 2 needs an object with "prompt"'),
+        ('{"prompt": "a", "temprature": 1}', "'temperature'"),
+        ('{"prompt": "a", "top_p": 0}', "line 2: top_p"),
+        ('{"prompt": "a", "logit_bias": {"x": 1}}', "line 2: logit_bias"),
+    ],
+)
+def test_bad_prompt_lines_are_named(
+    refuses: Callable[..., str], tiny: Path, tmp_path: Path, line: str, said: str
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "fine"}\n' + line + "\n")
+    assert said in refuses("generate", "-m", tiny, "-f", file)
+
+
+def test_bad_prompt_files(refuses: Callable[..., str], tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    assert "no prompt" in refuses("generate", "-m", tiny, "-f", tmp_path / "empty.jsonl")
+    assert "UTF-8" in refuses("generate", "-m", tiny, "-f", tmp_path / "latin.txt")
+
+
+def test_prompts_that_cannot_be_served(refuses: Callable[..., str], tiny: Path) -> None:
+    assert "empty" in refuses("generate", "-m", tiny, "-p", "")
+    assert "context" in refuses("generate", "-m", tiny, "-p", "cat " * 200)
+
+
+def test_token_ids_beyond_the_vocabulary(refuses: Callable[..., str], tiny: Path) -> None:
+    for flag in (["--ban", 9999], ["--logit-bias", "-1=2"], ["--stop-token-id", 288]):
+        assert "outside 0..287" in refuses("generate", "-m", tiny, *CAT, *flag)
+
+
+def test_draft_with_another_vocabulary(
+    refuses: Callable[..., str], tiny: Path, other: Path
+) -> None:
+    spec = f"draft_model:model={other}"
+    assert "vocabulary" in refuses("generate", "-m", tiny, *CAT, "-d", spec)
+
+
+def test_broken_model_folders(refuses: Callable[..., str], tiny: Path, tmp_path: Path) -> None:
+    def broken(name: str) -> Path:
+        return Path(shutil.copytree(tiny, tmp_path / name))
+
+    corrupt = broken("corrupt")
+    weights = corrupt / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    assert "model.safetensors" in refuses("generate", "-m", corrupt, *CAT)
+    silent = broken("silent")
+    for file in silent.glob("tokenizer*"):
+        file.unlink()
+    assert "tokenizer" in refuses("generate", "-m", silent, *CAT)
+    strange = broken("strange")
+    config = json.loads((strange / "config.json").read_text())
+    config |= {"model_type": "warbler", "architectures": ["WarblerForCausalLM"]}
+    (strange / "config.json").write_text(json.dumps(config))
+    assert "warbler" in refuses("generate", "-m", strange, *CAT)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert str(empty) in refuses("generate", "-m", empty, *CAT)
+
+
+def test_results_are_never_overwritten(
+    refuses: Callable[..., str], tiny: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "samples.jsonl"
+    out.write_text("precious\n")
+    assert "exists" in refuses("generate", "-m", tiny, *CAT, "--out", out)
+    assert out.read_text() == "precious\n"
+    assert "cannot write" in refuses("generate", "-m", tiny, *CAT, "--out", tmp_path / "a" / "b")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_disk_is_named_and_the_sample_is_shown(generate: Call) -> None:
+    status, out, err = generate(*CAT, "--json", "--out", "/dev/full")
+    assert status == 2 and len(records(out)) == 1
+    assert err.splitlines()[-1].startswith("error: cannot write /dev/full: No space left")
+
+
+def test_a_line_that_does_not_fit_leaves_the_lines_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = Results(tmp_path / "samples.jsonl")
+    results.write({"a": 1})
+    whole = os.write
+    rooms = iter([3])
+
+    def short(file: int, data: bytes) -> int:
+        room = next(rooms, None)
+        if room is None:
+            raise OSError(28, "No space left on device")
+        return whole(file, data[:room])
+
+    monkeypatch.setattr(os, "write", short)
+    with pytest.raises(CapacityError, match="the 1 results written before are kept"):
+        results.write({"b": 2})
+    monkeypatch.undo()
+    results.close()
+    assert (tmp_path / "samples.jsonl").read_text() == '{"a": 1}\n'
+
+
+def test_debug_shows_the_traceback(tiny: Path) -> None:
+    with pytest.raises(ValueError, match="top_p"):
+        main(["generate", "-m", str(tiny), *CAT, "--top-p", "0", "--debug"])
+
+
+# the other commands
+
+
+def test_methods_table_lists_all(call: Call) -> None:
+    status, out, _ = call("methods")
+    assert status == 0
+    assert all(f"{row.name} " in out and row.title in out for row in catalog.rows())
+    assert "41 systems" in out
+
+
+def test_methods_as_json(call: Call) -> None:
+    found = json.loads(call("methods", "--json")[1])
+    assert [row["name"] for row in found] == [row.name for row in catalog.rows()]
+    assert {row["state"] for row in found} <= {"works", "partial", "missing"}
+
+
+def test_methods_explains_one(call: Call) -> None:
+    _, out, _ = call("methods", "stand")
+    for said in ("2506.04708", "context = 4", "scope = group", "docs/methods/stand.md", "works"):
+        assert said in out
+    assert "(missing)" in call("methods", "spectr")[1]
+    assert "gumbel (grower)" in call("methods", "gumbel")[1]
+    found = json.loads(call("methods", "draft-model", "--json")[1])
+    assert found["parts"]["drafter"]["options"]["model"] == "required"
+
+
+def test_verify_passes_and_reports(call: Call, tiny: Path) -> None:
+    words = ("verify", "-m", tiny, "--prompts", 2, "--max-new-tokens", 12)
+    words += ("--law-prompts", 1, "--samples", 200)
+    status, out, _ = call(*words)
+    assert status == 0 and "4 of 4 identical" in out and "verify passed" in out
+    status, out, _ = call(*words, "--json", "--drafter", "none")
+    found = json.loads(out)
+    assert status == 0 and found["passed"] and found["law"]["is_vacuous"]
+    assert found["dtype"] == "float32" and found["law"]["num_samples"] == 200
+
+
+def test_verify_fails_with_status_1(
+    call: Call, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forerun.verifiers import greedy
+    from forerun.verifiers.greedy import Greedy
+
+    def second_best(tree: Any, laws: Any) -> Any:
+        from forerun.records import Verdict
+
+        return Verdict([], int(laws.logits(-1).argsort()[-2]))
+
+    monkeypatch.setattr(greedy, "follow_argmax", second_best)
+    assert Greedy.lossless
+    words = ("verify", "-m", tiny, "--verifier", "greedy", "--prompts", 1, "--law-prompts", 0)
+    status, out, _ = call(*words)
+    assert status == 1 and "violation at position 0" in out and "gap" in out
+
+
+def test_demo_counts_both_arms(call: Call, tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path / "long", context=1024)
+    out = tmp_path / "demo.jsonl"
+    words = ("demo", "-m", folder, "--problems", 2, "-n", 3, "--max-new-tokens", 12)
+    status, text, _ = call(*words)
+    assert status == 0 and "speed-up" in text and "majority@3" in text and "3-4" in text
+    status, text, _ = call(*words, "--json", "--out", out)
+    found = json.loads(text)
+    assert found["problems"] == 2 and found["speed_up"] > 0
+    assert found["arms"]["none"]["stats"]["tau"] == 1.0
+    assert [r["arm"] for r in records(out.read_text())] == ["none", "stand", "stand", "none"]
+
+
+def test_doctor_reports(call: Call) -> None:
+    status, out, _ = call("doctor", "--json")
+    found = json.loads(out)
+    assert status == 0 and found["number types"]["fp32"].startswith("works")
+    assert {"versions", "processor", "gpu", "kernels", "embedded model"} <= found.keys()
+    assert "torch" in call("doctor")[1]

@@ -1,0 +1,59 @@
+"""The demo counts what happened."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun import demo
+from forerun.demo import Outcome
+from forerun.engine.stats import Stats
+
+
+def outcome(problem: int, arm: str, seconds: float, answers: list[str | None]) -> Outcome:
+    stats = [Stats(passes=5, drafted=20, accepted=5, generated=10) for _ in answers]
+    return Outcome(problem, 1, arm, seconds, answers, "7", stats)
+
+
+def test_majority_breaks_ties_by_the_first_seen() -> None:
+    assert demo.majority(["3", "7", "7", "3", "5"]) == "3"
+    assert demo.majority([None, "5", None]) == "5"
+    assert demo.majority([None, None]) is None
+
+
+def test_outcome_counts_right_answers() -> None:
+    found = outcome(0, "stand", 2.0, ["7", "3", None, "7"])
+    assert (found.num_right, found.is_majority_right) == (2, True)
+    assert found.tokens_per_second == 20.0
+    assert found.to_dict()["trajectories"][0]["tau"] == 2.0
+
+
+def test_summary_uses_problems_that_both_arms_finished() -> None:
+    outcomes = [
+        outcome(0, "none", 4.0, ["7", "3"]),
+        outcome(0, "stand", 2.0, ["7", "7"]),
+        outcome(1, "stand", 1.0, ["3", "3"]),
+        outcome(1, "none", 8.0, ["3", "7"]),
+        outcome(2, "none", 1.0, ["7", "7"]),
+    ]
+    found = demo.summary(outcomes, ("none", "stand"))
+    assert found["problems"] == 2
+    assert found["speed_up"] == pytest.approx(4.0)  # geometric mean of 2 and 8
+    low, high = found["speed_up_interval"]
+    assert 2.0 <= low < 4.0 < high <= 8.0
+    plain, stand = found["arms"]["none"], found["arms"]["stand"]
+    assert (plain["accuracy_one"], stand["accuracy_one"]) == (0.5, 0.5)
+    assert (plain["accuracy_majority"], stand["accuracy_majority"]) == (0.5, 0.5)
+    assert plain["wall_tokens_per_second"] == pytest.approx(40 / 12)
+
+
+def test_summary_of_nothing() -> None:
+    found = demo.summary([], ("none", "stand"))
+    assert found["problems"] == 0 and found["speed_up"] is None
+
+
+def test_trajectories_are_grouped() -> None:
+    found = demo.by_trajectory([outcome(0, "stand", 1.0, ["7"] * 70)])
+    counts = {name: stats.passes // 5 for name, stats in found.items()}
+    assert counts == {
+        "1": 1, "2": 1, "3-4": 2, "5-8": 4, "9-16": 8, "17-32": 16, "33-64": 32, "65+": 6
+    }  # fmt: skip

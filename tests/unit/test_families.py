@@ -1,0 +1,129 @@
+"""Every family gives transformers' logits: prefill, cached steps, tree passes, batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from parity import CASES, branching, expected, forward, prompt, saved, sequence, worst
+
+from forerun.engine.runner import ModelRunner
+from forerun.models.families import Unsupported, plan_for
+from forerun.models.load import load_target
+from forerun.tree import EMPTY
+
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module", params=CASES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple:
+    """A transformers model and the folder that it was saved in."""
+    folder = tmp_path_factory.mktemp(request.param)
+    return saved(request.param, folder), folder
+
+
+def test_all_of_a_generation_agrees(pair: tuple) -> None:
+    model, folder = pair
+    runner = load_target(folder)
+    assert isinstance(runner, ModelRunner), "no family may fall back"
+    seq, tree = sequence(prompt(21)), branching()
+    rows = forward(runner, [seq], [EMPTY])[0]
+    assert worst(model, seq, EMPTY, rows) < TOLERANCE  # prefill
+    seq.tokens += [5]
+    assert worst(model, seq, EMPTY, forward(runner, [seq], [EMPTY])[0]) < TOLERANCE  # a step
+    seq.tokens += [6]
+    assert worst(model, seq, tree, forward(runner, [seq], [tree])[0]) < TOLERANCE  # a tree
+    seq.tokens += [*tree.path(6), 7]  # the second branch was accepted
+    before = runner.num_rows
+    assert worst(model, seq, tree, forward(runner, [seq], [tree])[0]) < TOLERANCE
+    assert runner.num_rows - before == 1 + len(tree), "accepted nodes are not computed again"
+
+
+def test_ragged_batches_agree(pair: tuple) -> None:
+    model, folder = pair
+    runner = load_target(folder)
+    seqs = [sequence(prompt(n)) for n in (17, 3, 30)]
+    trees = [branching(1), EMPTY, branching(2)]
+    for _ in range(2):
+        outputs = forward(runner, seqs, trees)
+        for seq, tree, rows in zip(seqs, trees, outputs, strict=True):
+            assert worst(model, seq, tree, rows) < TOLERANCE
+        seqs[0].tokens += [*trees[0].path(3), 9]
+        seqs[1].tokens += [4]
+        seqs[2].tokens += [*trees[2].path(7), 8]
+        seqs, trees = seqs[::-1], trees[::-1]  # the order of a batch is free
+
+
+def test_prefill_in_chunks(pair: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, folder = pair
+    monkeypatch.setattr("forerun.engine.runner.CHUNK", 8)
+    runner = load_target(folder)
+    seq = sequence(prompt(29))
+    rows = forward(runner, [seq], [branching()])[0]
+    assert worst(model, seq, branching(), rows) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("case", "options", "reason"),
+    [
+        ("llama", {"hidden_act": "mish"}, "activation"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope type"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn"),
+        ("gemma2", {"use_bidirectional_attention": True}, "bidirectional"),
+    ],
+)
+def test_what_is_not_exact_is_refused(case: str, options: dict, reason: str) -> None:
+    from parity import TINY
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(case, **{**TINY, **options})
+    with pytest.raises(Unsupported, match=reason):
+        plan_for(config)
+
+
+def test_unknown_model_types_are_refused() -> None:
+    from transformers import AutoConfig
+
+    with pytest.raises(Unsupported, match="gptj"):
+        plan_for(AutoConfig.for_model("gptj"))
+
+
+def test_longrope_switches_with_the_context(tmp_path: Path) -> None:
+    model = saved("phi3-longrope", tmp_path)
+    seq = sequence(prompt(140))
+    assert load_target(tmp_path).context == 128, "the context before the switch by default"
+    long = load_target(tmp_path, context=256)
+    assert worst(model, seq, EMPTY, forward(long, [seq], [EMPTY])[0]) < TOLERANCE
+
+
+def test_older_rope_fields_are_read(tmp_path: Path) -> None:
+    import json
+
+    model = saved("llama-llama3", tmp_path)
+    path = tmp_path / "config.json"
+    fields = json.loads(path.read_text())
+    scaling = fields.pop("rope_parameters")
+    fields["rope_theta"] = scaling.pop("rope_theta")
+    fields["rope_scaling"] = scaling
+    fields["torch_dtype"] = fields.pop("dtype")
+    path.write_text(json.dumps(fields))
+    seq = sequence(prompt(90))
+    rows = forward(load_target(tmp_path), [seq], [EMPTY])[0]
+    assert worst(model, seq, EMPTY, rows) < TOLERANCE
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma2", "qwen3_moe", "gpt2"])
+def test_bf16_is_close(case: str, tmp_path: Path) -> None:
+    model = saved(case, tmp_path)
+    runner = load_target(tmp_path, dtype="bf16")
+    seq, tree = sequence(prompt(21)), branching()
+    rows = forward(runner, [seq], [tree])[0]
+    assert rows.logits.dtype == torch.bfloat16
+    want = expected(model, seq.tokens)[-1]
+    correlation = torch.corrcoef(torch.stack([rows.logits[0].float(), want]))[0, 1]
+    assert correlation > 0.995
+    seq.tokens += tree.path(6) + [3]
+    again = forward(runner, [seq], [EMPTY])[0].logits[0].float()
+    want = expected(model, seq.tokens)[-1]
+    assert torch.corrcoef(torch.stack([again, want]))[0, 1] > 0.995

@@ -1,0 +1,167 @@
+"""Models that our decoder does not know run on transformers, in the fastest way that is right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity import (
+    VOCAB,
+    branching,
+    error,
+    expected,
+    forward,
+    prompt,
+    saved,
+    sequence,
+    tiny,
+    worst,
+)
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from forerun.errors import CapacityError
+from forerun.models.hf import WAYS, HFTarget
+from forerun.models.load import load_target
+from forerun.tree import EMPTY
+
+TOLERANCE = 1e-4
+
+
+def other(kind: str) -> Any:
+    """A tiny random model of a type that has no family of ours."""
+    fields: dict[str, dict[str, Any]] = {
+        "gpt_neox": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+        "gemma": {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+        },
+        "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
+        "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
+        "gemma3_text": {
+            "hidden_size": 32,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "head_dim": 8,
+            "sliding_window": 6,
+        },
+        "falcon_h1": {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "mamba_d_ssm": 32,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 8,
+            "mamba_d_state": 8,
+        },
+    }
+    special = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    more = {"intermediate_size": 64, "max_position_embeddings": 128, "vocab_size": VOCAB}
+    config = AutoConfig.for_model(kind, **{**more, **special, **fields[kind]})
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def check_generation(model: Any, target: HFTarget) -> None:
+    """Prefill, a step, a tree, an accepted branch that is not the first, and a batch."""
+    seq, tree = sequence(prompt(11)), branching()
+    assert worst(model, seq, EMPTY, forward(target, [seq], [EMPTY])[0]) < TOLERANCE
+    seq.tokens += [5]
+    assert worst(model, seq, tree, forward(target, [seq], [tree])[0]) < TOLERANCE
+    seq.tokens += [*tree.path(6), 7]
+    other_seq = sequence(seq.tokens[:9] + [4, 4])
+    outputs = forward(target, [other_seq, seq], [EMPTY, tree])
+    assert worst(model, other_seq, EMPTY, outputs[0]) < TOLERANCE
+    assert worst(model, seq, tree, outputs[1]) < TOLERANCE
+    seq.tokens = seq.tokens[:10]  # tokens may also be taken back
+    assert worst(model, seq, tree, forward(target, [seq], [tree])[0]) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [
+        ("gpt_neox", "tree"),
+        ("gemma", "tree"),
+        ("gemma3_text", "paths"),
+        ("mamba", "full"),
+        ("bloom", "paths"),
+        ("falcon_h1", "paths"),
+    ],
+)
+def test_other_models_agree_with_plain_passes(kind: str, way: str) -> None:
+    model = other(kind)
+    target = HFTarget(model)
+    assert target.way == way
+    check_generation(model, target)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_all_ways_agree(way: str) -> None:
+    model = tiny("llama")
+    check_generation(model, HFTarget(model, way=way))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_paths_of_a_draft_grow_level_by_level(way: str) -> None:
+    model = tiny("llama")
+    target, seq = HFTarget(model, way=way), sequence(prompt(6))
+    for paths in ([()], [(7,), (8,)], [(7, 9), (8, 9), (7, 4)], [(7, 9, 3)]):
+        rows = target.rows_at([(seq, path) for path in paths])
+        for path, row in zip(paths, rows, strict=True):
+            assert error(row, expected(model, [*seq.tokens, *path])[-1]) < TOLERANCE
+    seq.tokens += [7, 9, 5]
+    row = target.rows_at([(seq, ())])[0]
+    assert error(row, expected(model, seq.tokens)[-1]) < TOLERANCE
+
+
+def test_hidden_rows_and_memory() -> None:
+    model = tiny("llama")
+    target, seq = HFTarget(model), sequence(prompt(6))
+    rows = target.forward([seq], [branching()], frozenset({"hidden"}))[0]
+    assert rows.hidden is not None
+    with torch.inference_mode():
+        logits = model.lm_head(rows.hidden)
+    assert error(logits, rows.logits.float()) < TOLERANCE
+    report = target.memory_report()
+    assert report["weights"] > 0
+    assert report["kv cache"] > 0
+
+
+def test_unknown_folders_fall_back(tmp_path: Path) -> None:
+    model = other("gpt_neox")
+    model.save_pretrained(tmp_path)
+    target = load_target(tmp_path)
+    assert isinstance(target, HFTarget)
+    assert "gpt_neox" in target.reason
+    seq = sequence(prompt(9))
+    assert worst(model, seq, branching(), forward(target, [seq], [branching()])[0]) < TOLERANCE
+
+
+def test_an_unhandled_feature_falls_back(tmp_path: Path) -> None:
+    model = saved("llama", tmp_path, hidden_act="mish")
+    target = load_target(tmp_path)
+    assert isinstance(target, HFTarget)
+    seq = sequence(prompt(9))
+    assert worst(model, seq, branching(), forward(target, [seq], [branching()])[0]) < TOLERANCE
+
+
+def test_a_loaded_model_is_taken_as_it_is() -> None:
+    model = tiny("llama")
+    target = load_target(model)
+    assert isinstance(target, HFTarget)
+    assert target.model is model
+
+
+def test_prompts_beyond_the_context_are_refused() -> None:
+    target = HFTarget(tiny("llama"), context=8)
+    with pytest.raises(CapacityError, match="context is 8"):
+        forward(target, [sequence(prompt(9))], [EMPTY])

@@ -1,0 +1,179 @@
+"""Checkpoints as they come: shards, ties, dtypes; and what is wrong with them is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from parity import branching, forward, prompt, saved, sequence, worst
+from safetensors.torch import load_file, save_file
+
+from forerun.engine.runner import ModelRunner
+from forerun.errors import ConfigError, ModelError, UnknownName
+from forerun.models.hf import HFTarget
+from forerun.models.load import is_hub_id, load_target
+from forerun.tree import EMPTY
+
+TOLERANCE = 1e-4
+
+
+def test_sharded_checkpoints(tmp_path: Path) -> None:
+    model = saved("qwen3", tmp_path / "whole")
+    model.save_pretrained(tmp_path / "parts", max_shard_size="40KB")
+    assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 2
+    seq = sequence(prompt(9))
+    rows = forward(load_target(tmp_path / "parts"), [seq], [branching()])[0]
+    assert worst(model, seq, branching(), rows) < TOLERANCE
+    next((tmp_path / "parts").glob("*-00002-of-*.safetensors")).unlink()
+    with pytest.raises(ModelError, match="model-00002-of-"):
+        load_target(tmp_path / "parts")
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
+def test_dtypes(name: str, tmp_path: Path) -> None:
+    saved("llama", tmp_path)
+    kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    target = load_target(tmp_path, dtype=name)
+    assert isinstance(target, ModelRunner)
+    rows = forward(target, [sequence(prompt(9))], [branching()])[0]
+    assert rows.logits.dtype == kinds[name]
+    assert rows.logits.isfinite().all()
+
+
+def test_auto_is_the_dtype_of_the_checkpoint(tmp_path: Path) -> None:
+    from parity import tiny
+
+    tiny("llama").to(torch.bfloat16).save_pretrained(tmp_path)
+    target = load_target(tmp_path)
+    assert isinstance(target, ModelRunner)
+    assert target.model.dtype == torch.bfloat16
+    config = json.loads((tmp_path / "config.json").read_text())
+    config.pop("dtype")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    target = load_target(tmp_path)
+    assert isinstance(target, ModelRunner)
+    assert target.model.dtype == torch.bfloat16, "from the tensors where the config is silent"
+
+
+def edit(folder: Path, change: object) -> None:
+    """Rewrites the tensors of a checkpoint."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)  # type: ignore[operator]
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def test_a_base_model_without_prefix_loads(tmp_path: Path) -> None:
+    model = saved("gpt2", tmp_path)
+
+    def strip(tensors: dict) -> None:
+        for name in list(tensors):
+            tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+        tensors["h.0.attn.bias"] = torch.ones(1, 1, 8, 8)  # the mask buffer of old files
+
+    edit(tmp_path, strip)
+    target = load_target(tmp_path)
+    assert isinstance(target, ModelRunner)
+    seq = sequence(prompt(9))
+    assert worst(model, seq, EMPTY, forward(target, [seq], [EMPTY])[0]) < TOLERANCE
+
+
+def test_missing_tensors_are_named(tmp_path: Path) -> None:
+    saved("llama", tmp_path)
+    edit(tmp_path, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
+    with pytest.raises(ModelError, match=r"lacks layers\.1\.mlp\.up_proj\.weight"):
+        load_target(tmp_path)
+
+
+def test_wrong_shapes_are_named(tmp_path: Path) -> None:
+    saved("llama", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["intermediate_size"] = 72
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"mlp\.\w+_proj\.weight has shape"):
+        load_target(tmp_path)
+
+
+def test_unknown_tensors_are_not_dropped_silently(tmp_path: Path) -> None:
+    saved("llama", tmp_path)
+
+    def extend(tensors: dict) -> None:
+        tensors["model.layers.0.self_attn.sinks"] = torch.ones(4)
+
+    edit(tmp_path, extend)
+    target = load_target(tmp_path)
+    assert isinstance(target, HFTarget)
+    assert "sinks" in target.reason
+
+
+def test_truncated_files_are_named(tmp_path: Path) -> None:
+    saved("llama", tmp_path)
+    path = tmp_path / "model.safetensors"
+    raw = path.read_bytes()
+    for broken in (raw[: len(raw) // 2], raw[:5], b""):
+        path.write_bytes(broken)
+        with pytest.raises(ModelError, match=r"model\.safetensors is not a readable"):
+            load_target(tmp_path)
+
+
+def test_a_broken_index_is_named(tmp_path: Path) -> None:
+    saved("llama", tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("{]")
+    with pytest.raises(ModelError, match=r"index\.json is not a safetensors index"):
+        load_target(tmp_path)
+
+
+def test_folders_that_are_no_models(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no model folder"):
+        load_target(tmp_path / "nothing")
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        load_target(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config\.json cannot be used"):
+        load_target(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "no_such_type"}')
+    with pytest.raises(ModelError, match="no_such_type"):
+        load_target(tmp_path)
+    with pytest.raises(ModelError, match="is a file"):
+        load_target(tmp_path / "config.json")
+
+
+def test_a_folder_without_weights(tmp_path: Path) -> None:
+    saved("llama", tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"no model\.safetensors.* nor on transformers"):
+        load_target(tmp_path)
+
+
+def test_bad_options(tmp_path: Path) -> None:
+    saved("llama", tmp_path)
+    with pytest.raises(UnknownName, match="bf16"):
+        load_target(tmp_path, dtype="bf61")
+    with pytest.raises(ConfigError, match="positive"):
+        load_target(tmp_path, max_seqs=0)
+    with pytest.raises(ConfigError, match="unknown device"):
+        load_target(tmp_path, device="abacus")
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="no GPU"):
+            load_target(tmp_path, device="cuda")
+
+
+def test_hub_ids() -> None:
+    assert is_hub_id("gpt2")
+    assert is_hub_id("owner/name")
+    assert not is_hub_id("./folder")
+    assert not is_hub_id("/a/b")
+    assert not is_hub_id("a/b/c")
+
+
+def test_a_hub_that_cannot_deliver(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def fail(*args: object, **kwargs: object) -> str:
+        raise OSError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(ModelError, match=r"neither a folder .* \(no network\)"):
+        load_target("owner/name")

@@ -1,0 +1,180 @@
+"""The runner's accounts: what is computed, what is shared, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity import branching, error, expected, forward, prompt, saved, sequence, worst
+
+from forerun.engine.runner import CHUNK, ModelRunner
+from forerun.errors import CapacityError
+from forerun.models.load import load_target
+from forerun.tree import EMPTY, Tree, TreeBuilder, chain
+
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("llama")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Any:
+    return saved("llama", folder, max_position_embeddings=2048)
+
+
+@pytest.fixture
+def runner(model: Any, folder: Path) -> ModelRunner:
+    target = load_target(folder)
+    assert isinstance(target, ModelRunner)
+    return target
+
+
+def test_trajectories_of_one_prompt_cost_one_prefill(model: Any, runner: ModelRunner) -> None:
+    seqs = [sequence(prompt(40)) for _ in range(5)]
+    outputs = forward(runner, seqs, [EMPTY] * 5)
+    assert runner.num_rows == 39 + 5
+    assert all(worst(model, s, EMPTY, r) < TOLERANCE for s, r in zip(seqs, outputs, strict=True))
+    for k, seq in enumerate(seqs):
+        seq.tokens += [50 + k]
+        runner.release(seq)
+    late = sequence(prompt(40))
+    assert worst(model, late, EMPTY, forward(runner, [late], [EMPTY])[0]) < TOLERANCE
+    assert runner.num_rows == 39 + 5 + 1, "a later one finds the prompt in a free slot"
+
+
+def test_one_after_another_shares_the_prompt_too(runner: ModelRunner) -> None:
+    for k in range(3):
+        seq = sequence(prompt(30))
+        forward(runner, [seq], [chain([4, 5, 6])])
+        seq.tokens += [4, 9]
+        forward(runner, [seq], [EMPTY])
+        runner.release(seq)
+        assert runner.num_rows == 29 + (k + 1) * (1 + 3 + 1)
+
+
+def test_equal_siblings_and_nodes_are_interchangeable(model: Any, runner: ModelRunner) -> None:
+    builder = TreeBuilder()  # independent draws may meet: the same token twice below one node
+    for token, parent in ((7, -1), (7, -1), (8, 0), (9, 1), (9, 0)):
+        builder.add(token, parent)
+    seq, tree = sequence(prompt(12)), builder.build()
+    assert worst(model, seq, tree, forward(runner, [seq], [tree])[0]) < TOLERANCE
+    seq.tokens += [7, 9, 3]
+    assert worst(model, seq, tree, forward(runner, [seq], [tree])[0]) < TOLERANCE
+
+
+def test_the_same_tokens_may_be_asked_again(model: Any, runner: ModelRunner) -> None:
+    seq = sequence(prompt(12))
+    for tree in (branching(1), branching(2), EMPTY):
+        assert worst(model, seq, tree, forward(runner, [seq], [tree])[0]) < TOLERANCE
+
+
+def test_paths_grow_level_by_level(model: Any, runner: ModelRunner) -> None:
+    seq = sequence(prompt(10))
+    levels = [[()], [(7,), (8,), (7,)], [(7, 9), (8, 9), (7, 4)], [(7, 9, 3), (8, 9, 3), (7, 9)]]
+    computed = [10, 2, 3, 2]
+    for paths, count in zip(levels, computed, strict=True):
+        before = runner.num_rows
+        rows = runner.rows_at([(seq, path) for path in paths])
+        for path, row in zip(paths, rows, strict=True):
+            assert error(row, expected(model, [*seq.tokens, *path])[-1]) < TOLERANCE
+        assert runner.num_rows - before == count, "only what is new is computed"
+    assert runner.memory_report()["scratch"] > 0
+    seq.tokens += [8, 9, 5]  # what a target accepted is found again
+    before = runner.num_rows
+    row = runner.rows_at([(seq, ())])[0]
+    assert error(row, expected(model, seq.tokens)[-1]) < TOLERANCE
+    assert runner.num_rows - before == 1
+
+
+def test_paths_of_a_batch(model: Any, runner: ModelRunner) -> None:
+    seqs = [sequence(prompt(n)) for n in (20, 4, 11)]
+    for paths in ([()], [(3,), (4, 5)], [(4, 5, 6), (9,)]):
+        requests = [(seq, path) for path in paths for seq in seqs]
+        for (seq, path), row in zip(requests, runner.rows_at(requests), strict=True):
+            assert error(row, expected(model, [*seq.tokens, *path])[-1]) < TOLERANCE
+
+
+def test_paths_after_a_tree_pass(model: Any, runner: ModelRunner) -> None:
+    seq = sequence(prompt(10))
+    forward(runner, [seq], [branching()])
+    for path in ((), tuple(branching().path(6))):
+        row = runner.rows_at([(seq, path)])[0]
+        assert error(row, expected(model, [*seq.tokens, *path])[-1]) < TOLERANCE
+
+
+def test_hidden_rows_come_when_asked(model: Any, runner: ModelRunner) -> None:
+    seq = sequence(prompt(10))
+    assert forward(runner, [seq], [EMPTY])[0].hidden is None
+    seqs = [seq, sequence(prompt(5))]
+    for rows in runner.forward(seqs, [branching(), EMPTY], frozenset({"hidden"})):
+        assert rows.hidden is not None
+        with torch.inference_mode():
+            assert error(model.lm_head(rows.hidden), rows.logits) < TOLERANCE
+
+
+def test_long_prompts_are_prefilled_in_chunks(model: Any, runner: ModelRunner) -> None:
+    seq = sequence(prompt(CHUNK + 30))
+    assert worst(model, seq, EMPTY, forward(runner, [seq], [EMPTY])[0]) < TOLERANCE
+
+
+def test_many_steps_in_a_batch_that_changes(model: Any, runner: ModelRunner) -> None:
+    running = [sequence(prompt(9 + k)) for k in range(3)]
+    for step in range(6):
+        trees: list[Tree] = [branching(step + k) if k % 2 else EMPTY for k in range(len(running))]
+        for k, rows in enumerate(forward(runner, running, trees)):
+            assert worst(model, running[k], trees[k], rows) < TOLERANCE
+            running[k].tokens += [*(trees[k].path(5) if len(trees[k]) else []), step + 3]
+        if step == 2:  # one leaves, two join
+            runner.release(running.pop(0))
+            running += [sequence(prompt(14)), sequence(prompt(10))]
+
+
+def test_what_exceeds_the_context_is_refused(folder: Path, model: Any) -> None:
+    runner = load_target(folder, context=16)
+    with pytest.raises(CapacityError, match="17 tokens, but the context is 16"):
+        forward(runner, [sequence(prompt(17))], [EMPTY])
+    with pytest.raises(CapacityError, match="15 tokens and a tree of depth 3"):
+        forward(runner, [sequence(prompt(15))], [branching()])
+    seq = sequence(prompt(13))
+    assert worst(model, seq, branching(), forward(runner, [seq], [branching()])[0]) < TOLERANCE
+
+
+def test_a_failed_pass_leaves_right_state(
+    model: Any, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seq = sequence(prompt(10))
+    forward(runner, [seq], [branching()])
+    seq.tokens += [*branching().path(6), 7]
+    with monkeypatch.context() as patched:
+        patched.setattr("forerun.engine.cache.available_bytes", lambda device: 0)
+        long = sequence(prompt(400))
+        with pytest.raises(CapacityError, match="use fewer sequences"):
+            forward(runner, [seq, long], [branching(), EMPTY])
+    for rows, s, t in zip(
+        forward(runner, [seq, long], [branching(), EMPTY]),
+        [seq, long],
+        [branching(), EMPTY],
+        strict=True,
+    ):
+        assert worst(model, s, t, rows) < TOLERANCE
+
+
+def test_too_many_sequences_are_refused(folder: Path, model: Any) -> None:
+    runner = load_target(folder, max_seqs=2)
+    seqs = [sequence(prompt(5 + n)) for n in range(3)]
+    with pytest.raises(CapacityError, match="max_seqs"):
+        forward(runner, seqs, [EMPTY] * 3)
+
+
+def test_memory_report(runner: ModelRunner, model: Any) -> None:
+    forward(runner, [sequence(prompt(5))], [EMPTY])
+    report = runner.memory_report()
+    size = sum(p.numel() for p in model.parameters()) * 4
+    assert report["weights"] == size
+    assert report["kv cache"] == 3 * 256 * 2 * 2 * 12 * 4
+    assert report["scratch"] == 0

@@ -107,8 +107,8 @@ def is_registered(kind: str, spec: str) -> bool:
     from forerun import registry
 
     name, options = registry.parse(spec)
-    grower = options.get("grower")
-    return name in registry.names(kind) and (not grower or grower in registry.names("grower"))
+    grower, _ = registry.parse(str(options.get("grower", "chain")))
+    return name in registry.names(kind) and grower in registry.names("grower")
 
 
 def _row(name: str, table: dict[str, Any]) -> Row:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from contextlib import suppress
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -57,39 +58,62 @@ def options(cls: type) -> dict[str, inspect.Parameter]:
 
 def make(kind: str, spec: str, /, *args: Any, **extra: Any) -> Any:
     """Builds a part from text such as "stand:context=4,entries=10"; `extra` options win."""
-    name, given = parse(spec)
+    cls, given = resolve(kind, spec)
+    known = options(cls)
+    return cls(*args, **given | {k: v for k, v in extra.items() if k in known})
+
+
+def resolve(kind: str, spec: str) -> tuple[type, dict[str, Any]]:
+    """The class that a text names, and its options as values of the types it declares.
+
+    Raises UnknownName for a name or an option, ConfigError for a value of the wrong type.
+    """
+    name, texts = parse(spec)
     cls = get(kind, name)
     known = options(cls)
-    for key in given:
+    for key in texts:
         if key not in known:
             raise UnknownName.of(
                 f"option of {kind} {name!r}:", key, known, f"`forerun methods {name}`"
             )
-    return cls(*args, **{**given, **{k: v for k, v in extra.items() if k in known}})
+    try:
+        return cls, {key: _typed(text, known[key]) for key, text in texts.items()}
+    except ValueError as error:
+        raise ConfigError(f"{kind} {name!r}: {error}; see `forerun methods {name}`") from None
 
 
-def parse(spec: str) -> tuple[str, dict[str, Any]]:
-    """Splits "name:key=value,key=value" into the name and typed options."""
+def parse(spec: str) -> tuple[str, dict[str, str]]:
+    """Splits "name:key=value,key=value" into the name and the texts of its options."""
     name, _, rest = spec.strip().partition(":")
-    given: dict[str, Any] = {}
+    given: dict[str, str] = {}
     for piece in filter(None, rest.split(",")):
         key, equals, value = piece.partition("=")
         if not equals:
             raise ConfigError(f"option {piece!r} of {name!r} has no value; write {piece}=VALUE")
-        given[key.strip().replace("-", "_")] = _typed(value.strip())
+        given[key.strip().replace("-", "_")] = value.strip()
     return name.strip().replace("-", "_"), given
 
 
-def _typed(text: str) -> Any:
-    """int, float, bool, None, a tuple written 4+3+2, or the text itself."""
-    words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    if "+" in text.strip("+"):
-        return tuple(_typed(t) for t in text.split("+"))
-    for convert in (int, float):
-        try:
-            return convert(text)
-        except ValueError:
-            continue
-    return text
+WORDS = {"true": True, "false": False}
+
+
+def _typed(text: str, parameter: inspect.Parameter) -> Any:
+    """The text as one of the types that the parameter is annotated with; a tuple is a+b+c."""
+    kinds = [kind.strip() for kind in str(parameter.annotation).split("|")]
+    if "None" in kinds and text.lower() == "none":
+        return None
+    if "bool" in kinds and text.lower() in WORDS:
+        return WORDS[text.lower()]
+    for kind, convert in (("int", int), ("float", float)):
+        if kind in kinds:
+            with suppress(ValueError):
+                return convert(text)
+    inner = next((kind for kind in kinds if kind.startswith("tuple")), None)
+    if inner:
+        convert = int if "int" in inner else str
+        with suppress(ValueError):
+            return tuple(convert(piece) for piece in text.split("+"))
+    plain = {"bool", "int", "float", "None"}
+    if not inner and not plain.issuperset(kinds):
+        return text
+    raise ValueError(f"option {parameter.name} takes {parameter.annotation}, got {text!r}")

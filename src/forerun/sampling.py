@@ -8,7 +8,7 @@ module does the rest.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,21 +78,31 @@ class Sampling:
         )
 
 
+def _ids(values: Iterable[Any]) -> bool:
+    return all(isinstance(v, int) and v >= 0 for v in values)
+
+
 _CHECKS = (
     ("temperature", lambda v: 0 <= v < math.inf, "a finite number >= 0 (0 is greedy)"),
-    ("top_k", lambda v: v >= 0 and v == int(v), "an integer >= 0 (0 turns it off)"),
+    ("top_k", lambda v: isinstance(v, int) and v >= 0, "an integer >= 0 (0 turns it off)"),
     ("top_p", lambda v: 0 < v <= 1, "in (0, 1] (1 turns it off)"),
     ("min_p", lambda v: 0 <= v <= 1, "in [0, 1] (0 turns it off)"),
     ("repetition_penalty", lambda v: 0 < v < math.inf, "a finite number > 0 (1 turns it off)"),
     ("presence_penalty", lambda v: math.isfinite(v), "a finite number"),
     ("frequency_penalty", lambda v: math.isfinite(v), "a finite number"),
-    ("logit_bias", lambda v: all(math.isfinite(b) for b in v.values()), "token id -> finite bias"),
-    ("min_new_tokens", lambda v: v >= 0 and v == int(v), "an integer >= 0"),
-    ("max_new_tokens", lambda v: v >= 1 and v == int(v), "an integer >= 1"),
+    (
+        "logit_bias",
+        lambda v: _ids(v) and all(math.isfinite(b) for b in v.values()),
+        "token id -> finite bias",
+    ),
+    ("banned_tokens", _ids, "token ids"),
+    ("stop_token_ids", _ids, "token ids"),
+    ("min_new_tokens", lambda v: isinstance(v, int) and v >= 0, "an integer >= 0"),
+    ("max_new_tokens", lambda v: isinstance(v, int) and v >= 1, "an integer >= 1"),
     ("stop", lambda v: all(isinstance(s, str) and s for s in v), "non-empty strings"),
-    ("seed", lambda v: v is None or v >= 0, "an integer >= 0, or None"),
-    ("n", lambda v: v >= 1 and v == int(v), "an integer >= 1"),
-    ("logprobs", lambda v: v is None or 0 <= v <= 1000, "an integer in 0..1000, or None"),
+    ("seed", lambda v: v is None or _ids([v]), "an integer >= 0, or None"),
+    ("n", lambda v: isinstance(v, int) and v >= 1, "an integer >= 1"),
+    ("logprobs", lambda v: v is None or v in range(1001), "an integer in 0..1000, or None"),
 )
 
 
@@ -106,8 +116,12 @@ def _holds(check: Any, value: Any) -> bool:
 def to_probs(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     """The law that the user is promised: logits [V] -> probabilities [V], same float type.
 
-    A token whose logit is -inf has probability 0.
+    A token whose logit is -inf has probability 0. Raises ConfigError if that holds for all tokens.
     """
+    if logits.max() == -np.inf:
+        raise ConfigError(
+            "no token is left: banned_tokens and constraints forbid all; loosen one of them"
+        )
     if sampling.is_greedy:
         probs = np.zeros_like(logits)
         probs[np.argmax(logits)] = 1
@@ -123,8 +137,8 @@ def to_probs(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
 
 
 def softmax(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
-    """exp(logits / T), normalised; [V] -> [V]."""
-    probs = np.exp((logits - logits.max()) / logits.dtype.type(temperature))
+    """exp(logits / T), normalised; [V] -> [V]. Below T = 1e-30 nothing changes any more."""
+    probs = np.exp((logits - logits.max()) / logits.dtype.type(max(temperature, 1e-30)))
     probs /= probs.sum()
     return probs
 
@@ -157,8 +171,9 @@ def _top_p(probs: np.ndarray, p: float) -> np.ndarray:
 def _descending(probs: np.ndarray, p: float, head: int = 512) -> np.ndarray:
     """Ids by falling probability, as many as needed to reach mass p: a full sort is rarely due."""
     if len(probs) > 4 * head:
-        top = np.argpartition(probs, -head)[-head:]
-        if probs[top].sum(dtype=np.float64) > p and probs[top].min() > 0:
+        border = np.partition(probs, -head)[-head]
+        top = np.flatnonzero(probs >= border)  # all that tie with the last one
+        if border > 0 and probs[top].sum(dtype=np.float64) > p:
             return top[np.lexsort((top, -probs[top]))]
     return np.argsort(-probs, kind="stable")
 

@@ -105,11 +105,15 @@ class Adjust(Shaper):
             logits[seen] = np.where(scores > 0, scores / r, scores * r)
         for token, count in state.generated.items():
             logits[token] -= s.presence_penalty + s.frequency_penalty * count
-        if state.generated.total() < s.min_new_tokens:
-            stops = s.stop_token_ids if s.ignore_eos else self.eos_ids + s.stop_token_ids
-            logits[list(stops)] = -np.inf
-        logits[list(s.banned_tokens)] = -np.inf
+        logits[list(self._banned(state))] = -np.inf
         return logits
 
     def allows(self, state: History, token: int) -> bool:
-        return token not in state.sampling.banned_tokens
+        return token not in self._banned(state)
+
+    def _banned(self, state: History) -> tuple[int, ...]:
+        """Tokens of probability 0: those banned, and the ends while the text is too short."""
+        s = state.sampling
+        if state.generated.total() >= s.min_new_tokens:
+            return s.banned_tokens
+        return s.banned_tokens + s.stop_token_ids + (() if s.ignore_eos else self.eos_ids)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import json
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -51,9 +51,16 @@ class Template:
     def __len__(self) -> int:
         return len(self.places)
 
+    @cached_property
+    def _shapes(self) -> dict[int, Shape]:
+        return {}
+
     def first(self, nodes: int) -> Shape:
         """The best tree of at most `nodes` nodes."""
-        return _shape(self, max(0, min(nodes, len(self))))
+        nodes = max(0, min(nodes, len(self)))
+        if nodes not in self._shapes:
+            self._shapes[nodes] = _shape(self, nodes)
+        return self._shapes[nodes]
 
     def save(self, path: Path) -> None:
         """Writes the places as JSON, atomically."""
@@ -71,7 +78,6 @@ class Template:
             raise DataError(f"{path} is not a template (JSON with 'places'): {error}") from None
 
 
-@lru_cache(maxsize=1024)
 def _shape(template: Template, nodes: int) -> Shape:
     order = sorted(template.places[:nodes], key=lambda place: (len(place), place))
     index = {place: i for i, place in enumerate(order)} | {(): -1}

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -32,6 +32,7 @@ def outcome_law(program) -> dict:
     return found
 
 
+@settings(deadline=None)
 @given(WEIGHTS, WEIGHTS, st.floats(0, 1))
 def test_enumerated_outcomes_have_total_probability_one(first, second, heads):
     def program(dice):
@@ -42,6 +43,7 @@ def test_enumerated_outcomes_have_total_probability_one(first, second, heads):
     assert sum(outcome_law(program).values()) == pytest.approx(1.0, abs=1e-12)
 
 
+@settings(deadline=None)
 @given(WEIGHTS)
 def test_enumerated_choice_has_the_law_it_was_given(weights):
     probs = np.array(weights, float)
@@ -88,6 +90,7 @@ def test_seeded_choice_and_coin_follow_their_law():
     assert stats.binomtest(heads, count, 0.3).pvalue > 1e-3
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**40), st.integers(0, 50))
 def test_same_seed_same_stream(seed, index):
     def play(dice):
@@ -102,6 +105,7 @@ def test_trajectories_of_one_seed_have_streams_of_their_own():
     assert len(streams) == 400
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 6000), min_size=1, max_size=5))
 def test_peeking_never_changes_the_stream(counts):
     plain = SeededDice(5)

@@ -11,7 +11,7 @@ from parity import branching, forward, prompt, saved, sequence, worst
 from safetensors.torch import load_file, save_file
 
 from forerun.engine.runner import ModelRunner
-from forerun.errors import ConfigError, ModelError, UnknownName
+from forerun.errors import CapacityError, ConfigError, ModelError, UnknownName
 from forerun.models.hf import HFTarget
 from forerun.models.load import is_hub_id, load_target
 from forerun.tree import EMPTY
@@ -158,6 +158,13 @@ def test_bad_options(tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="no GPU"):
             load_target(tmp_path, device="cuda")
+
+
+def test_weights_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved("llama", tmp_path)
+    monkeypatch.setattr("forerun.models.checkpoint.available_bytes", lambda device: 1000)
+    with pytest.raises(CapacityError, match=r"the weights take .* GiB in torch\.float32"):
+        load_target(tmp_path)
 
 
 def test_hub_ids() -> None:

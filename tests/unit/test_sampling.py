@@ -64,6 +64,7 @@ PARAMETERS = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(QUARTERS, min_size=1, max_size=8), PARAMETERS)
 def test_small_vocabulary_equals_the_reference(logits, sampling):
     logits = np.array(logits)
@@ -79,6 +80,7 @@ def test_large_vocabulary_equals_the_reference(seed, scale, sampling):
     np.testing.assert_allclose(to_probs(logits, sampling), expected, atol=1e-11)
 
 
+@settings(deadline=None)
 @given(st.lists(QUARTERS, min_size=1, max_size=8))
 def test_greedy_takes_the_lowest_id_of_the_best(logits):
     logits = np.array(logits)
@@ -87,6 +89,7 @@ def test_greedy_takes_the_lowest_id_of_the_best(logits):
     )
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32), st.floats(0.05, 0.95))
 def test_fast_path_of_top_p_orders_as_the_full_sort_does(seed, p):
     probs = softmax(np.random.default_rng(seed).normal(size=3000) * 4)
@@ -122,6 +125,7 @@ def test_ties_at_every_cut_go_to_the_lowest_ids():
     assert np.flatnonzero(to_probs(logits, Sampling(min_p=1.0))).tolist() == [1, 2, 3]
 
 
+@settings(deadline=None)
 @given(st.lists(QUARTERS, min_size=2, max_size=8), PARAMETERS, st.integers(0, 7))
 def test_a_banned_token_stays_impossible(logits, sampling, which):
     logits = np.array(logits)

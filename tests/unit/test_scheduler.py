@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import FakeTarget, TableSource, run_all, sequence, table_law
@@ -86,6 +86,7 @@ def seqs_of(count: int, length: int = 5):
     return [sequence([0], length, SeededDice(9, k), index=k) for k in range(count)]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 4), st.lists(st.integers(1, 5), max_size=8))
 def test_first_come_first_served_and_never_too_many(max_seqs, lengths):
     scheduler, order = Scheduler(max_seqs), []

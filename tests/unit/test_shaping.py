@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import NoRepeats, sequence
@@ -48,6 +48,7 @@ def formula(x: np.ndarray, s: Sampling, prompt: list[int], generated: list[int])
     return found
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(-5, 5), min_size=VOCAB, max_size=VOCAB),
     TOKENS.filter(bool),

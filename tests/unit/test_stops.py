@@ -6,7 +6,7 @@ import codecs
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import FakeTarget, run_all, sequence
@@ -153,6 +153,7 @@ def test_without_a_detokenizer_ids_still_end_a_sequence():
 PIECES = ["a", "b", "ab", "ba", "aab"]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=4), max_size=6),
     st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),

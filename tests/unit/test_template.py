@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.errors import ConfigError, DataError
@@ -33,11 +33,13 @@ def is_closed(places: tuple[tuple[int, ...], ...]) -> bool:
     )
 
 
+@settings(deadline=None)
 @given(templates(), st.integers(0, 20))
 def test_every_prefix_of_a_template_is_closed(template, nodes):
     assert is_closed(template.places[:nodes])
 
 
+@settings(deadline=None)
 @given(templates(), st.integers(-1, 20))
 def test_shape_arrays_agree_with_the_places(template, nodes):
     shape = template.first(nodes)
@@ -57,6 +59,7 @@ def test_shape_arrays_agree_with_the_places(template, nodes):
         assert shape.widths[node] == (shape.parents == node).sum()
 
 
+@settings(deadline=None)
 @given(templates(), st.integers(0, 6))
 def test_levels_list_each_parents_children_by_rank(template, depth):
     shape = template.first(len(template))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.tree import EMPTY, IID, POINT, SWOR, Proposal, Tree, TreeBuilder, chain
@@ -28,6 +28,7 @@ def above(tree: Tree, node: int) -> list[int]:
     return found
 
 
+@settings(deadline=None)
 @given(point_trees())
 def test_ancestors_depths_and_paths_equal_brute_force(tree):
     for node in range(len(tree)):
@@ -38,6 +39,7 @@ def test_ancestors_depths_and_paths_equal_brute_force(tree):
     assert tree.ancestors.shape == (len(tree), len(tree))
 
 
+@settings(deadline=None)
 @given(point_trees())
 def test_children_partition_the_nodes_in_order(tree):
     families = [tree.children(node) for node in range(-1, len(tree))]
@@ -45,6 +47,7 @@ def test_children_partition_the_nodes_in_order(tree):
     assert all(family == sorted(family) for family in families)
 
 
+@settings(deadline=None)
 @given(point_trees())
 def test_builder_answers_as_the_tree_that_it_builds(tree):
     builder = TreeBuilder()
@@ -70,6 +73,7 @@ def test_iid_siblings_keep_q_whatever_came_before():
         np.testing.assert_allclose(tree.proposal(node, 4), [0.5, 0, 0.3, 0.2], atol=1e-15)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=6), st.randoms(use_true_random=False))
 def test_swor_siblings_lose_the_earlier_tokens_and_are_renormalised(weights, random):
     dense = np.array(weights) / sum(weights)

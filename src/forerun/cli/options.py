@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from forerun.errors import ConfigError, UnknownName
+from forerun.errors import ConfigError
 
 ModelName = Annotated[
     str, typer.Option("--model", "-m", help="Folder or hub id; without it the embedded reasoner.")
@@ -36,15 +36,8 @@ def check_parts(**specs: str) -> None:
     from forerun import registry
 
     for kind, spec in specs.items():
-        name, given = registry.parse(spec)
-        known = registry.options(registry.get(kind, name))
-        for option, value in given.items():
-            if option not in known:
-                raise UnknownName.of(
-                    f"option of {kind} {name!r}:", option, known, f"`forerun methods {name}`"
-                )
-            if isinstance(value, str) and isinstance(known[option].default, int | float):
-                raise ConfigError(f"option {option} of {kind} {name!r} is a number, got {value!r}")
+        cls, given = registry.resolve(kind, spec)
+        name, known = registry.parse(spec)[0], registry.options(cls)
         for option, parameter in known.items():
             if parameter.default is parameter.empty and option not in given:
                 raise ConfigError(

@@ -19,7 +19,7 @@ from pathlib import Path as FilePath
 
 import numpy as np
 
-from forerun.dice import Dice
+from forerun.dice import Dice, SeededDice
 from forerun.drafters.base import grow
 from forerun.errors import ConfigError
 from forerun.growers.gumbel import Gumbel
@@ -130,16 +130,15 @@ class Stand(Drafter):
     def _propose(self, seq: Sequence, plan: Plan) -> Tree:
         if plan.is_empty:
             return EMPTY
-        is_drawn = self._draws(seq)
-        if is_drawn and not hasattr(seq.dice, "peek"):
-            return self.propose_one(seq, plan, seq.dice)
+        memory, temper = self.memory(seq), self.temper(seq)
         shape, most = self._shape(plan.nodes)
-        uniforms = seq.dice.peek(most) if is_drawn else None
-        tree, used = self.memory(seq).draft(
-            seq.tokens, shape, plan.depth, self.temper(seq), uniforms
-        )
-        if is_drawn:
-            seq.dice.skip(used)
+        if not self._draws(seq):
+            return memory.draft(seq.tokens, shape, plan.depth, temper)[0]
+        if not isinstance(seq.dice, SeededDice):
+            return self.propose_one(seq, plan, seq.dice)
+        uniforms = seq.dice.peek(most)
+        tree, used = memory.draft(seq.tokens, shape, plan.depth, temper, uniforms)
+        seq.dice.skip(used)
         return tree
 
     def _draws(self, seq: Sequence) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,6 +22,8 @@ from forerun.records import Sequence, Step
 from forerun.roles import Controller, Drafter, Shaper, Target, Verifier
 from forerun.sampling import Sampling
 from forerun.shaping import Adjust
+
+_numbers = itertools.count()
 
 Prompts = str | Many[str] | Many[Many[int]]
 
@@ -161,6 +164,7 @@ class Run:
         self.model, self.engine, self.recorder = model, engine, recorder
         self.prompts, self.sampling = prompts, sampling
         self.seed = secrets.randbits(31) if sampling.seed is None else sampling.seed
+        self._number = next(_numbers)  # no two runs share a group
         self._where: dict[Sequence, int] = {}  # in the order of admission
         for i, prompt in enumerate(prompts):
             self._submit(i, prompt)
@@ -196,6 +200,11 @@ class Run:
         if not tokens or prompt == "":
             raise DataError(f"prompt {i} is empty; give it at least one token")
         vocab = self.model.target.vocab_size
+        named = [*self.sampling.logit_bias, *self.sampling.banned_tokens]
+        if named and max(named) >= vocab:
+            raise ConfigError(
+                f"logit_bias or banned_tokens name token {max(named)}, but ids end at {vocab - 1}"
+            )
         if not 0 <= min(tokens) <= max(tokens) < vocab:
             raise DataError(f"prompt {i} has token ids outside 0..{vocab - 1}")
         room = self.model.target.context - len(tokens)
@@ -204,7 +213,7 @@ class Run:
                 f"prompt {i} has {len(tokens)} tokens, but the context of this model is "
                 f"{self.model.target.context}; shorten it by {1 - room} tokens or more"
             )
-        group = (id(self), i)
+        group = (self._number, i)
         for k in range(self.sampling.n):
             seq = Sequence(
                 list(tokens),
@@ -239,7 +248,12 @@ def record_logprobs(step: Step) -> None:
 def _as_list(prompts: Prompts) -> list[str | list[int]]:
     if isinstance(prompts, str):
         return [prompts]
-    found = [p if isinstance(p, str) else list(p) for p in prompts]  # type: ignore[union-attr]
+    found: list[str | list[int]] = []
+    for i, prompt in enumerate(prompts):
+        is_ids = isinstance(prompt, Iterable) and all(isinstance(t, int) for t in prompt)
+        if not isinstance(prompt, str) and not is_ids:
+            raise DataError(f"prompt {i} is {prompt!r}; a prompt is a text or a list of token ids")
+        found.append(prompt if isinstance(prompt, str) else list(prompt))
     if not found:
         raise DataError("there is no prompt; give at least one")
     return found

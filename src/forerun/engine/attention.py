@@ -59,44 +59,37 @@ class Group:
     """Neighbouring slots that attend in one call: rows [at, at + num), padded to [B, N]."""
 
     def __init__(self, spans: Many[Span], at: int, cache: Cache, config: DecoderConfig) -> None:
-        self.c = config
         self.at, self.num = at, sum(span.num_rows for span in spans)
         self.batch, self.width = len(spans), max(span.num_rows for span in spans)
+        self.heads, self.kv_heads, self.dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.fold = config.num_heads // config.num_kv_heads
+        self.scale, self.softcap = config.attn_scale, config.attn_softcap
         stop = max(span.stop for span in spans)
-        first, last = spans[0].slot, spans[-1].slot + 1
-        windows = dict.fromkeys(config.windows or (None,))
-        lows = {w: _lowest(spans, w) for w in windows}
-        self.masks = {w: self._mask(spans, w, lows[w], stop, cache) for w in windows}
-        self.keys, self.values = {}, {}
-        for w, low in lows.items():
-            cells = cache.data[:, first:last, low:stop].transpose(3, 4)  # [L, B, n, KV, 2, D]
-            cells = cells.transpose(2, 3)  # [L, B, KV, n, 2, D]
-            self.keys[w] = cells.select(4, 0).unbind(0)
-            self.values[w] = cells.select(4, 1).unbind(0)
+        views = {}
+        for window in dict.fromkeys(config.windows) or (None,):
+            low = _lowest(spans, window)
+            cells = cache.data.narrow(1, spans[0].slot, len(spans)).narrow(2, low, stop - low)
+            keys, values = cells.permute(3, 0, 1, 4, 2, 5).unbind(0)  # each [L, B, KV, n, D]
+            mask = self._mask(spans, window, low, stop, cache)
+            views[window] = keys.unbind(0), values.unbind(0), mask
+        self.views = [views[config.window(layer)] for layer in range(config.num_layers)]
         self.pad, self.unpad = self._padding(spans, cache.device)
 
     def __call__(self, layer: int, q: Tensor) -> Tensor:
         """[num, H, D] to [num, H D]."""
-        c, window = self.c, self.c.window(layer)
-        b, n, g = self.batch, self.width, c.num_heads // c.num_kv_heads
+        keys, values, mask = self.views[layer]
+        b, n = self.batch, self.width
         if self.pad is not None:
             q = q.index_select(0, self.pad)
         if n == 1:
-            q = q.reshape(b, c.num_kv_heads, g, c.head_dim)
+            q = q.reshape(b, self.kv_heads, self.fold, self.dim)
         else:
-            q = q.reshape(b, n, c.num_kv_heads, g, c.head_dim).permute(0, 2, 3, 1, 4)
-            q = q.reshape(b, c.num_kv_heads, g * n, c.head_dim)
-        out = attention(
-            q,
-            self.keys[window][layer],
-            self.values[window][layer],
-            self.masks[window],
-            c.attn_scale,
-            c.attn_softcap,
-        )
+            q = q.reshape(b, n, self.kv_heads, self.fold, self.dim).permute(0, 2, 3, 1, 4)
+            q = q.reshape(b, self.kv_heads, self.fold * n, self.dim)
+        out = attention(q, keys[layer], values[layer], mask, self.scale, self.softcap)
         if n > 1:
-            out = out.view(b, c.num_kv_heads, g, n, c.head_dim).permute(0, 3, 1, 2, 4)
-        out = out.reshape(b * n, c.num_heads * c.head_dim)
+            out = out.view(b, self.kv_heads, self.fold, n, self.dim).permute(0, 3, 1, 2, 4)
+        out = out.reshape(b * n, self.heads * self.dim)
         return out if self.unpad is None else out.index_select(0, self.unpad)
 
     def _mask(
@@ -111,7 +104,7 @@ class Group:
         sees[:, :, low] = True  # rows of padding see one cell: no division by zero
         for row, (span, mask) in enumerate(zip(spans, masks, strict=True)):
             sees[row, : span.num_rows, : span.stop] = True if mask is None else mask
-        folded = np.tile(sees[:, None, :, low:], (1, self.c.num_heads // self.c.num_kv_heads, 1, 1))
+        folded = np.tile(sees[:, None, :, low:], (1, self.fold, 1, 1))
         folded = folded.reshape(self.batch, 1, -1, stop - low)
         hidden = torch.from_numpy(~folded).to(cache.device)
         zeros = torch.zeros(folded.shape, dtype=cache.dtype, device=cache.device)

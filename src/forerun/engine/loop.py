@@ -48,9 +48,12 @@ class Engine:
         self.scheduler.add(seq)
 
     def step(self) -> list[Sequence]:
-        """One round for every running sequence; returns those that ended with it."""
+        """One round for every running sequence; returns those that ended since the last one."""
         t0 = perf_counter()
+        cancelled = self.retire()
         seqs = list(self.scheduler.admit(self._start))
+        if not seqs:
+            return cancelled
         plans = [self.controller.plan(seq) for seq in seqs]
         trees = [self.verifier.probe(tree) for tree in self.drafter.propose(seqs, plans)]
         t1 = perf_counter()
@@ -67,7 +70,7 @@ class Engine:
         self.target.commit(seqs, trees, verdicts)
         times = {"draft": t1 - t0, "forward": t2 - t1, "verify": t3 - t2}
         self._publish(Step(seqs, plans, trees, laws, verdicts, emitted, times, clock=t3))
-        return self.retire()
+        return cancelled + self.retire()
 
     def run(self) -> None:
         """Steps until nothing is left to do."""

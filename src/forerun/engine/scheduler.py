@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from forerun.errors import ConfigError
 from forerun.records import Sequence
 
 
@@ -12,6 +13,8 @@ class Scheduler:
     """First come, first served; at most `max_seqs` sequences run at once."""
 
     def __init__(self, max_seqs: int) -> None:
+        if max_seqs < 1:
+            raise ConfigError(f"max_seqs must be at least 1, got {max_seqs}")
         self.max_seqs = max_seqs
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []

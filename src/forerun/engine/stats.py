@@ -99,7 +99,8 @@ class Recorder:
             stats.passes += 1
             stats.drafted += len(tree)
             stats.accepted += accepted
-            stats.examined += accepted + _was_rejected(tree, verdict.nodes)
+            is_whole = len(step.emitted[i]) > len(verdict.nodes)  # not cut off within the draft
+            stats.examined += accepted + (is_whole and _was_rejected(tree, verdict.nodes))
             stats.generated += len(step.emitted[i])
             stats.accepted_at.update(range(1, accepted + 1))
             for name, seconds in spent.items():  # a pass is shared evenly by its batch

@@ -6,6 +6,7 @@ Sun et al., "SpecTr: Fast Speculative Decoding via Optimal Transport", 2023.
 from __future__ import annotations
 
 from forerun.dice import Dice
+from forerun.errors import ConfigError
 from forerun.records import Plan
 from forerun.roles import Grower, Growth
 from forerun.tree import IID, TreeBuilder
@@ -17,6 +18,8 @@ class Iid(Grower):
     labels = frozenset({"iid"})
 
     def __init__(self, *, width: int = 2) -> None:
+        if width < 1:
+            raise ConfigError(f"width must be at least 1, got {width}")
         self.width = width
 
     def grow(self, plan: Plan, dice: Dice) -> Growth:

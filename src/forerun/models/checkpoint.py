@@ -14,9 +14,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from forerun.errors import ModelError
-from forerun.models.families import IGNORED, Plan, Unsupported, canonical, norm_names
+from forerun.engine.cache import available_bytes
+from forerun.errors import CapacityError, ModelError
+from forerun.models.families import Plan, Unsupported
 from forerun.models.layers import Experts, GatedMLP, LayerNorm, Linear, PlainMLP, RMSNorm
+from forerun.models.names import IGNORED, canonical, norm_names
 from forerun.models.transformer import DecoderConfig, Layer, Transformer
 
 
@@ -64,12 +66,27 @@ def stored_dtype(files: list[Path]) -> torch.dtype:
 def load_decoder(
     plan: Plan, files: list[Path], dtype: torch.dtype, device: torch.device
 ) -> Transformer:
-    """The decoder of a checkpoint. Raises ModelError for missing tensors or wrong shapes."""
+    """The decoder of a checkpoint. Raises ModelError for missing tensors or wrong shapes.
+
+    Raises CapacityError if the weights do not fit into memory.
+    """
+    check_memory(plan, dtype, device)
     parts = Parts(plan, dtype, device)
     for name, tensor in tensors(files):
         parts.add(name, tensor)
     parts.check()
     return parts.build()
+
+
+def check_memory(plan: Plan, dtype: torch.dtype, device: torch.device) -> None:
+    """Raises CapacityError if the weights do not fit into what is free."""
+    size = sum(torch.Size(shape).numel() for shape in plan.shapes.values()) * dtype.itemsize
+    free = available_bytes(device)
+    if size > free:
+        raise CapacityError(
+            f"the weights take {size / 2**30:.1f} GiB in {dtype}, and {free / 2**30:.1f} GiB are "
+            "free; use dtype 'bf16', a smaller model, or another device"
+        )
 
 
 class Parts:

@@ -43,7 +43,7 @@ def load_hf(
     from transformers import AutoModelForCausalLM
 
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto")
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto")
         return HFTarget(model.to(device), reason=reason, **options)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as cause:
         first = str(cause).strip().partition("\n")[0]

@@ -44,22 +44,19 @@ class Linear:
 
 def can_pack(weight: Tensor) -> bool:
     """Whether oneDNN can keep this weight in its own layout."""
-    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and _packed_bf16_works()
+    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and HAS_PACKED
 
 
-def _packed_bf16_works() -> bool:
+def _has_packed() -> bool:
     try:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    except (AttributeError, RuntimeError):
+    except (AttributeError, RuntimeError):  # a build without oneDNN
         return False
 
 
-def _linear_packed(*args: object) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise.default(*args)
-
-
-if _packed_bf16_works():  # without the Python layer between
-    _linear_packed = torch.ops.mkldnn._linear_pointwise.default  # type: ignore[assignment]
+HAS_PACKED = _has_packed()
+if HAS_PACKED:  # `_op` is the compiled function without a Python layer around it
+    _linear_packed = torch.ops.mkldnn._linear_pointwise.default._op
 
 
 class RMSNorm:
@@ -79,9 +76,9 @@ class RMSNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         d = self.shape[0]
-        if x.numel() == d and self._doubled is not None:
+        if self._doubled is not None and x.numel() == d:
             both = torch.cat((x, -x), -1)
-            return F.layer_norm(both, (2 * d,), self._doubled, None, self.eps).narrow(-1, 0, d)
+            return torch.layer_norm(both, (2 * d,), self._doubled, None, self.eps).narrow(-1, 0, d)
         if x.dtype == torch.float32:
             return F.rms_norm(x, self.shape, self.weight, self.eps)
         wide = x.float()

@@ -123,7 +123,7 @@ class Transformer:
             x = x + F.embedding(positions, self.positions)
         elif self.rope is not None:
             cos, sin = self.rope.rows(positions, top)
-        shape = (len(ids), c.num_lanes, c.head_dim)
+        shape, half = (len(ids), c.num_lanes, c.head_dim), c.head_dim // 2
         num_rotated = c.num_heads + c.num_kv_heads
         for i, layer in enumerate(self.layers):
             h = x if layer.attn_norm is None else layer.attn_norm(x)
@@ -132,7 +132,7 @@ class Transformer:
                 self._normalise(layer, qkv)
             if cos is not None:
                 qk = qkv.narrow(1, 0, num_rotated)
-                turned = qk.roll(c.head_dim // 2, -1)
+                turned = qk.roll(half, -1)
                 qk.mul_(cos).addcmul_(turned, sin)  # type: ignore[arg-type]
             h = layer.out(attend(i, qkv))
             x = x + (h if layer.post_attn_norm is None else layer.post_attn_norm(h))

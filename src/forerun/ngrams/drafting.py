@@ -58,7 +58,7 @@ def draft(
         shape.firsts,
         depth,
         is_drawn,
-        uniforms if is_drawn else out.q_probs,
+        out.q_probs if uniforms is None else uniforms,
         out,
     )
     tree = Tree(

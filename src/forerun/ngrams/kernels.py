@@ -9,7 +9,7 @@ token first and padded with -1 where the text is shorter. Two contexts share a k
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -67,7 +67,7 @@ def hash_context(context: np.ndarray, hashes: np.ndarray) -> int:
 
 
 @njit(cache=True, nogil=True)
-def home(key: np.uint64, slots: int) -> int:
+def home(key: np.uint64, slots: int) -> Any:
     """The slot where the search for a key begins: the high bits scaled to the table's size."""
     return np.int64(((key >> np.uint64(32)) * np.uint64(slots)) >> np.uint64(32))
 

@@ -101,7 +101,7 @@ class LogitMemory:
         """Learns one distribution after `tokens`: its largest probabilities, in any order."""
         top_ids = np.zeros((1, self.entries), np.int32)
         top_probs = np.zeros((1, self.entries), np.float32)
-        order = np.lexsort((ids, -np.asarray(probs)))[: self.entries]
+        order = np.lexsort((np.asarray(ids), -np.asarray(probs)))[: self.entries]
         top_ids[0, : len(order)] = np.asarray(ids)[order]
         top_probs[0, : len(order)] = np.asarray(probs)[order]
         self.learn(self.context(tokens), EMPTY, np.array([-1], np.int32), top_ids, top_probs)

@@ -47,11 +47,11 @@ class Micro:
 
     def to(self, device: torch.device) -> Micro:
         """The same on another device."""
-        move = {"device": device, "non_blocking": True}
-        return Micro(self.tokens.to(**move), self.weights.to(**move), self.num_tokens)
+        tokens = self.tokens.to(device, non_blocking=True)
+        return Micro(tokens, self.weights.to(device, non_blocking=True), self.num_tokens)
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Calls `write` on a file beside `path`, then renames it: all of the file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")

@@ -108,8 +108,8 @@ def _judge_batch(how: Sampling, batch: list[int]) -> tuple[list[Solved], np.ndar
 
 def load(folder: Path, device: str) -> tuple[Any, Any]:
     """The model in float32 and its tokenizer."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
-    return model, AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return torch.nn.Module.to(model, device).eval(), AutoTokenizer.from_pretrained(folder)
 
 
 @torch.no_grad()

@@ -10,7 +10,6 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 
@@ -21,7 +20,7 @@ def export(
     folder.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        half = copy.deepcopy(model).to(torch.bfloat16)
+        half = copy.deepcopy(model).bfloat16()
         half.generation_config = GenerationConfig(
             do_sample=True,
             temperature=0.6,
@@ -32,7 +31,7 @@ def export(
         tokenizer.save_pretrained(part)
         if card:
             (part / "README.md").write_text(card)
-        _name_plain_class(part / "tokenizer_config.json")
+        _tidy(part / "tokenizer_config.json")
         for file in sorted(part.iterdir()):
             file.chmod(0o644)
             os.replace(file, folder / file.name)
@@ -41,8 +40,10 @@ def export(
             shutil.rmtree(part)
 
 
-def _name_plain_class(path: Path) -> None:
-    """Names the tokenizer class that every version of transformers knows."""
+def _tidy(path: Path) -> None:
+    """Names the class that every version of transformers knows; drops traces of the loading."""
     config = json.loads(path.read_text())
+    for trace in ("is_local", "local_files_only"):
+        config.pop(trace, None)
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
     path.write_text(json.dumps(config, indent=2) + "\n")

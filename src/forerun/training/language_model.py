@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from .data import Batches, Micro
 
@@ -47,7 +47,7 @@ def build_model(size: Size, tokenizer: PreTrainedTokenizerFast, seed: int = 0) -
 class LanguageModelRecipe:
     """Next-token prediction for any Hugging Face causal model."""
 
-    def __init__(self, model: torch.nn.Module, batches: Batches) -> None:
+    def __init__(self, model: PreTrainedModel, batches: Batches) -> None:
         self.model, self.data = model, batches
 
     def batches(self, start: int) -> Iterator[list[Micro]]:

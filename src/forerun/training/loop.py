@@ -183,12 +183,12 @@ class Loop:
         return float(total)
 
     def _sum_over_processes(self, total: torch.Tensor) -> None:
-        flat = torch.cat([total] + [p.grad.flatten().cpu() for p in self.parameters.values()])
+        grads = [p.grad for p in self.parameters.values() if p.grad is not None]
+        flat = torch.cat([total] + [g.flatten().cpu() for g in grads])
         dist.all_reduce(flat)
         total.copy_(flat[:1])
-        sizes = [p.numel() for p in self.parameters.values()]
-        for p, part in zip(self.parameters.values(), flat[1:].split(sizes), strict=True):
-            p.grad.copy_(part.view_as(p))
+        for g, part in zip(grads, flat[1:].split([g.numel() for g in grads]), strict=True):
+            g.copy_(part.view_as(g))
 
     def _record(self, loss: float, tokens: int, seconds: float) -> None:
         p = self.progress

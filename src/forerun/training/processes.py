@@ -19,7 +19,7 @@ PATIENCE = timedelta(minutes=10)
 
 
 def in_processes(job: Callable[[T], R], items: list[T], size: int) -> Iterator[R]:
-    """`job` of every item, in any order, by `size` processes of one thread each; by this one if 1."""
+    """`job` of every item, in any order, by `size` single-threaded processes (1: this one)."""
     size = min(size, len(items))
     if size <= 1:
         yield from map(job, items)
@@ -63,5 +63,9 @@ def _meet(rank: int, size: int, url: str) -> None:
 def _join(rank: int, size: int, url: str, target: Callable[..., None], args: tuple) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process saves, then ends the group
     _meet(rank, size, url)
-    target(*args)
+    try:
+        target(*args)
+    except RuntimeError as error:
+        if "closed by peer" not in str(error):  # else the first process has ended, and says why
+            raise
     dist.destroy_process_group()

@@ -17,7 +17,7 @@ NO_MASS = 1e-12  # a residual below this share of its law is rounding error
 
 def follow_argmax(tree: Tree, laws: Laws) -> Verdict:
     """Descends while a child holds the argmax of its parent's shaped logits."""
-    node, kept = -1, []
+    node, kept = -1, list[int]()
     while True:
         token = int(np.argmax(laws.logits(node)))
         hits = np.flatnonzero((tree.parents == node) & (tree.tokens == token))
@@ -29,7 +29,7 @@ def follow_argmax(tree: Tree, laws: Laws) -> Verdict:
 
 def reject_recursively(tree: Tree, laws: Laws, dice: Dice) -> Verdict:
     """Recursive rejection, dense and in float64: see `forerun.verifiers.recursive`."""
-    node, kept = -1, []
+    node, kept = -1, list[int]()
     while True:
         p = laws[node].astype(np.float64)
         check_mass(p.sum(), len(kept))

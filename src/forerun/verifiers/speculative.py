@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from forerun.dice import Dice
+from forerun.dice import Dice, SeededDice
 from forerun.records import Verdict
 from forerun.roles import Verifier
 from forerun.shaping import Laws
@@ -45,11 +45,11 @@ class Speculative(Verifier):
     def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
         if laws.sampling.is_greedy:
             return follow_argmax(tree, laws)
-        if not hasattr(dice, "peek"):
+        if not isinstance(dice, SeededDice):
             return reject_recursively(tree, laws, dice)
         flat = arrays(tree)
         uniforms = dice.peek(len(tree) + 1)
-        node, used, kept = -1, 0, []
+        node, used, kept = -1, 0, list[int]()
         while True:
             p = np.ascontiguousarray(laws[node])
             child, token, used, mass = judge(p, node, uniforms, used, *flat, *self._room(len(p)))
@@ -64,7 +64,7 @@ class Speculative(Verifier):
             node = child
             kept.append(child)
 
-    def _room(self, vocab: int) -> Scratch:
+    def _room(self, vocab: int) -> tuple[np.ndarray, ...]:
         if vocab not in self._scratch:
             self._scratch[vocab] = new_scratch(vocab)
         return self._scratch[vocab]
@@ -122,7 +122,7 @@ def judge(
             ids, probs = q_ids[part], q_probs[part]
         bad = outside(ids, len(p))
         if bad >= 0:
-            outcome, token = BAD_TOKEN, np.int64(ids[bad])
+            outcome, token = BAD_TOKEN, ids[bad]
             break
         q_x, total = conditional(ids, probs, x, is_swor, room.marks)
         if not q_x > 0.0:
@@ -132,7 +132,7 @@ def judge(
         weight = weight_of(p, room, x)
         used += 1
         if weight >= scale * q_x or uniforms[used - 1] * scale * q_x < weight:
-            outcome, token, mass = child, np.int64(x), weight
+            outcome, token, mass = child, x, weight
             break
         left = remaining(p, ids, probs, scale, mass, is_swor, room)
         if not left <= NO_MASS * mass:  # else p = q: that rejection had no chance
@@ -284,8 +284,9 @@ def plain_mass(p: np.ndarray) -> float:
 
 def warm_up() -> None:
     """Compiles the kernels for both float types, or loads them from the cache."""
+    scratch: tuple[np.ndarray, ...] = new_scratch(2)
     builder = TreeBuilder()
     builder.add(0, -1, IID, Proposal(np.array([0], np.int32), np.ones(1)))
+    tree, uniforms = builder.build(), np.full(2, 0.75)
     for dtype in (np.float32, np.float64):
-        row, tree = np.full(2, 0.5, dtype), builder.build()
-        judge(row, -1, np.full(2, 0.75), 0, *arrays(tree), *new_scratch(2))
+        judge(np.full(2, 0.5, dtype), -1, uniforms, 0, *arrays(tree), *scratch)

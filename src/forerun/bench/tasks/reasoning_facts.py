@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from .reasoning_words import FRACTIONS, number
 from .reasoning_world import Node, Story, draw_divisor, draw_groups
@@ -23,7 +24,7 @@ def _relations(num_known: int) -> list[Callable[[Story, str], bool]]:
     return makers + [_joint] if num_known > 1 else makers
 
 
-def _first(story: Story, subject: str, fact: str, **node: object) -> bool:
+def _first(story: Story, subject: str, fact: str, **node: Any) -> bool:
     """Registers a subject's first quantity; False where it is out of range."""
     made = Node(unit=story.unit, claim=story.clause("{s} {v}", s=subject), label=subject, **node)
     if not 1 <= made.value <= story.cap:

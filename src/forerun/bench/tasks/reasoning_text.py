@@ -105,7 +105,7 @@ def _sentence(
     r = node.value if wrong is None else wrong
     slots["r"], slots["e"] = str(r), _arithmetic(node, rng, style, wrong)
     slots["u"] = f" {node.unit}" if rng.random() < style.wordy else ""
-    forms = _CLAIMS if rng.random() > style.wordy else _REASONS
+    forms: tuple[str, ...] = _CLAIMS if rng.random() > style.wordy else _REASONS
     if " is " in slots["e"]:  # "4 times 12 is 48" cannot follow a verb
         forms = _SPOKEN
     text = vary(rng, rng.choice(forms), **slots)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.errors import ConfigError
@@ -75,12 +75,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Events:
-    """What a caller may watch: shards made, training steps, evaluation batches."""
+    """What a caller may watch; a step comes with its model and the share of budget spent."""
 
     on_data: Callable[[int, int], None] | None = None
-    on_step: Callable[[str, Progress, float], None] | None = (
-        None  # model, progress, share of the budget spent
-    )
+    on_step: Callable[[str, Progress, float], None] | None = None
     on_evaluation: Callable[[int, int], None] | None = None
 
 
@@ -102,7 +100,7 @@ def run(plan: Plan, resume: bool = False, events: Events | None = None) -> dict[
         reports[name] = evaluate(
             folder,
             plan.num_held_out,
-            plan.num_samples,
+            plan.num_samples if name == "reasoner" else min(4, plan.num_samples),
             limit=plan.sample_limit,
             seed=plan.seed,
             workers=plan.processes,
@@ -175,15 +173,16 @@ def train(
 ) -> Progress:
     """Trains one of the two models to the end of its budget, from its checkpoint if any."""
     with process_group(plan.processes, _train_beside, (plan, name)):
-        loop = make_loop(plan, name)
+        _, loop = prepare(plan, name)
         loop.on_step = (lambda p: on_step(name, p, loop.spent())) if on_step else None
         return loop.run()
 
 
-def make_loop(plan: Plan, name: str) -> Loop:
-    """The training loop of a model, resumed."""
+def prepare(plan: Plan, name: str) -> tuple[PreTrainedModel, Loop]:
+    """One of the two models and its training loop, both as the last checkpoint left them."""
     tokenizer, device = prepare_tokenizer(plan), torch.device(plan.device)
-    model = build_model(SIZES[name], tokenizer, plan.seed).to(device)
+    model: PreTrainedModel = build_model(SIZES[name], tokenizer, plan.seed)
+    torch.nn.Module.to(model, device)
     batches = Batches(
         documents(plan),
         budget=plan.micro_tokens,
@@ -196,7 +195,7 @@ def make_loop(plan: Plan, name: str) -> Loop:
     )
     loop = Loop(LanguageModelRecipe(model, batches), options, device, plan.out / f"{name}.pt")
     loop.resume()
-    return loop
+    return model, loop
 
 
 def documents(plan: Plan) -> Documents:
@@ -205,12 +204,13 @@ def documents(plan: Plan) -> Documents:
 
 
 def _train_beside(plan: Plan, name: str) -> None:
-    make_loop(plan, name).run()
+    prepare(plan, name)[1].run()
 
 
-def load_trained(plan: Plan, name: str) -> torch.nn.Module:
-    """The model at its last checkpoint."""
-    return make_loop(plan, name).recipe.model.cpu().eval()
+def load_trained(plan: Plan, name: str) -> PreTrainedModel:
+    """The model at its last checkpoint, on the CPU."""
+    model, _ = prepare(replace(plan, device="cpu"), name)
+    return model
 
 
 def _card(plan: Plan, name: str, progress: Progress, report: Report) -> str:
@@ -238,4 +238,5 @@ _ROLES = {
 
 
 def _write_json(path: Path, data: dict[str, Any]) -> None:
-    write_atomically(path, lambda part: part.write_text(json.dumps(data, indent=2) + "\n"))
+    text = json.dumps(data, indent=2) + "\n"
+    write_atomically(path, lambda part: Path.write_text(part, text))

@@ -35,7 +35,7 @@ class SeededDice:
 
     def __init__(self, *seed: int) -> None:
         self._rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
-        self._block = self._rng.random(self.BLOCK)
+        self._block = np.empty(0)  # drawn when first asked for: many sequences may wait
         self._at = 0
 
     def peek(self, count: int) -> np.ndarray:

@@ -10,7 +10,8 @@ import importlib
 import inspect
 import pkgutil
 from contextlib import suppress
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from forerun.errors import ConfigError, UnknownName
@@ -27,13 +28,13 @@ def names(kind: str) -> list[str]:
     """All registered names of a kind, without importing any of them."""
     package = importlib.import_module(KINDS[kind][0])
     own = [m.name for m in pkgutil.iter_modules(package.__path__) if m.name != "base"]
-    return sorted({*own, *(e.name for e in entry_points(group=KINDS[kind][0]))})
+    return sorted({*own, *_foreign(KINDS[kind][0])})
 
 
 def get(kind: str, name: str) -> type:
     """The class that implements `name`. Raises UnknownName with the nearest names."""
     package, role = KINDS[kind]
-    for entry in entry_points(group=package, name=name):
+    if entry := _foreign(package).get(name):
         return entry.load()
     if name not in names(kind):
         raise UnknownName.of(kind, name, names(kind), "`forerun methods` lists all")
@@ -48,6 +49,12 @@ def get(kind: str, name: str) -> type:
     ]
     assert len(found) == 1, f"{module.__name__} must define one public {role}, has {found}"
     return found[0]
+
+
+@cache
+def _foreign(group: str) -> dict[str, EntryPoint]:
+    """Parts that other installed packages offer; read once, it takes milliseconds."""
+    return {entry.name: entry for entry in entry_points(group=group)}
 
 
 def options(cls: type) -> dict[str, inspect.Parameter]:

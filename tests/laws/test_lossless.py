@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fakes import FakeRunner, NoRepeats, TableSource, table_law
-from forerun import registry
+from forerun import catalog, registry
 from forerun.drafters.base import Grown
 from forerun.drafters.fuse import Fuse
 from forerun.records import Plan
@@ -190,6 +190,33 @@ def test_greedy_verifier_is_exact(name: str, shapers) -> None:
     sampling = Sampling(temperature=0)
     error = distance(
         TARGET, make, verifier, plan=plan, sampling=sampling, shapers=shapers, lengths=lengths
+    )
+    assert error <= EXACT
+
+
+ROWS = [row for row in catalog.rows() if row.lossless and row.state != catalog.MISSING]
+SHAPES = {"chain": Plan(2, 2), "tree": Plan(4, 2)}  # the fourth place of the template branches
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("request_", ["free", "no repeats", "top-k 2", "temperature .5"])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_every_lossless_row_of_the_catalog_is_exact(row, request_: str, shape: str) -> None:
+    """Each row with its own parts; a row that is not built whole runs with `recursive`."""
+    parts = {"drafter": "none", **row.parts, **row.tiny}
+    grower = {} if shape == "tree" else {"grower": "chain"}
+    if row.name == "draft_model" and shape == "tree":
+        grower = {"grower": "gumbel"}
+    verifier = parts.get("verifier", "speculative")
+    sampling, shapers = REQUESTS[request_]
+    error = distance(
+        TARGET,
+        lambda: registry.make("drafter", parts["drafter"], model=FakeRunner(DRAFT), **grower),
+        registry.make("verifier", verifier if row.state == catalog.WORKS else "recursive"),
+        plan=SHAPES[shape],
+        sampling=sampling,
+        shapers=shapers,
+        lengths=(3,) if "draft_model" in parts["drafter"] else (4,),
     )
     assert error <= EXACT
 

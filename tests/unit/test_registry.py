@@ -117,10 +117,10 @@ class FakeEntry:
 
 
 def test_third_party_entry_points_join(monkeypatch):
-    def entry_points(group, name="elsewhere"):
-        return [FakeEntry()] if (group, name) == ("forerun.growers", "elsewhere") else []
+    def foreign(group):
+        return {"elsewhere": FakeEntry()} if group == "forerun.growers" else {}
 
-    monkeypatch.setattr(registry, "entry_points", entry_points)
+    monkeypatch.setattr(registry, "_foreign", foreign)
     assert "elsewhere" in registry.names("grower")
     assert "elsewhere" not in registry.names("drafter")
     assert registry.make("grower", "elsewhere:width=4").width == 4

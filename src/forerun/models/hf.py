@@ -44,12 +44,12 @@ def load_hf(
 
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto")
-        return HFTarget(model.to(device), reason=reason, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as cause:
+    except Exception as cause:  # missing files, unknown types, packages that are not installed
         first = str(cause).strip().partition("\n")[0]
         raise ModelError(
             f"{folder} runs neither on forerun's decoder ({reason}) nor on transformers: {first}"
         ) from cause
+    return HFTarget(model.to(device), reason=reason, **options)
 
 
 class HFTarget(Runner):

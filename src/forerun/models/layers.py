@@ -62,7 +62,7 @@ if HAS_PACKED:  # `_op` is the compiled function without a Python layer around i
 class RMSNorm:
     """x / rms(x) * w, computed in fp32; `offset` 1 is gemma's (1 + w)."""
 
-    __slots__ = ("_doubled", "_eps", "eps", "nbytes", "shape", "weight")
+    __slots__ = ("_doubled", "_eps", "_fused", "eps", "nbytes", "shape", "weight")
 
     def __init__(self, weight: Tensor, eps: float, offset: float = 0.0) -> None:
         dtype, self.nbytes = weight.dtype, weight.nbytes
@@ -73,14 +73,16 @@ class RMSNorm:
         exact = dtype == torch.float32 or offset == 0.0
         doubled = self.weight.repeat(2).to(dtype) if exact else self.weight.repeat(2)
         self._doubled = doubled if weight.device.type == "cpu" else None
+        self._fused = weight if weight.device.type != "cpu" and offset == 0.0 else None
 
     def __call__(self, x: Tensor) -> Tensor:
         d = self.shape[0]
         if self._doubled is not None and x.numel() == d:
             both = torch.cat((x, -x), -1)
             return torch.layer_norm(both, (2 * d,), self._doubled, None, self.eps).narrow(-1, 0, d)
-        if x.dtype == torch.float32:
-            return F.rms_norm(x, self.shape, self.weight, self.eps)
+        if self._fused is not None or x.dtype == torch.float32:
+            weight = self.weight if self._fused is None else self._fused
+            return F.rms_norm(x, self.shape, weight, self.eps)
         wide = x.float()
         norm = torch.linalg.vector_norm(wide, 2, -1, True)
         scale = torch.addcmul(self._eps, norm, norm, value=1.0 / d).rsqrt_()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from .reasoning_words import capital, vary
+from .reasoning_words import capital, prefer, vary
 from .reasoning_world import Node, Story
 
 CHECK_RATE = 0.07
@@ -24,7 +24,7 @@ class Style:
     @classmethod
     def draw(cls, rng: random.Random) -> Style:
         """A style at random."""
-        return cls(rng.random() < 0.5, rng.choice("**x"), rng.choice((0.25, 0.5, 0.75)))
+        return cls(rng.random() < 0.5, rng.choice("**x"), rng.choice((0.15, 0.5, 0.85)))
 
     def join(self, op: str, *operands: object) -> str:
         """Operands with the sign between them."""
@@ -53,7 +53,7 @@ def _order(story: Story, rng: random.Random) -> list[int]:
     order: list[int] = []
     while waiting:
         ready = [i for i in waiting if done.issuperset(story.nodes[i].needs)]
-        order.append(rng.choice(ready))
+        order.append(prefer(rng, ready))
         done.add(order[-1])
         waiting.remove(order[-1])
     return order
@@ -108,14 +108,13 @@ def _sentence(
     forms: tuple[str, ...] = _CLAIMS if rng.random() > style.wordy else _REASONS
     if " is " in slots["e"]:  # "4 times 12 is 48" cannot follow a verb
         forms = _SPOKEN
-    text = vary(rng, rng.choice(forms), **slots)
-    if rng.random() < 0.25 + style.wordy:
+    text = vary(rng, prefer(rng, forms), **slots)
+    if rng.random() < 0.1 + style.wordy:
         return vary(rng, _FIRST_OPENERS if first else _OPENERS) + text
     return capital(text)
 
 
 _CLAIMS = (
-    "{c} {e}{u}.",
     "{c} {e}{u}.",
     "{e}[, so| and so|, hence|, which means] {c} {r}{u}.",
     "{l}: {e}{u}.",
@@ -141,7 +140,7 @@ def _arithmetic(node: Node, rng: random.Random, style: Style, wrong: int | None)
     """`a + b = r`, in signs or words; large ones through a middle form."""
     r = node.value if wrong is None else wrong
     args = list(node.args)
-    if node.op in "+*" and rng.random() < 0.35:
+    if node.op in "+*" and rng.random() < 0.15:
         rng.shuffle(args)
     if len(args) > 2:
         return _chain(args, style, rng.random() < 0.5)
@@ -169,7 +168,7 @@ def _middle(op: str, a: int, b: int, rng: random.Random, style: Style) -> list[s
         return _product(a, b, rng, style)
     if op == "/":
         return _quotient(a, b, rng, style)
-    if min(a, b) < 100 or rng.random() > 0.6:
+    if min(a, b) < 100 or rng.random() > 0.85:
         return []
     top = b - b % 100
     if b == top:

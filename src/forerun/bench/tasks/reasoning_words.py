@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+T = TypeVar("T")
 _ALTERNATIVE = re.compile(r"\[([^\[\]]*)\]")
 
 FRACTIONS = {2: "half", 3: "a third", 4: "a quarter", 5: "a fifth", 6: "a sixth"}
@@ -172,10 +175,15 @@ SETTINGS: tuple[Setting, ...] = (
 WORTH_UNITS = {"worth": "dollars", "weight": "grams", "pay": "dollars", "time": "minutes"}
 
 
+def prefer(rng: random.Random, options: Sequence[T]) -> T:
+    """One of the options, earlier ones more often: the n-th with weight 1/n^2, as habits go."""
+    return rng.choices(options, [1 / (n * n) for n in range(1, len(options) + 1)])[0]
+
+
 def vary(rng: random.Random, template: str, **slots: object) -> str:
     """The template with every `[a|b]` resolved at random (innermost first) and `{slot}`s filled."""
     while "[" in template:
-        template = _ALTERNATIVE.sub(lambda m: rng.choice(m.group(1).split("|")), template)
+        template = _ALTERNATIVE.sub(lambda m: prefer(rng, m.group(1).split("|")), template)
     return template.format(**slots)
 
 

@@ -97,7 +97,8 @@ class EnumeratedDice:
         return self.choice(np.array([1.0 - heads, heads])) == 1
 
     def without_replacement(self, probs: np.ndarray, count: int) -> list[int]:
-        left, drawn = np.array(probs, dtype=np.float64), []
+        left = np.array(probs, dtype=np.float64)
+        drawn: list[int] = []
         while len(drawn) < count and np.any(left > 1e-15):
             drawn.append(self.choice(left))
             left[drawn[-1]] = 0.0

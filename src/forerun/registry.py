@@ -117,9 +117,8 @@ def _typed(text: str, parameter: inspect.Parameter) -> Any:
                 return convert(text)
     inner = next((kind for kind in kinds if kind.startswith("tuple")), None)
     if inner:
-        convert = int if "int" in inner else str
         with suppress(ValueError):
-            return tuple(convert(piece) for piece in text.split("+"))
+            return tuple(int(piece) if "int" in inner else piece for piece in text.split("+"))
     plain = {"bool", "int", "float", "None"}
     if not inner and not plain.issuperset(kinds):
         return text

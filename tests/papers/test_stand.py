@@ -14,8 +14,8 @@ from collections.abc import Sequence as Many
 import numpy as np
 import pytest
 import torch
-from fakes import FakeTarget, run_all, sequence
 
+from fakes import FakeTarget, run_all, sequence
 from forerun import registry
 from forerun.controllers.fixed import Fixed
 from forerun.dice import SeededDice

@@ -71,7 +71,11 @@ def test_a_spec_is_split_into_name_and_texts(spec, name, options):
     [
         ("drafter", "stand:context=4,budget_mb=1e+2", {"context": 4, "budget_mb": 100.0}),
         ("drafter", "stand:context=4+3+2", {"context": (4, 3, 2)}),
-        ("drafter", "stand:stochastic=False,template=none", {"stochastic": False, "template": None}),
+        (
+            "drafter",
+            "stand:stochastic=False,template=none",
+            {"stochastic": False, "template": None},
+        ),
         ("drafter", "fuse:parts=none+stand", {"parts": ("none", "stand")}),
         ("drafter", "draft_model:model=models/a+b", {"model": "models/a+b"}),
         ("drafter", "draft_model:model=7", {"model": "7"}),

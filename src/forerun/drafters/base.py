@@ -7,7 +7,7 @@ from collections.abc import Sequence as Many
 from forerun.dice import Dice
 from forerun.records import Plan, Sequence
 from forerun.roles import Drafter, Grower, Path, Source
-from forerun.tree import EMPTY, Tree
+from forerun.tree import EMPTY, Proposal, Tree
 
 
 class Grown(Drafter):
@@ -35,11 +35,11 @@ def grow(
         if not plan.is_empty
     }
     wants: dict[int, list[Path]] = {}
-    answers: dict[int, list] = dict.fromkeys(growths)  # type: ignore[arg-type]
+    answers: dict[int, list[Proposal | None]] = {}
     while growths:
         for i, growth in list(growths.items()):
             try:
-                wants[i] = growth.send(answers[i])
+                wants[i] = growth.send(answers[i]) if answers else next(growth)
             except StopIteration as end:
                 trees[i] = end.value
                 del growths[i]

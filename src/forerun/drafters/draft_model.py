@@ -73,8 +73,8 @@ class ModelSource(Source):
 
     def next(self, requests: Many[tuple[Sequence, Path]]) -> list[Proposal | None]:
         logits = self.runner.rows_at(requests)
-        logits = (logits.float() if logits.element_size() < 4 else logits).cpu().numpy()
-        return [self._law(seq, row) for (seq, _), row in zip(requests, logits, strict=True)]
+        wide = (logits.float() if logits.element_size() < 4 else logits).cpu().numpy()
+        return [self._law(seq, row) for (seq, _), row in zip(requests, wide, strict=True)]
 
     def _law(self, seq: Sequence, logits: np.ndarray) -> Proposal:
         if seq.sampling.is_greedy and self.is_tree:

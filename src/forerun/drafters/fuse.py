@@ -76,7 +76,7 @@ def merge(trees: list[Tree]) -> Tree:
     """One tree that holds all paths of the given ones, earlier trees first."""
     out = TreeBuilder()
     for tree in trees:
-        where, laws = {-1: -1}, {int(r): tree.q(n) for n, r in enumerate(tree.rows) if r >= 0}
+        where, laws = {-1: -1}, {int(row): tree.q(n) for n, row in enumerate(tree.rows)}
         for node in range(len(tree)):
             parent, token = where[int(tree.parents[node])], int(tree.tokens[node])
             same = [c for c in out.children(parent) if out.tokens[c] == token]
@@ -84,6 +84,8 @@ def merge(trees: list[Tree]) -> Tree:
     return out.build()
 
 
-def _copy(out: TreeBuilder, tree: Tree, node: int, parent: int, laws: dict[int, Proposal]) -> int:
+def _copy(
+    out: TreeBuilder, tree: Tree, node: int, parent: int, laws: dict[int, Proposal | None]
+) -> int:
     law, q = int(tree.laws[node]), laws.get(int(tree.rows[node]))
     return out.add(int(tree.tokens[node]), parent, SWOR if law == IID else law, q)

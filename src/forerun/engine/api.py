@@ -253,7 +253,7 @@ def _as_list(prompts: Prompts) -> list[str | list[int]]:
         is_ids = isinstance(prompt, Iterable) and all(isinstance(t, int) for t in prompt)
         if not isinstance(prompt, str) and not is_ids:
             raise DataError(f"prompt {i} is {prompt!r}; a prompt is a text or a list of token ids")
-        found.append(prompt if isinstance(prompt, str) else list(prompt))
+        found.append(prompt if isinstance(prompt, str) else [*prompt])  # type: ignore[list-item]
     if not found:
         raise DataError("there is no prompt; give at least one")
     return found

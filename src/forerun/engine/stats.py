@@ -27,7 +27,7 @@ class Stats:
     examined: int = 0  # E
     generated: int = 0  # G
     accepted_at: Counter[int] = field(default_factory=Counter)  # depth from 1 -> count
-    seconds: Counter[str] = field(default_factory=Counter)  # draft, forward, verify, other
+    seconds: dict[str, float] = field(default_factory=dict)  # draft, forward, verify, other
 
     @property
     def tau(self) -> float:
@@ -59,8 +59,13 @@ class Stats:
         for name in ("passes", "drafted", "accepted", "examined", "generated"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.accepted_at.update(other.accepted_at)
-        self.seconds.update(other.seconds)
+        self.spend(other.seconds)
         return self
+
+    def spend(self, seconds: dict[str, float], share: float = 1.0) -> None:
+        """Adds a share of the time spent, part by part."""
+        for name, value in seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + share * value
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers for JSON."""
@@ -103,8 +108,7 @@ class Recorder:
             stats.examined += accepted + (is_whole and _was_rejected(tree, verdict.nodes))
             stats.generated += len(step.emitted[i])
             stats.accepted_at.update(range(1, accepted + 1))
-            for name, seconds in spent.items():  # a pass is shared evenly by its batch
-                stats.seconds[name] += seconds / len(step.seqs)
+            stats.spend(spent, 1 / len(step.seqs))  # a pass is shared evenly by its batch
 
 
 def _was_rejected(tree: Tree, nodes: list[int]) -> bool:

@@ -31,7 +31,9 @@ class Gumbel(Grower):
                 break
             qs = yield [tuple(tree.path(where[parent])) for parent in places]
             for (parent, kids), q in zip(places.items(), qs, strict=True):
-                drawn = [] if q is None else dice.without_replacement(q.probs, len(kids))
+                if q is None:
+                    continue
+                drawn = dice.without_replacement(q.probs, len(kids))
                 for kid, i in zip(kids, drawn, strict=False):
                     where[kid] = tree.add(int(q.ids[i]), where[parent], SWOR, q)
         return tree.build()

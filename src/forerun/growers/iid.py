@@ -23,14 +23,16 @@ class Iid(Grower):
         self.width = width
 
     def grow(self, plan: Plan, dice: Dice) -> Growth:
-        tree = TreeBuilder()
-        depth = min(plan.depth, plan.nodes // self.width)
-        ends = [-1] * self.width
-        for _ in range(depth):
-            qs = yield [tuple(tree.path(node)) for node in dict.fromkeys(ends)]
-            known = dict(zip(dict.fromkeys(ends), qs, strict=True))
-            ends = [(node, known[node]) for node in ends if known[node] is not None]
-            ends = [tree.add(int(q.ids[dice.choice(q.probs)]), node, IID, q) for node, q in ends]
+        tree, ends = TreeBuilder(), [-1] * self.width
+        for _ in range(min(plan.depth, plan.nodes // self.width)):
+            parents = list(dict.fromkeys(ends))  # at first all chains end at the root
+            qs = yield [tuple(tree.path(node)) for node in parents]
+            known = dict(zip(parents, qs, strict=True))
+            ends = [
+                tree.add(int(q.ids[dice.choice(q.probs)]), node, IID, q)
+                for node in ends
+                if (q := known[node]) is not None
+            ]
             if not ends:
                 break
         return tree.build()

@@ -31,7 +31,9 @@ class TopTemplate(Grower):
                 break
             qs = yield [tuple(tree.path(where[parent])) for parent in places]
             for (parent, kids), q in zip(places.items(), qs, strict=True):
-                best = [] if q is None else np.lexsort((q.ids, -q.probs))[: len(kids)]
+                if q is None:
+                    continue
+                best = np.lexsort((q.ids, -q.probs))
                 for kid, i in zip(kids, best, strict=False):
                     where[kid] = tree.add(int(q.ids[i]), where[parent], POINT)
         return tree.build()

@@ -18,7 +18,8 @@ class Match(Verifier):
     """One draw per visited node."""
 
     def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
-        node, kept = -1, []
+        node = -1
+        kept: list[int] = []
         while True:
             token = dice.choice(laws[node])
             hits = [child for child in tree.children(node) if tree.tokens[child] == token]

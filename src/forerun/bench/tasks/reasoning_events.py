@@ -70,9 +70,9 @@ def _gain_groups(story: Story, s: str) -> None:
             g=g,
         )
     )
-    claim = story.clause("[the {g} come to|the {k} {g} make|{s} adds]", s=s, g=g, k=k)
+    claim = story.clause("[{s} adds|the {g} of {s} come to]", s=s, g=g, k=k)
     why = story.clause("[it is {k} {g} of {n} each|there are {k} {g} of {n}]", k=k, g=g, n=n)
-    amount = story.add(Node(k * n, "*", (k, n), (), claim, f"the {g}", why, story.unit))
+    amount = story.add(Node(k * n, "*", (k, n), (), claim, f"the {g} of {s}", why, story.unit))
     _change(
         story,
         s,
@@ -128,9 +128,9 @@ def _amount_of_part(story: Story, s: str) -> tuple[int, int] | None:
     if k is None:
         return None
     x, word = story.value(s), FRACTIONS[k]
-    claim = story.clause("[{word} of that is|{s} parts with|the amount is]", s=s, word=word)
+    claim = story.clause("[{s} parts with|{word} of {s} is]", s=s, word=word)
     why = story.clause("[{word} of {x} goes|it is {word} of {x}]", word=word, x=x)
-    node = Node(x // k, "/", (x, k), (story.current[s],), claim, word, why, story.unit)
+    node = Node(x // k, "/", (x, k), (story.current[s],), claim, f"{word} of {s}", why, story.unit)
     return k, story.add(node)
 
 

@@ -31,9 +31,9 @@ def _ask_one(story: Story) -> None:
 def _total(story: Story, chosen: list[str]) -> int:
     """The node that adds what the chosen subjects hold."""
     args, needs = tuple(story.value(s) for s in chosen), tuple(story.current[s] for s in chosen)
-    names = "all" if len(chosen) > 2 else " and ".join(chosen)
+    each = _names([f"{s} {story.value(s)}" for s in chosen])
     claim = story.clause("[together they have|the total is|the sum is|together that makes]")
-    why = story.clause("[we add up {names}|we add {names}|we put {names} together]", names=names)
+    why = story.clause("[we add|we put together|we take together] {each}", each=each)
     return story.add(
         Node(sum(args), "+", args, needs, claim, "[total|together|sum]", why, story.unit)
     )
@@ -67,7 +67,8 @@ def _ask_difference(story: Story) -> None:
     a, b = (a, b) if story.value(a) >= story.value(b) else (b, a)
     args, needs = (story.value(a), story.value(b)), (story.current[a], story.current[b])
     claim = "[the difference is|the gap is|that is a difference of]"
-    why = story.clause("[we compare {a} and {b}|{a} has more than {b}]", a=a, b=b)
+    whys = "[{a} {v} {x} and {b} {y}|we compare {x} for {a} and {y} for {b}]"
+    why = story.clause(whys, a=a, b=b, x=args[0], y=args[1])
     story.goal = story.add(
         Node(args[0] - args[1], "-", args, needs, claim, "difference", why, story.unit)
     )

@@ -105,7 +105,7 @@ def _sentence(
     r = node.value if wrong is None else wrong
     slots["r"], slots["e"] = str(r), _arithmetic(node, rng, style, wrong)
     slots["u"] = f" {node.unit}" if rng.random() < style.wordy else ""
-    forms: tuple[str, ...] = _CLAIMS if rng.random() > style.wordy else _REASONS
+    forms: tuple[str, ...] = _CLAIMS if rng.random() > 0.5 + style.wordy / 2 else _REASONS
     if " is " in slots["e"]:  # "4 times 12 is 48" cannot follow a verb
         forms = _SPOKEN
     text = vary(rng, prefer(rng, forms), **slots)
@@ -114,21 +114,13 @@ def _sentence(
     return capital(text)
 
 
-_CLAIMS = (
-    "{c} {e}{u}.",
-    "{e}[, so| and so|, hence|, which means] {c} {r}{u}.",
-    "{l}: {e}{u}.",
-)
-_REASONS = (
-    "{w}[, so|, hence|, which means|, and thus] {c} {e}{u}.",
-    "{w}: {e}{u}.",
-    "{w}[, so|, giving|, and that makes] {e}{u}.",
-    "{c} {e}{u}[, since|, because|, as] {w}.",
-)
-_SPOKEN = ("{e}, so {c} {r}{u}.", "{w}: {e}{u}.", "{w}, and {e}{u}.")
+# The subject stands before the numbers, mostly the reason too: what is said can be attended to.
+_CLAIMS = ("{c} {e}{u}.", "{l}: {e}{u}.", "{c} {e}{u}[, since|, because|, as] {w}.")
+_REASONS = ("{l}: {w}[, so|, and|, hence|, giving] {e}{u}.", "{l}: {w}. [So|Then] {e}{u}.")
+_SPOKEN = ("{l}: {w}[, so|, and|, hence] {e}{u}.",)
 _FIRST_OPENERS = "[First|To start|To begin|At the start|Here|Well|Okay], "
 _OPENERS = (
-    "[Next, |Then |Now |Also, |After that, |Further, |Here |Again, |Okay, |Now for the next: "
+    "[Next, |Then |Also, |After that, |Further, |Again, |Okay, |Now for the next: "
     "|In turn, |Well, ]"
 )
 
@@ -140,7 +132,7 @@ def _arithmetic(node: Node, rng: random.Random, style: Style, wrong: int | None)
     """`a + b = r`, in signs or words; large ones through a middle form."""
     r = node.value if wrong is None else wrong
     args = list(node.args)
-    if node.op in "+*" and rng.random() < 0.15:
+    if node.op in "+*" and len(args) == 2 and rng.random() < 0.15:
         rng.shuffle(args)
     if len(args) > 2:
         return _chain(args, style, rng.random() < 0.5)

@@ -1,6 +1,6 @@
 """The embedded reasoner: task data, tokenizer, a small Llama and its draft, evaluation, export.
 
-Data are generated problems of all levels in turn, tokenised once. Loss is on solutions, with a
+Data are generated problems, short ones more often, tokenised once. Loss is on solutions, with a
 tenth of its weight on prompts. Both models see the same data; the draft is a tenth of the size.
 """
 
@@ -33,6 +33,7 @@ from forerun.training.processes import in_processes, process_group
 from forerun.training.tokenizer import train_tokenizer
 
 CONTEXT, VOCAB = 1024, 768
+MIX = (1, 2, 3, 1, 2, 3, 4, 2, 3, 4, 5, 6)  # levels in turn: short problems teach most per token
 SIZES = {
     "reasoner": Size(hidden=256, layers=6, heads=4, kv_heads=2, inner=640),
     "draft": Size(hidden=128, layers=2, heads=2, kv_heads=1, inner=352),
@@ -121,7 +122,7 @@ def prepare_tokenizer(plan: Plan) -> PreTrainedTokenizerFast:
     """The run's tokenizer, learned from its first training problems."""
     folder = plan.out / "tokenizer"
     if not (folder / "tokenizer.json").exists():
-        task = ReasoningTask("train", seed=plan.seed)
+        task = ReasoningTask("train", MIX, plan.seed)
         examples = (task.example(i) for i in range(plan.num_tokenizer_problems))
         made = train_tokenizer((e.prompt + e.reference for e in examples), VOCAB, CONTEXT)
         folder.mkdir(parents=True, exist_ok=True)
@@ -153,7 +154,7 @@ def _write_shard(job: tuple[Plan, int, int]) -> None:
     tokenizer = prepare_tokenizer(plan)
     save_documents(
         _shard(plan, first),
-        tokenise(ReasoningTask("train", seed=plan.seed), tokenizer, first, count),
+        tokenise(ReasoningTask("train", MIX, plan.seed), tokenizer, first, count),
     )
 
 

@@ -135,7 +135,7 @@ class FakeRunner:
     """What `draft_model` asks of a model runner, from a law over tokens."""
 
     def __init__(self, law: Callable[[Many[int]], np.ndarray]) -> None:
-        self.law, self.context = law, 10_000
+        self.law, self.context, self.vocab_size = law, 10_000, VOCAB
 
     def rows_at(self, requests: Many[tuple[Sequence, Path]]) -> torch.Tensor:
         laws = [self.law([*seq.tokens, *path]) for seq, path in requests]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,6 +41,7 @@ class Sequence:
 
     @property
     def num_generated(self) -> int:
+        """Tokens generated, those that a stop string cut off counted."""
         return len(self.tokens) - self.num_prompt
 
     @property
@@ -65,6 +66,10 @@ class Plan:
     @property
     def is_empty(self) -> bool:
         return min(self.nodes, self.depth) <= 0
+
+    def within(self, depth: int) -> Plan:
+        """The plan with at most `depth` levels."""
+        return self if self.depth <= depth else replace(self, depth=max(depth, 0))
 
 
 @dataclass

@@ -6,7 +6,7 @@ Randomness is always an argument (`seq.dice`, or `dice`), so that tests can enum
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Hashable
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +70,12 @@ class Drafter:
     labels: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
 
+    def bind(self, target: Target) -> None:
+        """Learns whom it drafts for. Raises ConfigError if it cannot."""
+
+    def warm_up(self) -> None:
+        """Compiles what it runs."""
+
     def start(self, seq: Sequence) -> None:
         """A sequence joins."""
 
@@ -89,6 +95,9 @@ class Drafter:
 
     def finish(self, seq: Sequence) -> None:
         """A sequence has ended."""
+
+    def forget(self, group: Hashable) -> None:
+        """No sequence of this group will come any more."""
 
     def memory_report(self) -> dict[str, int]:
         """Bytes held, by part."""
@@ -112,6 +121,9 @@ class Verifier(ABC):
     @abstractmethod
     def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
         """Walks the tree; laws[node] is the processed law [V] at a node, -1 the root."""
+
+    def warm_up(self) -> None:
+        """Compiles what it runs."""
 
     def check(self, seq: Sequence) -> None:
         """Raises ConfigError if this rule cannot serve the sequence's sampling parameters."""

@@ -116,15 +116,12 @@ def _holds(check: Any, value: Any) -> bool:
 def to_probs(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     """The law that the user is promised: logits [V] -> probabilities [V], same float type.
 
-    A token whose logit is -inf has probability 0. Raises ConfigError if that holds for all tokens.
+    A token whose logit is -inf has probability 0. Raises ConfigError as `argmax` does.
     """
-    if logits.max() == -np.inf:
-        raise ConfigError(
-            "no token is left: banned_tokens and constraints forbid all; loosen one of them"
-        )
+    best = argmax(logits)
     if sampling.is_greedy:
         probs = np.zeros_like(logits)
-        probs[np.argmax(logits)] = 1
+        probs[best] = 1
         return probs
     probs = softmax(logits, sampling.temperature)
     if 0 < sampling.top_k < len(probs):
@@ -134,6 +131,22 @@ def to_probs(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     if sampling.min_p > 0.0:
         probs = np.where(probs >= sampling.min_p * probs.max(), probs, 0)
     return probs / probs.sum()
+
+
+def argmax(logits: np.ndarray) -> int:
+    """The likeliest token of logits [V]; ties: the lowest id.
+
+    Raises ConfigError if all tokens are forbidden, or a logit is NaN or +inf.
+    """
+    best = int(np.argmax(logits))  # the first NaN, if there is one
+    if logits[best] == -np.inf:
+        raise ConfigError("no token is left: banned_tokens and constraints forbid all; loosen one")
+    if not np.isfinite(logits[best]):
+        raise ConfigError(
+            f"the target's logit of token {best} is {logits[best]}, expected a finite number; "
+            "half precision may have overflowed: load the model with dtype fp32"
+        )
+    return best
 
 
 def softmax(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:

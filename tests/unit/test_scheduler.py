@@ -100,7 +100,7 @@ def test_first_come_first_served_and_never_too_many(max_seqs, lengths):
         for seq in running:
             seq.tokens.append(0)
             seq.finish = "length" if seq.num_left == 0 else None
-        gone += scheduler.retire()
+        gone += scheduler.retire()[0]
     assert order == list(range(len(lengths)))
     assert sorted(seq.index for seq in gone) == order
 

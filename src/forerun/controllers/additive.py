@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
+from forerun.errors import ConfigError
 from forerun.records import Plan, Sequence, Step
 from forerun.roles import Controller
 
@@ -25,13 +26,18 @@ class Additive(Controller):
         least: int = 1,
         most: int = 20,
     ) -> None:
+        if nodes < 0 or not 1 <= least <= depth <= most or min(up, down) < 0:
+            raise ConfigError(
+                "additive needs nodes, up, down >= 0 and 1 <= least <= depth <= most, got "
+                f"{nodes=}, {up=}, {down=}, {least=}, {depth=}, {most=}"
+            )
         self.nodes, self.first = nodes, depth
         self.up, self.down, self.least, self.most = up, down, least, most
         self._depths: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
 
     def plan(self, seq: Sequence) -> Plan:
         depth = self._depths.get(seq, self.first)
-        return Plan(nodes=self.nodes, depth=min(depth, seq.num_left - 1))
+        return Plan(self.nodes, depth)
 
     def observe(self, step: Step) -> None:
         for seq, tree, verdict in zip(step.seqs, step.trees, step.verdicts, strict=True):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from forerun.errors import ConfigError
 from forerun.records import Plan, Sequence
 from forerun.roles import Controller
 
 
 class Fixed(Controller):
-    """Always `nodes` nodes and `depth` levels, less where the sequence is about to end."""
+    """Always `nodes` nodes and `depth` levels."""
 
     def __init__(self, *, nodes: int = 16, depth: int = 16) -> None:
-        self.nodes, self.depth = nodes, depth
+        if min(nodes, depth) < 0:
+            raise ConfigError(f"nodes and depth must be at least 0, got {nodes} and {depth}")
+        self._plan = Plan(nodes, depth)
 
     def plan(self, seq: Sequence) -> Plan:
-        return Plan(nodes=self.nodes, depth=min(self.depth, seq.num_left - 1))
+        return self._plan

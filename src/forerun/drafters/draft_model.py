@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forerun import registry
+from forerun.dice import Dice
 from forerun.drafters.base import Grown
 from forerun.errors import ConfigError
 from forerun.records import Plan, Sequence
-from forerun.roles import Path, Source
+from forerun.roles import Path, Source, Target
 from forerun.sampling import softmax, to_probs
 from forerun.tree import Proposal, Tree
 
@@ -36,29 +37,40 @@ class DraftModel(Grown):
         model: str | ModelRunner,
         grower: str = "chain",
         dtype: str = "auto",
-        max_seqs: int = 16,
+        device: str = "auto",
+        max_seqs: int = 256,
         tokenizer: Tokenizer | None = None,
     ) -> None:
+        made = registry.make("grower", grower)
         if isinstance(model, str):
-            model = _load(model, dtype, max_seqs, tokenizer)
-        super().__init__(
-            ModelSource(model, is_tree=grower != "chain"), registry.make("grower", grower)
-        )
+            model = _load(model, dtype, device, max_seqs, tokenizer)
+        self.source: ModelSource
+        super().__init__(ModelSource(model, is_tree=grower != "chain"), made)
         self.runner = model
 
+    def bind(self, target: Target) -> None:
+        if self.runner.vocab_size < target.vocab_size:
+            raise ConfigError(
+                f"the draft has {self.runner.vocab_size} logits, the target "
+                f"{target.vocab_size}; use a draft of the same family"
+            )
+        self.source.vocab_size = target.vocab_size
+
+    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
+        return super().propose_one(seq, self._cap(seq, plan), dice)
+
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
-        room = [self.runner.context - len(seq.tokens) for seq in seqs]
-        plans = [
-            Plan(plan.nodes, min(plan.depth, left), plan.stop)
-            for plan, left in zip(plans, room, strict=True)
-        ]
-        return super().propose(seqs, plans)
+        return super().propose(seqs, [self._cap(*pair) for pair in zip(seqs, plans, strict=True)])
 
     def finish(self, seq: Sequence) -> None:
         self.runner.release(seq)
 
     def memory_report(self) -> dict[str, int]:
         return {f"draft {part}": size for part, size in self.runner.memory_report().items()}
+
+    def _cap(self, seq: Sequence, plan: Plan) -> Plan:
+        """The plan within the draft's own context, which may be shorter than the target's."""
+        return plan.within(self.runner.context - len(seq.tokens))
 
 
 class ModelSource(Source):
@@ -70,11 +82,13 @@ class ModelSource(Source):
 
     def __init__(self, runner: ModelRunner, is_tree: bool) -> None:
         self.runner, self.is_tree = runner, is_tree
+        self.vocab_size = runner.vocab_size  # the target's, once it is known: rows may be padded
 
     def next(self, requests: Many[tuple[Sequence, Path]]) -> list[Proposal | None]:
         logits = self.runner.rows_at(requests)
         wide = (logits.float() if logits.element_size() < 4 else logits).cpu().numpy()
-        return [self._law(seq, row) for (seq, _), row in zip(requests, wide, strict=True)]
+        rows = wide[:, : self.vocab_size]
+        return [self._law(seq, row) for (seq, _), row in zip(requests, rows, strict=True)]
 
     def _law(self, seq: Sequence, logits: np.ndarray) -> Proposal:
         if seq.sampling.is_greedy and self.is_tree:
@@ -88,13 +102,17 @@ def _normalised(probs: np.ndarray) -> Proposal:
     return Proposal.of(wide / wide.sum())
 
 
-def _load(path: str, dtype: str, max_seqs: int, tokenizer: Tokenizer | None) -> ModelRunner:
+def _load(
+    name: str, dtype: str, device: str, max_seqs: int, tokenizer: Tokenizer | None
+) -> ModelRunner:
+    from forerun.assets import embedded
     from forerun.models.load import load_target
     from forerun.models.tokenizer import Tokenizer
 
+    path = embedded(name)
     if tokenizer is not None:
         check_vocabulary(tokenizer, Tokenizer.load(path))
-    return load_target(path, dtype=dtype, max_seqs=max_seqs)  # type: ignore[return-value]
+    return load_target(path, dtype=dtype, device=device, max_seqs=max_seqs)  # type: ignore[return-value]
 
 
 def check_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:

@@ -7,6 +7,7 @@ tokens: SWOR, whatever it was drawn as. Lossless by that argument and by enumera
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from typing import Any
@@ -15,14 +16,14 @@ from forerun import registry
 from forerun.dice import Dice
 from forerun.errors import ConfigError
 from forerun.records import Plan, Sequence, Step
-from forerun.roles import Drafter
+from forerun.roles import Drafter, Target
 from forerun.tree import IID, SWOR, Proposal, Tree, TreeBuilder
 
 
 class Fuse(Drafter):
     """`parts` are drafters or their names ("prompt_lookup+stand"); earlier parts draft first.
 
-    The node budget is divided beforehand: each part gets an equal share of what is left.
+    The node budget is divided beforehand, in equal shares.
     """
 
     def __init__(
@@ -38,6 +39,14 @@ class Fuse(Drafter):
         ]
         self.labels = frozenset({"swor"}).union(*(p.labels - {"iid"} for p in self.parts))
         self.needs = frozenset().union(*(part.needs for part in self.parts))
+
+    def bind(self, target: Target) -> None:
+        for part in self.parts:
+            part.bind(target)
+
+    def warm_up(self) -> None:
+        for part in self.parts:
+            part.warm_up()
 
     def start(self, seq: Sequence) -> None:
         for part in self.parts:
@@ -64,8 +73,16 @@ class Fuse(Drafter):
         for part in self.parts:
             part.finish(seq)
 
+    def forget(self, group: Hashable) -> None:
+        for part in self.parts:
+            part.forget(group)
+
     def memory_report(self) -> dict[str, int]:
-        return {k: v for part in self.parts for k, v in part.memory_report().items()}
+        return {
+            f"part {i}: {name}": size
+            for i, part in enumerate(self.parts)
+            for name, size in part.memory_report().items()
+        }
 
     def _shares(self, plan: Plan) -> list[Plan]:
         count = len(self.parts)

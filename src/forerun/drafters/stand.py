@@ -25,7 +25,7 @@ from forerun.errors import ConfigError
 from forerun.growers.gumbel import Gumbel
 from forerun.growers.template import TopTemplate
 from forerun.ngrams.kernels import Temper, select_top
-from forerun.ngrams.memory import NEUTRAL, LogitMemory
+from forerun.ngrams.memory import NEUTRAL, LogitMemory, warm_up
 from forerun.records import Plan, Sequence, Step
 from forerun.roles import Drafter, Path, Source
 from forerun.shaping import Laws
@@ -82,6 +82,9 @@ class Stand(Drafter):
         self._members: dict[Hashable, set[Sequence]] = {}  # running sequences by memory
         self._new_memory()  # refuses bad options now rather than at the first sequence
 
+    def warm_up(self) -> None:
+        warm_up()
+
     def start(self, seq: Sequence) -> None:
         self._members.setdefault(self._key(seq), set()).add(seq)
 
@@ -93,6 +96,10 @@ class Stand(Drafter):
             self._members.pop(key, None)
         if key is seq:  # a group's memory stays for trajectories that may still come
             self._memories.pop(key, None)
+
+    def forget(self, group: Hashable) -> None:
+        self._members.pop(group, None)
+        self._memories.pop(group, None)
 
     def memory(self, seq: Sequence) -> LogitMemory:
         """The memory that a sequence drafts from and teaches."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from forerun import registry
+from forerun.assets import embedded
 from forerun.dice import SeededDice
 from forerun.engine.loop import Engine
 from forerun.engine.stats import Recorder, Stats
@@ -26,6 +28,7 @@ from forerun.shaping import Adjust
 _numbers = itertools.count()
 
 Prompts = str | Many[str] | Many[Many[int]]
+Samplings = Sampling | Many[Sampling] | None
 
 
 @dataclass(frozen=True)
@@ -69,16 +72,27 @@ class Event:
 class Model:
     """A target and its tokenizer, ready to generate. Made by `forerun.load`."""
 
-    def __init__(self, target: Target, tokenizer: Tokenizer, name: str = "") -> None:
-        self.target, self.tokenizer, self.name = target, tokenizer, name
+    def __init__(
+        self, target: Target, tokenizer: Tokenizer, name: str = "", device: str = "auto"
+    ) -> None:
+        self.target, self.tokenizer, self.name, self.device = target, tokenizer, name, device
         self._drafters: dict[str, Drafter] = {}
 
     def generate(
-        self, prompts: Prompts, sampling: Sampling | None = None, **options: Any
+        self, prompts: Prompts, sampling: Samplings = None, **options: Any
     ) -> list[Result]:
-        """One Result per prompt. `options` are those of `run`, or fields of Sampling."""
+        """One Result per prompt. `options` are those of `run`, or fields of Sampling.
+
+        What ends a run early carries the finished samples in its attribute `samples`.
+        """
         run = self.run(prompts, sampling, **options)
-        samples = list(run)
+        samples: list[Sample] = []
+        try:
+            for sample in run:
+                samples.append(sample)
+        except BaseException as error:
+            error.samples = samples  # type: ignore[attr-defined]
+            raise
         results = []
         for i, prompt in enumerate(run.prompts):
             own = sorted((s for s in samples if s.prompt_index == i), key=lambda s: s.index)
@@ -89,7 +103,7 @@ class Model:
         return results
 
     def stream(
-        self, prompts: Prompts, sampling: Sampling | None = None, **options: Any
+        self, prompts: Prompts, sampling: Samplings = None, **options: Any
     ) -> Iterator[Event]:
         """Text as it becomes certain, trajectory by trajectory or interleaved in a batch."""
         return self.run(prompts, sampling, **options).events()
@@ -97,7 +111,7 @@ class Model:
     def run(
         self,
         prompts: Prompts,
-        sampling: Sampling | None = None,
+        sampling: Samplings = None,
         *,
         drafter: str | Drafter = "stand",
         verifier: str | Verifier = "speculative",
@@ -109,6 +123,7 @@ class Model:
     ) -> Run:
         """Prepares a run: iterate over it for samples in the order in which they finish.
 
+        sampling: one for all prompts, or one for each.
         drafter, verifier, controller: a name with options ("stand:context=4"), or an object.
         batch: sequences that run at once. overrides: fields of Sampling, such as n=16.
         """
@@ -118,7 +133,14 @@ class Model:
             raise UnknownName.of("option", unknown[0], known)
         if batch < 1:
             raise ConfigError(f"batch must be at least 1, got {batch}")
-        sampling = replace(sampling or Sampling(), **overrides)
+        texts = _as_list(prompts)
+        given = [sampling or Sampling()] if isinstance(sampling, Sampling | None) else [*sampling]
+        given = given * len(texts) if len(given) == 1 else given
+        if len(given) != len(texts):
+            raise ConfigError(
+                f"there are {len(texts)} prompts and {len(given)} sampling settings; give one "
+                "setting for all, or one for each"
+            )
         recorder = Recorder()
         engine = Engine(
             self.target,
@@ -132,14 +154,16 @@ class Model:
             listeners=[record_logprobs, *([on_step] if on_step else []), recorder],
             max_seqs=batch,
         )
-        return Run(self, engine, recorder, _as_list(prompts), sampling)
+        return Run(self, engine, recorder, texts, [replace(s, **overrides) for s in given])
 
     def drafter(self, spec: str | Drafter) -> Drafter:
-        """The drafter of a name; the same object for the same text, so that memories last."""
+        """The drafter of a name; the same object for the same text: global memories last."""
         if isinstance(spec, Drafter):
             return spec
         if spec not in self._drafters:
-            self._drafters[spec] = registry.make("drafter", spec, tokenizer=self.tokenizer)
+            self._drafters[spec] = registry.make(
+                "drafter", spec, tokenizer=self.tokenizer, device=self.device
+            )
         return self._drafters[spec]
 
     def memory_report(self) -> dict[str, int]:
@@ -159,15 +183,15 @@ class Run:
         engine: Engine,
         recorder: Recorder,
         prompts: list[str | list[int]],
-        sampling: Sampling,
+        samplings: list[Sampling],
     ) -> None:
         self.model, self.engine, self.recorder = model, engine, recorder
-        self.prompts, self.sampling = prompts, sampling
-        self.seed = secrets.randbits(31) if sampling.seed is None else sampling.seed
+        self.prompts, self.samplings = prompts, samplings
+        self.seed = next((s.seed for s in samplings if s.seed is not None), secrets.randbits(31))
         self._number = next(_numbers)  # no two runs share a group
         self._where: dict[Sequence, int] = {}  # in the order of admission
-        for i, prompt in enumerate(prompts):
-            self._submit(i, prompt)
+        for i, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
+            self._submit(i, prompt, sampling)
 
     def __iter__(self) -> Iterator[Sample]:
         return (event.sample for event in self.events() if event.sample)
@@ -192,19 +216,20 @@ class Run:
         scheduler = self.engine.scheduler
         for seq in [*scheduler.running, *scheduler.waiting]:
             self.engine.cancel(seq)
-        scheduler.waiting.clear()
         self.engine.retire()
+        for i in range(len(self.prompts)):
+            self.engine.drafter.forget((self._number, i))
 
-    def _submit(self, i: int, prompt: str | list[int]) -> None:
+    def _submit(self, i: int, prompt: str | list[int], sampling: Sampling) -> None:
         tokens = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not tokens or prompt == "":
             raise DataError(f"prompt {i} is empty; give it at least one token")
         vocab = self.model.target.vocab_size
-        named = [*self.sampling.logit_bias, *self.sampling.banned_tokens]
-        if named and max(named) >= vocab:
-            raise ConfigError(
-                f"logit_bias or banned_tokens name token {max(named)}, but ids end at {vocab - 1}"
-            )
+        for name in ("logit_bias", "banned_tokens", "stop_token_ids"):
+            if (most := max(getattr(sampling, name), default=0)) >= vocab:
+                raise ConfigError(
+                    f"{name} names token {most}, but the ids of this model end at {vocab - 1}"
+                )
         if not 0 <= min(tokens) <= max(tokens) < vocab:
             raise DataError(f"prompt {i} has token ids outside 0..{vocab - 1}")
         room = self.model.target.context - len(tokens)
@@ -213,15 +238,15 @@ class Run:
                 f"prompt {i} has {len(tokens)} tokens, but the context of this model is "
                 f"{self.model.target.context}; shorten it by {1 - room} tokens or more"
             )
-        group = (self._number, i)
-        for k in range(self.sampling.n):
+        seed = self.seed if sampling.seed is None else sampling.seed
+        for k in range(sampling.n):
             seq = Sequence(
                 list(tokens),
                 len(tokens),
-                self.sampling,
-                SeededDice(self.seed, i, k),
-                limit=min(self.sampling.max_new_tokens, room),
-                group=group,
+                sampling,
+                SeededDice(seed, i, k),
+                limit=min(sampling.max_new_tokens, room),
+                group=(self._number, i),
                 index=k,
             )
             self._where[seq] = i
@@ -240,42 +265,60 @@ def record_logprobs(step: Step) -> None:
         if seq.sampling.logprobs is None:
             continue
         for node, token in zip(step.visited(i), step.emitted[i], strict=True):
-            logprobs, m = law.logprobs(node), seq.sampling.logprobs
-            top = np.argsort(-logprobs, kind="stable")[:m].tolist()
+            logprobs = law.logprobs(node)
+            top = top_ids(logprobs, seq.sampling.logprobs)
             seq.logprobs.append({t: float(logprobs[t]) for t in dict.fromkeys([token, *top])})
+
+
+def top_ids(values: np.ndarray, count: int) -> list[int]:
+    """Ids of the `count` largest of values [V], falling; ties: the lowest id."""
+    if count == 0:
+        return []
+    border = np.partition(values, -count)[-count] if count < len(values) else -np.inf
+    best = np.flatnonzero(values >= border)
+    return best[np.lexsort((best, -values[best]))][:count].tolist()
 
 
 def _as_list(prompts: Prompts) -> list[str | list[int]]:
     if isinstance(prompts, str):
         return [prompts]
-    found: list[str | list[int]] = []
-    for i, prompt in enumerate(prompts):
-        is_ids = isinstance(prompt, Iterable) and all(isinstance(t, int) for t in prompt)
-        if not isinstance(prompt, str) and not is_ids:
-            raise DataError(f"prompt {i} is {prompt!r}; a prompt is a text or a list of token ids")
-        found.append(prompt if isinstance(prompt, str) else [*prompt])  # type: ignore[list-item]
+    found = [_as_prompt(i, prompt) for i, prompt in enumerate(prompts)]
     if not found:
         raise DataError("there is no prompt; give at least one")
     return found
 
 
+def _as_prompt(i: int, prompt: Any) -> str | list[int]:
+    if isinstance(prompt, str):
+        return prompt
+    try:
+        if isinstance(prompt, bytes):
+            raise TypeError
+        return [operator.index(token) for token in prompt]  # NumPy's integers too
+    except TypeError:
+        raise DataError(
+            f"prompt {i} is {prompt!r}; expected a text or a list of token ids. Write one prompt "
+            "of ids as [[5, 6, 7]]"
+        ) from None
+
+
 def load(
-    model: Any = "reasoner", *, dtype: str = "auto", device: str = "auto", **options: Any
+    model: Any = "reasoner",
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    max_seqs: int = 256,
+    context: int | None = None,
 ) -> Model:
     """A Model from a folder, a hub id, or "reasoner" (the one that ships with forerun).
 
-    dtype: auto (the checkpoint's), bf16, fp16, fp32. Raises ModelError with the cause.
+    dtype: auto (the checkpoint's), bf16, fp16, fp32. max_seqs: most sequences that may run at once;
+    their cells are allocated as they come. context: shorter than the model's own, to save memory.
+    Raises ModelError with the cause.
     """
     from forerun.models.load import load_target
 
     path = embedded(model) if isinstance(model, str) else model
     tokenizer = Tokenizer.load(path)
-    return Model(load_target(path, dtype=dtype, device=device, **options), tokenizer, str(model))
-
-
-def embedded(name: str) -> str:
-    """The folder of a model that ships with forerun, or the name itself."""
-    from importlib.resources import files
-
-    folder = files("forerun") / "assets" / name
-    return str(folder) if name in ("reasoner", "draft") else name
+    target = load_target(path, dtype=dtype, device=device, max_seqs=max_seqs, context=context)
+    return Model(target, tokenizer, str(model), device)

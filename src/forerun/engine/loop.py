@@ -34,6 +34,7 @@ class Engine:
         max_seqs: int = 1,
     ) -> None:
         check_pair(drafter, verifier)
+        drafter.bind(target)
         self.target, self.drafter = target, drafter
         self.verifier, self.controller = verifier, controller
         self.stops = stops or Stops()
@@ -54,7 +55,7 @@ class Engine:
         seqs = list(self.scheduler.admit(self._start))
         if not seqs:
             return cancelled
-        plans = [self.controller.plan(seq) for seq in seqs]
+        plans = [self.controller.plan(seq).within(seq.num_left - 1) for seq in seqs]
         trees = [self.verifier.probe(tree) for tree in self.drafter.propose(seqs, plans)]
         t1 = perf_counter()
         rows = self.target.forward(seqs, trees, self.needs)  # one tree-attention pass
@@ -83,13 +84,13 @@ class Engine:
 
     def retire(self) -> list[Sequence]:
         """Lets finished and cancelled sequences leave; returns them."""
-        ended = self.scheduler.retire()
+        ended, dropped = self.scheduler.retire()
         for seq in ended:
             self.drafter.finish(seq)
             self.controller.finish(seq)
             self.stops.finish(seq)
             self.target.release(seq)
-        return ended
+        return ended + dropped
 
     def _start(self, seq: Sequence) -> None:
         seq.states = tuple(shaper.start(seq) for shaper in self.shapers)
@@ -116,5 +117,5 @@ def check_pair(drafter: Drafter, verifier: Verifier) -> None:
         name, rule = (type(part).__module__.rpartition(".")[2] for part in (drafter, verifier))
         raise ConfigError(
             f"{rule} judges {'/'.join(sorted(verifier.judges))} drafts, but drafter {name!r} "
-            f"makes {'/'.join(foreign)} drafts; use verifier 'recursive' or another grower"
+            f"makes {'/'.join(foreign)} drafts; use another verifier or another grower"
         )

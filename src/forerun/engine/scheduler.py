@@ -31,13 +31,15 @@ class Scheduler:
         """Fills the free places from the queue; returns all that run."""
         while self.waiting and len(self.running) < self.max_seqs:
             seq = self.waiting.popleft()
-            if seq.finish is None:  # it may have been cancelled while it waited
-                on_start(seq)
-                self.running.append(seq)
+            on_start(seq)
+            self.running.append(seq)
         return self.running
 
-    def retire(self) -> list[Sequence]:
-        """Removes and returns the sequences that have finished."""
+    def retire(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Removes and returns the sequences that have finished, and those cancelled waiting."""
         ended = [seq for seq in self.running if seq.finish is not None]
-        self.running = [seq for seq in self.running if seq.finish is None]
-        return ended
+        dropped = [seq for seq in self.waiting if seq.finish is not None]
+        if ended or dropped:
+            self.running = [seq for seq in self.running if seq.finish is None]
+            self.waiting = deque(seq for seq in self.waiting if seq.finish is None)
+        return ended, dropped

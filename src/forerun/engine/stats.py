@@ -107,6 +107,8 @@ class Recorder:
             is_whole = len(step.emitted[i]) > len(verdict.nodes)  # not cut off within the draft
             stats.examined += accepted + (is_whole and _was_rejected(tree, verdict.nodes))
             stats.generated += len(step.emitted[i])
+            if seq.end is not None:  # a stop string reached back: what it cut off is no output
+                stats.generated -= len(seq.tokens) - seq.end
             stats.accepted_at.update(range(1, accepted + 1))
             stats.spend(spent, 1 / len(step.seqs))  # a pass is shared evenly by its batch
 

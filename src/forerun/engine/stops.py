@@ -33,19 +33,16 @@ class Stops:
 
     def cut(self, seq: Sequence, tokens: list[int]) -> list[int]:
         """The tokens up to the end of the sequence; sets seq.finish (and seq.end) if it is met."""
-        stops = set(seq.sampling.stop_token_ids)
-        if not seq.sampling.ignore_eos:
-            stops |= self.eos_ids
+        ends = frozenset() if seq.sampling.ignore_eos else self.eos_ids
         text = self._texts.get(seq)
         for count, token in enumerate(tokens, start=1):
-            total = seq.num_generated + count
-            if token in stops:
-                seq.finish = "stop"
-            elif (
-                text
-                and (kept := text.push(token, total >= seq.sampling.min_new_tokens)) is not None
-            ):
+            total, kept = seq.num_generated + count, None
+            if text and token not in ends:
+                kept = text.push(token, total >= seq.sampling.min_new_tokens)
+            if kept is not None:
                 seq.finish, seq.end = "stop", seq.num_prompt + kept
+            elif token in ends or token in seq.sampling.stop_token_ids:
+                seq.finish = "stop"
             elif total >= seq.limit:
                 seq.finish = "length"
             if seq.finish:

@@ -19,6 +19,7 @@ MIX_A = np.uint64(0xBF58476D1CE4E5B9)
 MIX_B = np.uint64(0x94D049BB133111EB)
 LOW = np.uint64(0xFFFFFFFF)
 EMPTY_KEY = np.uint64(0)
+TINY = 1e-200  # smaller weights are 0: an arrival -log(u) / q must stay finite
 
 
 class Table(NamedTuple):
@@ -107,7 +108,7 @@ def snapshot(
         x = np.float64(table.probs[slot, j])
         if temper.power != 1.0:  # relative to the best, which never underflows
             x = (x / table.probs[slot, 0]) ** temper.power
-        if x <= 0.0:
+        if x < TINY:
             break
         ids[at + j], probs[at + j] = table.ids[slot, j], x
         total += x

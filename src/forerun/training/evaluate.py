@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from forerun.bench.tasks.base import Example
 from forerun.bench.tasks.reasoning import ReasoningTask, read_answer
@@ -119,28 +119,45 @@ def sample(
     examples: Sequence[Example],
     num_samples: int,
     temperature: float,
-    limit: int = 800,
+    limit: int,
 ) -> list[list[tuple[str, int]]]:
     """For each example its samples as (text, number of tokens)."""
-    inputs = tokenizer(
-        [e.prompt for e in examples], return_tensors="pt", padding=True, padding_side="left"
-    )
-    inputs = {name: inputs[name].to(model.device) for name in ("input_ids", "attention_mask")}
-    ids = model.generate(
-        **inputs,
-        do_sample=True,
-        temperature=temperature,
-        top_k=0,
-        top_p=1.0,
-        max_new_tokens=limit,
-        num_return_sequences=num_samples,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )[:, inputs["input_ids"].shape[1] :]
-    rows = [[t for t in row if t != tokenizer.pad_token_id] for row in ids.tolist()]
+    prompts = [e.prompt for e in examples for _ in range(num_samples)]
+    inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
+    ids, mask = inputs["input_ids"].to(model.device), inputs["attention_mask"].to(model.device)
+    rows = draw(model, ids, mask, temperature, limit, tokenizer.eos_token_id)
     texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
     made = [(text, len(row)) for text, row in zip(texts, rows, strict=True)]
     return [made[at : at + num_samples] for at in range(0, len(made), num_samples)]
+
+
+def draw(
+    model: Any, ids: torch.Tensor, mask: torch.Tensor, temperature: float, limit: int, end: int
+) -> list[list[int]]:
+    """Plain sampling of left-padded rows (rows, width); rows that have ended leave the batch."""
+    rows: list[list[int]] = [[] for _ in ids]
+    running = torch.arange(len(ids), device=ids.device)
+    positions, cache = (mask.cumsum(1) - 1).clamp(min=0), DynamicCache(config=model.config)
+    for _ in range(limit):
+        out = model(
+            ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            logits_to_keep=1,
+        )
+        probs = torch.softmax(out.logits[:, -1].float() / temperature, dim=-1)
+        tokens = torch.multinomial(probs, 1)  # (rows still running, 1)
+        for row, token in zip(running.tolist(), tokens[:, 0].tolist(), strict=True):
+            rows[row].append(token)
+        keep = (tokens[:, 0] != end).nonzero()[:, 0]
+        if not len(keep):
+            break
+        if len(keep) < len(running):
+            cache.batch_select_indices(keep)
+        running, ids, positions = running[keep], tokens[keep], positions[keep, -1:] + 1
+        mask = torch.cat([mask[keep], torch.ones_like(ids)], dim=1)
+    return rows
 
 
 def judge(task: ReasoningTask, example: Example, samples: list[tuple[str, int]]) -> Solved:

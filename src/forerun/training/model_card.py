@@ -40,8 +40,8 @@ The text ends in a line `Answer: N`.
 `{command}`
 
 {p.step} steps, {million:.1f} million tokens, {minutes:.0f} minutes of training; {made}.
-Muon and AdamW, bf16 autocast, warm-up, constant rate, linear decay over the last 40 %;
-loss on solutions, with a tenth of its weight on prompts.
+Muon and AdamW, bf16 autocast, warm-up, constant rate, linear decay; loss on solutions, with a
+tenth of its weight on prompts.
 
 ## Measured
 

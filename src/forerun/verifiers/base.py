@@ -9,6 +9,7 @@ import numpy as np
 from forerun.dice import Dice
 from forerun.errors import ConfigError
 from forerun.records import Verdict
+from forerun.sampling import argmax
 from forerun.shaping import Laws
 from forerun.tree import Tree
 
@@ -19,7 +20,7 @@ def follow_argmax(tree: Tree, laws: Laws) -> Verdict:
     """Descends while a child holds the argmax of its parent's shaped logits."""
     node, kept = -1, list[int]()
     while True:
-        token = int(np.argmax(laws.logits(node)))
+        token = argmax(laws.logits(node))
         hits = np.flatnonzero((tree.parents == node) & (tree.tokens == token))
         if not len(hits):
             return Verdict(kept, token)

@@ -42,6 +42,9 @@ class Speculative(Verifier):
     def __init__(self) -> None:
         self._scratch: dict[int, Scratch] = {}
 
+    def warm_up(self) -> None:
+        warm_up()
+
     def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
         if laws.sampling.is_greedy:
             return follow_argmax(tree, laws)

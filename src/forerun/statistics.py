@@ -1,0 +1,74 @@
+"""How well samples fit laws: randomised ranks, a likelihood-ratio test, correction for many tests.
+
+Each sample may have a law of its own. Its randomised rank u (the probability of all more likely
+tokens, plus a uniform share of its own) is uniform on [0, 1] if it follows that law, so samples
+after different beginnings make one test, and an error that favours drafts shows as ranks too low.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Many
+
+import numpy as np
+
+LEAST = 25  # samples that a bin expects at least
+
+
+def ranks(law: np.ndarray, tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Randomised ranks [n] of tokens [n] under law [V]; 2 for a token that the law excludes."""
+    order = np.argsort(-law, kind="stable")
+    before = np.empty(len(law))
+    before[order] = np.cumsum(law[order]) - law[order]
+    u = before[tokens] + rng.random(len(tokens)) * law[tokens]
+    return np.where(law[tokens] > 0, u, 2.0)
+
+
+def fit(u: np.ndarray, shape: np.ndarray) -> tuple[int, float, float]:
+    """Number of bins, statistic and p-value of randomised ranks u [n].
+
+    shape: a law [V], sorted downwards, whose cumulative sums suggest the edges of the bins; for
+    samples of one law it is that law, and a bin is a token or a run of rare ones. Neighbours are
+    joined until a bin expects LEAST. A rank above 1 is a p-value of 0.
+    """
+    if (u > 1).any():
+        return 1, math.inf, 0.0
+    edges, start = [0.0], 0.0
+    for edge in np.cumsum(shape):
+        if len(u) * (edge - start) >= LEAST and len(u) * (1 - edge) >= LEAST:
+            start = float(edge)
+            edges.append(start)
+    counts = np.histogram(u, bins=[*edges, 1.0 + 1e-9])[0]
+    return len(counts), *likelihood_ratio(counts, np.diff([*edges, 1.0]))
+
+
+def likelihood_ratio(counts: np.ndarray, law: np.ndarray) -> tuple[float, float]:
+    """G statistic with Williams' correction, and its p-value, of counts [k] under law [k] > 0.
+
+    Unlike Pearson's, its tail is right for skewed laws: a rare bin that is full by chance weighs
+    no more than its probability says.
+    """
+    n, k = counts.sum(), len(counts)
+    if k < 2:
+        return 0.0, 1.0
+    seen = counts > 0
+    g = 2 * float((counts[seen] * np.log(counts[seen] / (n * law[seen]))).sum())
+    g = max(0.0, g) / (1 + ((1 / law).sum() - 1) / (6 * n * (k - 1)))
+    return g, chi_square_tail(g, k - 1)
+
+
+def chi_square_tail(x: float, degrees: int) -> float:
+    """Probability that a chi-square variable exceeds x."""
+    import torch
+
+    half = torch.tensor([degrees / 2, x / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))
+
+
+def holm(p_values: Many[float]) -> list[float]:
+    """The p-values corrected for their number (Holm's step-down rule)."""
+    corrected, worst = [1.0] * len(p_values), 0.0
+    for rank, i in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        worst = max(worst, min(1.0, (len(p_values) - rank) * p_values[i]))
+        corrected[i] = worst
+    return corrected

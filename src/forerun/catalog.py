@@ -1,8 +1,8 @@
 """One row per published system: what it is, where it lives, what it promises, whether it works.
 
 Pure data (assets/catalog.toml); no method is imported. A row's state is what `derive` finds in a
-checkout, and a test compares the two: "works" when the acceptance check, all own files and all
-named parts exist, "missing" when none of the own files does, "partial" between.
+checkout, and a test compares the two: "works" when the acceptance check holds a test and all own
+files and all named parts exist, "missing" when none of the own files does, "partial" between.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Row:
     paper: Paper | None
     files: tuple[str, ...]  # its own files below forerun/, without suffix
     note: str
-    kind: str = "system"  # or "baseline"
+    kind: str = "system"  # one of the 41; or "baseline", or "method": any other
     parts: Mapping[str, str] = field(default_factory=dict)  # role -> what `generate` is given
     tiny: Mapping[str, str] = field(default_factory=dict)  # the parts again, for small tests
     lossless: bool | None = True  # keeps the target's law; None: does not touch decoding
@@ -91,7 +91,14 @@ def derive(row: Row, root: Path) -> str:
     is_whole = all(is_built(file) for file in row.files) and all(
         is_registered(kind, spec) for kind, spec in row.parts.items()
     )
-    return WORKS if is_whole and (root / row.acceptance).is_file() else PARTIAL
+    return WORKS if is_whole and is_checked(row, root) else PARTIAL
+
+
+def is_checked(row: Row, root: Path) -> bool:
+    """Whether its acceptance check holds a test, and names the row where rows share one file."""
+    file = root / row.acceptance
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    return "def test_" in text and (not row.check or row.name in text)
 
 
 def is_built(file: str) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from parity import sequence
 
-from forerun.engine.cache import Cache, Slot, common_prefix
+from forerun.engine.cache import UNLIMITED, Cache, Slot, common_prefix, container_bytes
 from forerun.errors import CapacityError
 from forerun.records import Sequence
 
@@ -26,8 +28,9 @@ def cache(max_slots: int = 4, max_cells: int = 4096) -> Cache:
 def fill(c: Cache, slot: Slot, tokens: list[int], nodes: list[tuple[int, int]] = ()) -> None:  # type: ignore[assignment]
     """Pretends that a pass computed `tokens` and scratch nodes (token, parent): cell = token."""
     c.reserve(slot, len(tokens) + len(nodes))
-    slot.tokens, slot.base = list(tokens), len(tokens)
-    slot.nodes, slot.parents = [t for t, _ in nodes], [p for _, p in nodes]
+    slot.clear_scratch()
+    slot.tokens = list(tokens)
+    slot.add([t for t, _ in nodes], [p for _, p in nodes])
     for cell, token in enumerate([*tokens, *slot.nodes]):
         c.data[:, slot.index, cell] = token
 
@@ -139,3 +142,96 @@ def test_memory_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("forerun.engine.cache.available_bytes", lambda device: 1000)
     with pytest.raises(CapacityError, match=r"needs \d+ MiB .* 0 MiB are free"):
         c.reserve(c.sync(sequence([1])), 100)
+
+
+def test_prompts_one_after_another_need_one_slot() -> None:
+    c = cache(max_slots=16)
+    for n in range(10):
+        seq = sequence([n, n, n])
+        fill(c, c.sync(seq), seq.tokens)
+        c.release(seq)
+    assert len(c.slots) == 1
+    assert c.data.shape[1] == 1
+
+
+def test_a_free_slot_is_better_than_a_copy() -> None:
+    c, first, second = cache(), sequence([1, 2, 3]), sequence([1, 2, 4])
+    for seq in (first, second):
+        fill(c, c.sync(seq), seq.tokens)
+    c.release(second)
+    assert c.sync(sequence([1, 2, 5])).index == 1, "both hold the same prefix, one is free"
+
+
+def test_without_room_to_spare_only_what_is_needed_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    c = cache()
+    size = 2 * 2 * 4 * 4  # bytes of a cell
+    monkeypatch.setattr("forerun.engine.cache.available_bytes", lambda device: 100 * size)
+    c.reserve(c.sync(sequence([1])), 100)
+    assert c.data.shape[1:3] == (1, 100)
+
+
+def test_long_lists_are_compared_again_where_they_may_differ() -> None:
+    c, seq = cache(), sequence(list(range(200)))
+    slot = c.sync(seq)
+    fill(c, slot, seq.tokens[:-1])
+    c.sync(seq)
+    seq.tokens += [7, 8]
+    assert len(c.sync(seq).tokens) == 199
+    del seq.tokens[150:]
+    seq.tokens += [5] * 60  # cut and grown beyond what is held
+    assert c.sync(seq).tokens == list(range(150))
+    del seq.tokens[20:]
+    assert c.sync(seq).tokens == list(range(19))
+    fill(c, slot, seq.tokens)
+    seq.tokens = [0, 1, 99, *range(3, 200)]  # any change may come as a new list
+    assert c.sync(seq).tokens == [0, 1]
+
+
+def test_an_interrupted_move_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    c, seq = cache(), sequence([1, 2])
+    slot = c.sync(seq)
+    fill(c, slot, [1, 2], [(4, -1), (5, -1), (6, 1)])
+    seq.tokens += [5, 6, 7]
+
+    def interrupt(slot: Slot, source: list[int], start: int) -> None:
+        c.data[0, slot.index, start:] = -1
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(c, "move", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            c.sync(seq)
+    assert c.sync(seq).tokens == [1, 2]
+    assert cells(c, slot, 2) == [1, 2]
+
+
+def write_group(folder: Path, names: tuple[str, str], limit: str, used: int) -> None:
+    """The files of a control group with 50 bytes of file cache."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names[0]).write_text(f"{limit}\n")
+    (folder / names[1]).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text("anon 7\ninactive_file 20\nactive_file 30\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "base", "names"),
+    [
+        ("0::/a/b", "", ("memory.max", "memory.current")),
+        ("4:memory:/a/b", "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")),
+    ],
+)
+def test_limits_of_a_container_count(
+    line: str, base: str, names: tuple[str, str], tmp_path: Path
+) -> None:
+    own, root = tmp_path / "own", tmp_path / "root"
+    own.write_text(f"9:cpu:/x\n{line}\n")
+    assert container_bytes(root, own) == UNLIMITED
+    write_group(root / base / "a", names, "1000", 600)
+    assert container_bytes(root, own) == 1000 - 600 + 50, "the group above ours limits us too"
+    write_group(root / base / "a/b", names, "500", 300)
+    assert container_bytes(root, own) == 500 - 300 + 50
+    write_group(root / base / "a/b", names, "max", 300)
+    assert container_bytes(root, own) == 450
+    assert container_bytes(root, tmp_path / "nothing") == UNLIMITED

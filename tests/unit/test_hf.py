@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +166,75 @@ def test_prompts_beyond_the_context_are_refused() -> None:
     target = HFTarget(tiny("llama"), context=8)
     with pytest.raises(CapacityError, match="context is 8"):
         forward(target, [sequence(prompt(9))], [EMPTY])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, MemoryError])
+def test_a_pass_that_breaks_off_leaves_right_state(way: str, kind: type[BaseException]) -> None:
+    model = tiny("llama")
+    target, seq, tree = HFTarget(model, way=way), sequence(prompt(11)), branching()
+    forward(target, [seq], [tree])
+    seq.tokens += [*tree.path(6), 7]
+    last = model.model.layers[-1]
+
+    def fail(*args: Any) -> None:
+        raise kind
+
+    hook = last.register_forward_pre_hook(fail)
+    with pytest.raises(CapacityError if kind is MemoryError else kind):
+        forward(target, [seq], [tree])
+    hook.remove()
+    check_rows(model, target, seq)
+
+
+def check_rows(model: Any, target: HFTarget, seq: Any) -> None:
+    """Two right steps, the second after an accepted branch."""
+    tree = branching()
+    assert worst(model, seq, tree, forward(target, [seq], [tree])[0]) < TOLERANCE
+    seq.tokens += [*tree.path(6), 7]
+    assert worst(model, seq, tree, forward(target, [seq], [tree])[0]) < TOLERANCE
+
+
+def test_an_interrupted_move_leaves_right_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("llama")
+    target, seq, tree = HFTarget(model, way="tree"), sequence(prompt(11)), branching()
+    forward(target, [seq], [tree])
+    seq.tokens += [*tree.path(6), 7]
+    real = torch.Tensor.index_select
+    calls = iter(range(100))
+
+    def select(self: torch.Tensor, *args: Any) -> torch.Tensor:
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        return real(self, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "index_select", select)
+        with pytest.raises(KeyboardInterrupt):
+            forward(target, [seq], [tree])
+    check_rows(model, target, seq)
+
+
+def test_a_small_error_is_no_rounding_in_full_precision() -> None:
+    model = tiny("llama")
+    real = model.forward
+
+    @functools.wraps(real)
+    def slightly_wrong(*args: Any, **options: Any) -> Any:
+        out = real(*args, **options)
+        if options.get("attention_mask") is not None:
+            out.logits = out.logits * 1.003
+        return out
+
+    model.forward = slightly_wrong
+    assert HFTarget(model).way == "paths"
+
+
+def test_cells_are_cut_without_a_copy() -> None:
+    target, seq = HFTarget(tiny("llama"), way="tree"), sequence(prompt(11))
+    forward(target, [seq], [branching()])
+    held = target.cache.held(target.cache.slots[0])  # type: ignore[attr-defined]
+    before = held.cache.layers[0].keys.data_ptr()
+    held.cut(5)
+    assert held.cache.layers[0].keys.data_ptr() == before
+    assert held.length == held.cache.get_seq_length() == 5

@@ -184,3 +184,24 @@ def test_a_hub_that_cannot_deliver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     with pytest.raises(ModelError, match=r"neither a folder .* \(no network\)"):
         load_target("owner/name")
+
+
+@pytest.mark.parametrize("grower", ["chain", "best_first"])
+def test_a_draft_with_a_shorter_context_stops_drafting(grower: str, tmp_path: Path) -> None:
+    from tiny import make_tiny
+
+    import forerun
+
+    model = forerun.load(make_tiny(tmp_path / "target", context=96), context=96)
+    draft = make_tiny(tmp_path / "draft", seed=1, context=40)
+    prompts = ["the cat sat on the mat", "one two three"]
+    kind = forerun.Sampling(temperature=0.0)
+    plain = model.generate(prompts, max_new_tokens=60, sampling=kind)
+    result = model.generate(
+        prompts,
+        max_new_tokens=60,
+        sampling=kind,
+        drafter="draft_model",
+        drafter_options={"model": str(draft), "grower": grower},
+    )
+    print(plain, result)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from parity import branching, error, expected, forward, prompt, saved, sequence, worst
 
+from forerun.engine.attention import Masks, Span, lowest
 from forerun.engine.runner import CHUNK, ModelRunner
 from forerun.errors import CapacityError
 from forerun.models.load import load_target
@@ -177,4 +179,76 @@ def test_memory_report(runner: ModelRunner, model: Any) -> None:
     size = sum(p.numel() for p in model.parameters()) * 4
     assert report["weights"] == size
     assert report["kv cache"] == 3 * 256 * 2 * 2 * 12 * 4
-    assert report["scratch"] == 0
+    assert report["scratch"] == runner.masks.nbytes > 0
+    runner.rows_at([(sequence(prompt(5)), ())])
+    assert runner.memory_report()["scratch"] > runner.masks.nbytes
+
+
+def plain_mask(span: Span, low: int, stop: int, window: int | None) -> np.ndarray:
+    """Visibility of the cells [low, stop) row by row, from its definition."""
+    sees = np.zeros((span.num_rows, stop - low), dtype=bool)
+    for row, place in enumerate(span.positions):
+        for cell in range(low, span.stop):
+            own = cell - span.base
+            if own < 0:
+                seen, at = True, cell
+            else:
+                at = span.places[own]
+                seen = cell <= span.start + row if span.sees is None else span.sees[row, own]
+            sees[row, cell - low] = seen and (window is None or place - at < window)
+    return sees
+
+
+def some_span(rng: np.random.Generator) -> Span:
+    """Pending tokens, or a tree, or new nodes below older ones."""
+    base, num, kind = int(rng.integers(0, 40)), int(rng.integers(1, 7)), rng.integers(0, 3)
+    if kind == 0:
+        return Span(0, base, np.arange(base, base + num), num)
+    old = int(rng.integers(0, 5)) if kind == 2 else 0
+    sees = np.tril(rng.random((old + num, old + num)) < 0.5) | np.eye(old + num, dtype=bool)
+    places = base + np.minimum(rng.integers(0, 6, old + num), np.arange(old + num))
+    return Span(0, base, places, num, sees[old:])
+
+
+def test_masks_that_persist_equal_their_definition() -> None:
+    rng, masks, fold = np.random.default_rng(0), Masks(torch.float32, torch.device("cpu")), 2
+    for _ in range(150):
+        masks.clear()
+        spans = [some_span(rng) for _ in range(rng.integers(1, 4))]
+        stop = max(span.stop for span in spans)
+        made = []
+        for window in (None, int(rng.integers(1, 12)), 1000):
+            low = lowest(spans, window)
+            made.append((low, window, masks.make(spans, fold, low, stop, window)))
+        for low, window, mask in made:
+            assert set(mask.unique().tolist()) <= {0.0, -torch.inf}
+            parts = (mask == 0).view(len(spans), fold, -1, stop - low)
+            for span, part in zip(spans, parts, strict=True):
+                want = torch.from_numpy(plain_mask(span, low, stop, window))
+                for copy in part:
+                    assert torch.equal(copy[: span.num_rows], want)
+                    assert copy[span.num_rows :].any(-1).all(), "no division by zero in padding"
+
+
+@pytest.mark.parametrize("case", ["gemma2", "mistral", "qwen3_moe-sparse"])
+def test_windows_stay_right_over_many_passes(case: str, tmp_path: Path) -> None:
+    model = saved(case, tmp_path)
+    runner = load_target(tmp_path)
+    running = [sequence(prompt(n)) for n in (3, 12, 30)]
+    for step in range(5):
+        trees = [branching(step), EMPTY, branching(step + 1) if step % 2 else EMPTY]
+        for seq, tree, rows in zip(running, trees, forward(runner, running, trees), strict=True):
+            assert worst(model, seq, tree, rows) < TOLERANCE
+            seq.tokens += [*(tree.path(5) if len(tree) else []), step + 3]
+        paths = [(seq, path) for seq in running for path in ((7,), (8, 9), (8, 9, 4, 5))]
+        for (seq, path), row in zip(paths, runner.rows_at(paths), strict=True):  # type: ignore[attr-defined]
+            assert error(row, expected(model, [*seq.tokens, *path])[-1]) < TOLERANCE
+
+
+def test_siblings_known_before_and_new_ones_mix(model: Any, runner: ModelRunner) -> None:
+    seq = sequence(prompt(10))
+    forward(runner, [seq], [EMPTY])
+    many = [(n,) for n in range(20)]
+    for paths in (many, [(3, n) for n in range(9)] + many, [(3, 4, 5), (7,), (3, 4)]):
+        for path, row in zip(paths, runner.rows_at([(seq, p) for p in paths]), strict=True):
+            assert error(row, expected(model, [*seq.tokens, *path])[-1]) < TOLERANCE

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun import __version__
-from forerun.cli.options import Json, kernels_are_cached
+from forerun.cli.options import Json
 from forerun.cli.output import print_json
 from forerun.errors import ForerunError
 
@@ -107,14 +107,19 @@ def _dtypes() -> dict[str, str]:
 
 
 def _kernels() -> dict[str, str]:
-    cached = (
-        "compiled and cached" if kernels_are_cached() else "not compiled yet; first use is slow"
-    )
-    return {"numba": cached}
+    from forerun import compiled
+
+    cold = compiled.cold()
+    return {
+        "numba": f"not compiled yet: {', '.join(cold)}; first use is slow"
+        if cold
+        else "compiled and cached"
+    }
 
 
 def _embedded() -> dict[str, str]:
-    from forerun.engine.api import embedded, load
+    from forerun.assets import embedded
+    from forerun.engine.api import load
 
     folder = embedded("reasoner")
     try:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import secrets
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,12 +21,12 @@ from forerun.cli.output import (
     stats_lines,
     uninterrupted,
 )
-from forerun.cli.prompts import Job, as_problem, read_jobs
+from forerun.cli.prompts import Job, as_shown, check_text, read_jobs
 from forerun.errors import ConfigError
 from forerun.sampling import Sampling
 
 if TYPE_CHECKING:
-    from forerun.engine.api import Event, Model, Run, Sample
+    from forerun.engine.api import Model, Sample
 
 Prompt = Annotated[list[str], typer.Option("--prompt", "-p", help="Prompt; may come again.")]
 PromptFile = Annotated[
@@ -171,12 +169,14 @@ def command(
     jobs = [replace(job, prompt=_prompt(loaded, job.prompt, chat)) for job in jobs]
     total = sum(job.sampling.n for job in jobs)
     streams = total == 1 and not is_json and sys.stdout.isatty()
-    options.warm_up(**parts)
+    options.warm_up(loaded, **parts)
     _run(loaded, jobs, parts, batch, Output(is_json, streams, total, results, call))
 
 
 def _sampling(given: dict[str, Any]) -> Sampling:
     """Sampling parameters of the options. Raises ConfigError."""
+    for text in given["stop"]:
+        check_text("--stop", text)
     renamed = {
         "logit_bias": dict(map(_bias, given["logit_bias"])),
         "banned_tokens": tuple(given["ban"]),
@@ -199,9 +199,6 @@ def _controller(spec: str, nodes: int | None, depth: int | None) -> str:
     """--nodes and --depth are short for the fixed controller."""
     sizes = {"nodes": nodes, "depth": depth}
     given = {name: size for name, size in sizes.items() if size is not None}
-    for name, size in given.items():
-        if size < 0:
-            raise ConfigError(f"--{name} must be at least 0, got {size}")
     if given and spec != "fixed":
         raise ConfigError(f"--nodes and --depth belong to controller 'fixed', not {spec!r}")
     return spec + ":" * bool(given) + ",".join(f"{k}={v}" for k, v in given.items())
@@ -211,17 +208,21 @@ def _prompt(model: Model, prompt: str | list[int], chat: bool) -> str | list[int
     """What the model is really shown."""
     if isinstance(prompt, str) and chat:
         return model.tokenizer.chat(prompt)
-    return as_problem(prompt) if model.name == "reasoner" else prompt
+    return as_shown(model.name, prompt)
 
 
 def _run(model: Model, jobs: list[Job], parts: dict[str, Any], batch: int, output: Output) -> None:
     """Runs all jobs; whatever ends it, finished samples are out and counted."""
     try:
-        for run, some in _runs(model, jobs, parts, batch):
-            for event in run.events():
-                output.piece(event.text)
-                if event.sample:
-                    _finish(output, event, run, some)
+        prompts: Any = [job.prompt for job in jobs]
+        run = model.run(prompts, [job.sampling for job in jobs], batch=batch, **parts)
+        for event in run.events():
+            output.piece(event.text)
+            if event.sample:
+                job = jobs[event.prompt_index]
+                seed = run.seed if job.sampling.seed is None else job.sampling.seed
+                with uninterrupted():
+                    output.sample(event.sample, job, seed)
     except KeyboardInterrupt:
         output.footer()
         notice(f"interrupted: {output.num_done} of {output.num_samples} samples are finished")
@@ -229,33 +230,3 @@ def _run(model: Model, jobs: list[Job], parts: dict[str, Any], batch: int, outpu
     finally:
         output.results.close()
     output.footer()
-
-
-def _runs(
-    model: Model, jobs: list[Job], parts: dict[str, Any], batch: int
-) -> Iterator[tuple[Run, list[tuple[int, Job]]]]:
-    """A run per stretch of jobs that ask for the same; all are checked before one starts."""
-    stretches = itertools.groupby(enumerate(jobs), key=lambda pair: pair[1].sampling)
-    runs = []
-    for sampling, stretch in stretches:
-        some = list(stretch)
-        _check_ids(sampling, model.target.vocab_size)
-        prompts: Any = [job.prompt for _, job in some]
-        run = model.run(prompts, sampling, batch=batch, **parts)
-        runs.append((run, some))
-    yield from runs
-
-
-def _finish(output: Output, event: Event, run: Run, some: list[tuple[int, Job]]) -> None:
-    number, job = some[event.prompt_index]
-    assert event.sample is not None
-    with uninterrupted():
-        output.sample(replace(event.sample, prompt_index=number), job, run.seed)
-
-
-def _check_ids(sampling: Sampling, vocab: int) -> None:
-    """Refuses token ids that the model does not have."""
-    named = {*sampling.logit_bias, *sampling.banned_tokens, *sampling.stop_token_ids}
-    foreign = sorted(token for token in named if not 0 <= token < vocab)
-    if foreign:
-        raise ConfigError(f"token ids {foreign} are outside 0..{vocab - 1}, the model's vocabulary")

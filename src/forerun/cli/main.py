@@ -1,7 +1,8 @@
 """The `forerun` command: finds the subcommand, and turns errors into one line and a status.
 
-Status 0: done; 1: `verify` found a violation; 2: bad input; 130: interrupted. Subcommands are
-imported when they are called, so that --help and `methods` answer at once.
+Status 0: done; 1: `verify` found a violation; 2: bad input; 70: a bug of forerun; 130: interrupted;
+141: nobody reads the output. Subcommands are imported when they are called, so that --help and
+`methods` answer at once.
 """
 
 from __future__ import annotations
@@ -86,12 +87,18 @@ def main(argv: Many[str] | None = None) -> int:
             status = build().main(args=args, prog_name="forerun", standalone_mode=False)
             sys.stdout.flush()
             return status if isinstance(status, int) else 0
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, typer.Abort):
             return _fail("interrupted", 130)
+        except (BrokenPipeError, SystemExit) as end:
+            if not isinstance(end, OSError) and not isinstance(end.__context__, BrokenPipeError):
+                raise
+            _drop_output()  # the reader has gone, as `head` does
+            return 141
         except Exception as error:
             if is_debug:
                 raise
-            return _fail(_message(error), 2)
+            message = _message(error)
+            return _fail(_internal(error), 70) if message is None else _fail(message, 2)
 
 
 def _hush() -> None:
@@ -102,19 +109,34 @@ def _hush() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-def _message(error: Exception) -> str:
-    """What the user should read; re-raises what is not the user's to mend."""
+def _message(error: Exception) -> str | None:
+    """What the user should read; None for what is not the user's to mend."""
     if isinstance(error, ForerunError):
         return str(error)
     if hasattr(error, "format_message"):  # the command line itself was wrong
         path = getattr(getattr(error, "ctx", None), "command_path", "forerun")
         return f"{error.format_message().rstrip('.')} (see `{path} --help`)"
-    if isinstance(error, MemoryError):
+    if is_out_of_memory(error):
         return "out of memory; try a smaller --batch, --nodes, or --dtype bf16"
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or error}"
-    raise error
+    return None
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Python's own error, or torch's, which is known by its text where torch has no class."""
+    if isinstance(error, MemoryError):
+        return True
+    said = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in said)
+
+
+def _internal(error: Exception) -> str:
+    return (
+        f"internal error, {type(error).__name__}: {error}; this is a bug of forerun. Run the same "
+        "with --debug and report the traceback"
+    )
 
 
 def _fail(message: str, status: int) -> int:
@@ -122,9 +144,16 @@ def _fail(message: str, status: int) -> int:
     try:
         sys.stdout.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
     print("error: " + " ".join(message.split()), file=sys.stderr)
     return status
+
+
+def _drop_output() -> None:
+    """Sends what is left of standard output nowhere."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 if __name__ == "__main__":

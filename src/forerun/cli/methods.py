@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 COLOURS = {catalog.WORKS: "green", catalog.PARTIAL: "yellow", catalog.MISSING: "dim"}
+TITLES = {"Baselines": "baseline", "Published systems": "system", "Other methods": "method"}
 YES_NO = {True: "yes", False: "no", None: "-"}
 
 Name = Annotated[
@@ -106,10 +107,10 @@ def _list(is_json: bool) -> None:
         print_json([row.to_dict() for row in catalog.rows()])
         return
     systems = [row for row in catalog.rows() if row.kind == "system"]
-    baselines = [row for row in catalog.rows() if row.kind == "baseline"]
     out = console()
-    for title, some in (("Baselines", baselines), ("Published systems", systems)):
-        out.print(_table(title, some))
+    for title, kind in TITLES.items():
+        if some := [row for row in catalog.rows() if row.kind == kind]:
+            out.print(_table(title, some))
     counts = [
         f"{sum(row.state == state for row in systems)} {state}"
         for state in (catalog.WORKS, catalog.PARTIAL, catalog.MISSING)

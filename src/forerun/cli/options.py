@@ -31,19 +31,32 @@ Out = Annotated[
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", help="Longest text, in tokens.")]
 
 
+NESTED = {"grower": "grower", "parts": "drafter"}  # options that name other parts, and their kind
+
+
 def check_parts(**specs: str) -> None:
     """Refuses unknown methods and options, kind by kind, before anything slow happens."""
+    for kind, spec in specs.items():
+        _check_part(kind, spec)
+
+
+def _check_part(kind: str, spec: str) -> None:
     from forerun import registry
 
-    for kind, spec in specs.items():
-        cls, given = registry.resolve(kind, spec)
-        name, known = registry.parse(spec)[0], registry.options(cls)
-        for option, parameter in known.items():
-            if parameter.default is parameter.empty and option not in given:
-                raise ConfigError(
-                    f"{kind} {name!r} needs {option}; write {name}:{option}=VALUE "
-                    f"(`forerun methods {name}`)"
-                )
+    cls, given = registry.resolve(kind, spec)
+    name, known = registry.parse(spec)[0], registry.options(cls)
+    for option, parameter in known.items():
+        if parameter.default is parameter.empty and option not in given:
+            raise ConfigError(
+                f"{kind} {name!r} needs {option}; write {name}:{option}=VALUE "
+                f"(`forerun methods {name}`)"
+            )
+    for option in NESTED.keys() & given.keys():
+        value = given[option]
+        for inner in [value] if isinstance(value, str) else value:
+            _check_part(NESTED[option], inner)
+    if kind != "drafter":  # those may load a model
+        cls(**given)
 
 
 def load(name: str, *, dtype: str, device: str, batch: int) -> Any:
@@ -55,29 +68,23 @@ def load(name: str, *, dtype: str, device: str, batch: int) -> Any:
     return forerun.load(name, dtype=dtype, device=device, max_seqs=batch)
 
 
-def warm_up(**specs: str) -> None:
-    """Compiles kernels before the clock runs; says so the first time, as it takes a while."""
+def warm_up(model: Any = None, **specs: str) -> None:
+    """Compiles the kernels of the parts in use before the clock runs; says so where it is slow."""
+    import time
+
+    from forerun import compiled, registry
     from forerun.cli.output import notice
 
-    if not kernels_are_cached():
-        notice("compiling kernels, once (they are cached for later runs)")
-    if specs.get("verifier", "speculative").startswith("speculative"):
-        from forerun.verifiers import speculative
-
-        speculative.warm_up()
-    if "stand" in specs.get("drafter", ""):
-        from forerun.ngrams import memory
-
-        memory.warm_up()
-
-
-def kernels_are_cached() -> bool:
-    """Whether Numba has left compiled kernels beside our modules, or in its cache folder."""
-    import os
-
-    package = Path(__file__).parents[1]
-    folders = [package, *map(Path, filter(None, [os.environ.get("NUMBA_CACHE_DIR")]))]
-    return any(next(folder.rglob("*.nbi"), None) is not None for folder in folders)
+    parts = [registry.make("verifier", specs.get("verifier", "speculative"))]
+    if model is not None:
+        parts.append(model.drafter(specs.get("drafter", "stand")))
+    is_cold, start = bool(compiled.cold_now()), time.perf_counter()
+    if is_cold:
+        notice("compiling kernels, once; later runs find them in Numba's cache")
+    for part in parts:
+        part.warm_up()
+    if is_cold:
+        notice(f"compiled in {time.perf_counter() - start:.0f} s")
 
 
 def call_line(ctx: typer.Context, **changed: Any) -> str:

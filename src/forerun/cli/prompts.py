@@ -12,6 +12,8 @@ from typing import Any
 from forerun.errors import ConfigError, DataError, UnknownName
 from forerun.sampling import Sampling
 
+RESULT = {"index", "text", "tokens", "finish", "stats"}  # what marks a line of --out
+
 
 @dataclass(frozen=True)
 class Job:
@@ -24,35 +26,58 @@ class Job:
 
 def read_jobs(prompts: Many[str], file: Path | None, sampling: Sampling) -> list[Job]:
     """Prompts of the options, then of the file; without either, all of standard input."""
-    jobs = [Job(prompt, sampling) for prompt in prompts]
+    jobs = [Job(check_text("--prompt", prompt), sampling) for prompt in prompts]
     if file is not None:
         jobs += _from_file(file, sampling)
     elif not jobs:
         if sys.stdin is None or sys.stdin.isatty():
             raise ConfigError("there is no prompt; give --prompt, --prompt-file, or pipe text in")
-        jobs = [Job(_without_last_break(sys.stdin.read()), sampling)]
+        data = sys.stdin.buffer.read() if hasattr(sys.stdin, "buffer") else sys.stdin.read()
+        text = data if isinstance(data, str) else _decoded("standard input", data)
+        jobs = [Job(_without_last_break(text), sampling)]
     return jobs
 
 
-def as_problem(prompt: str | list[int]) -> str | list[int]:
-    """The form in which the embedded reasoner learned to read problems."""
+def as_shown(model: str, prompt: str | list[int]) -> str | list[int]:
+    """The prompt as a model is shown it: the embedded ones learned problems in one form."""
     from forerun.bench.tasks.reasoning import PROMPT
 
-    if not isinstance(prompt, str) or not prompt.strip() or prompt.startswith("Problem:"):
-        return prompt
-    return PROMPT.format(text=prompt.strip())
+    is_text = isinstance(prompt, str) and prompt.strip() and not prompt.startswith("Problem:")
+    return PROMPT.format(text=str(prompt).strip()) if is_text and is_embedded(model) else prompt
+
+
+def is_embedded(model: str) -> bool:
+    """Whether a model's name or folder is one that ships with forerun."""
+    from forerun import assets
+
+    return Path(assets.embedded(model)).resolve().parent == Path(assets.__file__).resolve().parent
+
+
+def check_text(where: str, text: str) -> str:
+    """The text itself. Raises DataError for bytes that are no UTF-8 (lone surrogates)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where} is not UTF-8 text: {error.reason} at {error.start}") from None
+    return text
+
+
+def _decoded(where: str, data: bytes) -> str:
+    """UTF-8, with or without a byte order mark; Windows line ends become plain ones."""
+    try:
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where} is not UTF-8 text: {error.reason} at {error.start}") from None
 
 
 def _from_file(file: Path, sampling: Sampling) -> list[Job]:
     try:
-        text = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file} is not UTF-8 text: {error.reason} at {error.start}") from None
+        text = _decoded(str(file), file.read_bytes())
     except OSError as error:
         raise DataError(f"cannot read prompt file {file}: {error.strerror}") from None
     if file.suffix != ".jsonl":
         return [Job(_without_last_break(text), sampling)]
-    lines = [(i, line) for i, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    lines = [(i, line) for i, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not lines:
         raise DataError(f"{file} holds no prompt; write one JSON object per line")
     return [_job(f"{file} line {i}", line, sampling) for i, line in lines]
@@ -67,7 +92,11 @@ def _job(where: str, line: str, sampling: Sampling) -> Job:
     prompt = record.pop("prompt", None) if isinstance(record, dict) else None
     if prompt is None or not _is_prompt(prompt):
         raise DataError(f'{where} needs an object with "prompt": a text or a list of token ids')
+    if isinstance(prompt, str):
+        check_text(where, prompt)
     name = record.pop("id", None)
+    if record.keys() >= RESULT:  # a line that --out wrote: its prompt is asked again
+        record = {}
     known = {f.name for f in fields(Sampling)}
     for key in record:
         if key not in known:

@@ -7,6 +7,7 @@ groups of neighbouring slots, padded only inside a group.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,56 +22,116 @@ if TYPE_CHECKING:
     from forerun.models.transformer import DecoderConfig
 
 PADDING = 1.5  # most padded work per true work in a group
+MOST = 1 << 24  # numbers in a mask that persists
 
 
 @dataclass(frozen=True)
 class Span:
-    """Rows of one sequence in a pass: cells [start, stop) are new, in slot `slot`."""
+    """Rows of one sequence in a pass: the last `num_rows` of the cells [base, stop) of a slot.
+
+    Every row sees the cells before `base`, where cell i is position i.
+    """
 
     slot: int
-    start: int
-    positions: np.ndarray  # int64 [n], of the new rows
-    sees: np.ndarray | None  # bool [n, stop]; None: causal
-    places: np.ndarray | None = None  # int64 [stop], position per cell; None: cell i is position i
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.positions)
+    base: int
+    places: np.ndarray  # int64 [stop - base], position per cell
+    num_rows: int
+    sees: np.ndarray | None = None  # bool [num_rows, stop - base]; None: causal
 
     @property
     def stop(self) -> int:
-        return self.start + len(self.positions)
+        return self.base + len(self.places)
 
-    def mask(self, window: int | None) -> np.ndarray | None:
-        """bool [n, stop], or None where every row sees every cell."""
-        cells = np.arange(self.stop)
-        sees = self.sees
-        if sees is None:
-            if self.num_rows == 1 and (window is None or self.stop <= window):
-                return None
-            sees = cells <= np.arange(self.start, self.stop)[:, None]
+    @property
+    def start(self) -> int:
+        """The first cell that the pass writes."""
+        return self.stop - self.num_rows
+
+    @property
+    def positions(self) -> np.ndarray:
+        """int64 [num_rows]."""
+        return self.places[-self.num_rows :]
+
+    def mask(self, low: int, high: int, window: int | None) -> np.ndarray:
+        """Which cells of [low, high) the rows see, bool [num_rows, high - low]; low <= base."""
+        cells = np.arange(low, high)
+        mask = np.repeat(cells[None] < self.base, self.num_rows, axis=0)
+        if high > self.base:
+            at = slice(self.base - low, self.stop - low)
+            causal = np.tri(self.num_rows, len(self.places), self.start - self.base, dtype=bool)
+            mask[:, at] = causal if self.sees is None else self.sees
+            cells[at] = self.places
         if window is not None:
-            places = cells if self.places is None else self.places
-            sees = sees & (self.positions[:, None] - places < window)
-        return sees
+            mask &= self.positions[:, None] - cells < window
+        return mask
+
+
+class Masks:
+    """Additive masks in zeros that persist: only columns that some row does not see are written."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
+        self._zeros: list[Tensor] = []  # flat, one per mask of a pass
+        self._written: list[Tensor] = []
+        self._num = 0  # masks of this pass
+
+    @property
+    def nbytes(self) -> int:
+        return sum(zeros.nbytes for zeros in self._zeros)
+
+    def clear(self) -> None:
+        """A new pass begins: all is zero again."""
+        for part in self._written:
+            part.zero_()
+        self._written, self._num = [], 0
+
+    def make(self, spans: Many[Span], fold: int, low: int, stop: int, window: int | None) -> Tensor:
+        """[B, 1, fold N, stop - low]; rows of padding see everything."""
+        width = max(span.num_rows for span in spans)
+        mask = self._take((len(spans), fold, width, stop - low))
+        for first, last in mixed(spans, low, stop, window):
+            sees = np.ones((len(spans), width, last - first), dtype=bool)
+            for row, span in enumerate(spans):
+                sees[row, : span.num_rows] = span.mask(first, last, window)
+            part = mask[..., first - low : last - low]
+            if mask.numel() <= MOST:
+                self._written.append(part)  # before it is written: a pass may be interrupted
+            part.masked_fill_(torch.from_numpy(~sees).to(self.device)[:, None], -torch.inf)
+        return mask.view(len(spans), 1, fold * width, stop - low)
+
+    def _take(self, shape: tuple[int, ...]) -> Tensor:
+        """Zeros; at most MOST persist."""
+        size, kind = math.prod(shape), {"dtype": self.dtype, "device": self.device}
+        if size > MOST:
+            return torch.zeros(shape, **kind)  # type: ignore[call-overload]
+        if self._num == len(self._zeros):
+            self._zeros.append(torch.zeros(0, **kind))  # type: ignore[call-overload]
+        if len(self._zeros[self._num]) < size:
+            self._zeros[self._num] = torch.zeros(size + size // 4, **kind)  # type: ignore[call-overload]
+        self._num += 1
+        return self._zeros[self._num - 1].narrow(0, 0, size).view(shape)
 
 
 class Group:
     """Neighbouring slots that attend in one call: rows [at, at + num), padded to [B, N]."""
 
-    def __init__(self, spans: Many[Span], at: int, cache: Cache, config: DecoderConfig) -> None:
+    def __init__(
+        self, spans: Many[Span], at: int, cache: Cache, config: DecoderConfig, masks: Masks
+    ) -> None:
         self.at, self.num = at, sum(span.num_rows for span in spans)
         self.batch, self.width = len(spans), max(span.num_rows for span in spans)
         self.heads, self.kv_heads, self.dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.fold = config.num_heads // config.num_kv_heads
         self.scale, self.softcap = config.attn_scale, config.attn_softcap
         stop = max(span.stop for span in spans)
+        # one row per sequence that sees all there is needs no mask
+        is_plain = all(s.num_rows == 1 and s.sees is None and s.stop == stop for s in spans)
         views = {}
         for window in dict.fromkeys(config.windows) or (None,):
-            low = _lowest(spans, window)
+            low = lowest(spans, window)
             cells = cache.data.narrow(1, spans[0].slot, len(spans)).narrow(2, low, stop - low)
             keys, values = cells.permute(3, 0, 1, 4, 2, 5).unbind(0)  # each [L, B, KV, n, D]
-            mask = self._mask(spans, window, low, stop, cache)
+            mask = None if is_plain else masks.make(spans, self.fold, low, stop, window)
             views[window] = keys.unbind(0), values.unbind(0), mask
         self.views = [views[config.window(layer)] for layer in range(config.num_layers)]
         self.pad, self.unpad = self._padding(spans, cache.device)
@@ -92,24 +153,6 @@ class Group:
         out = out.reshape(b * n, self.heads * self.dim)
         return out if self.unpad is None else out.index_select(0, self.unpad)
 
-    def _mask(
-        self, spans: Many[Span], window: int | None, low: int, stop: int, cache: Cache
-    ) -> Tensor | None:
-        """Additive [B, 1, G N, n], or None."""
-        masks = [span.mask(window) for span in spans]
-        same = all(span.stop == stop and span.num_rows == self.width for span in spans)
-        if same and all(mask is None for mask in masks):
-            return None
-        sees = np.zeros((self.batch, self.width, stop), dtype=bool)
-        sees[:, :, low] = True  # rows of padding see one cell: no division by zero
-        for row, (span, mask) in enumerate(zip(spans, masks, strict=True)):
-            sees[row, : span.num_rows, : span.stop] = True if mask is None else mask
-        folded = np.tile(sees[:, None, :, low:], (1, self.fold, 1, 1))
-        folded = folded.reshape(self.batch, 1, -1, stop - low)
-        hidden = torch.from_numpy(~folded).to(cache.device)
-        zeros = torch.zeros(folded.shape, dtype=cache.dtype, device=cache.device)
-        return zeros.masked_fill_(hidden, -torch.inf)
-
     def _padding(
         self, spans: Many[Span], device: torch.device
     ) -> tuple[Tensor | None, Tensor | None]:
@@ -129,22 +172,25 @@ class Group:
 class Pass:
     """What the decoder calls per layer: writes keys and values, returns the attended rows."""
 
-    def __init__(self, spans: Many[Span], cache: Cache, config: DecoderConfig) -> None:
+    def __init__(
+        self, spans: Many[Span], cache: Cache, config: DecoderConfig, masks: Masks
+    ) -> None:
+        masks.clear()
         self.num_heads, self.num_kv = config.num_heads, 2 * config.num_kv_heads
         self.groups = []
         at = 0
         for group in grouped(spans):
-            self.groups.append(Group(group, at, cache, config))
+            self.groups.append(Group(group, at, cache, config, masks))
             at += self.groups[-1].num
-        layers, slots, cells = cache.data.shape[:3]
-        tail = (self.num_kv, config.head_dim)
+        layers, _, cells = cache.data.shape[:3]
         if len(spans) == 1:
             span = spans[0]
             new = cache.data[:, span.slot, span.start : span.stop]
-            self.cells = new.view(layers, span.num_rows, *tail).unbind(0)
+            shape = layers, span.num_rows, self.num_kv, config.head_dim
+            self.cells = new.view(shape).unbind(0)
             self.index = None
         else:
-            self.cells = cache.data.view(layers, slots * cells, *tail).unbind(0)
+            self.cells = cache.flat
             index = np.concatenate([s.slot * cells + np.arange(s.start, s.stop) for s in spans])
             self.index = torch.from_numpy(index).to(cache.device)
 
@@ -195,8 +241,20 @@ def grouped(spans: Many[Span]) -> list[list[Span]]:
     return groups
 
 
-def _lowest(spans: Many[Span], window: int | None) -> int:
-    """The first cell that any row of a windowed layer sees."""
+def lowest(spans: Many[Span], window: int | None) -> int:
+    """The first cell that any row of a windowed layer sees, or the first base before it."""
     if window is None:
         return 0
-    return max(0, min(int(span.positions.min()) for span in spans) - window + 1)
+    first = min(int(span.positions.min()) for span in spans) - window + 1
+    return max(0, min(first, *(span.base for span in spans)))
+
+
+def mixed(spans: Many[Span], low: int, stop: int, window: int | None) -> list[tuple[int, int]]:
+    """Runs of cells that some rows see and others do not: where windows begin, and the own ones."""
+    base = min(span.base for span in spans)
+    if window is None:
+        return [(base, stop)]
+    edge = max(int(span.positions.max()) for span in spans) - window + 1
+    if edge >= base:
+        return [(low, stop)]
+    return [(low, edge), (base, stop)] if edge > low else [(base, stop)]

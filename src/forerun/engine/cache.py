@@ -8,13 +8,20 @@ and a new sequence takes over the longest prefix that any slot holds.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from weakref import WeakKeyDictionary, ref
 
 import torch
 
 from forerun.errors import CapacityError
 from forerun.records import Sequence
+
+TAIL = 64  # tokens compared again where a list that was synced before has grown
+UNLIMITED = 1 << 62
+V1 = "memory.limit_in_bytes", "memory.usage_in_bytes"
+V2 = "memory.max", "memory.current"
 
 
 @dataclass
@@ -23,16 +30,36 @@ class Slot:
 
     index: int
     tokens: list[int] = field(default_factory=list)  # committed: cell i holds tokens[i]
-    nodes: list[int] = field(default_factory=list)  # scratch tokens: node j is in cell base + j
+    nodes: list[int] = field(default_factory=list)  # scratch: cell len(tokens) + j holds nodes[j]
     parents: list[int] = field(default_factory=list)  # of scratch nodes; -1: the last committed
-    base: int = 0
+    where: dict[tuple[int, int], int] = field(default_factory=dict)  # (parent, token) -> node
     logits: dict[int, torch.Tensor] = field(default_factory=dict)  # of node (-1: root), if kept
     owner: ref[Sequence] | None = None
+    synced: list[int] | None = None  # the list that `tokens` last agreed with
     used: int = 0  # time of the last pass
 
     @property
     def is_free(self) -> bool:
         return self.owner is None or self.owner() is None
+
+    def agreed(self, tokens: list[int]) -> int:
+        """How many held tokens `tokens` begins with.
+
+        Law: a list that was synced is appended to, or loses at most its last TAIL tokens before it
+        grows again; any other change comes as a new list, which is compared in full.
+        """
+        num = len(self.tokens)
+        low = max(num - TAIL, 0)
+        if tokens is self.synced and self.tokens[low:] == tokens[low:num]:
+            return num
+        return common_prefix(self.tokens, tokens)
+
+    def add(self, nodes: list[int], parents: list[int]) -> None:
+        """Appends scratch nodes. Among equal siblings the last one counts."""
+        first = len(self.nodes)
+        self.nodes += nodes
+        self.parents += parents
+        self.where |= {key: first + j for j, key in enumerate(zip(parents, nodes, strict=True))}
 
     def truncate(self, length: int) -> None:
         """Keeps `length` committed tokens and no scratch."""
@@ -40,16 +67,13 @@ class Slot:
         self.clear_scratch()
 
     def clear_scratch(self) -> None:
-        self.nodes, self.parents, self.base = [], [], len(self.tokens)
-        self.logits = {}
+        self.nodes, self.parents, self.where, self.logits = [], [], {}, {}
 
     def walk(self, tokens: list[int]) -> list[int]:
         """Scratch nodes that spell the longest beginning of `tokens`, from the top down."""
-        # among equal siblings the last one computed counts
-        where = {key: j for j, key in enumerate(zip(self.parents, self.nodes, strict=True))}
         found, node = [], -1
         for token in tokens:
-            node = where.get((node, token), -2)
+            node = self.where.get((node, token), -2)
             if node < 0:
                 break
             found.append(node)
@@ -88,35 +112,37 @@ class Slots:
             slot = self._acquire(seq)
         self._clock += 1
         slot.used = self._clock
-        held, tokens = slot.tokens, seq.tokens
-        if len(held) < len(tokens) and held == tokens[: len(held)]:
+        held, tokens = len(slot.tokens), seq.tokens
+        agreed = slot.agreed(tokens)
+        if agreed < held:
+            slot.truncate(min(agreed, len(tokens) - 1))
+        elif held < len(tokens):
             self._follow(slot, tokens)
-        elif held != tokens:
-            slot.truncate(min(common_prefix(held, tokens), len(tokens) - 1))
+        slot.synced = tokens
         return slot
 
     def release(self, seq: Sequence) -> None:
         """Frees the slot; its tokens stay until it is reused."""
         slot = self._of.pop(seq, None)
         if slot is not None:
-            slot.owner = None
+            slot.owner = slot.synced = None
 
     def _follow(self, slot: Slot, tokens: list[int]) -> None:
         """Commits the scratch nodes that the new tokens spell, moving their cells into place."""
         start = len(slot.tokens)
         path = slot.walk(tokens[start:-1]) if slot.nodes and self.can_move else []
-        if path:
-            source, stop = [slot.base + node for node in path], start + len(path)
-            if source != list(range(start, stop)):
-                self.move(slot, source, start)
-            slot.tokens += tokens[start:stop]
-        slot.clear_scratch()
+        slot.clear_scratch()  # before the move: an interrupted one must not be tried again
+        source, stop = [start + node for node in path], start + len(path)
+        if source != list(range(start, stop)):
+            self.move(slot, source, start)
+        slot.tokens += tokens[start:stop]
 
     def _acquire(self, seq: Sequence) -> Slot:
-        best = max(self.slots, key=lambda s: common_prefix(s.tokens, seq.tokens), default=None)
-        shared = common_prefix(best.tokens, seq.tokens) if best else 0
+        found = [(common_prefix(s.tokens, seq.tokens), s.is_free, -s.used, s) for s in self.slots]
+        shared, _, _, best = max(found, key=lambda f: f[:3], default=(0, False, 0, None))
         slot = self._choose(best if shared else None)
         slot.clear_scratch()
+        slot.synced = None
         if best is not None and slot is not best and shared:
             self.copy(slot, best, shared)
             slot.tokens = best.tokens[:shared]
@@ -126,15 +152,15 @@ class Slots:
         return slot
 
     def _choose(self, best: Slot | None) -> Slot:
-        """The slot with the best prefix if it is free, else a new one, else the oldest free one."""
+        """The slot with the best prefix if it is free, else the oldest free one, else a new one."""
         free = [slot for slot in self.slots if slot.is_free]
         if best in free and best is not None:
             return best
+        if free:  # one without tokens may have no cells yet, and memory may be full
+            return min(free, key=lambda s: (not s.tokens, s.used))
         if len(self.slots) < self.max_slots:
             self.slots.append(Slot(len(self.slots)))
             return self.slots[-1]
-        if free:
-            return min(free, key=lambda s: s.used)
         raise CapacityError(
             f"more than {self.max_slots} sequences run at once; load the model with a larger "
             "max_seqs, or use a smaller batch"
@@ -157,9 +183,8 @@ class Cache(Slots):
     ) -> None:
         super().__init__(max_slots)
         self.max_cells, self.dtype, self.device = max_cells, dtype, device
-        self.data = torch.zeros(
-            num_layers, 0, 0, 2, num_kv_heads, head_dim, dtype=dtype, device=device
-        )
+        shape = num_layers, 0, 0, 2, num_kv_heads, head_dim
+        self._hold(torch.zeros(shape, dtype=dtype, device=device))
 
     @property
     def nbytes(self) -> int:
@@ -178,15 +203,17 @@ class Cache(Slots):
 
         Raises CapacityError if they do not fit into memory.
         """
-        _, slots, have = self.data.shape[:3]
+        layers, slots, have = self.data.shape[:3]
         if slot.index < slots and cells <= have:
             return
-        length, room = have, slots
-        if cells > have:
-            length = max(cells, min(self.max_cells, max(2 * have, 256)))
-        if slot.index >= slots:
-            room = min(self.max_slots, max(2 * slots, slot.index + 1))
-        self._grow((self.data.shape[0], room, length, *self.data.shape[3:]))
+        room, length = max(slots, slot.index + 1), max(have, cells)
+        ample_room = room if room == slots else min(self.max_slots, max(2 * slots, room))
+        ample = min(self.max_cells, max(2 * have, 256)) if length > have else have
+        tail = self.data.shape[3:]
+        try:
+            self._grow((layers, ample_room, max(length, ample), *tail))
+        except CapacityError:  # no room to spare: only what is needed
+            self._grow((layers, room, length, *tail))
 
     def _grow(self, shape: tuple[int, ...]) -> None:
         size = torch.Size(shape).numel() * self.dtype.itemsize
@@ -202,7 +229,12 @@ class Cache(Slots):
                 f"{shape[2]} tokens, and {free / 2**20:.0f} MiB are free; use fewer sequences at "
                 "once, shorter prompts, or a lower `context` when loading"
             ) from cause
+        self._hold(data)
+
+    def _hold(self, data: torch.Tensor) -> None:
         self.data = data
+        layers, slots, cells, _, heads, size = data.shape
+        self.flat = data.view(layers, slots * cells, 2 * heads, size).unbind(0)  # per layer
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:
@@ -220,14 +252,43 @@ def common_prefix(a: list[int], b: list[int]) -> int:
 
 
 def available_bytes(device: torch.device) -> int:
-    """Memory that can still be taken on a device."""
+    """Memory that can still be taken on a device, within the limits of a container."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        # blocks that torch holds and does not use are free for it
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + held
+    free = container_bytes()
+    with suppress(OSError), open("/proc/meminfo") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                free = min(free, int(line.split()[1]) * 1024)
+    return free  # nothing known: let the allocator say no
+
+
+def container_bytes(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> int:
+    """What the memory limits of our control groups (v1 or v2) leave; file cache counts as free."""
+    free = UNLIMITED
+    with suppress(OSError):
+        for line in own.read_text().splitlines():
+            _, kinds, path = line.split(":", 2)
+            if kinds and "memory" not in kinds.split(","):
+                continue
+            base = root / "memory" if kinds else root
+            folder = base / path.lstrip("/")
+            groups = [g for g in (folder, *folder.parents) if g.is_relative_to(base)]
+            names = V1 if kinds else V2
+            free = min([free, *(_group_bytes(group, *names) for group in groups)])
+    return free
+
+
+def _group_bytes(group: Path, limit: str, usage: str) -> int:
+    """What the limit of one group leaves."""
     try:
-        with open("/proc/meminfo") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 1 << 62  # unknown: let the allocator say no
+        most, used = int((group / limit).read_text()), int((group / usage).read_text())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # no such files, or the limit is "max"
+        return UNLIMITED
+    cached = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+    return max(most - used + cached, 0)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.engine.attention import Pass, Span
+from forerun.engine.attention import Masks, Pass, Span
 from forerun.engine.cache import Cache, Slot, Slots
 from forerun.errors import CapacityError
 from forerun.records import Rows, Sequence, Verdict
@@ -38,7 +38,9 @@ NO_DEPTHS, NO_ANCESTORS = np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=bo
 class Work:
     """Rows of one sequence in a pass: pending tokens, then new scratch nodes.
 
-    depths [m] and ancestors [m, m] cover all m scratch nodes of the slot, the new ones last.
+    Law of order: cells of a slot are committed tokens, pending ones, then scratch nodes, oldest
+    first; pending tokens come only into a slot without scratch. depths [m] and ancestors [m, m]
+    cover all m scratch nodes, old and new.
     """
 
     slot: Slot
@@ -60,27 +62,24 @@ class Work:
     @cached_property
     def span(self) -> Span:
         """Cells, positions and visibility of the rows."""
-        base, total = len(self.slot.tokens) + len(self.pending), len(self.depths)
-        num, new = len(self.pending), len(self.nodes)
-        start = base + total - num - new
+        base, num, total = len(self.slot.tokens), len(self.pending), len(self.depths)
+        first = num + total - self.num_rows  # nodes computed earlier
+        places = np.arange(base, base + num + total)  # positions of the cells from base on
         if not total:
-            return Span(self.slot.index, start, np.arange(start, base), None)
-        places = np.arange(base + total)  # position of every cell
-        places[base:] = base - 1 + self.depths
-        sees = np.ones((num + new, base + total), dtype=bool)
-        if num:
-            sees[:num] = np.arange(base + total) <= np.arange(start, base)[:, None]
-        sees[num:, base:] = self.ancestors[total - new :]
-        return Span(self.slot.index, start, places[start:], sees, places)
+            return Span(self.slot.index, base, places, self.num_rows)
+        places[num:] = base + num - 1 + self.depths
+        sees = np.zeros((num + total, num + total), dtype=bool)
+        sees[:num, :num] = np.tri(num, dtype=bool)
+        sees[num:, :num] = True
+        sees[num:, num:] = self.ancestors
+        return Span(self.slot.index, base, places, self.num_rows, sees[first:])
 
     def keep(self) -> None:
         """The rows have been computed: pending tokens are committed, new nodes are scratch."""
-        slot = self.slot
         if self.pending:
-            slot.tokens += self.pending
-            slot.clear_scratch()
-        slot.nodes = slot.nodes + self.nodes
-        slot.parents = slot.parents + self.parents
+            self.slot.clear_scratch()
+            self.slot.tokens += self.pending
+        self.slot.add(self.nodes, self.parents)
 
 
 class Runner(Target):
@@ -205,13 +204,14 @@ class ModelRunner(Runner):
             dtype=model.dtype,
             device=model.device,
         )
+        self.masks = Masks(model.dtype, model.device)
 
     def memory_report(self) -> dict[str, int]:
-        """Bytes of weights, cache cells, and logits that are kept for draft paths."""
+        """Bytes of weights, cache cells, and scratch: kept draft logits and masks."""
         return {
             "weights": self.model.nbytes,
             "kv cache": self.cache.nbytes,
-            "scratch": self.kept_bytes(),
+            "scratch": self.kept_bytes() + self.masks.nbytes,
         }
 
     def run(self, works: list[Work], needs: frozenset[str]) -> tuple[Tensor, Tensor]:
@@ -227,7 +227,7 @@ class ModelRunner(Runner):
             ids.to(self.model.device),
             torch.from_numpy(positions).to(self.model.device),
             int(positions.max()),
-            Pass(spans, self.cache, self.model.config),
+            Pass(spans, self.cache, self.model.config, self.masks),
         )
         self.num_rows += len(ids)
         for work in works:
@@ -251,25 +251,22 @@ class ModelRunner(Runner):
 
 def _missing(slot: Slot, paths: list[Path]) -> tuple[list[int], list[int]]:
     """Tokens and parents of the nodes that the paths need and the slot lacks."""
-    where = {key: j for j, key in enumerate(zip(slot.parents, slot.nodes, strict=True))}
-    nodes: list[int] = []
-    parents: list[int] = []
+    new: dict[tuple[int, int], int] = {}
     for path in paths:
         node = -1
         for token in path:
-            found = where.setdefault((node, token), len(slot.nodes) + len(nodes))
-            if found == len(slot.nodes) + len(nodes):
-                nodes.append(token)
-                parents.append(node)
-            node = found
-    return nodes, parents
+            key = node, token
+            found = slot.where.get(key)
+            node = new.setdefault(key, len(slot.nodes) + len(new)) if found is None else found
+    return [token for _, token in new], [parent for parent, _ in new]
 
 
 def _known(slot: Slot, path: Path) -> Tensor:
     """The kept logits [V] after `path`."""
-    nodes = slot.walk(list(path))
-    assert len(nodes) == len(path), "the path was computed just now"
-    return slot.logits[nodes[-1] if nodes else -1]
+    node = -1
+    for token in path:
+        node = slot.where[node, token]
+    return slot.logits[node]
 
 
 def _ancestry(parents: list[int]) -> tuple[np.ndarray, np.ndarray]:

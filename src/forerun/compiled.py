@@ -1,0 +1,50 @@
+"""Which Numba kernels will have to be compiled, found without compiling them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+KERNELS = {  # the outermost kernels of each module: compiling them compiles what they call
+    "forerun.ngrams.kernels": ("learn", "look_up", "select_top"),
+    "forerun.ngrams.drafting": ("fill_places",),
+    "forerun.verifiers.speculative": ("judge",),
+}
+
+
+def cold(modules: Iterable[str] = KERNELS) -> list[str]:
+    """Names of the kernels of these modules that are neither compiled nor in Numba's cache."""
+    return [
+        name
+        for module in modules
+        for name in KERNELS[module]
+        if not is_ready(getattr(importlib.import_module(module), name))
+    ]
+
+
+def cold_now() -> list[str]:
+    """The same for the modules that are already imported: those of the parts in use."""
+    return cold([module for module in KERNELS if module in sys.modules])
+
+
+def is_ready(kernel: Any) -> bool:
+    """Whether a kernel is compiled in this process, or cached from its source as it is now."""
+    return bool(kernel.signatures) or any(
+        index.stat().st_mtime >= Path(inspect.getfile(kernel.py_func)).stat().st_mtime
+        for index in indices(kernel)
+    )
+
+
+def indices(kernel: Any) -> list[Path]:
+    """Cache index files of a kernel for this Python: module.name-LINE.pyXY.nbi."""
+    if kernel.stats.cache_path is None:  # compiled anew in every process
+        return []
+    function = kernel.py_func
+    line = function.__code__.co_firstlineno
+    stem = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}-{line}"
+    version = f"py{sys.version_info.major}{sys.version_info.minor}"
+    return list(Path(kernel.stats.cache_path).glob(f"{stem}.{version}*.nbi"))

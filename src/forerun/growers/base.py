@@ -1,0 +1,45 @@
+"""What growers share: filling the places of a template, level by level."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence as Many
+
+from forerun.dice import Dice
+from forerun.records import Plan
+from forerun.roles import Grower, Growth
+from forerun.template import DEFAULT, Template, levels
+from forerun.tree import POINT, Proposal, TreeBuilder
+
+
+class Templated(Grower):
+    """Fills the first `plan.nodes` places of a template.
+
+    The i-th token that `choose` gives fills the child of rank i: whether a child exists depends on
+    its rank and never on its token, which is what keeps drawn children exact.
+    """
+
+    law: int  # label of every node
+
+    def __init__(self, *, template: Template = DEFAULT) -> None:
+        self.template = template
+
+    @abstractmethod
+    def choose(self, q: Proposal, count: int, dice: Dice) -> Many[int]:
+        """Up to `count` distinct indices into q, best or first drawn first."""
+
+    def grow(self, plan: Plan, dice: Dice) -> Growth:
+        tree = TreeBuilder()
+        where = {-1: -1}  # place -> node; places below an unknown context stay empty
+        for places in levels(self.template.first(plan.nodes), plan.depth):
+            places = {parent: kids for parent, kids in places.items() if parent in where}
+            if not places:
+                break
+            qs = yield [tuple(tree.path(where[parent])) for parent in places]
+            for (parent, kids), q in zip(places.items(), qs, strict=True):
+                if q is None:
+                    continue
+                for kid, i in zip(kids, self.choose(q, len(kids), dice), strict=False):
+                    drawn_from = None if self.law == POINT else q
+                    where[kid] = tree.add(int(q.ids[i]), where[parent], self.law, drawn_from)
+        return tree.build()

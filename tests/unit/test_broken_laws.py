@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fakes import FakeTarget, TableSource, run_all, sequence, table_law
 
+from fakes import FakeTarget, TableSource, run_all, sequence, table_law
 from forerun import registry
 from forerun.controllers.fixed import Fixed
 from forerun.dice import SeededDice

@@ -98,7 +98,7 @@ def is_checked(row: Row, root: Path) -> bool:
     """Whether its acceptance check holds a test, and names the row where rows share one file."""
     file = root / row.acceptance
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    return "def test_" in text and (not row.check or row.name in text)
+    return "def test_" in text and (not row.check or f'"{row.name}' in text)
 
 
 def is_built(file: str) -> bool:

@@ -1,7 +1,8 @@
 """Best-of-n beside plain decoding, problem by problem: runs both, counts, and sums up.
 
-Both arms see the same problems in the same process, in alternating order, and are scored by the
-task's own checker. Tokens per second are generated tokens over wall time, prefill included.
+Both arms see the same problems in the same process, in an order that alternates within every
+level, each with an empty cache, and are scored by the task's own checker. Tokens per second are
+generated tokens over wall time, prefill included.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from forerun.engine.stats import Stats
 from forerun.records import Step
 from forerun.sampling import Sampling
+from forerun.verifying import forget
 
 if TYPE_CHECKING:
     from forerun.bench.tasks.base import Example
@@ -113,9 +115,16 @@ def compare(
     batch: int = 1,
     on_step: Callable[[Step], None] | None = None,
 ) -> Iterator[Outcome]:
-    """Both arms on every problem, A B and B A in turn; yields as they finish."""
+    """Both arms on every problem, A B and B A in turn at every level; yields as they finish.
+
+    The cache is emptied before each, so that both compute the prompt.
+    """
+    seen: Counter[int] = Counter()
     for i, example in enumerate(examples):
-        for arm in arms if i % 2 == 0 else arms[::-1]:
+        turn = (seen[example.level] + example.level) % 2
+        seen[example.level] += 1
+        for arm in arms[::-1] if turn else arms:
+            forget(model)
             yield solve(model, example, i, arm, sampling, batch=batch, on_step=on_step)
 
 

@@ -13,15 +13,17 @@ from collections.abc import Sequence as Many
 import numpy as np
 
 LEAST = 25  # samples that a bin expects at least
+EXCLUDED = 2.0  # rank of a token of probability 0
 
 
 def ranks(law: np.ndarray, tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Randomised ranks [n] of tokens [n] under law [V]; 2 for a token that the law excludes."""
+    """Randomised ranks [n] of tokens [n] under law [V]; EXCLUDED where the law is 0."""
+    law = law / law.sum()
     order = np.argsort(-law, kind="stable")
     before = np.empty(len(law))
     before[order] = np.cumsum(law[order]) - law[order]
     u = before[tokens] + rng.random(len(tokens)) * law[tokens]
-    return np.where(law[tokens] > 0, u, 2.0)
+    return np.where(law[tokens] > 0, np.minimum(u, 1.0), EXCLUDED)
 
 
 def fit(u: np.ndarray, shape: np.ndarray) -> tuple[int, float, float]:
@@ -29,16 +31,16 @@ def fit(u: np.ndarray, shape: np.ndarray) -> tuple[int, float, float]:
 
     shape: a law [V], sorted downwards, whose cumulative sums suggest the edges of the bins; for
     samples of one law it is that law, and a bin is a token or a run of rare ones. Neighbours are
-    joined until a bin expects LEAST. A rank above 1 is a p-value of 0.
+    joined until a bin expects LEAST. One EXCLUDED token is a p-value of 0.
     """
-    if (u > 1).any():
+    if (u == EXCLUDED).any():
         return 1, math.inf, 0.0
     edges, start = [0.0], 0.0
     for edge in np.cumsum(shape):
         if len(u) * (edge - start) >= LEAST and len(u) * (1 - edge) >= LEAST:
             start = float(edge)
             edges.append(start)
-    counts = np.histogram(u, bins=[*edges, 1.0 + 1e-9])[0]
+    counts = np.histogram(u, bins=[*edges, 1.0])[0]
     return len(counts), *likelihood_ratio(counts, np.diff([*edges, 1.0]))
 
 

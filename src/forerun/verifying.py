@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
@@ -295,18 +294,19 @@ def law_tests(
     rng = np.random.default_rng(sampling.seed)
     forget(model)
     for position in range(max((len(drawn.tokens) for drawn in found), default=0)):
-        reach = [drawn for drawn in found if len(drawn.tokens) > position]
-        common = Counter(drawn.tokens[:position] for drawn in reach).most_common(MOST)
-        u, shape = [], 0.0
-        for beginning, count in common:
+        after: dict[tuple[int, ...], list[Drawn]] = {}
+        for drawn in found:
+            if len(drawn.tokens) > position:
+                after.setdefault(drawn.tokens[:position], []).append(drawn)
+        common = sorted(after.items(), key=lambda item: -len(item[1]))[:MOST]
+        u, laws = [], []
+        for beginning, group in common:
             law = next_law(model, prompt, list(beginning), sampling)
-            after = [d.tokens[position] for d in reach if d.tokens[:position] == beginning]
-            u.append(ranks(law, np.array(after), rng))
-            shape = shape + count * np.sort(law)[::-1]
+            u.append(ranks(law, np.array([drawn.tokens[position] for drawn in group]), rng))
+            laws.append(len(group) * np.sort(law)[::-1])
         pooled = np.concatenate(u)
-        bins, statistic, p_value = fit(pooled, shape / len(pooled))
-        tested = dict(common)
-        drafted = sum(d.first_draft < position and d.tokens[:position] in tested for d in reach)
+        bins, statistic, p_value = fit(pooled, np.sum(laws, axis=0) / len(pooled))
+        drafted = sum(drawn.first_draft < position for _, group in common for drawn in group)
         if bins > 1 or p_value == 0.0:
             yield LawTest(0, position, len(common), len(pooled), drafted, bins, statistic, p_value)
 

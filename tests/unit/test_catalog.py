@@ -19,6 +19,7 @@ def test_all_systems_are_listed_once() -> None:
     systems = [row for row in ROWS if row.kind == "system"]
     assert len(systems) == 41
     assert len({row.title for row in ROWS}) == len(ROWS)
+    assert {row.kind for row in ROWS} <= {"system", "baseline", "method"}
     arxiv = [row.paper.arxiv for row in systems if row.paper]
     assert len(arxiv) == len(set(arxiv)) == 41
 
@@ -51,7 +52,15 @@ def test_states_are_derived_from_files(tmp_path: Path) -> None:
     assert catalog.derive(stand, tmp_path) == PARTIAL  # no acceptance check there
     (tmp_path / stand.acceptance).parent.mkdir(parents=True)
     (tmp_path / stand.acceptance).touch()
+    assert catalog.derive(stand, tmp_path) == PARTIAL  # an empty file checks nothing
+    (tmp_path / stand.acceptance).write_text("def test_claim(): ...\n")
     assert catalog.derive(stand, tmp_path) == WORKS
+    shared = replace(stand, check="unit/test_shared.py")
+    (tmp_path / "tests/unit").mkdir()
+    (tmp_path / shared.acceptance).write_text('def test_other():\n    assert "none"\n')
+    assert catalog.derive(shared, tmp_path) == PARTIAL  # a shared file must name the row
+    (tmp_path / shared.acceptance).write_text('def test_both():\n    assert "stand"\n')
+    assert catalog.derive(shared, tmp_path) == WORKS
     assert catalog.derive(replace(stand, parts={"drafter": "nothing"}), tmp_path) == PARTIAL
     unknown_grower = {"drafter": "draft_model:model=X,grower=nothing"}
     assert catalog.derive(replace(stand, parts=unknown_grower), tmp_path) == PARTIAL

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from forerun import demo
+from forerun.bench.tasks.base import Example
+from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.demo import Outcome
 from forerun.engine.stats import Stats
+from forerun.sampling import Sampling
 
 
 def outcome(problem: int, arm: str, seconds: float, answers: list[str | None]) -> Outcome:
@@ -57,3 +62,19 @@ def test_trajectories_are_grouped() -> None:
     assert counts == {
         "1": 1, "2": 1, "3-4": 2, "5-8": 4, "9-16": 8, "17-32": 16, "33-64": 32, "65+": 6
     }  # fmt: skip
+
+
+def test_every_level_sees_both_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = ReasoningTask("heldout")
+    forgotten = []
+
+    def solve(model: object, example: Example, i: int, arm: str, *_: object, **__: object) -> tuple:
+        return example.level, arm, len(forgotten)
+
+    monkeypatch.setattr(demo, "solve", solve)
+    monkeypatch.setattr(demo, "forget", forgotten.append)
+    examples = [task.example(i) for i in range(24)]
+    seen = list(demo.compare(None, examples, ("none", "stand"), Sampling()))  # type: ignore
+    firsts = Counter(run[:2] for run in seen[::2])
+    assert firsts == {(level, arm): 2 for level in range(1, 7) for arm in ("none", "stand")}
+    assert [run[2] for run in seen] == list(range(1, 49))  # before every run

@@ -223,7 +223,7 @@ def test_a_small_error_is_no_rounding_in_full_precision() -> None:
     def slightly_wrong(*args: Any, **options: Any) -> Any:
         out = real(*args, **options)
         if options.get("attention_mask") is not None:
-            out.logits = out.logits * 1.003
+            out.logits[:, -1] *= 1.003  # only where a pass without a mask is far off
         return out
 
     model.forward = slightly_wrong

@@ -9,11 +9,13 @@ import pytest
 import torch
 from parity import branching, forward, prompt, saved, sequence, worst
 from safetensors.torch import load_file, save_file
+from tiny import make_tiny
 
 from forerun.engine.runner import ModelRunner
 from forerun.errors import CapacityError, ConfigError, ModelError, UnknownName
 from forerun.models.hf import HFTarget
 from forerun.models.load import is_hub_id, load_target
+from forerun.records import Step
 from forerun.tree import EMPTY
 
 TOLERANCE = 1e-4
@@ -186,22 +188,27 @@ def test_a_hub_that_cannot_deliver(monkeypatch: pytest.MonkeyPatch) -> None:
         load_target("owner/name")
 
 
-@pytest.mark.parametrize("grower", ["chain", "best_first"])
+@pytest.mark.parametrize("grower", ["chain", "iid", "gumbel"])
 def test_a_draft_with_a_shorter_context_stops_drafting(grower: str, tmp_path: Path) -> None:
-    from tiny import make_tiny
-
     import forerun
+    from forerun.drafters.draft_model import DraftModel
 
-    model = forerun.load(make_tiny(tmp_path / "target", context=96), context=96)
-    draft = make_tiny(tmp_path / "draft", seed=1, context=40)
-    prompts = ["the cat sat on the mat", "one two three"]
-    kind = forerun.Sampling(temperature=0.0)
-    plain = model.generate(prompts, max_new_tokens=60, sampling=kind)
-    result = model.generate(
-        prompts,
-        max_new_tokens=60,
-        sampling=kind,
-        drafter="draft_model",
-        drafter_options={"model": str(draft), "grower": grower},
-    )
-    print(plain, result)
+    model = forerun.load(make_tiny(tmp_path / "target", context=96))
+    draft = load_target(make_tiny(tmp_path / "draft", seed=1, context=40))
+    prompts, limits = [list(range(5, 14)), list(range(50, 95))], {"max_new_tokens": 70, "seed": 3}
+    sampling = forerun.Sampling(temperature=0.0, stop_token_ids=(), **limits)
+    plain = model.generate(prompts, sampling, drafter="none")
+    ends: list[int] = []
+
+    def note(step: Step) -> None:
+        for seq, tree, emitted in zip(step.seqs, step.trees, step.emitted, strict=True):
+            if len(tree):
+                ends.append(len(seq.tokens) - len(emitted) + int(tree.depths.max()))
+
+    for batch in (1, 2):
+        drafter = DraftModel(model=draft, grower=grower)
+        options = {"drafter": drafter, "verifier": "recursive", "batch": batch}
+        results = model.generate(prompts, sampling, on_step=note, **options)
+        for one, other in zip(results, plain, strict=True):
+            assert one.samples[0].tokens == other.samples[0].tokens
+    assert 14 < max(ends) <= 40, "trees end with the draft's context"

@@ -21,6 +21,7 @@ from forerun.roles import Verifier
 from forerun.sampling import Sampling
 from forerun.shaping import Laws
 from forerun.tree import Tree
+from forerun.verifiers.speculative import Speculative
 from forerun.verifying import GreedyCase, LawReport, LawTest, Parts
 
 PROMPTS = ["the cat sat on", "one two three"]
@@ -77,6 +78,16 @@ class Gullible(Verifier):
         return Verdict(children, int(np.argmax(laws.logits(node))))
 
 
+class Late(Speculative):
+    """Wrong on purpose, yet only behind an accepted draft: draws the likeliest token there."""
+
+    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+        verdict = super().verify(tree, laws, dice)
+        if not verdict.nodes:
+            return verdict
+        return Verdict(verdict.nodes, int(np.argmax(laws[verdict.nodes[-1]])))
+
+
 @pytest.mark.parametrize("spec", DRAFTERS)
 def test_lossless_drafters_pass(model: Model, draft: Path, spec: str) -> None:
     parts = Parts(spec.format(draft=draft))
@@ -130,24 +141,23 @@ def test_planted_faults_fail_though_texts_agree(
     assert any(case.cause == "the passes differ" for case in cases)
 
 
-@pytest.mark.parametrize("plant", [unmoved, seen_by_all])
-def test_planted_faults_fail_the_law(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[..., None]
-) -> None:
-    plant(monkeypatch)
-    model = forerun.load(str(folder), dtype="fp32", max_seqs=16)
+def test_a_fault_behind_accepted_drafts_fails_the_law(model: Model) -> None:
     report = verifying.check_law(
-        model, PROMPTS[:1], Parts(), Sampling(seed=1), num_samples=2000, num_tokens=4, batch=8
+        model, PROMPTS[:1], Parts(verifier=Late()), Sampling(seed=3), num_samples=400, batch=8
     )
-    assert not report.passed
+    assert [test.passed for test in report.tests] == [True, False, False]
 
 
 def test_references_read_no_cell_of_an_earlier_pass(model: Model) -> None:
     prompt = model.tokenizer.encode(PROMPTS[0])
     honest = verifying.next_law(model, prompt, [5], Sampling())
-    model.target.cache.data.fill_(1.0)  # type: ignore[attr-defined]
+    with torch.inference_mode():
+        model.target.cache.data.fill_(1.0)  # type: ignore[attr-defined]
+    spoilt = verifying.next_law(model, prompt, [5], Sampling())
+    assert np.abs(spoilt - honest).max() > 0.01
     verifying.forget(model)
-    assert (verifying.next_law(model, prompt, [5], Sampling()) == honest).all()
+    anew = verifying.next_law(model, prompt, [5], Sampling())
+    assert np.abs(anew - honest).max() < 1e-6
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])

@@ -30,11 +30,21 @@ COMMANDS = {
 }
 
 
+class Interrupted(Exception):
+    """Ctrl-C, which typer would turn into a status without a word."""
+
+
 class Group(TyperGroup):
     """Lists the commands without importing them; imports the one that is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Interrupted from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
@@ -87,7 +97,7 @@ def main(argv: Many[str] | None = None) -> int:
             status = build().main(args=args, prog_name="forerun", standalone_mode=False)
             sys.stdout.flush()
             return status if isinstance(status, int) else 0
-        except (KeyboardInterrupt, typer.Abort):
+        except (KeyboardInterrupt, Interrupted, typer.Abort):
             return _fail("interrupted", 130)
         except (BrokenPipeError, SystemExit) as end:
             if not isinstance(end, OSError) and not isinstance(end.__context__, BrokenPipeError):

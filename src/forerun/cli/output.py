@@ -140,4 +140,6 @@ def time_split(stats: Stats) -> str:
     """Shares of the engine's time by phase."""
     total = sum(stats.seconds.values()) or 1.0
     names = {"draft": "draft", "forward": "target pass", "verify": "verify", "other": "other"}
-    return ", ".join(f"{label} {stats.seconds.get(name, 0.0) / total:.0%}" for name, label in names.items())
+    return ", ".join(
+        f"{label} {stats.seconds.get(name, 0.0) / total:.0%}" for name, label in names.items()
+    )

@@ -6,6 +6,7 @@ Status 0: nothing contradicts losslessness; 1: something does; 2: bad input.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -181,12 +182,13 @@ def _show(
     out.print(f"[bold]Greedy identity[/] with plain decoding, {dtype}")
     for case in cases:
         out.print("  " + _greedy_line(case), style=None if case.passed else "red", soft_wrap=True)
-    ties = sum(case.is_tie for case in cases)
-    same = sum(case.position is None for case in cases)
+    causes = Counter(case.cause for case in cases)
     out.print(
-        f"  {same} of {len(cases)} identical, {ties} numerical ties, "
-        f"{len(cases) - same - ties} violations; {sum(c.accepted for c in cases)} draft tokens "
-        f"accepted; largest logit difference {max((c.noise for c in cases), default=0):.2g}"
+        f"  {causes['identical']} of {len(cases)} identical, {causes['numerical tie']} numerical "
+        f"ties, {causes['the passes differ']} whose passes differ, {causes['violation']} "
+        f"violations; {sum(c.accepted for c in cases)} draft tokens accepted; largest logit "
+        f"difference {max((c.noise for c in cases), default=0):.2g} "
+        f"(tolerance {max((c.tolerance for c in cases), default=0):.2g})"
     )
     if has_law:
         _show_law(out, law)
@@ -196,8 +198,13 @@ def _show(
 
 def _greedy_line(case: GreedyCase) -> str:
     head = f"prompt {case.prompt_index}, text {case.index}: {case.num_tokens} tokens, "
-    if case.position is None:
+    if case.position is None and case.passed:
         return head + "identical"
+    if case.position is None:
+        return head + (
+            f"same text, but {case.cause}: a logit by {case.noise:.2g} "
+            f"(tolerance {case.tolerance:.2g})"
+        )
     if case.expected is None:
         return head + f"violation: one text ends early, at position {case.position}"
     return head + (
@@ -214,14 +221,15 @@ def _show_law(out: Any, law: LawReport) -> None:
         f"{stats.accepted} accepted"
     )
     for test in law.tests:
-        after = f"after {list(test.beginning)}" if test.beginning else "first token"
         out.print(
-            f"  prompt {test.prompt_index}, {after}: {test.num_samples} samples, "
+            f"  prompt {test.prompt_index}, token {test.position + 1}: {test.num_samples} samples "
+            f"after {test.num_beginnings} beginnings, {test.num_drafted} with accepted drafts; "
             f"{test.num_bins} bins, p = {test.p_value:.3g}, corrected {test.corrected:.3g}",
             style=None if test.passed else "red",
             soft_wrap=True,
             markup=False,
         )
     if law.is_vacuous:
-        why = "no draft was accepted" if law.tests else "nothing varied enough to be tested"
+        why = "no tested token came after an accepted draft"
+        why = why if law.tests else "nothing varied enough to be tested"
         out.print(f"  warning: {why}, so this test says little; try other prompts or options")

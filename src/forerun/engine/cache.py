@@ -232,9 +232,9 @@ class Cache(Slots):
         self._hold(data)
 
     def _hold(self, data: torch.Tensor) -> None:
-        self.data = data
         layers, slots, cells, _, heads, size = data.shape
-        self.flat = data.view(layers, slots * cells, 2 * heads, size).unbind(0)  # per layer
+        flat = data.view(layers, slots * cells, 2 * heads, size).unbind(0)
+        self.data, self.flat = data, flat  # flat: cells of all slots, per layer
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:

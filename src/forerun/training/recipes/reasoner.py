@@ -32,7 +32,7 @@ from forerun.training.model_card import write_card
 from forerun.training.processes import in_processes, process_group
 from forerun.training.tokenizer import train_tokenizer
 
-CONTEXT, VOCAB = 1024, 768
+CONTEXT, VOCAB, ACCUMULATE = 1024, 768, 2
 MIX = (1, 2, 3, 1, 2, 3, 4, 2, 3, 4, 5, 6)  # levels in turn: short problems teach most per token
 SIZES = {
     "reasoner": Size(hidden=256, layers=6, heads=4, kv_heads=2, inner=640),
@@ -53,7 +53,7 @@ class Plan:
     num_problems: int = 160_000
     num_tokenizer_problems: int = 6000
     num_held_out: int = 200
-    micro_tokens: int = 3072  # per micro-batch; four make a step
+    micro_tokens: int = 3072  # per micro-batch
     max_steps: int | None = None  # of each model, where minutes are not the limit
     num_samples: int = 16  # per held-out problem
     sample_limit: int = 800  # tokens
@@ -187,7 +187,7 @@ def prepare(plan: Plan, name: str) -> tuple[PreTrainedModel, Loop]:
     batches = Batches(
         documents(plan),
         budget=plan.micro_tokens,
-        accumulate=4,
+        accumulate=ACCUMULATE,
         pad=tokenizer.pad_token_id,
         seed=plan.seed,
     )

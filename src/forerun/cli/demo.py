@@ -94,7 +94,7 @@ def command(
     notice(f"# {options.call_line(ctx)}")
     results = Results(out)
     loaded = options.load(model, dtype=dtype, device=device, batch=batch)
-    options.warm_up(drafter=drafter)
+    options.warm_up(loaded, drafter=drafter)
     board = Board((PLAIN, drafter), problems)
     is_whole = _run(loaded, asked, batch, board, results)
     _report(board, n, is_json)
@@ -157,10 +157,12 @@ def _report(board: Board, n: int, is_json: bool) -> None:
         return
     out.print(_table(found, board.arms, n))
     out.print(_by_trajectory(found, board.arms[1]))
-    low, high = found["speed_up_interval"] or (float("nan"), float("nan"))
+    interval = ""
+    if found["speed_up_interval"]:
+        interval = "95 % interval {:.2f} to {:.2f}; ".format(*found["speed_up_interval"])
     out.print(
-        f"[bold]speed-up {found['speed_up']:.2f}x[/] (geometric mean over {found['problems']} "
-        f"problems, 95 % interval {low:.2f} to {high:.2f}; wall time, prefill included)"
+        f"[bold]speed-up {found['speed_up']:.2f}x[/] (geometric mean, problems: "
+        f"{found['problems']}; {interval}wall time, prefill included)"
     )
 
 

@@ -15,7 +15,7 @@ import typer
 
 from forerun.cli import options
 from forerun.cli.output import console, notice, print_json
-from forerun.cli.prompts import read_jobs
+from forerun.cli.prompts import as_shown, is_embedded, read_jobs
 from forerun.errors import ConfigError
 from forerun.sampling import Sampling
 
@@ -68,11 +68,11 @@ def command(
     options.check_parts(**specs)
     notice(f"# {options.call_line(ctx)}")
     loaded = options.load(model, dtype=dtype, device=device, batch=batch)
-    options.warm_up(**specs)
+    options.warm_up(loaded, **specs)
     from forerun import verifying
 
     parts = verifying.Parts(**specs)
-    texts = given or builtin_prompts(loaded, prompts)
+    texts = [as_shown(loaded.name, text) for text in given or builtin_prompts(loaded, prompts)]
     cases = _greedy(loaded, texts, parts, max_new_tokens)
     with _Progress(not is_json, "sampling", min(law_prompts, len(texts)) * samples) as tick:
         law = verifying.check_law(
@@ -95,7 +95,7 @@ def command(
 
 def builtin_prompts(model: Model, count: int) -> list[str]:
     """Held-out problems for the embedded reasoner, short texts of several kinds for the rest."""
-    if model.name == "reasoner":
+    if is_embedded(model.name):
         from forerun.bench.tasks.reasoning import ReasoningTask
 
         task = ReasoningTask("heldout")

@@ -19,7 +19,7 @@ class Additive(Controller):
     def __init__(
         self,
         *,
-        nodes: int = 16,
+        nodes: int = 12,
         depth: int = 5,
         up: int = 2,
         down: int = 1,

@@ -23,7 +23,7 @@ demo: $(VENV)/.ready
 
 test: $(VENV)/.ready-dev
 	@echo "test: pytest"
-	@$(BIN)/python -m pytest $(if $(DATA_DIR),--data-dir "$(DATA_DIR)") $(ARGS)
+	@$(BIN)/python -m pytest $(if $(DATA_DIR),"--data-dir=$(DATA_DIR)") $(ARGS)
 
 check: $(VENV)/.ready-dev
 	@echo "check: ruff check, ruff format, mypy"

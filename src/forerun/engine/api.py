@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import operator
 import secrets
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun import registry
+from forerun import compiled, registry
 from forerun.assets import embedded
 from forerun.dice import SeededDice
 from forerun.engine.loop import Engine
@@ -26,6 +27,7 @@ from forerun.sampling import Sampling
 from forerun.shaping import Adjust
 
 _numbers = itertools.count()
+log = logging.getLogger("forerun")
 
 Prompts = str | Many[str] | Many[Many[int]]
 Samplings = Sampling | Many[Sampling] | None
@@ -154,6 +156,8 @@ class Model:
             listeners=[record_logprobs, *([on_step] if on_step else []), recorder],
             max_seqs=batch,
         )
+        if compiled.cold_now():
+            log.warning("compiling kernels, once (seconds); later runs find them in Numba's cache")
         return Run(self, engine, recorder, texts, [replace(s, **overrides) for s in given])
 
     def drafter(self, spec: str | Drafter) -> Drafter:

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 from scipy.stats import chi2
-from test_stand import ARRAYS, PlainLaws, fill, sequence
+from test_stand_drafter import ARRAYS, PlainLaws, fill, sequence
 
 from fakes import FakeTarget, table_law
 from forerun.controllers.fixed import Fixed

@@ -21,7 +21,7 @@ ControllerSpec = Annotated[
     str, typer.Option("--controller", help="Who decides how much to draft, as fixed:nodes=32.")
 ]
 Batch = Annotated[int, typer.Option("--batch", "-b", help="Sequences that run at once.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same samples.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Same seed and settings, same samples.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto (the checkpoint's), bf16, fp16, fp32.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1.")]
 Json = Annotated[bool, typer.Option("--json", help="For machines: JSON on standard output.")]

@@ -137,7 +137,8 @@ def test_planted_faults_fail_though_texts_agree(
     plant(monkeypatch)
     model = forerun.load(str(folder), dtype=dtype)
     cases = list(verifying.check_greedy(model, PROMPTS, Parts(), max_new_tokens=24))
-    assert all(not case.passed for case in cases if case.accepted > 4)
+    # a case whose accepted nodes happen to lie in place already may pass; the verdict may not
+    assert not all(case.passed for case in cases)
     assert any(case.cause == "the passes differ" for case in cases)
 
 

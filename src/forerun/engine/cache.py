@@ -8,6 +8,7 @@ and a new sequence takes over the longest prefix that any slot holds.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,7 +81,7 @@ class Slot:
         return found
 
 
-class Slots:
+class Slots(ABC):
     """Which slot belongs to which sequence, and which tokens it holds; the cells are a subclass's.
 
     can_move: cells of scratch nodes outlive their pass, so accepted nodes need no second one.
@@ -94,13 +95,13 @@ class Slots:
         self._of: WeakKeyDictionary[Sequence, Slot] = WeakKeyDictionary()
         self._clock = 0
 
+    @abstractmethod
     def move(self, slot: Slot, source: list[int], start: int) -> None:
         """Copies the cells `source` to the cells from `start` on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def copy(self, slot: Slot, other: Slot, length: int) -> None:
         """Copies the first `length` cells of another slot."""
-        raise NotImplementedError
 
     def sync(self, seq: Sequence) -> Slot:
         """The slot of `seq`, with everything it holds agreeing with seq.tokens.

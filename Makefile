@@ -14,6 +14,8 @@ VENV ?= .venv
 DATA_DIR ?=
 ARGS ?=
 BIN := $(VENV)/bin
+# what an installation is made of: the C kernels are compiled by it
+SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/forerun/native/*.[ch])
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
 .PHONY: demo test check docs bench clean
@@ -45,12 +47,12 @@ $(VENV)/bin/python:
 	@echo "setup: virtual environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.ready: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.ready: $(SOURCES) | $(VENV)/bin/python
 	@echo "setup: forerun and what it needs (minutes the first time)"
 	@$(PIP) -e .
 	@touch $@
 
-$(VENV)/.ready-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.ready-dev: $(SOURCES) | $(VENV)/bin/python
 	@echo "setup: forerun, what it needs, and the tools for tests (minutes the first time)"
 	@$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/.ready

@@ -177,11 +177,11 @@ def test_memory_report(runner: ModelRunner, model: Any) -> None:
     forward(runner, [sequence(prompt(5))], [EMPTY])
     report = runner.memory_report()
     size = sum(p.numel() for p in model.parameters()) * 4
-    assert report["weights"] == size
+    assert report["weights"] >= size  # packed weights are padded
     assert report["kv cache"] == 3 * 256 * 2 * 2 * 12 * 4
-    assert report["scratch"] == runner.masks.nbytes > 0
+    assert report["scratch"] == runner.decode.nbytes > 0
     runner.rows_at([(sequence(prompt(5)), ())])
-    assert runner.memory_report()["scratch"] > runner.masks.nbytes
+    assert runner.memory_report()["scratch"] > runner.decode.nbytes
 
 
 def plain_mask(span: Span, low: int, stop: int, window: int | None) -> np.ndarray:

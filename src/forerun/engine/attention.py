@@ -19,7 +19,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from forerun.engine.cache import Cache
-    from forerun.models.transformer import DecoderConfig
+    from forerun.models.transformer import DecoderConfig, Transformer
 
 PADDING = 1.5  # most padded work per true work in a group
 MOST = 1 << 24  # numbers in a mask that persists
@@ -205,6 +205,41 @@ class Pass:
         if len(self.groups) == 1:
             return self.groups[0](layer, q)
         return torch.cat([g(layer, q.narrow(0, g.at, g.num)) for g in self.groups])
+
+
+class TorchDecoder:
+    """Runs packed rows through a model in torch: every device, dtype and family; the oracle of the
+    native kernels."""
+
+    def __init__(self, model: Transformer) -> None:
+        self.model, self.masks = model, Masks(model.dtype, model.device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the masks."""
+        return self.masks.nbytes
+
+    def __call__(
+        self,
+        ids: Many[int],
+        positions: np.ndarray,
+        spans: Many[Span],
+        cache: Cache,
+        wanted: np.ndarray,
+        *,
+        needs_hidden: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Hidden rows [w, d] and logits [w, V] of the wanted rows, int64 [w]; the other rows only
+        fill their cells."""
+        m = self.model
+        hidden = m(
+            torch.tensor(ids, device=m.device),
+            torch.from_numpy(positions).to(m.device),
+            int(positions.max()),
+            Pass(spans, cache, m.config, self.masks),
+        )
+        hidden = hidden.index_select(0, torch.from_numpy(wanted).to(m.device))
+        return hidden, m.logits(hidden)
 
 
 def attention(

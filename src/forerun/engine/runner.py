@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.engine.attention import Masks, Pass, Span
+from forerun.engine.attention import Span, TorchDecoder
 from forerun.engine.cache import Cache, Slot, Slots
 from forerun.errors import CapacityError
+from forerun.native.decoder import NativeDecoder, missing
 from forerun.records import Rows, Sequence, Verdict
 from forerun.roles import Path, Target
 from forerun.tree import Tree
@@ -204,14 +205,14 @@ class ModelRunner(Runner):
             dtype=model.dtype,
             device=model.device,
         )
-        self.masks = Masks(model.dtype, model.device)
+        self.decode = decoder(model)
 
     def memory_report(self) -> dict[str, int]:
-        """Bytes of weights, cache cells, and scratch: kept draft logits and masks."""
+        """Bytes of weights, cache cells, and scratch: kept draft logits, buffers, masks."""
         return {
             "weights": self.model.nbytes,
             "kv cache": self.cache.nbytes,
-            "scratch": self.kept_bytes() + self.masks.nbytes,
+            "scratch": self.kept_bytes() + self.decode.nbytes,
         }
 
     def run(self, works: list[Work], needs: frozenset[str]) -> tuple[Tensor, Tensor]:
@@ -222,31 +223,30 @@ class ModelRunner(Runner):
         positions = spans[0].positions
         if len(spans) > 1:
             positions = np.concatenate([span.positions for span in spans])
-        ids = torch.tensor([t for work in order for t in (*work.pending, *work.nodes)])
-        hidden = self.model(
-            ids.to(self.model.device),
-            torch.from_numpy(positions).to(self.model.device),
-            int(positions.max()),
-            Pass(spans, self.cache, self.model.config, self.masks),
+        ids = [t for work in order for t in (*work.pending, *work.nodes)]
+        wanted = _wanted(works, order) if "logits" in needs else NO_DEPTHS
+        hidden, logits = self.decode(
+            ids, positions, spans, self.cache, wanted, needs_hidden="hidden" in needs
         )
         self.num_rows += len(ids)
         for work in works:
             work.keep()
-        if "logits" not in needs:
-            return hidden, hidden
-        hidden = self._wanted(hidden, works, order)
-        return hidden, self.model.logits(hidden)
+        return hidden, logits
 
-    def _wanted(self, hidden: Tensor, works: list[Work], order: list[Work]) -> Tensor:
-        """The wanted rows [n, d], in the order of `works`."""
-        if len(works) == 1:
-            return hidden[works[0].first :]
-        at, rows = 0, {}
-        for work in order:
-            rows[id(work)] = np.arange(at + work.first, at + work.num_rows)
-            at += work.num_rows
-        index = np.concatenate([rows[id(work)] for work in works])
-        return hidden.index_select(0, torch.from_numpy(index).to(hidden.device))
+
+def decoder(model: Transformer) -> NativeDecoder | TorchDecoder:
+    """What computes the passes of a model: our kernels where they cover it, else torch."""
+    is_packed = model.head.packed is not None
+    return NativeDecoder(model) if is_packed and not missing(model.config) else TorchDecoder(model)
+
+
+def _wanted(works: list[Work], order: list[Work]) -> np.ndarray:
+    """Rows of the pass whose logits are wanted, in the order of `works`; int64."""
+    at, rows = 0, {}
+    for work in order:
+        rows[id(work)] = np.arange(at + work.first, at + work.num_rows)
+        at += work.num_rows
+    return np.concatenate([rows[id(work)] for work in works])
 
 
 def _missing(slot: Slot, paths: list[Path]) -> tuple[list[int], list[int]]:

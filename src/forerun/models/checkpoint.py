@@ -150,9 +150,14 @@ class Parts:
     def build(self) -> Transformer:
         """The decoder out of its finished parts."""
         c, done = self.plan.config, self._done
-        embed = done["embed"]
+        embed: Tensor | Linear | None = done["embed"]
         assert isinstance(embed, Tensor)
-        head = Linear(embed) if c.is_tied else done["head.weight"]
+        if c.is_tied:
+            head = Linear(embed)
+            if head.can_look_up:  # one copy serves both
+                embed = None
+        else:
+            head = self._linear("head")
         layers = [self._layer(i) for i in range(c.num_layers)]
         norm = self._norm("norm")
         return Transformer(c, embed, layers, norm, head, done.get("positions"))  # type: ignore[arg-type]
@@ -160,15 +165,15 @@ class Parts:
     def _finish(self, dest: str) -> None:
         tensor = self._buffers.pop(dest).to(self.device)
         is_linear = dest.endswith(".weight") and tensor.dim() == 2
-        self._done[dest] = Linear(tensor) if is_linear else tensor
+        is_gated = dest.endswith("gate_up.weight")
+        self._done[dest] = Linear(tensor, is_gated=is_gated) if is_linear else tensor
 
     def _linear(self, name: str) -> Linear:
         linear = self._done[f"{name}.weight"]
         assert isinstance(linear, Linear)
         bias = self._done.get(f"{name}.bias")
         if isinstance(bias, Tensor):
-            linear.bias = bias
-            linear.nbytes += bias.nbytes
+            linear.set_bias(bias)
         return linear
 
     def _norm(self, name: str) -> RMSNorm | LayerNorm:

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forerun.native.packing import Packed, can_pack
+
 GELU_TANH = "gelu_tanh"
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -20,43 +22,86 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class Linear:
     """y = x W^T + b. Every product with weights goes through here, so a kernel is replaced once.
 
-    On a CPU in bf16 the weights are kept in oneDNN's blocked layout, about twice as fast to stream
-    as rows; `weight` is then None.
+    On a CPU the weights are packed: by our own kernels where they are built, else (bf16) in
+    oneDNN's blocked layout; `weight` is then None. A gated weight has gate rows, then up rows.
     """
 
-    __slots__ = ("bias", "nbytes", "packed", "shape", "weight")
+    __slots__ = ("_blocked", "_nbytes", "bias", "device", "dtype", "packed", "shape", "weight")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, pack: bool = True) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        is_gated: bool = False,
+        pack: bool = True,
+    ) -> None:
         self.shape = tuple(weight.shape)  # [out, in]
-        self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
+        self._nbytes, self.dtype, self.device = weight.nbytes, weight.dtype, weight.device
+        self.bias: Tensor | None = None
         self.weight: Tensor | None = weight
-        self.bias = bias
-        self.packed: Tensor | None = None
-        if pack and can_pack(weight):
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
+        self.packed: Packed | None = None
+        self._blocked: Tensor | None = None
+        if pack and can_pack(weight) and not (is_gated and weight.shape[0] % 32):
+            self.packed, self.weight = Packed(weight, is_gated), None
+        elif pack and can_block(weight):
+            self._blocked = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
             self.weight = None
+        if bias is not None:
+            self.set_bias(bias)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weight and bias as they are held."""
+        if self.packed is not None:
+            return self.packed.nbytes
+        return self._nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def set_bias(self, bias: Tensor) -> None:
+        """Adds `bias` [out] to every product from now on."""
+        self.bias = bias
+        if self.packed is not None:
+            self.packed.set_bias(bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.packed is not None:
-            return _linear_packed(x, self.packed, self.bias, "none", [], "")
+            if len(x) > MOST_ROWS or self.packed.is_gated:
+                return F.linear(x, self.packed.unpack(), self.bias)
+            return self.packed.product(x)
+        if self._blocked is not None:
+            return _linear_blocked(x, self._blocked, self.bias, "none", [], "")
         return F.linear(x, self.weight, self.bias)  # type: ignore[arg-type]
 
+    @property
+    def can_look_up(self) -> bool:
+        """Whether `rows` works."""
+        return self._blocked is None
 
-def can_pack(weight: Tensor) -> bool:
+    def rows(self, index: Tensor) -> Tensor:
+        """Rows [n, in] of the weight."""
+        if self.packed is not None:
+            return self.packed.rows(index)
+        return F.embedding(index, self.weight)  # type: ignore[arg-type]
+
+
+MOST_ROWS = 256  # beyond these torch's own product is faster, unpacking included
+
+
+def can_block(weight: Tensor) -> bool:
     """Whether oneDNN can keep this weight in its own layout."""
-    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and HAS_PACKED
+    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and HAS_BLOCKED
 
 
-def _has_packed() -> bool:
+def _has_blocked() -> bool:
     try:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     except (AttributeError, RuntimeError):  # a build without oneDNN
         return False
 
 
-HAS_PACKED = _has_packed()
-if HAS_PACKED:  # `_op` is the compiled function without a Python layer around it
-    _linear_packed = torch.ops.mkldnn._linear_pointwise.default._op
+HAS_BLOCKED = _has_blocked()
+if HAS_BLOCKED:  # `_op` is the compiled function without a Python layer around it
+    _linear_blocked = torch.ops.mkldnn._linear_pointwise.default._op
 
 
 class RMSNorm:
@@ -108,13 +153,15 @@ Norm = RMSNorm | LayerNorm
 class GatedMLP:
     """down(act(gate x) * up x), gate and up in one product."""
 
-    __slots__ = ("act", "down", "gate_up", "width")
+    __slots__ = ("act", "down", "gate_up", "name", "width")
 
     def __init__(self, gate_up: Linear, down: Linear, act: str) -> None:
-        self.gate_up, self.down, self.act = gate_up, down, ACTIVATIONS[act]
+        self.gate_up, self.down, self.act, self.name = gate_up, down, ACTIVATIONS[act], act
         self.width = down.shape[1]
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.gate_up.packed is not None and len(x) <= MOST_ROWS:
+            return self.down(self.gate_up.packed.product(x, self.name))
         both = self.gate_up(x)  # [R, 2 width]
         inner = self.act(both.narrow(-1, 0, self.width))
         return self.down(inner.mul_(both.narrow(-1, self.width, self.width)))

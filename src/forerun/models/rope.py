@@ -36,9 +36,13 @@ class Rope:
         rows = self._table.index_select(0, positions)
         return rows.narrow(1, 0, 1), rows.narrow(1, 1, 1)
 
-    def _grow(self, length: int) -> None:
+    def table(self, length: int) -> Tensor:
+        """cos and sin of every position, fp32 [length, 2, head_dim / 2]."""
         angles = torch.arange(length, dtype=torch.float32)[:, None] * self._freq
-        cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
+        return torch.stack((angles.cos() * self._scale, angles.sin() * self._scale), 1)
+
+    def _grow(self, length: int) -> None:
+        cos, sin = self.table(length).unbind(1)
         table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1)
         self._table = table.to(self.device, self.dtype)
 

@@ -94,7 +94,7 @@ class Transformer:
     def __init__(
         self,
         config: DecoderConfig,
-        embed: Tensor,  # [V, d]
+        embed: Tensor | None,  # [V, d]; None: the rows of the head
         layers: list[Layer],
         norm: RMSNorm | LayerNorm,
         head: Linear,
@@ -102,20 +102,22 @@ class Transformer:
     ) -> None:
         self.config, self.layers, self.norm, self.head = config, layers, norm, head
         self.embed, self.positions = embed, positions
-        self.dtype, self.device = embed.dtype, embed.device
+        self.dtype, self.device = head.dtype, head.device
         self.rope = None
         if config.inv_freq is not None:
             freq = torch.tensor(config.inv_freq)
             size, scale = config.head_dim, config.rope_scale
             self.rope = Rope(freq, size, scale, self.dtype, self.device)
         self._embed_scale = (
-            None if config.embed_scale is None else torch.tensor(config.embed_scale).to(embed)
+            None
+            if config.embed_scale is None
+            else torch.tensor(config.embed_scale, dtype=self.dtype, device=self.device)
         )
 
     def __call__(self, ids: Tensor, positions: Tensor, top: int, attend: Attend) -> Tensor:
         """Hidden rows [R, d] after the last norm. ids, positions: int64 [R]; top bounds them."""
         c = self.config
-        x = F.embedding(ids, self.embed)
+        x = self.head.rows(ids) if self.embed is None else F.embedding(ids, self.embed)
         if self._embed_scale is not None:
             x = x * self._embed_scale
         cos = sin = None
@@ -161,8 +163,6 @@ class Transformer:
     def nbytes(self) -> int:
         """Bytes of all weights."""
         tables = [t for t in (self.embed, self.positions) if t is not None]
-        if self.head.weight is self.embed:
-            tables = tables[1:]
         parts = [*self.linears(), *self.norms()]
         return sum(t.nbytes for t in tables) + sum(part.nbytes for part in parts)
 

@@ -1,0 +1,19 @@
+"""Builds the C kernels where a compiler is at hand; everything else is in pyproject.toml."""
+
+from setuptools import Extension, setup
+
+setup(
+    ext_modules=[
+        Extension(
+            "forerun.native._kernels",
+            sources=["src/forerun/native/kernels.c"],
+            depends=[
+                f"src/forerun/native/{name}.h"
+                for name in ("types", "team", "isa", "vector", "linear", "attend", "decoder")
+            ],
+            # OpenMP's functions are found at run time in the library that torch has loaded
+            extra_compile_args=["-O3", "-std=gnu11", "-fopenmp", "-Wno-psabi"],
+            optional=True,  # without a compiler forerun runs on torch alone
+        )
+    ]
+)

@@ -1,0 +1,147 @@
+/* Products with packed weights: y [rows, n] = x [rows, k] W^T.
+
+   Law: an output is summed over k in rising order, whatever else is in the pass, so a row's result
+   does not depend on how many rows there are or how many threads work. */
+
+/* One tile: R rows times B blocks of 16 outputs; sums in registers, weights streamed once. */
+INLINE void FN(tile)(const int R, const int B, const Linear *w, const void *x, int64_t stride,
+                     int64_t block, v16 *out) {
+    v16 acc[12][4];
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int b = 0; b < B; b++) acc[r][b] = (v16){0};
+    const int64_t k = w->k;
+#if ISA_LEVEL >= 3
+    if (w->kind == BF16_PAIRS) {
+        const int64_t pairs = (k + 1) / 2, step = pairs * LANES;
+        const uint32_t *from = (const uint32_t *)w->weight + block * step;
+        const uint32_t *in = x;
+        for (int64_t i = 0; i < pairs; i++) {
+            __m512i part[4];
+#pragma GCC unroll 4
+            for (int b = 0; b < B; b++) {
+                const uint32_t *at = from + b * step + i * LANES;
+                __builtin_prefetch(at + AHEAD * LANES);
+                part[b] = _mm512_loadu_si512(at);
+            }
+#pragma GCC unroll 12
+            for (int r = 0; r < R; r++) {
+                __m512i value = _mm512_set1_epi32((int)in[r * stride / 2 + i]);
+#pragma GCC unroll 4
+                for (int b = 0; b < B; b++)
+                    acc[r][b] = (v16)_mm512_dpbf16_ps((__m512)acc[r][b], (__m512bh)part[b],
+                                                      (__m512bh)value);
+            }
+        }
+    } else
+#endif
+    {
+#define SUM_OVER_K(TYPE, LOAD)                                                               \
+    do {                                                                                     \
+        const TYPE *from = (const TYPE *)w->weight + block * k * LANES;                      \
+        const float *in = x;                                                                 \
+        for (int64_t i = 0; i < k; i++) {                                                    \
+            v16 part[4];                                                                     \
+            _Pragma("GCC unroll 4") for (int b = 0; b < B; b++) {                            \
+                const TYPE *at = from + (b * k + i) * LANES;                                 \
+                __builtin_prefetch(at + AHEAD * LANES);                                      \
+                part[b] = LOAD(at);                                                          \
+            }                                                                                \
+            _Pragma("GCC unroll 12") for (int r = 0; r < R; r++) {                           \
+                v16 value = FN(set)(in[r * stride + i]);                                     \
+                _Pragma("GCC unroll 4") for (int b = 0; b < B; b++)                          \
+                    acc[r][b] += part[b] * value;                                            \
+            }                                                                                \
+        }                                                                                    \
+    } while (0)
+        if (w->kind == F32) SUM_OVER_K(float, FN(load));
+        else if (w->kind == BF16) SUM_OVER_K(uint16_t, FN(load_bf16));
+        else if (w->kind == F16) SUM_OVER_K(uint16_t, FN(load_f16));
+        else SUM_OVER_K(int8_t, FN(load_int8));
+#undef SUM_OVER_K
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int b = 0; b < B; b++) out[r * B + b] = acc[r][b];
+}
+
+typedef void FN(tile_t)(const Linear *, const void *, int64_t, int64_t, v16 *);
+#define TILE(R, B)                                                                           \
+    static void FN(tile_##R)(const Linear *w, const void *x, int64_t stride, int64_t block,   \
+                             v16 *out) {                                                     \
+        FN(tile)(R, B, w, x, stride, block, out);                                            \
+    }
+#if ISA_LEVEL >= 2
+TILE(1, 4) TILE(2, 4) TILE(3, 4) TILE(4, 4) TILE(5, 4) TILE(6, 4)
+TILE(7, 2) TILE(8, 2) TILE(9, 2) TILE(10, 2) TILE(11, 2) TILE(12, 2)
+#define MOST_ROWS 12
+#define BLOCKS(rows) ((rows) <= 6 ? 4 : 2)
+static FN(tile_t) *const FN(tiles)[] = {
+    0, FN(tile_1), FN(tile_2), FN(tile_3), FN(tile_4), FN(tile_5), FN(tile_6),
+    FN(tile_7), FN(tile_8), FN(tile_9), FN(tile_10), FN(tile_11), FN(tile_12)};
+#else
+TILE(1, 4) TILE(2, 2) TILE(3, 2) /* 16 registers of 8 lanes: no more fits */
+#define MOST_ROWS 3
+#define BLOCKS(rows) ((rows) == 1 ? 4 : 2)
+static FN(tile_t) *const FN(tiles)[] = {0, FN(tile_1), FN(tile_2), FN(tile_3)};
+#endif
+
+/* What becomes of a sum: stored, added to what is there, or activated as the next product's input. */
+enum { FN(STORE), FN(ADD), FN(ACTIVATE), FN(GATE) };
+typedef struct {
+    int how;
+    float *y;
+    void *act;
+    int64_t stride, act_kind, activation;
+} FN(Sink);
+
+static void FN(finish)(const FN(Sink) *s, const Linear *w, int64_t row, int64_t block, int rows,
+                       int blocks, const v16 *sums) {
+    for (int r = 0; r < rows; r++) {
+        v16 up = {0}, gate = {0};
+        for (int b = 0; b < blocks; b++) {
+            const int64_t at = (block + b) * LANES, y = (row + r) * s->stride + at;
+            if (at >= w->n) break; /* padding */
+            v16 sum = sums[r * blocks + b];
+            if (w->scale) sum *= FN(load)(w->scale + at);
+            if (w->bias) sum += FN(load)(w->bias + at);
+            if (s->how == FN(STORE)) {
+                FN(store)(s->y + y, sum);
+            } else if (s->how == FN(ADD)) {
+                FN(store)(s->y + y, FN(load)(s->y + y) + sum);
+            } else if (s->how == FN(ACTIVATE)) {
+                FN(store_as)(s->act, y, FN(activate)(sum, s->activation), s->act_kind);
+            } else if (b % 2 == 0) {
+                gate = FN(activate)(sum, s->activation);
+            } else {
+                up = sum;
+                FN(store_as)(s->act, (row + r) * s->stride + at / 2 - LANES / 2, gate * up,
+                             s->act_kind);
+            }
+        }
+    }
+}
+
+/* One thread's share: neighbouring groups of outputs, every row; the same ones in every pass, so
+   that they stay in that core's cache. x has `stride` numbers per row. */
+static void FN(linear)(const Linear *w, const void *x, int64_t stride, int64_t rows,
+                       const FN(Sink) *sink, int64_t thread, int64_t num_threads) {
+    const int64_t first = w->groups * thread / num_threads;
+    const int64_t last = w->groups * (thread + 1) / num_threads;
+    if (!rows) return;
+    const int64_t parts = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    const int64_t width = w->kind == BF16_PAIRS ? 2 : 4;
+    for (int64_t group = first; group < last; group++)
+        for (int64_t part = 0; part < parts; part++) {
+            const int64_t row = rows * part / parts, n = rows * (part + 1) / parts - row;
+            const int blocks = BLOCKS(n);
+            const void *in = (const char *)x + row * stride * width;
+            for (int b = 0; b < 4; b += blocks) {
+                v16 sums[24];
+                FN(tiles)[n](w, in, stride, 4 * group + b, sums);
+                FN(finish)(sink, w, row, 4 * group + b, (int)n, blocks, sums);
+            }
+        }
+}

@@ -1,0 +1,219 @@
+"""The C kernels against float64 and against the torch path, and their law of independence: a row's
+result is the same bits whatever else is in the pass and however many threads work."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from parity import CASES, branching, forward, prompt, saved, sequence
+
+from forerun.engine.attention import TorchDecoder
+from forerun.engine.runner import ModelRunner
+from forerun.models.load import load_target
+from forerun.native import LEVELS, kernels, layout
+from forerun.native.decoder import NativeDecoder, missing
+from forerun.native.packing import Packed
+from forerun.tree import EMPTY, TreeBuilder
+
+pytestmark = pytest.mark.skipif(not kernels(), reason=f"native kernels: {kernels().why}")
+ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+SHAPES = [(64, 64), (70, 33), (256, 640), (1000, 96), (1, 2), (17, 1), (640, 257)]
+NATIVE = {  # families at sizes that the kernels take
+    case: options | {"head_dim": 16, "hidden_size": 64, "intermediate_size": 96}
+    for case, options in CASES.items()
+    if not case.startswith(("gpt2", "qwen3_moe", "phi3-partial", "phi3-longrope"))
+} | {"gpt2": {"n_embd": 64}}
+
+
+@pytest.fixture
+def threads():
+    """Restores torch's number of threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", ERROR)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_product_matches_float64(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    n, k = shape
+    weight, bias = random(n, k, dtype=dtype), random(n, dtype=torch.float32, seed=1)
+    packed = Packed(weight)
+    packed.set_bias(bias)
+    assert torch.equal(packed.unpack(), weight)
+    for rows in (1, 2, 3, 5, 6, 7, 12, 13, 31):
+        x = random(rows, k, dtype=dtype, seed=rows)
+        want = x.double() @ weight.double().T + bias
+        assert close(packed.product(x), want, dtype)
+    assert packed.product(x[:0]).shape == (0, n)
+
+
+@pytest.mark.parametrize("dtype", ERROR)
+@pytest.mark.parametrize("act", layout.ACTIVATIONS)
+def test_gated_product_matches_float64(act: str, dtype: torch.dtype) -> None:
+    weight, bias = random(192, 48, dtype=dtype), random(192, dtype=torch.float32, seed=1)
+    packed = Packed(weight, is_gated=True)
+    packed.set_bias(bias)
+    assert torch.equal(packed.unpack(), weight)
+    functions = {
+        "silu": torch.nn.functional.silu,
+        "gelu": torch.nn.functional.gelu,
+        "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+        "relu": torch.relu,
+    }
+    for rows in (1, 4, 8):
+        x = random(rows, 48, dtype=dtype, seed=rows)
+        gate, up = (x.double() @ weight.double().T + bias).chunk(2, -1)
+        assert close(packed.product(x, act), functions[act](gate) * up, dtype)
+
+
+def close(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> bool:
+    return bool((got.double() - want).abs().max() <= ERROR[dtype] * want.abs().max())
+
+
+def test_rows_of_a_packed_weight() -> None:
+    weight = random(70, 33, dtype=torch.bfloat16)
+    index = torch.tensor([0, 69, 16, 16])
+    assert torch.equal(Packed(weight).rows(index), weight[index])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", ERROR)
+def test_strange_numbers_propagate_in_their_row_only(dtype: torch.dtype, bad: float) -> None:
+    x = random(3, 64, dtype=dtype)
+    x[1, 5] = bad
+    y = Packed(random(64, 64, dtype=dtype, seed=1)).product(x)
+    assert not torch.isfinite(y[1]).any()
+    assert torch.isfinite(y[[0, 2]]).all()
+
+
+def test_a_row_of_a_product_does_not_depend_on_the_others(threads: None) -> None:
+    packed, x = (
+        Packed(random(640, 256, dtype=torch.bfloat16)),
+        random(40, 256, dtype=torch.bfloat16),
+    )
+    whole = packed.product(x)
+    for rows in (1, 2, 7, 12, 13, 25):
+        assert torch.equal(packed.product(x[:rows]), whole[:rows])
+    for num in (1, 3):
+        torch.set_num_threads(num)
+        assert torch.equal(packed.product(x), whole)
+
+
+def runners(case: str, folder: Path, dtype: str) -> tuple[ModelRunner, ModelRunner]:
+    """The same checkpoint on the kernels and on torch."""
+    saved(case, folder, **NATIVE[case])
+    native, plain = (load_target(folder, dtype=dtype) for _ in range(2))
+    assert isinstance(native.decode, NativeDecoder)
+    plain.decode = TorchDecoder(plain.model)
+    return native, plain
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("case", NATIVE)
+def test_pass_matches_torch(case: str, dtype: str, tmp_path: Path) -> None:
+    """Prefill, one step, a branching tree, and a ragged batch of them."""
+    most = {"fp32": 1e-5, "bf16": 4e-2, "fp16": 1e-2}[dtype]
+    native, plain = runners(case, tmp_path, dtype)
+    seqs = [[sequence(prompt(n, seed=n)) for n in (70, 5, 33)] for _ in range(2)]
+    for trees in ([EMPTY] * 3, [branching(), EMPTY, branching()]):
+        got, want = (forward(r, s, trees) for r, s in zip((native, plain), seqs, strict=True))
+        for g, w in zip(got, want, strict=True):
+            error = (g.logits.double() - w.logits.double()).abs().max() / w.logits.abs().max()
+            assert error <= most
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("case", ["llama", "gemma2", "olmo2"])
+def test_rows_do_not_depend_on_their_company(
+    case: str, dtype: str, tmp_path: Path, threads: None
+) -> None:
+    """A node of a tree in a batch has the bits of a plain step over the same text."""
+    runner, _ = runners(case, tmp_path, dtype)
+    text, other = prompt(90, seed=1), prompt(21, seed=2)
+    seq, tree = sequence(text), branching()
+    rows = forward(runner, [seq, sequence(other)], [tree, branching()])[0].logits.clone()
+    torch.set_num_threads(1)
+    for node in range(-1, len(tree)):
+        path = tree.path(node) if node >= 0 else []
+        alone = sequence(text)
+        forward(runner, [alone], [EMPTY])
+        for token in path:
+            alone.tokens.append(int(token))
+            last = forward(runner, [alone], [EMPTY])[0].logits
+        if path:
+            assert torch.equal(last[0], rows[node + 1])
+        runner.release(alone)
+
+
+@pytest.mark.parametrize("case", ["llama", "mistral"])
+def test_long_contexts_are_split_and_merged(case: str, tmp_path: Path) -> None:
+    """Beyond several chunks, with and without a window, as few rows and as many."""
+    saved(case, tmp_path, **NATIVE[case] | {"max_position_embeddings": 2048})
+    native, plain = (load_target(tmp_path, dtype="fp32") for _ in range(2))
+    plain.decode = TorchDecoder(plain.model)
+    text = prompt(3 * layout.CHUNK + 37)
+    builder = TreeBuilder()
+    for node in range(40):
+        builder.add(node % 90, node // 2 - 1 if node > 1 else -1)
+    for tree in (EMPTY, builder.build()):
+        got, want = (forward(r, [sequence(text)], [tree])[0].logits for r in (native, plain))
+        assert (got - want).abs().max() <= 1e-5 * want.abs().max()
+
+
+def test_what_the_kernels_lack_runs_on_torch(tmp_path: Path) -> None:
+    saved("qwen3_moe", tmp_path)
+    runner = load_target(tmp_path, dtype="fp32")
+    assert "experts" in missing(runner.model.config)
+    assert isinstance(runner.decode, TorchDecoder)
+
+
+@pytest.mark.parametrize("level", LEVELS[: kernels().level + 1])
+def test_every_instruction_set(level: str, tmp_path: Path) -> None:
+    """The same checks in a process that may use no more than `level`; "off" is torch."""
+    saved("llama", tmp_path, **NATIVE["llama"])
+    code = f"""
+import torch
+from forerun.tree import EMPTY
+from parity import branching, forward, prompt, sequence
+from forerun.engine.attention import TorchDecoder
+from forerun.models.load import load_target
+from forerun.native import LEVELS, kernels
+assert LEVELS[kernels().level] == {level!r}
+runners = [load_target({str(tmp_path)!r}, dtype="fp32") for _ in range(2)]
+assert isinstance(runners[0].decode, TorchDecoder) == ({level!r} == "off")
+runners[1].decode = TorchDecoder(runners[1].model)
+for tree in (EMPTY, branching()):
+    got, want = (forward(r, [sequence(prompt(70))], [tree])[0].logits for r in runners)
+    assert (got - want).abs().max() <= 1e-5 * want.abs().max()
+"""
+    paths = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
+    environment = os.environ | {"FORERUN_NATIVE": level, "PYTHONPATH": paths}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+def test_unknown_level_is_refused() -> None:
+    code = "from forerun.native import kernels; kernels()"
+    environment = os.environ | {"FORERUN_NATIVE": "sse", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert "use one of off, avx2" in done.stderr
+
+
+def test_large_packed_weights_keep_their_numbers() -> None:
+    """Those that get large pages."""
+    weight = random(2048, 1024, dtype=torch.bfloat16)
+    packed = Packed(weight)
+    assert np.prod(packed.data.shape) == weight.numel()
+    assert torch.equal(packed.unpack(), weight)

@@ -192,7 +192,7 @@ class Cache(Slots):
         return self.data.nbytes
 
     def move(self, slot: Slot, source: list[int], start: int) -> None:
-        cells = self.data[:, slot.index]
+        cells = self._words[:, slot.index]
         cells[:, start : start + len(source)] = cells[:, source]
 
     def copy(self, slot: Slot, other: Slot, length: int) -> None:
@@ -236,6 +236,10 @@ class Cache(Slots):
         layers, slots, cells, _, heads, size = data.shape
         flat = data.view(layers, slots * cells, 2 * heads, size).unbind(0)
         self.data, self.flat = data, flat  # flat: cells of all slots, per layer
+        # the same memory for moves; NumPy's indexing costs a fraction of torch's
+        self._words = data
+        if data.device.type == "cpu":
+            self._words = data.view(torch.int16 if data.itemsize == 2 else torch.int32).numpy()
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:

@@ -6,7 +6,7 @@
    or batch around it. State of a query: maximum, sum of weights, weighted values [head_dim]. */
 
 #if ISA_LEVEL >= 3 /* bf16 keys and queries are multiplied as pairs */
-#define IS_PAIRED(m) ((m)->cell_kind == BF16)
+#define IS_PAIRED(m) ((m)->cell_kind == BF16 && (m)->head_dim % (2 * LANES) == 0)
 #else
 #define IS_PAIRED(m) 0
 #endif
@@ -114,6 +114,48 @@ static void FN(scores)(const Model *m, const float *q, int64_t num, const float 
     if (num == 1) FN(score)(1, m, q, keys, scores);
 }
 
+#if ISA_LEVEL >= 3
+/* Adds the weighted values of num cells to N states: two cells and 32 dimensions at a time, weights
+   as pairs of bf16. Sums of dimensions 0-3, 8-11, ... and 4-7, 12-15, ... are kept apart. */
+INLINE void FN(gather_pairs)(const int N, const Model *m, const uint16_t *cells, int64_t head,
+                             const int64_t *index, int64_t num, const float *weights,
+                             float *const *states) {
+    const int64_t dim = m->head_dim, cell = 2 * m->num_kv * dim;
+    const int64_t from = (m->num_kv + head) * dim;
+    for (int64_t d = 0; d < dim; d += 2 * LANES) {
+        __m512 low[4], high[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < N; i++) {
+            const __m512 a = _mm512_loadu_ps(states[i] + 2 + d);
+            const __m512 b = _mm512_loadu_ps(states[i] + 2 + d + LANES);
+            low[i] = _mm512_shuffle_f32x4(a, b, 0x88);
+            high[i] = _mm512_shuffle_f32x4(a, b, 0xdd);
+        }
+        for (int64_t j = 0; j < num; j += 2) {
+            const int64_t next = j + 1 < num ? j + 1 : j; /* its weight is 0 then */
+            const __m512i a = _mm512_loadu_si512(cells + index[j] * cell + from + d);
+            const __m512i b = _mm512_loadu_si512(cells + index[next] * cell + from + d);
+            const __m512bh first = (__m512bh)_mm512_unpacklo_epi16(a, b);
+            const __m512bh second = (__m512bh)_mm512_unpackhi_epi16(a, b);
+#pragma GCC unroll 4
+            for (int i = 0; i < N; i++) {
+                const __m512bh pair = (__m512bh)_mm512_set1_epi32(
+                    ((const int32_t *)(weights + i * CHUNK))[j / 2]);
+                low[i] = _mm512_dpbf16_ps(low[i], first, pair);
+                high[i] = _mm512_dpbf16_ps(high[i], second, pair);
+            }
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < N; i++) {
+            const __m512 a = _mm512_shuffle_f32x4(low[i], high[i], 0x44);
+            const __m512 b = _mm512_shuffle_f32x4(low[i], high[i], 0xee);
+            _mm512_storeu_ps(states[i] + 2 + d, _mm512_shuffle_f32x4(a, a, 0xd8));
+            _mm512_storeu_ps(states[i] + 2 + d + LANES, _mm512_shuffle_f32x4(b, b, 0xd8));
+        }
+    }
+}
+#endif
+
 /* Adds the weighted values of num cells to N states, four vectors of the head at a time. */
 INLINE void FN(gather)(const int N, const Model *m, const void *cells, int64_t head,
                        const int64_t *index, int64_t num, const float *weights,
@@ -157,7 +199,16 @@ INLINE void FN(gather)(const int N, const Model *m, const void *cells, int64_t h
 static void FN(values)(const Model *m, const void *cells, int64_t head, const int64_t *index,
                        int64_t num_cells, const float *weights, int64_t num,
                        float *const *states) {
+#if ISA_LEVEL >= 3
+#define GATHER(N)                                                                            \
+    do {                                                                                     \
+        if (IS_PAIRED(m))                                                                    \
+            FN(gather_pairs)(N, m, cells, head, index, num_cells, weights, states);          \
+        else FN(gather)(N, m, cells, head, index, num_cells, weights, states);               \
+    } while (0)
+#else
 #define GATHER(N) FN(gather)(N, m, cells, head, index, num_cells, weights, states)
+#endif
     for (; num >= 4; num -= 4, weights += 4 * CHUNK, states += 4) GATHER(4);
     if (num == 3) GATHER(3);
     if (num == 2) GATHER(2);
@@ -165,7 +216,8 @@ static void FN(values)(const Model *m, const void *cells, int64_t head, const in
 #undef GATHER
 }
 
-/* Scores to weights in place, 0 outside [low, high); sets the state's maximum and sum. */
+/* Scores to weights in place, 0 outside [low, high); sets the state's maximum and sum. Weights are
+   floats, or pairs of bf16 in the first half of the place. */
 static void FN(soften)(const Model *m, float *scores, int64_t low, int64_t high, float *state) {
     const i16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const int64_t end = (high + LANES - 1) / LANES * LANES;
@@ -189,7 +241,12 @@ static void FN(soften)(const Model *m, float *scores, int64_t low, int64_t high,
             w = FN(pick)((at >= (int32_t)low) & (at < (int32_t)high),
                          FN(exp)(FN(load)(scores + i) - most), w);
         }
-        FN(store)(scores + i, w);
+        if (IS_PAIRED(m)) {
+            FN(store_as)(scores, i, w, BF16);
+            w = FN(load_bf16)((const uint16_t *)scores + i);
+        } else {
+            FN(store)(scores + i, w);
+        }
         total += w;
     }
     state[0] = most;
@@ -230,6 +287,9 @@ static void FN(attend_chunk)(const Model *m, const Pass *p, const Span *s, const
     const int64_t dim = m->head_dim, fold = m->num_heads / m->num_kv, num = (to - from) * fold;
     const int64_t lanes = m->num_heads + 2 * m->num_kv;
     const int64_t *positions = p->positions + s->first_row;
+    const int64_t weight_size = IS_PAIRED(m) ? 2 : 4;
+#define WEIGHTS_AT(query, position)                                                          \
+    ((const float *)((const char *)(scores + (query) * CHUNK) + ((position) - begin) * weight_size))
     float keys[MOST_DIM * LANES] __attribute__((aligned(64)));
     float queries[MOST_FOLD * MOST_DIM] __attribute__((aligned(64)));
     float scores[MOST_FOLD * CHUNK] __attribute__((aligned(64)));
@@ -278,19 +338,20 @@ static void FN(attend_chunk)(const Model *m, const Pass *p, const Span *s, const
         if (high < shared)
             for (int64_t f = 0; f < fold; f++) {
                 const int64_t end = high > begin ? (high - begin + LANES - 1) / LANES * LANES : 0;
-                memset(own_scores + f * CHUNK + end, 0, sizeof(float) * (size_t)(CHUNK - end));
+                memset((char *)(own_scores + f * CHUNK) + end * weight_size, 0,
+                       (size_t)((CHUNK - end) * weight_size));
             }
     }
-    FN(values)(m, cells, head, index + (low - begin), shared - low, scores + (low - begin), num,
+    FN(values)(m, cells, head, index + (low - begin), shared - low, WEIGHTS_AT(0, low), num,
                states);
     for (int64_t r = from; r < to && s->sees; r++) {
         const int64_t high = positions[r] + 1 < begin + CHUNK ? positions[r] + 1 : begin + CHUNK;
         const int64_t n = FN(own_cells)(s, r, shared, high, own);
         if (n > 0)
-            FN(values)(m, cells, head, own, n,
-                       scores + (r - from) * fold * CHUNK + (shared - begin), fold,
+            FN(values)(m, cells, head, own, n, WEIGHTS_AT((r - from) * fold, shared), fold,
                        states + (r - from) * fold);
     }
+#undef WEIGHTS_AT
 }
 
 INLINE float *FN(part_of)(const Model *m, const Pass *p, int64_t row, int64_t head, int64_t chunk) {

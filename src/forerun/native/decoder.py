@@ -60,8 +60,15 @@ class NativeDecoder:
         self._kept: list[Any] = []  # what the records point to
         self._buffers: dict[str, Tensor] = {}
         self._counters = np.zeros(c.num_layers + 1, dtype=np.int64)
+        self._counters_at = self._counters.ctypes.data
+        self._ints, self._numbers_at = np.zeros(0, dtype=np.int64), 0
         self._rope = torch.empty(0)
         self._record = self._describe(model)
+        self._work = Pass(  # the fields that no pass changes
+            wide_stride=c.hidden_size,
+            act_stride=max(c.hidden_size, c.num_heads * c.head_dim, c.mlp_size),
+            logit_stride=-(-c.vocab_size // LANES) * LANES,
+        )
 
     def __call__(
         self,
@@ -75,85 +82,69 @@ class NativeDecoder:
     ) -> tuple[Tensor, Tensor]:
         """Hidden rows [w, d] (empty if not needed) and logits fp32 [w, V] of the wanted rows,
         int64 [w]; the other rows only fill their cells."""
-        c, num = self.model.config, len(ids)
-        token_ids = np.array(ids, dtype=np.int64)
-        positions = np.ascontiguousarray(positions)
+        c, num, work = self.model.config, len(ids), self._work
         top = int(positions.max())
-        records, cells, kept = self._spans(spans, cache)
         chunks = top // CHUNK + 1
-        is_split = num * chunks <= SPLIT
-        chunks = chunks if is_split else 1
-        width = max(c.hidden_size, c.num_heads * c.head_dim, c.mlp_size)
-        act_kind = self._record.act_kind
-        stride = -(-c.vocab_size // LANES) * LANES
-        logits = torch.empty(len(wanted), stride)
+        work.is_split = num * chunks <= SPLIT
+        work.max_chunks = chunks = chunks if work.is_split else 1
+        self._reserve(num, chunks)
+        numbers = self._numbers(3 * num + len(wanted))
+        numbers[:num] = ids
+        numbers[num : 2 * num] = positions
+        numbers[2 * num : 3 * num] = cells_of(spans, cache)
+        numbers[3 * num :] = wanted
+        work.ids = at = self._numbers_at
+        work.positions, work.wanted = at + 8 * num, at + 24 * num
+        work.num_rows, work.num_wanted, work.num_spans = num, len(wanted), len(spans)
+        work.num_threads = torch.get_num_threads()
+        work.spans, kept = records(spans)
+        work.rope = self._rope_table(top)
+        work.cells = cache.data.data_ptr()
+        work.layer_stride, work.slot_stride = cache.data.stride(0), cache.data.stride(1)
+        logits = torch.empty(len(wanted), work.logit_stride)
+        work.logits = logits.data_ptr()
         hidden = torch.empty(len(wanted) if needs_hidden else 0, c.hidden_size)
-        wanted = np.ascontiguousarray(wanted)
-        work = Pass(
-            num_rows=num,
-            num_spans=len(spans),
-            num_threads=torch.get_num_threads(),
-            is_split=is_split,
-            ids=_at(token_ids),
-            positions=_at(positions),
-            spans=records,
-            rope=self._rope_table(top),
-            cells=cache.data.data_ptr(),
-            layer_stride=cache.data.stride(0),
-            slot_stride=cache.data.stride(1),
-            x=self._buffer("x", num * c.hidden_size),
-            wide=self._buffer("wide", num * c.hidden_size),
-            qkv=self._buffer("qkv", num * c.num_lanes * c.head_dim),
-            partial=self._buffer("partial", num * c.num_heads * chunks * (c.head_dim + STATE)),
-            act=self._buffer("act", num * width, act_kind),
-            inner_act=self._buffer("inner", num * width, act_kind),
-            wide_stride=c.hidden_size,
-            act_stride=width,
-            max_chunks=chunks,
-            wanted=_at(wanted),
-            num_wanted=len(wanted),
-            hidden=hidden.data_ptr() if needs_hidden else None,
-            logits=logits.data_ptr(),
-            logit_stride=stride,
-        )
+        work.hidden = hidden.data_ptr() if needs_hidden else None
         self._counters[:] = 0
         self._kernels.library.forerun_pass(  # type: ignore[union-attr]
-            self._kernels.level, self._record, work, _at(cells), _at(self._counters)
+            self._kernels.level, self._record, work, at + 16 * num, self._counters_at
         )
         del kept
-        return hidden.to(self.model.dtype), logits.narrow(1, 0, c.vocab_size)
+        if needs_hidden:
+            hidden = hidden.to(self.model.dtype)
+        return hidden, logits.narrow(1, 0, c.vocab_size)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the buffers."""
         return self._rope.nbytes + sum(buffer.nbytes for buffer in self._buffers.values())
 
-    def _spans(
-        self, spans: Many[attention.Span], cache: Cache
-    ) -> tuple[ctypes.Array[Any], np.ndarray, list[np.ndarray]]:
-        """Records of the spans, where each row's cell is within a layer, and what to keep alive."""
-        records = (Span * len(spans))()
-        cell, slot_stride = cache.data.stride(2), cache.data.stride(1)
-        cells, kept, row = [], [], 0
-        for record, s in zip(records, spans, strict=True):
-            record.slot, record.base, record.stop = s.slot, s.base, s.stop
-            record.num_rows, record.first_row = s.num_rows, row
-            if s.sees is not None:
-                sees = np.ascontiguousarray(s.sees)
-                kept.append(sees)
-                record.sees = _at(sees)
-            row += s.num_rows
-            first = s.slot * slot_stride + s.start * cell
-            cells.append(np.arange(first, first + s.num_rows * cell, cell, dtype=np.int64))
-        return records, np.concatenate(cells), kept
+    def _reserve(self, rows: int, chunks: int) -> None:
+        """Scratch memory for a pass; it grows and persists."""
+        c = self.model.config
+        half = torch.bfloat16 if self._record.act_kind == BF16 else torch.float32
+        sizes = {
+            "x": rows * c.hidden_size,
+            "wide": rows * c.hidden_size,
+            "qkv": rows * c.num_lanes * c.head_dim,
+            "partial": rows * c.num_heads * chunks * (c.head_dim + STATE),
+            "act": rows * self._work.act_stride,
+            "inner_act": rows * self._work.act_stride,
+        }
+        for name, size in sizes.items():
+            held = self._buffers.get(name)
+            if held is None or held.numel() < size:
+                dtype = half if name.endswith("act") else torch.float32
+                held = torch.empty(size + size // 4 + LANES, dtype=dtype)
+                self._buffers[name] = held
+                setattr(self._work, name, held.data_ptr())
 
-    def _buffer(self, name: str, size: int, kind: int = F32) -> int:
-        """Address of scratch memory that grows and persists."""
-        held = self._buffers.get(name)
-        if held is None or held.numel() < size:
-            dtype = torch.bfloat16 if kind == BF16 else torch.float32
-            held = self._buffers[name] = torch.empty(size + size // 4 + LANES, dtype=dtype)
-        return held.data_ptr()
+    def _numbers(self, size: int) -> np.ndarray:
+        """Room for the ids, positions, cells and wanted rows of a pass."""
+        if len(self._ints) < size:
+            self._ints = np.zeros(2 * size, dtype=np.int64)
+            self._numbers_at = self._ints.ctypes.data
+        return self._ints[:size]
 
     def _rope_table(self, top: int) -> int | None:
         rope = self.model.rope
@@ -221,5 +212,22 @@ class NativeDecoder:
         return Norm(weight=weight.data_ptr(), bias=address, is_layer=is_layer, eps=norm.eps)
 
 
-def _at(array: np.ndarray) -> int:
-    return array.__array_interface__["data"][0]
+def records(spans: Many[attention.Span]) -> tuple[ctypes.Array[Any], list[np.ndarray]]:
+    """The spans for the kernels, and what must live as long as they do."""
+    made, kept, row = (Span * len(spans))(), [], 0
+    for record, s in zip(made, spans, strict=True):
+        record.slot, record.base, record.stop = s.slot, s.base, s.stop
+        record.num_rows, record.first_row = s.num_rows, row
+        if s.sees is not None:
+            sees = np.ascontiguousarray(s.sees)
+            kept.append(sees)
+            record.sees = sees.ctypes.data
+        row += s.num_rows
+    return made, kept
+
+
+def cells_of(spans: Many[attention.Span], cache: Cache) -> np.ndarray:
+    """Where the cell of each row begins within a layer, in numbers; int64 [R]."""
+    slot, cell = cache.data.stride(1), cache.data.stride(2)
+    parts = [s.slot * slot + np.arange(s.start, s.stop) * cell for s in spans]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -237,7 +238,7 @@ class Cache(Slots):
         flat = data.view(layers, slots * cells, 2 * heads, size).unbind(0)
         self.data, self.flat = data, flat  # flat: cells of all slots, per layer
         # the same memory for moves; NumPy's indexing costs a fraction of torch's
-        self._words = data
+        self._words: Any = data
         if data.device.type == "cpu":
             self._words = data.view(torch.int16 if data.itemsize == 2 else torch.int32).numpy()
 

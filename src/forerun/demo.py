@@ -19,6 +19,7 @@ import numpy as np
 from forerun.engine.stats import Stats
 from forerun.records import Step
 from forerun.sampling import Sampling
+from forerun.statistics import majority
 from forerun.verifying import forget
 
 if TYPE_CHECKING:
@@ -67,12 +68,6 @@ class Outcome:
         counts = {"num_right": self.num_right, "is_majority_right": self.is_majority_right}
         per_trajectory = {"trajectories": [stats.to_dict() for stats in self.stats]}
         return {name: getattr(self, name) for name in names} | counts | per_trajectory
-
-
-def majority(answers: Many[str | None]) -> str | None:
-    """The commonest answer; ties: the one seen first; None if nobody answers."""
-    votes = Counter(answer for answer in answers if answer is not None)
-    return votes.most_common(1)[0][0] if votes else None
 
 
 def solve(

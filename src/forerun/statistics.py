@@ -1,5 +1,7 @@
 """How well samples fit laws: randomised ranks, a likelihood-ratio test, correction for many tests.
 
+And the vote that samples of one problem take on its answer.
+
 Each sample may have a law of its own. Its randomised rank u (the probability of all more likely
 tokens, plus a uniform share of its own) is uniform on [0, 1] if it follows that law, so samples
 after different beginnings make one test, and an error that favours drafts shows as ranks too low.
@@ -8,7 +10,10 @@ after different beginnings make one test, and an error that favours drafts shows
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as Many
+from functools import cache
 
 import numpy as np
 
@@ -67,6 +72,53 @@ def chi_square_tail(x: float, degrees: int) -> float:
     return float(torch.special.gammaincc(half[0], half[1]))
 
 
+def noncentral_tail(x: float, degrees: int, noncentrality: float) -> float:
+    """Probability that a noncentral chi-square variable exceeds x: a Poisson mixture of tails."""
+    import torch
+
+    half = noncentrality / 2
+    reach = 10 * math.sqrt(half + 1) + 20
+    extra = torch.arange(max(0, int(half - reach)), int(half + reach) + 1, dtype=torch.float64)
+    weights = torch.exp(torch.xlogy(extra, torch.tensor(half)) - half - torch.lgamma(extra + 1))
+    tails = torch.special.gammaincc(degrees / 2 + extra, torch.full_like(extra, x / 2))
+    return float((weights * tails).sum())
+
+
+@cache
+def noncentrality(num_bins: int, level: float, power: float) -> float:
+    """The noncentrality at which a chi-square test of that level rejects with that probability."""
+    degrees = num_bins - 1
+    critical = _root(lambda x: chi_square_tail(x, degrees) - level)
+    return _root(lambda size: power - noncentral_tail(critical, degrees, size))
+
+
+def detectable(num_samples: int, num_bins: int, level: float, power: float = 0.8) -> float:
+    """Total variation d over the bins such that any deviation of d or more is found at that power.
+
+    With law e and deviation of sum |r - e| = 2 d, the test's noncentrality is n sum (r - e)^2 / e,
+    at least 4 n d^2 (Cauchy and Schwarz, as e sums to 1). 1 if nothing could have been found.
+    """
+    if num_bins < 2 or not num_samples:
+        return 1.0
+    return min(1.0, math.sqrt(noncentrality(num_bins, level, power) / (4 * num_samples)))
+
+
+def samples_for(deviation: float, num_bins: int, level: float, power: float = 0.8) -> int:
+    """The number of samples that makes a deviation `detectable`, with as many bins."""
+    return math.ceil(noncentrality(max(num_bins, 2), level, power) / (4 * deviation**2))
+
+
+def _root(falling: Callable[[float], float]) -> float:
+    """Where a falling function of x >= 0 crosses 0, by bisection."""
+    low, high = 0.0, 1.0
+    while falling(high) > 0:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if falling(middle) > 0 else (low, middle)
+    return high
+
+
 def holm(p_values: Many[float]) -> list[float]:
     """The p-values corrected for their number (Holm's step-down rule)."""
     corrected, worst = [1.0] * len(p_values), 0.0
@@ -74,3 +126,9 @@ def holm(p_values: Many[float]) -> list[float]:
         worst = max(worst, min(1.0, (len(p_values) - rank) * p_values[i]))
         corrected[i] = worst
     return corrected
+
+
+def majority(answers: Many[str | None]) -> str | None:
+    """The commonest answer; ties: the one seen first; None if nobody answers."""
+    votes = Counter(answer for answer in answers if answer is not None)
+    return votes.most_common(1)[0][0] if votes else None

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun.cli import options
 from forerun.errors import UnknownName
 
 if TYPE_CHECKING:
@@ -16,6 +21,7 @@ RECIPES = ("reasoner",)
 
 
 def command(
+    ctx: typer.Context,
     name: Annotated[str, typer.Argument(help="What to train: reasoner.")],
     out: Annotated[
         Path, typer.Option(help="Folder for data, checkpoints and the finished models.")
@@ -34,6 +40,7 @@ def command(
     """Train a model by its recipe, evaluate and export it. Ctrl-C saves; --resume continues."""
     if name not in RECIPES:
         raise UnknownName.of("recipe", name, RECIPES)
+    set_up(device)
     from forerun.training.recipes.reasoner import Plan, run
 
     plan = Plan(out, minutes, draft_minutes, threads, device, seed, problems, num_held_out=held_out)
@@ -44,22 +51,38 @@ def command(
         try:
             reports = run(plan, resume, display.events())
         except KeyboardInterrupt:
-            typer.echo(
-                f"\nstopped and saved; continue with: forerun train {name} --out {out} --resume"
-            )
+            call = options.call_line(ctx, name=None, resume=True)
+            call = call.replace("train", f"train {name}", 1)
+            typer.echo(f"\nstopped and saved; continue with: {call}")
             raise typer.Exit(130) from None
     for model, r in reports.items():
         typer.echo(
             f"{model}: one sample {r.one_sample:.1f} %, majority@{r.num_samples} {r.majority:.1f} %"
             f", entropy {r.mean_entropy:.2f} nats per token, {r.fork_share:.0f} % forks"
-            f" -> {out / model}"
+            f", tau {r.tau:.2f} -> {out / model}"
         )
 
 
-class Display:
-    """Progress bars for data, training and evaluation."""
+def set_up(device: str) -> None:
+    """What torch reads when it is loaded, here and in the processes started from here.
 
-    def __init__(self) -> None:
+    Batches have many shapes, and oneDNN makes kernels anew for those that it has no room for. On
+    a CPU, each process has one thread: --threads counts them.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8192")
+    if device == "cpu":
+        os.environ["OMP_NUM_THREADS"] = "1"
+
+
+class Display:
+    """Progress of data, training and evaluation: bars on a terminal, else a line now and then."""
+
+    def __init__(
+        self,
+        every: float = 30.0,  # seconds between lines
+        is_terminal: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         text = TextColumn("{task.description}")
@@ -67,13 +90,18 @@ class Display:
             text, BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn()
         )
         self.tasks: dict[str, Any] = {}
+        self.every, self.clock = every, clock
+        self.is_terminal = sys.stdout.isatty() if is_terminal is None else is_terminal
+        self.printed: dict[str, float] = {}  # time of each title's last line
 
     def __enter__(self) -> Display:
-        self.bars.start()
+        if self.is_terminal:
+            self.bars.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.bars.stop()
+        if self.is_terminal:
+            self.bars.stop()
 
     def events(self) -> Any:
         """The callbacks that draw."""
@@ -82,26 +110,31 @@ class Display:
         return Events(
             on_data=lambda done, total: self.draw("data", done / total, f"{done}/{total} shards"),
             on_step=self._on_step,
-            on_evaluation=lambda done, total: self.draw(
-                f"evaluation {self._turn()}", done / total, f"{done}/{total}"
+            on_evaluation=lambda what, done, total: self.draw(
+                f"evaluation: {what}", done / total, f"{done}/{total} problems"
             ),
         )
 
     def draw(self, title: str, share: float, note: str) -> None:
-        """Moves the bar of that title, made on first use."""
+        """Moves the bar of that title, made on first use; or prints the line that is due."""
+        if not self.is_terminal:
+            self._print(title, share, note)
+            return
         if title not in self.tasks:
             self.tasks[title] = self.bars.add_task(title, total=1.0, note="")
         self.bars.update(self.tasks[title], completed=min(1.0, share), note=note)
 
-    def _turn(self) -> int:
-        """Number of the evaluation that is running: 1 until its bar is full, then 2."""
-        first = self.tasks.get("evaluation 1")
-        return 2 if first is not None and self.bars.tasks[first].finished else 1
+    def _print(self, title: str, share: float, note: str) -> None:
+        now = self.clock()
+        if title not in self.printed or share >= 1 or now - self.printed[title] >= self.every:
+            self.printed[title] = now
+            typer.echo(f"{title}  {min(1.0, share):.0%}  {note}")
 
     def _on_step(self, model: str, p: Progress, spent: float) -> None:
         left = p.seconds * (1 - spent) / spent / 60 if spent > 0 else 0.0
         self.draw(
             model,
             spent,
-            f"step {p.step}  loss {p.loss:.3f}  {p.rate:,.0f} tokens/s  {left:.0f} min left",
+            f"step {p.step}  {p.tokens / 1e6:.2f} M tokens  {p.rate:,.0f} tokens/s  "
+            f"loss {p.loss:.3f}  {max(0.0, left):.0f} min left",
         )

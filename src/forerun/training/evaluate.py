@@ -1,49 +1,46 @@
-"""How well a model solves a task: accuracy of a sample and of the majority, and entropy."""
+"""How well a model solves a task: accuracy of a sample and of the majority, entropy, tau.
+
+Samples come from our own engine, those of a problem from one prefill. Each problem has its own
+seed and its own line in the file of results, so an evaluation that is broken off goes on there.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from forerun.bench.tasks.base import Example
+import forerun
 from forerun.bench.tasks.reasoning import ReasoningTask, read_answer
+from forerun.engine.stats import Stats
+from forerun.records import Step
+from forerun.sampling import Sampling
+from forerun.statistics import majority
 
 from .processes import in_processes
 
 FORK = 0.5  # nats; tokens above are choices
 EDGES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 20.0)
+SEEDS = 1_000_000  # problems that may share the seed of a run
 
 
 @dataclass(frozen=True)
 class Solved:
-    """The samples of one problem, judged."""
+    """The samples of one problem, judged, and the entropy of one more at temperature 1."""
 
+    problem: int
     level: int
     right: list[bool]  # per sample
     majority: bool
     num_distinct: int  # different texts
     num_tokens: int  # over all samples
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How an evaluation draws its samples; `limit` is the longest, in tokens."""
-
-    folder: Path
-    num_problems: int
-    num_samples: int
-    temperature: float
-    limit: int
-    seed: int
-    device: str
+    entropy: float  # mean, nats per token
+    entropy_counts: list[int]  # tokens between the EDGES
 
 
 @dataclass(frozen=True)
@@ -63,6 +60,7 @@ class Report:
     mean_entropy: float
     fork_share: float
     entropy_histogram: dict[str, float]
+    tau: float | None = None  # of the drafting that the model is meant for
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for a results file."""
@@ -71,134 +69,114 @@ class Report:
 
 def evaluate(
     folder: Path,
+    kept: Path,
     num_problems: int = 200,
-    num_samples: int = 16,
-    temperature: float = 0.6,
-    limit: int = 800,
+    sampling: Sampling | None = None,
     seed: int = 0,
     workers: int = 1,
     device: str = "cpu",
-    on_batch: Callable[[int, int], None] | None = None,
+    on_problem: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Samples held-out problems, levels in turn; entropy is of other samples, at temperature 1."""
-    task = ReasoningTask("heldout", seed=seed, size=num_problems)
-    order = sorted(range(num_problems), key=lambda i: -task.example(i).level)  # long batches first
-    batches = [order[at : at + 16] for at in range(0, num_problems, 16)]
-    how = Sampling(folder, num_problems, num_samples, temperature, limit, seed, device)
-    job = partial(_judge_batch, how)
-    solved: list[Solved] = []
-    entropies: list[np.ndarray] = []
-    for done, (part, entropy) in enumerate(in_processes(job, batches, workers), 1):
-        solved.extend(part)
-        entropies.append(entropy)
-        if on_batch:
-            on_batch(done, len(batches))
-    return summarise(solved, np.concatenate(entropies), num_samples, temperature)
+    """Samples held-out problems, levels in turn; those whose results are in `kept` are done."""
+    sampling = sampling or Sampling(temperature=0.6, n=16, max_new_tokens=800)
+    solved = {s.problem: s for s in read_solved(kept) if s.problem < num_problems}
+    left = [i for i in range(num_problems) if i not in solved]
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with kept.open("a") as file:
+        for s in in_processes(partial(solve, folder, sampling, seed, device), left, workers):
+            file.write("\n" + json.dumps(asdict(s)))  # the break first: it ends a torn line
+            file.flush()
+            solved[s.problem] = s
+            if on_problem:
+                on_problem(len(solved), num_problems)
+    return summarise([solved[i] for i in range(num_problems)], sampling)
 
 
-def _judge_batch(how: Sampling, batch: list[int]) -> tuple[list[Solved], np.ndarray]:
-    model, tokenizer = load(how.folder, how.device)
-    task = ReasoningTask("heldout", seed=how.seed, size=how.num_problems)
-    examples = [task.example(i) for i in batch]
-    torch.manual_seed(how.seed + 1000 * batch[0])
-    texts = sample(model, tokenizer, examples, how.num_samples, how.temperature, how.limit)
-    solved = [judge(task, example, group) for example, group in zip(examples, texts, strict=True)]
-    return solved, entropies(model, tokenizer, examples, how.limit)
-
-
-def load(folder: Path, device: str) -> tuple[Any, Any]:
-    """The model in float32 and its tokenizer."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return torch.nn.Module.to(model, device).eval(), AutoTokenizer.from_pretrained(folder)
-
-
-@torch.no_grad()
-def sample(
-    model: Any,
-    tokenizer: Any,
-    examples: Sequence[Example],
-    num_samples: int,
-    temperature: float,
-    limit: int,
-) -> list[list[tuple[str, int]]]:
-    """For each example its samples as (text, number of tokens)."""
-    prompts = [e.prompt for e in examples for _ in range(num_samples)]
-    inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
-    ids, mask = inputs["input_ids"].to(model.device), inputs["attention_mask"].to(model.device)
-    rows = draw(model, ids, mask, temperature, limit, tokenizer.eos_token_id)
-    texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
-    made = [(text, len(row)) for text, row in zip(texts, rows, strict=True)]
-    return [made[at : at + num_samples] for at in range(0, len(made), num_samples)]
-
-
-def draw(
-    model: Any, ids: torch.Tensor, mask: torch.Tensor, temperature: float, limit: int, end: int
-) -> list[list[int]]:
-    """Plain sampling of left-padded rows (rows, width); rows that have ended leave the batch."""
-    rows: list[list[int]] = [[] for _ in ids]
-    running = torch.arange(len(ids), device=ids.device)
-    positions, cache = (mask.cumsum(1) - 1).clamp(min=0), DynamicCache(config=model.config)
-    for _ in range(limit):
-        out = model(
-            ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            logits_to_keep=1,
-        )
-        probs = torch.softmax(out.logits[:, -1].float() / temperature, dim=-1)
-        tokens = torch.multinomial(probs, 1)  # (rows still running, 1)
-        for row, token in zip(running.tolist(), tokens[:, 0].tolist(), strict=True):
-            rows[row].append(token)
-        keep = (tokens[:, 0] != end).nonzero()[:, 0]
-        if not len(keep):
-            break
-        if len(keep) < len(running):
-            cache.batch_select_indices(keep)
-        running, ids, positions = running[keep], tokens[keep], positions[keep, -1:] + 1
-        mask = torch.cat([mask[keep], torch.ones_like(ids)], dim=1)
-    return rows
-
-
-def judge(task: ReasoningTask, example: Example, samples: list[tuple[str, int]]) -> Solved:
-    """Samples scored one by one, and by their most frequent answer (first seen wins a tie)."""
-    texts = [text for text, _ in samples]
-    votes = Counter(answer for text in texts if (answer := read_answer(text)) is not None)
-    majority = bool(votes) and votes.most_common(1)[0][0] == example.answer
-    right = [task.score(example, text) == 1.0 for text in texts]
-    return Solved(example.level, right, majority, len(set(texts)), sum(n for _, n in samples))
-
-
-@torch.no_grad()
-def entropies(model: Any, tokenizer: Any, examples: Sequence[Example], limit: int) -> np.ndarray:
-    """Entropy in nats at each token of one sample per example, drawn at temperature 1."""
+def read_solved(path: Path) -> list[Solved]:
+    """The whole lines of a file of results; none where there is no file."""
     found = []
-    for example, group in zip(
-        examples, sample(model, tokenizer, examples, 1, 1.0, limit), strict=True
-    ):
-        prompt = tokenizer(example.prompt)["input_ids"]
-        solution = tokenizer(group[0][0])["input_ids"]
-        ids = torch.tensor([prompt + solution], device=model.device)
-        logp = torch.log_softmax(
-            model(ids).logits[0, len(prompt) - 1 :].float(), dim=-1
-        )  # (solution + 1, V)
-        found.append(-(logp.exp() * logp).sum(-1).cpu().numpy())
-    return np.concatenate(found)
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            found.append(Solved(**json.loads(line)))
+        except (ValueError, TypeError):  # empty, or cut off when the disk filled up
+            continue
+    return found
 
 
-def summarise(
-    solved: list[Solved], entropy: np.ndarray, num_samples: int, temperature: float
-) -> Report:
+def solve(folder: Path, sampling: Sampling, seed: int, device: str, problem: int) -> Solved:
+    """One held-out problem, sampled n times and judged."""
+    model = load(folder, device, sampling.n)
+    task = ReasoningTask("heldout", seed=seed)
+    example = task.example(problem)
+    own = replace(sampling, seed=seed * SEEDS + problem)
+    result = model.generate([example.prompt], own, drafter="none", batch=own.n)[0]
+    texts = [sample.text for sample in result.samples]
+    values = entropies(model, example.prompt, replace(own, temperature=1.0, n=1))
+    return Solved(
+        problem,
+        example.level,
+        right=[task.score(example, text) == 1.0 for text in texts],
+        majority=majority([read_answer(text) for text in texts]) == example.answer,
+        num_distinct=len(set(texts)),
+        num_tokens=result.stats.generated,
+        entropy=float(np.mean(values)),
+        entropy_counts=np.histogram(np.clip(values, 0, EDGES[-1]), EDGES)[0].tolist(),
+    )
+
+
+def load(folder: Path, device: str, max_seqs: int) -> forerun.Model:
+    """The model in float32."""
+    return forerun.load(str(folder), dtype="fp32", device=device, max_seqs=max_seqs)
+
+
+def entropies(model: forerun.Model, prompt: str, sampling: Sampling) -> list[float]:
+    """Entropy of the model's law in nats at each token of its samples, the end mark included."""
+    found: list[float] = []
+
+    def look(step: Step) -> None:
+        for i, law in enumerate(step.laws):
+            for node in step.visited(i):
+                logp = law.logprobs(node)
+                found.append(-float(np.exp(logp) @ logp))
+
+    model.generate([prompt], sampling, drafter="none", on_step=look)
+    return found
+
+
+def measure_tau(
+    folder: Path,
+    num_problems: int,
+    sampling: Sampling,
+    seed: int = 0,
+    device: str = "cpu",
+    on_problem: Callable[[int, int], None] | None = None,
+    **parts: Any,
+) -> float:
+    """Tokens per pass over the first held-out problems, samples one after another.
+
+    parts: drafter and controller of `Model.run`.
+    """
+    model, task, total = load(folder, device, 1), ReasoningTask("heldout", seed=seed), Stats()
+    for i in range(num_problems):
+        own = replace(sampling, seed=seed * SEEDS + i)
+        total.add(model.generate([task.example(i).prompt], own, **parts)[0].stats)
+        if on_problem:
+            on_problem(i + 1, num_problems)
+    return round(total.tau, 2)
+
+
+def summarise(solved: list[Solved], sampling: Sampling) -> Report:
     """Means over problems, and over tokens for the entropy."""
     levels = sorted({s.level for s in solved})
-    shares = np.histogram(np.clip(entropy, 0, EDGES[-1]), EDGES)[0] / len(entropy)
-    names = [f"{a:g}-{b:g}" for a, b in zip(EDGES[:-2], EDGES[1:-1], strict=True)] + [
-        f">{EDGES[-2]:g}"
-    ]
+    counts = np.sum([s.entropy_counts for s in solved], axis=0)
+    nats = sum(s.entropy * sum(s.entropy_counts) for s in solved)
+    shares = 100 * counts / counts.sum()
+    names = [f"{a:g}-{b:g}" for a, b in zip(EDGES[:-2], EDGES[1:-1], strict=True)]
+    names.append(f">{EDGES[-2]:g}")
     return Report(
         num_problems=len(solved),
-        num_samples=num_samples,
-        temperature=temperature,
+        num_samples=sampling.n,
+        temperature=sampling.temperature,
         one_sample=_percent(x for s in solved for x in s.right),
         majority=_percent(s.majority for s in solved),
         any_right=_percent(any(s.right) for s in solved),
@@ -206,13 +184,11 @@ def summarise(
             n: _percent(x for s in solved if s.level == n for x in s.right) for n in levels
         },
         majority_by_level={n: _percent(s.majority for s in solved if s.level == n) for n in levels},
-        distinct_texts=_percent(s.num_distinct / num_samples for s in solved),
-        mean_tokens=sum(s.num_tokens for s in solved) / (len(solved) * num_samples),
-        mean_entropy=float(entropy.mean()),
-        fork_share=_percent(entropy > FORK),
-        entropy_histogram={
-            name: round(100 * float(x), 2) for name, x in zip(names, shares, strict=True)
-        },
+        distinct_texts=_percent(s.num_distinct / sampling.n for s in solved),
+        mean_tokens=sum(s.num_tokens for s in solved) / (len(solved) * sampling.n),
+        mean_entropy=float(nats / counts.sum()),
+        fork_share=round(float(shares[EDGES.index(FORK) :].sum()), 2),
+        entropy_histogram={n: round(float(x), 2) for n, x in zip(names, shares, strict=True)},
     )
 
 

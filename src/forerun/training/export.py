@@ -1,4 +1,4 @@
-"""Trained models as Hugging Face folders: bf16 safetensors, configuration, tokenizer, card."""
+"""Trained models as Hugging Face folders: bf16 safetensors, configuration, tokenizer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from pathlib import Path
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 
-def export(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path, card: str
-) -> None:
+def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Writes all files beside the folder first, then moves them in one by one."""
     folder.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -29,8 +27,6 @@ def export(
         )
         half.save_pretrained(part)
         tokenizer.save_pretrained(part)
-        if card:
-            (part / "README.md").write_text(card)
         _tidy(part / "tokenizer_config.json")
         for file in sorted(part.iterdir()):
             file.chmod(0o644)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from forerun.errors import ConfigError, DataError
+from forerun.interrupts import uninterrupted
 
 from .data import Micro, write_atomically
 
@@ -97,12 +98,15 @@ class Loop:
         batches = self.recipe.batches(self.progress.step)
         try:
             while (spent := self._agree(self.spent())) < 1:
-                self._step(next(batches), spent)
+                micros = next(batches)
+                with uninterrupted():  # or one optimizer has moved and the other has not
+                    self._step(micros, spent)
                 if time.monotonic() - saved > 60 * self.options.checkpoint_minutes:
                     self.save()
                     saved = time.monotonic()
         except KeyboardInterrupt:
-            self.save()
+            with uninterrupted():
+                self.save()
             raise
         self.progress.finished = True
         self.save()
@@ -131,7 +135,7 @@ class Loop:
         if self.checkpoint is None or not self.checkpoint.exists():
             return False
         state = load_checkpoint(self.checkpoint)
-        if state["parameters"].keys() != self.parameters.keys():
+        if _shapes(state["parameters"]) != _shapes(self.parameters):
             raise DataError(
                 f"{self.checkpoint} holds another model; choose another folder or delete it"
             )
@@ -140,7 +144,7 @@ class Loop:
                 p.copy_(state["parameters"][name])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        self.progress = Progress(**state["progress"])
+        self.progress = Progress(**state["progress"] | {"finished": False})
         return True
 
     def _agree(self, value: float) -> float:
@@ -200,8 +204,15 @@ class Loop:
             self.on_step(p)
 
 
+def _shapes(parameters: dict[str, Any]) -> dict[str, torch.Size]:
+    return {name: p.shape for name, p in parameters.items()}
+
+
 def rate_factor(step: int, spent: float, options: LoopOptions) -> float:
-    """Warm-up, constant, then linear decay to a hundredth (warmup-stable-decay)."""
+    """Warm-up, constant, then linear decay to a hundredth (warmup-stable-decay).
+
+    A larger budget makes the share spent smaller, so a run that goes on after its end goes back up.
+    """
     warmup = min(1.0, (step + 1) / max(1, options.warmup_steps))
     decay = min(1.0, (1 - spent) / options.decay_share) if options.decay_share else 1.0
     return warmup * max(0.01, decay)

@@ -7,7 +7,7 @@ from .loop import Progress
 
 
 def write_card(facts: dict[str, str], progress: Progress, report: Report) -> str:
-    """The README of an exported model, from its facts (title, role, shape, made, command)."""
+    """The README of a model; facts: title, role, shape, made, command, tau_of."""
     one, most = report.one_sample_by_level, report.majority_by_level
     return _CARD.format(
         **facts,
@@ -57,7 +57,7 @@ temperature {r.temperature:g}, top-p 1, bf16 weights computed in float32.
 | tokens per solution | {r.mean_tokens:.0f} |
 | mean entropy at temperature 1 | {r.mean_entropy:.3f} nats per token |
 | forks (entropy above 0.5 nats) | {r.fork_share:.1f} % of tokens |
-| tau (accepted length) | to be measured |
+| {tau_of} | {r.tau:.2f} tokens per pass |
 
 | level | one sample, % | majority, % |
 |---|---|---|

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,8 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+
+from forerun.interrupts import deaf_children
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -25,7 +26,9 @@ def in_processes(job: Callable[[T], R], items: list[T], size: int) -> Iterator[R
         yield from map(job, items)
         return
     context = multiprocessing.get_context("spawn")
-    with context.Pool(size, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with deaf_children():
+        pool = context.Pool(size, initializer=torch.set_num_threads, initargs=(1,))
+    with pool:
         yield from pool.imap_unordered(job, items)
 
 
@@ -40,8 +43,9 @@ def process_group(size: int, target: Callable[..., None], args: tuple) -> Iterat
         context = multiprocessing.get_context("spawn")
         jobs = [(rank, size, url, target, args) for rank in range(1, size)]
         others = [context.Process(target=_join, args=job, daemon=True) for job in jobs]
-        for other in others:
-            other.start()
+        with deaf_children():
+            for other in others:
+                other.start()
         threads = torch.get_num_threads()
         try:
             _meet(0, size, url)
@@ -61,7 +65,6 @@ def _meet(rank: int, size: int, url: str) -> None:
 
 
 def _join(rank: int, size: int, url: str, target: Callable[..., None], args: tuple) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process saves, then ends the group
     _meet(rank, size, url)
     try:
         target(*args)

@@ -8,31 +8,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 
-from forerun.bench.tasks.reasoning import ReasoningTask
+from forerun.controllers.fixed import Fixed
+from forerun.drafters.draft_model import DraftModel
 from forerun.errors import ConfigError
-from forerun.training.data import (
-    Batches,
-    Documents,
-    load_documents,
-    save_documents,
-    write_atomically,
-)
-from forerun.training.evaluate import Report, evaluate
+from forerun.sampling import Sampling
+from forerun.training.data import Batches, write_atomically
+from forerun.training.evaluate import Report, evaluate, measure_tau
 from forerun.training.export import export
 from forerun.training.language_model import LanguageModelRecipe, Size, build_model
 from forerun.training.loop import Loop, LoopOptions, Progress
 from forerun.training.model_card import write_card
-from forerun.training.processes import in_processes, process_group
-from forerun.training.tokenizer import train_tokenizer
+from forerun.training.plans import check_plan, read_plan, write_plan
+from forerun.training.problems import Problems
+from forerun.training.processes import process_group
 
-CONTEXT, VOCAB, ACCUMULATE = 1024, 768, 2
+CONTEXT, VOCAB = 1024, 768
 MIX = (1, 2, 3, 1, 2, 3, 4, 2, 3, 4, 5, 6)  # levels in turn: short problems teach most per token
 SIZES = {
     "reasoner": Size(hidden=256, layers=6, heads=4, kv_heads=2, inner=640),
@@ -54,9 +51,11 @@ class Plan:
     num_tokenizer_problems: int = 6000
     num_held_out: int = 200
     micro_tokens: int = 3072  # per micro-batch
+    micro_batches: int = 0  # per step; 0: two, or the next multiple of the processes
     max_steps: int | None = None  # of each model, where minutes are not the limit
     num_samples: int = 16  # per held-out problem
     sample_limit: int = 800  # tokens
+    num_tau_problems: int = 6  # first of the held-out ones, one of each level
 
     def __post_init__(self) -> None:
         if self.threads < 1 or self.num_problems < 1 or self.num_held_out < 1:
@@ -69,6 +68,25 @@ class Plan:
         """Training processes."""
         return self.threads if self.device == "cpu" else 1
 
+    @property
+    def problems(self) -> Problems:
+        """The training data."""
+        return Problems(
+            self.out, self.seed, self.num_problems, MIX, self.num_tokenizer_problems, VOCAB, CONTEXT
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """What a run keeps to its end."""
+        kept = ("seed", "micro_batches", "micro_tokens", "num_tokenizer_problems")
+        shapes = {name: asdict(size) for name, size in SIZES.items()}
+        fixed = {"levels": MIX, "vocabulary": VOCAB, "context": CONTEXT, "shapes": shapes}
+        return {name: getattr(self, name) for name in kept} | fixed
+
+    def budgets(self) -> dict[str, Any]:
+        """What may change from sitting to sitting."""
+        others = vars(self).keys() - self.settings().keys() - {"out"}
+        return {name: getattr(self, name) for name in sorted(others)}
+
     def minutes_of(self, name: str) -> float:
         """Training time of one of the two models."""
         return self.minutes if name == "reasoner" else self.draft_minutes
@@ -80,93 +98,99 @@ class Events:
 
     on_data: Callable[[int, int], None] | None = None
     on_step: Callable[[str, Progress, float], None] | None = None
-    on_evaluation: Callable[[int, int], None] | None = None
+    on_evaluation: Callable[[str, int, int], None] | None = None  # what, done, of how many
 
 
 def run(plan: Plan, resume: bool = False, events: Events | None = None) -> dict[str, Report]:
     """Does whatever is not yet done in the folder, in order; reports by model name."""
     events = events or Events()
-    if not resume and any(plan.out.glob("*.pt")):
-        raise ConfigError(
-            f"{plan.out} holds an earlier run; continue it with --resume, or choose another --out"
-        )
-    tokenizer = prepare_tokenizer(plan)
-    make_data(plan, events.on_data)
+    plan = settle(plan, resume)
+    tokenizer = plan.problems.tokenizer()
+    plan.problems.make(plan.threads, events.on_data)
     progress, reports = {}, {}
     for name in SIZES:
         progress[name] = train(plan, name, events.on_step)
+        export(load_trained(plan, name), tokenizer, plan.out / name)
     for name in SIZES:
-        folder = plan.out / name
-        export(load_trained(plan, name), tokenizer, folder, card="")
-        reports[name] = evaluate(
-            folder,
-            plan.num_held_out,
-            plan.num_samples if name == "reasoner" else min(4, plan.num_samples),
-            limit=plan.sample_limit,
-            seed=plan.seed,
-            workers=plan.processes,
-            device=plan.device,
-            on_batch=events.on_evaluation,
-        )
-        export(
-            load_trained(plan, name),
-            tokenizer,
-            folder,
-            card=_card(plan, name, progress[name], reports[name]),
-        )
-    _write_json(plan.out / "evaluation.json", {name: r.as_dict() for name, r in reports.items()})
+        reports[name] = examine(plan, name, progress[name].step, events)
+        card = _card(plan, name, progress[name], reports[name])
+        _write(plan.out / name / "README.md", card)
+    found = {name: report.as_dict() for name, report in reports.items()}
+    _write(plan.out / "evaluation.json", json.dumps(found, indent=2) + "\n")
     return reports
 
 
-def prepare_tokenizer(plan: Plan) -> PreTrainedTokenizerFast:
-    """The run's tokenizer, learned from its first training problems."""
-    folder = plan.out / "tokenizer"
-    if not (folder / "tokenizer.json").exists():
-        task = ReasoningTask("train", MIX, plan.seed)
-        examples = (task.example(i) for i in range(plan.num_tokenizer_problems))
-        made = train_tokenizer((e.prompt + e.reference for e in examples), VOCAB, CONTEXT)
-        folder.mkdir(parents=True, exist_ok=True)
-        made.save_pretrained(folder)
-    return PreTrainedTokenizerFast.from_pretrained(folder)
+def settle(plan: Plan, resume: bool) -> Plan:
+    """The plan with its micro-batches per step, once it is sure that it suits the folder.
+
+    Raises ConfigError where the folder holds a run that this one does not continue.
+    """
+    is_trained = any(plan.out.glob("*.pt"))
+    if is_trained and not resume:
+        raise ConfigError(
+            f"{plan.out} holds an earlier run; continue it with --resume, or choose another --out"
+        )
+    usual = 2 if is_trained else -(-2 // plan.processes) * plan.processes  # folders of old: 2
+    kept = read_plan(plan.out).get("micro_batches", usual)
+    plan = replace(plan, micro_batches=plan.micro_batches or kept)
+    check_plan(plan.out, plan.settings())
+    plan.problems.check()
+    if plan.micro_batches % plan.processes:
+        raise ConfigError(
+            f"a step of {plan.micro_batches} micro-batches cannot be shared evenly by "
+            f"{plan.processes} processes; use --threads {_divisor(plan)}"
+        )
+    write_plan(plan.out, plan.settings(), plan.budgets())
+    return plan
 
 
-def make_data(
-    plan: Plan, on_shard: Callable[[int, int], None] | None = None, shard_size: int = 8000
-) -> None:
-    """Writes the training shards that do not lie in the folder yet."""
-    firsts = [
-        first
-        for first in range(0, plan.num_problems, shard_size)
-        if not _shard(plan, first).exists()
-    ]
-    jobs = [(plan, first, min(shard_size, plan.num_problems - first)) for first in firsts]
-    for done, _ in enumerate(in_processes(_write_shard, jobs, plan.threads), 1):
-        if on_shard:
-            on_shard(done, len(jobs))
+def _divisor(plan: Plan) -> int:
+    """The most processes, up to those asked for, that share a step evenly."""
+    return next(n for n in range(plan.processes, 0, -1) if plan.micro_batches % n == 0)
 
 
-def _shard(plan: Plan, first: int) -> Path:
-    return plan.out / "data" / f"shard-{first:07d}.npz"
-
-
-def _write_shard(job: tuple[Plan, int, int]) -> None:
-    plan, first, count = job
-    tokenizer = prepare_tokenizer(plan)
-    save_documents(
-        _shard(plan, first),
-        tokenise(ReasoningTask("train", MIX, plan.seed), tokenizer, first, count),
+def examine(plan: Plan, name: str, step: int, events: Events) -> Report:
+    """Accuracy and entropy of an exported model, and what it does for drafting."""
+    is_target, folder = name == "reasoner", plan.out / name
+    sampling = Sampling(
+        temperature=0.6,
+        n=plan.num_samples if is_target else min(4, plan.num_samples),
+        max_new_tokens=plan.sample_limit,
     )
+    report = evaluate(
+        folder,
+        plan.out / "evaluation" / f"{name}-step{step}-{sampling.n}x{plan.sample_limit}.jsonl",
+        plan.num_held_out,
+        sampling,
+        plan.seed,
+        plan.processes,
+        plan.device,
+        _named(name, events),
+    )
+    target = plan.out / "reasoner"
+    parts: dict[str, Any] = {"drafter": "stand"}
+    if not is_target:
+        draft = DraftModel(model=str(folder), dtype="fp32", device=plan.device)
+        parts = {"drafter": draft, "controller": Fixed(nodes=4, depth=4)}
+    tau = measure_tau(
+        target,
+        _num_tau(plan),
+        sampling,
+        plan.seed,
+        plan.device,
+        _named(f"tau of {name}", events),
+        **parts,
+    )
+    return replace(report, tau=tau)
 
 
-def tokenise(
-    task: ReasoningTask, tokenizer: PreTrainedTokenizerFast, first: int, count: int
-) -> list[tuple[list[int], int]]:
-    """(Ids of prompt, solution and end mark; prompt length) per problem from index `first` on."""
-    examples = [task.example(i) for i in range(first, first + count)]
-    prompts = tokenizer([e.prompt for e in examples])["input_ids"]
-    solutions = tokenizer([e.reference for e in examples])["input_ids"]
-    end = tokenizer.eos_token_id
-    return [([*p, *s, end], len(p)) for p, s in zip(prompts, solutions, strict=True)]
+def _num_tau(plan: Plan) -> int:
+    return min(plan.num_tau_problems, plan.num_held_out)
+
+
+def _named(what: str, events: Events) -> Callable[[int, int], None] | None:
+    on = events.on_evaluation
+    return (lambda done, total: on(what, done, total)) if on else None
 
 
 def train(
@@ -181,13 +205,13 @@ def train(
 
 def prepare(plan: Plan, name: str) -> tuple[PreTrainedModel, Loop]:
     """One of the two models and its training loop, both as the last checkpoint left them."""
-    tokenizer, device = prepare_tokenizer(plan), torch.device(plan.device)
+    tokenizer, device = plan.problems.tokenizer(), torch.device(plan.device)
     model: PreTrainedModel = build_model(SIZES[name], tokenizer, plan.seed)
     torch.nn.Module.to(model, device)
     batches = Batches(
-        documents(plan),
+        plan.problems.documents(),
         budget=plan.micro_tokens,
-        accumulate=ACCUMULATE,
+        accumulate=plan.micro_batches,
         pad=tokenizer.pad_token_id,
         seed=plan.seed,
     )
@@ -197,11 +221,6 @@ def prepare(plan: Plan, name: str) -> tuple[PreTrainedModel, Loop]:
     loop = Loop(LanguageModelRecipe(model, batches), options, device, plan.out / f"{name}.pt")
     loop.resume()
     return model, loop
-
-
-def documents(plan: Plan) -> Documents:
-    """The run's training documents."""
-    return load_documents(sorted((plan.out / "data").glob("shard-*.npz")))
 
 
 def _train_beside(plan: Plan, name: str) -> None:
@@ -219,15 +238,19 @@ def _card(plan: Plan, name: str, progress: Progress, report: Report) -> str:
     command = (
         f"forerun train reasoner --minutes {plan.minutes:g} --draft-minutes {plan.draft_minutes:g}"
         f" --threads {plan.threads} --device {plan.device} --seed {plan.seed}"
+        f" --problems {plan.num_problems} --held-out {plan.num_held_out}"
     )
     shape = f"{size.layers} layers, width {size.hidden}, {size.heads} heads ({size.kv_heads} KV)"
-    machine = f"{plan.threads} CPU cores" if plan.device == "cpu" else torch.cuda.get_device_name()
+    machine = (
+        f"{plan.threads} CPU core(s)" if plan.device == "cpu" else torch.cuda.get_device_name()
+    )
     facts = {
         "title": "forerun reasoner" if name == "reasoner" else "forerun reasoner draft",
         "role": _ROLES[name],
         "shape": f"{shape}; byte-level BPE of {VOCAB} tokens, single digits; context {CONTEXT}",
         "made": f"{plan.num_problems} generated problems, on {machine}",
         "command": command,
+        "tau_of": _TAU[name].format(n=report.num_samples, problems=_num_tau(plan)),
     }
     return write_card(facts, progress, report)
 
@@ -237,7 +260,11 @@ _ROLES = {
     "draft": "A tenth-size companion of the forerun reasoner that drafts tokens for it.",
 }
 
+_TAU = {
+    "reasoner": "tau with STAND, best-of-{n}, {problems} problems",
+    "draft": "tau of the reasoner with chains of 4 of this draft, {n} samples, {problems} problems",
+}
 
-def _write_json(path: Path, data: dict[str, Any]) -> None:
-    text = json.dumps(data, indent=2) + "\n"
+
+def _write(path: Path, text: str) -> None:
     write_atomically(path, lambda part: Path.write_text(part, text))

@@ -9,7 +9,16 @@ setup(
             sources=["src/forerun/native/kernels.c"],
             depends=[
                 f"src/forerun/native/{name}.h"
-                for name in ("types", "team", "isa", "vector", "linear", "attend", "decoder")
+                for name in (
+                    "types",
+                    "team",
+                    "isa",
+                    "vector",
+                    "linear",
+                    "attend",
+                    "decoder",
+                    "memory",
+                )
             ],
             # OpenMP's functions are found at run time in the library that torch has loaded
             extra_compile_args=["-O3", "-std=gnu11", "-fopenmp", "-Wno-psabi"],

@@ -1,6 +1,7 @@
 """Times of our decoder on random llama checkpoints, all in one interleaved run, as ratios.
 
 Example: python benchmarks/decode.py --params 100M --dtype bf16 --threads 2
+FORERUN_NATIVE=off in front of it times our decoder on torch.
 
 Printed: our linear layers run back to back (as loaded, and as plain torch linears), one step of one
 row, transformers' generate per token, and tree passes. Medians over rounds; every round times every
@@ -24,8 +25,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from forerun.dice import SeededDice
 from forerun.engine.runner import ModelRunner
-from forerun.models import layers
 from forerun.models.load import DTYPES, load_target
+from forerun.native import kernels
 from forerun.records import Sequence
 from forerun.sampling import Sampling
 from forerun.tree import EMPTY, Tree, TreeBuilder
@@ -86,14 +87,15 @@ class Contest:
         self.tokens = np.random.default_rng(0).integers(3, vocab, context).tolist()
         self.seq = Sequence(list(self.tokens), context, Sampling(), SeededDice(0), limit=4096)
         linears, kind = self.runner.model.linears(), DTYPES[dtype]
+        self.products = [linear.packed.product if linear.packed else linear for linear in linears]
         self.inputs = [torch.randn(1, linear.shape[1]).to(kind) for linear in linears]
         self.plain = [torch.randn(linear.shape).to(kind) for linear in linears]
         self.trees = {n: binary_tree(n, vocab) for n in NODES}
 
     @torch.inference_mode()
     def linears(self) -> None:
-        for linear, x in zip(self.runner.model.linears(), self.inputs, strict=True):
-            linear(x)
+        for product, x in zip(self.products, self.inputs, strict=True):
+            product(x)
 
     @torch.inference_mode()
     def torch_linears(self) -> None:
@@ -145,12 +147,9 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=256, help="tokens before the timed ones")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--repeats", type=int, default=10, help="calls per round and contestant")
-    parser.add_argument("--no-pack", action="store_true", help="keep weights in torch's layout")
     parser.add_argument("--json", type=Path, help="also write the medians to this file")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    if options.no_pack:
-        layers.HAS_PACKED = False
     with tempfile.TemporaryDirectory() as folder:
         count = checkpoint(options.params, DTYPES[options.dtype], Path(folder))
         contest = Contest(Path(folder), options.dtype, options.context)
@@ -158,7 +157,7 @@ def main() -> None:
     rounds = [contest.round(options.repeats) for _ in range(options.rounds)]
     medians = {name: statistics.median(r[name] for r in rounds) for name in rounds[0]}
     print(
-        f"llama {count / 1e6:.0f}M, {options.dtype}{', not packed' * options.no_pack}, "
+        f"llama {count / 1e6:.0f}M, {options.dtype}, kernels: {kernels().why}, "
         f"{options.threads} threads, {options.context} tokens before; "
         f"medians of {options.rounds} rounds"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ def examine() -> dict[str, dict[str, Any]]:
         "gpu": _gpu(),
         "number types": _dtypes(),
         "kernels": _kernels(),
+        "speed": _speed(),
         "embedded model": _embedded(),
     }
 
@@ -108,13 +110,42 @@ def _dtypes() -> dict[str, str]:
 
 def _kernels() -> dict[str, str]:
     from forerun import compiled
+    from forerun.native import kernels
 
-    cold = compiled.cold()
+    cold, native = compiled.cold(), kernels()
     return {
+        "passes on the CPU": f"our own, {native.why}" if native else f"torch: {native.why}",
         "numba": f"not compiled yet: {', '.join(cold)}; first use is slow"
         if cold
-        else "compiled and cached"
+        else "compiled and cached",
     }
+
+
+def _speed() -> dict[str, str]:
+    """How fast memory can be read, and how fast a bf16 product reads its weights."""
+    import torch
+
+    from forerun.bench.machine import best_seconds, read_bandwidth
+    from forerun.models.layers import Linear
+
+    limit = read_bandwidth(torch.get_num_threads())
+    found = {"memory reads at": f"{limit:.1f} GB/s; plain decoding on a CPU can be no faster"}
+    size, share = (32768, 4096), 0.0  # 256 MiB, beyond most caches
+    linear = Linear(torch.ones(size, dtype=torch.bfloat16))
+    for rows in (16, 8, 1):
+        x = torch.ones(rows, size[1], dtype=torch.bfloat16)
+        with torch.inference_mode():
+            rate = 2 * size[0] * size[1] / best_seconds(partial(linear, x), 8) / 1e9
+        share = rate / limit
+        found[f"weights, {rows} rows" if rows > 1 else "weights, 1 row"] = (
+            f"{rate:.1f} GB/s, {share:.0%} of that"
+        )
+    found["advice"] = (
+        "plain decoding runs at the limit of this memory; what helps now is drafting"
+        if share > 0.75
+        else "other programs or missing kernels keep passes below the limit of this memory"
+    )
+    return found
 
 
 def _embedded() -> dict[str, str]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 from forerun.errors import ConfigError
 from forerun.native import layout
 
@@ -58,6 +60,14 @@ def kernels() -> Kernels:
         raise ConfigError(f"FORERUN_NATIVE is {wanted!r}; use one of {', '.join(LEVELS)}")
     level = min(best, LEVELS.index(wanted))
     return Kernels(library, level, LEVELS[level] if level else "switched off by FORERUN_NATIVE")
+
+
+def read(words: np.ndarray, threads: int) -> None:
+    """Reads all of an array once, every thread its part in several streams."""
+    found = kernels()
+    found.library.forerun_read(  # type: ignore[union-attr]
+        found.level, words.ctypes.data, words.nbytes // 4, threads
+    )
 
 
 def _find() -> Path | None:

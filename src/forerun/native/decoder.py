@@ -28,7 +28,7 @@ from forerun.native.layout import (
     Pass,
     Span,
 )
-from forerun.native.packing import KINDS
+from forerun.native.packing import KINDS, row_stride
 
 if TYPE_CHECKING:
     from forerun.engine import attention
@@ -66,7 +66,7 @@ class NativeDecoder:
         self._record = self._describe(model)
         self._work = Pass(  # the fields that no pass changes
             wide_stride=c.hidden_size,
-            act_stride=max(c.hidden_size, c.num_heads * c.head_dim, c.mlp_size),
+            act_stride=row_stride(max(c.hidden_size, c.num_heads * c.head_dim, c.mlp_size)),
             logit_stride=-(-c.vocab_size // LANES) * LANES,
         )
 

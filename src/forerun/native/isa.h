@@ -7,6 +7,8 @@
 
 #include "decoder.h"
 
+#include "memory.h"
+
 #undef v16
 #undef i16
 #undef u16

@@ -96,12 +96,10 @@ class Packed:
 
     def product(self, x: Tensor, act: str = "silu") -> Tensor:
         """x [R, k] to [R, n]; of a gated weight, act(gate x) * up x [R, n / 2]. Same dtype as x."""
-        (n, k), pairs = self.shape, self.record.kind == BF16_PAIRS
-        inside = torch.bfloat16 if pairs else torch.float32
-        source = x.to(inside)
-        if pairs and k % 2:
-            source = torch.nn.functional.pad(source, (0, 1))
-        source = source.contiguous()
+        n, k = self.shape
+        inside = torch.bfloat16 if self.record.kind == BF16_PAIRS else torch.float32
+        source = torch.zeros(len(x), row_stride(k), dtype=inside)
+        source[:, :k] = x
         rows, width = len(x), -(-n // LANES) * LANES
         out = torch.empty(rows, width // 2 if self.is_gated else width)
         self._kernels.library.forerun_product(  # type: ignore[union-attr]
@@ -118,6 +116,13 @@ class Packed:
             torch.get_num_threads(),
         )
         return out[:, : n // 2 if self.is_gated else n].to(x.dtype)
+
+
+def row_stride(k: int) -> int:
+    """Numbers from one input row to the next: an odd count of cache lines, so that the rows of a
+    tile do not fall into the same few places of the cache."""
+    lines = -(-k // (2 * LANES))
+    return (lines + 1 - lines % 2) * 2 * LANES
 
 
 def _copied(source: Tensor) -> Tensor:

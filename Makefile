@@ -3,22 +3,25 @@
 # make check   lint, format and types
 # make docs    every link resolves, every working method has its page
 # make bench   the benchmarks that docs/results quotes
+# make peers   environments of the libraries that forerun is measured against (docs/peers.md)
 #
 # PYTHON=python3.12   the interpreter that makes the virtual environment (3.11 or newer)
 # VENV=.venv          where it goes
 # DATA_DIR=folder     real prompts and models; tests that need them skip without it
+# PEERS_DIR=.peers    where the environments of peers go; ARGS="vllm openvino" makes some of them
 # ARGS="-k tree"      passed on to pytest, or to the demo
 
 PYTHON ?= python3
 VENV ?= .venv
 DATA_DIR ?=
+PEERS_DIR ?= .peers
 ARGS ?=
 BIN := $(VENV)/bin
 # what an installation is made of: the C kernels are compiled by it
 SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/forerun/native/*.[ch])
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
-.PHONY: demo test check docs bench clean
+.PHONY: demo test check docs bench peers clean
 
 demo: $(VENV)/.ready
 	@$(BIN)/forerun demo $(ARGS)
@@ -41,6 +44,9 @@ bench: $(VENV)/.ready
 		echo "bench: $$file"; $(BIN)/python $$file; done
 	@echo "bench: forerun demo"
 	@$(BIN)/forerun demo $(ARGS)
+
+peers: $(VENV)/.ready
+	@$(BIN)/python -m forerun.bench.peers.install --folder "$(PEERS_DIR)" $(ARGS)
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "forerun needs Python 3.11 or newer; try make PYTHON=python3.11 $(MAKECMDGOALS)")'

@@ -24,6 +24,7 @@ COMMANDS = {
     "generate": "Sample from a model, faster, with the law of plain decoding.",
     "methods": "List the catalog, or explain one method.",
     "verify": "Check losslessness on your own model and machine.",
+    "bench": "Measure methods and peers side by side.",
     "demo": "Best-of-n on held-out problems: STAND beside plain decoding.",
     "train": "Train a model by one of the recipes.",
     "doctor": "Say what this machine and installation can do.",
@@ -52,8 +53,11 @@ class Group(TyperGroup):
 
 
 def load(name: str | None) -> Any:
-    """The subcommand from its module `forerun.cli.<name>`, whose function is `command`."""
-    function = importlib.import_module(f"forerun.cli.{name}").command
+    """The subcommand from its module `forerun.cli.<name>`: the function `command`, or an `app`."""
+    module = importlib.import_module(f"forerun.cli.{name}")
+    if hasattr(module, "app"):
+        return typer.main.get_command(module.app)
+    function = module.command
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     single.command(name, help=function.__doc__ or COMMANDS[str(name)])(function)
     return typer.main.get_command(single)

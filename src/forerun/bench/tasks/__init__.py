@@ -1,1 +1,87 @@
-"""Tasks: problems with an exact checker, for evaluation and training."""
+"""Tasks: numbered prompts, most with a checker, for evaluation, training and timing.
+
+A task is a file, its name is the name that users type, with options as `needles:lengths=2000+8000`
+or, where the task is somebody's file, its path: `file:prompts.jsonl`. Files that begin with another
+file's name and an underscore are its helpers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from typing import TYPE_CHECKING, Any
+
+from forerun.errors import ConfigError, UnknownName
+from forerun.registry import parse
+
+if TYPE_CHECKING:
+    from forerun.bench.tasks.base import Task
+
+__all__ = ["get_task", "task_names"]
+
+
+def task_names() -> list[str]:
+    """All tasks, without importing any of them."""
+    found = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return [n for n in found if n != "base" and not any(n.startswith(m + "_") for m in found)]
+
+
+def get_task(text: str) -> Task:
+    """The task of a text such as "reasoning", "needles:lengths=2000+8000", "file:prompts.jsonl".
+
+    Raises UnknownName for a name or an option, ConfigError for a value, DataError for a file.
+    """
+    head, _, rest = text.strip().partition(":")
+    name = head.replace("-", "_")
+    if name not in task_names():
+        raise UnknownName.of("task", head, task_names())
+    cls = _class_of(name)
+    if hasattr(cls, "of_path"):
+        if not rest:
+            raise ConfigError(f"task {name!r} needs a file; write {name}:PATH")
+        return cls.of_path(rest)
+    return cls(**_defaults(cls) | _values(name, cls, parse(text)[1]))
+
+
+def _class_of(name: str) -> Any:
+    """The class of the file that has examples and a score."""
+    module = importlib.import_module(f"{__name__}.{name}")
+    found = [
+        thing
+        for thing in vars(module).values()
+        if inspect.isclass(thing)
+        and thing.__module__ == module.__name__
+        and hasattr(thing, "example")
+        and hasattr(thing, "score")
+    ]
+    assert len(found) == 1, f"{module.__name__} must define one task, has {found}"
+    return found[0]
+
+
+def _defaults(cls: Any) -> dict[str, Any]:
+    """A task that is also trained on is measured on what was held out."""
+    return {"split": "heldout"} if "split" in inspect.signature(cls).parameters else {}
+
+
+def _values(name: str, cls: Any, texts: dict[str, str]) -> dict[str, Any]:
+    known = inspect.signature(cls).parameters
+    values = {}
+    for key, text in texts.items():
+        if key not in known:
+            raise UnknownName.of(f"option of task {name!r}:", key, known)
+        try:
+            values[key] = _typed(text, str(known[key].annotation))
+        except ValueError:
+            kind = "a whole number" if known[key].annotation == "int" else "numbers such as 1+2+3"
+            raise ConfigError(f"task {name!r}: {key} takes {kind}, got {text!r}") from None
+    return values
+
+
+def _typed(text: str, kind: str) -> Any:
+    """A whole number, several as a+b+c, or the text."""
+    if kind == "int":
+        return int(text)
+    if kind.startswith("tuple"):
+        return tuple(int(piece) for piece in text.split("+"))
+    return text

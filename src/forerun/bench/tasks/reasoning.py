@@ -70,6 +70,10 @@ class ReasoningTask:
         """1.0 where the last answer line of the text is the example's answer, else 0.0."""
         return float(read_answer(text) == example.answer)
 
+    def read(self, text: str) -> str | None:
+        """The number on the last answer line."""
+        return read_answer(text)
+
     def _rng(self, i: int, what: str) -> random.Random:
         key = f"reasoning/{self.split}/{self.seed}/{i}/{what}"
         return random.Random(hashlib.sha256(key.encode()).digest())

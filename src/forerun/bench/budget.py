@@ -1,0 +1,123 @@
+"""The budget of a step: its lines, their shares, and which of them are flagged."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from forerun.bench.timers import Clock
+
+LIMIT = 0.10  # share of a step above which a part outside the pass is flagged
+FORWARD = "forward: "
+REST = FORWARD + "rest"
+NATIVE = FORWARD + "native kernels"
+PYTHON = "Python rest"
+ORDER = (  # of the lines of a budget; kinds of layers are sorted by time
+    "draft",
+    "plan",
+    "logits copy and shaping",
+    "verify",
+    "commit",
+    "learn",
+    "statistics",
+    "tokens and stops",
+    PYTHON,
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One part of a step."""
+
+    name: str
+    microseconds: float  # per step
+    share: float
+    calls: float | None  # per step; None where no timer was
+    is_flagged: bool
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A step's time by part."""
+
+    lines: list[Line]
+    steps: int
+    tokens: int
+    step_microseconds: float  # sum of the lines
+    bare_microseconds: float  # a step without timers, measured in turn with the others
+    timer_share: float  # of a timed step, taken off above
+    notes: tuple[str, ...] = ()
+
+    @property
+    def outside_share(self) -> float:
+        """Share of everything that is not the target's pass."""
+        return sum(line.share for line in self.lines if not line.name.startswith(FORWARD))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self) | {"outside_share": self.outside_share}
+
+
+@dataclass
+class Measured:
+    """One run."""
+
+    seconds: float = 0.0
+    steps: int = 0
+    tokens: int = 0
+    rows: int = 0  # of all passes
+
+    def add(self, other: Measured) -> None:
+        """Adds another run's figures."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+def budget(
+    clock: Clock,
+    cost: tuple[float, float],
+    run: Measured,
+    bare: float,
+    alone: dict[str, float] | None = None,
+) -> Budget:
+    """The lines of a profile in the order in which a step goes.
+
+    bare: seconds of a step without timers. alone: seconds per step of kinds of layers within native
+    kernels.
+    """
+    spent, steps = clock.corrected(cost), max(run.steps, 1)
+    total, timers = sum(spent.values()) or 1.0, clock.overhead(cost)
+    calls = {name: clock.calls[name] / steps for name in spent}
+    notes = _divide(spent, {kind: steps * seconds for kind, seconds in (alone or {}).items()})
+
+    def line(name: str) -> Line:
+        share = spent[name] / total
+        is_flagged = not name.startswith(FORWARD) and share > LIMIT
+        return Line(name, 1e6 * spent[name] / steps, share, calls.get(name), is_flagged)
+
+    forward = sorted((n for n in spent if n.startswith(FORWARD)), key=lambda n: -spent[n])
+    rest = sorted(n for n in spent if n not in ORDER and n not in forward)
+    names = [*(n for n in ORDER[:2] if n in spent), *forward]
+    names += [n for n in (*ORDER[2:-1], *rest, PYTHON) if n in spent]
+    return Budget(
+        [line(name) for name in names],
+        steps,
+        run.tokens,
+        1e6 * total / steps,
+        1e6 * bare,
+        timers / (total + timers),
+        notes,
+    )
+
+
+def _divide(spent: dict[str, float], alone: dict[str, float]) -> tuple[str, ...]:
+    """Divides the time of the native kernels among kinds of layers, in place; says how."""
+    whole = spent.get(NATIVE, 0.0)
+    if not alone or not whole:
+        return ()
+    scale = min(1.0, whole / sum(alone.values()))
+    spent |= {FORWARD + kind: scale * seconds for kind, seconds in alone.items()}
+    spent[FORWARD + "attention, norms, waiting"] = whole - scale * sum(alone.values())
+    del spent[NATIVE]
+    said = "the kernels run a pass in one call; qkv, out, mlp and head were measured alone"
+    return (said, *(["and took longer so than within it"] if scale < 1 else []))

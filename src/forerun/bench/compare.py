@@ -1,0 +1,141 @@
+"""Has anything become slower? Two runs of the same prompts, method by method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from forerun.bench.metrics import PLAIN, SpeedUp, bootstrap, geometric_mean, ratios
+from forerun.bench.results import Manifest, Record
+from forerun.errors import ConfigError, DataError
+
+SAME = ("dtype", "threads", "seed", "sampling")  # of two runs that are compared
+INFORMED = ("forerun", "git")
+MACHINE = ("cpu", "cores", "kernels", "torch", "transformers", "device")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One method: tokens per second in the second run over the first."""
+
+    method: str
+    ratio: float  # geometric mean over prompts
+    interval: tuple[float, float] | None  # 95 %, bootstrap over prompts
+    prompts: int
+    is_slower: bool  # beyond what is allowed
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All methods of both runs, and what else differs."""
+
+    changes: list[Change]
+    remarks: list[str]
+
+    @property
+    def is_slower(self) -> bool:
+        return any(change.is_slower for change in self.changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        changes = [asdict(change) for change in self.changes]
+        return {"slower": self.is_slower, "changes": changes, "remarks": self.remarks}
+
+
+Run = tuple[Manifest, list[Record]]
+
+
+def compare(
+    before: Run, after: Run, *, max_slowdown: float = 0.05, relative: bool = False
+) -> Comparison:
+    """The second run against the first.
+
+    relative: speed-ups over plain decoding of the same run instead of tokens per second, so that a
+    machine that was busier the second time counts less. Raises DataError for runs that did not do
+    the same.
+    """
+    if not 0 <= max_slowdown < 1:
+        raise ConfigError(f"--max-slowdown must be in [0, 1), got {max_slowdown}")
+    check_same(before[0], after[0])
+    methods = [
+        m for m in before[0].methods if m in after[0].methods and (m != PLAIN or not relative)
+    ]
+    if not methods:
+        raise DataError(
+            f"the runs share no method: {', '.join(before[0].methods)} and "
+            f"{', '.join(after[0].methods)}"
+        )
+    changes, remarks = [], differences(before[0], after[0])
+    for method in methods:
+        found = change_of(before[1], after[1], method, relative=relative)
+        if found is None:
+            remarks.append(f"{method}: no prompt was finished in both runs")
+        else:
+            is_slower = found.ratio < 1 - max_slowdown
+            changes.append(Change(method, found.ratio, found.interval, found.prompts, is_slower))
+    if not changes:
+        raise DataError("no method finished a prompt in both runs; nothing can be compared")
+    return Comparison(changes, remarks)
+
+
+def check_same(a: Manifest, b: Manifest) -> None:
+    """Refuses runs of different prompts, models or settings, and says which. Raises DataError."""
+    if not a.tasks.keys() & b.tasks.keys():
+        raise DataError(f"the runs share no task: {_names(a.tasks)} and {_names(b.tasks)}")
+    for name in a.tasks.keys() | b.tasks.keys():
+        sides = [run.tasks.get(name, {}) for run in (a, b)]
+        hashes = [side.get("hash") for side in sides]
+        if hashes[0] != hashes[1]:
+            counts = " and ".join(f"{side.get('examples', 'no')} prompts" for side in sides)
+            raise DataError(
+                f"the runs have different prompts in task {name!r} ({counts}); run both with the "
+                "same --tasks and --examples"
+            )
+    if a.model.get("hash") != b.model.get("hash"):
+        models = " and ".join(repr(run.model.get("name")) for run in (a, b))
+        raise DataError(f"the runs have different models: {models}")
+    for name in SAME:
+        here, there = getattr(a, name), getattr(b, name)
+        if here != there:
+            what = f"{name} {here!r} and {there!r}"
+            if isinstance(here, dict):
+                keys = [k for k in here.keys() | there.keys() if here.get(k) != there.get(k)]
+                what = ", ".join(f"{k} {here.get(k)!r} and {there.get(k)!r}" for k in sorted(keys))
+            raise DataError(f"the runs differ in {what}; they cannot be compared")
+
+
+def _names(tasks: dict[str, Any]) -> str:
+    return ", ".join(tasks) or "none"
+
+
+def differences(a: Manifest, b: Manifest) -> list[str]:
+    """What differs between two runs and may explain a change: versions, machine, read limit."""
+    pairs = [(name, getattr(a, name), getattr(b, name)) for name in INFORMED]
+    pairs += [(name, a.machine.get(name), b.machine.get(name)) for name in MACHINE]
+    found = [f"{name}: {here} -> {there}" for name, here, there in pairs if here != there]
+    here, there = (run.limits.get("read_gb_s", 0.0) for run in (a, b))
+    if here and there:
+        found.append(f"read limit: {here:.1f} -> {there:.1f} GB/s")
+    return found
+
+
+def change_of(
+    before: Sequence[Record], after: Sequence[Record], method: str, *, relative: bool
+) -> SpeedUp | None:
+    """The ratio of a method, after over before; None if no prompt was finished in both."""
+    if not relative:
+        return ratios(_of(after, method), _of(before, method))
+    sides = [ratios(_of(run, method), _of(run, PLAIN)) for run in (before, after)]
+    if sides[0] is None or sides[1] is None:
+        return None
+    both = sorted(sides[0].by_prompt.keys() & sides[1].by_prompt.keys())
+    found = {key: sides[1].by_prompt[key] / sides[0].by_prompt[key] for key in both}
+    values = list(found.values())
+    if not values:
+        return None
+    return SpeedUp(geometric_mean(values), bootstrap(values, geometric_mean), found)
+
+
+def _of(records: Sequence[Record], method: str) -> list[Record]:
+    return [record for record in records if record.method == method]

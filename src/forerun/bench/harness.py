@@ -1,0 +1,236 @@
+"""Runs contestants side by side: every prompt by all of them, one after the other, A B and B A in
+turn, and one record per prompt, method and round as soon as it is there.
+
+A contestant that fails is recorded with its last lines and the run goes on. A run that ended early
+goes on where it stopped; a drafter that learns across prompts then begins anew.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from forerun.bench import machine
+from forerun.bench.contestants import Contestant, Outcome, SkippedPeer
+from forerun.bench.own import Own
+from forerun.bench.planning import Unit
+from forerun.bench.progress import Progress
+from forerun.bench.results import Record, RunWriter
+from forerun.bench.scoring import last_lines, majority_score, mean, scored
+from forerun.errors import ForerunError
+from forerun.sampling import Sampling
+
+if TYPE_CHECKING:
+    from forerun.bench.tasks.base import Example
+    from forerun.engine.api import Model
+
+MOST_FAILURES = 2  # in a row, before a peer is not asked again
+QUICK = 2  # tries of the read limit beside every record
+
+
+Listener = Callable[[Record, Progress], None]
+
+
+class Harness:
+    """A run: units, contestants, a folder to write to."""
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        contestants: Sequence[Contestant],
+        writer: RunWriter,
+        model: Model,
+        sampling: Sampling,
+        *,
+        seed: int = 0,
+        texts: bool = False,
+        on_record: Listener = lambda record, progress: None,
+        notice: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.units, self.writer, self.model, self.sampling = units, writer, model, sampling
+        self.seed, self.texts = seed, texts
+        self.on_record, self.notice = on_record, notice
+        self.order = [contestant.name for contestant in contestants]
+        self.contestants = {contestant.name: contestant for contestant in contestants}
+        self.failures: Counter[str] = Counter()
+        self.records = {record.key: record for record in writer.done}
+        self.wanted = {(u.task_name, i) for u in units for i in u.example.after}
+
+    def run(self) -> Progress:
+        """Everything that is not yet recorded. Raises CapacityError when the disk is full."""
+        try:
+            todo = [unit for unit in self.units if self._missing(unit)]
+            if todo:
+                self._start_all()
+            progress = self._progress()
+            for unit in todo:
+                for name in self._turns(unit):
+                    self._one(unit, name, progress)
+            return progress
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Closes all contestants, whatever they say."""
+        for contestant in self.contestants.values():
+            with suppress(Exception):
+                contestant.close()
+
+    def _missing(self, unit: Unit) -> list[str]:
+        """Contestants whose record of a unit is not there."""
+        return [name for name in self.contestants if _key(unit, name) not in self.records]
+
+    def _turns(self, unit: Unit) -> Iterator[str]:
+        """Who is to run a unit, in its order; asked again each time, as one may drop out."""
+        for name in self.order[::-1] if unit.is_reversed else self.order:
+            if name in self._missing(unit):
+                yield name
+
+    def _progress(self) -> Progress:
+        left = Counter(name for unit in self.units for name in self._missing(unit))
+        total = len(self.units) * len(self.contestants)
+        return Progress(total, total - left.total(), left=left)
+
+    def _start_all(self) -> None:
+        """Starts and warms everybody; who cannot take part is named in the manifest, with why."""
+        for name in self.order:
+            before = self.writer.manifest.peers.get(name)
+            if isinstance(before, str):  # it was left out when the run began: no later pairs
+                self._leave_out(name, before)
+                continue
+            self.notice(f"starting {name}")
+            contestant = self.contestants[name]
+            try:
+                contestant.start()
+                contestant.warm_up(self.units[0].example, self._sampling(self.units[0]))
+            except Exception as error:
+                if isinstance(contestant, Own):
+                    raise
+                if isinstance(error, SkippedPeer):
+                    self._leave_out(name, str(error))
+                else:
+                    self._leave_out(name, "failed to start: " + last_lines(error))
+                continue
+            if not isinstance(contestant, Own):
+                self._tell(name, contestant.versions())
+
+    def _leave_out(self, name: str, why: str) -> None:
+        self.notice(f"{name} is left out: {why}")
+        with suppress(Exception):
+            self.contestants.pop(name).close()
+        self._tell(name, why)
+
+    def _tell(self, name: str, what: Any) -> None:
+        """Versions of a peer, or why it does not take part, go into the manifest."""
+        manifest = self.writer.manifest
+        if manifest.peers.get(name) != what:
+            self.writer.update(replace(manifest, peers={**manifest.peers, name: what}))
+
+    def _one(self, unit: Unit, name: str, progress: Progress) -> None:
+        """Runs one contestant on one unit, records what came, tells the listener."""
+        began = time.perf_counter()
+        contestant, sampling = self.contestants[name], self._sampling(unit)
+        example = self._prepared(unit)
+        gc.collect()
+        read = machine.read_bandwidth(
+            self.writer.manifest.threads, tries=QUICK, device=self._device
+        )
+        outcome, error = None, None
+        try:
+            outcome = contestant.run(example, sampling)
+        except Exception as problem:
+            error = last_lines(problem)
+        record = self._record(unit, name, example, outcome, error)
+        record = replace(record, limits={"read_gb_s": round(read, 3)})
+        self.writer.append(record)
+        self.records[record.key] = record
+        progress.finish(name, time.perf_counter() - began)
+        self.on_record(record, progress)
+        if error is not None and not isinstance(contestant, Own):
+            self._mend(name, error, progress)
+        elif error is None:
+            self.failures[name] = 0
+
+    def _mend(self, name: str, error: str, progress: Progress) -> None:
+        """Starts a peer again that broke, unless it has broken too often."""
+        self.failures[name] += 1
+        contestant = self.contestants[name]
+        with suppress(Exception):
+            contestant.close()
+        try:
+            if self.failures[name] >= MOST_FAILURES:
+                raise ForerunError(f"failed {MOST_FAILURES} times in a row: {error}")
+            contestant.start()
+            contestant.warm_up(self.units[0].example, self._sampling(self.units[0]))
+        except Exception as problem:
+            progress.drop(name)
+            self._leave_out(name, last_lines(problem))
+
+    @property
+    def _device(self) -> str:
+        return str(self.writer.manifest.machine.get("device", "cpu"))
+
+    def _sampling(self, unit: Unit) -> Sampling:
+        """The sampling of a unit: the same seed for all contestants, another for every prompt."""
+        return replace(self.sampling, seed=self.seed + unit.index + 100_003 * unit.round)
+
+    def _prepared(self, unit: Unit) -> Example:
+        """The example with the answers that it builds on: the first method's first samples."""
+        from forerun.bench.tasks.base import prepare
+
+        if not unit.example.after:
+            return unit.example
+        answers = [self._answer(unit, index) for index in unit.example.after]
+        return prepare(unit.task.example(unit.index), self.model.tokenizer, answers)
+
+    def _answer(self, unit: Unit, index: int) -> str:
+        for name in self.order:
+            record = self.records.get((unit.task_name, index, name, unit.round))
+            if record and record.samples and record.samples[0].text is not None:
+                return record.samples[0].text
+        return ""
+
+    def _record(
+        self, unit: Unit, name: str, example: Example, outcome: Outcome | None, error: str | None
+    ) -> Record:
+        """The record of what came, scored by the task's own checker."""
+        record = Record(
+            task=unit.task_name,
+            index=unit.index,
+            id=example.id,
+            category=example.label,
+            method=name,
+            round=unit.round,
+            order=unit.number * len(self.order) + self._place(unit, name),
+            num_prompt_tokens=len(self.model.tokenizer.encode(example.prompt)),
+            seconds=0.0,
+            generated=0,
+            error=error,
+        )
+        if outcome is None:
+            return record
+        samples = [scored(unit.task, example, sample) for sample in outcome.samples]
+        keeps = self.texts or (unit.task_name, unit.index) in self.wanted
+        return replace(
+            record,
+            seconds=outcome.seconds,
+            generated=sum(sample.tokens for sample in samples),
+            samples=samples if keeps else [replace(sample, text=None) for sample in samples],
+            prefill_seconds=outcome.prefill_seconds,
+            score=mean([sample.score for sample in samples]),
+            majority=majority_score(unit.task, example, [sample.text for sample in samples]),
+            memory=outcome.memory,
+        )
+
+    def _place(self, unit: Unit, name: str) -> int:
+        at = self.order.index(name)
+        return len(self.order) - 1 - at if unit.is_reversed else at
+
+
+def _key(unit: Unit, name: str) -> tuple[str, int, str, int]:
+    return unit.task_name, unit.index, name, unit.round

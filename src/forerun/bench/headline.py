@@ -1,0 +1,204 @@
+"""What a report says in ten seconds, and what it must not leave unsaid."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from forerun.bench.charts import number
+from forerun.bench.metrics import PLAIN, SpeedUp
+from forerun.bench.report_setup import skipped
+from forerun.bench.results import Manifest, Record
+from forerun.bench.standing import Entry, Standing, factor, holds_one, interval, times
+
+FEW = 10  # prompts, below which a bootstrap interval is too narrow
+RESTLESS = 1.5  # tenth to ninetieth percentile of the reading speed beside the prompts
+MAX_TASKS = 4  # more of them: only those that a peer wins get a line
+
+
+def title(manifest: Manifest) -> str:
+    """The model, and whether it is an inflated one."""
+    name = manifest.model.get("name") or "an unnamed model"
+    return f"forerun benchmark: {name}" + (" (inflated)" if _source(manifest) else "")
+
+
+def _source(manifest: Manifest) -> str:
+    """The small model that this one was inflated from; "" for an ordinary model."""
+    found = manifest.model.get("inflated_from")
+    return str(found.get("name", "a smaller model")) if isinstance(found, dict) else ""
+
+
+def context(manifest: Manifest) -> str:
+    """Where and when, on one line."""
+    machine = manifest.machine
+    place = machine.get("gpu") or machine.get("cpu") or "unknown machine"
+    parts = [
+        f"{place}, {_many(manifest.threads, 'thread')}, {manifest.dtype}",
+        f"temperature {manifest.sampling.get('temperature', 1.0):g}"
+        if isinstance(manifest.sampling.get("temperature"), int | float)
+        else "",
+        f"{sum(map(_examples, manifest.tasks.values()))} prompts of {', '.join(manifest.tasks)}",
+        f"{_many(len(awaited(manifest)), 'method')} in one interleaved run",
+        f"begun {manifest.created[:10]}, revision {manifest.git or 'unknown'}",
+    ]
+    return "; ".join(filter(None, parts)) + "."
+
+
+def _examples(task: Mapping[str, object]) -> int:
+    found = task.get("examples")
+    return found if isinstance(found, int) else 0
+
+
+def tiles(standing: Standing) -> list[tuple[str, str]]:
+    """The figures that matter most, each with its words."""
+    own, peer, plain = standing.best("own"), standing.best("peer"), standing.best("plain")
+    mine, other = standing.best("own", "plain"), best_plain_peer(standing)
+    found: list[tuple[str, str]] = []
+    if own and own.speed:
+        found.append(_tile(own.speed, f"{own.method} over our plain decoding"))
+    if mine and peer and (speed := standing.over(mine, peer)):
+        found.append(_tile(speed, f"{mine.method} over the best peer, {peer.method}"))
+    if own and plain and other and (speed := standing.over(plain, other)):
+        found.append(_tile(speed, f"our plain decoding over the best plain peer, {other.method}"))
+    if own and own.totals.tau:
+        found.append((number(own.totals.tau), f"tokens per pass (tau) of {own.method}"))
+    return found
+
+
+def _tile(speed: SpeedUp, words: str) -> tuple[str, str]:
+    return factor(speed.ratio), words + interval(speed)
+
+
+def best_plain_peer(standing: Standing) -> Entry | None:
+    """The fastest peer without a mode: plain decoding elsewhere."""
+    able = [
+        e
+        for e in standing.entries
+        if e.kind == "peer" and ":" not in e.method and standing.is_ranked(e)
+    ]
+    return max(able, key=standing.pace, default=None)
+
+
+def headline(everything: Standing, by_task: Mapping[str, Standing]) -> list[str]:
+    """A line per task; of many tasks, those that a peer wins."""
+    lines = [] if len(by_task) == 1 else [f"All tasks: {verdict(everything)}"]
+    for task, standing in by_task.items():
+        if len(by_task) <= MAX_TASKS or _is_lost(standing):
+            lines.append(f"{task}: {verdict(standing)}")
+    return lines
+
+
+def remarks(manifest: Manifest, everything: Standing, by_task: Mapping[str, Standing]) -> list[str]:
+    """What to know before believing it, and who is not in the figures."""
+    lines = _caveats(everything, by_task)
+    if source := _source(manifest):
+        lines.append(
+            f"The model is {source}, inflated with weights that change nothing in what it says: "
+            "speeds are those of the new size, texts and acceptance those of the small model."
+        )
+    broke = [e.method for e in everything.entries if not e.is_sound]
+    absent = [name for name in skipped(manifest) if name not in broke]
+    if absent:
+        lines.append(f"Skipped, not measured: {', '.join(absent)} (reasons below).")
+    if broke:
+        lines.append(f"Failed on some prompts: {', '.join(broke)} (last lines below).")
+    return lines
+
+
+def _caveats(everything: Standing, by_task: Mapping[str, Standing]) -> list[str]:
+    """Choices made after the fact, and intervals that rest on little."""
+    counts = {kind: sum(e.kind == kind for e in everything.entries) for kind in ("own", "peer")}
+    chosen = [
+        f"of {count} {words}"
+        for count, words in (
+            (counts["own"], "of ours"),
+            (counts["peer"], "configurations of peers"),
+        )
+        if count > 1
+    ]
+    lines = [f"The best {' and '.join(chosen)}: chosen by these same figures."] if chosen else []
+    sizes = {task: max(e.prompts for e in s.entries) for task, s in by_task.items()}
+    few = [f"{task} {size}" for task, size in sizes.items() if size < FEW]
+    if few:
+        lines.append(f"Intervals over fewer than {FEW} prompts are rough: {', '.join(few)}.")
+    return lines
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _is_lost(standing: Standing) -> bool:
+    first = standing.best()
+    return first is not None and first.kind == "peer"
+
+
+def verdict(standing: Standing) -> str:
+    """Ours against plain decoding and against the best peer, one sentence."""
+    own, peer = standing.best("own"), standing.best("peer")
+    mine = standing.best("own", "plain")
+    if mine is None:
+        return "no method of ours finished." if peer else "no method finished a prompt."
+    if own and own.speed:
+        said = f"{_over_plain(own.method, own.speed)}, {_many(own.speed.prompts, 'prompt')}"
+    else:
+        said = f"{mine.method} decodes {number(mine.rate or 0.0)} tokens/s"
+    return f"{said}; {_against(standing, mine, peer)}."
+
+
+def _over_plain(method: str, speed: SpeedUp) -> str:
+    if holds_one(speed):
+        return f"{method} cannot be told apart from our plain decoding: {times(speed)}"
+    return f"{method} is {times(speed)} as fast as our plain decoding"
+
+
+def _against(standing: Standing, mine: Entry, peer: Entry | None) -> str:
+    speed = standing.over(mine, peer) if peer else None
+    if peer is None or speed is None:
+        return "no peer was measured beside it"
+    if holds_one(speed):
+        return (
+            f"{mine.method} cannot be told apart from the best peer, {peer.method}: {times(speed)}"
+        )
+    if speed.ratio < 1:
+        return (
+            f"the best peer, {peer.method}, is faster: {mine.method} reaches {times(speed)} of it"
+        )
+    return f"{mine.method} is {times(speed)} as fast as the best peer, {peer.method}"
+
+
+def awaited(manifest: Manifest) -> list[str]:
+    """Methods that take part to the end."""
+    absent = skipped(manifest)
+    return [method for method in manifest.methods if method not in absent]
+
+
+def alerts(manifest: Manifest, records: Sequence[Record]) -> list[str]:
+    """What keeps the figures from being those of the whole run as planned."""
+    said = []
+    each = sum(map(_examples, manifest.tasks.values())) * manifest.rounds
+    there = Counter(record.method for record in records)
+    missing = {m: each - there[m] for m in awaited(manifest) if there[m] < each}
+    if missing:
+        planned = each * len(awaited(manifest))
+        found = planned - sum(missing.values())
+        said.append(
+            f"Incomplete: {found} of {planned} planned measurements are there. The figures cover "
+            f"these only. Missing: {', '.join(f'{m} {count}' for m, count in missing.items())}."
+        )
+    reading = [r.limits["read_gb_s"] for r in records if r.limits and "read_gb_s" in r.limits]
+    low, high = np.quantile(reading, (0.1, 0.9)) if reading else (1.0, 1.0)
+    if high > RESTLESS * low:
+        said.append(
+            f"The machine was not quiet: its reading speed, measured beside every prompt, moved "
+            f"between {number(low)} and {number(high)} GB/s. Ratios of single prompts mean little."
+        )
+    if PLAIN not in there:
+        said.append("Plain decoding is not among the records, so there are no speed-ups.")
+    revisions = dict.fromkeys([manifest.git, *(one.get("git", "") for one in manifest.resumed)])
+    if len(revisions) > 1:
+        named = ", ".join(one or "unknown" for one in revisions)
+        said.append(f"Measured by more than one revision of forerun: {named}.")
+    return said

@@ -1,0 +1,231 @@
+"""Inflation: a small llama checkpoint padded to 0.1B, 0.3B, 1B or 8B, its output law unchanged.
+
+An inflated model answers what the small one answers, at the cost of its new size: it is for honest
+timing, and results on it are labelled so. What is added, and why it is not heard: `padding.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from forerun.assets import embedded
+from forerun.bench.padding import LAYER, SIZES, Padding, Part, Shape, grown, shape_of, tensors
+from forerun.errors import CapacityError, ConfigError, DataError, ModelError, UnknownName
+from forerun.models.checkpoint import shard_files
+from forerun.models.families import Unsupported
+from forerun.models.load import DTYPES, model_folder
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+MARK = "inflated_from"  # in config.json
+SHARD = 1 << 29  # bytes; about three times as much is held while one is written
+Item = tuple[str, Part, bool]
+KEPT = (".json", ".txt", ".model", ".jinja", ".tiktoken")  # suffixes of a tokenizer's files
+
+
+@dataclass(frozen=True)
+class Inflated:
+    """What was written."""
+
+    folder: Path
+    shape: Shape
+    num_bytes: int
+    seconds: float
+
+
+def inflate(
+    source: str | Path, target: Path, size: str, *, dtype: str = "bf16", seed: int = 0
+) -> Inflated:
+    """Writes the inflated checkpoint of a folder, a hub id or "reasoner", whole or not at all.
+
+    Raises UnknownName for a size, ModelError for a source that
+    cannot be padded, CapacityError where the disk lacks space, ConfigError if `target` is there.
+    """
+    start = time.perf_counter()
+    if size.upper() not in SIZES:
+        raise UnknownName.of("size", size, SIZES)
+    if dtype not in DTYPES:
+        raise UnknownName.of("dtype", dtype, DTYPES)
+    folder = model_folder(embedded(str(source)))
+    config = _read_config(folder)
+    small = shape_of(config)
+    pad = Padding(small, grown(small, size.upper()), DTYPES[dtype], seed)
+    target = Path(target).expanduser()
+    _check_room(target, pad.num_bytes)
+    with _beside(target) as part:
+        with ExitStack() as stack:
+            _write_shards(part, pad, Weights(folder, stack))
+        name = str(source) if embedded(str(source)) != str(source) else folder.name
+        (part / "config.json").write_text(json.dumps(grown_config(config, pad, name), indent=2))
+        (part / "README.md").write_text(_card(name, size.upper(), pad))
+        for file in sorted(folder.iterdir()):
+            is_own = file.name == "config.json" or file.name.endswith(".index.json")
+            if file.is_file() and file.suffix in KEPT and not is_own:
+                shutil.copyfile(file, part / file.name)
+    written = sum(f.stat().st_size for f in target.iterdir())
+    return Inflated(target, pad.big, written, time.perf_counter() - start)
+
+
+def inflated_from(folder: Path) -> dict[str, Any] | None:
+    """Name and shape of what a checkpoint was inflated from; None for an ordinary one."""
+    try:
+        return json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")).get(MARK)
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read ({error}); is it a model folder?") from None
+    kind = config.get("model_type")
+    if kind not in FAMILIES:
+        raise ModelError(f"{folder} is of type {kind!r}; only {', '.join(FAMILIES)} can be padded")
+    if config.get("quantization_config"):
+        raise ModelError(f"{folder} is quantised; give the original checkpoint")
+    return config
+
+
+class Weights:
+    """Tensors of a checkpoint by name, read when they are asked for."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        self._where: dict[str, Any] = {}
+        try:
+            for path in shard_files(folder):
+                shard = stack.enter_context(safe_open(path, framework="pt"))
+                self._where |= dict.fromkeys(shard.keys(), shard)
+        except Unsupported as error:
+            raise ModelError(f"{folder}: {error}") from None
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{folder} cannot be read ({error}); fetch or copy it again") from None
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._where:
+            raise ModelError(f"{self.folder} has no tensor {name}; is the checkpoint whole?")
+        try:
+            return self._where[name].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{name} in {self.folder} cannot be read ({error})") from None
+
+    def layer_parts(self) -> tuple[Part, ...]:
+        """The parts of a layer that this checkpoint has, or must have."""
+        first = "model.layers.0."
+        return tuple(p for p in LAYER if not p.is_optional or first + p.name in self._where)
+
+
+def _write_shards(part: Path, pad: Padding, weights: Weights) -> None:
+    """Writes safetensors shards, holding one in memory, and their index."""
+    shards, total = _shards(pad, weights.layer_parts())
+    places: dict[str, str] = {}
+    for number, items in enumerate(shards, start=1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        name = name if len(shards) > 1 else "model.safetensors"
+        made = {key: pad.grow(key, p, weights[key] if old else None) for key, p, old in items}
+        save_file(made, part / name, metadata={"format": "pt"})
+        places |= dict.fromkeys(made, name)
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        (part / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+
+
+def _shards(pad: Padding, layer: tuple[Part, ...]) -> tuple[list[list[Item]], int]:
+    """The tensors of each shard in order, and the bytes of all of them."""
+    shards: list[list[Item]] = [[]]
+    used = total = 0
+    for item in tensors(pad.big, pad.small, layer):
+        size = math.prod(pad.shape(item[1])) * pad.dtype.itemsize
+        if shards[-1] and used + size > SHARD:
+            shards.append([])
+            used = 0
+        shards[-1].append(item)
+        used, total = used + size, total + size
+    return shards, total
+
+
+def grown_config(config: dict[str, Any], pad: Padding, name: str) -> dict[str, Any]:
+    """The big model's config.json, marked with what it was made from."""
+    big, out = pad.big, dict(config)
+    out |= {
+        "hidden_size": big.hidden,
+        "num_hidden_layers": big.layers,
+        "num_attention_heads": big.heads,
+        "num_key_value_heads": big.kv_heads,
+        "head_dim": big.head_dim,
+        "intermediate_size": big.inner,
+        "rms_norm_eps": config.get("rms_norm_eps", 1e-6) * pad.eps_factor,
+        MARK: {"name": name, **asdict(pad.small)},
+    }
+    dtype = str(pad.dtype).removeprefix("torch.")
+    out |= {key: dtype for key in ("dtype", "torch_dtype") if key in config} or {"dtype": dtype}
+    if types := config.get("layer_types"):
+        out["layer_types"] = [types[i % len(types)] for i in range(big.layers)]
+    return out
+
+
+def _check_room(target: Path, num_bytes: int) -> None:
+    """Refuses a target that exists, or a disk on which the weights do not fit."""
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise ConfigError(f"{target} exists; give a folder that does not, or remove it")
+    parent = next(p for p in target.absolute().parents if p.exists())
+    needed, free = 1.02 * num_bytes + 16e6, shutil.disk_usage(parent).free
+    if free < needed:
+        raise CapacityError(
+            f"the checkpoint takes {needed / 1e9:.1f} GB, but {parent} has {free / 1e9:.1f} GB "
+            "free; make room, or give a folder on another disk"
+        )
+
+
+@contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """A folder that becomes `target` when the block has ended without an error."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise DataError(f"cannot write beside {target}: {error.strerror}") from None
+    try:
+        yield part
+        part.chmod(0o755)
+        for file in part.iterdir():
+            file.chmod(0o644)
+        os.replace(part, target)
+    except (OSError, SafetensorError) as error:
+        raise CapacityError(f"cannot write {target}: {error}") from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _card(name: str, size: str, pad: Padding) -> str:
+    a, b = pad.small, pad.big
+    rows = "".join(
+        f"| {key.replace('_', ' ')} | {old} | {new} |\n"
+        for (key, old), new in zip(asdict(a).items(), asdict(b).values(), strict=True)
+        if key != "is_tied"
+    )
+    return (
+        f"# {name}, inflated to {size}\n\n"
+        f"For timing only. This is `{name}` ({a.parameters / 1e6:.3g}M weights) padded to "
+        f"{b.parameters / 1e9:.3g}B:\nit answers what `{name}` answers, at the cost of a model "
+        "of this size. It knows nothing more.\n\n"
+        "New heads, inner channels and layers have output weights of zero and random weights "
+        "otherwise;\nnorm weights and eps make up for the width. The vocabulary is that of the "
+        "original, so the\noutput layer is smaller than in other models of this size.\n\n"
+        f"| | {name} | inflated |\n|---|---|---|\n{rows}"
+    )

@@ -1,0 +1,213 @@
+"""What a run was measured on, and how fast that is at its best: reading memory, and multiplying.
+
+The limits are the best of several tries, so they bound what any kernel can reach here.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import forerun
+from forerun.errors import CapacityError
+
+if TYPE_CHECKING:
+    import torch
+
+PACKAGES = ("torch", "transformers", "numba", "numpy")
+LEAST, TIMES_CACHE = 256 << 20, 8  # bytes of the buffer that is read: far larger than the caches
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+WIDE = (512, 1024, 2048, 4096, 8192)  # rows and columns of the products
+SLOW = 0.05  # seconds of a product after which no larger one is tried
+
+
+def describe(device: str = "cpu") -> dict[str, Any]:
+    """CPU, cores, memory, system, versions and kernels; the GPU where the device is one."""
+    found: dict[str, Any] = {
+        "cpu": cpu_name(),
+        "cores": num_cores(),
+        "memory": memory_bytes(),
+        "os": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+    found |= {name: package_version(name) for name in PACKAGES}
+    found |= {"kernels": kernels(), "device": device}
+    if device.startswith("cuda"):
+        import torch
+
+        found["gpu"] = torch.cuda.get_device_name(device)
+    return found
+
+
+def package_version(name: str) -> str:
+    """The installed version of a package, or "missing"."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def cpu_name() -> str:
+    """The processor as the system names it, with its instructions that matter here."""
+    info = first_values(Path("/proc/cpuinfo"))
+    name = info.get("model name") or platform.processor() or platform.machine()
+    flags = info.get("flags", "").split()
+    known = {"avx512_bf16": "AVX-512 BF16", "amx_bf16": "AMX BF16", "avx512f": "AVX-512"}
+    best = [text for flag, text in known.items() if flag in flags]
+    return name + (f" ({best[0]})" if best else "")
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    has = getattr(os, "sched_getaffinity", None)
+    return len(has(0)) if has else os.cpu_count() or 1
+
+
+def memory_bytes() -> int:
+    """Memory of the machine; 0 where the system does not say."""
+    total = first_values(Path("/proc/meminfo")).get("MemTotal", "0 kB")
+    return int(total.split()[0]) * 1024
+
+
+def first_values(file: Path) -> dict[str, str]:
+    """First value per name of a file of "name: value" lines; empty where there is none."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in reversed(lines))
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def kernels() -> str:
+    """Which kernels our own passes run on, on a CPU."""
+    from forerun.models import layers
+    from forerun.native import LEVELS
+    from forerun.native import kernels as native
+
+    found = native()
+    if found:
+        return f"native {LEVELS[found.level]}"
+    return "oneDNN blocked" if layers.HAS_BLOCKED else "torch"
+
+
+def git_revision() -> str:
+    """Revision of the checkout that runs, "+dirty" if files differ; "" outside its checkout."""
+    package = Path(forerun.__file__).resolve().parent
+    try:
+        top = Path(_git(package, "rev-parse", "--show-toplevel"))
+        if top / "src" / "forerun" != package:  # installed into somebody else's repository
+            return ""
+        dirty = _git(top, "status", "--porcelain", "--", "src")
+        return _git(package, "rev-parse", "--short", "HEAD") + ("+dirty" if dirty else "")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _git(folder: Path, *words: str) -> str:
+    call = ["git", "-C", str(folder), *words]
+    return subprocess.run(
+        call, capture_output=True, text=True, check=True, timeout=20
+    ).stdout.strip()
+
+
+def limits(threads: int, dtype: torch.dtype, device: str = "cpu") -> dict[str, float]:
+    """read_gb_s, and gflop_s of a large product in this number type."""
+    return {
+        "read_gb_s": read_bandwidth(threads, device=device),
+        "gflop_s": product_rate(dtype, device=device),
+    }
+
+
+def read_bandwidth(threads: int, *, tries: int = 8, device: str = "cpu") -> float:
+    """GB/s of a streaming read: each thread reads its part in one stream and in four."""
+    if device.startswith("cuda"):
+        return _read_cuda(device, tries)
+    from forerun import native
+
+    if native.kernels():
+        words = _buffer()
+        return words.nbytes / best_seconds(lambda: native.read(words, threads), tries) / 1e9
+    from forerun.bench import streams
+
+    parts = np.array_split(_buffer(), threads)
+    size = sum(part.nbytes for part in parts)
+    for read in (streams.one, streams.four):
+        read(parts[0][:8])  # compiled
+    best = float("inf")
+    with ThreadPoolExecutor(threads) as pool:
+        for read in (streams.one, streams.four) * max(tries // 2, 1):
+            start = time.perf_counter()
+            list(pool.map(read, parts))
+            best = min(best, time.perf_counter() - start)
+    return size / best / 1e9
+
+
+@cache
+def _buffer() -> np.ndarray:
+    """Numbers, int64, that no cache can hold; kept, so that a later try touches no new page."""
+    size = max(LEAST, TIMES_CACHE * cache_bytes())
+    try:
+        return np.ones(size // 8, dtype=np.int64)
+    except MemoryError:
+        raise CapacityError(
+            f"measuring the memory takes {size >> 20} MiB, which are not free"
+        ) from None
+
+
+def cache_bytes() -> int:
+    """The largest cache of the first core; 0 where the system does not say."""
+    sizes = [0]
+    for file in CACHES.glob("index*/size"):
+        text = file.read_text().strip()
+        unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
+        sizes.append(int(text.rstrip("KMG")) * unit)
+    return max(sizes)
+
+
+def _read_cuda(device: str, tries: int) -> float:
+    """GB/s of a sum over a GiB of a GPU's memory."""
+    import torch
+
+    x = torch.ones(1 << 28, dtype=torch.float32, device=device)
+    seconds = best_seconds(lambda: x.sum(), tries, device)
+    return x.nbytes / seconds / 1e9
+
+
+def product_rate(dtype: torch.dtype, *, tries: int = 5, device: str = "cpu") -> float:
+    """GFLOP/s of a square product: the best of the sizes WIDE, as far as they take little time."""
+    import torch
+
+    best = 0.0
+    for wide in WIDE:
+        a, b = (torch.ones(wide, wide, dtype=dtype, device=device) for _ in range(2))
+        seconds = best_seconds(partial(torch.matmul, a, b), tries, device)
+        best = max(best, 2 * wide**3 / seconds / 1e9)
+        if seconds > SLOW:
+            break
+    return best
+
+
+def best_seconds(work: Callable[[], Any], tries: int, device: str = "cpu") -> float:
+    """The shortest of several calls, after one that is not timed."""
+    import torch
+
+    wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    best = float("inf")
+    for i in range(tries + 1):
+        wait()
+        start = time.perf_counter()
+        work()
+        wait()
+        best = min(best, time.perf_counter() - start) if i else best
+    return best

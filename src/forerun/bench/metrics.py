@@ -1,0 +1,218 @@
+"""What is computed from the records of a run, one definition each (docs/structure.md).
+
+S verify passes, D drafted tokens, A accepted draft tokens, E examined tokens, G generated tokens.
+tau = G / S, acceptance rate A / D, examined rate A / E, rate at position i: accepted at depth i
+over S. A figure that a contestant does not tell is None, never 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from forerun.bench.results import Record, SampleRecord
+
+PLAIN = "plain"  # the baseline: our own decoding without drafts
+GROUPS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64))  # trajectories, from 1
+DRAWS = 2000  # of the bootstrap
+PARTS = ("draft", "forward", "verify", "other")
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Counts of many samples added up; None where one of them does not tell."""
+
+    generated: int = 0  # G
+    passes: int | None = 0  # S
+    drafted: int | None = 0  # D
+    accepted: int | None = 0  # A
+    examined: int | None = 0  # E
+    accepted_at: Counter[int] = field(default_factory=Counter)  # depth from 1 -> count
+
+    @property
+    def tau(self) -> float | None:
+        """Tokens per pass, the correction or bonus token counted."""
+        return ratio(self.generated, self.passes)
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        return ratio(self.accepted, self.drafted)
+
+    @property
+    def examined_rate(self) -> float | None:
+        return ratio(self.accepted, self.examined)
+
+    @property
+    def per_position(self) -> list[float]:
+        """Accepted at depth i over S, i from 1."""
+        if not self.passes:
+            return []
+        deepest = max(self.accepted_at, default=0)
+        return [self.accepted_at[i] / self.passes for i in range(1, deepest + 1)]
+
+    @property
+    def predicted_tau(self) -> float | None:
+        """1 + the sum of the rates by position: tau if no text ended within its last pass."""
+        return 1.0 + sum(self.per_position) if self.passes else None
+
+
+def ratio(above: float | None, below: float | None) -> float | None:
+    """above / below; None where either is unknown or nothing was counted."""
+    return None if above is None or not below else above / below
+
+
+def totals(samples: Iterable[SampleRecord]) -> Totals:
+    """S, D, A, E, G and counts by position of many samples."""
+    found = list(samples)
+    at: Counter[int] = Counter()
+    for sample in found:
+        at.update({i: count for i, count in enumerate(sample.per_position, start=1) if count})
+    names = ("passes", "drafted", "accepted", "examined")
+    counts = {name: _sum(getattr(sample, name) for sample in found) for name in names}
+    return Totals(sum(sample.tokens for sample in found), accepted_at=at, **counts)
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = list(values)
+    return None if None in known else sum(v for v in known if v is not None)
+
+
+def samples_of(records: Iterable[Record]) -> list[SampleRecord]:
+    """All samples of the records that did not fail."""
+    return [sample for record in records if record.error is None for sample in record.samples]
+
+
+def by_trajectory(records: Iterable[Record]) -> dict[str, Totals]:
+    """Totals of trajectories 1, 2, 3-4, 5-8, ... over prompts."""
+    groups: dict[str, list[SampleRecord]] = {}
+    for record in records:
+        if record.error is None:
+            for number, sample in enumerate(record.samples, start=1):
+                groups.setdefault(group_of(number), []).append(sample)
+    return {name: totals(samples) for name, samples in groups.items()}
+
+
+def group_of(number: int) -> str:
+    """The name of the group of a trajectory, counted from 1."""
+    for low, high in GROUPS:
+        if low <= number <= high:
+            return str(low) if low == high else f"{low}-{high}"
+    return f"{GROUPS[-1][1] + 1}+"
+
+
+def time_split(records: Iterable[Record]) -> dict[str, float]:
+    """Seconds of draft, forward, verify, other, and outside: wall time that no part claims.
+
+    Only of records whose samples all tell their times; empty if there are none.
+    """
+    known = [r for r in records if r.error is None and r.samples]
+    known = [r for r in known if all(sample.seconds for sample in r.samples)]
+    if not known:
+        return {}
+    split = dict.fromkeys(PARTS, 0.0)
+    for record in known:
+        for sample in record.samples:
+            for name, seconds in sample.seconds.items():
+                split[name] = split.get(name, 0.0) + seconds
+    split["outside"] = max(sum(r.seconds for r in known) - sum(split.values()), 0.0)
+    return split
+
+
+def tokens_per_second(records: Sequence[Record], *, prefill: bool = True) -> float | None:
+    """G over wall seconds of records that did not fail.
+
+    prefill False: the passes that computed the prompts are taken off the seconds (the token that
+    such a pass yields stays counted); None if one of the records does not tell them.
+    """
+    done = [record for record in records if record.error is None]
+    if not done or (not prefill and any(r.prefill_seconds is None for r in done)):
+        return None
+    taken = 0.0 if prefill else sum(r.prefill_seconds or 0.0 for r in done)
+    seconds = sum(record.seconds for record in done) - taken
+    return sum(record.generated for record in done) / seconds if seconds > 0 else None
+
+
+@dataclass(frozen=True)
+class SpeedUp:
+    """How many times faster than the baseline on the same prompts."""
+
+    ratio: float  # geometric mean over prompts
+    interval: tuple[float, float] | None  # 95 %, bootstrap over prompts; None for one prompt
+    by_prompt: dict[tuple[str, int], float]  # (task, index) -> ratio, rounds pooled
+
+    @property
+    def prompts(self) -> int:
+        return len(self.by_prompt)
+
+
+def speed_up(
+    records: Iterable[Record], method: str, baseline: str = PLAIN, *, prefill: bool = True
+) -> SpeedUp | None:
+    """Tokens per second of a method over the baseline's; None if they share no prompt."""
+    found = list(records)
+    return ratios(
+        [r for r in found if r.method == method],
+        [r for r in found if r.method == baseline],
+        prefill=prefill,
+    )
+
+
+def ratios(
+    here: Iterable[Record], there: Iterable[Record], *, prefill: bool = True
+) -> SpeedUp | None:
+    """Tokens per second here over there, prompt by prompt; only prompts and rounds of both."""
+    sides = [{r.prompt_key: r for r in side if r.error is None} for side in (here, there)]
+    both = sorted(sides[0].keys() & sides[1].keys())
+    rounds: dict[tuple[str, int], list[tuple[str, int, int]]] = {}
+    for key in both:
+        rounds.setdefault(key[:2], []).append(key)
+    by_prompt: dict[tuple[str, int], float] = {}
+    for prompt, keys in rounds.items():
+        rates = [tokens_per_second([side[key] for key in keys], prefill=prefill) for side in sides]
+        found = ratio(rates[0], rates[1])
+        if found:
+            by_prompt[prompt] = found
+    values = list(by_prompt.values())
+    if not values:
+        return None
+    return SpeedUp(geometric_mean(values), bootstrap(values, geometric_mean), by_prompt)
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """exp of the mean logarithm of positive values."""
+    return float(np.exp(np.mean(np.log(values))))
+
+
+def bootstrap(
+    values: Sequence[float],
+    statistic: Callable[[Sequence[float]], float],
+    draws: int = DRAWS,
+    level: float = 0.95,
+) -> tuple[float, float] | None:
+    """Percentile interval of a statistic, values drawn with replacement; the same every time."""
+    if len(values) < 2:
+        return None
+    rng, all_values = np.random.default_rng(0), np.asarray(values, dtype=float)
+    picks = rng.integers(0, len(values), (draws, len(values)))
+    found = [statistic(all_values[row].tolist()) for row in picks]
+    low, high = np.quantile(found, ((1 - level) / 2, (1 + level) / 2))
+    return float(low), float(high)
+
+
+def mean_score(records: Iterable[Record], field_name: str = "score") -> float | None:
+    """Mean of "score" (single samples) or "majority" over prompts that were scored."""
+    found = [getattr(r, field_name) for r in records if r.error is None]
+    scores = [score for score in found if score is not None]
+    return sum(scores) / len(scores) if scores else None
+
+
+def peak_memory(records: Iterable[Record]) -> dict[str, int]:
+    """The largest bytes of every part."""
+    peak: dict[str, int] = {}
+    for record in records:
+        for part, size in record.memory.items():
+            peak[part] = max(peak.get(part, 0), size)
+    return peak

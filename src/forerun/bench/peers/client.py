@@ -1,0 +1,161 @@
+"""A worker process of a peer's own environment, spoken to in JSON lines (workers/serve.py).
+
+Its stderr is read all the time, and its last lines are told when it fails: a worker that dies,
+answers with an error, or does not answer in time is a PeerError. After a timeout it is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from forerun.bench.contestants import PeerError, SkippedPeer
+
+SERVE = Path(__file__).parent / "workers" / "serve.py"
+LAST = 12  # lines of stderr that an error shows
+OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_PRELOAD")  # not for another environment
+# Thread pools of every library, counted alike; nothing is fetched, nobody is told.
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONNOUSERSITE": "1",
+}
+
+
+class WorkerProcess:
+    """One worker: starts when it is made, answers one request at a time."""
+
+    def __init__(
+        self, python: Path, worker: Path, *, threads: int = 0, env: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = worker.stem
+        self.stderr: deque[str] = deque(maxlen=200)
+        self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._count = 0
+        command = [str(python), "-P", str(SERVE), str(worker)]
+        pipe = subprocess.PIPE
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
+                env=environment(threads, env or {}),
+                start_new_session=True,  # so that what it starts can be ended with it
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+            )
+        except OSError as error:
+            raise PeerError(f"{self.name}: cannot start {python}: {error.strerror}") from None
+        assert self._process.stdout and self._process.stderr
+        self._readers = [
+            threading.Thread(target=self._read_answers, args=(self._process.stdout,), daemon=True),
+            threading.Thread(target=self._read_stderr, args=(self._process.stderr,), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def request(self, verb: str, timeout: float, **fields: Any) -> Any:
+        """The result of one request. Raises SkippedPeer, PeerError."""
+        self._count += 1
+        line = json.dumps({"id": self._count, "do": verb, **fields})
+        try:
+            assert self._process.stdin
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        except (OSError, ValueError):
+            raise self._died(verb) from None
+        answer = self._answer(verb, timeout)
+        if "skip" in answer:
+            raise SkippedPeer(f"{self.name}: {answer['skip']}")
+        if "error" in answer:
+            raise PeerError(self._with_tail(f"{self.name} failed in {verb}: {answer['error']}"))
+        return answer["result"]
+
+    def close(self, patience: float = 5.0) -> None:
+        """Asks it to end, and ends it with all that it started if it does not."""
+        if self.is_alive:
+            with contextlib.suppress(PeerError, SkippedPeer):
+                self.request("close", patience)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(patience)
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends the process group and frees the pipes."""
+        with contextlib.suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for reader in self._readers:
+            reader.join(1.0)
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            with contextlib.suppress(OSError):
+                assert pipe
+                pipe.close()
+
+    def tail(self, count: int = LAST) -> str:
+        """The last lines that it wrote to stderr."""
+        return "\n".join([*self.stderr][-count:])
+
+    def _answer(self, verb: str, timeout: float) -> dict[str, Any]:
+        try:
+            while (answer := self._answers.get(timeout=timeout)) is not None:
+                if answer.get("id") == self._count:
+                    return answer
+        except queue.Empty:
+            self.kill()
+            text = f"{self.name}: no answer to {verb} in {timeout:g} s; the worker was ended"
+            raise PeerError(self._with_tail(text)) from None
+        raise self._died(verb)
+
+    def _died(self, verb: str) -> PeerError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5.0)
+        self.kill()
+        code = self._process.returncode
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        return PeerError(self._with_tail(f"{self.name}: the worker died during {verb} ({how})"))
+
+    def _with_tail(self, text: str) -> str:
+        return f"{text}\n{self.tail()}" if self.stderr else text
+
+    def _read_answers(self, pipe: IO[str]) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            for line in pipe:
+                try:
+                    answer = json.loads(line)
+                except ValueError:  # printed before the worker took hold of its stdout
+                    self.stderr.append(line.rstrip("\n"))
+                    continue
+                if isinstance(answer, dict):
+                    self._answers.put(answer)
+        self._answers.put(None)
+
+    def _read_stderr(self, pipe: IO[str]) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            for line in pipe:
+                self.stderr.append(line.rstrip("\n"))
+
+
+def environment(threads: int, extra: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables of a worker: this process's, less what points into our own Python."""
+    kept = {key: value for key, value in os.environ.items() if key not in OURS}
+    pools = dict.fromkeys(THREADS, str(threads)) if threads else {}
+    return {**kept, **QUIET, **pools, **extra}

@@ -1,0 +1,262 @@
+"""A peer as a contestant: the same token ids, sampling, threads and dtype as ours.
+
+Prompts are tokenised and texts decoded here, by the checkpoint's own tokenizer, so that no peer's
+tokenizer matters. A worker that has died is started again for the next prompt, a few times.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forerun.bench.contestants import Outcome, PeerError, Setup, SkippedPeer, short
+from forerun.bench.peers.catalog import PEERS, WORKERS, Name
+from forerun.bench.peers.client import WorkerProcess
+from forerun.bench.peers.install import DEFAULT_FOLDER, problem, python_of
+from forerun.bench.results import SampleRecord
+from forerun.sampling import Sampling
+
+if TYPE_CHECKING:
+    from forerun.bench.tasks.base import Example
+    from forerun.models.tokenizer import Tokenizer
+
+LOAD, RUN, HELLO = 1800.0, 900.0, 60.0  # seconds; loading may convert or compile
+STARTS = 3  # of one worker, before it is given up
+TAKEN = (  # fields of Sampling that peers are given
+    *("temperature", "top_k", "top_p", "min_p", "max_new_tokens", "stop_token_ids"),
+    *("ignore_eos", "seed", "n", "logprobs"),
+)
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+@dataclass
+class Shared:
+    """A worker process and the contestants that use it: modes of one peer may share a model."""
+
+    key: tuple
+    users: int = 0
+    starts: int = 0
+    process: WorkerProcess | None = None
+    loaded: set[str] = field(default_factory=set)  # modes
+
+    def alive(self, python: Path, worker: Path, threads: int, env: dict[str, str]) -> WorkerProcess:
+        """The running worker, started anew if there is none. Raises PeerError."""
+        if self.process is None or not self.process.is_alive:
+            if self.starts == STARTS:
+                tail = self.process.tail() if self.process else ""
+                raise PeerError(f"{worker.stem}: given up after {STARTS} starts\n{tail}")
+            self.starts += 1
+            self.loaded.clear()
+            self.process = WorkerProcess(python, worker, threads=threads, env=env)
+        return self.process
+
+    def leave(self) -> None:
+        """One contestant less; the last one ends the process."""
+        self.users -= 1
+        if self.users == 0:
+            _shared.pop(self.key, None)
+            if self.process:
+                self.process.close()
+
+
+_shared: dict[tuple, Shared] = {}  # what runs now
+
+
+class PeerContestant:
+    """One mode of a peer. Raises SkippedPeer if it cannot take part, PeerError if it fails."""
+
+    def __init__(self, parts: Name, name: str, setup: Setup) -> None:
+        self.name, self.parts, self.setup = name, parts, setup
+        self.kind = PEERS[parts.peer]
+        self.python = python_of(self.folder, parts.peer)
+        self.worker = WORKERS / f"{parts.peer}.py"
+        self.tokens: list[list[int]] = []  # of the last run's samples
+        self._host: Shared | None = None
+        self._warmed: dict[str, Any] | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where the environments are."""
+        return self.setup.environments or DEFAULT_FOLDER
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's."""
+        from forerun.models.tokenizer import Tokenizer
+
+        return Tokenizer.load(self.setup.model)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The checkpoint's config.json."""
+        return json.loads((Path(self.setup.model) / "config.json").read_text())
+
+    def versions(self) -> dict[str, str]:
+        """Python and the packages that matter."""
+        told = self._process().request("hello", HELLO)
+        return {"python": told["python"], **told["versions"]}
+
+    def start(self) -> None:
+        """Starts the worker and loads the mode."""
+        mode = self.kind.mode(self.parts.mode)
+        if reason := problem(self.folder, self.parts.peer, mode.extra):
+            raise SkippedPeer(f"{self.name}: {reason}")
+        if self._host is None:
+            own = () if self.kind.shares_model else (self.parts.mode, *self.parts.options.items())
+            key = (self.python, self.worker, self.setup.model, self.setup.dtype, own)
+            self._host = _shared.setdefault(key, Shared(key))
+            self._host.users += 1
+        try:
+            self._ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def warm_up(self, example: Example, sampling: Sampling) -> None:
+        """A short run that is not counted, in the shape of the counted ones."""
+        few = short(sampling)
+        few = Sampling(**{**vars(few), "n": sampling.n}) if self.parts.batch else few
+        self._warmed = self._asked(example.prompt, few)
+        self._ready().request("warm_up", RUN, **self._warmed)
+
+    def run(self, example: Example, sampling: Sampling) -> Outcome:
+        """Decodes one prompt sampling.n times; what is tokenised and decoded here is not timed."""
+        answer = self._ready().request("run", RUN, **self._asked(example.prompt, sampling))
+        self.tokens = [sample["tokens"] for sample in answer["samples"]]
+        samples = [self._record(sample) for sample in answer["samples"]]
+        return Outcome(answer["seconds"], samples, answer["prefill_seconds"], answer["memory"])
+
+    def first_tokens(self, prompt: str | list[int], sampling: Sampling, n: int) -> list[int]:
+        """The first token of n samples."""
+        asked = self._asked(prompt, Sampling(**{**vars(sampling), "n": n, "min_new_tokens": 0}))
+        return self._ready().request("first_tokens", RUN, **asked)["tokens"]
+
+    def close(self) -> None:
+        """Leaves the worker; the last user ends it."""
+        if self._host:
+            self._host.leave()
+            self._host = None
+
+    def _process(self) -> WorkerProcess:
+        if self._host is None:
+            raise PeerError(f"{self.name} has not been started")
+        env = {key: value.format(cache=self.cache) for key, value in self.kind.env.items()}
+        return self._host.alive(self.python, self.worker, self.setup.threads, env)
+
+    @property
+    def cache(self) -> Path:
+        """Where converted and compiled models are kept."""
+        return (self.folder / "cache" / self.parts.peer).absolute()
+
+    def _ready(self) -> WorkerProcess:
+        """The worker with this mode loaded, and warm again if it had to be started anew."""
+        process = self._process()
+        assert self._host
+        if self.parts.mode not in self._host.loaded:
+            process.request("load", LOAD, **self._load_fields())
+            self._host.loaded.add(self.parts.mode)
+            if self._warmed:
+                process.request("warm_up", RUN, **self._warmed)
+        return process
+
+    def _load_fields(self) -> dict[str, Any]:
+        needs_draft = self.kind.mode(self.parts.mode).needs_draft
+        model = Path(self.setup.model).absolute()
+        cache = self.cache / digest(model) if self.kind.converts else self.cache
+        cache.mkdir(parents=True, exist_ok=True)
+        return {
+            "mode": self.parts.mode,
+            "model": str(model),
+            "dtype": self._dtype(),
+            "threads": self.setup.threads,
+            "context": self._context(),
+            "cache": str(cache),
+            "draft": self._draft() if needs_draft else None,
+            "options": dict(self.parts.options),
+        }
+
+    def _dtype(self) -> str:
+        """ "bfloat16", "float16" or "float32": what was asked for, or the checkpoint's own."""
+        own = self.config.get("dtype") or self.config.get("torch_dtype") or "float32"
+        return DTYPES.get(self.setup.dtype, own)
+
+    def _context(self) -> int:
+        own = self.config.get("max_position_embeddings", 2048)
+        return min(self.setup.context or own, own)
+
+    def _draft(self) -> str:
+        """A draft that speaks the same tokens: the one named, or the one that ships with us."""
+        from forerun.assets import embedded
+
+        folder = Path(self.parts.draft or embedded("draft"))
+        try:
+            same = _vocabulary(folder) == _vocabulary(Path(self.setup.model))
+        except (OSError, KeyError, ValueError) as error:
+            raise SkippedPeer(f"{self.name}: no tokenizer.json to compare in {folder}") from error
+        if not same:
+            raise SkippedPeer(
+                f"{self.name}: the draft in {folder} has another vocabulary than the model; name "
+                f"one that shares it: {self.parts.peer}:{self.parts.mode},draft=FOLDER"
+            )
+        return str(folder.absolute())
+
+    def _asked(self, prompt: str | list[int], sampling: Sampling) -> dict[str, Any]:
+        """Fields of a run. Raises SkippedPeer for what peers do not all have."""
+        plain = Sampling()
+        for name, value in vars(sampling).items():
+            if name not in TAKEN and value != getattr(plain, name) and name != "min_new_tokens":
+                raise SkippedPeer(f"{self.name}: peers are not asked for {name}={value!r}")
+        if sampling.min_new_tokens > 1:
+            raise SkippedPeer(f"{self.name}: peers are not asked for min_new_tokens")
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        room = self._context() - len(ids)
+        if room < 1:
+            raise PeerError(f"{self.name}: {len(ids)} prompt tokens leave no room in the context")
+        seed = secrets.randbits(31) if sampling.seed is None else sampling.seed
+        ends = () if sampling.ignore_eos else self.tokenizer.eos_ids
+        return {
+            "mode": self.parts.mode,
+            "prompt": ids,
+            "batch": self.parts.batch,
+            "options": dict(self.parts.options),
+            "sampling": {
+                "temperature": sampling.temperature,
+                "top_k": sampling.top_k,
+                "top_p": sampling.top_p,
+                "min_p": sampling.min_p,
+                "max_new_tokens": min(sampling.max_new_tokens, room),
+                "ends": [*dict.fromkeys([*ends, *sampling.stop_token_ids])],
+                "seeds": [seed + k for k in range(sampling.n)],
+            },
+        }
+
+    def _record(self, sample: dict[str, Any]) -> SampleRecord:
+        tokens = sample["tokens"]
+        return SampleRecord(
+            tokens=len(tokens),
+            passes=sample.get("passes"),
+            drafted=sample.get("drafted"),
+            accepted=sample.get("accepted"),
+            per_position=sample.get("per_position", []),
+            finish=sample["finish"],
+            text=self.tokenizer.decode([t for t in tokens if t not in self.tokenizer.eos_ids]),
+        )
+
+
+def digest(folder: Path) -> str:
+    """A hash of all that a checkpoint consists of, weights included."""
+    found = hashlib.sha256()
+    for path in sorted([*folder.glob("*.json"), *folder.glob("*.safetensors")]):
+        found.update(path.name.encode())
+        with open(path, "rb") as file:
+            found.update(hashlib.file_digest(file, "sha256").digest())
+    return found.hexdigest()[:16]
+
+
+def _vocabulary(folder: Path) -> Any:
+    return json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]

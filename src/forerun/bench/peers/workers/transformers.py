@@ -1,0 +1,147 @@
+"""Hugging Face transformers, eager PyTorch: plain, prompt lookup, assisted by a draft model.
+
+All modes share one loaded model. Samples are drawn one after the other; at once only in plain mode,
+since its candidate generators work on a batch of one.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+
+class Watch:
+    """Counts passes of the target, and the rows and seconds of the one that reads the prompt."""
+
+    def __init__(self, model: Any) -> None:
+        self.rows: list[int] = []
+        self.prefill_seconds = self._start = 0.0
+        model.register_forward_pre_hook(self._before, with_kwargs=True)
+        model.register_forward_hook(self._after)
+
+    def _before(self, _: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+        self.rows.append(ids.shape[1])
+        self._start = time.perf_counter()
+
+    def _after(self, *_: Any) -> None:
+        if len(self.rows) == 1:
+            self.prefill_seconds += time.perf_counter() - self._start
+
+    def drafted(self, num_prompt: int) -> int:
+        """Rows beyond the prompt in the first pass and beyond the last token in the others."""
+        return sum(self.rows) - num_prompt - (len(self.rows) - 1)
+
+
+class Worker:
+    """One model, and a draft once it is asked for."""
+
+    packages = ("transformers", "torch", "tokenizers", "safetensors")
+
+    def __init__(self) -> None:
+        self.model: Any = None
+        self.draft: Any = None
+
+    def load(self, mode: str, model: str, dtype: str, threads: int, draft: str, **_: Any) -> None:
+        """Loads the model once, and the draft for mode "assisted" (None for the others)."""
+        import torch
+
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(False)
+        if self.model is None:
+            self.model = self._loaded(model, dtype)
+            self.watch = Watch(self.model)
+        if mode == "assisted" and self.draft is None:
+            self.draft = self._loaded(draft, dtype)
+
+    def run(
+        self,
+        mode: str,
+        prompt: list[int],
+        sampling: dict[str, Any],
+        batch: bool,
+        options: dict[str, Any],
+    ) -> dict[str, Any]:
+        """Samples by generate(); the prompt is computed for every sample."""
+        seeds = sampling["seeds"]
+        config = self._config(sampling)
+        draft = None
+        if mode == "lookup":
+            config.prompt_lookup_num_tokens = options["tokens"]
+            config.max_matching_ngram_size = options["ngram"]
+        if mode == "assisted":
+            draft = self.draft
+            draft.generation_config.num_assistant_tokens = options["tokens"]
+        if batch:
+            return self._generate(prompt, sampling, config, seeds[0], num_rows=len(seeds))
+        found = [self._generate(prompt, sampling, config, seed, draft) for seed in seeds]
+        return {
+            "samples": [one["samples"][0] for one in found],
+            "prefill_seconds": sum(one["prefill_seconds"] for one in found),
+        }
+
+    def _generate(
+        self,
+        prompt: list[int],
+        sampling: dict[str, Any],
+        config: Any,
+        seed: int,
+        draft: Any = None,
+        num_rows: int = 1,
+    ) -> dict[str, Any]:
+        import torch
+
+        self.watch.rows, self.watch.prefill_seconds = [], 0.0
+        torch.manual_seed(seed)
+        ids = torch.tensor([prompt] * num_rows)
+        rows = self.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            generation_config=config,
+            assistant_model=draft,
+        )
+        samples = [self._sample(row, sampling) for row in rows[:, len(prompt) :].tolist()]
+        if num_rows == 1:
+            samples[0] |= self._counts(len(prompt), len(samples[0]["tokens"]))
+        return {"samples": samples, "prefill_seconds": self.watch.prefill_seconds}
+
+    def _counts(self, num_prompt: int, num_tokens: int) -> dict[str, int]:
+        """Passes and drafted tokens as seen; what is not a pass's own token was accepted."""
+        drafted, passes = self.watch.drafted(num_prompt), len(self.watch.rows)
+        accepted = min(drafted, max(0, num_tokens - passes))
+        return {"passes": passes, "drafted": drafted, "accepted": accepted}
+
+    def _sample(self, row: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+        """Tokens up to the first end token, which is kept."""
+        ends = set(sampling["ends"])
+        last = next((i for i, token in enumerate(row) if token in ends), None)
+        tokens = row if last is None else row[: last + 1]
+        return {"tokens": tokens, "finish": "length" if last is None else "stop"}
+
+    def _config(self, sampling: dict[str, Any]) -> Any:
+        """All of the law spelled out: nothing is left to the checkpoint's own defaults."""
+        from transformers import GenerationConfig
+
+        law: dict[str, Any] = {"do_sample": False}
+        if sampling["temperature"] > 0:
+            law = {
+                "do_sample": True,
+                "temperature": sampling["temperature"],
+                "top_k": sampling["top_k"],  # None would mean 50
+                "top_p": sampling["top_p"],
+                "min_p": sampling["min_p"] or None,
+            }
+        return GenerationConfig(
+            **law,
+            max_new_tokens=sampling["max_new_tokens"],
+            eos_token_id=sampling["ends"] or None,
+            pad_token_id=sampling["ends"][0] if sampling["ends"] else 0,
+        )
+
+    def _loaded(self, folder: str, dtype: str) -> Any:
+        import torch
+        from transformers import AutoModelForCausalLM, GenerationConfig
+
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+        model.generation_config = GenerationConfig()  # or generate() would fill gaps from it
+        return model

@@ -1,0 +1,200 @@
+"""From what was asked to what will be run: checked names, examples that fit, the manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forerun import __version__
+from forerun.bench import machine
+from forerun.bench.results import Manifest
+from forerun.errors import ConfigError, DataError
+from forerun.sampling import Sampling
+
+if TYPE_CHECKING:
+    from forerun.bench.tasks.base import Example, Task
+    from forerun.engine.api import Model
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user asked for."""
+
+    methods: list[str]
+    tasks: list[str]
+    model: str = "reasoner"
+    sampling: Sampling = field(default_factory=Sampling)
+    examples: int = 20  # per task
+    rounds: int = 1
+    threads: int = 1
+    dtype: str = "auto"
+    device: str = "auto"
+    seed: int = 0
+    texts: bool = False  # whether records keep what was generated
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One prompt in one round: all contestants decode it, one after the other."""
+
+    number: int  # from 0, in the order of the run
+    task_name: str
+    task: Task
+    index: int
+    example: Example
+    round: int
+    is_reversed: bool  # B A instead of A B
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The examples of one task that take part."""
+
+    name: str
+    task: Task
+    examples: list[tuple[int, Example]]
+    left_out: int = 0  # prompts that the context has no room for
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the manifest says of it."""
+        found = {"examples": len(self.examples), "hash": prompts_hash(self.examples)}
+        return found | ({"left_out": self.left_out} if self.left_out else {})
+
+
+def check_asked(asked: Asked) -> None:
+    """Refuses counts that cannot work, before anything slow happens."""
+    for name in ("examples", "rounds", "threads"):
+        if getattr(asked, name) < 1:
+            raise ConfigError(f"--{name} must be at least 1, got {getattr(asked, name)}")
+    for name, given in (("methods", asked.methods), ("tasks", asked.tasks)):
+        if not given:
+            raise ConfigError(f"--{name} names none; give at least one")
+
+
+def choose(name: str, task: Task, asked: Asked, model: Model) -> Chosen:
+    """The first examples of a task whose prompts leave room for what may be generated.
+
+    Raises DataError if none does.
+    """
+    from forerun.bench.tasks.base import prepare
+
+    room = model.target.context - asked.sampling.max_new_tokens
+    fitting: list[tuple[int, Example]] = []
+    left_out = 0
+    for i in range(min(asked.examples, len(task))):
+        example = prepare(task.example(i), model.tokenizer)
+        if len(model.tokenizer.encode(example.prompt)) <= room:
+            fitting.append((i, example))
+        else:
+            left_out += 1
+    if not fitting:
+        raise DataError(
+            f"no prompt of task {name!r} fits: the context is {model.target.context} and "
+            f"{asked.sampling.max_new_tokens} tokens may be generated; lower --max-new-tokens or "
+            "use another model"
+        )
+    return Chosen(name, task, fitting, left_out)
+
+
+def units(chosen: Sequence[Chosen], rounds: int) -> list[Unit]:
+    """All units; the order of contestants alternates within every category and from round to
+    round, so that drift of the machine cancels."""
+    found: list[Unit] = []
+    for number in range(rounds):
+        for part in chosen:
+            seen: dict[str, int] = {}
+            kinds = {label: k for k, label in enumerate(_labels(part))}
+            for index, example in part.examples:
+                label = example.label
+                turn = seen.get(label, 0) + kinds[label] + number
+                seen[label] = seen.get(label, 0) + 1
+                at = len(found)
+                is_back = turn % 2 == 1
+                found.append(Unit(at, part.name, part.task, index, example, number, is_back))
+    return found
+
+
+def _labels(part: Chosen) -> list[str]:
+    """Categories in the order in which they come."""
+    return list(dict.fromkeys(example.label for _, example in part.examples))
+
+
+def prompts_hash(examples: Sequence[tuple[int, Example]]) -> str:
+    """A hash of ids and prompts."""
+    shown = [[index, example.id, example.prompt, example.turns] for index, example in examples]
+    return hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:16]
+
+
+def manifest(asked: Asked, model: Model, path: Path | None, chosen: Sequence[Chosen]) -> Manifest:
+    """The manifest of a run that has not begun: limits and cost curve are measured later."""
+    from forerun.verifying import dtype_of
+
+    device = str(getattr(getattr(model.target, "model", None), "device", "cpu"))
+    return Manifest(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        forerun=__version__,
+        git=machine.git_revision(),
+        command=asked.command,
+        model=describe_model(model, path),
+        dtype=str(dtype_of(model)).removeprefix("torch."),
+        threads=asked.threads,
+        seed=asked.seed,
+        sampling=json.loads(json.dumps(asdict(asked.sampling))),
+        methods=list(asked.methods),
+        tasks={part.name: part.to_dict() for part in chosen},
+        rounds=asked.rounds,
+        machine=machine.describe(device),
+    )
+
+
+def describe_model(model: Model, path: Path | None) -> dict[str, Any]:
+    """Path, name, size and hash of a model, and what one pass of it reads and computes."""
+    from forerun.bench.inflate import MARK, inflated_from
+    from forerun.bench.theory import pass_cost
+
+    headers = tensor_headers(path) if path else []
+    report = model.memory_report()
+    found = {
+        "path": str(path or ""),
+        "name": Path(model.name).name or model.name,
+        "parameters": sum(map(num_parameters, headers)),
+        "weight_bytes": report.get("weights", 0),
+        "context": model.target.context,
+        "hash": model_hash(path, headers) if path else "",
+    }
+    cost = pass_cost(model.target)
+    source = inflated_from(path) if path else None
+    return found | (cost.to_dict() if cost else {}) | ({MARK: source} if source else {})
+
+
+def tensor_headers(folder: Path) -> list[bytes]:
+    """The JSON headers of all safetensors files of a folder."""
+    headers = []
+    for path in sorted(folder.glob("*.safetensors")):
+        with open(path, "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            headers.append(file.read(length))
+    return headers
+
+
+def num_parameters(header: bytes) -> int:
+    """Numbers in the tensors that a header names."""
+    entries = json.loads(header)
+    return sum(math.prod(e["shape"]) for name, e in entries.items() if name != "__metadata__")
+
+
+def model_hash(folder: Path, headers: Sequence[bytes]) -> str:
+    """A hash of the configuration and the tensors' names, types, shapes and places."""
+    config = folder / "config.json"
+    digest = hashlib.sha256(config.read_bytes() if config.exists() else b"")
+    for header in headers:
+        digest.update(header)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,174 @@
+"""Where a step's time goes: draft, the target's pass by kind of layer, laws, verify, the rest.
+
+Nothing in the engine knows of it. While a profile runs, the callables of the parts are wrapped by
+timers, found by the role or class they belong to; each second belongs to the innermost timer. What
+the timers cost themselves is measured on empty functions and taken off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from forerun.bench.budget import FORWARD, NATIVE, PYTHON, REST, Budget, Measured, budget
+from forerun.bench.timers import Clock, Patches, calibrate, seconds_of
+from forerun.sampling import Sampling
+
+if TYPE_CHECKING:
+    from forerun.bench.own import Parts
+    from forerun.engine.api import Model, Run
+    from forerun.models.transformer import Transformer
+
+
+def profile(
+    model: Model,
+    prompt: str,
+    sampling: Sampling,
+    parts: Parts,
+    *,
+    rounds: int = 3,
+) -> Budget:
+    """The budget of a step after the prompt: `rounds` runs with timers and as many without.
+
+    The prompt is computed before.
+    """
+    start_run = Runs(model, prompt, sampling, parts)
+    start_run.plain()  # computes the prompt, compiles, touches pages
+    cost, clock, bare, timed = calibrate(), Clock(_wait_for(model)), Measured(), Measured()
+    for _ in range(rounds):
+        bare.add(start_run.plain())
+        timed.add(start_run.timed(clock))
+    alone: dict[str, float] = {}
+    if NATIVE in clock.seconds:
+        from forerun.bench.products import seconds_alone
+
+        target: Any = model.target
+        alone = seconds_alone(target.model, max(round(timed.rows / max(timed.steps, 1)), 1))
+    return budget(clock, cost, timed, bare.seconds / max(bare.steps, 1), alone)
+
+
+class Runs:
+    """Runs of one prompt, with and without timers."""
+
+    def __init__(self, model: Model, prompt: str, sampling: Sampling, parts: Parts) -> None:
+        self.model, self.prompt, self.sampling, self.parts = model, prompt, sampling, parts
+        self._number = 0
+
+    def plain(self) -> Measured:
+        """Timed as a whole, set-up left out."""
+        run, found = self._run()
+        found.seconds = seconds_of(lambda: consume(run))
+        return found
+
+    def timed(self, clock: Clock) -> Measured:
+        """All parts are timed; they are put back afterwards."""
+        run, found = self._run()
+        with wrapped_engine(run, clock), wrapped_target(self.model.target, clock):
+            clock.wrap(PYTHON, consume)(run)
+        return found
+
+    def _run(self) -> tuple[Run, Measured]:
+        found = Measured()
+
+        def count(step: Any) -> None:
+            found.steps += 1
+            found.rows += sum(1 + len(tree) for tree in step.trees)
+            found.tokens += sum(map(len, step.emitted))
+
+        self._number += 1
+        sampling = replace(self.sampling, seed=(self.sampling.seed or 0) + self._number)
+        run = self.model.run(
+            [self.prompt],
+            sampling,
+            drafter=self.parts.drafter,
+            controller=self.parts.controller,
+            verifier=self.parts.verifier,
+            batch=self.parts.batch,
+            on_step=count,
+        )
+        return run, found
+
+
+def consume(run: Run) -> None:
+    """Steps a run to its end."""
+    for _ in run:
+        pass
+
+
+@contextmanager
+def wrapped_engine(run: Run, clock: Clock) -> Iterator[None]:
+    """Timers around the roles that an engine calls."""
+    from forerun import shaping
+
+    engine = run.engine
+    listeners = engine.listeners
+    with Patches() as patch:
+        patch(engine.drafter, "propose", "draft", clock)
+        patch(engine.controller, "plan", "plan", clock)
+        patch(engine.target, "forward", REST, clock)
+        patch(engine.target, "commit", "commit", clock)
+        patch(engine.verifier, "verify", "verify", clock)
+        patch(engine.stops, "cut", "tokens and stops", clock)
+        for name in ("__init__", "__getitem__", "logits"):
+            patch(shaping.Laws, name, "logits copy and shaping", clock)
+        engine.listeners = [clock.wrap(_label(hear, engine), hear) for hear in listeners]
+        try:
+            yield
+        finally:
+            engine.listeners = listeners
+
+
+def _label(hear: Callable[..., Any], engine: Any) -> str:
+    is_drafter = getattr(hear, "__self__", None) is engine.drafter
+    return "learn" if is_drafter else "statistics"
+
+
+@contextmanager
+def wrapped_target(target: Any, clock: Clock) -> Iterator[None]:
+    """Timers around the parts of our own decoder, or the native kernels that run all of them.
+
+    Of models that transformers runs the pass is one line, "forward: rest".
+    """
+    from forerun.engine.attention import Pass
+    from forerun.engine.runner import ModelRunner
+    from forerun.native import kernels
+
+    with Patches() as patch:
+        if isinstance(target, ModelRunner):
+            names = part_names(target.model)
+            for cls in {type(part) for part in names.values()}:
+                patch.calls(cls, {id(p): n for n, p in _by_part(names) if type(p) is cls}, clock)
+            patch(Pass, "__call__", FORWARD + "attention", clock)
+            patch(Pass, "__init__", FORWARD + "masks and views", clock)
+            if library := kernels().library:
+                patch(library, "forerun_pass", NATIVE, clock)
+        yield
+
+
+def part_names(model: Transformer) -> dict[tuple[str, int], Any]:
+    """The parts of a decoder by (kind of layer, number)."""
+    found: dict[tuple[str, int], Any] = {("head", 0): model.head, ("norms", -1): model.norm}
+    norms = ("attn_norm", "post_attn_norm", "mlp_norm", "post_mlp_norm", "q_norm", "k_norm")
+    for i, layer in enumerate(model.layers):
+        found |= {("qkv", i): layer.qkv, ("out", i): layer.out, ("mlp", i): layer.mlp}
+        for k, name in enumerate(norms):
+            if (norm := getattr(layer, name, None)) is not None:
+                found["norms", i * len(norms) + k] = norm
+    return found
+
+
+def _by_part(names: dict[tuple[str, int], Any]) -> Iterator[tuple[str, Any]]:
+    for (kind, _), part in names.items():
+        yield FORWARD + kind, part
+
+
+def _wait_for(model: Model) -> Callable[[], None] | None:
+    """What waits for a GPU; None on a CPU."""
+    device = getattr(getattr(model.target, "model", None), "device", None)
+    if getattr(device, "type", "cpu") != "cuda":
+        return None
+    import torch
+
+    return lambda: torch.cuda.synchronize(device)

@@ -1,0 +1,215 @@
+"""The report of a run: one HTML page that needs nothing else, its Markdown twin, and a picture."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+
+from forerun.bench import report_setup as setup
+from forerun.bench import results
+from forerun.bench.charts import DEFS, STYLE, standalone
+from forerun.bench.headline import alerts, context, headline, remarks, tiles, title
+from forerun.bench.markdown import Cell, Chart, Report, Section, Table, clean, render, shown
+from forerun.bench.report_tasks import speed_chart, task_section
+from forerun.bench.results import Manifest, Record
+from forerun.bench.standing import Standing
+from forerun.errors import CapacityError, DataError
+
+PAGE, MARKDOWN, PICTURE = "report.html", "report.md", "report.svg"
+MAX_PICTURES = 6  # tasks with a chart of their own at the top
+
+
+def write_report(run_folder: Path) -> tuple[Path, Path]:
+    """Writes report.html, report.md and its picture into the run folder; returns the first two.
+
+    Raises DataError for a folder without a run or with one that cannot be read.
+    """
+    manifest, records = results.read_run(run_folder)
+    _check(run_folder, manifest, records)
+    report = build(manifest, records)
+    html, text = run_folder / PAGE, run_folder / MARKDOWN
+    _write(html, page(report))
+    if report.pictures:
+        first = report.pictures[0]
+        _write(run_folder / PICTURE, standalone(first.title, first.svg))
+    _write(text, render(report, PICTURE))
+    return html, text
+
+
+def build(manifest: Manifest, records: Sequence[Record]) -> Report:
+    """All contents of a report, from the functions of `metrics` and `theory` only."""
+    seen = {record.task for record in records}
+    tasks = [task for task in manifest.tasks if task in seen]
+    everything = Standing(manifest, records)
+    by_task = {t: Standing(manifest, [r for r in records if r.task == t]) for t in tasks}
+    return Report(
+        title(manifest),
+        tiles(everything),
+        headline(everything, by_task),
+        context(manifest),
+        alerts(manifest, records),
+        remarks(manifest, everything, by_task),
+        _pictures(everything, by_task),
+        [
+            *(task_section(manifest, by_task[task], task) for task in tasks),
+            setup.cost_section(manifest, records),
+            setup.memory_section(manifest, records),
+            setup.failure_section(manifest, records),
+            setup.setup_section(manifest),
+            setup.definition_section(),
+        ],
+    )
+
+
+def _pictures(everything: Standing, by_task: dict[str, Standing]) -> list[Chart]:
+    """Speeds over all tasks, and task by task; of many tasks, the first ones."""
+    measure = "Speed over our plain decoding" if everything.has_baseline else "Tokens per second"
+    named = dict(list(by_task.items())[:MAX_PICTURES])
+    if len(by_task) > 1:
+        named = {"all tasks": everything} | named
+    charts = [speed_chart(one, f"{measure}, {name}") for name, one in named.items()]
+    return [chart for chart in charts if chart]
+
+
+def _check(folder: Path, manifest: Manifest, records: Sequence[Record]) -> None:
+    """Refuses what cannot be one run's figures. Raises DataError."""
+    if not records:
+        raise DataError(
+            f"{folder} has no records yet; start or resume its `forerun bench run`, "
+            "and report after the first prompt"
+        )
+    for number, record in enumerate(records, start=1):
+        for kind, name, known in (
+            ("method", record.method, manifest.methods),
+            ("task", record.task, manifest.tasks),
+        ):
+            if name not in known:
+                raise DataError(
+                    f"{folder / results.RECORDS}, record {number}: {results.MANIFEST} plans no "
+                    f"{kind} {name!r}, so the two files are of different runs; report the folder "
+                    "that one run wrote"
+                )
+        if record.error is None and not 0 < record.seconds < math.inf:
+            raise DataError(
+                f"{folder / results.RECORDS}, record {number}: expected seconds above 0, got "
+                f"{record.seconds}"
+            )
+    figures = {"limits": manifest.limits, "cost_curve": manifest.cost_curve}
+    for field, values in figures.items():
+        for name, value in values.items():
+            if not 0 < value < math.inf or (field == "cost_curve" and not name.isdecimal()):
+                raise DataError(
+                    f"{folder / results.MANIFEST}: expected positive figures by number or name in "
+                    f"{field!r}, got {name!r}: {value}"
+                )
+
+
+def _write(path: Path, words: str) -> None:
+    """Writes a file whole or not at all. Raises CapacityError."""
+    beside = path.with_name(path.name + ".new")
+    try:
+        beside.write_text(clean(words), encoding="utf-8", newline="\n")
+        os.replace(beside, path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise CapacityError(
+            f"cannot write {path}: {error.strerror}; free space or copy the run folder elsewhere"
+        ) from None
+
+
+def page(report: Report) -> str:
+    """The report as one HTML page; all text of records is escaped."""
+    template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    named = list(enumerate(report.sections))
+    links = "".join(f'<a href="#part{i}">{_html(part.title)}</a>' for i, part in named)
+    body = [
+        f"<header><h1>{_html(report.title)}</h1>",
+        f'<p class="quiet">{_html(report.context)}</p>',
+        *(f'<p class="alert" role="alert">{_html(line)}</p>' for line in report.alerts),
+        _tiles(report.tiles),
+        f"{_list(report.headline)}</header>",
+        f"<main>{_charts(report.pictures)}{_list(report.remarks, 'quiet')}",
+        f'<nav aria-label="Contents">{links}</nav>',
+        *(_section(part, f"part{i}") for i, part in named),
+        "</main>",
+    ]
+    return Template(template).substitute(
+        title=_html(report.title), style=STYLE, defs=DEFS, body="\n".join(body)
+    )
+
+
+def _html(words: str) -> str:
+    return escape(words, quote=True)
+
+
+def _list(lines: Sequence[str], kind: str = "") -> str:
+    items = "".join(f"<li>{_html(line)}</li>" for line in lines)
+    return f'<ul class="{kind}">{items}</ul>' if items else ""
+
+
+def _tiles(tiles: Sequence[tuple[str, str]]) -> str:
+    cells = (f"<div><dt>{_html(words)}</dt><dd>{_html(value)}</dd></div>" for value, words in tiles)
+    return f'<dl class="tiles">{"".join(cells)}</dl>'
+
+
+def _charts(charts: Sequence[Chart]) -> str:
+    if not charts:
+        return ""
+    figures = (
+        f"<figure><figcaption>{_html(chart.title)}</figcaption>{chart.svg}</figure>"
+        for chart in charts
+    )
+    return f'<div class="charts">{"".join(figures)}</div>'
+
+
+def _section(section: Section, name: str) -> str:
+    parts = [f'<section id="{name}"><h2>{_html(section.title)}</h2>']
+    parts += [f"<p>{_html(line)}</p>" for line in section.prose]
+    tables = [_table(table) for table in section.tables]
+    charts = _charts(section.charts)
+    if section.folds and tables[1:]:
+        more = f"<details><summary>The same and more in figures</summary>{''.join(tables[1:])}"
+        parts += [tables[0], charts, f"{more}</details>"]
+    else:
+        parts += [charts, *tables]
+    if section.terms:
+        terms = (f"<dt>{_html(term)}</dt><dd>{_html(words)}</dd>" for term, words in section.terms)
+        parts.append(f"<dl>{''.join(terms)}</dl>")
+    return "\n".join([*parts, "</section>"])
+
+
+def _table(table: Table) -> str:
+    heads = "".join(
+        f'<th scope="col"{_kind(table, i)}>{_html(name)}</th>'
+        for i, name in enumerate(table.columns)
+    )
+    rows = "".join(_row(row, table, i in table.best) for i, row in enumerate(table.rows))
+    caption = f"<caption>{_html(table.title)}</caption>" if table.title else ""
+    kind = "" if table.words else ' class="sorts"'
+    return (
+        f'<div class="wide" tabindex="0"><table{kind}>{caption}<thead><tr>{heads}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _row(row: Sequence[Cell | str], table: Table, is_best: bool) -> str:
+    first, *rest = row
+    best = ' class="best"' if is_best else ""
+    cells = [f'<th scope="row" title="{_html(shown(first))}">{_html(shown(first))}</th>']
+    for i, cell in enumerate(rest, start=1):
+        value = cell.value if isinstance(cell, Cell) else None
+        sort = f' data-value="{value!r}"' if value is not None else ""
+        empty = ' data-value=""' if shown(cell) == "-" else ""
+        cells.append(f"<td{sort or empty}{_kind(table, i)}>{_html(shown(cell))}</td>")
+    return f"<tr{best}>{''.join(cells)}</tr>"
+
+
+def _kind(table: Table, column: int) -> str:
+    """The class of a column's cells: sentences, words, or figures."""
+    if table.words:
+        return ' class="words"'
+    return ' class="text"' if table.is_text(column) else ""

@@ -1,0 +1,255 @@
+"""Spec-Bench: its question files, its answer files, and its accounting, as it publishes them.
+
+The accounting differs from our reports on purpose (A Comprehensive Survey of Speculative Decoding,
+2024, and its repository): tokens of a method are counted ids, those of the baseline re-tokenised
+answers minus one per turn; the speed-up is the ratio of mean speeds, not the mean of ratios; the
+mean accepted length is over all steps of all questions and counts the token every step yields.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forerun.bench.results import Record, SampleRecord
+from forerun.bench.tasks.base_lines import check, objects, texts
+from forerun.errors import CapacityError, ConfigError, DataError
+
+MT_BENCH = "mt_bench"
+MT_CATEGORIES = frozenset(
+    ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+)
+GROUPS = (MT_BENCH, "translation", "summarization", "qa", "math_reasoning", "rag", "overall")
+Answers = Sequence[dict[str, Any]]  # lines of an answer file
+
+
+@dataclass(frozen=True)
+class Question:
+    """One line of a question file."""
+
+    id: int | str
+    category: str
+    turns: tuple[str, ...]
+    reference: tuple[str, ...] = ()
+
+    @property
+    def group(self) -> str:
+        """The category, or mt_bench for its eight."""
+        return MT_BENCH if self.category in MT_CATEGORIES else self.category
+
+
+def read_questions(path: Path) -> list[Question]:
+    """The questions of a file, in order. Raises DataError naming file and line."""
+    found: dict[int | str, Question] = {}
+    for where, value in objects(path):
+        question = _question(where, value)
+        if question.id in found:
+            raise DataError(f"{where}: question_id {question.id!r} occurs twice")
+        found[question.id] = question
+    return list(found.values())
+
+
+def _question(where: str, value: dict[str, Any]) -> Question:
+    name = value.get("question_id")
+    if isinstance(name, bool) or not isinstance(name, int | str) or name == "":
+        raise DataError(f"{where}: question_id must be a number or a text, got {name!r}")
+    category = check(where, "category", value.get("category"))
+    given = value.get("reference", [])
+    references = tuple(given) if isinstance(given, list) else (given,)
+    is_text = all(isinstance(text, str) for text in references)
+    turns = texts(where, "turns", value.get("turns"))
+    return Question(name, category, turns, references if is_text else ())
+
+
+def answers(
+    questions: Iterable[Question], records: Iterable[Record], model_id: str, time: float = 0.0
+) -> list[dict[str, Any]]:
+    """Lines of an answer file out of the records of one method in one round.
+
+    Questions that were not run in full are left out. Wall time includes the prompt, new_tokens the
+    token that ends a text. decoding_steps is null where a contestant does not tell its passes.
+    Raises ConfigError for records of more than one method or sample, DataError without texts.
+    """
+    found = _by_turn(records)
+    lines = []
+    for question in questions:
+        turns = [found.get(f"{question.id}.{turn}") for turn in range(1, len(question.turns) + 1)]
+        if any(record is None or record.error is not None for record in turns):
+            continue
+        done = [record for record in turns if record is not None]
+        key = f"{model_id}/{question.id}/{time}"
+        lines.append(
+            {
+                "question_id": question.id,
+                "category": question.category,
+                "answer_id": hashlib.sha256(key.encode()).hexdigest()[:22],
+                "model_id": model_id,
+                "choices": [_choice(done)],
+                "tstamp": time,
+            }
+        )
+    return lines
+
+
+def _by_turn(records: Iterable[Record]) -> dict[str, Record]:
+    found: dict[str, Record] = {}
+    for record in records:
+        if record.id in found:
+            first = found[record.id]
+            raise ConfigError(
+                f"{record.id} was run by {first.method} in round {first.round} and by "
+                f"{record.method} in round {record.round}; an answer file holds one of each"
+            )
+        if record.error is None and len(record.samples) != 1:
+            raise ConfigError(
+                f"{record.id} has {len(record.samples)} samples; Spec-Bench times one answer, run "
+                "with n=1"
+            )
+        if record.error is None and record.samples[0].text is None:
+            raise DataError(f"{record.id} has no text; run again and keep the texts")
+        found[record.id] = record
+    return found
+
+
+def _choice(turns: Sequence[Record]) -> dict[str, Any]:
+    samples = [record.samples[0] for record in turns]
+    return {
+        "index": 0,
+        "turns": [(sample.text or "").strip() for sample in samples],
+        "decoding_steps": [sample.passes for sample in samples],
+        "new_tokens": [sample.tokens for sample in samples],
+        "wall_time": [record.seconds for record in turns],
+        "accept_lengths": [n for sample in samples for n in accept_lengths(sample)],
+    }
+
+
+def accept_lengths(sample: SampleRecord) -> list[int]:
+    """Tokens that each pass yielded, the longest first; their sum is the sample's tokens.
+
+    A record keeps how many passes accepted i drafts or more, not their order. What the end of the
+    text cut off is taken from the longest. Empty where the contestant does not tell its passes.
+    """
+    if sample.passes is None:
+        return []
+    at_least = [sample.passes, *sample.per_position, 0]
+    lengths = [
+        depth + 1
+        for depth in range(len(at_least) - 2, -1, -1)
+        for _ in range(at_least[depth] - at_least[depth + 1])
+    ]
+    excess = sum(lengths) - sample.tokens
+    for i, length in enumerate(lengths):
+        cut = min(max(excess, 0), length)
+        lengths[i], excess = length - cut, excess - cut
+    return lengths
+
+
+def write_answers(path: Path, lines: Answers) -> None:
+    """Writes an answer file whole or not at all. Raises CapacityError."""
+    beside = path.with_name(path.name + ".new")
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, path)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink()
+        raise CapacityError(f"cannot write {path}: {error.strerror}") from None
+
+
+def read_answers(path: Path) -> list[dict[str, Any]]:
+    """The lines of an answer file, also of EAGLE's kind. Raises DataError naming file and line."""
+    found = []
+    for where, value in objects(path):
+        choices = value.get("choices")
+        first = choices[0] if isinstance(choices, list) and choices else None
+        if not isinstance(first, dict):
+            raise DataError(f"{where}: expected choices, a list with one object or more")
+        if not isinstance(value.get("category"), str):
+            raise DataError(f"{where}: category must be a text, got {value.get('category')!r}")
+        for name, kind in FIELDS.items():
+            items = first.get(name, [] if name == "accept_lengths" else None)
+            if not isinstance(items, list) or not all(_is(kind, item) for item in items):
+                raise DataError(f"{where}: {name} must be a list of {NAMES[kind]}, got {items!r}")
+        if not sum(first["wall_time"]) > 0:
+            raise DataError(f"{where}: wall_time must add up to more than 0")
+        found.append(value)
+    return found
+
+
+FIELDS: dict[str, Any] = {
+    "turns": str,
+    "new_tokens": int,
+    "wall_time": float,
+    "accept_lengths": int,
+}
+NAMES = {str: "texts", int: "whole numbers", float: "numbers"}
+
+
+def _is(kind: type, value: Any) -> bool:
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, int | float if kind is float else kind)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What Spec-Bench publishes for one group of questions."""
+
+    group: str
+    num_questions: int
+    mean_accepted: float | None  # None where the file does not tell
+    tokens_per_second: float
+    baseline_tokens_per_second: float
+    speed_up: float
+
+
+def speed(
+    method: Answers, baseline: Answers, encode: Callable[[str], Sequence[int]], group: str
+) -> Speed | None:
+    """The published figures of one group; None where either file has no answers in it.
+
+    encode: ids of a text as the model's tokenizer gives them by default, special ones included.
+    """
+    here, there = _of_group(method, group), _of_group(baseline, group)
+    if not here or not there:
+        return None
+    rates = [sum(c["new_tokens"]) / sum(c["wall_time"]) for c in here]
+    plain = [sum(len(encode(t)) - 1 for t in c["turns"]) / sum(c["wall_time"]) for c in there]
+    lengths = [n for choice in here for n in choice.get("accept_lengths", ())]
+    rate, base = float(np.mean(rates)), float(np.mean(plain))
+    accepted = float(np.mean(lengths)) if lengths else None
+    return Speed(group, len(here), accepted, rate, base, rate / base if base else float("nan"))
+
+
+def table(
+    method: Answers, baseline: Answers, encode: Callable[[str], Sequence[int]]
+) -> list[Speed]:
+    """The published groups that both files have answers in, "overall" last."""
+    found = (speed(method, baseline, encode, group) for group in GROUPS)
+    return [row for row in found if row is not None]
+
+
+def over_runs(runs: Sequence[Speed]) -> tuple[float, float]:
+    """Mean and standard deviation (n - 1) of the speed-up over runs of one group."""
+    values = [run.speed_up for run in runs]
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+
+
+def _of_group(lines: Answers, group: str) -> list[dict[str, Any]]:
+    """First choices of the answers that a group counts."""
+    return [
+        line["choices"][0]
+        for line in lines
+        if group in ("overall", line["category"])
+        or (group == MT_BENCH and line["category"] in MT_CATEGORIES)
+    ]

@@ -1,0 +1,142 @@
+"""Who is the fastest on the same prompts, and who cannot be told apart from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from forerun.bench import metrics
+from forerun.bench.charts import number
+from forerun.bench.metrics import PLAIN, SpeedUp, Totals
+from forerun.bench.results import Manifest, Record
+
+
+def kind_of(method: str, manifest: Manifest) -> str:
+    """Whose method it is: "plain", "own", or "peer"."""
+    if method == PLAIN:
+        return "plain"
+    heads = {name.partition(":")[0] for name in manifest.peers}
+    return "peer" if method.partition(":")[0] in heads else "own"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method on some prompts: its records, and what follows from them."""
+
+    method: str
+    kind: str
+    records: Sequence[Record]  # its own, failed ones too
+    baseline: Sequence[Record]
+
+    @cached_property
+    def speed(self) -> SpeedUp | None:
+        """Over plain decoding, prefill included."""
+        return metrics.ratios(self.records, self.baseline)
+
+    @cached_property
+    def bare(self) -> SpeedUp | None:
+        """Over plain decoding, prefill taken off on both sides."""
+        return metrics.ratios(self.records, self.baseline, prefill=False)
+
+    @cached_property
+    def totals(self) -> Totals:
+        return metrics.totals(metrics.samples_of(self.records))
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens per second, prefill included."""
+        return metrics.tokens_per_second(self.records)
+
+    @cached_property
+    def finished(self) -> frozenset[tuple[str, int]]:
+        """The prompts that it finished at least once."""
+        return frozenset((r.task, r.index) for r in self.records if r.error is None)
+
+    @property
+    def prompts(self) -> int:
+        return len(self.finished)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it has finished something and failed on nothing."""
+        return bool(self.records) and all(r.error is None for r in self.records)
+
+
+class Standing:
+    """All methods on the same prompts, and who is the fastest."""
+
+    def __init__(self, manifest: Manifest, records: Sequence[Record]) -> None:
+        self.records = records
+        mine = {m: [r for r in records if r.method == m] for m in manifest.methods}
+        plain = mine.get(PLAIN, [])
+        self.entries = [
+            Entry(m, kind_of(m, manifest), own, plain) for m, own in mine.items() if own
+        ]
+        self._over: dict[tuple[str, str], SpeedUp | None] = {}
+        self.has_baseline = any(e.method == PLAIN and e.prompts for e in self.entries)
+
+    def best(self, *kinds: str) -> Entry | None:
+        """The fastest of these kinds, of those that are ranked."""
+        able = [e for e in self.entries if self.is_ranked(e) and (not kinds or e.kind in kinds)]
+        return max(able, key=self.pace, default=None)
+
+    @cached_property
+    def required(self) -> frozenset[tuple[str, int]]:
+        """Prompts that every method without a failure finished: in a run that is not done, some
+        are a prompt ahead of others."""
+        sound = [e.finished for e in self.entries if e.is_sound]
+        most = max((e.finished for e in self.entries), key=len, default=frozenset())
+        return frozenset.intersection(*sound) if sound else most
+
+    def is_ranked(self, entry: Entry) -> bool:
+        """Whether it finished all prompts that a place depends on."""
+        return bool(entry.finished) and entry.finished >= self.required
+
+    def pace(self, entry: Entry) -> float:
+        """What methods are ranked by."""
+        if self.has_baseline:
+            return entry.speed.ratio if entry.speed else 0.0
+        return entry.rate or 0.0
+
+    def over(self, here: Entry, there: Entry) -> SpeedUp | None:
+        """How many times faster one is than another, on the prompts of both."""
+        pair = here.method, there.method
+        if pair not in self._over:
+            self._over[pair] = metrics.ratios(here.records, there.records)
+        return self._over[pair]
+
+    @cached_property
+    def places(self) -> dict[str, str]:
+        """By method: "fastest", "tied" (the paired interval to the fastest holds 1), or ""."""
+        first = self.best()
+        return {} if first is None else {e.method: self._place(e, first) for e in self.entries}
+
+    def _place(self, entry: Entry, first: Entry) -> str:
+        if entry is first:
+            return "fastest"
+        found = self.over(entry, first) if self.is_ranked(entry) else None
+        return "tied" if found and holds_one(found) else ""
+
+
+def holds_one(speed: SpeedUp) -> bool:
+    """Whether the interval leaves open which of the two is faster."""
+    return speed.interval is not None and speed.interval[0] <= 1 <= speed.interval[1]
+
+
+def times(speed: SpeedUp | None) -> str:
+    """ "2.07x (2.01 to 2.14)"."""
+    return "-" if speed is None else factor(speed.ratio) + interval(speed)
+
+
+def factor(value: float) -> str:
+    """ "2.07x"."""
+    return f"{value:.2f}x" if value < 10 else f"{number(value)}x"
+
+
+def interval(speed: SpeedUp) -> str:
+    """The 95 % interval in brackets; nothing for a single prompt."""
+    if speed.interval is None:
+        return ""
+    low, high = (factor(end).removesuffix("x") for end in speed.interval)
+    return f" ({low} to {high})"

@@ -1,0 +1,58 @@
+"""Reading prompt files: every mistake is named with its file and line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import DataError
+
+
+def read_text(path: Path) -> str:
+    """UTF-8 text with plain line ends. Raises DataError."""
+    try:
+        return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}; check the path") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text: {error.reason} at {error.start}") from None
+
+
+def objects(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """("FILE line N", object) of a file of JSON lines. Raises DataError with the line number."""
+    found = []
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{path} line {number}"
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{where} is not JSON: {error}") from None
+        if not isinstance(value, dict):
+            raise DataError(f"{where}: expected an object, got {type(value).__name__}")
+        found.append((where, value))
+    if not found:
+        raise DataError(f"{path} is empty; write one JSON object per line")
+    return found
+
+
+def texts(where: str, name: str, value: Any) -> tuple[str, ...]:
+    """The value as texts, none of them empty. Raises DataError."""
+    if not isinstance(value, list) or not value:
+        raise DataError(f"{where}: {name} must be a list of texts, got {value!r}")
+    for text in value:
+        check(where, name, text)
+    return tuple(value)
+
+
+def check(where: str, name: str, text: Any) -> str:
+    """The value if it is a text that any tokenizer can encode. Raises DataError."""
+    if not isinstance(text, str) or not text.strip():
+        raise DataError(f"{where}: {name} must be a text that is not empty, got {text!r}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: {name} is no Unicode text: {error.reason}") from None
+    return text

@@ -1,0 +1,74 @@
+"""Long contexts: one line among filler tells a number, and the question asks for it.
+
+Lengths are in characters, because tokens differ between tokenizers: a token is 3 to 5 characters
+for most models, 2 for the embedded reasoner. Other lines tell other numbers. Score: whether the
+first number of five digits in the answer is the right one. The embedded reasoner cannot do this,
+its scores mean nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+
+from forerun.errors import ConfigError
+
+from .base import Example, Generated, plain_text
+from .base_prose import PLACES, REPORT, Scene
+
+LENGTHS = (1000, 4000, 16000, 64000)
+LEAST = 600
+_NUMBER = re.compile(r"(?<![\d,.])\d{5}(?![\d,.]\d|\d)")
+
+
+class NeedlesTask(Generated):
+    """Prompts of the given lengths in turn, to within a sentence; the line lies at any depth."""
+
+    def __init__(
+        self,
+        *,
+        lengths: tuple[int, ...] = LENGTHS,
+        others: int = 2,
+        seed: int = 0,
+        size: int = 1000,
+    ) -> None:
+        super().__init__(seed=seed, size=size)
+        if not lengths or min(lengths) < LEAST:
+            raise ConfigError(f"lengths must be at least {LEAST} characters, got {lengths}")
+        if not 0 <= others < len(PLACES):
+            raise ConfigError(f"others must be 0 to {len(PLACES) - 1}, got {others}")
+        if 100 * others > min(lengths) - LEAST // 2:
+            raise ConfigError(f"{others} other lines do not fit into {min(lengths)} characters")
+        self.lengths, self.others = lengths, others
+
+    def make(self, i: int, rng: random.Random) -> Example:
+        """The category is the length."""
+        length = self.lengths[i % len(self.lengths)]
+        places = rng.sample(PLACES, self.others + 1)
+        numbers = [str(n) for n in rng.sample(range(10000, 100000), self.others + 1)]
+        lines = [f"The secret number of {p} is {n}." for p, n in zip(places, numbers, strict=True)]
+        task = f"What is the secret number of {places[0]}? Answer with the number alone."
+        head = "Somewhere in this text a few secret numbers are told.\n\n"
+        room = length - len(head) - len(task) - sum(map(len, lines)) - 3 * len(lines)
+        sentences = Scene(rng, REPORT).text(room).split(". ")
+        for line in lines:
+            sentences.insert(rng.randrange(len(sentences)), line.removesuffix("."))
+        turns = (f"{head}{'. '.join(sentences)}\n\n{task}",)
+        return Example(
+            "",
+            plain_text(turns),
+            numbers[0],
+            level=length,
+            reference=numbers[0],
+            category=f"{length} characters",
+            turns=turns,
+        )
+
+    def score(self, example: Example, text: str) -> float:
+        """1.0 where the first number of five digits is the right one."""
+        return float(self.read(text) == example.answer)
+
+    def read(self, text: str) -> str | None:
+        """The first number of five digits."""
+        match = _NUMBER.search(text)
+        return match.group() if match else None

@@ -1,0 +1,216 @@
+"""Theory beside measurement: what a pass must read and compute, and what follows from tau and c(N).
+
+c(N) is the time of a pass over N rows (the root and N - 1 draft nodes) over that of one row.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forerun.bench.metrics import Totals, samples_of, time_split, totals
+from forerun.bench.results import Manifest, Record
+from forerun.dice import SeededDice
+from forerun.records import Sequence as Trajectory
+from forerun.sampling import Sampling
+from forerun.tree import Tree, TreeBuilder
+
+if TYPE_CHECKING:
+    from forerun.roles import Target
+
+ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+CONTEXT = 256  # tokens before the pass
+ROUNDS = 15
+
+
+@dataclass(frozen=True)
+class PassCost:
+    """What one pass over one row reads and computes."""
+
+    weight_bytes: int  # of every product and norm, and one row of the embedding
+    kv_bytes_per_token: int  # keys and values of one token, all layers
+    flops_per_row: int  # two per weight that is used; attention left out
+
+    def bytes_read(self, context: float) -> float:
+        """Bytes of a pass after `context` tokens."""
+        return self.weight_bytes + self.kv_bytes_per_token * context
+
+    def roofline_seconds(
+        self, limits: Mapping[str, float], *, context: float = 0.0, rows: int = 1
+    ) -> float:
+        """The shortest possible time of a pass: reading or computing, whichever takes longer."""
+        reading = self.bytes_read(context) / (1e9 * limits["read_gb_s"])
+        return max(reading, rows * self.flops_per_row / (1e9 * limits["gflop_s"]))
+
+    def to_dict(self) -> dict[str, int]:
+        """Plain values for the manifest."""
+        return {
+            "pass_bytes": self.weight_bytes,
+            "kv_bytes_per_token": self.kv_bytes_per_token,
+            "flops_per_row": self.flops_per_row,
+        }
+
+    @classmethod
+    def from_dict(cls, model: Mapping[str, Any]) -> PassCost | None:
+        """From a manifest's `model`; None if it does not tell."""
+        names = ("pass_bytes", "kv_bytes_per_token", "flops_per_row")
+        return cls(*(model[name] for name in names)) if all(n in model for n in names) else None
+
+
+def pass_cost(target: Target) -> PassCost | None:
+    """What a one-row pass of our own decoder costs; None for models that transformers runs."""
+    from forerun.engine.runner import ModelRunner
+
+    if not isinstance(target, ModelRunner):
+        return None
+    model = target.model
+    linears = _used(model)
+    numbers = sum(math.prod(part.shape) for part in (*linears, *model.norms()))
+    c, size = model.config, model.dtype.itemsize
+    return PassCost(
+        weight_bytes=size * (numbers + c.hidden_size),  # biases left out; one row of the embedding
+        kv_bytes_per_token=2 * c.num_layers * c.num_kv_heads * c.head_dim * size,
+        flops_per_row=sum(2 * math.prod(part.shape) for part in linears),
+    )
+
+
+def _used(model: Any) -> list[Any]:
+    """The products that one row goes through: of a mixture, the experts that one token takes."""
+    from forerun.models.layers import Experts
+
+    left_out = [
+        id(part)
+        for layer in model.layers
+        if isinstance(layer.mlp, Experts)
+        for expert in layer.mlp.experts[layer.mlp.top_k :]
+        for part in (expert.gate_up, expert.down)
+    ]
+    return [part for part in model.linears() if id(part) not in left_out]
+
+
+def cost_curve(
+    target: Target,
+    rows: Sequence[int] = ROWS,
+    *,
+    context: int = CONTEXT,
+    rounds: int = ROUNDS,
+    seed: int = 0,
+) -> dict[str, float]:
+    """Median seconds of a pass over N rows after `context` tokens, all N in turn each round."""
+    length = max(1, min(context, target.context - max(rows) - 1))
+    tokens = np.random.default_rng(seed).integers(0, target.vocab_size, length).tolist()
+    seq = Trajectory(tokens, length, Sampling(), SeededDice(0), limit=target.context)
+    trees = {n: binary_tree(n - 1, target.vocab_size) for n in rows}
+    times: dict[int, list[float]] = {n: [] for n in rows}
+    try:
+        for i in range(rounds + 1):
+            for n in rows if i % 2 else rows[::-1]:
+                start = time.perf_counter()
+                (found,) = target.forward([seq], [trees[n]], frozenset())
+                found.row(-1)  # on a GPU: wait for it
+                if i:
+                    times[n].append(time.perf_counter() - start)
+    finally:
+        target.release(seq)
+    return {str(n): statistics.median(times[n]) for n in rows}
+
+
+def binary_tree(num_nodes: int, vocab: int) -> Tree:
+    """A tree whose nodes have up to two children each."""
+    builder = TreeBuilder()
+    for node in range(num_nodes):
+        builder.add((7 * node + 3) % vocab, (node - 2) // 2 if node > 1 else -1)
+    return builder.build()
+
+
+def pass_seconds(curve: Mapping[str, float], rows: float) -> float | None:
+    """Seconds of a pass over `rows` rows, interpolated; None outside what was measured."""
+    known = sorted((int(n), seconds) for n, seconds in curve.items())
+    if not known or not known[0][0] <= rows <= known[-1][0]:
+        return None
+    return float(np.interp(rows, [n for n, _ in known], [seconds for _, seconds in known]))
+
+
+def relative_cost(curve: Mapping[str, float]) -> dict[int, float]:
+    """c(N) by N, rising; empty if one row was not measured."""
+    one = curve.get("1")
+    return {n: curve[str(n)] / one for n in sorted(map(int, curve))} if one else {}
+
+
+def predicted_speed_up(found: Totals, curve: Mapping[str, float], outside: float = 0.0) -> float:
+    """tau t(1) / (t(1 + D/S) + outside): what tau and c(N) promise; nan if they do not tell.
+
+    outside: seconds per step that are not spent in the pass.
+    """
+    if not found.passes or found.drafted is None or found.tau is None:
+        return float("nan")
+    one, many = pass_seconds(curve, 1), pass_seconds(curve, 1 + found.drafted / found.passes)
+    if one is None or many is None:
+        return float("nan")
+    return found.tau * one / (many + outside)
+
+
+def geometric_tau(alpha: float, depth: int) -> float:
+    """(1 - alpha^(k+1)) / (1 - alpha): tokens per pass of a chain of k drafts, each accepted with
+    probability alpha (Leviathan et al. 2023)."""
+    return depth + 1.0 if alpha == 1.0 else (1 - alpha ** (depth + 1)) / (1 - alpha)
+
+
+def memory_bound_speed_up(tau: float, passes: float, share: float) -> float:
+    """tau / (1 + k r): k draft passes per round that each read r of the target's parameters."""
+    return tau / (1 + passes * share)
+
+
+@dataclass(frozen=True)
+class Fraction:
+    """How near a method's passes come to the roofline."""
+
+    roofline_seconds: float  # of one pass
+    forward_seconds: float  # measured, the target's pass alone
+    step_seconds: float  # measured, wall time over passes, prefill taken off
+
+    @property
+    def of_forward(self) -> float:
+        return self.roofline_seconds / self.forward_seconds
+
+    @property
+    def of_step(self) -> float:
+        return self.roofline_seconds / self.step_seconds
+
+
+def roofline_fraction(
+    manifest: Manifest, records: Iterable[Record], method: str = "plain"
+) -> Fraction | None:
+    """Roofline over measured time of a method's average pass; None if something is not told."""
+    mine = [r for r in records if r.method == method and r.error is None]
+    cost, found, split = PassCost.from_dict(manifest.model), totals(samples_of(mine)), None
+    if cost is None or not found.passes or not {"read_gb_s", "gflop_s"} <= manifest.limits.keys():
+        return None
+    split = time_split(mine)
+    if not split or any(r.prefill_seconds is None for r in mine):
+        return None
+    prefill = sum(r.prefill_seconds or 0.0 for r in mine)
+    rows = 1 + (found.drafted or 0) / found.passes
+    roofline = cost.roofline_seconds(manifest.limits, context=mean_context(mine), rows=round(rows))
+    return Fraction(
+        roofline,
+        (split["forward"] - prefill) / found.passes,
+        (sum(r.seconds for r in mine) - prefill) / found.passes,
+    )
+
+
+def mean_context(records: Iterable[Record]) -> float:
+    """Tokens before a pass on average: the prompt and half of what was generated."""
+    weighted = [
+        (sample.tokens, record.num_prompt_tokens + sample.tokens / 2)
+        for record in records
+        for sample in record.samples
+    ]
+    total = sum(tokens for tokens, _ in weighted)
+    return sum(tokens * context for tokens, context in weighted) / total if total else 0.0

@@ -1,0 +1,130 @@
+"""Timers around callables that know nothing of them, and what such timers cost themselves."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+CALLS = 4000  # of the empty functions that calibrate the timers
+
+
+class Clock:
+    """Exclusive time per name: what runs inside a wrapped call belongs to the inner one."""
+
+    def __init__(self, wait: Callable[[], None] | None = None) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.calls: Counter[str] = Counter()
+        self.inner_calls: Counter[str] = Counter()  # wrapped calls made directly by a name
+        self._wait = wait  # for a device that computes on its own
+        self._stack: list[list[Any]] = []  # name, seconds of inner calls
+
+    def wrap(self, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        """`work`, timed under `name`."""
+        stack, seconds, wait = self._stack, self.seconds, self._wait
+
+        def timed(*args: Any, **options: Any) -> Any:
+            frame: list[Any] = [name, 0.0]
+            stack.append(frame)
+            start = time.perf_counter()
+            try:
+                result = work(*args, **options)
+                if wait:
+                    wait()
+                return result
+            finally:
+                spent = time.perf_counter() - start
+                stack.pop()
+                seconds[name] += spent - frame[1]
+                self.calls[name] += 1
+                if stack:
+                    stack[-1][1] += spent
+                    self.inner_calls[stack[-1][0]] += 1
+
+        return timed
+
+    def corrected(self, cost: tuple[float, float]) -> dict[str, float]:
+        """Seconds by name without what the timers cost: (within a call, to the one outside)."""
+        return {
+            name: max(0.0, spent - cost[0] * self.calls[name] - cost[1] * self.inner_calls[name])
+            for name, spent in self.seconds.items()
+        }
+
+    def overhead(self, cost: tuple[float, float]) -> float:
+        """Seconds that the timers have cost."""
+        return cost[0] * self.calls.total() + cost[1] * self.inner_calls.total()
+
+
+def calibrate(num_calls: int = CALLS) -> tuple[float, float]:
+    """Seconds per call that a timer adds to its own name and to the one around it."""
+
+    def nothing(x: object) -> None:
+        return None
+
+    def loop(work: Callable[[object], None]) -> None:
+        for i in range(num_calls):
+            work(i)
+
+    clock = Clock()
+    bare = min(seconds_of(lambda: loop(nothing)) for _ in range(5))
+    found = []
+    for _ in range(5):
+        clock.seconds.clear()
+        clock.wrap("outer", loop)(clock.wrap("inner", nothing))
+        found.append((clock.seconds["inner"], clock.seconds["outer"]))
+    inner, outer = min(found, key=sum)
+    return inner / num_calls, max(outer - bare, 0.0) / num_calls
+
+
+def seconds_of(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+class Patches:
+    """Attributes replaced by timers, and put back."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def __call__(self, owner: Any, name: str, label: str, clock: Clock) -> None:
+        """Times `owner.name` under `label`."""
+        self._set(owner, name, clock.wrap(label, getattr(owner, name)))
+
+    def calls(self, cls: type, labels: dict[int, str], clock: Clock) -> None:
+        """Times calls of the instances of a class whose id is in `labels`; others are left alone.
+
+        On the class, because instances may have no room for attributes and must stay what they are.
+        """
+        original = cls.__call__  # type: ignore[operator]
+        timers = {label: clock.wrap(label, original) for label in dict.fromkeys(labels.values())}
+
+        def call(self: Any, *args: Any, **options: Any) -> Any:
+            label = labels.get(id(self))
+            if label is None:
+                return original(self, *args, **options)
+            return timers[label](self, *args, **options)
+
+        self._set(cls, "__call__", call)
+
+    def _set(self, owner: Any, name: str, value: Any) -> None:
+        missing = object()
+        before = vars(owner).get(name, missing) if hasattr(owner, "__dict__") else missing
+
+        def undo() -> None:
+            if before is missing:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+        setattr(owner, name, value)
+        self._undo.append(undo)
+
+    def __enter__(self) -> Patches:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        while self._undo:
+            self._undo.pop()()

@@ -1,0 +1,222 @@
+"""`forerun bench`: measure methods and peers side by side, report, compare runs, profile a step.
+
+Status 0: done; 1: `compare` found a method that became slower; 2: bad input; 130: interrupted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from forerun.cli import options
+from forerun.cli.output import console, notice, print_json
+from forerun.errors import ConfigError
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Measure methods and peers side by side.",
+)
+
+Methods = Annotated[
+    str, typer.Option("--methods", help="Methods by name, as plain,stand,stand:nodes=32.")
+]
+Peers = Annotated[
+    str, typer.Option("--peers", help="Peers beside them, as transformers,vllm:ngram.")
+]
+PeersDir = Annotated[
+    Path | None, typer.Option("--peers-dir", help="Where `make peers` put their environments.")
+]
+Tasks = Annotated[str, typer.Option("--tasks", help="Tasks by name, as reasoning,code.")]
+RunFolder = Annotated[Path, typer.Option("--out", help="Run folder; one that is there goes on.")]
+Number = Annotated[int, typer.Option("-n", help="Samples per prompt.")]
+Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
+TopK = Annotated[int, typer.Option("--top-k", help="0: off.")]
+TopP = Annotated[float, typer.Option("--top-p", help="1: off.")]
+Examples = Annotated[int, typer.Option("--examples", help="Prompts per task.")]
+Rounds = Annotated[int, typer.Option("--rounds", help="How often everything is done.")]
+Threads = Annotated[int | None, typer.Option("--threads", help="Of all contestants; else cores.")]
+Seed = Annotated[int, typer.Option("--seed", help="Of all contestants.")]
+Texts = Annotated[bool, typer.Option("--texts", help="Keep what was generated in the records.")]
+Folder = Annotated[Path, typer.Argument(help="A run folder.")]
+
+
+@app.command("run")
+def run(
+    ctx: typer.Context,
+    out: RunFolder,
+    methods: Methods = "plain,stand",
+    tasks: Tasks = "reasoning",
+    model: options.ModelName = "reasoner",
+    peers: Peers = "",
+    peers_dir: PeersDir = None,
+    n: Number = 16,
+    temperature: Temperature = 0.6,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    max_new_tokens: options.MaxNewTokens = 512,
+    examples: Examples = 20,
+    rounds: Rounds = 1,
+    threads: Threads = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    seed: Seed = 0,
+    texts: Texts = False,
+    is_json: options.Json = False,
+) -> None:
+    """Run methods and peers on the same prompts.
+
+    They take turns prompt by prompt, and every prompt by every method is one record in the run
+    folder. The same command goes on with a run that ended early.
+    """
+    from forerun.bench.contestants import split_methods, split_names
+    from forerun.bench.machine import num_cores
+    from forerun.bench.planning import Asked
+    from forerun.sampling import Sampling
+
+    asked = Asked(
+        split_methods(",".join(filter(None, [methods, peers]))),
+        split_names(tasks, "task"),
+        model,
+        Sampling(temperature, top_k, top_p, max_new_tokens=max_new_tokens, n=n),
+        examples,
+        rounds,
+        num_cores() if threads is None else threads,
+        dtype,
+        device,
+        seed,
+        texts,
+        options.call_line(ctx).replace("forerun run", "forerun bench run", 1),
+    )
+    notice(f"# {asked.command}")
+    from forerun.cli.bench_run import Bench
+
+    Bench(asked, out, peers_dir).run(is_json)
+
+
+@app.command("report")
+def report(folder: Folder) -> None:
+    """Make a page and a table of a run."""
+    from forerun.bench.report import write_report
+
+    for path in write_report(folder):
+        typer.echo(str(path))
+
+
+@app.command("compare")
+def compare(
+    before: Annotated[Path, typer.Argument(help="Run folder.")],
+    after: Annotated[Path, typer.Argument(help="Run folder of the same prompts.")],
+    max_slowdown: Annotated[
+        float, typer.Option("--max-slowdown", help="Share that a method may lose.")
+    ] = 0.05,
+    relative: Annotated[
+        bool, typer.Option("--relative", help="Compare speed-ups over plain decoding.")
+    ] = False,
+    is_json: options.Json = False,
+) -> None:
+    """Check whether a run became slower.
+
+    Both runs must have done the same; status 1 if a method lost more than is allowed.
+    """
+    from forerun.bench import compare as comparing
+    from forerun.bench.results import read_run
+    from forerun.cli import bench_show
+
+    found = comparing.compare(
+        read_run(before), read_run(after), max_slowdown=max_slowdown, relative=relative
+    )
+    if is_json:
+        print_json(found.to_dict())
+    else:
+        bench_show.show_comparison(console(), found, max_slowdown, relative)
+    raise typer.Exit(1 if found.is_slower else 0)
+
+
+@app.command("profile")
+def profile(
+    ctx: typer.Context,
+    model: options.ModelName = "reasoner",
+    drafter: Annotated[
+        str, typer.Option("--drafter", "-d", help="Method, as stand:context=4,nodes=32.")
+    ] = "stand",
+    task: Annotated[str, typer.Option("--task", help="Where the prompt comes from.")] = "reasoning",
+    n: Number = 4,
+    temperature: Temperature = 0.6,
+    max_new_tokens: options.MaxNewTokens = 256,
+    rounds: Rounds = 3,
+    threads: Threads = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    seed: Seed = 0,
+    is_json: options.Json = False,
+) -> None:
+    """Show where a step's time goes.
+
+    What takes much time outside the target's pass is flagged.
+    """
+    from forerun.bench.machine import num_cores
+    from forerun.bench.own import parts_of
+    from forerun.bench.tasks import get_task
+    from forerun.sampling import Sampling
+
+    parts = parts_of(drafter)
+    sampling = Sampling(temperature, max_new_tokens=max_new_tokens, n=n, seed=seed)
+    if rounds < 1 or (threads is not None and threads < 1):
+        raise ConfigError(f"--rounds and --threads must be at least 1, got {rounds} and {threads}")
+    source = get_task(task)
+    notice("# " + options.call_line(ctx).replace("forerun profile", "forerun bench profile", 1))
+    import torch
+
+    from forerun.bench.profile import profile as measure
+    from forerun.bench.tasks.base import prepare
+    from forerun.cli.bench_show import show_budget
+
+    torch.set_num_threads(num_cores() if threads is None else threads)
+    loaded: Any = options.load(model, dtype=dtype, device=device, batch=parts.batch)
+    options.warm_up(loaded, drafter=parts.drafter, verifier=parts.verifier)
+    prompt = prepare(source.example(0), loaded.tokenizer).prompt
+    found = measure(loaded, prompt, sampling, parts, rounds=rounds)
+    if is_json:
+        print_json(found.to_dict())
+    else:
+        show_budget(console(), found)
+
+
+@app.command("tasks")
+def tasks(is_json: options.Json = False) -> None:
+    """List the tasks."""
+    from importlib import import_module
+
+    from forerun.bench import tasks as package
+
+    found = {}
+    for name in package.task_names():
+        doc = import_module(f"{package.__name__}.{name}").__doc__ or ""
+        found[name] = " ".join(doc.split("\n\n")[0].split())
+    if is_json:
+        print_json(found)
+        return
+    for name, text in found.items():
+        typer.echo(f"{name:14} {text}")
+
+
+@app.command("inflate")
+def inflate(
+    source: Annotated[str, typer.Argument(help="Folder, hub id, or reasoner.")],
+    target: Annotated[Path, typer.Argument(help="Folder to make.")],
+    size: Annotated[str, typer.Option("--size", help="0.1B, 0.3B, 1B, 8B.")] = "0.3B",
+    dtype: Annotated[str, typer.Option("--dtype", help="bf16, fp16, fp32.")] = "bf16",
+    seed: Seed = 0,
+) -> None:
+    """Pad a checkpoint to a real size.
+
+    What the model says stays the same: for honest timing, labelled in every report.
+    """
+    from forerun.bench.inflate import inflate as pad
+
+    made = pad(source, target, size, dtype=dtype, seed=seed)
+    typer.echo(f"{made.folder}: {made.num_bytes / 2**20:.0f} MiB in {made.seconds:.1f} s")

@@ -1,0 +1,128 @@
+"""One `forerun bench run`: parts are checked, the machine is measured, contestants take turns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from forerun.cli import options
+from forerun.cli.output import console, notice, print_json
+
+if TYPE_CHECKING:
+    from forerun.bench.planning import Asked, Chosen
+    from forerun.bench.results import RunWriter
+    from forerun.engine.api import Model
+
+
+class Bench:
+    """One `forerun bench run`."""
+
+    def __init__(self, asked: Asked, out: Path, peers_dir: Path | None) -> None:
+        from forerun.assets import embedded
+        from forerun.bench import contestants, planning
+        from forerun.bench.own import Own
+        from forerun.bench.tasks import get_task
+        from forerun.models.load import model_folder
+
+        planning.check_asked(asked)
+        self.asked, self.out = asked, out
+        self.tasks = {name: get_task(name) for name in asked.tasks}
+        for name in asked.methods:
+            contestants.check_name(name)
+        self.path = model_folder(embedded(asked.model))
+        setup = contestants.Setup(self.path, asked.dtype, asked.threads, environments=peers_dir)
+        self.contestants = [contestants.make(m, self._model, setup) for m in asked.methods]
+        own = [one.parts for one in self.contestants if isinstance(one, Own)]
+        for parts in own:
+            options.check_parts(
+                drafter=parts.drafter, controller=parts.controller, verifier=parts.verifier
+            )
+        self.batch = max([1, *(parts.batch for parts in own)])
+        self._loaded: Model | None = None
+
+    def run(self, is_json: bool) -> None:
+        """Measures, prints a summary; raises typer.Exit(130) if it was interrupted."""
+        import torch
+
+        from forerun.bench import planning
+        from forerun.bench.results import RunWriter
+
+        torch.set_num_threads(self.asked.threads)
+        model = self._model()
+        chosen = [planning.choose(k, t, self.asked, model) for k, t in self.tasks.items()]
+        path = self.path if self.path.is_dir() else None
+        plan = planning.manifest(self.asked, model, path, chosen)
+        with RunWriter(self.out, plan) as writer:
+            try:
+                self._measure(writer)
+                self._decode(writer, chosen)
+                is_whole = True
+            except KeyboardInterrupt:
+                is_whole = False
+            self._summary(writer, is_json)
+        if not is_whole:
+            notice(f"interrupted: {len(writer.done)} records are kept; the same command goes on")
+            raise typer.Exit(130)
+
+    def _model(self) -> Model:
+        if self._loaded is None:
+            asked = self.asked
+            self._loaded = options.load(
+                asked.model, dtype=asked.dtype, device=asked.device, batch=self.batch
+            )
+        return self._loaded
+
+    def _measure(self, writer: RunWriter) -> None:
+        """What is measured once, before the first prompt: the machine's limits and c(N)."""
+        import torch
+
+        from forerun.bench import machine, theory
+
+        if writer.manifest.limits:
+            return
+        notice("measuring the machine's limits and the cost curve")
+        plan, target = writer.manifest, self._model().target
+        found = machine.limits(
+            self.asked.threads, getattr(torch, plan.dtype), str(plan.machine["device"])
+        )
+        curve = theory.cost_curve(target)
+        writer.update(
+            replace(
+                plan,
+                limits={name: round(value, 3) for name, value in found.items()},
+                cost_curve={rows: round(seconds, 9) for rows, seconds in curve.items()},
+            )
+        )
+
+    def _decode(self, writer: RunWriter, chosen: list[Chosen]) -> None:
+        from forerun.bench.harness import Harness
+        from forerun.bench.planning import units
+        from forerun.cli.bench_show import Ticker
+
+        for part in chosen:
+            if part.left_out:
+                notice(f"{part.name}: {part.left_out} prompts are too long for the context")
+        with Ticker() as ticker:
+            Harness(
+                units(chosen, self.asked.rounds),
+                self.contestants,
+                writer,
+                self._model(),
+                self.asked.sampling,
+                seed=self.asked.seed,
+                texts=self.asked.texts,
+                on_record=ticker,
+                notice=ticker.say,
+            ).run()
+
+    def _summary(self, writer: RunWriter, is_json: bool) -> None:
+        from forerun.cli import bench_show
+
+        if is_json:
+            print_json(bench_show.summary(writer.manifest, writer.done))
+            return
+        bench_show.show_summary(console(), writer.manifest, writer.done)
+        notice(f"records are in {self.out}; `forerun bench report {self.out}` makes a page of them")

@@ -1,0 +1,230 @@
+"""What `forerun bench` shows: progress, the summary of a run, comparisons, budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from forerun.bench import metrics
+from forerun.cli.output import console, notice
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from forerun.bench.budget import Budget
+    from forerun.bench.compare import Comparison
+    from forerun.bench.progress import Progress
+    from forerun.bench.results import Manifest, Record
+
+
+class Ticker:
+    """A bar with the time that is left on a terminal's standard error, a line per record else."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        err = console(stderr=True)
+        self._is_live = err.is_terminal
+        columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
+        # no refreshing by itself: a second thread would disturb what is timed
+        self._bar = Progress(
+            *columns, console=err, transient=True, auto_refresh=False, disable=not self._is_live
+        )
+        self._task = self._bar.add_task("starting", total=None)
+
+    def __enter__(self) -> Ticker:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._bar.stop()
+
+    def __call__(self, record: Record, progress: Progress) -> None:
+        """One record is there."""
+        text = f"{record_line(record)}, {left(progress.eta)}"
+        self._bar.update(
+            self._task,
+            description=text,
+            completed=progress.done,
+            total=progress.total,
+            refresh=True,
+        )
+        if not self._is_live:
+            notice(f"{progress.done}/{progress.total} {text}")
+        elif record.error is not None:
+            self.say(record_line(record))
+
+    def say(self, text: str) -> None:
+        """A remark that stays."""
+        if self._is_live:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            notice(text)
+
+
+def record_line(record: Record) -> str:
+    """What was just measured."""
+    head = f"{record.task} {record.index} ({record.category}) {record.method}: "
+    if record.error is not None:
+        return head + "failed: " + last_line(record.error)
+    rate = metrics.tokens_per_second([record])
+    tau = metrics.totals(record.samples).tau
+    return head + f"{rate or 0:.0f} tokens/s" + (f", tau {tau:.2f}" if tau else "")
+
+
+def left(seconds: float | None) -> str:
+    """Time to go, for people."""
+    if seconds is None:
+        return "time left unknown"
+    if seconds < 90:
+        return f"{seconds:.0f} s left"
+    return f"{seconds / 60:.0f} min left" if seconds < 5400 else f"{seconds / 3600:.1f} h left"
+
+
+def summary(manifest: Manifest, records: list[Record]) -> dict[str, Any]:
+    """Figures per task and method; plain values."""
+    return {
+        "tasks": {
+            task: {
+                method: figures([r for r in records if r.task == task], method)
+                for method in manifest.methods
+            }
+            for task in manifest.tasks
+        },
+        "limits": manifest.limits,
+        "cost_curve": manifest.cost_curve,
+        "left_out": {k: v for k, v in manifest.peers.items() if isinstance(v, str)},
+    }
+
+
+def figures(records: list[Record], method: str) -> dict[str, Any]:
+    """Speed, speed-up, tau, rates, accuracy and failures of one method; plain values."""
+    mine = [record for record in records if record.method == method]
+    found = metrics.totals(metrics.samples_of(mine))
+    speed_ups = {}
+    for name, prefill in (("speed_up", True), ("speed_up_without_prefill", False)):
+        up = metrics.speed_up(records, method, prefill=prefill)
+        speed_ups[name] = up and {
+            "ratio": up.ratio, "interval": up.interval, "prompts": up.prompts
+        }  # fmt: skip
+    return speed_ups | {
+        "prompts": sum(record.error is None for record in mine),
+        "failed": sum(record.error is not None for record in mine),
+        "tokens_per_second": metrics.tokens_per_second(mine),
+        "tau": found.tau,
+        "acceptance_rate": found.acceptance_rate,
+        "examined_rate": found.examined_rate,
+        "per_position": found.per_position,
+        "time": metrics.time_split(mine),
+        "score": metrics.mean_score(mine),
+        "majority": metrics.mean_score(mine, "majority"),
+    }
+
+
+COLUMNS = (
+    "method", "prompts", "tokens/s", "speed-up", "95 % interval", "without prefill", "tau",
+    "A/D", "outside pass", "one", "majority", "failed",
+)  # fmt: skip
+
+
+def show_summary(out: Console, manifest: Manifest, records: list[Record]) -> None:
+    """One table per task."""
+    found = summary(manifest, records)
+    for task, methods in found["tasks"].items():
+        threads = "1 thread" if manifest.threads == 1 else f"{manifest.threads} threads"
+        title = f"{task}, {manifest.model['name']}, {manifest.dtype}, {threads}"
+        rows = [_row(method, figure) for method, figure in methods.items()]
+        out.print(_table(title, COLUMNS, rows))
+    for name, why in found["left_out"].items():
+        out.print(f"{name} is left out: {last_line(why)}", markup=False)
+
+
+def _row(method: str, figure: dict[str, Any]) -> list[str]:
+    up, bare = figure["speed_up"], figure["speed_up_without_prefill"]
+    return [
+        method,
+        str(figure["prompts"]),
+        shown(figure["tokens_per_second"], ".0f"),
+        shown(up and up["ratio"], ".2f", "x"),
+        "{:.2f} to {:.2f}".format(*up["interval"]) if up and up["interval"] else "-",
+        shown(bare and bare["ratio"], ".2f", "x"),
+        shown(figure["tau"], ".2f"),
+        shown(figure["acceptance_rate"], ".0%"),
+        shown(outside_share(figure["time"]), ".0%"),
+        shown(figure["score"], ".0%"),
+        shown(figure["majority"], ".0%"),
+        str(figure["failed"] or ""),
+    ]
+
+
+def outside_share(time: dict[str, float]) -> float | None:
+    """Share of wall time that is not the target's pass."""
+    total = sum(time.values())
+    return 1 - time["forward"] / total if total else None
+
+
+def shown(value: float | None, form: str, unit: str = "") -> str:
+    """A figure, or a dash where there is none."""
+    return "-" if value is None else f"{value:{form}}{unit}"
+
+
+def last_line(text: str) -> str:
+    """The last line of an error."""
+    return (text.strip().splitlines() or [""])[-1]
+
+
+def show_comparison(out: Console, found: Comparison, max_slowdown: float, relative: bool) -> None:
+    """A line per method, what else differs, and the verdict."""
+    rows = []
+    for change in found.changes:
+        interval = "{:.3f} to {:.3f}".format(*change.interval) if change.interval else "-"
+        verdict = "slower" if change.is_slower else "ok"
+        rows.append([change.method, str(change.prompts), f"{change.ratio:.3f}", interval, verdict])
+    what = "speed-up over plain" if relative else "tokens per second"
+    columns = "method", "prompts", "ratio", "95 % interval", ""
+    out.print(_table(f"{what}, second run over first", columns, rows))
+    for remark in found.remarks:
+        out.print(remark, markup=False)
+    limit = f"{1 - max_slowdown:.3f}"
+    out.print(
+        f"slower: a ratio is below {limit}" if found.is_slower else f"no ratio is below {limit}"
+    )
+
+
+def show_budget(out: Console, found: Budget) -> None:
+    """A line per part of a step, flags, and what the timers cost."""
+    rows = [
+        [
+            line.name,
+            f"{line.microseconds:.1f}",
+            f"{line.share:.1%}",
+            shown(line.calls, ".1f"),
+            "more than 10 %" if line.is_flagged else "",
+        ]
+        for line in found.lines
+    ]
+    columns = "part", "microseconds", "share", "calls", ""
+    out.print(_table(f"one step of {found.steps}", columns, rows))
+    out.print(
+        f"{found.step_microseconds:.0f} microseconds a step, {found.outside_share:.1%} outside the "
+        f"target's pass; {found.tokens / found.steps:.2f} tokens a step"
+    )
+    for note in found.notes:
+        out.print(note)
+    out.print(
+        f"timers cost {found.timer_share:.1%}, which is taken off; a step without timers took "
+        f"{found.bare_microseconds:.0f} microseconds in the same run"
+    )
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title))
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table

@@ -1,0 +1,256 @@
+"""`forerun bench` as users call it, on a tiny model; a killed run goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import make_tiny
+
+from forerun.bench import machine, theory
+from forerun.bench.results import read_run
+from forerun.cli.main import main
+
+Call = Callable[..., tuple[int, str, str]]
+SMALL = ("-n", 2, "--max-new-tokens", 6, "--threads", 1)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("bench") / "tiny", context=512)
+
+
+@pytest.fixture(scope="session")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bench") / "prompts.jsonl"
+    lines = [{"prompt": f"the cat sat on {i} mats and", "category": "ab"[i % 2]} for i in range(6)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    """Runs a command line in this process; gives status, standard output, standard error."""
+
+    def run(*words: Any) -> tuple[int, str, str]:
+        status = main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The machine is not measured."""
+    monkeypatch.setattr(machine, "read_bandwidth", lambda threads, **options: 12.5)
+    monkeypatch.setattr(machine, "product_rate", lambda dtype, **options: 100.0)
+    real = theory.cost_curve
+    monkeypatch.setattr(theory, "cost_curve", lambda target: real(target, (1, 4), rounds=1))
+    import torch
+
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def bench(call: Call, quick: None, tiny: Path, prompts: Path, tmp_path: Path) -> Call:
+    """`forerun bench run` on two prompts, into `run` in the test's folder."""
+    words = ["--model", tiny, "--tasks", f"file:{prompts}", "--examples", 2, *SMALL]
+    return lambda *more: call("bench", "run", "--out", tmp_path / "run", *words, *more)
+
+
+def test_a_run_is_written_summed_up_and_done_once(bench: Call, tmp_path: Path) -> None:
+    status, out, err = bench("--methods", "plain,stand,prompt_lookup,stand:nodes=4,batch=2")
+    assert status == 0, err
+    for name in ("plain", "stand", "prompt_lookup", "stand:nodes=4,batch=2"):
+        assert name in out
+    assert "8/8 " in err and "0 s left" in err and "tokens/s" in err
+    manifest, records = read_run(tmp_path / "run")
+    assert manifest.limits == {"read_gb_s": 12.5, "gflop_s": 100.0}
+    assert list(manifest.cost_curve) == ["1", "4"]
+    assert manifest.command.startswith("forerun bench run --out=") and "-n 2" in manifest.command
+    assert manifest.threads == 1 and manifest.dtype == "float32"
+    assert manifest.model["parameters"] > 0 and manifest.model["pass_bytes"] > 0
+    assert [record.method for record in records][:4] == manifest.methods
+    assert [record.method for record in records][4:] == manifest.methods[::-1]
+    assert all(record.error is None and len(record.samples) == 2 for record in records)
+    lines = (tmp_path / "run" / "records.jsonl").read_bytes()
+    status, again, err = bench("--methods", "plain,stand,prompt_lookup,stand:nodes=4,batch=2")
+    assert status == 0 and again == out and "starting" not in err
+    assert (tmp_path / "run" / "records.jsonl").read_bytes() == lines
+    assert read_run(tmp_path / "run")[0] == manifest
+
+
+def test_json_summary(bench: Call) -> None:
+    status, out, _ = bench("--json", "--rounds", 2)
+    found = json.loads(out)
+    (task,) = found["tasks"].values()
+    assert status == 0 and list(task) == ["plain", "stand"]
+    assert task["plain"]["speed_up"]["ratio"] == 1.0 and task["plain"]["tau"] == 1.0
+    assert task["stand"]["prompts"] == 4 and task["stand"]["speed_up"]["prompts"] == 2
+    assert task["stand"]["failed"] == 0 and found["cost_curve"].keys() == {"1", "4"}
+
+
+def test_another_plan_in_the_folder_is_refused(bench: Call) -> None:
+    assert bench("--methods", "plain")[0] == 0
+    status, out, err = bench("--methods", "plain", "--seed", 3)
+    assert status == 2 and not out
+    assert "another plan, seed: 0 against 3; give --out another folder" in err
+
+
+def test_a_peer_that_is_not_there_is_named_and_the_run_goes_on(bench: Call, tmp_path: Path) -> None:
+    status, out, err = bench(
+        "--methods", "plain", "--peers", "vllm", "--peers-dir", tmp_path / "no"
+    )
+    assert status == 0, err
+    assert "vllm is left out: " in out
+    manifest, records = read_run(tmp_path / "run")
+    assert isinstance(manifest.peers["vllm"], str)
+    assert {record.method for record in records} == {"plain"}
+
+
+def test_an_interrupted_run_says_so(
+    bench: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from forerun.bench.own import Own
+
+    real, count = Own.run, []
+
+    def run(self: Own, *words: Any) -> Any:
+        count.append(1)
+        if len(count) == 5:  # after two warm-ups
+            raise KeyboardInterrupt
+        return real(self, *words)
+
+    monkeypatch.setattr(Own, "run", run)
+    status, out, err = bench()
+    assert status == 130 and "interrupted: 2 records are kept; the same command goes on" in err
+    assert "plain" in out and len(read_run(tmp_path / "run")[1]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--methods", "plain,stnd"), "unknown method 'stnd'; did you mean 'stand'"),
+        (("--methods", "plain,plain"), "named twice"),
+        (("--methods", "draft_model"), "needs model"),
+        (("--methods", ""), "--methods names none"),
+        (("--peers", "transformrs"), "did you mean 'transformers'"),
+        (("--tasks", "reasonig"), "unknown task 'reasonig'; did you mean 'reasoning'"),
+        (("--examples", 0), "--examples must be at least 1"),
+        (("--threads", 0), "--threads must be at least 1"),
+        (("--temperature", -1), "temperature must be"),
+        (("--model", "no/such/folder/here"), "there is no model folder"),
+    ],
+)
+def test_bad_input_is_one_line(call: Call, tmp_path: Path, words: Any, said: str) -> None:
+    status, out, err = call("bench", "run", "--out", tmp_path / "run", *words)
+    errors = [line for line in err.splitlines() if not line.startswith("#")]
+    assert (status, out, len(errors)) == (2, "", 1), err
+    assert said in errors[0]
+    assert not (tmp_path / "run").exists()
+
+
+def test_compare_says_what_became_slower(bench: Call, call: Call, tmp_path: Path) -> None:
+    assert bench()[0] == 0
+    before, after = tmp_path / "run", tmp_path / "slow"
+    after.mkdir()
+    (after / "run.json").write_bytes((before / "run.json").read_bytes())
+    records = [json.loads(line) for line in (before / "records.jsonl").read_text().splitlines()]
+    for record in records:
+        record["seconds"] *= 2.0 if record["method"] == "stand" else 1.0
+    (after / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    status, out, _ = call("bench", "compare", before, before)
+    assert status == 0 and "no ratio is below 0.950" in out
+    status, out, _ = call("bench", "compare", before, after)
+    assert status == 1 and "slower" in out and "0.500" in out
+    status, out, _ = call("bench", "compare", before, after, "--relative", "--json")
+    assert status == 1 and [c["method"] for c in json.loads(out)["changes"]] == ["stand"]
+    assert call("bench", "compare", before, after, "--max-slowdown", 0.6)[0] == 0
+    status, _, err = call("bench", "compare", before, tmp_path)
+    assert status == 2 and "is not a run folder" in err
+
+
+def test_profile_prints_a_budget(call: Call, quick: None, tiny: Path, prompts: Path) -> None:
+    words = ("--model", tiny, "--task", f"file:{prompts}", "--rounds", 1, *SMALL)
+    status, out, err = call("bench", "profile", *words)
+    assert status == 0, err
+    for part in ("draft", "forward: attention", "forward: mlp", "verify", "Python rest"):
+        assert part in out
+    assert "outside the target's pass" in out and "timers cost" in out
+    status, out, _ = call("bench", "profile", *words, "--drafter", "plain", "--json")
+    assert status == 0 and json.loads(out)["lines"]
+    status, _, err = call("bench", "profile", "--drafter", "stand:nods=3")
+    assert status == 2 and "did you mean 'nodes'" in err
+
+
+def test_tasks_are_listed(call: Call) -> None:
+    status, out, _ = call("bench", "tasks")
+    assert status == 0 and "reasoning" in out and "word problems" in out
+    assert "reasoning" in json.loads(call("bench", "tasks", "--json")[1])
+
+
+def test_report_and_inflate_hand_over(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    status, _, err = call("bench", "report", tmp_path)
+    assert status == 2 and "is not a run folder" in err
+    status, _, err = call("bench", "inflate", "reasoner", tmp_path / "big", "--size", "0.4B")
+    assert status == 2 and "0.4B" in err
+
+
+def test_help_does_not_import_torch() -> None:
+    code = (
+        "import sys\nfrom forerun.cli.main import main\n"
+        "for words in (['--help'], ['bench', '--help'], ['bench', 'run', '--help']):\n"
+        "    main(words)\n"
+        "assert not {'torch', 'numba', 'transformers', 'numpy'} & set(sys.modules), 'heavy'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=environment())
+
+
+def environment() -> dict[str, str]:
+    """That of a fresh interpreter that finds the package."""
+    import forerun
+
+    source = str(Path(forerun.__file__).parents[1])
+    return os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+
+
+def test_a_killed_run_goes_on_where_it_stopped(
+    bench: Call, call: Call, tiny: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """A real process is killed in the middle; at most the prompt that ran is lost."""
+    words = ["bench", "run", "--out", tmp_path / "run", "--model", tiny, "--tasks"]
+    words += [f"file:{prompts}", "--examples", 6, "-n", 2, "--max-new-tokens", 300, "--threads", 1]
+    command = [sys.executable, "-m", "forerun.cli.main", *map(str, words)]
+    records = tmp_path / "run" / "records.jsonl"
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, env=environment(), stdout=quiet, stderr=quiet) as process:
+        deadline = time.monotonic() + 300
+        while not records.exists() or records.read_bytes().count(b"\n") < 2:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    before = records.read_bytes()
+    whole = before[: before.rfind(b"\n") + 1]
+    assert 2 <= whole.count(b"\n") < 12, "it was killed too late to show anything"
+    records.write_bytes(whole + whole[:77])  # as a kill within a write leaves it
+    status, _, err = call(*words)
+    assert status == 0, err
+    assert records.read_bytes().startswith(whole)
+    manifest, found = read_run(tmp_path / "run")
+    assert len({record.key for record in found}) == len(found) == 12
+    assert sorted(record.order for record in found) == list(range(12))
+    assert len(manifest.resumed) == 1

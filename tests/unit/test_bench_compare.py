@@ -1,0 +1,103 @@
+"""Comparing two runs: what is refused, what counts as slower."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from forerun.bench.compare import Run, compare
+from forerun.bench.results import Manifest, Record, SampleRecord
+from forerun.errors import ConfigError, DataError
+
+PLAN = Manifest(
+    "now", "0.1.0", "abc", "", {"hash": "h", "name": "m"}, "bfloat16", 2, 0,
+    {"temperature": 0.6, "n": 4}, ["plain", "stand"], {"code": {"examples": 3, "hash": "p"}},
+    machine={"cpu": "one"}, limits={"read_gb_s": 30.0},
+)  # fmt: skip
+
+
+def run(seconds: dict[str, list[float]], **changes: Any) -> Run:
+    """A run in which prompt i took a method so many seconds for 10 tokens."""
+    records = [
+        Record("code", i, str(i), "1", method, 0, 0, 5, spent, 10, [SampleRecord(10)])
+        for method, row in seconds.items()
+        for i, spent in enumerate(row)
+    ]
+    return replace(PLAN, methods=list(seconds), **changes), records
+
+
+BEFORE = run({"plain": [1.0, 1.0, 1.0], "stand": [0.5, 0.5, 0.5]})
+
+
+def test_the_same_is_not_slower() -> None:
+    found = compare(BEFORE, BEFORE)
+    assert [(c.method, c.ratio, c.prompts, c.is_slower) for c in found.changes] == [
+        ("plain", pytest.approx(1.0), 3, False),
+        ("stand", pytest.approx(1.0), 3, False),
+    ]
+    assert not found.is_slower and found.remarks == ["read limit: 30.0 -> 30.0 GB/s"]
+
+
+@pytest.mark.parametrize(("loss", "is_slower"), [(0.04, False), (0.06, True)])
+def test_the_threshold_decides(loss: float, is_slower: bool) -> None:
+    after = run({"plain": [1.0, 1.0, 1.0], "stand": [0.5 / (1 - loss)] * 3})
+    found = compare(BEFORE, after)
+    assert found.is_slower == is_slower
+    assert found.changes[1].ratio == pytest.approx(1 - loss)
+    assert not compare(BEFORE, after, max_slowdown=0.07).is_slower
+
+
+def test_ratios_are_per_prompt_with_an_interval() -> None:
+    after = run({"plain": [1.0, 1.0, 1.0], "stand": [0.25, 0.5, 1.0]})
+    change = compare(BEFORE, after).changes[1]
+    assert change.ratio == pytest.approx(1.0)
+    assert change.interval is not None and change.interval[0] < 1 < change.interval[1]
+
+
+def test_relative_sees_through_a_busy_machine() -> None:
+    after = run({"plain": [2.0, 2.0, 2.0], "stand": [1.0, 1.0, 1.0]})
+    assert compare(BEFORE, after).is_slower
+    found = compare(BEFORE, after, relative=True)
+    assert [c.method for c in found.changes] == ["stand"] and not found.is_slower
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tasks": {"code": {"examples": 4, "hash": "q"}}}, "different prompts in task 'code'"),
+        ({"tasks": {"story": {"examples": 3, "hash": "p"}}}, "share no task: code and story"),
+        ({"tasks": {**PLAN.tasks, "story": {"hash": "s"}}}, "different prompts in task 'story'"),
+        ({"model": {"hash": "x", "name": "other"}}, "different models: 'm' and 'other'"),
+        ({"dtype": "float32"}, "dtype 'bfloat16' and 'float32'"),
+        ({"threads": 1}, "threads 2 and 1"),
+        ({"sampling": {"temperature": 1.0, "n": 4}}, "temperature 0.6 and 1.0"),
+    ],
+)
+def test_runs_that_did_something_else_are_refused(changes: dict[str, Any], said: str) -> None:
+    after = run({"plain": [1.0], "stand": [1.0]}, **changes)
+    with pytest.raises(DataError) as caught:
+        compare(BEFORE, after)
+    assert said in str(caught.value)
+
+
+def test_what_may_explain_a_change_is_said() -> None:
+    after = run({"plain": [1.0]}, git="def", machine={"cpu": "two"}, limits={"read_gb_s": 15.0})
+    found = compare(BEFORE, after)
+    expected = ["git: abc -> def", "cpu: one -> two", "read limit: 30.0 -> 15.0 GB/s"]
+    assert found.remarks == expected
+    assert [change.method for change in found.changes] == ["plain"]
+
+
+def test_a_method_without_common_prompts_is_remarked() -> None:
+    manifest, records = run({"plain": [1.0], "stand": [1.0]})
+    failed = [replace(r, error="broke") if r.method == "stand" else r for r in records]
+    found = compare((manifest, failed), BEFORE)
+    assert "stand: no prompt was finished in both runs" in found.remarks
+    with pytest.raises(DataError, match="nothing can be compared"):
+        compare((manifest, []), BEFORE)
+    with pytest.raises(DataError, match="share no method"):
+        compare(run({"vllm": [1.0]}), BEFORE)
+    with pytest.raises(ConfigError, match="--max-slowdown"):
+        compare(BEFORE, BEFORE, max_slowdown=1.5)

@@ -1,0 +1,182 @@
+"""Machine facts, its limits, and what theory says of a pass."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import make_tiny
+
+import forerun
+from forerun.bench import machine, planning, streams, theory
+from forerun.bench.metrics import Totals
+from forerun.bench.results import Manifest, Record, SampleRecord
+from forerun.bench.theory import PassCost
+
+COST = PassCost(weight_bytes=1_000_000_000, kv_bytes_per_token=1_000_000, flops_per_row=10**9)
+LIMITS = {"read_gb_s": 10.0, "gflop_s": 50.0}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return forerun.load(make_tiny(tmp_path_factory.mktemp("machine") / "tiny"), dtype="fp32")
+
+
+def test_description() -> None:
+    found = machine.describe()
+    assert found["cores"] >= 1 and found["cpu"] and found["torch"] == torch.__version__
+    assert found["memory"] > 1 << 28 or found["memory"] == 0
+    assert machine.package_version("no-such-package") == "missing"
+
+
+def test_revision_is_that_of_our_own_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "src" / "forerun"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    monkeypatch.setattr(machine.forerun, "__file__", str(package / "__init__.py"))
+    assert machine.git_revision() == ""
+    identity = ["-c", "user.name=n", "-c", "user.email=e"]
+    for words in (["init", "-q"], ["add", "."], [*identity, "commit", "-qm", "one"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    clean = machine.git_revision()
+    assert len(clean) >= 7 and "dirty" not in clean
+    (package / "new.py").write_text("")
+    assert machine.git_revision() == clean + "+dirty"
+    inside = tmp_path / "lib" / "forerun"  # an installation within another repository
+    inside.mkdir(parents=True)
+    monkeypatch.setattr(machine.forerun, "__file__", str(inside / "__init__.py"))
+    assert machine.git_revision() == ""
+
+
+def test_the_readers_read_everything() -> None:
+    x = np.arange(103, dtype=np.int64)
+    assert streams.one(x) == x.sum()
+    assert streams.four(x) == x[:100].sum()
+
+
+def test_limits_are_positive_and_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "LEAST", 1 << 20)
+    monkeypatch.setattr(machine, "TIMES_CACHE", 0)
+    machine._buffer.cache_clear()
+    found = machine.limits(2, torch.float32)
+    machine._buffer.cache_clear()
+    assert set(found) == {"read_gb_s", "gflop_s"}
+    assert all(0 < value < math.inf for value in found.values())
+
+
+def test_the_buffer_exceeds_the_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, size in (("index0", "32K\n"), ("index3", "2M\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "size").write_text(size)
+    monkeypatch.setattr(machine, "CACHES", tmp_path)
+    monkeypatch.setattr(machine, "LEAST", 1 << 20)
+    machine._buffer.cache_clear()
+    assert machine.cache_bytes() == 2 << 20
+    assert machine._buffer().nbytes == machine.TIMES_CACHE * (2 << 20)
+    machine._buffer.cache_clear()
+
+
+def test_roofline_by_hand() -> None:
+    assert COST.roofline_seconds(LIMITS) == pytest.approx(0.1)  # 1 GB at 10 GB/s
+    assert COST.roofline_seconds(LIMITS, context=500) == pytest.approx(0.15)
+    assert COST.roofline_seconds(LIMITS, rows=5) == pytest.approx(0.1)  # 5 GFLOP at 50
+    assert COST.roofline_seconds(LIMITS, rows=10) == pytest.approx(0.2)
+    assert PassCost.from_dict(COST.to_dict()) == COST
+    assert PassCost.from_dict({"pass_bytes": 1}) is None
+
+
+def test_cost_of_the_tiny_model(model: Any) -> None:
+    found = theory.pass_cost(model.target)
+    assert found is not None
+    # two layers: qkv 64 x 32, out 32 x 32, gate and up 128 x 32, down 32 x 64; head 288 x 32
+    weights = 2 * (64 * 32 + 32 * 32 + 128 * 32 + 32 * 64) + 288 * 32
+    norms = 5 * 32
+    assert found.weight_bytes == 4 * (weights + norms + 32)
+    assert found.flops_per_row == 2 * weights
+    assert found.kv_bytes_per_token == 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, width
+
+
+def test_only_the_experts_of_one_token_are_read() -> None:
+    from types import SimpleNamespace
+
+    from forerun.models.layers import Experts, GatedMLP, Linear
+
+    def linear() -> Linear:
+        return Linear(torch.zeros(4, 4), pack=False)
+
+    experts = [GatedMLP(linear(), linear(), "silu") for _ in range(5)]
+    mlp = Experts(linear(), experts, 2, True)
+    parts = [mlp.gate, *(part for e in experts for part in (e.gate_up, e.down))]
+    fake = SimpleNamespace(layers=[SimpleNamespace(mlp=mlp)], linears=lambda: parts)
+    assert len(theory._used(fake)) == 1 + 2 * 2
+
+
+def test_cost_curve_measures_every_size(model: Any) -> None:
+    seen: list[int] = []
+    forward = model.target.forward
+
+    def watched(seqs: Any, trees: Any, needs: Any) -> Any:
+        rows = forward(seqs, trees, needs)
+        seen.append(len(rows[0].logits))
+        return rows
+
+    model.target.forward = watched
+    try:
+        curve = theory.cost_curve(model.target, (1, 4, 9), context=20, rounds=3)
+    finally:
+        del model.target.forward
+    assert seen == [9, 4, 1, 1, 4, 9, 9, 4, 1, 1, 4, 9]
+    assert list(curve) == ["1", "4", "9"] and min(curve.values()) > 0
+    assert all(slot.is_free for slot in model.target.cache.slots)
+
+
+def test_curve_by_hand() -> None:
+    curve = {"1": 0.010, "4": 0.012, "16": 0.018}
+    assert theory.relative_cost(curve) == pytest.approx({1: 1.0, 4: 1.2, 16: 1.8})
+    assert theory.pass_seconds(curve, 10) == pytest.approx(0.015)
+    assert theory.pass_seconds(curve, 17) is None and theory.pass_seconds({}, 1) is None
+    drafts = Totals(30, 10, 90, 20, 25, Counter({1: 20}))  # 10 rows a pass, tau 3
+    assert theory.predicted_speed_up(drafts, curve) == pytest.approx(3 * 0.010 / 0.015)
+    assert theory.predicted_speed_up(drafts, curve, 0.005) == pytest.approx(1.5)
+    assert math.isnan(theory.predicted_speed_up(Totals(30, None), curve))
+    assert math.isnan(theory.predicted_speed_up(replace(drafts, drafted=900), curve))
+
+
+def test_formulas_of_the_literature() -> None:
+    assert theory.geometric_tau(0.5, 2) == pytest.approx(1 + 0.5 + 0.25)
+    assert theory.geometric_tau(1.0, 4) == 5.0 and theory.geometric_tau(0.0, 4) == 1.0
+    assert theory.memory_bound_speed_up(3.0, 4, 0.05) == pytest.approx(3 / 1.2)
+
+
+def test_fraction_of_the_roofline_by_hand() -> None:
+    plan = Manifest("", "", "", "", COST.to_dict(), "", 1, 0, {}, [], {}, limits=LIMITS)
+    times = {"draft": 0.0, "forward": 2.5, "verify": 0.1, "other": 0.1}
+    sample = SampleRecord(10, 10, 0, 0, 0, [], times)
+    record = Record("t", 0, "", "", "plain", 0, 0, 495, 3.5, 10, [sample], 0.5)
+    found = theory.roofline_fraction(plan, [record])
+    assert found is not None
+    assert found.roofline_seconds == pytest.approx(0.15)  # 495 + 10 / 2 tokens before a pass
+    assert found.forward_seconds == pytest.approx(0.2) and found.of_forward == pytest.approx(0.75)
+    assert found.step_seconds == pytest.approx(0.3) and found.of_step == pytest.approx(0.5)
+    assert theory.roofline_fraction(plan, [replace(record, prefill_seconds=None)]) is None
+    assert theory.roofline_fraction(plan, [record], "stand") is None
+
+
+def test_models_are_described(model: Any, tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path / "tiny", seed=1)
+    found = planning.describe_model(model, folder)
+    weights = 2 * (64 * 32 + 32 * 32 + 128 * 32 + 32 * 64) + 2 * 288 * 32 + 5 * 32
+    assert found["parameters"] == weights and found["weight_bytes"] >= 4 * weights
+    assert found["hash"] == planning.describe_model(model, folder)["hash"]
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05'))
+    assert found["hash"] != planning.describe_model(model, folder)["hash"]

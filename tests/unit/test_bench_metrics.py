@@ -1,0 +1,138 @@
+"""Metrics on numbers that were worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from forerun.bench import metrics
+from forerun.bench.metrics import Totals, bootstrap, by_trajectory, ratios, speed_up, totals
+from forerun.bench.results import Record, SampleRecord
+from forerun.engine.stats import Stats
+
+A = SampleRecord(
+    10, 4, 12, 6, 8, [3, 2, 1], {"draft": 0.1, "forward": 0.7, "verify": 0.1, "other": 0.1}
+)
+B = SampleRecord(5, 2, 4, 3, 3, [2, 1], {"draft": 0.2, "forward": 0.3, "verify": 0.0, "other": 0.1})
+SILENT = SampleRecord(8)
+
+
+def record(method: str, index: int = 0, **changes: object) -> Record:
+    """15 tokens in 2 seconds, of which a half computed the prompt."""
+    made = Record(
+        "code", index, f"c{index}", "1", method, 0, 0, 9, 2.0, 15, [A, B], prefill_seconds=0.5
+    )
+    return replace(made, **changes)
+
+
+def test_totals_by_hand() -> None:
+    found = totals([A, B])
+    counts = found.generated, found.passes, found.drafted, found.accepted, found.examined
+    assert counts == (15, 6, 16, 9, 11)
+    assert found.accepted_at == Counter({1: 5, 2: 3, 3: 1})
+    assert found.tau == 15 / 6
+    assert found.acceptance_rate == 9 / 16
+    assert found.examined_rate == 9 / 11
+    assert found.per_position == [5 / 6, 3 / 6, 1 / 6]
+    assert found.predicted_tau == 1 + 9 / 6 == found.tau
+
+
+def test_a_text_that_ends_within_its_last_pass_lowers_tau_below_the_prediction() -> None:
+    found = totals([replace(A, tokens=9)])
+    assert found.tau == 9 / 4 and found.predicted_tau == 10 / 4
+
+
+def test_definitions_agree_with_those_of_the_engine() -> None:
+    engine = Stats(4, 12, 6, 8, 10, Counter({1: 3, 2: 2, 3: 1}))
+    found = totals([A])
+    assert (found.tau, found.acceptance_rate) == (engine.tau, engine.acceptance_rate)
+    assert (found.examined_rate, found.per_position) == (engine.examined_rate, engine.per_position)
+
+
+def test_what_a_contestant_does_not_tell_is_unknown() -> None:
+    found = totals([A, SILENT])
+    assert found.generated == 18
+    assert (found.passes, found.tau, found.acceptance_rate) == (None, None, None)
+    assert found.per_position == [] and found.predicted_tau is None
+    nothing = totals([])
+    assert nothing == Totals() and nothing.tau is None
+
+
+def test_plain_decoding_drafts_nothing() -> None:
+    found = totals([SampleRecord(5, 5, 0, 0, 0)])
+    assert (found.tau, found.acceptance_rate, found.predicted_tau) == (1.0, None, 1.0)
+
+
+def test_trajectories_are_grouped() -> None:
+    samples = [SampleRecord(i, 1, 0, 0, 0) for i in range(1, 19)]
+    groups = by_trajectory([record("stand", samples=samples), record("stand", error="x")])
+    sizes = {name: (found.passes, found.generated) for name, found in groups.items()}
+    assert sizes == {
+        "1": (1, 1),
+        "2": (1, 2),
+        "3-4": (2, 7),
+        "5-8": (4, 26),
+        "9-16": (8, 100),
+        "17-32": (2, 35),
+    }
+    assert metrics.group_of(65) == "65+"
+
+
+def test_time_is_split_and_what_nobody_claims_is_outside() -> None:
+    split = metrics.time_split([record("stand"), record("stand", 1, samples=[SILENT])])
+    expected = {"draft": 0.3, "forward": 1.0, "verify": 0.1, "other": 0.2, "outside": 0.4}
+    assert split == pytest.approx(expected)
+    assert metrics.time_split([record("stand", samples=[SILENT])]) == {}
+
+
+def test_tokens_per_second() -> None:
+    found = [record("stand"), record("stand", 1, seconds=3.0), record("stand", 2, error="broke")]
+    assert metrics.tokens_per_second(found) == 30 / 5
+    assert metrics.tokens_per_second(found, prefill=False) == 30 / 4
+    found.append(record("stand", 3, prefill_seconds=None))
+    assert metrics.tokens_per_second(found, prefill=False) is None
+    assert metrics.tokens_per_second([]) is None
+
+
+def test_speed_up_is_the_geometric_mean_per_prompt() -> None:
+    plain = [record("plain", i, seconds=4.0, prefill_seconds=1.0) for i in range(3)]
+    fast = [record("stand", 0, seconds=2.0), record("stand", 1, seconds=0.5, prefill_seconds=0.2)]
+    found = speed_up([*plain, *fast, record("stand", 2, error="broke")], "stand")
+    assert found is not None
+    assert found.by_prompt == {("code", 0): 2.0, ("code", 1): 8.0}
+    assert found.ratio == pytest.approx(4.0) and found.prompts == 2
+    bare = speed_up([*plain, *fast], "stand", prefill=False)
+    assert bare is not None and bare.ratio == pytest.approx(math.sqrt(3.0 / 1.5 * 3.0 / 0.3))
+    assert speed_up(plain, "stand") is None
+
+
+def test_rounds_are_pooled_before_the_ratio_and_must_be_of_both() -> None:
+    plain = [record("plain", round=r, seconds=s) for r, s in enumerate((1.0, 3.0, 100.0))]
+    fast = [record("stand", round=r, seconds=s) for r, s in enumerate((1.0, 1.0))]
+    found = ratios(fast, plain)
+    assert found is not None and found.by_prompt == {("code", 0): 2.0}
+    assert found.interval is None
+
+
+def test_bootstrap_of_a_constant_and_of_a_mean() -> None:
+    assert bootstrap([2.0, 2.0, 2.0], metrics.geometric_mean) == pytest.approx((2.0, 2.0))
+    values = [float(i) for i in range(100)]
+    low, high = bootstrap(values, lambda v: sum(v) / len(v)) or (0.0, 0.0)
+    error = 1.96 * 28.87 / 10  # of the mean of 100 values with this deviation
+    assert low == pytest.approx(49.5 - error, abs=0.7)
+    assert high == pytest.approx(49.5 + error, abs=0.7)
+    assert bootstrap([1.0], metrics.geometric_mean) is None
+
+
+def test_scores_and_memory() -> None:
+    found = [record("stand", score=0.5), record("stand", 1, score=1.0), record("stand", 2)]
+    assert metrics.mean_score(found) == 0.75
+    assert metrics.mean_score(found, "majority") is None
+    held = [
+        record("stand", memory={"cells": 3, "weights": 5}),
+        record("stand", memory={"cells": 4}),
+    ]
+    assert metrics.peak_memory(held) == {"cells": 4, "weights": 5}

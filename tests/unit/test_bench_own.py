@@ -1,0 +1,151 @@
+"""Our own methods as contestants: names, what is recorded, prompts computed anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import make_tiny
+
+import forerun
+from forerun.bench.contestants import (
+    Setup,
+    check_name,
+    is_own,
+    make,
+    short,
+    split_methods,
+    split_names,
+)
+from forerun.bench.metrics import totals
+from forerun.bench.own import Own, Parts, parts_of
+from forerun.bench.tasks.base import Example
+from forerun.errors import ConfigError, UnknownName
+from forerun.sampling import Sampling
+
+EXAMPLE = Example("e", "the cat sat on the mat and", "")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = make_tiny(tmp_path_factory.mktemp("own") / "tiny", context=256)
+    return forerun.load(folder, max_seqs=4)
+
+
+def test_names_of_a_list() -> None:
+    text = "none, stand:context=4,entries=5,nodes=8,prompt_lookup,fuse:parts=stand+prompt_lookup"
+    assert split_methods(text) == [
+        "plain",
+        "stand:context=4,entries=5,nodes=8",
+        "prompt_lookup",
+        "fuse:parts=stand+prompt_lookup",
+    ]
+    assert split_names("needles:lengths=600+900,others=1,code", "task") == [
+        "needles:lengths=600+900,others=1",
+        "code",
+    ]
+    assert split_methods("vllm:ngram,tokens=3,stand,nodes=4") == [
+        "vllm:ngram,tokens=3",
+        "stand:nodes=4",
+    ]
+    with pytest.raises(ConfigError, match="'plain' is named twice"):
+        split_methods("plain,stand,none")
+
+
+def test_parts_of_a_name() -> None:
+    assert parts_of("plain") == Parts("none")
+    assert parts_of("stand:context=3,nodes=8,batch=4") == Parts(
+        "stand:context=3", "fixed:nodes=8", batch=4
+    )
+    found = parts_of("prompt_lookup:verifier=recursive,controller=fixed,depth=3")
+    assert found == Parts("prompt_lookup", "fixed:depth=3", "recursive")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("stnd", "unknown method 'stnd'; did you mean 'stand'"),
+        ("plian", "did you mean 'plain'"),
+        ("vlm", "did you mean 'vllm'"),
+        ("stand:nods=3", "did you mean 'nodes'"),
+        ("stand:verifer=greedy", "did you mean 'verifier'"),
+        ("stand:verifier=recursve", "unknown verifier 'recursve'; did you mean 'recursive'"),
+        ("stand:context=x", "option context takes"),
+        ("stand:batch=0", "batch of method 'stand:batch=0' takes a whole number above 0"),
+    ],
+)
+def test_wrong_names_are_refused(name: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_name(name)
+    assert said in str(caught.value)
+
+
+def test_own_and_peer(tmp_path: Path) -> None:
+    assert is_own("plain") and is_own("prompt-lookup") and not is_own("transformers:lookup")
+    with pytest.raises(UnknownName):
+        is_own("nobody")
+    setup = Setup(tmp_path, "auto", 1)
+
+    def unloaded() -> Any:
+        raise AssertionError("a name must not load the model")
+
+    assert make("stand", unloaded, setup).name == "stand"
+    assert make("transformers:lookup", unloaded, setup).name == "transformers:lookup"
+
+
+@pytest.mark.parametrize("name", ["plain", "stand", "prompt_lookup", "stand:batch=3,nodes=5"])
+def test_an_outcome_adds_up(model: Any, name: str) -> None:
+    contestant = Own(name, lambda: model)
+    contestant.start()
+    sampling = Sampling(n=3, temperature=0.7, max_new_tokens=20, seed=1, ignore_eos=True)
+    contestant.warm_up(EXAMPLE, sampling)
+    found = contestant.run(EXAMPLE, sampling)
+    sums = totals(found.samples)
+    assert [sample.tokens for sample in found.samples] == [20] * 3
+    assert all(sample.text and sample.finish == "length" for sample in found.samples)
+    assert sums.generated == 60 and sums.passes is not None and sums.passes <= 60
+    if name == "plain":
+        assert (sums.passes, sums.drafted, sums.tau) == (60, 0, 1.0)
+    assert sums.tau == sums.predicted_tau
+    engine = sum(sum(sample.seconds.values()) for sample in found.samples)
+    assert 0 < (found.prefill_seconds or 0.0) < engine < found.seconds
+    assert found.memory["weights"] > 0 and found.memory["kv cache"] > 0
+    assert ("logit memory" in found.memory) == name.startswith("stand")
+    assert not any(": " in part for part in found.memory)
+
+
+def test_the_prompt_is_computed_anew_every_time_and_once(model: Any) -> None:
+    contestant, counted = Own("plain", lambda: model), []
+    sampling = Sampling(n=2, temperature=0.7, max_new_tokens=8, seed=1, ignore_eos=True)
+    prompt = len(model.tokenizer.encode(EXAMPLE.prompt))
+    for _ in range(2):
+        before = model.target.num_rows
+        contestant.run(EXAMPLE, sampling)
+        counted.append(model.target.num_rows - before)
+    assert counted == [prompt + 15] * 2  # the last prompt row yields a token; 7 and 8 more passes
+
+
+def test_prefill_is_the_first_pass_only(model: Any) -> None:
+    """A prompt that takes most of the time takes most of the seconds, and is counted once."""
+    long = Example("l", "the cat sat on the mat and the dog sat on the log " * 6, "")
+    sampling = Sampling(n=4, temperature=0.7, max_new_tokens=4, seed=1, ignore_eos=True)
+    contestant = Own("plain", lambda: model)
+    contestant.run(long, sampling)
+    found = contestant.run(long, sampling)
+    forward = [sample.seconds["forward"] for sample in found.samples]
+    assert (found.prefill_seconds or 0.0) <= forward[0] + 1e-6
+
+
+def test_first_tokens_follow_the_seed(model: Any) -> None:
+    contestant = Own("stand", lambda: model)
+    sampling = Sampling(temperature=1.0, seed=3)
+    first = contestant.first_tokens(EXAMPLE.prompt, sampling, 12)
+    assert len(first) == 12 and first == contestant.first_tokens(EXAMPLE.prompt, sampling, 12)
+    assert len(set(first)) > 1
+
+
+def test_warm_up_is_short() -> None:
+    few = short(Sampling(n=16, max_new_tokens=512, min_new_tokens=100))
+    assert (few.n, few.max_new_tokens, few.min_new_tokens) == (2, 64, 64)
+    assert short(Sampling(max_new_tokens=5), 8).n == 8

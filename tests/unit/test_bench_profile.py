@@ -1,0 +1,220 @@
+"""Profiles: exclusive times, calibration, parts put back as they were."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import make_tiny
+
+import forerun
+from forerun import shaping
+from forerun.bench import timers
+from forerun.bench.budget import LIMIT, NATIVE, PYTHON, REST, Measured, budget
+from forerun.bench.own import Parts
+from forerun.bench.profile import profile
+from forerun.bench.timers import Clock, Patches, calibrate
+from forerun.engine.attention import Pass
+from forerun.models import layers
+from forerun.models.layers import GatedMLP, Linear, RMSNorm
+from forerun.native import kernels
+from forerun.sampling import Sampling
+
+PROMPT = "the cat sat on the mat and"
+
+
+class Time:
+    """A clock that goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def fake_time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    fake = Time()
+    monkeypatch.setattr(timers, "time", fake)
+    return fake
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("profile") / "tiny")
+
+
+@pytest.fixture
+def model(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs in torch, part by part."""
+    monkeypatch.setattr(layers, "can_pack", lambda weight: False)
+    return forerun.load(tiny, dtype="fp32")
+
+
+def test_seconds_belong_to_the_innermost_timer(fake_time: Time) -> None:
+    clock = Clock()
+    inner = clock.wrap("inner", lambda: fake_time.sleep(2.0))
+
+    def work() -> None:
+        fake_time.sleep(1.0)
+        inner()
+        fake_time.sleep(0.5)
+        inner()
+
+    clock.wrap("outer", work)()
+    assert clock.seconds == {"inner": 4.0, "outer": 1.5}
+    assert clock.calls == {"inner": 2, "outer": 1} and clock.inner_calls == {"outer": 2}
+    cost = 0.5, 0.25  # per call: to its own name, and to the one around it
+    assert clock.corrected(cost) == {"inner": 3.0, "outer": 0.5}
+    assert clock.overhead(cost) == 3 * 0.5 + 2 * 0.25
+
+
+def test_errors_pass_and_the_clock_stays_right(fake_time: Time) -> None:
+    clock = Clock()
+
+    def fail() -> None:
+        fake_time.sleep(1.0)
+        raise ValueError
+
+    def work() -> None:
+        with pytest.raises(ValueError):
+            clock.wrap("inner", fail)()
+        fake_time.sleep(1.0)
+
+    clock.wrap("outer", work)()
+    assert clock.seconds == {"inner": 1.0, "outer": 1.0}
+
+
+def test_timers_cost_little() -> None:
+    inner, outer = calibrate(500)
+    assert 0 < inner < 1e-3 and 0 <= outer < 1e-3
+
+
+def test_patches_are_undone_where_attributes_were_and_were_not() -> None:
+    class Thing:
+        __slots__ = ()
+
+        def __call__(self) -> str:
+            return "called"
+
+    class Owner:
+        def work(self) -> str:
+            return "worked"
+
+    thing, other, owner, clock = Thing(), Thing(), Owner(), Clock()
+    original = Thing.__call__
+    with pytest.raises(KeyError), Patches() as patch:
+        patch.calls(Thing, {id(thing): "thing"}, clock)
+        patch(owner, "work", "work", clock)
+        assert (thing(), other(), owner.work()) == ("called", "called", "worked")
+        raise KeyError
+    assert Thing.__call__ is original and vars(owner) == {}
+    assert clock.calls == {"thing": 1, "work": 1}
+
+
+@pytest.mark.parametrize("drafter", ["none", "stand", "prompt_lookup"])
+def test_a_budget_covers_the_step_and_leaves_no_trace(model: Any, drafter: str) -> None:
+    classes = Linear, GatedMLP, RMSNorm, Pass, shaping.Laws
+    before = [dict(vars(cls)) for cls in classes]
+    sampling = Sampling(n=2, temperature=0.7, max_new_tokens=12, seed=0, ignore_eos=True)
+    found = profile(model, PROMPT, sampling, Parts(drafter), rounds=2)
+    assert [dict(vars(cls)) for cls in classes] == before
+    assert not {"forward", "commit"} & vars(model.target).keys()
+    assert not any("propose" in vars(drafter) for drafter in model._drafters.values())
+    lines = {line.name: line for line in found.lines}
+    for name in ("draft", "verify", "commit", "logits copy and shaping", PYTHON, REST):
+        assert name in lines
+    calls = {
+        name.removeprefix("forward: "): line.calls
+        for name, line in lines.items()
+        if name.startswith("forward: ")
+    }
+    per_pass = {"qkv": 2, "out": 2, "mlp": 2, "attention": 2, "norms": 5, "head": 1}
+    assert {name: calls[name] for name in per_pass} == pytest.approx(per_pass)
+    assert sum(line.share for line in found.lines) == pytest.approx(1.0)
+    total = sum(line.microseconds for line in found.lines)
+    assert total == pytest.approx(found.step_microseconds)
+    assert found.tokens == 2 * 2 * 12 and 0 < found.timer_share < 1
+    assert found.bare_microseconds > 0
+    outside = 1 - sum(line.share for line in found.lines if line.name.startswith("forward"))
+    assert found.outside_share == pytest.approx(outside)
+
+
+@pytest.mark.skipif(not kernels(), reason="no native kernels here")
+def test_native_kernels_are_divided_by_kind(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = make_tiny(tmp_path / "tiny")
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4}
+    config = LlamaConfig.from_pretrained(folder, num_key_value_heads=2, head_dim=16, **sizes)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    loaded = forerun.load(folder, dtype="fp32")
+    library = kernels().library
+    before = library.forerun_pass  # type: ignore[union-attr]
+    sampling = Sampling(n=2, temperature=0.7, max_new_tokens=12, seed=0, ignore_eos=True)
+    found = profile(loaded, PROMPT, sampling, Parts("stand"), rounds=1)
+    assert library.forerun_pass is before  # type: ignore[union-attr]
+    kinds = {line.name.removeprefix("forward: ") for line in found.lines if "forward" in line.name}
+    assert kinds == {"qkv", "out", "mlp", "head", "attention, norms, waiting", "rest"}
+    assert "measured alone" in found.notes[0]
+    assert sum(line.share for line in found.lines) == pytest.approx(1.0)
+
+
+def test_kernels_are_divided_by_hand() -> None:
+    clock = Clock()
+    clock.seconds |= {NATIVE: 6.0, REST: 1.0, PYTHON: 1.0}
+    run, alone = Measured(steps=2, tokens=2), {"qkv": 1.0, "mlp": 1.5}
+    found = budget(clock, (0.0, 0.0), run, 4.0, alone)
+    lines = {line.name: line.microseconds for line in found.lines}
+    assert lines == pytest.approx(
+        {
+            "forward: mlp": 1.5e6,
+            "forward: qkv": 1e6,
+            "forward: attention, norms, waiting": 0.5e6,
+            REST: 0.5e6,
+            PYTHON: 0.5e6,
+        }
+    )
+    slow = {"qkv": 2.0, "mlp": 4.0}  # more than the kernels took in all: scaled down
+    found = budget(clock, (0.0, 0.0), run, 4.0, slow)
+    lines = {line.name: line.microseconds for line in found.lines}
+    assert (lines["forward: qkv"], lines["forward: mlp"]) == pytest.approx((1e6, 2e6))
+    assert lines["forward: attention, norms, waiting"] == pytest.approx(0.0)
+    assert "took longer" in found.notes[1]
+
+
+def test_what_takes_much_outside_the_pass_is_flagged() -> None:
+    clock = Clock()
+    clock.seconds |= {REST: 6.0, "draft": 0.9, "verify": 2.0, PYTHON: 1.1}
+    found = budget(clock, (0.0, 0.0), Measured(steps=10, tokens=30), bare=0.9)
+    flagged = {line.name for line in found.lines if line.is_flagged}
+    assert LIMIT == 0.10 and flagged == {"verify", PYTHON}
+    assert [line.name for line in found.lines] == ["draft", REST, "verify", PYTHON]
+    assert found.step_microseconds == pytest.approx(1e6)
+    assert found.outside_share == pytest.approx(0.4)
+    assert found.to_dict()["outside_share"] == found.outside_share
+
+
+def test_models_that_transformers_runs_have_one_line_for_the_pass(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from forerun.engine.api import Model
+    from forerun.models.hf import HFTarget
+    from forerun.models.tokenizer import Tokenizer
+
+    folder = make_tiny(tmp_path / "tiny")
+    inner = AutoModelForCausalLM.from_pretrained(folder)
+    loaded = Model(HFTarget(inner, max_seqs=1), Tokenizer.load(folder), "tiny")
+    sampling = Sampling(max_new_tokens=6, seed=0, ignore_eos=True)
+    found = profile(loaded, PROMPT, sampling, Parts("none"), rounds=1)
+    assert [line.name for line in found.lines if line.name.startswith("forward")] == [REST]
+
+
+def test_time_is_the_real_one_again() -> None:
+    assert timers.time is time

@@ -1,0 +1,215 @@
+"""Run folders: written whole, read back equal, resumed, refused with the reason."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun.bench import results
+from forerun.bench.results import Manifest, Record, RunWriter, SampleRecord, read_run
+from forerun.errors import CapacityError, DataError
+
+SAMPLE = SampleRecord(
+    tokens=7,
+    passes=3,
+    drafted=9,
+    accepted=4,
+    examined=5,
+    per_position=[3, 1],
+    seconds={"draft": 0.1, "forward": 0.5},
+    finish="stop",
+    score=1.0,
+    text="Answer: 4\n",
+)
+RECORD = Record(
+    task="reasoning",
+    index=2,
+    id="heldout-0-2",
+    category="3",
+    method="stand",
+    round=0,
+    order=5,
+    num_prompt_tokens=40,
+    seconds=1.5,
+    generated=7,
+    samples=[SAMPLE],
+    prefill_seconds=0.2,
+    score=1.0,
+    majority=1.0,
+    memory={"weights": 100},
+    limits={"read_gb_s": 30.5},
+)
+SILENT = replace(
+    RECORD, method="peer", samples=[SampleRecord(7)], prefill_seconds=None, limits=None
+)
+
+
+def plan(**changes: Any) -> Manifest:
+    """A manifest."""
+    made = Manifest(
+        created="2026-11-20T12:00:00+00:00",
+        forerun="0.1.0",
+        git="abc",
+        command="forerun bench run",
+        model={"path": "/here", "name": "m", "hash": "h"},
+        dtype="bfloat16",
+        threads=2,
+        seed=0,
+        sampling={"n": 4},
+        methods=["plain", "stand", "peer"],
+        tasks={"reasoning": {"examples": 3, "hash": "p"}},
+        machine={"cpu": "a cpu", "kernels": "torch"},
+    )
+    return replace(made, **changes)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run folder with two records."""
+    with RunWriter(tmp_path / "run", plan()) as writer:
+        writer.append(RECORD)
+        writer.append(SILENT)
+    return tmp_path / "run"
+
+
+def test_what_is_written_is_read_back(folder: Path) -> None:
+    manifest, records = read_run(folder)
+    assert manifest == plan() and records == [RECORD, SILENT]
+    lines = (folder / "records.jsonl").read_text().splitlines()
+    assert json.loads(lines[0]) == asdict(RECORD)
+
+
+def test_a_torn_last_line_is_dropped(folder: Path) -> None:
+    path = folder / "records.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:50])
+    assert read_run(folder)[1] == [RECORD, SILENT]
+    with RunWriter(folder, plan()) as writer:
+        assert writer.done == [RECORD, SILENT]
+        assert path.read_bytes() == whole
+        writer.append(replace(RECORD, index=3))
+    assert [record.index for record in read_run(folder)[1]] == [2, 2, 3]
+
+
+def test_going_on_is_noted_with_the_first_record(folder: Path) -> None:
+    again = plan(created="later", git="def")
+    with RunWriter(folder, again) as writer:
+        assert read_run(folder)[0] == plan()
+        writer.append(replace(RECORD, index=3))
+    note = {"created": "later", "git": "def", "command": "forerun bench run"}
+    assert read_run(folder)[0] == plan(resumed=[note])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"threads": 1}, "threads: 2 against 1"),
+        ({"sampling": {"n": 8}}, "sampling.n: 4 against 8"),
+        ({"methods": ["plain"]}, "methods: ['plain', 'stand', 'peer'] against ['plain']"),
+        ({"tasks": {"reasoning": {"examples": 3, "hash": "q"}}}, "tasks.reasoning.hash: 'p'"),
+        ({"model": {"name": "m", "hash": "other"}}, "model.hash: 'h' against 'other'"),
+        ({"machine": {"cpu": "another", "kernels": "torch"}}, "machine.cpu: 'a cpu'"),
+    ],
+)
+def test_another_plan_is_refused(folder: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(DataError, match="give --out another folder") as caught:
+        RunWriter(folder, plan(**changes))
+    assert said in str(caught.value)
+
+
+def test_a_model_may_have_moved(folder: Path) -> None:
+    with RunWriter(folder, plan(model={"path": "/there", "name": "n", "hash": "h"})) as writer:
+        assert len(writer.done) == 2
+
+
+def test_two_writers_do_not_meet(folder: Path) -> None:
+    with RunWriter(folder, plan()), pytest.raises(DataError, match="another process"):
+        RunWriter(folder, plan())
+
+
+def spoil(change: Callable[[dict[str, Any]], Any]) -> bytes:
+    """A line of a record after a change."""
+    value = json.loads(json.dumps(asdict(RECORD)))
+    changed = change(value)
+    return json.dumps(value if changed is None else changed).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"{nonsense\n", "line 2: expected one JSON object per line"),
+        (b"[1]\n", "line 2: expected an object, got list"),
+        (spoil(lambda v: v.pop("seconds") and None), "line 2: field 'seconds' is missing"),
+        (spoil(lambda v: v.update(seconds="1")), "line 2: field 'seconds' takes"),
+        (spoil(lambda v: v.update(generated=True)), "line 2: field 'generated' takes"),
+        (spoil(lambda v: v.update(speed=1)), "line 2: unknown field 'speed'"),
+        (
+            spoil(lambda v: v["samples"][0].pop("tokens") and None),
+            "line 2, sample 0: field 'tokens'",
+        ),
+        (spoil(lambda v: v["samples"][0].update(per_position=["1"])), "sample 0: field 'per_pos"),
+        (spoil(lambda v: v.update(memory={"weights": "big"})), "line 2: field 'memory' takes"),
+        (spoil(lambda v: None), "line 2: the same prompt, method and round as line 1"),
+    ],
+)
+def test_bad_lines_are_named(folder: Path, line: bytes, said: str) -> None:
+    path = folder / "records.jsonl"
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0] + line)
+    with pytest.raises(DataError) as caught:
+        read_run(folder)
+    assert said in str(caught.value)
+
+
+def test_not_a_run_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is not a run folder"):
+        read_run(tmp_path)
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_run(tmp_path)
+    (tmp_path / "run.json").write_text('{"version": 9}')
+    with pytest.raises(DataError, match="expected version 1, got 9"):
+        read_run(tmp_path)
+
+
+def test_records_without_a_manifest_are_not_overwritten(folder: Path) -> None:
+    (folder / "run.json").unlink()
+    with pytest.raises(DataError, match="use another --out"):
+        RunWriter(folder, plan())
+
+
+def test_a_full_disk_keeps_what_is_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+
+    def full(file: int, data: bytes) -> int:
+        if len(data) < 40:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(file, data[:-20])
+
+    whole = (folder / "records.jsonl").read_bytes()
+    with RunWriter(folder, plan()) as writer:
+        monkeypatch.setattr(results.os, "write", full)
+        with pytest.raises(CapacityError, match="the 2 records written before are kept"):
+            writer.append(replace(RECORD, index=3))
+        monkeypatch.setattr(results.os, "write", real)
+        assert (folder / "records.jsonl").read_bytes() == whole
+        writer.append(replace(RECORD, index=3))
+    assert len(read_run(folder)[1]) == 3
+
+
+def test_the_manifest_is_replaced_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with RunWriter(folder, plan()) as writer:
+        monkeypatch.setattr(results.os, "fsync", full)
+        with pytest.raises(CapacityError, match=r"run\.json"):
+            writer.update(plan(peers={"vllm": "missing"}))
+    assert read_run(folder)[0] == plan()
+    assert not (folder / "run.json.new").exists()

@@ -1,0 +1,499 @@
+"""Peers: the protocol, failures, the law check, names and installation, all with fake workers; the
+real ones are run by the slow test at the end, as far as their environments are there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import forerun
+from forerun.bench import contestants
+from forerun.bench.contestants import PeerError, Setup, SkippedPeer
+from forerun.bench.peers import catalog, install, law, make, methods, parse
+from forerun.bench.peers import peer as peer_module
+from forerun.bench.peers.catalog import Mode, Peer
+from forerun.bench.peers.client import WorkerProcess
+from forerun.bench.tasks.base import Example
+from forerun.errors import ConfigError, UnknownName
+from forerun.sampling import Sampling
+
+# A worker whose "model" is a fixed law over four tokens; its mode says what is wrong with it.
+FAKE = """
+import os, random, subprocess, sys, time
+
+LAW = [0.4, 0.3, 0.2, 0.1]
+
+class Worker:
+    packages = ("pip", "no-such-package")
+
+    def __init__(self):
+        self.loads, self.resets = [], 0
+
+    def load(self, **fields):
+        print("loading to stdout")
+        os.write(1, b"raw bytes to stdout\\n")
+        subprocess.run(["echo", "a child prints"])
+        if fields["mode"] == "cannot":
+            raise NotImplementedError("no such format")
+        self.loads.append(fields)
+
+    def reset(self, **fields):
+        self.resets += 1
+
+    def run(self, mode, prompt, sampling, batch, options):
+        if mode == "dies":
+            print("last words", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(3)
+        if mode == "sleeps":
+            time.sleep(60)
+        if mode == "fails":
+            raise ValueError("bad weather")
+        greedy = mode == "greedy"
+        samples = []
+        for seed in sampling["seeds"]:
+            dice = random.Random(seed)
+            token = 0 if greedy else dice.choices(range(4), LAW)[0]
+            samples.append({"tokens": [token] * sampling["max_new_tokens"], "finish": "length"})
+        told = [self.loads, self.resets, sys.path, os.environ.get("PYTHONPATH"),
+                os.environ["OMP_NUM_THREADS"], sampling, prompt]
+        return {"samples": samples, "told": told}
+"""
+LAW = np.array([0.4, 0.3, 0.2, 0.1])
+FIELDS = {"prompt": [5, 6], "batch": False, "options": {}}
+LOADED = {"model": "m", "dtype": "float32", "threads": 1, "context": 8, "cache": "", "draft": None}
+
+
+def asked(n: int = 1, max_new_tokens: int = 2) -> dict:
+    """Sampling as it is sent."""
+    return {"temperature": 1.0, "seeds": list(range(n)), "max_new_tokens": max_new_tokens}
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Path:
+    """The file of the fake worker."""
+    path = tmp_path / "fake.py"
+    path.write_text(FAKE)
+    return path
+
+
+@pytest.fixture
+def process(fake: Path) -> Iterator[WorkerProcess]:
+    """A running fake worker."""
+    worker = WorkerProcess(Path(sys.executable), fake, threads=3)
+    yield worker
+    worker.close()
+
+
+@pytest.fixture
+def contestant(
+    fake: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], peer_module.PeerContestant]]:
+    """Makes contestants whose peer is the fake, in an environment without packages."""
+    modes = {name: Mode() for name in ("plain", "greedy", "dies", "fails", "cannot")}
+    known = Peer(packages=(), modes=modes, probe="")
+    monkeypatch.setitem(catalog.PEERS, "fake", known)
+    monkeypatch.setattr(peer_module, "WORKERS", fake.parent)
+    folder = tmp_path / "peers"
+    (folder / "fake" / "bin").mkdir(parents=True)
+    (folder / "fake" / "bin" / "python").symlink_to(os.path.realpath(sys.executable))
+    install.write_state(folder, "fake", {"versions": {}, "recipe": ""})
+    setup = Setup(tiny_folder, "auto", 2, None, folder)
+    made: list[peer_module.PeerContestant] = []
+
+    def new(name: str) -> peer_module.PeerContestant:
+        made.append(peer_module.PeerContestant(parse(name), name, setup))
+        return made[-1]
+
+    yield new
+    for one in made:
+        one.close()
+
+
+class TestProtocol:
+    def test_versions_of_installed_packages_only(self, process: WorkerProcess) -> None:
+        told = process.request("hello", 30)
+        assert list(told["versions"]) == ["pip"] and told["python"].startswith("3.")
+
+    def test_fields_arrive_and_what_is_printed_does_not_disturb(
+        self, process: WorkerProcess
+    ) -> None:
+        assert process.request("load", 30, mode="plain", options={"k": 2}, **LOADED)["seconds"] > 0
+        got = process.request("run", 30, mode="plain", sampling=asked(2), **FIELDS)
+        assert [len(sample["tokens"]) for sample in got["samples"]] == [2, 2]
+        assert got["seconds"] > 0 and got["prefill_seconds"] is None
+        loads, resets, _, _, threads, sampling, prompt = got["told"]
+        assert loads == [{"mode": "plain", "options": {"k": 2}, **LOADED}] and resets == 1
+        assert threads == "3" and prompt == [5, 6] and sampling["seeds"] == [0, 1]
+        process.close()  # after which all is read
+        printed = process.tail()
+        for text in ("loading to stdout", "raw bytes to stdout", "a child prints"):
+            assert text in printed
+
+    def test_the_environment_is_the_peers_own(
+        self, fake: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PYTHONPATH", "/somewhere")
+        worker = WorkerProcess(Path(sys.executable), fake, threads=1)
+        got = worker.request("run", 30, mode="plain", sampling=asked(), **FIELDS)
+        worker.close()
+        _, _, path, python_path, *_ = got["told"]
+        assert python_path is None and not any("workers" in folder for folder in path)
+        assert str(fake.parent) not in path
+
+    def test_first_tokens_and_memory(self, process: WorkerProcess) -> None:
+        got = process.request("first_tokens", 30, mode="greedy", sampling=asked(5), **FIELDS)
+        assert got["tokens"] == [0] * 5
+        if sys.platform == "linux":
+            run = process.request("run", 30, mode="plain", sampling=asked(), **FIELDS)
+            assert run["memory"]["process"] > 1 << 20
+
+
+class TestFailures:
+    def test_an_error_is_told_and_the_worker_lives(self, process: WorkerProcess) -> None:
+        with pytest.raises(PeerError, match="fake failed in run: ValueError: bad weather"):
+            process.request("run", 30, mode="fails", sampling=asked(), **FIELDS)
+        assert process.request("run", 30, mode="plain", sampling=asked(), **FIELDS)["samples"]
+
+    def test_what_cannot_be_is_skipped(self, process: WorkerProcess) -> None:
+        with pytest.raises(SkippedPeer, match="no such format"):
+            process.request("load", 30, mode="cannot", options={}, **LOADED)
+
+    def test_death_tells_status_and_last_lines(self, process: WorkerProcess) -> None:
+        with pytest.raises(PeerError, match=r"died during run \(exit status 3\)\n[^$]*last words"):
+            process.request("run", 30, mode="dies", sampling=asked(), **FIELDS)
+        assert not process.is_alive
+        with pytest.raises(PeerError, match="died during hello"):
+            process.request("hello", 30)
+
+    def test_silence_ends_the_worker(self, process: WorkerProcess) -> None:
+        process.request("hello", 30)
+        with pytest.raises(PeerError, match="no answer to run in 0.2 s"):
+            process.request("run", 0.2, mode="sleeps", sampling=asked(), **FIELDS)
+        assert not process.is_alive
+
+    def test_a_missing_interpreter(self, fake: Path) -> None:
+        with pytest.raises(PeerError, match="cannot start"):
+            WorkerProcess(Path("/no/such/python"), fake)
+
+    def test_a_worker_that_cannot_be_imported(self, tmp_path: Path) -> None:
+        path = tmp_path / "broken.py"
+        path.write_text("import no_such_module_at_all")
+        worker = WorkerProcess(Path(sys.executable), path)
+        with pytest.raises(PeerError, match="No module named 'no_such_module_at_all'"):
+            worker.request("hello", 30)
+
+
+class TestContestant:
+    def test_a_run_is_decoded_by_the_checkpoints_tokenizer(self, contestant) -> None:
+        one = contestant("fake")
+        one.start()
+        assert list(one.versions())[0] == "python"
+        sampling = Sampling(n=3, max_new_tokens=4, seed=7)
+        one.warm_up(Example("a", "the cat", ""), sampling)
+        outcome = one.run(Example("a", "the cat", ""), sampling)
+        assert [sample.tokens for sample in outcome.samples] == [4, 4, 4]
+        assert [len(tokens) for tokens in one.tokens] == [4, 4, 4]
+        for tokens, sample in zip(one.tokens, outcome.samples, strict=True):
+            assert sample.text == one.tokenizer.decode([t for t in tokens if t])  # 0 ends a text
+            assert sample.finish == "length" and sample.passes is None
+        assert outcome.seconds > 0
+        one.close()
+
+    def test_what_is_asked(self, contestant) -> None:
+        one = contestant("fake")
+        sent = one._asked("the cat", Sampling(temperature=0.6, top_k=5, n=2, seed=3))
+        assert sent["prompt"] == one.tokenizer.encode("the cat") and sent["mode"] == "plain"
+        assert sent["sampling"]["seeds"] == [3, 4] and sent["sampling"]["ends"] == [0]
+        room = 128 - len(sent["prompt"])
+        assert sent["sampling"]["max_new_tokens"] == room  # 512 asked, context 128
+        assert one._asked([1, 2], Sampling(ignore_eos=True))["sampling"]["ends"] == []
+        with pytest.raises(SkippedPeer, match="repetition_penalty"):
+            one._asked("the cat", Sampling(repetition_penalty=1.2))
+        with pytest.raises(PeerError, match="no room"):
+            one._asked([1] * 128, Sampling())
+
+    def test_modes_of_one_peer_have_processes_of_their_own(self, contestant) -> None:
+        one, two = contestant("fake"), contestant("fake:greedy")
+        one.start()
+        two.start()
+        assert one._process() is not two._process()
+        one.close()
+        assert two.first_tokens([1], Sampling(), 3) == [0, 0, 0]
+        two.close()
+
+    def test_modes_share_a_process_where_the_peer_can(self, contestant, monkeypatch) -> None:
+        shared = Peer(packages=(), modes=catalog.PEERS["fake"].modes, probe="", shares_model=True)
+        monkeypatch.setitem(catalog.PEERS, "fake", shared)
+        one, two = contestant("fake"), contestant("fake:greedy")
+        one.start()
+        two.start()
+        process = one._process()
+        assert two._process() is process
+        loads, *_ = process.request("run", 30, **one._asked([1], Sampling()))["told"]
+        assert [fields["mode"] for fields in loads] == ["plain", "greedy"]
+        one.close()
+        assert process.is_alive
+        two.close()
+        assert not process.is_alive and not peer_module._shared
+
+    def test_the_run_goes_on_after_a_death_but_not_for_ever(self, contestant) -> None:
+        one = contestant("fake:dies")
+        one.start()
+        for _ in range(peer_module.STARTS):
+            with pytest.raises(PeerError, match="died during run"):
+                one.run(Example("a", "the cat", ""), Sampling(max_new_tokens=2))
+        with pytest.raises(PeerError, match="given up after 3 starts"):
+            one.run(Example("a", "the cat", ""), Sampling(max_new_tokens=2))
+        one.close()
+
+    def test_what_cannot_load_is_skipped_and_ended(self, contestant) -> None:
+        with pytest.raises(SkippedPeer, match="no such format"):
+            contestant("fake:cannot").start()
+        assert not peer_module._shared
+
+    def test_without_an_environment(self, tiny_folder: Path, tmp_path: Path) -> None:
+        setup = Setup(tiny_folder, "auto", 1, None, tmp_path)
+        with pytest.raises(SkippedPeer, match="no environment in .*make peers"):
+            make("vllm:ngram", setup).start()
+        install.write_state(tmp_path, "vllm", {"skipped": "no wheel"})
+        with pytest.raises(SkippedPeer, match="could not be installed: no wheel"):
+            contestants.make("vllm", None, setup).start()  # type: ignore[arg-type]
+
+    def test_a_draft_of_another_vocabulary(self, contestant, monkeypatch) -> None:
+        modes = {"plain": Mode(), "draft": Mode(needs_draft=True)}
+        monkeypatch.setitem(catalog.PEERS, "fake", Peer((), modes, ""))
+        with pytest.raises(SkippedPeer, match="another vocabulary"):
+            contestant("fake:draft").start()
+
+
+class TestLaw:
+    def test_a_sampler_passes_and_a_greedy_one_does_not(self, contestant) -> None:
+        for name, passed in (("fake", True), ("fake:greedy", False)):
+            one = contestant(name)
+            one.start()
+            found = law.check_law(one, LAW, [1], Sampling(temperature=1.0), n=400)
+            one.close()
+            assert found.passed is passed and found.num_bins == 4 and not found.is_vacuous
+        assert found.p_value < 1e-50
+
+    def test_a_sampler_of_another_temperature_does_not_pass(self, contestant) -> None:
+        sharp = LAW**2 / (LAW**2).sum()
+        one = contestant("fake")
+        one.start()
+        assert not law.check_law(one, sharp, [1], Sampling(temperature=0.5), n=400).passed
+        cut = np.array([4, 3, 2, 0]) / 9  # as if top_k = 3 had been asked for
+        found = law.check_law(one, cut, [1], Sampling(top_k=3), n=400)
+        one.close()
+        assert found.p_value == 0.0 and found.num_excluded > 0
+
+    def test_too_narrow_a_law_says_so(self, contestant) -> None:
+        one = contestant("fake:greedy")
+        one.start()
+        found = law.check_law(one, np.array([1.0, 0, 0, 0]), [1], Sampling(), n=50)
+        assert found.is_vacuous and found.passed
+        with pytest.raises(PeerError, match="token ids below 0"):
+            law.check_law(one, np.zeros(0), [1], Sampling(), n=5)
+        with pytest.raises(ConfigError, match="above 0"):
+            law.check_law(one, LAW, [1], Sampling(temperature=0.0))
+        one.close()
+
+    def test_whole_texts(self, tiny_folder: Path) -> None:
+        model = forerun.load(str(tiny_folder))
+        prompt = model.tokenizer.encode("the cat sat")
+        sampled = Sampling(temperature=1.0, n=12, max_new_tokens=60, seed=3, ignore_eos=True)
+        [result] = model.generate([prompt], sampled, drafter="none")
+        texts = [sample.tokens for sample in result.samples]
+        assert law.check_texts(model, prompt, texts, sampled).passed
+        [greedy] = model.generate([prompt], temperature=0.0, max_new_tokens=60, ignore_eos=True)
+        found = law.check_texts(model, prompt, [greedy.samples[0].tokens] * 12, sampled)
+        assert not found.passed and found.p_value < 1e-9
+        assert law.first_difference(model, prompt, greedy.samples[0].tokens) == (60, 0.0)
+        length, gap = law.first_difference(model, prompt, texts[0])
+        assert length < 60 and gap > 0
+
+    def test_the_widest_beginning(self, tiny_folder: Path) -> None:
+        model = forerun.load(str(tiny_folder))
+        text = model.tokenizer.encode("the cat sat on the mat and the dog")
+        best = law.widest(model, [text], Sampling())
+        assert best == text[: len(best)] and len(best) >= 4
+        widths = [law._entropy(law.first_law(model, text[:i], Sampling())) for i in range(4, 9)]
+        assert law._entropy(law.first_law(model, best, Sampling())) >= max(widths) - 1e-6
+
+
+class TestNames:
+    def test_all_methods_parse(self) -> None:
+        assert {"vllm:suffix", "vllm:ngram:batch", "transformers:assisted"} <= {*methods()}
+        for name in methods():
+            parts = parse(name)
+            assert parts.batch is name.endswith(":batch") and parts.peer in name
+            assert (catalog.WORKERS / f"{parts.peer}.py").exists()
+
+    def test_options(self) -> None:
+        parts = parse("llama-cpp:lookup,tokens=7")
+        assert (parts.peer, parts.mode) == ("llama_cpp", "lookup")
+        assert parts.options == {"tokens": 7, "ngram": 2}
+        assert parse("vllm:draft,draft=/a/b,tokens=3").draft == "/a/b"
+
+    @pytest.mark.parametrize(
+        ("name", "error", "said"),
+        [
+            ("vlm", UnknownName, "did you mean 'vllm'"),
+            ("vllm:ngrams", UnknownName, "did you mean 'ngram'"),
+            ("openvino:lookup,token=3", UnknownName, "did you mean 'tokens'"),
+            ("openvino:lookup,tokens=none", ConfigError, "whole number"),
+            ("transformers:lookup:batch", ConfigError, "drop :batch"),
+        ],
+    )
+    def test_mistakes(self, name: str, error: type[Exception], said: str) -> None:
+        with pytest.raises(error, match=said):
+            parse(name)
+
+
+class TestInstall:
+    @pytest.fixture
+    def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+        """Commands instead of their effects; those that name "broken" fail."""
+        made: list[list[str]] = []
+
+        def call(command: list[str], log: object, env: object) -> None:
+            made.append(command)
+            if "broken" in command:
+                raise install.Failed("ERROR: No matching distribution found for broken")
+            if "venv" in command:
+                python = Path(command[-1]) / "bin" / "python"
+                python.parent.mkdir(parents=True)
+                python.symlink_to(os.path.realpath(sys.executable))
+
+        monkeypatch.setattr(install, "call", call)
+        return made
+
+    def test_once_and_again_when_the_recipe_changes(
+        self, tmp_path: Path, calls: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        peer = Peer(
+            ("pip",), {"plain": Mode()}, "import pip", extras={"x": (("broken",),)}, removed=("y",)
+        )
+        monkeypatch.setitem(catalog.PEERS, "one", peer)
+        entry = install.install(tmp_path, ["one"], sys.executable)["one"]
+        assert "pip" in entry["versions"] and "No matching" in entry["missing"]["x"]
+        assert any("uninstall" in command for command in calls)
+        assert install.problem(tmp_path, "one") is None
+        assert "x could not be installed" in (install.problem(tmp_path, "one", "x") or "")
+        count = len(calls)
+        install.install(tmp_path, ["one"], sys.executable)
+        assert len(calls) == count  # nothing to do
+        monkeypatch.setitem(catalog.PEERS, "one", Peer(("pip", "wheel"), peer.modes, "pass"))
+        install.install(tmp_path, ["one"], sys.executable)
+        assert len(calls) > count
+
+    def test_what_fails_is_skipped_and_tried_again(
+        self, tmp_path: Path, calls: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name, packages in (("bad", ("broken",)), ("good", ("pip",))):
+            monkeypatch.setitem(catalog.PEERS, name, Peer(packages, {"plain": Mode()}, "pass"))
+        state = install.install(tmp_path, ["bad", "good"], sys.executable)
+        assert "No matching distribution" in state["bad"]["skipped"] and state["good"]["versions"]
+        assert "could not be installed" in install.installed(tmp_path)["bad"]
+        count = len(calls)
+        install.install(tmp_path, ["bad", "good"], sys.executable)
+        assert any("broken" in command for command in calls[count:])
+
+    def test_the_reason_is_found_in_a_log(self, tmp_path: Path) -> None:
+        assert (
+            install.reason_in("Collecting x\nERROR: no disk\nERROR: more\nhint") == "ERROR: no disk"
+        )
+        with (
+            open(tmp_path / "log", "w") as log,
+            pytest.raises(install.Failed, match="ERROR: so it is"),
+        ):
+            code = "import sys; print('ERROR: so it is'); sys.exit(1)"
+            install.call([sys.executable, "-c", code], log, os.environ)
+
+
+class TestGguf:
+    @pytest.fixture
+    def gguf(self) -> ModuleType:
+        """The writer's module, loaded as the worker loads it."""
+        spec = importlib.util.spec_from_file_location("g", catalog.WORKERS / "llama_gguf.py")
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    def test_numbers_keep_their_value(self, gguf: ModuleType) -> None:
+        import torch
+
+        wide = torch.randn(64, 3)
+        half = wide.bfloat16()
+        bits = half.view(torch.uint16).numpy()
+        assert np.array_equal(gguf.widened(bits, "BF16"), half.float().numpy())
+        assert np.array_equal(gguf.as_kind(wide.numpy(), "F32", "BF16"), bits)
+        assert np.array_equal(gguf.as_kind(bits, "BF16", "F16"), half.half().numpy())
+        assert np.array_equal(gguf.as_kind(bits, "BF16", "BF16"), bits)
+
+    def test_neighbouring_pairs_turn_as_halves_did(self, gguf: ModuleType) -> None:
+        dim, heads = 8, 2
+        rng = np.random.default_rng(0)
+        weight, x = rng.normal(size=(heads * dim, 5)), rng.normal(size=5)
+        angle = np.arange(dim // 2) + 0.5
+        cos, sin = np.cos(angle), np.sin(angle)
+        a, b = np.split((weight @ x).reshape(heads, dim), 2, axis=1)
+        halves = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=1)
+        pairs = (gguf.interleaved(weight, dim) @ x).reshape(heads, dim // 2, 2)
+        even, odd = pairs[..., 0], pairs[..., 1]
+        turned = np.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1)
+        assert np.allclose(np.sort(turned.reshape(heads, -1)), np.sort(halves))
+        assert np.allclose(turned[..., 0], halves[:, : dim // 2])
+
+    def test_names_and_what_is_refused(self, gguf: ModuleType, tiny_folder: Path) -> None:
+        config = json.loads((tiny_folder / "config.json").read_text())
+        found = {gguf.renamed(n, a, config)[0] for n, a, _ in gguf.tensors(tiny_folder)}
+        assert {"token_embd.weight", "blk.1.attn_k.weight", "output.weight"} <= found
+        assert len(found) == 2 * 9 + 3
+        gguf.check(config)
+        with pytest.raises(NotImplementedError, match="only llama"):
+            gguf.check({"model_type": "gpt2"})
+        with pytest.raises(NotImplementedError, match="rope of type 'yarn'"):
+            gguf.check({"model_type": "llama", "rope_parameters": {"rope_type": "yarn"}})
+        with pytest.raises(NotImplementedError, match="no place"):
+            gguf.renamed("model.layers.0.self_attn.q_norm.weight", np.ones(4), config)
+
+
+PEERS_DIR = Path(os.environ.get("PEERS_DIR", ".peers"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", methods())
+def test_an_installed_peer(name: str) -> None:
+    """Every mode of every peer that `make peers` installed: its law, its greedy text."""
+    model = forerun.load("reasoner")
+    folder = Path(forerun.assets.embedded("reasoner"))
+    one = make(name, Setup(folder, "auto", 2, None, PEERS_DIR))
+    try:
+        one.start()
+    except SkippedPeer as reason:
+        pytest.skip(str(reason))
+    try:
+        prompt = model.tokenizer.encode("Question: Ann has 5 apples and buys 7 more.")
+        sampling = Sampling(temperature=1.0, max_new_tokens=48, n=4, seed=1)
+        start = law.widest(model, [prompt], sampling)
+        wide = law.first_law(model, start, sampling)
+        assert law.check_law(one, wide, start, sampling, n=100).passed
+        outcome = one.run(Example("a", "Question: Ann has 5 apples.", ""), sampling)
+        assert len(outcome.samples) == 4 and outcome.seconds > 0
+        ids = model.tokenizer.encode("Question: Ann has 5 apples.")
+        assert law.check_texts(model, ids, one.tokens, sampling).passed
+        one.run(Example("a", "Question: Ann has 5 apples.", ""), Sampling(temperature=0.0))
+        length, gap = law.first_difference(model, ids, one.tokens[0])
+        assert length == len(one.tokens[0]) or gap < 0.5  # rounding in bf16
+    finally:
+        one.close()

@@ -1,0 +1,306 @@
+"""Spec-Bench: question files, turns, answer files, and the published accounting restated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import stdev
+
+import pytest
+
+from forerun.bench.results import Record, SampleRecord
+from forerun.bench.spec_bench import (
+    GROUPS,
+    accept_lengths,
+    answers,
+    over_runs,
+    read_answers,
+    read_questions,
+    speed,
+    table,
+    write_answers,
+)
+from forerun.bench.tasks import get_task
+from forerun.bench.tasks.base import prepare
+from forerun.errors import CapacityError, ConfigError, DataError, UnknownName
+
+STORED = Path(__file__).parents[1] / "data"
+QUESTIONS = [
+    {"question_id": 81, "category": "writing", "turns": ["Write a line.", "Again, shorter."]},
+    {"question_id": 82, "category": "math", "turns": ["1+1?", "And 2+2?"], "reference": ["2", "4"]},
+    {
+        "question_id": 161,
+        "category": "translation",
+        "turns": ["Say hello."],
+        "reference": ["Hallo"],
+    },
+]
+
+
+def encode(text: str) -> list[int]:
+    """Word ids with a first token, as a Llama tokenizer gives."""
+    return [1, *(len(word) for word in text.split())]
+
+
+def write_lines(path: Path, lines: list) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def questions(tmp_path):
+    return write_lines(tmp_path / "question.jsonl", QUESTIONS)
+
+
+def test_the_real_questions(data_dir):
+    path = data_dir / "prompts" / "spec_bench_question.jsonl"
+    found = read_questions(path)
+    assert len(found) == 480 and [q.id for q in found] == list(range(81, 561))
+    groups = [q.group for q in found]
+    assert {g: groups.count(g) for g in GROUPS[:-1]} == dict.fromkeys(GROUPS[:-1], 80)
+    assert len(get_task(f"spec_bench:{path}")) == 560
+    assert len(get_task(f"spec_bench:{path}:mt_bench")) == 160
+    assert {e.category for e in map(get_task(f"spec_bench:{path}:rag").example, range(80))} == {
+        "rag"
+    }
+
+
+def test_turns_are_examples_and_later_ones_wait_for_answers(questions):
+    task = get_task(f"spec_bench:{questions}")
+    found = [task.example(i) for i in range(len(task))]
+    assert [e.id for e in found] == ["81.1", "81.2", "82.1", "82.2", "161.1"]
+    assert [e.after for e in found] == [(), (0,), (), (2,), ()]
+    assert [e.label for e in found] == ["writing", "writing", "math", "math", "translation"]
+    assert found[3].reference == "4" and found[0].reference == ""
+    assert found[3].turns == ("1+1?", "", "And 2+2?")
+    assert task.score(found[0], "x") is None and task.read("x") is None
+    with pytest.raises(IndexError):
+        task.example(5)
+
+
+def test_the_second_turn_sees_the_first_answer(questions, tiny_folder):
+    import forerun
+
+    model = forerun.load(str(tiny_folder))
+    task = get_task(f"spec_bench:{questions}:writing")
+    first = prepare(task.example(0), model.tokenizer)
+    answer = model.generate([first.prompt], max_new_tokens=8, seed=0)[0].text
+    second = prepare(task.example(1), model.tokenizer, [answer])
+    assert second.turns == (QUESTIONS[0]["turns"][0], answer.strip(), QUESTIONS[0]["turns"][1])
+    assert answer.strip() and answer.strip() in second.prompt
+    assert second.prompt.endswith(QUESTIONS[0]["turns"][1] + "\n\nAssistant:")
+
+
+def test_categories_filter_and_mistakes_are_named(questions):
+    assert len(get_task(f"spec_bench:{questions}:mt_bench")) == 4
+    assert len(get_task(f"spec_bench:{questions}:translation")) == 1
+    with pytest.raises(UnknownName, match="did you mean 'translation'"):
+        get_task(f"spec_bench:{questions}:translations")
+
+
+def test_colons_in_paths_are_no_categories(tmp_path):
+    path = write_lines(tmp_path / "a:math", QUESTIONS)
+    assert len(get_task(f"spec_bench:{path}")) == 5
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ('{"question_id": 1', "line 2 is not JSON"),
+        ('"x"', "line 2: expected an object"),
+        ('{"category": "qa", "turns": ["a"]}', "line 2: question_id"),
+        ('{"question_id": true, "category": "qa", "turns": ["a"]}', "line 2: question_id"),
+        ('{"question_id": 1, "turns": ["a"]}', "line 2: category"),
+        ('{"question_id": 1, "category": "qa"}', "line 2: turns must be a list"),
+        ('{"question_id": 1, "category": "qa", "turns": "a"}', "line 2: turns must be a list"),
+        ('{"question_id": 1, "category": "qa", "turns": ["a", 5]}', "line 2: turns must be a text"),
+        ('{"question_id": 81, "category": "qa", "turns": ["a"]}', "line 2: question_id 81 occurs"),
+    ],
+)
+def test_bad_questions_are_named(tmp_path, line, hint):
+    path = tmp_path / "question.jsonl"
+    path.write_text(json.dumps(QUESTIONS[0]) + "\n" + line + "\n")
+    with pytest.raises(DataError, match=hint):
+        read_questions(path)
+
+
+# Answers.
+
+
+def record(name, text, *, tokens=6, passes=3, per_position=(2, 1), seconds=0.5, **more) -> Record:
+    sample = SampleRecord(tokens, passes, per_position=list(per_position), text=text)
+    samples = more.pop("samples", [sample])
+    return Record("t", 0, name, "", "stand", 0, 0, 5, seconds, tokens, samples, **more)
+
+
+def test_answers_have_the_published_form(questions, tmp_path):
+    records = [
+        record("81.1", " One line.\n"),
+        record("81.2", "Line.", tokens=5, seconds=0.25),
+        record("82.1", "2"),
+        record("161.1", "Hallo", passes=None, per_position=()),
+    ]
+    lines = answers(read_questions(questions), records, "tiny-stand", 7.5)
+    assert [line["question_id"] for line in lines] == [81, 161]  # 82 is not whole
+    first = lines[0]
+    assert list(first) == [
+        "question_id",
+        "category",
+        "answer_id",
+        "model_id",
+        "choices",
+        "tstamp",
+    ]
+    assert (first["category"], first["model_id"], first["tstamp"]) == ("writing", "tiny-stand", 7.5)
+    assert first["choices"] == [
+        {
+            "index": 0,
+            "turns": ["One line.", "Line."],
+            "decoding_steps": [3, 3],
+            "new_tokens": [6, 5],
+            "wall_time": [0.5, 0.25],
+            "accept_lengths": [3, 2, 1, 2, 2, 1],
+        }
+    ]
+    assert lines[1]["choices"][0]["decoding_steps"] == [None]
+    assert len({line["answer_id"] for line in lines}) == 2
+    path = tmp_path / "deep" / "answers.jsonl"
+    write_answers(path, lines)
+    assert read_answers(path) == lines and list(path.parent.iterdir()) == [path]
+
+
+def test_failed_turns_leave_the_question_out(questions):
+    records = [record("81.1", "a"), record("81.2", "", samples=[], error="it broke")]
+    assert answers(read_questions(questions), records, "m") == []
+
+
+@pytest.mark.parametrize(
+    ("records", "error", "hint"),
+    [
+        ([record("81.1", "a"), record("81.1", "b")], ConfigError, "one of each"),
+        ([record("81.1", "a", samples=[SampleRecord(1)] * 2)], ConfigError, "n=1"),
+        ([record("81.1", None)], DataError, "keep the texts"),
+    ],
+)
+def test_records_that_are_no_answers_are_refused(questions, records, error, hint):
+    with pytest.raises(error, match=hint):
+        answers(read_questions(questions), records, "m")
+
+
+def test_accept_lengths_are_those_of_the_counts():
+    steps = [4, 1, 1, 3, 2]  # tokens of each pass: accepted drafts and one more
+    at_least = [sum(step > depth for step in steps) for depth in (1, 2, 3)]
+    whole = SampleRecord(sum(steps), len(steps), per_position=at_least)
+    assert accept_lengths(whole) == sorted(steps, reverse=True)
+    cut = SampleRecord(sum(steps) - 1, len(steps), per_position=at_least)
+    assert sum(accept_lengths(cut)) == cut.tokens and len(accept_lengths(cut)) == len(steps)
+    assert accept_lengths(SampleRecord(3, 3)) == [1, 1, 1]
+    assert accept_lengths(SampleRecord(3)) == []
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CapacityError, match="cannot write"):
+        write_answers(tmp_path / "file" / "x.jsonl", [])
+
+
+# Accounting.
+
+
+def published(method: list[dict], baseline: list[dict], group: str) -> tuple:
+    """The published accounting, stated step by step without our code.
+
+    Speed of a question: counted ids over wall time, both added over its turns. Of the baseline:
+    ids of the stored texts as the tokenizer gives them, less one per turn, over wall time. Then
+    means over questions, and their ratio. Accepted length: mean over the steps of all questions.
+    """
+    chat = "writing, roleplay, reasoning, math, coding, extraction, stem, humanities"
+
+    def counts(line):
+        if group == "overall":
+            return True
+        name = line["category"]
+        return name in chat.split(", ") if group == "mt_bench" else name == group
+
+    rates, lengths = [], []
+    for line in filter(counts, method):
+        choice = line["choices"][0]
+        rates.append(sum(choice["new_tokens"]) / sum(choice["wall_time"]))
+        lengths += choice["accept_lengths"]
+    plain = []
+    for line in filter(counts, baseline):
+        choice = line["choices"][0]
+        tokens = 0
+        for text in choice["turns"]:
+            tokens += len(encode(text)) - 1
+        plain.append(tokens / sum(choice["wall_time"]))
+    rate, base = sum(rates) / len(rates), sum(plain) / len(plain)
+    return len(rates), sum(lengths) / len(lengths), rate, base, rate / base
+
+
+def test_accounting_equals_the_published_one_on_stored_answers():
+    method = read_answers(STORED / "spec_bench_method.jsonl")
+    baseline = read_answers(STORED / "spec_bench_baseline.jsonl")
+    rows = table(method, baseline, encode)
+    assert [row.group for row in rows] == ["mt_bench", "translation", "qa", "overall"]
+    for row in rows:
+        num, *figures = published(method, baseline, row.group)
+        assert row.num_questions == num
+        found = [
+            row.mean_accepted,
+            row.tokens_per_second,
+            row.baseline_tokens_per_second,
+            row.speed_up,
+        ]
+        assert found == pytest.approx(figures, rel=1e-12)
+    overall = rows[-1]
+    ratios = [  # what it is not: the mean of ratios, or counted ids of the baseline
+        sum(a["choices"][0]["new_tokens"])
+        / sum(a["choices"][0]["wall_time"])
+        / (sum(b["choices"][0]["new_tokens"]) / sum(b["choices"][0]["wall_time"]))
+        for a, b in zip(method, baseline, strict=True)
+    ]
+    assert abs(overall.speed_up - sum(ratios) / len(ratios)) > 0.01
+
+
+def test_groups_without_answers_and_files_without_lengths():
+    method = read_answers(STORED / "spec_bench_method.jsonl")
+    assert speed(method, method, encode, "rag") is None
+    for line in method:
+        del line["choices"][0]["accept_lengths"]
+    assert speed(method, method, encode, "qa").mean_accepted is None
+
+
+def test_runs_are_averaged_with_their_spread():
+    method = read_answers(STORED / "spec_bench_method.jsonl")
+    slower = json.loads(json.dumps(method))
+    for line in slower:
+        line["choices"][0]["wall_time"] = [2 * t for t in line["choices"][0]["wall_time"]]
+    runs = [speed(m, method, encode, "overall") for m in (method, slower)]
+    mean, spread = over_runs(runs)
+    assert mean == pytest.approx(0.75 * runs[0].speed_up)
+    assert spread == pytest.approx(stdev(run.speed_up for run in runs))
+    assert over_runs(runs[:1]) == (runs[0].speed_up, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "hint"),
+    [
+        ({"choices": []}, "line 1: expected choices"),
+        ({"category": None}, "line 1: category"),
+        ({"choices": [{"turns": ["a"], "new_tokens": [1]}]}, "line 1: wall_time must be a list"),
+        (
+            {"choices": [{"turns": ["a"], "new_tokens": [1.5], "wall_time": [1]}]},
+            "line 1: new_tokens must be a list of whole numbers",
+        ),
+        (
+            {"choices": [{"turns": ["a"], "new_tokens": [1], "wall_time": [0]}]},
+            "line 1: wall_time must add up",
+        ),
+    ],
+)
+def test_bad_answers_are_named(tmp_path, change, hint):
+    line = read_answers(STORED / "spec_bench_method.jsonl")[0] | change
+    path = write_lines(tmp_path / "a.jsonl", [line])
+    with pytest.raises(DataError, match=hint):
+        read_answers(path)

@@ -3,6 +3,8 @@
 >>> import forerun
 >>> model = forerun.load()  # the reasoner that ships with forerun; or a folder, or a hub id
 >>> results = model.generate("...", n=16, temperature=0.6, drafter="stand")
+>>> result = forerun.generate("...", temperature=0.6)  # the same in one call, for one prompt
+>>> [row.name for row in forerun.methods() if row.state == "works"]
 """
 
 from __future__ import annotations
@@ -11,26 +13,49 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forerun.engine.api import Model, Result, Sample, load
+    from forerun.catalog import rows as methods
+    from forerun.engine.api import Event, Model, Result, Sample, generate, load
     from forerun.engine.loop import Engine
+    from forerun.engine.stats import Stats
     from forerun.errors import ForerunError
     from forerun.sampling import Sampling
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "ForerunError", "Model", "Result", "Sample", "Sampling", "load"]
+__all__ = [
+    "Engine",
+    "Event",
+    "ForerunError",
+    "Model",
+    "Result",
+    "Sample",
+    "Sampling",
+    "Stats",
+    "generate",
+    "load",
+    "methods",
+]
 
 _HOMES = {  # imported when first used: `import forerun` stays cheap
-    "Engine": "forerun.engine.loop",
-    "ForerunError": "forerun.errors",
-    "Model": "forerun.engine.api",
-    "Result": "forerun.engine.api",
-    "Sample": "forerun.engine.api",
-    "Sampling": "forerun.sampling",
-    "load": "forerun.engine.api",
+    "Engine": "forerun.engine.loop:Engine",
+    "Event": "forerun.engine.api:Event",
+    "ForerunError": "forerun.errors:ForerunError",
+    "Model": "forerun.engine.api:Model",
+    "Result": "forerun.engine.api:Result",
+    "Sample": "forerun.engine.api:Sample",
+    "Sampling": "forerun.sampling:Sampling",
+    "Stats": "forerun.engine.stats:Stats",
+    "generate": "forerun.engine.api:generate",
+    "load": "forerun.engine.api:load",
+    "methods": "forerun.catalog:rows",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'forerun' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    module, _, there = _HOMES[name].partition(":")
+    return getattr(importlib.import_module(module), there)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

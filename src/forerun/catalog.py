@@ -77,11 +77,22 @@ def rows() -> tuple[Row, ...]:
 
 def get(name: str) -> Row:
     """The row of that name. Raises UnknownName with the nearest names."""
-    by_name = {row.name: row for row in rows()}
+    row = find(name)
+    if row is None:
+        known = [row.name for row in rows()]
+        raise UnknownName.of("method", name, known, "`forerun methods` lists all")
+    return row
+
+
+def find(name: str) -> Row | None:
+    """The row of that name, in either case and with - or _; None if there is none."""
     wanted = name.strip().lower().replace("-", "_")
-    if wanted not in by_name:
-        raise UnknownName.of("method", name, by_name, "`forerun methods` lists all")
-    return by_name[wanted]
+    return next((row for row in rows() if row.name == wanted), None)
+
+
+def owner(file: str) -> Row | None:
+    """The first row that has this file ("drafters/aded", in either case) of its own, or None."""
+    return next((row for row in rows() if file.lower() in row.files), None)
 
 
 def derive(row: Row, root: Path) -> str:

@@ -59,7 +59,7 @@ def never(q: Proposal, token: int) -> bool:
 class Plan:
     """How much to draft for one sequence in one step."""
 
-    nodes: int = 12  # largest tree, the root not counted; 0 is plain decoding
+    nodes: int = 8  # largest tree, the root not counted; 0 is plain decoding
     depth: int = 16  # longest path
     stop: Callable[[Proposal, int], bool] = never  # asked after a token is kept, never to drop it
 

@@ -32,12 +32,14 @@ def names(kind: str) -> list[str]:
 
 
 def get(kind: str, name: str) -> type:
-    """The class that implements `name`. Raises UnknownName with the nearest names."""
+    """The class that implements `name`. Raises UnknownName: its state, or the nearest names."""
     package, role = KINDS[kind]
     if entry := _foreign(package).get(name):
         return entry.load()
     if name not in names(kind):
-        raise UnknownName.of(kind, name, names(kind), "`forerun methods` lists all")
+        raise _not_built(kind, name) or UnknownName.of(
+            kind, name, names(kind), "`forerun methods` lists all"
+        )
     module = importlib.import_module(f"{package}.{name}")
     base = getattr(importlib.import_module("forerun.roles"), role)
     found = [
@@ -49,6 +51,26 @@ def get(kind: str, name: str) -> type:
     ]
     assert len(found) == 1, f"{module.__name__} must define one public {role}, has {found}"
     return found[0]
+
+
+def _not_built(kind: str, name: str) -> UnknownName | None:
+    """The error for a name that the catalog has and this kind has not; None for any other."""
+    from forerun import catalog
+
+    hint = f"{kind}s that work: {', '.join(names(kind))}"
+    if row := catalog.owner(f"{kind}s/{name}"):
+        return UnknownName(
+            f"{kind} {name!r} is not built yet: the catalog lists {row.title} as {row.state} "
+            f"(`forerun methods {row.name}`); {hint}"
+        )
+    if row := catalog.find(name):
+        if row.parts and all(catalog.is_registered(*part) for part in row.parts.items()):
+            hint = "use " + " ".join(f"--{part} {spec}" for part, spec in row.parts.items())
+        return UnknownName(
+            f"{name!r} is no {kind}, but a system that the catalog lists as {row.state}: "
+            f"{row.title} (`forerun methods {row.name}`); {hint}"
+        )
+    return None
 
 
 @cache

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,12 +72,55 @@ def advance(shapers: Many[Shaper], states: tuple[Any, ...], token: int) -> tuple
     )
 
 
+FOLD = 32  # tokens after a summary at which a new one is made
+
+
+@dataclass(frozen=True)
+class Past:
+    """Summary of a text up to some token; all states after it share it."""
+
+    prompt: frozenset[int]
+    counts: Mapping[int, int]  # of generated tokens
+    num: int  # generated tokens
+
+    @cached_property
+    def seen(self) -> np.ndarray:
+        """Ids [k] of all tokens of the text."""
+        return np.fromiter(self.prompt | self.counts.keys(), dtype=np.int64)
+
+    @cached_property
+    def table(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ids [m] of generated tokens and their counts [m]."""
+        ids = np.fromiter(self.counts, dtype=np.int64, count=len(self.counts))
+        return ids, np.fromiter(self.counts.values(), dtype=np.int64, count=len(ids))
+
+
 class History(NamedTuple):
-    """State of `Adjust`: what it must know of the text so far."""
+    """State of `Adjust`: a value, made from the one before in a time that no text length changes.
+
+    It is a shared summary and the tokens since, fewer than FOLD.
+    """
 
     sampling: Sampling
-    prompt: frozenset[int]
-    generated: Counter[int]
+    past: Past
+    path: tuple[int, ...] = ()
+
+    @property
+    def generated(self) -> Counter[int]:
+        """How often each token was generated."""
+        return Counter(self.past.counts) + Counter(self.path)
+
+    @property
+    def num_generated(self) -> int:
+        return self.past.num + len(self.path)
+
+    def then(self, token: int) -> History:
+        """The state after one more token."""
+        path = (*self.path, token)
+        if len(path) < FOLD:
+            return self._replace(path=path)
+        past = Past(self.past.prompt, self.generated + Counter([token]), self.num_generated + 1)
+        return History(self.sampling, past)
 
 
 class Adjust(Shaper):
@@ -86,25 +132,20 @@ class Adjust(Shaper):
     def start(self, seq: Sequence) -> History | None:
         if not seq.sampling.adjusts:
             return None
-        prompt = frozenset(seq.tokens[: seq.num_prompt])
-        return History(seq.sampling, prompt, Counter(seq.generated))
+        prompt, generated = frozenset(seq.tokens[: seq.num_prompt]), seq.generated
+        return History(seq.sampling, Past(prompt, Counter(generated), len(generated)))
 
     def advance(self, state: History, token: int) -> History:
-        generated = state.generated.copy()
-        generated[token] += 1
-        return state._replace(generated=generated)
+        return state.then(token)
 
     def logits(self, state: History, logits: np.ndarray) -> np.ndarray:
         s, logits = state.sampling, logits.copy()
         for token, bias in s.logit_bias.items():
             logits[token] += bias
         if s.repetition_penalty != 1.0:
-            seen = np.fromiter(state.prompt | state.generated.keys(), dtype=np.int64)
-            scores = logits[seen]
-            r = s.repetition_penalty
-            logits[seen] = np.where(scores > 0, scores / r, scores * r)
-        for token, count in state.generated.items():
-            logits[token] -= s.presence_penalty + s.frequency_penalty * count
+            _repetition(logits, state)
+        if s.presence_penalty or s.frequency_penalty:
+            _counted(logits, state)
         logits[list(self._banned(state))] = -np.inf
         return logits
 
@@ -114,6 +155,27 @@ class Adjust(Shaper):
     def _banned(self, state: History) -> tuple[int, ...]:
         """Tokens of probability 0: those banned, and the ends while the text is too short."""
         s = state.sampling
-        if state.generated.total() >= s.min_new_tokens:
+        if state.num_generated >= s.min_new_tokens:
             return s.banned_tokens
         return s.banned_tokens + s.stop_token_ids + (() if s.ignore_eos else self.eos_ids)
+
+
+def _repetition(logits: np.ndarray, state: History) -> None:
+    """Divides (multiplies, if negative) the logits [V] of all tokens of the text, in place."""
+    past, r = state.past, state.sampling.repetition_penalty
+    new = [t for t in set(state.path) if t not in past.counts and t not in past.prompt]
+    seen = np.concatenate([past.seen, np.array(new, dtype=np.int64)]) if new else past.seen
+    scores = logits[seen]
+    logits[seen] = np.where(scores > 0, scores / r, scores * r)
+
+
+def _counted(logits: np.ndarray, state: History) -> None:
+    """Takes presence and frequency penalties off logits [V] of generated tokens, in place."""
+    s, (ids, counts) = state.sampling, state.past.table
+    new = Counter(state.path)
+    late = np.fromiter(new, dtype=np.int64, count=len(new))
+    totals = np.array([state.past.counts.get(t, 0) + n for t, n in new.items()], dtype=np.int64)
+    before = logits[late]
+    for at, scores, num in ((ids, logits[ids], counts), (late, before, totals)):
+        penalties = s.presence_penalty + s.frequency_penalty * num
+        logits[at] = scores - penalties.astype(logits.dtype)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import forerun
+from forerun.engine import api
 from forerun.errors import CapacityError, ConfigError, DataError, ForerunError, UnknownName
 from forerun.sampling import Sampling
 
@@ -213,6 +214,37 @@ def test_memory_report_names_its_parts(model) -> None:
     assert report["weights"] > 0
     assert any("stand" in part for part in report)
     assert all(isinstance(size, int) and size >= 0 for size in report.values())
+
+
+def test_one_call_gives_the_samples_of_the_longer_way(model, tiny_folder, monkeypatch) -> None:
+    options = {"n": 2, "seed": 4, "max_new_tokens": 6, "drafter": "stand:scope=request"}
+    (expected,) = model.generate(PROMPT, **options)
+    loads = []
+    load = api.load
+    monkeypatch.setattr(api, "load", lambda *a, **k: loads.append(a) or load(*a, **k))
+    for _ in range(2):
+        found = forerun.generate(PROMPT, model=str(tiny_folder), dtype="fp32", **options)
+        assert [s.tokens for s in found.samples] == [s.tokens for s in expected.samples]
+    assert len(loads) == 1, "the second call finds the model loaded"
+    ids = model.tokenizer.encode(PROMPT)
+    (again,) = forerun.generate(ids, Sampling(temperature=0, max_new_tokens=3), model=model).samples
+    assert len(again.tokens) == 3
+    with pytest.raises(DataError, match="Model.generate takes a list"):
+        forerun.generate(["one", "two"], model=model)  # type: ignore[list-item]
+
+
+def test_conversations_that_take_turns_compute_their_prefixes_once(tmp_path) -> None:
+    from tiny import make_tiny
+
+    model = forerun.load(str(make_tiny(tmp_path, context=512)), dtype="fp32")
+    chats = [[token] * 100 for token in (40, 41)]
+    for turn in range(3):
+        for chat in chats:
+            before = model.target.num_rows
+            (result,) = model.generate([chat], temperature=0, max_new_tokens=2, drafter="none")
+            computed = model.target.num_rows - before
+            assert computed < 20 or turn == 0, f"{computed} rows for {len(chat)} tokens"
+            chat += result.samples[0].tokens + [7] * 8
 
 
 def test_sampling_objects_and_overrides_combine(model) -> None:

@@ -8,7 +8,15 @@ import pytest
 import torch
 from parity import sequence
 
-from forerun.engine.cache import UNLIMITED, Cache, Slot, common_prefix, container_bytes
+from forerun.engine.cache import (
+    DEAR,
+    MAX_KEPT,
+    UNLIMITED,
+    Cache,
+    Slot,
+    common_prefix,
+    container_bytes,
+)
 from forerun.errors import CapacityError
 from forerun.records import Sequence
 
@@ -109,7 +117,7 @@ def test_a_forgotten_sequence_frees_its_slot() -> None:
     c, first = cache(max_slots=1), sequence([1, 2])
     c.sync(first)
     second = sequence([5])
-    with pytest.raises(CapacityError, match="more than 1 sequences"):
+    with pytest.raises(CapacityError, match="max_seqs is 1, and one more sequence came"):
         c.sync(second)
     del first
     assert c.sync(second).index == 0
@@ -160,6 +168,70 @@ def test_a_free_slot_is_better_than_a_copy() -> None:
         fill(c, c.sync(seq), seq.tokens)
     c.release(second)
     assert c.sync(sequence([1, 2, 5])).index == 1, "both hold the same prefix, one is free"
+
+
+def turn(c: Cache, tokens: list[int]) -> int:
+    """A conversation's turn: its tokens so far are computed, then it rests; tokens already held."""
+    seq = sequence(tokens)
+    slot = c.sync(seq)
+    held = len(slot.tokens)
+    fill(c, slot, tokens)
+    c.release(seq)
+    return held
+
+
+def test_conversations_that_take_turns_keep_their_prefixes() -> None:
+    c, system = cache(max_slots=16), [1] * 10
+    chats = [system + [n] * 3 * DEAR for n in (2, 3)]
+    for chat in chats:
+        turn(c, chat)
+    for _ in range(3):
+        for chat in chats:
+            before = len(chat)
+            chat += [7, 8, 9] * DEAR
+            assert turn(c, chat) == before, "all of it was still there"
+    assert len(c.slots) == 2
+    assert cells(c, c.slots[1], len(chats[1])) == chats[1], "the shared beginning was copied"
+
+
+def test_few_conversations_are_kept_the_latest_ones() -> None:
+    c = cache(max_slots=16)
+    chats = [[n] * 2 * DEAR for n in range(MAX_KEPT + 2)]
+    for chat in chats:
+        turn(c, chat)
+    assert len(c.slots) == MAX_KEPT
+    assert turn(c, [*chats[-1], 9]) == turn(c, [*chats[2], 9]) == 2 * DEAR
+    assert turn(c, chats[0]) == 0, "the least recently used ones have gone"
+
+
+def test_trajectories_of_one_prompt_need_one_slot() -> None:
+    c, prompt = cache(max_slots=16), [1] * 3 * DEAR
+    for n in range(5):
+        turn(c, prompt)
+        turn(c, prompt + [2 + n] * 3 * DEAR)
+    assert len(c.slots) == 1
+
+
+def test_a_slot_that_holds_little_is_taken_before_a_new_one() -> None:
+    c = cache(max_slots=16)
+    short, long = sequence([5] * 3), sequence([1] * 2 * DEAR)
+    for seq in (short, long):
+        fill(c, c.sync(seq), seq.tokens)
+    for seq in (short, long):
+        c.release(seq)
+    assert c.sync(sequence([6] * DEAR)).index == 0
+
+
+def test_conversations_are_kept_only_while_memory_is_ample(monkeypatch: pytest.MonkeyPatch) -> None:
+    c = cache(max_slots=16, max_cells=1000)
+    size = 2 * 2 * 4 * 4  # bytes of a cell
+    monkeypatch.setattr("forerun.engine.cache.available_bytes", lambda device: 7000 * size)
+    for n in (2, 3):  # two slots of 1000 cells are more than a quarter of 7000 and what is held
+        turn(c, [n] * 2 * DEAR)
+    assert len(c.slots) == 1
+    monkeypatch.setattr("forerun.engine.cache.available_bytes", lambda device: 8000 * size)
+    turn(c, [4] * 2 * DEAR)
+    assert len(c.slots) == 2
 
 
 def test_without_room_to_spare_only_what_is_needed_is_taken(

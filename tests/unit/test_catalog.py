@@ -73,6 +73,22 @@ def test_unknown_name_shows_the_nearest() -> None:
     assert catalog.get("Token-Recycling").title == "Token Recycling"
 
 
+def test_names_and_files_lead_to_rows() -> None:
+    assert catalog.find("Token-Recycling") is catalog.get("token_recycling")
+    assert catalog.find("no_such") is None and catalog.owner("drafters/no_such") is None
+    assert catalog.owner("drafters/ADED") is catalog.get("aded")
+    assert catalog.owner("drafters/rest") is catalog.get("rasd")
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if r.state != WORKS], ids=lambda row: row.name)
+def test_what_is_not_built_is_named_by_its_state(row: Row) -> None:
+    for kind, spec in row.parts.items():
+        name, _ = registry.parse(spec)
+        if name not in registry.names(kind):
+            with pytest.raises(UnknownName, match=r"not built yet: the catalog lists .* that work"):
+                registry.get(kind, name)
+
+
 def test_paper_reads_as_a_reference() -> None:
     paper = catalog.get("rsd").paper
     assert str(paper).startswith("Jeon et al. 2024") and str(paper).endswith("arXiv 2402.14160")

@@ -22,7 +22,7 @@ from forerun import catalog, compiled
 from forerun.cli import main as cli
 from forerun.cli import options, prompts
 from forerun.cli.main import main
-from forerun.cli.output import Results
+from forerun.cli.output import Results, counted
 from forerun.errors import CapacityError
 
 Call = Callable[..., tuple[int, str, str]]
@@ -183,6 +183,65 @@ def test_prompts_from_everywhere(
     assert records(generate("--json")[1])[0]["prompt"] == "from a pipe"
 
 
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a text on standard input."""
+
+    def put(text: str) -> None:
+        stream = io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8")
+        monkeypatch.setattr(sys, "stdin", stream)
+
+    return put
+
+
+def test_standard_input_is_a_text_or_json_lines(
+    generate: Call, pipe: Callable[[str], None], tmp_path: Path
+) -> None:
+    def asked(*words: Any) -> list[Any]:
+        found = records(generate("--json", "--max-new-tokens", 1, *words)[1])
+        return [(r["prompt"], r.get("id")) for r in found]
+
+    lines = '\n{"prompt": "the dog", "id": "q7", "n": 2}\n{"prompt": [5, 6]}\n'
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(lines)
+    many = asked("-f", file)
+    assert many == [("the dog", "q7"), ("the dog", "q7"), ([5, 6], None)]
+    for words in ([], ["--prompt", "-"], ["--prompt-file", "-"]):
+        pipe(lines)
+        assert asked(*words) == many
+        pipe("from a\npipe\n")
+        assert asked(*words) == [("from a\npipe", None)]
+    pipe("piped")
+    assert asked("-p", "first", "-p", "-", "-p", "last") == [
+        ("first", None),
+        ("piped", None),
+        ("last", None),
+    ]
+    for text in ('{"prompt": broken', '{"name": "Ada"}', '[{"prompt": "a"}]'):
+        pipe(text)
+        assert asked() == [(text, None)], "that is a text"
+
+
+def test_logprobs_are_shown_to_people_too(generate: Call) -> None:
+    words = (*CAT, "--seed", 4, "--logprobs", 2)
+    found = records(generate(*words, "--json")[1])[0]
+    _, out, _ = generate(*words)
+    lines = out[len(found["text"]) + 1 :].splitlines()
+    assert out.startswith(found["text"]) and len(lines) == 1 + len(found["tokens"])
+    for line, token, top in zip(lines[1:], found["tokens"], found["logprobs"], strict=True):
+        values = [top.pop(str(token)), *top.values()]
+        shown = [word for word in line.split() if word.lstrip("-").replace(".", "").isdigit()]
+        assert shown[:1] == [f"{values[0]:.2f}"] and shown[-1] == f"{values[-1]:.2f}"
+    assert generate(*CAT, "--seed", 4)[1] == found["text"] + "\n"
+
+
+def test_counts_agree_with_their_nouns(generate: Call) -> None:
+    assert counted(1, "token") == "1 token" and counted(0, "pass", "passes") == "0 passes"
+    _, out, err = generate(*CAT, "-n", 2, "--max-new-tokens", 1, "--drafter", "none")
+    assert "sample 0: 1 token," in out and "2 samples, 2 tokens in" in err
+    assert "(1 pass)" in generate(*CAT, "--max-new-tokens", 1, "--drafter", "none")[2]
+
+
 def test_lines_end_at_line_feeds_only_and_a_byte_order_mark_is_no_text(
     generate: Call, tmp_path: Path
 ) -> None:
@@ -296,6 +355,34 @@ def test_interrupt_keeps_finished_samples(tiny: Path, tmp_path: Path) -> None:
     assert found and records(out.read_text()) == found
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()], ids=repr)
+@pytest.mark.parametrize("command", ["generate", "demo"])
+def test_a_run_without_a_result_leaves_no_file(
+    call: Call,
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    error: BaseException,
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    from forerun.engine.api import Model
+
+    words = [command, "-m", tiny, *(CAT if command == "generate" else ())]
+    before = tmp_path / "before.jsonl"
+    before.touch()
+    for place, name in ((options, "load"), (Model, "run")):
+        with monkeypatch.context() as patched:
+            patched.setattr(place, name, fail)
+            status, _, _ = call(*words, "--out", tmp_path / "new.jsonl")
+            assert status == (130 if isinstance(error, KeyboardInterrupt) else 2)
+            assert not (tmp_path / "new.jsonl").exists()
+            call(*words, "--out", before)
+            assert before.exists(), "it was there"
+
+
 # bad input
 
 
@@ -306,6 +393,12 @@ def test_interrupt_keeps_finished_samples(tiny: Path, tmp_path: Path) -> None:
         (["genrate"], "'generate'"),
         (["generate", *CAT, "-d", "stnd"], "'stand'"),
         (["generate", *CAT, "-d", "stand:contxt=3"], "'context'"),
+        (["generate", *CAT, "-d", "aded"], "'aded' is not built yet: the catalog lists ADED"),
+        (["generate", *CAT, "-d", "rsd"], "grower=gumbel --verifier recursive"),
+        (["generate", *CAT, "--verifier", "k_seq"], "verifiers that work: greedy, match, rec"),
+        (["generate", "-p", ""], "--prompt is empty"),
+        (["generate", "-p", "-", "-f", "-"], "can be read once"),
+        (["verify", "--law-prompts", "-1"], "--law-prompts must be at least 0"),
         (["generate", *CAT, "-d", "stand:context"], "context=VALUE"),
         (["generate", *CAT, "-d", "stand:entries=many"], "takes int"),
         (["generate", *CAT, "-d", "draft_model"], "needs model"),
@@ -349,6 +442,8 @@ def test_refused_before_a_model_is_loaded(
         ("not json", "line 2 is not JSON"),
         ('"a text"', 'line 2 needs an object with "prompt"'),
         ('{"prompt": [1, "a"]}', 'line 2 needs an object with "prompt"'),
+        ('{"prompt": ""}', "line 2 has an empty prompt"),
+        ('{"prompt": []}', "line 2 has an empty prompt"),
         ('{"prompt": "a", "temprature": 1}', "'temperature'"),
         ('{"prompt": "\\ud800"}', "line 2 is not UTF-8"),
         ('{"prompt": "a", "top_p": 0}', "line 2: top_p"),
@@ -365,9 +460,30 @@ def test_bad_prompt_lines_are_named(
 
 def test_bad_prompt_files(refuses: Callable[..., str], tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "empty.txt").write_text("\n")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
-    assert "no prompt" in refuses("generate", "-m", tiny, "-f", tmp_path / "empty.jsonl")
+    for name in ("empty.jsonl", "empty.txt"):
+        said = refuses("generate", "-m", tiny, "-f", tmp_path / name)
+        assert f"{name} is empty: it holds no prompt; write" in said
     assert "UTF-8" in refuses("generate", "-m", tiny, "-f", tmp_path / "latin.txt")
+
+
+@pytest.mark.parametrize("text", ["", "\n", "\r\n"])
+def test_empty_standard_input_says_where_a_prompt_may_stand(
+    refuses: Callable[..., str], pipe: Callable[[str], None], text: str
+) -> None:
+    pipe(text)
+    said = refuses("generate")
+    assert "standard input is empty" in said and "--prompt TEXT or --prompt-file FILE" in said
+    pipe(text)
+    assert refuses("generate", *CAT, "-p", "-") == said
+
+
+def test_bad_lines_on_standard_input_are_named(
+    refuses: Callable[..., str], pipe: Callable[[str], None]
+) -> None:
+    pipe('{"prompt": "fine"}\n{"prompt": "a", "temprature": 1}\n')
+    assert "standard input line 2: 'temprature'" in refuses("generate")
 
 
 def test_bytes_that_are_no_text_on_standard_input(
@@ -487,7 +603,7 @@ def test_a_line_that_does_not_fit_leaves_the_lines_before(
         return whole(file, data[:room])
 
     monkeypatch.setattr(os, "write", short)
-    with pytest.raises(CapacityError, match="the 1 results written before are kept"):
+    with pytest.raises(CapacityError, match="the 1 result written before is kept"):
         results.write({"b": 2})
     monkeypatch.undo()
     results.close()
@@ -536,6 +652,54 @@ def test_verify_passes_and_reports(call: Call, tiny: Path) -> None:
     assert found["dtype"] == "float32" and found["law"]["num_samples"] == 200
 
 
+def test_verify_says_what_it_could_have_found(call: Call, tiny: Path) -> None:
+    words = ("verify", "-m", tiny, "--prompts", 1, "--max-new-tokens", 4, "--law-prompts", 1)
+    law = json.loads(call(*words, "--samples", 200, "--json")[1])["law"]
+    assert law["power"] == 0.8 and 0.1 < law["detectable"] < 0.5
+    assert law["detectable"] == max(test["detectable"] for test in law["tests"])
+    assert 20_000 < law["samples_for_one_percent"] < 500_000
+    _, out, _ = call(*words, "--samples", 200)
+    last = out.splitlines()[-1]
+    assert last.startswith("verify passed; at these counts the law test finds a mistake that moves")
+    assert f"{law['detectable']:.1%} of a position's probability with 80% certainty" in last
+    _, out, _ = call(*words, "--samples", 5)
+    assert "too few samples to find anything" in out.splitlines()[-1]
+    _, out, _ = call(*words[:-1], 0)
+    assert out.splitlines()[-1] == "verify passed"
+
+
+@pytest.mark.parametrize("at", [1, 2, 5])
+def test_interrupted_verify_prints_what_was_finished(
+    call: Call, tiny: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Ctrl-C at the n-th result: within the greedy texts, or before the second law prompt."""
+    from forerun import sampled_law, verifying
+
+    results = iter(range(1, 10))
+
+    def stops(real: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any, **options: Any) -> Any:
+            for result in real(*given, **options):
+                if next(results) == at:
+                    raise KeyboardInterrupt
+                yield result
+
+        return run
+
+    monkeypatch.setattr(verifying, "check_greedy", stops(verifying.check_greedy))
+    monkeypatch.setattr(sampled_law, "prompt_laws", stops(sampled_law.prompt_laws))
+    words = ("verify", "-m", tiny, "--prompts", 2, "--max-new-tokens", 4, "--samples", 100)
+    status, out, err = call(*words, "--law-prompts", 2)
+    assert status == 130 and "Traceback" not in err
+    done = f"{min(at - 1, 4)} of 4 greedy texts and {max(at - 5, 0)} of 2 law prompts finished"
+    assert f"interrupted: {done}" in err
+    assert out.count(": 4 tokens, identical") == min(at - 1, 4)
+    assert "verify interrupted, and nothing wrong in what was finished" in out
+    results = iter(range(1, 10))
+    found = json.loads(call(*words, "--law-prompts", 2, "--json")[1])
+    assert found["interrupted"] and found["passed"] is None
+
+
 def test_verify_fails_with_status_1(
     call: Call, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -566,6 +730,31 @@ def test_demo_counts_both_arms(call: Call, tmp_path: Path) -> None:
     assert found["arms"]["none"]["stats"]["tau"] == 1.0
     arms = [r["arm"] for r in records(out.read_text())]
     assert sorted(arms[:2]) == sorted(arms[2:]) == ["none", "stand"]
+
+
+def test_a_full_disk_keeps_what_the_demo_measured(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, out = make_tiny(tmp_path / "long", context=1024), tmp_path / "demo.jsonl"
+    whole, counts = Results.write, iter(range(10))
+
+    def write(self: Results, record: dict[str, Any]) -> None:
+        if next(counts) < 3:
+            return whole(self, record)
+        monkeypatch.setattr(os, "write", no_space)
+        return whole(self, record)
+
+    def no_space(file: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Results, "write", write)
+    words = ("demo", "-m", folder, "--problems", 3, "-n", 2, "--max-new-tokens", 8, "--out", out)
+    status, text, err = call(*words)
+    last = err.splitlines()[-1]
+    assert status == 2 and last.startswith(f"error: cannot write {out}: No space left on device")
+    assert "the 3 results written before are kept" in last
+    assert len(records(out.read_text())) == 3
+    assert "best of 2 on 2 held-out problems" in text and "speed-up" in text
 
 
 def test_doctor_reports(call: Call) -> None:

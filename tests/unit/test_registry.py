@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from forerun import registry
+from forerun import catalog, registry
+from forerun.catalog import Row
 from forerun.errors import ConfigError, UnknownName
 from forerun.growers.iid import Iid
 from forerun.roles import Controller, Drafter, Grower, Verifier
@@ -42,6 +43,30 @@ def test_a_near_miss_names_the_nearest_and_the_listing():
 def test_a_far_miss_lists_what_is_known():
     with pytest.raises(UnknownName, match=r"known: \[.*'chain'.*\]"):
         registry.get("grower", "xyzzy")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "said"),
+    [
+        ("drafter", "nothing_yet", "lists A system as missing (`forerun methods paper`)"),
+        ("drafter", "NOTHING_YET", "drafters that work: draft_model, "),
+        ("controller", "guess", "lists A system as missing"),
+        ("drafter", "paper", "'paper' is no drafter, but a system that the catalog lists as"),
+        ("verifier", "whole", "use --drafter stand --verifier recursive"),
+        ("grower", "whole", "use --drafter stand --verifier recursive"),
+    ],
+)
+def test_a_name_of_the_catalog_that_is_not_built_says_so(monkeypatch, kind, name, said):
+    """And names what works instead."""
+    built = {"drafter": "stand", "verifier": "recursive"}
+    rows = (
+        Row("paper", "A system", None, ("drafters/nothing_yet", "controllers/guess"), "", parts={}),
+        Row("whole", "Another", None, ("drafters/stand",), "", parts=built, state="works"),
+    )
+    monkeypatch.setattr(catalog, "rows", lambda: rows)
+    with pytest.raises(UnknownName) as caught:
+        registry.get(kind, name)
+    assert said in str(caught.value)
 
 
 def test_an_unknown_option_names_the_nearest_and_the_command():

@@ -247,7 +247,7 @@ def test_a_caller_who_stops_early_leaves_nothing_behind():
         ([], DataError, "there is no prompt"),
         (["a", ""], DataError, "prompt 1 is empty"),
         ([[0, 3]], DataError, "token ids outside 0..2"),
-        ([[0] * 10_000], CapacityError, "shorten it by 1 tokens"),
+        ([[0] * 10_000], CapacityError, "keep 9999 or fewer"),
         ([0, 1], DataError, "prompt"),
     ],
 )

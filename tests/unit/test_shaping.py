@@ -14,7 +14,7 @@ from fakes import NoRepeats, sequence
 from forerun.dice import SeededDice
 from forerun.records import Rows, Sequence
 from forerun.sampling import Sampling, to_probs
-from forerun.shaping import Adjust, Laws, advance
+from forerun.shaping import FOLD, Adjust, Laws, advance
 from forerun.tree import Tree, TreeBuilder
 
 VOCAB = 6
@@ -113,6 +113,56 @@ def test_states_are_values():
     state = shaper.start(seq_of([0], s))
     left, right = shaper.advance(state, 1), shaper.advance(state, 2)
     assert (state.generated, left.generated, right.generated) == ({}, {1: 1}, {2: 1})
+
+
+def plain(x: np.ndarray, s: Sampling, prompt: list[int], generated: list[int]) -> np.ndarray:
+    """The formula again, token by token in the logits' own float type."""
+    x, r, counts = x.copy(), s.repetition_penalty, Counter(generated)
+    for token, bias in s.logit_bias.items():
+        x[token] += bias
+    for token in {*prompt, *generated}:
+        x[token] = x[token] / r if x[token] > 0 else x[token] * r
+    for token, count in counts.items():
+        x[token] -= s.presence_penalty + s.frequency_penalty * count
+    return x
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(repetition_penalty=1.1),
+        Sampling(presence_penalty=0.3, frequency_penalty=0.07),
+        Sampling(repetition_penalty=0.9, frequency_penalty=-0.2, logit_bias={3: 1.5}),
+    ],
+    ids=lambda s: f"r{s.repetition_penalty}",
+)
+def test_states_of_long_branching_texts_equal_the_plain_version(sampling, dtype):
+    """Bit for bit, past several summaries, and whatever its siblings did."""
+    rng, shaper, vocab = np.random.default_rng(0), Adjust(), 40
+    prompt = rng.integers(0, 30, 20).tolist()
+    states = [([], shaper.start(seq_of(prompt, sampling)))]
+    for _ in range(5 * FOLD):
+        text, state = states[-1 - rng.integers(0, min(3, len(states)))]  # often not the last one
+        token = int(rng.integers(0, vocab))
+        states.append(([*text, token], shaper.advance(state, token)))
+    assert max(len(text) for text, _ in states) > 2 * FOLD
+    for text, state in states:
+        logits = rng.normal(0, 4, vocab).astype(dtype)
+        found = shaper.logits(state, logits)
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found, plain(logits, sampling, prompt, text))
+        assert state.generated == Counter(text) and state.num_generated == len(text)
+
+
+def test_a_state_shares_what_was_counted_before():
+    s, shaper = Sampling(frequency_penalty=1.0), Adjust()
+    seq = seq_of([0], s)
+    seq.tokens += [1, 2, 3] * 200
+    first = shaper.start(seq)
+    second = shaper.advance(first, 4)
+    assert second.past is first.past, "no count is copied for a node"
+    assert (second.generated[4], first.generated[4]) == (1, 0)
 
 
 def test_advance_leaves_idle_shapers_alone():

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from tiny import make_tiny
 
 import forerun
-from forerun import verifying
+from forerun import borders, sampled_law, shaping, statistics, verifying
+from forerun import sampling as sampling_module
 from forerun.dice import Dice
 from forerun.engine.api import Model
 from forerun.engine.cache import Cache
 from forerun.engine.runner import ModelRunner, Work
 from forerun.records import Sequence, Verdict
 from forerun.roles import Verifier
-from forerun.sampling import Sampling
+from forerun.sampled_law import LawReport, LawTest
+from forerun.sampling import Sampling, to_probs
 from forerun.shaping import Laws
 from forerun.tree import Tree
 from forerun.verifiers.speculative import Speculative
-from forerun.verifying import GreedyCase, LawReport, LawTest, Parts
+from forerun.verifying import GreedyCase, Parts
 
 PROMPTS = ["the cat sat on", "one two three"]
 DRAFTERS = [
@@ -94,7 +99,7 @@ def test_lossless_drafters_pass(model: Model, draft: Path, spec: str) -> None:
     cases = list(verifying.check_greedy(model, PROMPTS, parts, max_new_tokens=24))
     assert len(cases) == 4 and all(case.passed for case in cases)
     assert all(case.noise < 1e-4 for case in cases)
-    report = verifying.check_law(
+    report = sampled_law.check_law(
         model, PROMPTS[:1], parts, Sampling(seed=1), num_samples=400, batch=8
     )
     assert report.num_samples == 400 and report.tests and report.passed
@@ -102,7 +107,7 @@ def test_lossless_drafters_pass(model: Model, draft: Path, spec: str) -> None:
 
 
 def test_every_position_is_tested_at_any_number_of_samples(model: Model) -> None:
-    report = verifying.check_law(
+    report = sampled_law.check_law(
         model, PROMPTS[:1], Parts(), Sampling(seed=1), num_samples=100, num_tokens=4, batch=8
     )
     assert [test.position for test in report.tests] == [0, 1, 2, 3]
@@ -143,7 +148,7 @@ def test_planted_faults_fail_though_texts_agree(
 
 
 def test_a_fault_behind_accepted_drafts_fails_the_law(model: Model) -> None:
-    report = verifying.check_law(
+    report = sampled_law.check_law(
         model, PROMPTS[:1], Parts(verifier=Late()), Sampling(seed=3), num_samples=400, batch=8
     )
     assert [test.passed for test in report.tests] == [True, False, False]
@@ -151,13 +156,13 @@ def test_a_fault_behind_accepted_drafts_fails_the_law(model: Model) -> None:
 
 def test_references_read_no_cell_of_an_earlier_pass(model: Model) -> None:
     prompt = model.tokenizer.encode(PROMPTS[0])
-    honest = verifying.next_law(model, prompt, [5], Sampling())
+    honest = sampled_law.next_law(model, prompt, [5], Sampling())
     with torch.inference_mode():
         model.target.cache.data.fill_(1.0)  # type: ignore[attr-defined]
-    spoilt = verifying.next_law(model, prompt, [5], Sampling())
+    spoilt = sampled_law.next_law(model, prompt, [5], Sampling())
     assert np.abs(spoilt - honest).max() > 0.01
     verifying.forget(model)
-    anew = verifying.next_law(model, prompt, [5], Sampling())
+    anew = sampled_law.next_law(model, prompt, [5], Sampling())
     assert np.abs(anew - honest).max() < 1e-6
 
 
@@ -166,7 +171,7 @@ def test_honest_half_precision_passes(folder: Path, dtype: str) -> None:
     model = forerun.load(str(folder), dtype=dtype, max_seqs=16)
     cases = list(verifying.check_greedy(model, PROMPTS, Parts(), max_new_tokens=48))
     assert all(case.passed for case in cases) and any(case.noise > 0 for case in cases)
-    report = verifying.check_law(
+    report = sampled_law.check_law(
         model, PROMPTS[:1], Parts(), Sampling(seed=1), num_samples=1000, batch=8
     )
     assert report.passed and not report.is_vacuous
@@ -174,12 +179,12 @@ def test_honest_half_precision_passes(folder: Path, dtype: str) -> None:
 
 @pytest.mark.parametrize("sampling", [Sampling(top_k=4), Sampling(temperature=0.5, top_p=0.8)])
 def test_law_is_the_processed_one(model: Model, sampling: Sampling) -> None:
-    report = verifying.check_law(model, PROMPTS[:1], Parts(), sampling, num_samples=300, batch=8)
+    report = sampled_law.check_law(model, PROMPTS[:1], Parts(), sampling, num_samples=300, batch=8)
     assert report.tests and report.passed and report.stats.accepted
 
 
 def test_biased_verifier_fails_the_law(model: Model) -> None:
-    report = verifying.check_law(
+    report = sampled_law.check_law(
         model, PROMPTS[:1], Parts(verifier=Eager()), Sampling(seed=3), num_samples=600, batch=8
     )
     assert not report.passed and report.stats.accepted
@@ -217,9 +222,9 @@ def test_tie_needs_a_small_gap_and_a_difference_that_explains_it() -> None:
 
 def test_next_law_follows_the_text_so_far(model: Model) -> None:
     prompt = model.tokenizer.encode(PROMPTS[0])
-    plain = verifying.next_law(model, prompt, [5], Sampling())
-    shown = verifying.next_law(model, [*prompt, 5], [], Sampling())
-    penalised = verifying.next_law(model, prompt, [5], Sampling(presence_penalty=2.0))
+    plain = sampled_law.next_law(model, prompt, [5], Sampling())
+    shown = sampled_law.next_law(model, [*prompt, 5], [], Sampling())
+    penalised = sampled_law.next_law(model, prompt, [5], Sampling(presence_penalty=2.0))
     assert plain.sum() == pytest.approx(1) and np.abs(plain - shown).max() < 1e-6
     assert penalised[5] < plain[5]
 
@@ -233,3 +238,161 @@ def test_report_without_accepted_drafts_is_vacuous() -> None:
 def test_tolerance_knows_the_number_type(model: Model, folder: Path) -> None:
     assert verifying.dtype_of(model) is torch.float32
     assert verifying.dtype_of(forerun.load(str(folder), dtype="bf16")) is torch.bfloat16
+
+
+@pytest.fixture
+def rounding_passes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
+    """A bfloat16 model whose tree passes round more coarsely than its plain ones, yet allowed."""
+    model = forerun.load(str(folder), dtype="bf16", max_seqs=16)
+    real, rng = model.target.forward, np.random.default_rng(0)
+
+    def noisy(seqs: Any, trees: Any, needs: Any) -> Any:
+        rows = real(seqs, trees, needs)
+        for row in rows if any(len(tree) for tree in trees) else ():
+            most = 0.4 * verifying.ROUNDING[torch.bfloat16] * row.logits.abs().max()
+            noise = torch.from_numpy(rng.uniform(-1, 1, row.logits.shape))
+            row.logits = (row.logits + most * noise).float()
+        return rows
+
+    monkeypatch.setattr(model.target, "forward", noisy)
+    return model
+
+
+CUTS = [Sampling(seed=1, top_k=4), Sampling(seed=1, top_p=0.7), Sampling(seed=1, min_p=0.2)]
+
+
+@pytest.mark.parametrize("sampling", CUTS, ids=["top_k", "top_p", "min_p"])
+def test_a_border_that_rounding_moves_is_no_violation(
+    rounding_passes: Model, sampling: Sampling
+) -> None:
+    report = sampled_law.check_law(
+        rounding_passes, PROMPTS, Parts(), sampling, num_samples=200, num_tokens=2, batch=8
+    )
+    assert report.passed and not report.is_vacuous
+    assert sum(test.num_border for test in report.tests) > 10
+
+
+@pytest.mark.parametrize(
+    ("asked", "wrong"),
+    [
+        ({"top_k": 4}, {"top_k": 5}),
+        ({"top_k": 4}, {"top_k": 3}),
+        ({"top_p": 0.7}, {"top_p": 0.9}),
+        ({"top_p": 0.7}, {"top_p": 0.4}),
+        ({"min_p": 0.2}, {"min_p": 0.02}),
+        ({"top_k": 4, "top_p": 0.7}, {"top_k": 0}),
+    ],
+    ids=lambda value: "-".join(f"{k}{v}" for k, v in value.items()),
+)
+def test_a_sampler_that_cuts_elsewhere_still_fails(
+    rounding_passes: Model, monkeypatch: pytest.MonkeyPatch, asked: dict, wrong: dict
+) -> None:
+    real = sampling_module.to_probs
+    monkeypatch.setattr(shaping, "to_probs", lambda logits, s: real(logits, replace(s, **wrong)))
+    report = sampled_law.check_law(
+        rounding_passes,
+        PROMPTS,
+        Parts(),
+        Sampling(seed=2, **asked),
+        num_samples=200,
+        num_tokens=2,
+        batch=8,
+    )
+    assert not report.passed
+
+
+class Uncut(Speculative):
+    """Wrong on purpose: the token after the draft comes from the law before top-k and top-p."""
+
+    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+        verdict = super().verify(tree, laws, dice)
+        node = verdict.nodes[-1] if verdict.nodes else -1
+        return Verdict(verdict.nodes, dice.choice(laws.model_probs(node)))
+
+
+@pytest.mark.parametrize("verifier", [Uncut(), Late(), Eager()], ids=lambda v: type(v).__name__)
+def test_wrong_verifiers_fail_in_half_precision_too(
+    rounding_passes: Model, verifier: Verifier
+) -> None:
+    report = sampled_law.check_law(
+        rounding_passes, PROMPTS[:1], Parts(verifier=verifier), CUTS[1], num_samples=400, batch=8
+    )
+    assert not report.passed
+
+
+LOGITS = np.log([0.4, 0.3, 0.15, 0.1, 0.05])
+
+
+def bits(*kept: int) -> bytes:
+    return np.packbits(np.isin(np.arange(5), kept)).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "kept", "gap"),
+    [
+        (Sampling(top_k=2), (0, 2), np.log(0.3 / 0.15)),
+        (Sampling(min_p=0.3), (0, 1), np.log(0.15 / 0.12)),
+        (Sampling(min_p=0.3), (0, 1, 2, 3), np.log(0.12 / 0.1)),
+        (Sampling(temperature=0.5, min_p=0.1), (0, 1), np.log(0.15 / 0.4) - np.log(0.1) / 2),
+    ],
+)
+def test_a_border_moves_as_far_as_rounding_can_move_two_logits(
+    sampling: Sampling, kept: tuple[int, ...], gap: float
+) -> None:
+    for tolerance, is_moved in ((0.49 * gap, False), (0.51 * gap, True)):
+        law, moved = borders.law_within(LOGITS, sampling, bits(*kept), tolerance)
+        assert moved == is_moved
+        expected = np.exp(LOGITS / sampling.temperature) * np.isin(np.arange(5), kept)
+        if not moved:
+            expected = to_probs(LOGITS, sampling)
+        np.testing.assert_allclose(law, expected / expected.sum(), atol=1e-12)
+
+
+def test_top_p_moves_with_the_mass_that_rounding_moves() -> None:
+    """0.7 reaches p = 0.69; logits within 0.02 bring it to 0.6916 at least, within 0.03 below p."""
+    sampling = Sampling(top_p=0.69)
+    assert not borders.law_within(LOGITS, sampling, bits(0, 1, 2), 0.02)[1]
+    assert borders.law_within(LOGITS, sampling, bits(0, 1, 2), 0.03)[1]
+    assert not borders.law_within(LOGITS, sampling, bits(0), 0.03)[1]
+
+
+def test_no_rounding_explains_more_tokens_than_top_k() -> None:
+    assert not borders.law_within(LOGITS, Sampling(top_k=2), bits(0, 1, 2), 9.0)[1]
+    assert borders.law_within(LOGITS, Sampling(top_k=2), bits(3, 4), 9.0)[1]
+
+
+def test_noncentral_tail_agrees_with_scipy() -> None:
+    for x, degrees, size in ((10.0, 4, 5.0), (30.0, 20, 40.0), (60.0, 1, 30.0), (300.0, 100, 150)):
+        expected = scipy.stats.ncx2.sf(x, degrees, size)
+        assert statistics.noncentral_tail(x, degrees, size) == pytest.approx(expected, rel=1e-6)
+    assert statistics.noncentral_tail(9.0, 3, 0.0) == pytest.approx(scipy.stats.chi2.sf(9.0, 3))
+
+
+@pytest.mark.parametrize(("num", "bins", "level"), [(200, 5, 1e-4), (2000, 25, 1e-4)])
+def test_what_is_called_detectable_is_found_four_times_of_five(num, bins, level) -> None:
+    """The hardest deviation of its size, in proportion to the law, and one that is easier."""
+    rng, law = np.random.default_rng(0), np.full(bins, 1 / bins)
+    size = statistics.detectable(num, bins, level)
+    hard = law * (1 + 2 * size * np.where(np.arange(bins) < bins / 2, 1, -1))
+    hard /= hard.sum()
+    easy = law.copy()
+    easy[0] += size
+    easy[1:] -= size / (bins - 1)
+    for wrong, least, most in ((hard, 0.7, 0.88), (easy, 0.9, 1.0), (law, 0.0, 0.01)):
+        draws = rng.multinomial(num, wrong, size=400)
+        found = [statistics.likelihood_ratio(draw, law)[1] < level for draw in draws]
+        assert least <= np.mean(found) <= most
+    needed = statistics.samples_for(size, bins, level)
+    assert needed == pytest.approx(num, abs=2)
+
+
+def test_reports_say_what_they_could_have_found(model: Model) -> None:
+    few, many = (
+        sampled_law.check_law(
+            model, PROMPTS[:1], Parts(), Sampling(seed=1), num_samples=num, batch=8
+        )
+        for num in (60, 600)
+    )
+    assert few.detectable > 1.5 * many.detectable > 0
+    assert few.detectable == max(test.detectable for test in few.tests)
+    assert LawReport([], 0).detectable == 1.0 and LawReport([], 0).samples_for(0.01) is None

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from forerun.cli import options
-from forerun.cli.output import Results, console, notice, print_json, uninterrupted
+from forerun.cli.output import Results, console, counted, notice, print_json
 from forerun.errors import ConfigError
+from forerun.interrupts import uninterrupted
 from forerun.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -25,7 +30,16 @@ Temperature = Annotated[float, typer.Option("--temperature", "-t", help="Of both
 Tokens = Annotated[int, typer.Option("--max-new-tokens", help="Longest solution.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of both.")]
 
-PLAIN = "none"
+Size = Annotated[
+    str,
+    typer.Option(
+        "--size",
+        help="Pad the model to this size (0.1B, 0.3B): the same answers at the cost of a model of "
+        "that size; own: as it is.",
+    ),
+]
+
+PLAIN, OWN = "none", "own"
 
 
 @dataclass
@@ -72,6 +86,7 @@ class Board:
 def command(
     ctx: typer.Context,
     model: options.ModelName = "reasoner",
+    size: Size = "",
     problems: Problems = 20,
     n: Number = 16,
     temperature: Temperature = 0.6,
@@ -84,7 +99,11 @@ def command(
     out: options.Out = None,
     is_json: options.Json = False,
 ) -> None:
-    """Best-of-n on held-out problems: STAND beside plain decoding."""
+    """Best-of-n on held-out problems: STAND beside plain decoding.
+
+    The embedded reasoner is so small that it sits in the processor's cache, where one row costs as
+    little as its arithmetic; it is padded to 0.1B parameters unless --size says otherwise.
+    """
     asked = Sampling(temperature=temperature, max_new_tokens=max_new_tokens, n=n, seed=seed)
     if problems < 1:
         raise ConfigError(f"--problems must be at least 1, got {problems}")
@@ -92,15 +111,37 @@ def command(
         raise ConfigError("the demo compares a drafter with plain decoding; give --drafter stand")
     options.check_parts(drafter=drafter)
     notice(f"# {options.call_line(ctx)}")
-    results = Results(out)
-    loaded = options.load(model, dtype=dtype, device=device, batch=batch)
-    options.warm_up(loaded, drafter=drafter)
     board = Board((PLAIN, drafter), problems)
-    is_whole = _run(loaded, asked, batch, board, results)
+    size = size or ("0.1B" if model == "reasoner" else OWN)
+    with Results(out) as results, padded(model, size) as folder:
+        loaded = options.load(folder, dtype=dtype, device=device, batch=batch)
+        options.warm_up(loaded, drafter=drafter)
+        try:
+            _run(loaded, asked, batch, board, results)
+        except KeyboardInterrupt:
+            _report(board, n, is_json)
+            done = len(board.outcomes) // 2
+            notice(f"interrupted: {done} of {counted(problems, 'problem')} finished")
+            raise typer.Exit(130) from None
+        except Exception:  # a full disk, say: what was measured is shown before the error
+            if board.outcomes:
+                _report(board, n, is_json)
+            raise
     _report(board, n, is_json)
-    if not is_whole:
-        notice(f"interrupted: {len(board.outcomes) // 2} of {problems} problems are finished")
-        raise typer.Exit(130)
+
+
+@contextmanager
+def padded(model: str, size: str) -> Iterator[str]:
+    """The model to load: as it is, or padded in a folder that is gone afterwards."""
+    if size == OWN:
+        yield model
+        return
+    from forerun.bench.inflate import inflate
+
+    with tempfile.TemporaryDirectory(prefix="forerun-") as folder:
+        made = inflate(model, Path(folder) / "padded", size)
+        notice(f"{model} padded to {made.num_bytes / 1e6:.0f} MB: same answers, the cost of {size}")
+        yield str(made.folder)
 
 
 def label(arm: str) -> str:
@@ -108,8 +149,8 @@ def label(arm: str) -> str:
     return "plain" if arm == PLAIN else arm
 
 
-def _run(model: Any, asked: Sampling, batch: int, board: Board, results: Results) -> bool:
-    """Runs all problems after a warm-up that is not counted; False if it was interrupted."""
+def _run(model: Any, asked: Sampling, batch: int, board: Board, results: Results) -> None:
+    """Runs all problems after a warm-up that is not counted."""
     from rich.live import Live
 
     from forerun.bench.tasks.reasoning import ReasoningTask
@@ -117,23 +158,17 @@ def _run(model: Any, asked: Sampling, batch: int, board: Board, results: Results
 
     task = ReasoningTask("heldout")
     err = console(stderr=True)
-    try:
-        warm_up(model, task.example(board.num_problems), board.arms, asked, batch=batch)
-        examples = [task.example(i) for i in range(board.num_problems)]
-        board.start = time.perf_counter()
-        with Live(board, console=err, refresh_per_second=4, transient=True) as live:
-            live.auto_refresh = err.is_terminal
-            for done in compare(model, examples, board.arms, asked, batch=batch, on_step=board):
-                with uninterrupted():
-                    board.finish(done)
-                    results.write(done.to_dict())
-                if not err.is_terminal:
-                    notice(_line(done))
-    except KeyboardInterrupt:
-        return False
-    finally:
-        results.close()
-    return True
+    warm_up(model, task.example(board.num_problems), board.arms, asked, batch=batch)
+    examples = [task.example(i) for i in range(board.num_problems)]
+    board.start = time.perf_counter()
+    with Live(board, console=err, refresh_per_second=4, transient=True) as live:
+        live.auto_refresh = err.is_terminal
+        for done in compare(model, examples, board.arms, asked, batch=batch, on_step=board):
+            with uninterrupted():
+                board.finish(done)
+                results.write(done.to_dict())
+            if not err.is_terminal:
+                notice(_line(done))
 
 
 def _line(done: Outcome) -> str:
@@ -161,15 +196,15 @@ def _report(board: Board, n: int, is_json: bool) -> None:
     if found["speed_up_interval"]:
         interval = "95 % interval {:.2f} to {:.2f}; ".format(*found["speed_up_interval"])
     out.print(
-        f"[bold]speed-up {found['speed_up']:.2f}x[/] (geometric mean, problems: "
-        f"{found['problems']}; {interval}wall time, prefill included)"
+        f"[bold]speed-up {found['speed_up']:.2f}x[/] (geometric mean of "
+        f"{counted(found['problems'], 'problem')}; {interval}wall time, prefill included)"
     )
 
 
 def _table(found: dict[str, Any], arms: tuple[str, str], n: int) -> Table:
     from rich.table import Table
 
-    table = Table(title=f"best of {n} on {found['problems']} held-out problems")
+    table = Table(title=f"best of {n} on {counted(found['problems'], 'held-out problem')}")
     table.add_column("")
     figures = [found["arms"][arm] for arm in arms]
     for arm in arms:

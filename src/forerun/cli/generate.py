@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,14 +16,16 @@ from forerun.cli import options
 from forerun.cli.output import (
     Results,
     console,
+    counted,
+    logprob_lines,
     notice,
     print_json,
     sample_record,
     stats_lines,
-    uninterrupted,
 )
 from forerun.cli.prompts import Job, as_shown, check_text, read_jobs
 from forerun.errors import ConfigError
+from forerun.interrupts import uninterrupted
 from forerun.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -52,7 +55,7 @@ Stop = Annotated[list[str], typer.Option("--stop", help="Text that ends a sample
 StopId = Annotated[list[int], typer.Option("--stop-token-id", help="Token that ends a sample.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Run on past the end token.")]
 Logprobs = Annotated[
-    int | None, typer.Option("--logprobs", help="Report log-probabilities of the top m (--json).")
+    int | None, typer.Option("--logprobs", help="Show log-probabilities: token's own and top m.")
 ]
 Nodes = Annotated[int | None, typer.Option("--nodes", help="Draft nodes per pass (fixed).")]
 Depth = Annotated[int | None, typer.Option("--depth", help="Longest draft (fixed).")]
@@ -69,7 +72,7 @@ class Output:
     num_samples: int
     results: Results
     call: str
-    ids: dict[int, str | None] = field(default_factory=dict)
+    decode: Callable[[list[int]], str]  # shows the tokens of --logprobs
     num_done: int = 0
 
     def __post_init__(self) -> None:
@@ -96,6 +99,8 @@ class Output:
             print(flush=True)
         else:
             self._text(sample)
+        if not self.is_json and sample.logprobs is not None:
+            print(*logprob_lines(sample, self.decode), sep="\n", flush=True)
         self.results.write(record)
 
     def footer(self) -> None:
@@ -110,8 +115,9 @@ class Output:
     def _text(self, sample: Sample) -> None:
         if self.num_samples > 1:
             head = (
-                f"--- prompt {sample.prompt_index}, sample {sample.index}: {len(sample.tokens)} "
-                f"tokens, {sample.finish}, tau {sample.stats.tau:.2f}"
+                f"--- prompt {sample.prompt_index}, sample {sample.index}: "
+                f"{counted(len(sample.tokens), 'token')}, {sample.finish}, "
+                f"tau {sample.stats.tau:.2f}"
             )
             console().print(head, style="cyan", markup=False)
         print(sample.text, flush=True)
@@ -164,13 +170,14 @@ def command(
     call = options.call_line(ctx, seed=seed)
     if verbose or not is_json:
         notice(f"# {call}")
-    results = Results(out)
-    loaded = options.load(model, dtype=dtype, device=device, batch=batch)
-    jobs = [replace(job, prompt=_prompt(loaded, job.prompt, chat)) for job in jobs]
-    total = sum(job.sampling.n for job in jobs)
-    streams = total == 1 and not is_json and sys.stdout.isatty()
-    options.warm_up(loaded, **parts)
-    _run(loaded, jobs, parts, batch, Output(is_json, streams, total, results, call))
+    with Results(out) as results:
+        loaded = options.load(model, dtype=dtype, device=device, batch=batch)
+        jobs = [replace(job, prompt=_prompt(loaded, job.prompt, chat)) for job in jobs]
+        total = sum(job.sampling.n for job in jobs)
+        streams = total == 1 and not is_json and sys.stdout.isatty()
+        options.warm_up(loaded, **parts)
+        output = Output(is_json, streams, total, results, call, loaded.tokenizer.decode)
+        _run(loaded, jobs, parts, batch, output)
 
 
 def _sampling(given: dict[str, Any]) -> Sampling:
@@ -214,19 +221,29 @@ def _prompt(model: Model, prompt: str | list[int], chat: bool) -> str | list[int
 def _run(model: Model, jobs: list[Job], parts: dict[str, Any], batch: int, output: Output) -> None:
     """Runs all jobs; whatever ends it, finished samples are out and counted."""
     try:
-        prompts: Any = [job.prompt for job in jobs]
-        run = model.run(prompts, [job.sampling for job in jobs], batch=batch, **parts)
-        for event in run.events():
-            output.piece(event.text)
-            if event.sample:
-                job = jobs[event.prompt_index]
-                seed = run.seed if job.sampling.seed is None else job.sampling.seed
-                with uninterrupted():
-                    output.sample(event.sample, job, seed)
+        for sample, job, seed in _samples(model, jobs, parts, batch, output):
+            with uninterrupted():
+                output.sample(sample, job, seed)
     except KeyboardInterrupt:
         output.footer()
-        notice(f"interrupted: {output.num_done} of {output.num_samples} samples are finished")
+        asked = counted(output.num_samples, "sample")
+        notice(f"interrupted: {output.num_done} of {asked} finished")
         raise typer.Exit(130) from None
-    finally:
-        output.results.close()
+    except Exception:
+        output.footer()
+        raise
     output.footer()
+
+
+def _samples(
+    model: Model, jobs: list[Job], parts: dict[str, Any], batch: int, output: Output
+) -> Iterator[tuple[Sample, Job, int]]:
+    """Finished samples with their job and seed; text goes out as it comes."""
+    prompts: Any = [job.prompt for job in jobs]
+    run = model.run(prompts, [job.sampling for job in jobs], batch=batch, **parts)
+    for event in run.events():
+        output.piece(event.text)
+        if event.sample:
+            job = jobs[event.prompt_index]
+            seed = run.seed if job.sampling.seed is None else job.sampling.seed
+            yield event.sample, job, seed

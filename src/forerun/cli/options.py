@@ -62,7 +62,7 @@ def _check_part(kind: str, spec: str) -> None:
 def load(name: str, *, dtype: str, device: str, batch: int) -> Any:
     """The model, with room for `batch` sequences. Raises ConfigError, ModelError."""
     if batch < 1:
-        raise ConfigError(f"batch must be at least 1, got {batch}")
+        raise ConfigError(f"--batch must be at least 1, got {batch}; 1 runs one at a time")
     import forerun
 
     return forerun.load(name, dtype=dtype, device=device, max_seqs=batch)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,31 +34,21 @@ def notice(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """The count with its noun: "1 token", "2 tokens", "0 passes"."""
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
+
+
 def print_json(value: Any) -> None:
     """One line of JSON on standard output."""
     print(json.dumps(value, ensure_ascii=False), flush=True)
 
 
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block; outside the main thread it never comes."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came:
-        raise KeyboardInterrupt
-
-
 class Results:
     """A file of JSON lines; every line that was finished stays, whatever happens later.
 
-    Raises DataError for a file that exists, CapacityError when a line cannot be written.
+    Used in a `with`: a file that got no line is removed again. Raises DataError for a file that
+    exists, CapacityError when a line cannot be written.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -70,10 +58,17 @@ class Results:
             return
         if path.is_file() and path.stat().st_size:
             raise DataError(f"{path} exists and is not empty; give --out another name")
+        self._is_new = not path.exists()
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
             raise DataError(f"cannot write {path}: {error.strerror}") from None
+
+    def __enter__(self) -> Results:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
 
     def write(self, record: dict[str, Any]) -> None:
         """Appends one line, whole or not at all."""
@@ -88,16 +83,26 @@ class Results:
             if start is not None:
                 os.ftruncate(self._file, start)
             raise CapacityError(
-                f"cannot write {self.path}: {error.strerror}; the {self.count} results written "
-                "before are kept"
+                f"cannot write {self.path}: {error.strerror}; {self._kept()}"
             ) from None
         self.count += 1
 
     def close(self) -> None:
-        """Ends the file."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        """Ends the file; one that we made and that is empty goes."""
+        if self._file is None:
+            return
+        is_empty = not self.count and not os.fstat(self._file).st_size
+        os.close(self._file)
+        self._file = None
+        if self.path and self._is_new and is_empty:
+            with suppress(OSError):
+                self.path.unlink()
+
+    def _kept(self) -> str:
+        if not self.count:
+            return "nothing was written before; free some space, or give --out another place"
+        are = "is" if self.count == 1 else "are"
+        return f"the {counted(self.count, 'result')} written before {are} kept"
 
 
 def sample_record(sample: Sample, prompt: str | list[int], seed: int, call: str) -> dict[str, Any]:
@@ -120,14 +125,27 @@ def sample_record(sample: Sample, prompt: str | list[int], seed: int, call: str)
     return record
 
 
+def logprob_lines(sample: Sample, decode: Callable[[list[int]], str]) -> list[str]:
+    """For people: a line per token with its log-probability, then the likeliest and theirs."""
+
+    def shown(token: int) -> str:
+        return repr(decode([token]) or f"id {token}")  # special tokens have no text
+
+    lines = ["log-probability and token, then other likely ones:"]
+    for token, top in zip(sample.tokens, sample.logprobs or [], strict=True):
+        others = [f"{shown(t)} {value:.2f}" for t, value in top.items() if t != token]
+        lines.append(f"{top[token]:8.2f} {shown(token):14} {'  '.join(others)}".rstrip())
+    return lines
+
+
 def stats_lines(stats: Stats, num_samples: int, seconds: float) -> list[str]:
     """Statistics for people; definitions in docs/structure.md."""
     lines = [
-        f"{num_samples} {'sample' if num_samples == 1 else 'samples'}, {stats.generated} tokens in "
+        f"{counted(num_samples, 'sample')}, {counted(stats.generated, 'token')} in "
         f"{seconds:.1f} s: {stats.generated / max(seconds, 1e-9):.1f} tokens/s",
-        f"tau {stats.tau:.2f} tokens per pass ({stats.passes} passes), acceptance "
-        f"{stats.acceptance_rate:.1%} of {stats.drafted} drafted, {stats.examined_rate:.1%} of "
-        f"{stats.examined} examined",
+        f"tau {stats.tau:.2f} tokens per pass ({counted(stats.passes, 'pass', 'passes')}), "
+        f"acceptance {stats.acceptance_rate:.1%} of {stats.drafted} drafted, "
+        f"{stats.examined_rate:.1%} of {stats.examined} examined",
         "time " + time_split(stats),
     ]
     if stats.per_position:

@@ -12,6 +12,7 @@ from typing import Any
 from forerun.errors import ConfigError, DataError, UnknownName
 from forerun.sampling import Sampling
 
+STDIN = "-"
 RESULT = {"index", "text", "tokens", "finish", "stats"}  # what marks a line of --out
 
 
@@ -25,16 +26,21 @@ class Job:
 
 
 def read_jobs(prompts: Many[str], file: Path | None, sampling: Sampling) -> list[Job]:
-    """Prompts of the options, then of the file; without either, all of standard input."""
-    jobs = [Job(check_text("--prompt", prompt), sampling) for prompt in prompts]
-    if file is not None:
-        jobs += _from_file(file, sampling)
-    elif not jobs:
+    """Prompts of the options, then of the file; without either, all of standard input.
+
+    "-" in place of a prompt or of the file is standard input, too.
+    """
+    if not prompts and file is None:
         if sys.stdin is None or sys.stdin.isatty():
             raise ConfigError("there is no prompt; give --prompt, --prompt-file, or pipe text in")
-        data = sys.stdin.buffer.read() if hasattr(sys.stdin, "buffer") else sys.stdin.read()
-        text = data if isinstance(data, str) else _decoded("standard input", data)
-        jobs = [Job(_without_last_break(text), sampling)]
+        prompts = [STDIN]
+    if [*prompts, str(file)].count(STDIN) > 1:
+        raise ConfigError(f"standard input can be read once, but {STDIN!r} came again; drop one")
+    jobs: list[Job] = []
+    for prompt in prompts:
+        jobs += _from_stdin(sampling) if prompt == STDIN else [_from_option(prompt, sampling)]
+    if file is not None:
+        jobs += _from_stdin(sampling) if str(file) == STDIN else _from_file(file, sampling)
     return jobs
 
 
@@ -70,17 +76,57 @@ def _decoded(where: str, data: bytes) -> str:
         raise DataError(f"{where} is not UTF-8 text: {error.reason} at {error.start}") from None
 
 
+def _from_option(prompt: str, sampling: Sampling) -> Job:
+    if not prompt:
+        raise DataError("--prompt is empty; write a text after it, or - for standard input")
+    return Job(check_text("--prompt", prompt), sampling)
+
+
+def _from_stdin(sampling: Sampling) -> list[Job]:
+    """One text, or JSON lines: then the first line is an object with a prompt."""
+    if sys.stdin is None:
+        raise DataError("standard input is closed; give --prompt or --prompt-file")
+    data = sys.stdin.buffer.read() if hasattr(sys.stdin, "buffer") else sys.stdin.read()
+    text = data if isinstance(data, str) else _decoded("standard input", data)
+    jobs = _jobs("standard input", text, is_jsonl(text), sampling)
+    if not jobs:
+        raise DataError(
+            "standard input is empty: it holds no prompt; pipe a text in, or give --prompt TEXT or "
+            "--prompt-file FILE"
+        )
+    return jobs
+
+
 def _from_file(file: Path, sampling: Sampling) -> list[Job]:
     try:
         text = _decoded(str(file), file.read_bytes())
     except OSError as error:
         raise DataError(f"cannot read prompt file {file}: {error.strerror}") from None
-    if file.suffix != ".jsonl":
-        return [Job(_without_last_break(text), sampling)]
+    is_lines = file.suffix == ".jsonl"
+    jobs = _jobs(str(file), text, is_lines, sampling)
+    if not jobs:
+        form = "write one JSON object per line" if is_lines else "write the prompt into it"
+        raise DataError(f"prompt file {file} is empty: it holds no prompt; {form}")
+    return jobs
+
+
+def is_jsonl(text: str) -> bool:
+    """Whether the first line that is not blank is a JSON object with a prompt."""
+    first = text.lstrip().partition("\n")[0]
+    try:
+        record = json.loads(first) if first.startswith("{") else None
+    except ValueError:
+        return False
+    return isinstance(record, dict) and "prompt" in record
+
+
+def _jobs(where: str, text: str, is_lines: bool, sampling: Sampling) -> list[Job]:
+    """The prompts of a text; none if it is empty."""
+    if not is_lines:
+        text = _without_last_break(text)
+        return [Job(text, sampling)] if text else []
     lines = [(i, line) for i, line in enumerate(text.split("\n"), start=1) if line.strip()]
-    if not lines:
-        raise DataError(f"{file} holds no prompt; write one JSON object per line")
-    return [_job(f"{file} line {i}", line, sampling) for i, line in lines]
+    return [_job(f"{where} line {i}", line, sampling) for i, line in lines]
 
 
 def _job(where: str, line: str, sampling: Sampling) -> Job:
@@ -92,6 +138,8 @@ def _job(where: str, line: str, sampling: Sampling) -> Job:
     prompt = record.pop("prompt", None) if isinstance(record, dict) else None
     if prompt is None or not _is_prompt(prompt):
         raise DataError(f'{where} needs an object with "prompt": a text or a list of token ids')
+    if not prompt:
+        raise DataError(f"{where} has an empty prompt; expected a text or a list of token ids")
     if isinstance(prompt, str):
         check_text(where, prompt)
     name = record.pop("id", None)

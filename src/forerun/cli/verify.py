@@ -1,27 +1,29 @@
 """`forerun verify`: greedy identity and the sampled law on the user's own model and machine.
 
-Status 0: nothing contradicts losslessness; 1: something does; 2: bad input.
+Status 0: nothing contradicts losslessness; 1: something does; 2: bad input; 130: interrupted, and
+what was finished is reported.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from forerun.cli import options
-from forerun.cli.output import console, notice, print_json
+from forerun.cli.output import console, counted, notice, print_json
 from forerun.cli.prompts import as_shown, is_embedded, read_jobs
 from forerun.errors import ConfigError
 from forerun.sampling import Sampling
 
 if TYPE_CHECKING:
     from forerun.engine.api import Model
-    from forerun.verifying import GreedyCase, LawReport
+    from forerun.sampled_law import LawReport, LawTest, PromptLaw
+    from forerun.verifying import GreedyCase
 
 NumPrompts = Annotated[int, typer.Option("--prompts", help="How many of the built-in prompts.")]
 PromptFile = Annotated[
@@ -34,7 +36,37 @@ Seconds = Annotated[float, typer.Option("--seconds", help="Longest sampling per 
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="Of the law test.")]
 TopK = Annotated[int, typer.Option("--top-k", help="Of the law test; 0: off.")]
 TopP = Annotated[float, typer.Option("--top-p", help="Of the law test; 1: off.")]
+MinP = Annotated[float, typer.Option("--min-p", help="Of the law test; 0: off.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of the law test.")]
+
+REPEATS = 2  # greedy texts of one prompt
+
+
+@dataclass
+class Found:
+    """What was finished, and how much was asked for."""
+
+    num_texts: int
+    num_laws: int
+    cases: list[GreedyCase] = field(default_factory=list)
+    laws: list[PromptLaw] = field(default_factory=list)
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.cases) == self.num_texts and len(self.laws) == self.num_laws
+
+    @property
+    def law(self) -> LawReport:
+        """The tests of all prompts that were finished."""
+        from forerun.sampled_law import law_report
+
+        return law_report(self.laws)
+
+    @property
+    def passed(self) -> bool | None:
+        """None: nothing failed, but not all was tried."""
+        good = all(case.passed for case in self.cases) and self.law.passed
+        return good and (True if self.is_whole else None)
 
 
 def command(
@@ -52,6 +84,7 @@ def command(
     temperature: Temperature = 1.0,
     top_k: TopK = 0,
     top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
     seed: Seed = 0,
     batch: options.Batch = 8,
     dtype: options.Dtype = "auto",
@@ -59,9 +92,10 @@ def command(
     is_json: options.Json = False,
 ) -> None:
     """Check losslessness on your own model and machine."""
-    asked = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    asked = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     given = [job.prompt for job in read_jobs([], prompt_file, asked)] if prompt_file else None
-    _check_counts(prompts=prompts, samples=samples, max_new_tokens=max_new_tokens)
+    _check_counts(1, prompts=prompts, samples=samples, max_new_tokens=max_new_tokens)
+    _check_counts(0, law_prompts=law_prompts)
     if law_prompts and asked.is_greedy:
         raise ConfigError("the law test needs a temperature above 0; or give --law-prompts 0")
     specs = {"drafter": drafter, "verifier": verifier, "controller": controller}
@@ -69,28 +103,24 @@ def command(
     notice(f"# {options.call_line(ctx)}")
     loaded = options.load(model, dtype=dtype, device=device, batch=batch)
     options.warm_up(loaded, **specs)
-    from forerun import verifying
+    from forerun.verifying import Parts
 
-    parts = verifying.Parts(**specs)
     texts = [as_shown(loaded.name, text) for text in given or builtin_prompts(loaded, prompts)]
-    cases = _greedy(loaded, texts, parts, max_new_tokens)
-    with _Progress(not is_json, "sampling", min(law_prompts, len(texts)) * samples) as tick:
-        law = verifying.check_law(
-            loaded,
-            texts[:law_prompts],
-            parts,
-            asked,
-            num_samples=samples,
-            batch=batch,
-            seconds=seconds,
-            on_sample=tick,
+    found = Found(REPEATS * len(texts), min(law_prompts, len(texts)))
+    limits = {"num_samples": samples, "seconds": seconds, "batch": batch}
+    try:
+        _greedy(loaded, texts, Parts(**specs), max_new_tokens, found)
+        _law(loaded, texts[: found.num_laws], Parts(**specs), asked, limits, found, not is_json)
+    except KeyboardInterrupt:
+        notice(
+            f"interrupted: {len(found.cases)} of {counted(found.num_texts, 'greedy text')} and "
+            f"{len(found.laws)} of {counted(found.num_laws, 'law prompt')} finished"
         )
-    passed = all(case.passed for case in cases) and law.passed
     if is_json:
-        print_json(to_dict(loaded, cases, law, passed))
+        print_json(to_dict(loaded, found))
     else:
-        _show(loaded, cases, law, bool(law_prompts), passed)
-    raise typer.Exit(0 if passed else 1)
+        _show(loaded, found)
+    raise typer.Exit((0 if found.passed else 1) if found.is_whole else 130)
 
 
 def builtin_prompts(model: Model, count: int) -> list[str]:
@@ -109,11 +139,13 @@ def builtin_prompts(model: Model, count: int) -> list[str]:
     return list(PROMPTS[:count])
 
 
-def to_dict(model: Model, cases: list[GreedyCase], law: LawReport, passed: bool) -> dict[str, Any]:
+def to_dict(model: Model, found: Found) -> dict[str, Any]:
     """The whole report as plain values."""
+    from forerun.sampled_law import POWER
     from forerun.verifying import dtype_of
 
-    greedy = [asdict(case) | {"cause": case.cause, "passed": case.passed} for case in cases]
+    law = found.law
+    greedy = [asdict(case) | {"cause": case.cause, "passed": case.passed} for case in found.cases]
     for case in greedy:
         case["gap"] = case["gap"] if math.isfinite(case["gap"]) else None
     tests = [asdict(test) | {"passed": test.passed} for test in law.tests]
@@ -122,34 +154,53 @@ def to_dict(model: Model, cases: list[GreedyCase], law: LawReport, passed: bool)
     return {
         "model": model.name,
         "dtype": str(dtype_of(model)).removeprefix("torch."),
-        "passed": passed,
+        "passed": found.passed,
+        "interrupted": not found.is_whole,
         "greedy": greedy,
         "law": {
             "passed": law.passed,
             "is_vacuous": law.is_vacuous,
             "num_samples": law.num_samples,
+            "detectable": law.detectable,
+            "power": POWER,
+            "samples_for_one_percent": law.samples_for(0.01),
             "stats": law.stats.to_dict(),
             "tests": tests,
         },
     }
 
 
-def _check_counts(**counts: int) -> None:
+def _check_counts(least: int, **counts: int) -> None:
     for name, count in counts.items():
-        if count < 1:
+        if count < least:
             flag = name.replace("_", "-")
-            raise ConfigError(f"--{flag} must be at least 1, got {count}")
+            raise ConfigError(f"--{flag} must be at least {least}, got {count}")
 
 
-def _greedy(model: Model, texts: list[Any], parts: Any, max_new_tokens: int) -> list[GreedyCase]:
+def _greedy(model: Model, texts: list[Any], parts: Any, max_new_tokens: int, found: Found) -> None:
     from forerun.verifying import check_greedy
 
-    with _Progress(True, "greedy texts", 2 * len(texts)) as tick:
-        cases = []
-        for case in check_greedy(model, texts, parts, max_new_tokens=max_new_tokens):
-            cases.append(case)
+    options = {"max_new_tokens": max_new_tokens, "num_repeats": REPEATS}
+    with _Progress(True, "greedy texts", found.num_texts) as tick:
+        for case in check_greedy(model, texts, parts, **options):
+            found.cases.append(case)
             tick()
-    return cases
+
+
+def _law(
+    model: Model,
+    texts: list[Any],
+    parts: Any,
+    asked: Sampling,
+    limits: dict[str, Any],
+    found: Found,
+    is_shown: bool,
+) -> None:
+    from forerun.sampled_law import prompt_laws
+
+    with _Progress(is_shown, "sampling", len(texts) * limits["num_samples"]) as tick:
+        for law in prompt_laws(model, texts, parts, asked, on_sample=tick, **limits):
+            found.laws.append(law)
 
 
 class _Progress:
@@ -172,32 +223,53 @@ class _Progress:
         self._bar.stop()
 
 
-def _show(
-    model: Model, cases: list[GreedyCase], law: LawReport, has_law: bool, passed: bool
-) -> None:
+def _show(model: Model, found: Found) -> None:
     from forerun.verifying import dtype_of
 
-    out = console()
+    out, cases, law = console(), found.cases, found.law
     dtype = str(dtype_of(model)).removeprefix("torch.")
     out.print(f"[bold]Greedy identity[/] with plain decoding, {dtype}")
     for case in cases:
         out.print("  " + _greedy_line(case), style=None if case.passed else "red", soft_wrap=True)
     causes = Counter(case.cause for case in cases)
     out.print(
-        f"  {causes['identical']} of {len(cases)} identical, {causes['numerical tie']} numerical "
-        f"ties, {causes['the passes differ']} whose passes differ, {causes['violation']} "
-        f"violations; {sum(c.accepted for c in cases)} draft tokens accepted; largest logit "
+        f"  {causes['identical']} of {len(cases)} identical, "
+        f"{counted(causes['numerical tie'], 'numerical tie')}, "
+        f"{causes['the passes differ']} whose passes differ, "
+        f"{counted(causes['violation'], 'violation')}; "
+        f"{counted(sum(c.accepted for c in cases), 'draft token')} accepted; largest logit "
         f"difference {max((c.noise for c in cases), default=0):.2g} "
         f"(tolerance {max((c.tolerance for c in cases), default=0):.2g})"
     )
-    if has_law:
+    if found.laws:
         _show_law(out, law)
-    verdict = "[green]passed[/]" if passed else "[red]failed: decoding is not lossless here[/]"
-    out.print(f"[bold]verify[/] {verdict}")
+    verdicts = {
+        True: "[green]passed[/]",
+        None: "[yellow]interrupted[/], and nothing wrong in what was finished",
+        False: "[red]failed: decoding is not lossless here[/]",
+    }
+    power = f"; {power_line(law)}" if found.laws and found.passed is not False else ""
+    out.print(f"[bold]verify[/] {verdicts[found.passed]}{power}", soft_wrap=True)
+
+
+def power_line(law: LawReport) -> str:
+    """What the law test could have found, in one plain sentence."""
+    from forerun.sampled_law import POWER
+
+    needed = law.samples_for(0.01)
+    if needed is None or law.detectable >= 1.0:
+        return "the law test had too few samples to find anything; give more --samples"
+    needed = round(needed, 2 - len(str(needed)))  # two digits
+    return (
+        f"at these counts the law test finds a mistake that moves {law.detectable:.1%} of a "
+        f"position's probability with {POWER:.0%} certainty, smaller ones less often; "
+        f"1% takes about {needed:,} --samples"
+    )
 
 
 def _greedy_line(case: GreedyCase) -> str:
-    head = f"prompt {case.prompt_index}, text {case.index}: {case.num_tokens} tokens, "
+    size = counted(case.num_tokens, "token")
+    head = f"prompt {case.prompt_index}, text {case.index}: {size}, "
     if case.position is None and case.passed:
         return head + "identical"
     if case.position is None:
@@ -215,21 +287,25 @@ def _greedy_line(case: GreedyCase) -> str:
 
 
 def _show_law(out: Any, law: LawReport) -> None:
-    stats = law.stats
     out.print(
-        f"[bold]Sampled law[/] {law.num_samples} samples, {stats.drafted} tokens drafted, "
-        f"{stats.accepted} accepted"
+        f"[bold]Sampled law[/] {counted(law.num_samples, 'sample')}, "
+        f"{counted(law.stats.drafted, 'token')} drafted, {law.stats.accepted} accepted"
     )
     for test in law.tests:
-        out.print(
-            f"  prompt {test.prompt_index}, token {test.position + 1}: {test.num_samples} samples "
-            f"after {test.num_beginnings} beginnings, {test.num_drafted} with accepted drafts; "
-            f"{test.num_bins} bins, p = {test.p_value:.3g}, corrected {test.corrected:.3g}",
-            style=None if test.passed else "red",
-            soft_wrap=True,
-            markup=False,
-        )
+        style = None if test.passed else "red"
+        out.print("  " + _law_line(test), style=style, soft_wrap=True, markup=False)
     if law.is_vacuous:
         why = "no tested token came after an accepted draft"
         why = why if law.tests else "nothing varied enough to be tested"
         out.print(f"  warning: {why}, so this test says little; try other prompts or options")
+
+
+def _law_line(test: LawTest) -> str:
+    border = f", {test.num_border} cut elsewhere by rounding" if test.num_border else ""
+    return (
+        f"prompt {test.prompt_index}, token {test.position + 1}: "
+        f"{counted(test.num_samples, 'sample')} after "
+        f"{counted(test.num_beginnings, 'beginning')}, {test.num_drafted} with accepted drafts"
+        f"{border}; {counted(test.num_bins, 'bin')}, p = {test.p_value:.3g}, "
+        f"corrected {test.corrected:.3g}"
+    )

@@ -19,7 +19,7 @@ class Additive(Controller):
     def __init__(
         self,
         *,
-        nodes: int = 12,
+        nodes: int = 8,
         depth: int = 5,
         up: int = 2,
         down: int = 1,

@@ -10,7 +10,7 @@ from forerun.roles import Controller
 class Fixed(Controller):
     """Always `nodes` nodes and `depth` levels."""
 
-    def __init__(self, *, nodes: int = 12, depth: int = 16) -> None:
+    def __init__(self, *, nodes: int = 8, depth: int = 16) -> None:
         if min(nodes, depth) < 0:
             raise ConfigError(f"nodes and depth must be at least 0, got {nodes} and {depth}")
         self._plan = Plan(nodes, depth)

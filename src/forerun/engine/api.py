@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -134,14 +135,14 @@ class Model:
             known = {*Sampling.__dataclass_fields__, "drafter", "verifier", "controller", "batch"}
             raise UnknownName.of("option", unknown[0], known)
         if batch < 1:
-            raise ConfigError(f"batch must be at least 1, got {batch}")
+            raise ConfigError(f"batch must be at least 1, got {batch}; 1 runs one at a time")
         texts = _as_list(prompts)
         given = [sampling or Sampling()] if isinstance(sampling, Sampling | None) else [*sampling]
         given = given * len(texts) if len(given) == 1 else given
         if len(given) != len(texts):
             raise ConfigError(
-                f"there are {len(texts)} prompts and {len(given)} sampling settings; give one "
-                "setting for all, or one for each"
+                f"expected one sampling setting for all prompts, or one for each; prompts: "
+                f"{len(texts)}, settings: {len(given)}"
             )
         recorder = Recorder()
         engine = Engine(
@@ -240,7 +241,7 @@ class Run:
         if room < 1:
             raise CapacityError(
                 f"prompt {i} has {len(tokens)} tokens, but the context of this model is "
-                f"{self.model.target.context}; shorten it by {1 - room} tokens or more"
+                f"{self.model.target.context}; keep {self.model.target.context - 1} or fewer"
             )
         seed = self.seed if sampling.seed is None else sampling.seed
         for k in range(sampling.n):
@@ -301,8 +302,8 @@ def _as_prompt(i: int, prompt: Any) -> str | list[int]:
         return [operator.index(token) for token in prompt]  # NumPy's integers too
     except TypeError:
         raise DataError(
-            f"prompt {i} is {prompt!r}; expected a text or a list of token ids. Write one prompt "
-            "of ids as [[5, 6, 7]]"
+            f"prompt {i} is {prompt!r}; expected a text or a list of token ids. Model.generate "
+            "takes a list of those, such as ['...', '...'] or [[5, 6, 7]]"
         ) from None
 
 
@@ -326,3 +327,28 @@ def load(
     tokenizer = Tokenizer.load(path)
     target = load_target(path, dtype=dtype, device=device, max_seqs=max_seqs, context=context)
     return Model(target, tokenizer, str(model), device)
+
+
+def generate(
+    prompt: str | Many[int],
+    sampling: Sampling | None = None,
+    *,
+    model: Any = "reasoner",
+    dtype: str = "auto",
+    device: str = "auto",
+    **options: Any,
+) -> Result:
+    """Samples of one prompt (a text or token ids) in one call; `options` are those of `Model.run`.
+
+    model: what `load` takes, or a Model. The last model that was loaded here is kept for the next
+    call; for many prompts use `Model.generate`.
+    """
+    if not isinstance(model, Model):
+        model = _kept(model, dtype, device)
+    (result,) = model.generate([prompt], sampling, **options)
+    return result
+
+
+@lru_cache(maxsize=1)
+def _kept(model: Any, dtype: str, device: str) -> Model:
+    return load(model, dtype=dtype, device=device)

@@ -8,6 +8,7 @@ and a new sequence takes over the longest prefix that any slot holds.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +22,9 @@ from forerun.errors import CapacityError
 from forerun.records import Sequence
 
 TAIL = 64  # tokens compared again where a list that was synced before has grown
+DEAR = 64  # tokens that are worth a slot of their own
+MAX_KEPT = 4  # free slots that are kept for the conversations they hold
+SHARE = 0.25  # of memory that slots may take, so that conversations are kept
 UNLIMITED = 1 << 62
 V1 = "memory.limit_in_bytes", "memory.usage_in_bytes"
 V2 = "memory.max", "memory.current"
@@ -104,6 +108,14 @@ class Slots(ABC):
     def copy(self, slot: Slot, other: Slot, length: int) -> None:
         """Copies the first `length` cells of another slot."""
 
+    def has_cells(self, slot: Slot) -> bool:
+        """Whether the slot has been given cells; memory may have been full."""
+        return True
+
+    def can_keep_more(self) -> bool:
+        """Whether memory allows a slot more than what runs needs, for a conversation that rests."""
+        return False
+
     def sync(self, seq: Sequence) -> Slot:
         """The slot of `seq`, with everything it holds agreeing with seq.tokens.
 
@@ -142,7 +154,7 @@ class Slots(ABC):
     def _acquire(self, seq: Sequence) -> Slot:
         found = [(common_prefix(s.tokens, seq.tokens), s.is_free, -s.used, s) for s in self.slots]
         shared, _, _, best = max(found, key=lambda f: f[:3], default=(0, False, 0, None))
-        slot = self._choose(best if shared else None)
+        slot = self._choose(best if shared else None, shared, len(seq.tokens))
         slot.clear_scratch()
         slot.synced = None
         if best is not None and slot is not best and shared:
@@ -153,19 +165,29 @@ class Slots(ABC):
         self._of[seq] = slot
         return slot
 
-    def _choose(self, best: Slot | None) -> Slot:
-        """The slot with the best prefix if it is free, else the oldest free one, else a new one."""
-        free = [slot for slot in self.slots if slot.is_free]
-        if best in free and best is not None:
+    def _choose(self, best: Slot | None, shared: int, wanted: int) -> Slot:
+        """The slot for a newcomer of `wanted` tokens, the first `shared` of which `best` holds.
+
+        A free slot whose tokens would be DEAR to compute again is left to its conversation while
+        few are, and memory is ample. So the order is: one that loses little, `best` before the
+        others; a new one if that may be; the least recently used free one.
+        """
+        lost = len(best.tokens) - shared if best is not None else 0
+        # another trajectory of the same prompt, or the same turn again: nobody wants what is lost
+        is_again = shared >= wanted - 1
+        if best is not None and best.is_free and (is_again or lost < DEAR):
             return best
-        if free:  # one without tokens may have no cells yet, and memory may be full
-            return min(free, key=lambda s: (not s.tokens, s.used))
-        if len(self.slots) < self.max_slots:
+        free = [slot for slot in self.slots if slot.is_free]
+        cheap = [slot for slot in free if len(slot.tokens) < DEAR and self.has_cells(slot)]
+        keeps = not cheap and len(free) < MAX_KEPT and self.can_keep_more()
+        if (keeps or not free) and len(self.slots) < self.max_slots:
             self.slots.append(Slot(len(self.slots)))
             return self.slots[-1]
+        if free:  # one without tokens may have no cells yet, and memory may be full
+            return min(cheap or free, key=lambda s: (not s.tokens, s.used))
         raise CapacityError(
-            f"more than {self.max_slots} sequences run at once; load the model with a larger "
-            "max_seqs, or use a smaller batch"
+            f"max_seqs is {self.max_slots}, and one more sequence came; load the model with a "
+            "larger max_seqs, or use a smaller batch"
         )
 
 
@@ -191,6 +213,16 @@ class Cache(Slots):
     @property
     def nbytes(self) -> int:
         return self.data.nbytes
+
+    def has_cells(self, slot: Slot) -> bool:
+        return slot.index < self.data.shape[1]
+
+    def can_keep_more(self) -> bool:
+        """Even if all slots grew to the whole context they would take SHARE of memory at most."""
+        layers, _, _, *cell = self.data.shape
+        size = (len(self.slots) + 1) * self.max_cells * layers * math.prod(cell)
+        size *= self.dtype.itemsize
+        return size <= SHARE * (available_bytes(self.device) + self.nbytes)
 
     def move(self, slot: Slot, source: list[int], start: int) -> None:
         cells = self._words[:, slot.index]
@@ -227,9 +259,9 @@ class Cache(Slots):
             data[:, : self.data.shape[1], : self.data.shape[2]] = self.data
         except (MemoryError, RuntimeError) as cause:
             raise CapacityError(
-                f"the key-value cache needs {size / 2**20:.0f} MiB for {shape[1]} sequences of "
-                f"{shape[2]} tokens, and {free / 2**20:.0f} MiB are free; use fewer sequences at "
-                "once, shorter prompts, or a lower `context` when loading"
+                f"the key-value cache needs {size / 2**20:.0f} MiB (sequences: {shape[1]}, tokens "
+                f"of each: {shape[2]}), and {free / 2**20:.0f} MiB are free; use fewer sequences "
+                "at once, shorter prompts, or a lower `context` when loading"
             ) from cause
         self._hold(data)
 

@@ -78,10 +78,10 @@ def test_state_follows_tokens_that_were_changed() -> None:
     rng = np.random.default_rng(1)
     drafter, seq = PromptLookup(), sequence(rng.integers(0, 3, 60).tolist())
     for cut in (50, 20, 1):
-        drafter.propose_one(seq, Plan(), seq.dice)
+        drafter.propose_one(seq, Plan(nodes=12), seq.dice)
         del seq.tokens[cut:]
         seq.tokens += rng.integers(0, 3, 40).tolist()
-        tree = drafter.propose_one(seq, Plan(), seq.dice)
+        tree = drafter.propose_one(seq, Plan(nodes=12), seq.dice)
         assert tree.tokens.tolist() == scan(seq.tokens, 3, 10, "last", True)
 
 

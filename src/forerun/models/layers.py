@@ -160,8 +160,9 @@ class GatedMLP:
         self.width = down.shape[1]
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.gate_up.packed is not None and len(x) <= MOST_ROWS:
-            return self.down(self.gate_up.packed.product(x, self.name))
+        packed = self.gate_up.packed
+        if packed is not None and packed.is_gated and len(x) <= MOST_ROWS:
+            return self.down(packed.product(x, self.name))
         both = self.gate_up(x)  # [R, 2 width]
         inner = self.act(both.narrow(-1, 0, self.width))
         return self.down(inner.mul_(both.narrow(-1, self.width, self.width)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -153,9 +154,9 @@ def test_bad_options(tmp_path: Path) -> None:
     saved("llama", tmp_path)
     with pytest.raises(UnknownName, match="bf16"):
         load_target(tmp_path, dtype="bf61")
-    with pytest.raises(ConfigError, match="positive"):
+    with pytest.raises(ConfigError, match="at least 1"):
         load_target(tmp_path, max_seqs=0)
-    with pytest.raises(ConfigError, match="unknown device"):
+    with pytest.raises(ConfigError, match="expected device"):
         load_target(tmp_path, device="abacus")
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="no GPU"):
@@ -212,3 +213,9 @@ def test_a_draft_with_a_shorter_context_stops_drafting(grower: str, tmp_path: Pa
         for one, other in zip(results, plain, strict=True):
             assert one.samples[0].tokens == other.samples[0].tokens
     assert 14 < max(ends) <= 40, "trees end with the draft's context"
+
+
+@pytest.mark.parametrize("options", [{"max_seqs": 0}, {"context": 0}, {"context": 1.5}])
+def test_limits_are_positive_integers(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="integer of at least 1"):
+        load_target("anywhere", **options)

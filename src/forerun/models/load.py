@@ -37,8 +37,16 @@ def load_target(
     """
     if dtype != "auto" and dtype not in DTYPES:
         raise UnknownName.of("dtype", dtype, ["auto", *DTYPES])
-    if max_seqs < 1 or (context is not None and context < 1):
-        raise ConfigError(f"max_seqs and context must be positive, got {max_seqs} and {context}")
+    if not isinstance(max_seqs, int) or max_seqs < 1:
+        raise ConfigError(
+            f"max_seqs must be an integer of at least 1, got {max_seqs!r}; it is how many "
+            "sequences may run at once"
+        )
+    if context is not None and (not isinstance(context, int) or context < 1):
+        raise ConfigError(
+            f"context must be an integer of at least 1, got {context!r}; leave it out for the "
+            "model's own"
+        )
     if not isinstance(path_or_model, str | Path):
         from forerun.models.hf import HFTarget
 
@@ -108,7 +116,9 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as cause:
-        raise ConfigError(f"unknown device {name!r}; use auto, cpu or cuda") from cause
+        raise ConfigError(
+            f"expected device auto, cpu, cuda or cuda:N, got {name!r}; check the spelling"
+        ) from cause
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {name!r} was asked for, but torch sees no GPU; use cpu")
     return device

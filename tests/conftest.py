@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
+
+# what tests measure of their models' cost stays out of the user's cache, and is measured once
+os.environ.setdefault("FORERUN_CACHE", tempfile.mkdtemp(prefix="forerun-tests-"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -11,8 +11,18 @@ from typing import Any
 
 KERNELS = {  # the outermost kernels of each module: compiling them compiles what they call
     "forerun.ngrams.kernels": ("learn", "look_up", "select_top"),
+    "forerun.chances": ("count",),
     "forerun.ngrams.drafting": ("fill_places",),
+    "forerun.ngrams.growing": ("grow_places",),
+    "forerun.ngrams.adjacency": ("fill_rows", "learn_rows"),
+    "forerun.ngrams.suffix_kernels": ("append", "remove"),
+    "forerun.ngrams.suffix_drafting": ("speculate",),
+    "forerun.ngrams.automaton_kernels": ("extend", "listen", "refresh", "look"),
+    "forerun.ngrams.searching": ("longest_suffix", "next_tokens", "next_tokens_many"),
+    "forerun.ngrams.trigram_kernels": ("nudge",),
+    "forerun.ngrams.tree_search": ("fill_tree",),
     "forerun.verifiers.speculative": ("judge",),
+    "forerun.verifiers.k_seq": ("division_factor",),
 }
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from forerun.errors import ConfigError
 from forerun.tree import Proposal, Tree
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Sequence:
     limit: int  # most tokens that may be generated: max_new_tokens, or less where the context ends
     group: Hashable = None  # trajectories of one prompt share a group
     index: int = 0  # trajectory number within the group
+    tenant: str = ""  # whose text it is: nothing that is learned from it may reach another tenant
     finish: str | None = None  # "stop", "length", "cancelled"; None while it runs
     end: int | None = None  # where a stop string cut the tokens off, if one did
     states: tuple[Any, ...] = ()  # one per shaper of the engine
@@ -62,6 +64,7 @@ class Plan:
     nodes: int = 8  # largest tree, the root not counted; 0 is plain decoding
     depth: int = 16  # longest path
     stop: Callable[[Proposal, int], bool] = never  # asked after a token is kept, never to drop it
+    least: float = 0.0  # smallest chance of acceptance worth a node; for growers that know chances
 
     @property
     def is_empty(self) -> bool:
@@ -116,3 +119,34 @@ class Step:
     def visited(self, i: int) -> list[int]:
         """Nodes of tree i whose law produced an emitted token, one per token; -1 is the root."""
         return [-1, *self.verdicts[i].nodes][: len(self.emitted[i])]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a part has learned, as arrays and plain values: what is saved, restored and merged."""
+
+    kind: str  # registered name of who can read the arrays
+    arrays: dict[str, np.ndarray]
+    settings: dict[str, Any]  # JSON; snapshots that differ in one do not fit together
+    counts: dict[str, int]  # what it was learned from and what it holds; "tokens" is always there
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def check(self, settings: dict[str, Any]) -> None:
+        """Raises ConfigError unless it was made with these settings."""
+        for name, wanted in settings.items():
+            found = self.settings.get(name)
+            if found != wanted:
+                raise ConfigError(
+                    f"expected a memory of {self.kind} with {name}={written(wanted)}, got one "
+                    f"with {name}={written(found)}; use {self.kind}:{name}={written(found)}, or "
+                    "another memory"
+                )
+
+
+def written(value: Any) -> str:
+    """As users write it: lists with +."""
+    return "+".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -16,6 +16,7 @@ from typing import Any
 
 from forerun.errors import ConfigError, UnknownName
 
+DRAFTER, VERIFIER, CONTROLLER = "stand", "speculative", "budget"  # what users get unasked
 KINDS = {
     "drafter": ("forerun.drafters", "Drafter"),
     "grower": ("forerun.growers", "Grower"),

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forerun.records import Plan, Rows, Sequence, Step, Verdict
+from forerun.errors import ConfigError
+from forerun.records import Plan, Rows, Sequence, Snapshot, Step, Verdict
 from forerun.tree import EMPTY, Proposal, Tree
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class Target(ABC):
 
     vocab_size: int
     context: int  # longest sequence, in tokens
+    shape: str = ""  # all that a pass's time hangs on, beside the machine; empty: not known
 
     @abstractmethod
     def forward(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
@@ -76,6 +78,10 @@ class Drafter:
     def warm_up(self) -> None:
         """Compiles what it runs."""
 
+    def seconds(self, nodes: int) -> float:
+        """What drafting and judging so many nodes adds to a step, about; here some kernel calls."""
+        return 1e-4 if nodes else 0.0
+
     def start(self, seq: Sequence) -> None:
         """A sequence joins."""
 
@@ -102,6 +108,34 @@ class Drafter:
     def memory_report(self) -> dict[str, int]:
         """Bytes held, by part."""
         return {}
+
+    def keep(self, tenant: str = "") -> None:
+        """Asks that what it learns of a tenant outlive the sequences, to be saved.
+
+        Raises ConfigError if it cannot: it learns nothing, or nothing for that tenant alone.
+        """
+        raise ConfigError(_cannot_keep(type(self)))
+
+    def snapshot(self, tenant: str = "") -> Snapshot:
+        """What it has learned of a tenant. Raises ConfigError as `keep` does."""
+        raise ConfigError(_cannot_keep(type(self)))
+
+    def restore(self, snapshot: Snapshot, tenant: str = "") -> None:
+        """Knows of a tenant what a snapshot holds, and nothing else; keeps it.
+
+        Raises ConfigError as `keep` does, and for a snapshot made with other settings.
+        """
+        raise ConfigError(_cannot_keep(type(self)))
+
+    @classmethod
+    def merged(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
+        """One snapshot of several; beyond `max_bytes` goes what was not used for longest."""
+        raise ConfigError(_cannot_keep(cls))
+
+
+def _cannot_keep(cls: type) -> str:
+    name = cls.__module__.rpartition(".")[2]
+    return f"drafter {name!r} has nothing that could be saved; use it without a memory file"
 
 
 class Verifier(ABC):
@@ -131,6 +165,9 @@ class Verifier(ABC):
 
 class Controller(ABC):
     """Decides how much to draft."""
+
+    def bind(self, target: Target, drafter: Drafter) -> None:
+        """Learns what its plans will cost."""
 
     @abstractmethod
     def plan(self, seq: Sequence) -> Plan:

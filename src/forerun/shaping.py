@@ -26,7 +26,7 @@ class Laws:
 
     def __init__(self, rows: Rows, seq: Sequence, tree: Tree, shapers: Many[Shaper]) -> None:
         self.sampling = seq.sampling
-        self._rows, self._tree, self._shapers = rows, tree, shapers
+        self.rows, self._tree, self._shapers = rows, tree, shapers
         self._states: dict[int, tuple[Any, ...]] = {-1: seq.states}
         self._is_plain = all(state is None for state in seq.states)
         self._logits: dict[int, np.ndarray] = {}
@@ -40,7 +40,7 @@ class Laws:
     def logits(self, node: int) -> np.ndarray:
         """Shaped logits [V] before the temperature."""
         if node not in self._logits:
-            logits = self._rows.row(node)
+            logits = self.rows.row(node)
             if not self._is_plain:
                 states = zip(self._shapers, self.states(node), strict=True)
                 for shaper, state in states:
@@ -54,7 +54,7 @@ class Laws:
 
     def logprobs(self, node: int) -> np.ndarray:
         """The model's own log-probabilities [V]: unshaped, temperature 1, float64."""
-        return log_softmax(self._rows.row(node))
+        return log_softmax(self.rows.row(node))
 
     def states(self, node: int) -> tuple[Any, ...]:
         """Shaper states after the node's path."""

@@ -12,6 +12,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -62,10 +63,10 @@ class Template:
             self._shapes[nodes] = _shape(self, nodes)
         return self._shapes[nodes]
 
-    def save(self, path: Path) -> None:
-        """Writes the places as JSON, atomically."""
+    def save(self, path: Path, **facts: Any) -> None:
+        """Writes the places as JSON, atomically; `facts` say what they rest on."""
         draft = path.with_suffix(".tmp")
-        draft.write_text(json.dumps({"places": self.places}))
+        draft.write_text(json.dumps(facts | {"places": self.places}))
         draft.replace(path)
 
     @classmethod

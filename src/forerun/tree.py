@@ -47,6 +47,8 @@ class Tree:
     starts: np.ndarray  # int64 [m + 1]: proposal r is [starts[r]:starts[r + 1]] of the next two
     q_ids: np.ndarray  # int32
     q_probs: np.ndarray  # float64
+    grades: np.ndarray | None = None  # int8 [n + 1], see forerun.chances; None: not told
+    sources: tuple[str, ...] = ()  # [n], the drafter that each node came from; empty: not told
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -113,6 +115,7 @@ class TreeBuilder:
         self._laws: list[int] = []
         self._rows: list[int] = []
         self._proposals: list[Proposal] = []
+        self._row_of: dict[int, int] = {}  # by identity; the list above keeps them alive
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -127,9 +130,10 @@ class TreeBuilder:
         if q is None:
             self._rows.append(-1)
         else:  # siblings share one proposal object
-            if not self._proposals or self._proposals[-1] is not q:
+            row = self._row_of.setdefault(id(q), len(self._proposals))
+            if row == len(self._proposals):
                 self._proposals.append(q)
-            self._rows.append(len(self._proposals) - 1)
+            self._rows.append(row)
         return len(self.tokens) - 1
 
     def children(self, node: int) -> list[int]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from forerun import registry
 from forerun.records import Step
 from forerun.sampling import Sampling
 
@@ -49,9 +50,9 @@ KEPT = 16  # largest logits remembered per position
 class Parts:
     """What is checked: a drafter, a verifier and a controller, by name or as objects."""
 
-    drafter: Any = "stand"
-    verifier: Any = "speculative"
-    controller: Any = "fixed"
+    drafter: Any = registry.DRAFTER
+    verifier: Any = registry.VERIFIER
+    controller: Any = "fixed"  # drafts also where they do not pay
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments of `Model.run`."""

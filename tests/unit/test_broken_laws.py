@@ -13,6 +13,7 @@ from forerun.drafters.base import Grown
 from forerun.engine.loop import Engine
 from forerun.errors import ConfigError
 from forerun.growers.gumbel import Gumbel
+from forerun.growers.iid import Iid
 from forerun.sampling import Sampling
 from forerun.shaping import Adjust
 
@@ -31,6 +32,8 @@ def nan_after_two(tokens):
 def test_a_broken_law_is_an_error(verifier: str, temperature: float) -> None:
     if verifier == "greedy" and temperature:
         return
+    rule = registry.make("verifier", verifier)
+    grower = next(g for g in (Gumbel(), Iid()) if g.labels <= rule.judges)
     cases = {
         "no token is left": (TARGET, Sampling(temperature=temperature, banned_tokens=(0, 1, 2))),
         "expected a finite number": (nan_after_two, Sampling(temperature=temperature)),
@@ -38,8 +41,8 @@ def test_a_broken_law_is_an_error(verifier: str, temperature: float) -> None:
     for message, (law, sampling) in cases.items():
         engine = Engine(
             FakeTarget(law),
-            Grown(TableSource(DRAFT), Gumbel()),
-            registry.make("verifier", verifier),
+            Grown(TableSource(DRAFT), grower),
+            rule,
             Fixed(nodes=4),
             shapers=(Adjust(),),
         )

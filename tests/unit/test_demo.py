@@ -73,8 +73,9 @@ def test_every_level_sees_both_orders(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(demo, "solve", solve)
     monkeypatch.setattr(demo, "forget", forgotten.append)
-    examples = [task.example(i) for i in range(24)]
+    examples = [task.example(i) for i in range(48)]
     seen = list(demo.compare(None, examples, ("none", "stand"), Sampling()))  # type: ignore
     firsts = Counter(run[:2] for run in seen[::2])
-    assert firsts == {(level, arm): 2 for level in range(1, 7) for arm in ("none", "stand")}
-    assert [run[2] for run in seen] == list(range(1, 49))  # before every run
+    for level in range(1, 7):
+        assert firsts[level, "none"] == firsts[level, "stand"] > 1
+    assert [run[2] for run in seen] == list(range(1, 97))  # before every run

@@ -15,13 +15,14 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 REASONER = Path(forerun.__file__).parent / "assets" / "reasoner"
 NEED_NO_MODEL = {"03_write_a_drafter.py"}
-ARGUMENTS = {"02_best_of_n.py": ["3"]}
+ARGUMENTS = {"02_best_of_n.py": ["3"], "06_search.py": ["4"]}
 EXPECTED = {
     "01_generate.py": "tau",
     "02_best_of_n.py": "tau by trajectory",
     "03_write_a_drafter.py": "largest error of a probability",
     "04_stream.py": "tau",
     "05_huggingface_model.py": "tokens agree",
+    "06_search.py": "step by step",
 }
 
 

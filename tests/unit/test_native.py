@@ -15,10 +15,11 @@ from parity import CASES, branching, forward, prompt, saved, sequence
 
 from forerun.engine.attention import TorchDecoder
 from forerun.engine.runner import ModelRunner
+from forerun.errors import ConfigError
 from forerun.models.load import load_target
 from forerun.native import LEVELS, kernels, layout
 from forerun.native.decoder import NativeDecoder, missing
-from forerun.native.packing import Packed
+from forerun.native.packing import Packed, Rounding, rounded
 from forerun.tree import EMPTY, TreeBuilder
 
 pytestmark = pytest.mark.skipif(not kernels(), reason=f"native kernels: {kernels().why}")
@@ -187,6 +188,7 @@ import torch
 from forerun.tree import EMPTY
 from parity import branching, forward, prompt, sequence
 from forerun.engine.attention import TorchDecoder
+from forerun.errors import ConfigError
 from forerun.models.load import load_target
 from forerun.native import LEVELS, kernels
 assert LEVELS[kernels().level] == {level!r}
@@ -217,3 +219,69 @@ def test_large_packed_weights_keep_their_numbers() -> None:
     packed = Packed(weight)
     assert np.prod(packed.data.shape) == weight.numel()
     assert torch.equal(packed.unpack(), weight)
+
+
+# weights in 8 bits
+
+
+@pytest.mark.parametrize("scaled", [0, 32])
+@pytest.mark.parametrize("dtype", ERROR)
+@pytest.mark.parametrize("shape", [*SHAPES, (192, 130)])
+def test_a_rounded_product_is_that_of_the_rounded_weight(
+    shape: tuple[int, int], dtype: torch.dtype, scaled: int
+) -> None:
+    n, k = shape
+    weight, bias = random(n, k, dtype=dtype), random(n, dtype=torch.float32, seed=1)
+    whole, scales = rounded(weight, scaled)
+    assert whole.abs().max() <= 127
+    held = whole.double() * scales.double().repeat_interleave(scaled or k, 1)[:, :k]
+    step = scales.repeat_interleave(scaled or k, 1)[:, :k]
+    assert ((held - weight.double()).abs() <= 0.5001 * step).all()
+    for is_gated in (False, True) if n % 32 == 0 else (False,):
+        packed = Packed(weight, is_gated, Rounding(8, scaled))
+        packed.set_bias(bias)
+        assert packed.is_rounded and packed.nbytes < 0.8 * Packed(weight).nbytes or k < 96
+        assert torch.equal(packed.unpack(), held.float().to(dtype))
+        inside = torch.bfloat16 if packed.takes_bf16 else torch.float32
+        for rows in (1, 3, 7, 12, 25):
+            x = random(rows, k, dtype=dtype, seed=rows)
+            want = x.to(inside).double() @ held.T + bias
+            if is_gated:
+                gate, up = want.chunk(2, -1)
+                want = torch.nn.functional.silu(gate) * up
+            assert close(packed.product(x), want, dtype)
+
+
+def test_a_row_of_a_rounded_product_does_not_depend_on_the_others(threads: None) -> None:
+    packed = Packed(random(320, 200, dtype=torch.bfloat16), rounding=Rounding(8, 64))
+    x = random(30, 200, dtype=torch.bfloat16, seed=1)
+    whole = packed.product(x)
+    for num in (1, 2):
+        torch.set_num_threads(num)
+        for row in (0, 7, 29):
+            assert torch.equal(packed.product(x[row : row + 1])[0], whole[row])
+
+
+@pytest.mark.parametrize("weights", ["int8", "int8:32"])
+@pytest.mark.parametrize("case", ["llama", "qwen2", "gemma2", "gpt2"])
+def test_a_model_in_8_bits_matches_torch_with_the_same_rounding(
+    case: str, weights: str, tmp_path: Path
+) -> None:
+    saved(case, tmp_path, **NATIVE[case])
+    runner, plain, exact = (
+        load_target(tmp_path, dtype="fp32", weights=held) for held in (weights, weights, "auto")
+    )
+    assert isinstance(runner.decode, NativeDecoder)
+    plain.decode = TorchDecoder(plain.model)
+    got, want, unrounded = (
+        forward(r, [sequence(prompt(33))], [branching()])[0].logits for r in (runner, plain, exact)
+    )
+    tolerance = 0.05 if runner.model.head.packed.takes_bf16 else 1e-4  # bf16 inputs in the kernels
+    assert (got - want).abs().max() <= tolerance * want.abs().max()
+    assert (unrounded - got).abs().max() > 1e-4 * want.abs().max()
+
+
+@pytest.mark.parametrize("text", ["int4", "int8:7", "int8:33", "int8:x"])
+def test_unknown_weights_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        Rounding.parse(text)

@@ -49,7 +49,7 @@ def test_a_far_miss_lists_what_is_known():
     ("kind", "name", "said"),
     [
         ("drafter", "nothing_yet", "lists A system as missing (`forerun methods paper`)"),
-        ("drafter", "NOTHING_YET", "drafters that work: draft_model, "),
+        ("drafter", "NOTHING_YET", "drafters that work: "),
         ("controller", "guess", "lists A system as missing"),
         ("drafter", "paper", "'paper' is no drafter, but a system that the catalog lists as"),
         ("verifier", "whole", "use --drafter stand --verifier recursive"),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from forerun.records import Step
 
 KINDS = ("drafter", "controller", "verifier")
-DEFAULTS = {"controller": "fixed", "verifier": "speculative"}
+DEFAULTS = {"controller": registry.CONTROLLER, "verifier": registry.VERIFIER}
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,10 @@ def parts_of(name: str) -> Parts:
     if not batch.isdecimal() or int(batch) < 1:
         raise ConfigError(f"batch of method {name!r} takes a whole number above 0, got {batch!r}")
     drafter = "none" if head == PLAIN else head
-    chosen = {"drafter": drafter} | {k: given.pop(k, default) for k, default in DEFAULTS.items()}
+    defaults = dict(DEFAULTS)
+    if given.keys() & {"nodes", "depth"}:  # who says how much to draft means it
+        defaults["controller"] = "fixed"
+    chosen = {"drafter": drafter} | {k: given.pop(k, default) for k, default in defaults.items()}
     known = {kind: registry.options(registry.get(kind, chosen[kind])) for kind in KINDS}
     taken: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for key, value in given.items():

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forerun.bench.metrics import Totals, samples_of, time_split, totals
+from forerun.bench.metrics import Totals, ratio, samples_of, time_split, totals
+from forerun.bench.optimum import candidates, for_drafts
 from forerun.bench.results import Manifest, Record
 from forerun.dice import SeededDice
 from forerun.records import Sequence as Trajectory
@@ -22,6 +23,7 @@ from forerun.sampling import Sampling
 from forerun.tree import Tree, TreeBuilder
 
 if TYPE_CHECKING:
+    from forerun.records import Step
     from forerun.roles import Target
 
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
@@ -165,6 +167,43 @@ def geometric_tau(alpha: float, depth: int) -> float:
 def memory_bound_speed_up(tau: float, passes: float, share: float) -> float:
     """tau / (1 + k r): k draft passes per round that each read r of the target's parameters."""
     return tau / (1 + passes * share)
+
+
+@dataclass
+class Headroom:
+    """Listener: how often the drafts of a position were accepted, and could have been at best.
+
+    A position is a visited node with drafts. The best is over rules that judge positions one by one
+    (`forerun.bench.optimum`); block verification is none of these and may exceed it.
+    """
+
+    examined: int = 0  # positions
+    accepted: int = 0  # positions that went on to a draft
+    best: float = 0.0  # what the optimal rule accepts on average, summed over positions
+    unknown: int = 0  # positions whose optimum is not known; not in the counts above
+
+    def __call__(self, step: Step) -> None:
+        for tree, laws, verdict in zip(step.trees, step.laws, step.verdicts, strict=True):
+            for depth, node in enumerate((-1, *verdict.nodes)):
+                if drafts := candidates(tree, node):
+                    best = for_drafts(tree, drafts, laws[node])
+                    self._count(depth < len(verdict.nodes), best)
+
+    def _count(self, is_accepted: bool, best: float | None) -> None:
+        if best is None:
+            self.unknown += 1
+            return
+        self.examined += 1
+        self.accepted += is_accepted
+        self.best += best
+
+    @property
+    def acceptance(self) -> float | None:
+        return ratio(self.accepted, self.examined)
+
+    @property
+    def optimum(self) -> float | None:
+        return ratio(self.best, self.examined)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun import registry
 from forerun.cli import options
 from forerun.cli.output import Results, console, counted, notice, print_json
 from forerun.errors import ConfigError
@@ -91,11 +92,12 @@ def command(
     n: Number = 16,
     temperature: Temperature = 0.6,
     max_new_tokens: Tokens = 512,
-    drafter: options.DrafterSpec = "stand",
+    drafter: options.DrafterSpec = registry.DRAFTER,
     batch: options.Batch = 1,
     seed: Seed = 0,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    weights: options.Weights = "auto",
     out: options.Out = None,
     is_json: options.Json = False,
 ) -> None:
@@ -114,7 +116,7 @@ def command(
     board = Board((PLAIN, drafter), problems)
     size = size or ("0.1B" if model == "reasoner" else OWN)
     with Results(out) as results, padded(model, size) as folder:
-        loaded = options.load(folder, dtype=dtype, device=device, batch=batch)
+        loaded = options.load(folder, dtype=dtype, device=device, batch=batch, weights=weights)
         options.warm_up(loaded, drafter=drafter)
         try:
             _run(loaded, asked, batch, board, results)

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun import registry
 from forerun.cli import options
+from forerun.cli.memory import kept
 from forerun.cli.output import (
     Results,
     console,
@@ -60,6 +62,11 @@ Logprobs = Annotated[
 Nodes = Annotated[int | None, typer.Option("--nodes", help="Draft nodes per pass (fixed).")]
 Depth = Annotated[int | None, typer.Option("--depth", help="Longest draft (fixed).")]
 Chat = Annotated[bool, typer.Option("--chat", help="Apply the model's chat template.")]
+MemoryFile = Annotated[
+    Path | None,
+    typer.Option("--memory", help="What the drafter learns: loaded where it exists, then saved."),
+]
+Tenant = Annotated[str, typer.Option("--tenant", help="Whose text it is: memories stay apart.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also with --json: the call.")]
 
 
@@ -145,14 +152,17 @@ def command(
     ignore_eos: IgnoreEos = False,
     seed: options.Seed = None,
     logprobs: Logprobs = None,
-    drafter: options.DrafterSpec = "stand",
-    verifier: options.VerifierSpec = "speculative",
-    controller: options.ControllerSpec = "fixed",
+    drafter: options.DrafterSpec = registry.DRAFTER,
+    verifier: options.VerifierSpec = registry.VERIFIER,
+    controller: options.ControllerSpec = registry.CONTROLLER,
     nodes: Nodes = None,
     depth: Depth = None,
     batch: options.Batch = 1,
+    memory: MemoryFile = None,
+    tenant: Tenant = "",
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    weights: options.Weights = "auto",
     chat: Chat = False,
     out: options.Out = None,
     is_json: options.Json = False,
@@ -171,13 +181,14 @@ def command(
     if verbose or not is_json:
         notice(f"# {call}")
     with Results(out) as results:
-        loaded = options.load(model, dtype=dtype, device=device, batch=batch)
+        loaded = options.load(model, dtype=dtype, device=device, batch=batch, weights=weights)
         jobs = [replace(job, prompt=_prompt(loaded, job.prompt, chat)) for job in jobs]
         total = sum(job.sampling.n for job in jobs)
         streams = total == 1 and not is_json and sys.stdout.isatty()
         options.warm_up(loaded, **parts)
         output = Output(is_json, streams, total, results, call, loaded.tokenizer.decode)
-        _run(loaded, jobs, parts, batch, output)
+        with kept(loaded, memory, drafter, tenant, is_quiet=is_json):
+            _run(loaded, jobs, parts | {"tenant": tenant}, batch, output)
 
 
 def _sampling(given: dict[str, Any]) -> Sampling:
@@ -203,12 +214,14 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def _controller(spec: str, nodes: int | None, depth: int | None) -> str:
-    """--nodes and --depth are short for the fixed controller."""
+    """--nodes and --depth are short for a fixed controller."""
     sizes = {"nodes": nodes, "depth": depth}
     given = {name: size for name, size in sizes.items() if size is not None}
-    if given and spec != "fixed":
+    if not given:
+        return spec
+    if spec not in (registry.CONTROLLER, "fixed"):
         raise ConfigError(f"--nodes and --depth belong to controller 'fixed', not {spec!r}")
-    return spec + ":" * bool(given) + ",".join(f"{k}={v}" for k, v in given.items())
+    return "fixed:" + ",".join(f"{k}={v}" for k, v in given.items())
 
 
 def _prompt(model: Model, prompt: str | list[int], chat: bool) -> str | list[int]:

@@ -22,11 +22,17 @@ from forerun.errors import ForerunError
 
 COMMANDS = {
     "generate": "Sample from a model, faster, with the law of plain decoding.",
+    "serve": "Serve a model over HTTP, in OpenAI's form.",
+    "search": "Spend samples on a better answer: best of n, beam search over steps, DVTS.",
     "methods": "List the catalog, or explain one method.",
     "verify": "Check losslessness on your own model and machine.",
     "bench": "Measure methods and peers side by side.",
     "demo": "Best-of-n on held-out problems: STAND beside plain decoding.",
+    "memory": "Show, merge and cap what methods have learned.",
+    "replay": "What drafts would have gained on recorded text; no model needed.",
+    "index": "Count n-grams of any length in a corpus of your own.",
     "train": "Train a model by one of the recipes.",
+    "fit-tree": "Fit the draft tree's template to a model and its prompts.",
     "doctor": "Say what this machine and installation can do.",
 }
 
@@ -54,7 +60,7 @@ class Group(TyperGroup):
 
 def load(name: str | None) -> Any:
     """The subcommand from its module `forerun.cli.<name>`: the function `command`, or an `app`."""
-    module = importlib.import_module(f"forerun.cli.{name}")
+    module = importlib.import_module(f"forerun.cli.{str(name).replace('-', '_')}")
     if hasattr(module, "app"):
         return typer.main.get_command(module.app)
     function = module.command

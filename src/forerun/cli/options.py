@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from forerun import registry
 from forerun.errors import ConfigError
 
 ModelName = Annotated[
@@ -23,6 +24,10 @@ ControllerSpec = Annotated[
 Batch = Annotated[int, typer.Option("--batch", "-b", help="Sequences that run at once.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Same seed and settings, same samples.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto (the checkpoint's), bf16, fp16, fp32.")]
+Weights = Annotated[
+    str,
+    typer.Option("--weights", help="auto (as stored), int8 (rounded), int8:128 (finer scales)."),
+]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1.")]
 Json = Annotated[bool, typer.Option("--json", help="For machines: JSON on standard output.")]
 Out = Annotated[
@@ -41,7 +46,6 @@ def check_parts(**specs: str) -> None:
 
 
 def _check_part(kind: str, spec: str) -> None:
-    from forerun import registry
 
     cls, given = registry.resolve(kind, spec)
     name, known = registry.parse(spec)[0], registry.options(cls)
@@ -59,25 +63,25 @@ def _check_part(kind: str, spec: str) -> None:
         cls(**given)
 
 
-def load(name: str, *, dtype: str, device: str, batch: int) -> Any:
+def load(name: str, *, dtype: str, device: str, batch: int, weights: str = "auto") -> Any:
     """The model, with room for `batch` sequences. Raises ConfigError, ModelError."""
     if batch < 1:
         raise ConfigError(f"--batch must be at least 1, got {batch}; 1 runs one at a time")
     import forerun
 
-    return forerun.load(name, dtype=dtype, device=device, max_seqs=batch)
+    return forerun.load(name, dtype=dtype, device=device, max_seqs=batch, weights=weights)
 
 
 def warm_up(model: Any = None, **specs: str) -> None:
     """Compiles the kernels of the parts in use before the clock runs; says so where it is slow."""
     import time
 
-    from forerun import compiled, registry
+    from forerun import compiled
     from forerun.cli.output import notice
 
     parts = [registry.make("verifier", specs.get("verifier", "speculative"))]
     if model is not None:
-        parts.append(model.drafter(specs.get("drafter", "stand")))
+        parts.append(model.drafter(specs.get("drafter", registry.DRAFTER)))
     is_cold, start = bool(compiled.cold_now()), time.perf_counter()
     if is_cold:
         notice("compiling kernels, once; later runs find them in Numba's cache")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun import registry
 from forerun.cli import options
 from forerun.cli.output import console, counted, notice, print_json
 from forerun.cli.prompts import as_shown, is_embedded, read_jobs
@@ -72,8 +73,8 @@ class Found:
 def command(
     ctx: typer.Context,
     model: options.ModelName = "reasoner",
-    drafter: options.DrafterSpec = "stand",
-    verifier: options.VerifierSpec = "speculative",
+    drafter: options.DrafterSpec = registry.DRAFTER,
+    verifier: options.VerifierSpec = registry.VERIFIER,
     controller: options.ControllerSpec = "fixed",
     prompts: NumPrompts = 8,
     prompt_file: PromptFile = None,
@@ -89,6 +90,7 @@ def command(
     batch: options.Batch = 8,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    weights: options.Weights = "auto",
     is_json: options.Json = False,
 ) -> None:
     """Check losslessness on your own model and machine."""
@@ -101,7 +103,7 @@ def command(
     specs = {"drafter": drafter, "verifier": verifier, "controller": controller}
     options.check_parts(**specs)
     notice(f"# {options.call_line(ctx)}")
-    loaded = options.load(model, dtype=dtype, device=device, batch=batch)
+    loaded = options.load(model, dtype=dtype, device=device, batch=batch, weights=weights)
     options.warm_up(loaded, **specs)
     from forerun.verifying import Parts
 

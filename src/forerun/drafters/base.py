@@ -1,12 +1,17 @@
-"""What drafters share: a source times a grower is a drafter."""
+"""What drafters share: a source times a grower is a drafter, and so are several of them."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from collections.abc import Sequence as Many
+from dataclasses import replace
+from typing import Any
 
+from forerun import registry
 from forerun.dice import Dice
-from forerun.records import Plan, Sequence
-from forerun.roles import Drafter, Grower, Path, Source
+from forerun.errors import ConfigError
+from forerun.records import Plan, Sequence, Step
+from forerun.roles import Drafter, Grower, Path, Source, Target
 from forerun.tree import EMPTY, Proposal, Tree
 
 
@@ -22,6 +27,68 @@ class Grown(Drafter):
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
         return grow(seqs, plans, [seq.dice for seq in seqs], self.source, self.grower)
+
+
+class Composite(Drafter):
+    """Drafters that hear the same steps. `parts` are drafters or their names ("suffix+stand")."""
+
+    def __init__(self, parts: tuple[Any, ...], tokenizer: Any = None) -> None:
+        if isinstance(parts, str) or len(parts) < 2:
+            name = type(self).__name__.lower()
+            raise ConfigError(f"{name} needs two parts or more, got {parts!r}; write parts=a+b")
+        self.parts: list[Drafter] = [
+            part
+            if isinstance(part, Drafter)
+            else registry.make("drafter", part, tokenizer=tokenizer)
+            for part in parts
+        ]
+        self.names = [name_of(part) for part in self.parts]
+        self.labels = frozenset().union(*(part.labels for part in self.parts))
+        self.needs = frozenset().union(*(part.needs for part in self.parts))
+
+    def bind(self, target: Target) -> None:
+        for part in self.parts:
+            part.bind(target)
+
+    def seconds(self, nodes: int) -> float:
+        return max(part.seconds(nodes) for part in self.parts)
+
+    def warm_up(self) -> None:
+        for part in self.parts:
+            part.warm_up()
+
+    def start(self, seq: Sequence) -> None:
+        for part in self.parts:
+            part.start(seq)
+
+    def observe(self, step: Step) -> None:
+        for part in self.parts:
+            part.observe(step)
+
+    def finish(self, seq: Sequence) -> None:
+        for part in self.parts:
+            part.finish(seq)
+
+    def forget(self, group: Hashable) -> None:
+        for part in self.parts:
+            part.forget(group)
+
+    def memory_report(self) -> dict[str, int]:
+        return {
+            f"part {i}: {name}": size
+            for i, part in enumerate(self.parts)
+            for name, size in part.memory_report().items()
+        }
+
+
+def name_of(part: Drafter) -> str:
+    """What users call a drafter."""
+    return type(part).__module__.rpartition(".")[2]
+
+
+def signed(tree: Tree, name: str) -> Tree:
+    """The tree with every node said to come from the drafter `name`, unless it tells already."""
+    return tree if tree.sources or not len(tree) else replace(tree, sources=(name,) * len(tree))
 
 
 def grow(

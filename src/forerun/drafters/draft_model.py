@@ -14,6 +14,7 @@ import numpy as np
 from forerun import registry
 from forerun.dice import Dice
 from forerun.drafters.base import Grown
+from forerun.engine.cost import cost_of
 from forerun.errors import ConfigError
 from forerun.records import Plan, Sequence
 from forerun.roles import Path, Source, Target
@@ -55,6 +56,11 @@ class DraftModel(Grown):
                 f"{target.vocab_size}; use a draft of the same family"
             )
         self.source.vocab_size = target.vocab_size
+
+    def seconds(self, nodes: int) -> float:
+        """A pass of the draft for every node of a chain; a tree is taken for half as deep."""
+        rows = 1 + self.source.is_tree
+        return nodes / rows * float(cost_of(self.runner).at(rows)) if nodes else 0.0
 
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         return super().propose_one(seq, self._cap(seq, plan), dice)

@@ -3,7 +3,7 @@
 "Accelerated Test-Time Scaling with Model-Free Speculative Sampling", 2025. Every verification pass
 already computes the target's distribution at each emitted token; the memory keeps the running mean
 of its top entries by context, longest context first. Trees are drawn from it without replacement
-by Gumbel-Top-k on a template, so a draft that knows the law is accepted nearly always.
+by Gumbel-Top-k on a tree, so a draft that knows the law is accepted nearly always.
 
 Law: SWOR nodes that carry the q they were drawn from, a snapshot; at temperature 0 (or with
 stochastic=False) POINT nodes, the best tokens. Lossless under any verifier that judges those.
@@ -12,44 +12,57 @@ Needs: nothing but the target's processed laws of finished steps.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Many
 from pathlib import Path as FilePath
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from forerun.dice import Dice, SeededDice
 from forerun.drafters.base import grow
 from forerun.errors import ConfigError
+from forerun.fitting import Refit, fitted_for
+from forerun.growers.dynamic import Dynamic
 from forerun.growers.gumbel import Gumbel
 from forerun.growers.template import TopTemplate
+from forerun.ngrams import memory_rows
 from forerun.ngrams.kernels import Temper, select_top
-from forerun.ngrams.memory import NEUTRAL, LogitMemory, warm_up
-from forerun.records import Plan, Sequence, Step
-from forerun.roles import Drafter, Path, Source
+from forerun.ngrams.memory import NEUTRAL, LogitMemory, context_lengths, warm_up
+from forerun.ngrams.prompts import prompt_rows
+from forerun.ngrams.sharing import Memories
+from forerun.records import Plan, Sequence, Snapshot, Step
+from forerun.roles import Drafter, Path, Source, Target
+from forerun.sampling import softmax, to_probs
 from forerun.shaping import Laws
-from forerun.template import DEFAULT, Shape, Template
+from forerun.template import DEFAULT, Template
 from forerun.tree import EMPTY, Proposal, Tree
 
 _CHOICES = {
-    "scope": ("request", "group", "global"),
+    "tree": ("dynamic", "template"),
+    "scope": ("request", "group", "tenant", "global"),
     "update_from": ("path", "tree"),
     "store": ("auto", "processed", "model"),
 }
 
 
 class Stand(Drafter):
-    """A logit memory x Gumbel-Top-k on a template.
+    """A logit memory x Gumbel-Top-k.
 
     context: 4 looks up contexts of 4, 3, 2 and 1 tokens; a tuple gives the lengths themselves.
-    entries: probabilities kept per context. template: a Template or the file of one.
-    scope: who shares a memory; group is the trajectories of one prompt. budget_mb: of all memories.
+    entries: probabilities kept per context. tree: "dynamic" grows where acceptance is likely,
+    "template" fills ranked places as the paper does. template: a Template or the file of one;
+    None is the one fitted for this model (`forerun fit-tree`), else a ranking of our own. refit:
+    fill a template, and rank its places anew as acceptances are counted.
+    scope: who shares a memory; group is the trajectories of one prompt, which becomes tenant where
+    the memory is to be saved. budget_mb: of all memories.
     stochastic: False drafts the best tokens instead of drawing; temperature 0 always does.
     update_from: "path" learns at every emitted token, "tree" at rejected nodes too.
     store: "processed" laws as sampled from, or the "model" law at temperature 1, tempered when
-    drafting; "auto" is the former except in a global memory, which serves mixed requests. Greedy
-    requests always store the latter.
+    drafting; "auto" is the former within a request or group and the latter in wider scopes, which
+    serve mixed requests. Greedy requests always store the latter.
+    seed_from_prompt: learns at prompt positions too, once per group.
     """
 
     def __init__(
@@ -57,62 +70,92 @@ class Stand(Drafter):
         *,
         context: int | tuple[int, ...] = 4,
         entries: int = 10,
+        tree: str = "dynamic",
         template: Template | FilePath | str | None = None,
+        refit: bool = False,
         scope: str = "group",
         budget_mb: float = 64,
         stochastic: bool = True,
         update_from: str = "path",
         store: str = "auto",
+        seed_from_prompt: bool = False,
+        tokenizer: Any = None,
     ) -> None:
-        for name, value in (("scope", scope), ("update_from", update_from), ("store", store)):
+        chosen = {"tree": tree, "scope": scope, "update_from": update_from, "store": store}
+        for name, value in chosen.items():
             if value not in _CHOICES[name]:
                 raise ConfigError(f"{name} must be one of {_CHOICES[name]}, got {value!r}")
-        self.context, self.entries, self.scope = context, entries, scope
-        self.budget = int(budget_mb * 2**20)
-        self.stochastic, self.update_from = stochastic, update_from
-        self.stores_model = store == "model" or (store == "auto" and scope == "global")
+        self.context, self.entries = context, entries
+        self.scope, self.store, self.update_from = scope, store, update_from
+        self.stochastic, self.seed_from_prompt = stochastic, seed_from_prompt
         self.labels = frozenset({"swor", "point"} if stochastic else {"point"})
-        self.template = _as_template(template)
-        self._drawn, self._best = (
-            Gumbel(template=self.template),
-            TopTemplate(template=self.template),
+        self.is_dynamic = tree == "dynamic" and template is None and not refit
+        self._fill(DEFAULT)
+        self._refit: Refit | None = None
+        if not self.is_dynamic:
+            found = (fitted_for(tokenizer) or DEFAULT) if template is None else template
+            self._refit = Refit(found) if refit else None
+            self._fill(found if isinstance(found, Template) else Template.load(FilePath(found)))
+        self._filled: WeakKeyDictionary[Sequence, Tree] = WeakKeyDictionary()  # if refit
+        budget = int(budget_mb * 2**20)
+        self._memories = Memories(context=context, entries=entries, budget=budget)
+        self._target: Target | None = None
+        self._seeded: set[Hashable] = set()  # groups whose prompt has been learned
+
+    @property
+    def stores_model(self) -> bool:
+        """Whether the law at temperature 1 is stored for every request."""
+        return self.store == "model" or (
+            self.store == "auto" and self.scope in ("tenant", "global")
         )
-        self._shapes: dict[int, tuple[Shape, int]] = {}
-        self._memories: OrderedDict[Hashable, LogitMemory] = OrderedDict()  # least recent first
-        self._members: dict[Hashable, set[Sequence]] = {}  # running sequences by memory
-        self._new_memory()  # refuses bad options now rather than at the first sequence
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What two memories must agree in."""
+        lengths = list(context_lengths(self.context))
+        store = "model" if self.stores_model else "processed"
+        return {"context": lengths, "entries": self.entries, "store": store}
+
+    def bind(self, target: Target) -> None:
+        if self.seed_from_prompt and not hasattr(target, "rows_at"):
+            raise ConfigError(
+                f"seed_from_prompt needs a target that gives rows at prompt positions, which "
+                f"{type(target).__name__} does not; leave the option out"
+            )
+        self._target = target
 
     def warm_up(self) -> None:
         warm_up()
 
     def start(self, seq: Sequence) -> None:
-        self._members.setdefault(self._key(seq), set()).add(seq)
+        self._memories.join(self._key(seq), seq)
+        mark = seq if seq.group is None else seq.group
+        if self.seed_from_prompt and mark not in self._seeded:
+            self._seeded.add(mark)
+            self._seed(seq)
 
     def finish(self, seq: Sequence) -> None:
         key = self._key(seq)
-        members = self._members.get(key, set())
-        members.discard(seq)
-        if not members:
-            self._members.pop(key, None)
+        self._memories.leave(key, seq)
+        self._seeded.discard(seq)
         if key is seq:  # a group's memory stays for trajectories that may still come
-            self._memories.pop(key, None)
+            self._memories.drop(key)
 
     def forget(self, group: Hashable) -> None:
-        self._members.pop(group, None)
-        self._memories.pop(group, None)
+        self._memories.drop(group)
+        self._seeded.discard(group)
 
     def memory(self, seq: Sequence) -> LogitMemory:
         """The memory that a sequence drafts from and teaches."""
-        key = self._key(seq)
-        if key not in self._memories:
-            self._memories[key] = self._new_memory()
-            self._trim(0)
-        self._memories.move_to_end(key)
-        return self._memories[key]
+        return self._memories[self._key(seq)]
 
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        grower = self._drawn if self._draws(seq) else self._best
-        return grow([seq], [plan], [dice], Recall(self), grower)[0]
+        draws = self._draws(seq)
+        if not self.is_dynamic:
+            grower = self._drawn if draws else self._best
+            return self._noted(seq, grow([seq], [plan], [dice], Recall(self), grower)[0])
+        dynamic = Dynamic(drawn=draws, chances=self.memory(seq).chances[draws])
+        return grow([seq], [plan], [dice], Recall(self), dynamic)[0]
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
         return [self._propose(seq, plan) for seq, plan in zip(seqs, plans, strict=True)]
@@ -120,12 +163,51 @@ class Stand(Drafter):
     def observe(self, step: Step) -> None:
         for i, seq in enumerate(step.seqs):
             nodes = step.visited(i)
+            tree = step.trees[i]
+            if tree.grades is not None and len(tree):
+                self.memory(seq).chances[self._draws(seq)].learn(tree, step.verdicts[i].nodes)
+            if self._refit and self._filled.get(seq) is step.trees[i]:
+                self._refit.count(step.trees[i], step.verdicts[i].nodes, step.plans[i])
             if nodes:
                 before = len(seq.tokens) - len(step.emitted[i])
                 self._learn(seq, before, step.trees[i], nodes, step.laws[i])
+        if self._refit and self._refit.is_due:  # between steps: trees under way keep their places
+            self._fill(self._refit.ranked())
 
     def memory_report(self) -> dict[str, int]:
-        return {"logit memory": sum(memory.nbytes for memory in self._memories.values())}
+        return {"logit memory": self._memories.nbytes}
+
+    def keep(self, tenant: str = "") -> None:
+        if self.scope == "request" or (self.scope == "group" and self._memories.is_in_use):
+            raise ConfigError(
+                f"a memory of scope {self.scope} ends with its {self.scope}, so there is nothing "
+                "to save; use stand:scope=tenant"
+            )
+        if self.scope == "global" and tenant:
+            raise ConfigError(
+                f"a memory of scope global belongs to all, not to tenant {tenant!r}; use "
+                "stand:scope=tenant"
+            )
+        self.scope = "tenant" if self.scope == "group" else self.scope
+
+    def snapshot(self, tenant: str = "") -> Snapshot:
+        self.keep(tenant)
+        memory = self._memories[self._kept_key(tenant)]
+        counts = {"tokens": memory.observed, "evicted": memory.evicted}
+        return memory_rows.to_snapshot("stand", memory.rows(), self.settings, counts)
+
+    def restore(self, snapshot: Snapshot, tenant: str = "") -> None:
+        self.keep(tenant)
+        snapshot.check(self.settings)
+        rows = memory_rows.from_snapshot(snapshot)
+        memory = self._memories.renew(self._kept_key(tenant))
+        self._memories.make_room(memory.growth(len(rows.keys)))
+        memory.hold(rows, snapshot.counts["tokens"])
+        memory.evicted += snapshot.counts["evicted"]
+
+    @classmethod
+    def merged(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
+        return memory_rows.merged(snapshots, max_bytes)
 
     def temper(self, seq: Sequence) -> Temper:
         """How the memory's probabilities become this sequence's q."""
@@ -137,43 +219,63 @@ class Stand(Drafter):
     def _propose(self, seq: Sequence, plan: Plan) -> Tree:
         if plan.is_empty:
             return EMPTY
-        memory, temper = self.memory(seq), self.temper(seq)
-        shape, most = self._shape(plan.nodes)
-        if not self._draws(seq):
-            return memory.draft(seq.tokens, shape, plan.depth, temper)[0]
         if not isinstance(seq.dice, SeededDice):
             return self.propose_one(seq, plan, seq.dice)
-        uniforms = seq.dice.peek(most)
-        tree, used = memory.draft(seq.tokens, shape, plan.depth, temper, uniforms)
+        memory, temper = self.memory(seq), self.temper(seq)
+        uniforms = seq.dice.peek(plan.nodes * self.entries) if self._draws(seq) else None
+        if self.is_dynamic:
+            tree, used = memory.grow(seq.tokens, plan, temper, uniforms)
+        else:
+            shape = self.template.first(plan.nodes)
+            tree, used = memory.draft(seq.tokens, shape, plan.depth, temper, uniforms)
+            self._noted(seq, tree)
         seq.dice.skip(used)
+        return tree
+
+    def _fill(self, template: Template) -> None:
+        """Trees are filled by this template from now on."""
+        self.template = template
+        self._drawn, self._best = Gumbel(template=template), TopTemplate(template=template)
+
+    def _noted(self, seq: Sequence, tree: Tree) -> Tree:
+        """The tree itself; a refit counts it only if it is judged as it was drawn."""
+        if self._refit is not None:
+            self._filled[seq] = tree
         return tree
 
     def _draws(self, seq: Sequence) -> bool:
         return self.stochastic and not seq.sampling.is_greedy
 
-    def _shape(self, nodes: int) -> tuple[Shape, int]:
-        """The places of a tree of `nodes` nodes, and the most uniforms that it can use."""
-        if nodes not in self._shapes:
-            shape = self.template.first(nodes)
-            self._shapes[nodes] = shape, int(np.count_nonzero(shape.widths)) * self.entries
-        return self._shapes[nodes]
-
     def _learn(
         self, seq: Sequence, before: int, tree: Tree, visited: list[int], laws: Laws
     ) -> None:
         """Adds the laws at `visited` (and, from the tree, everywhere) to the sequence's memory."""
-        memory = self.memory(seq)
         nodes = visited
         if self.update_from == "tree":
             nodes = [*visited, *sorted(set(range(-1, len(tree))) - set(visited))]
+        is_model = self._learns_model(seq)
+        found = (laws.model_probs(node) if is_model else laws[node] for node in nodes)
+        self._add(seq, before, tree, nodes, found)
+
+    def _seed(self, seq: Sequence) -> None:
+        """Learns at all prompt positions but the last, whose law the first step sees."""
+        is_model = self._learns_model(seq)
+        for at, tree, rows in prompt_rows(self._target, seq):
+            laws = (softmax(row) if is_model else to_probs(row, seq.sampling) for row in rows)
+            self._add(seq, at, tree, list(range(-1, len(rows) - 1)), laws)
+
+    def _add(
+        self, seq: Sequence, before: int, tree: Tree, nodes: list[int], laws: Iterable[np.ndarray]
+    ) -> None:
+        """Learns the laws [V] at nodes of a tree below the first `before` tokens."""
+        memory = self.memory(seq)
         ids = np.empty((len(nodes), self.entries), np.int32)
         probs = np.empty((len(nodes), self.entries), np.float32)
-        is_model = self.stores_model or seq.sampling.is_greedy
-        for i, node in enumerate(nodes):
-            select_top(laws.model_probs(node) if is_model else laws[node], ids[i], probs[i])
+        for i, law in enumerate(laws):
+            select_top(law, ids[i], probs[i])
         growth = memory.growth(len(nodes) * len(memory.lengths))
         if growth:
-            self._trim(growth)
+            self._memories.make_room(growth)
         memory.learn(
             memory.context(seq.tokens[max(0, before - memory.longest) : before]),
             tree,
@@ -183,25 +285,17 @@ class Stand(Drafter):
             is_once=self.update_from == "tree",
         )
 
-    def _trim(self, growth: int) -> None:
-        """Makes room for `growth` bytes: idle memories go first, the least recently used first."""
-        held = sum(memory.nbytes for memory in self._memories.values())
-        for key in list(self._memories)[:-1]:
-            if held + growth <= self.budget:
-                break
-            if key not in self._members:
-                held -= self._memories.pop(key).nbytes
-        for memory in self._memories.values():
-            memory.budget = self.budget - held + memory.nbytes
-
-    def _new_memory(self) -> LogitMemory:
-        return LogitMemory(context=self.context, entries=self.entries, budget=self.budget)
+    def _learns_model(self, seq: Sequence) -> bool:
+        return self.stores_model or seq.sampling.is_greedy
 
     def _key(self, seq: Sequence) -> Hashable:
-        """Who shares: everybody, a group, or nobody."""
-        if self.scope == "global":
-            return "global"
+        """Who shares: everybody, a tenant, a group, or nobody."""
+        if self.scope in ("tenant", "global"):
+            return self._kept_key(seq.tenant)
         return seq if self.scope == "request" or seq.group is None else seq.group
+
+    def _kept_key(self, tenant: str) -> Hashable:
+        return ("tenant", tenant) if self.scope == "tenant" else "global"
 
 
 class Recall(Source):
@@ -217,9 +311,3 @@ class Recall(Source):
         memory = self.drafter.memory(seq)
         tail = seq.tokens[-memory.longest :] + list(path)
         return memory.lookup(tail, self.drafter.temper(seq))
-
-
-def _as_template(template: Template | FilePath | str | None) -> Template:
-    if template is None:
-        return DEFAULT
-    return template if isinstance(template, Template) else Template.load(FilePath(template))

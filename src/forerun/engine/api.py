@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forerun import compiled, registry
 from forerun.assets import embedded
 from forerun.dice import SeededDice
-from forerun.engine.loop import Engine
+from forerun.engine.guard import Guarded
+from forerun.engine.loop import Engine, check_pair
 from forerun.engine.stats import Recorder, Stats
 from forerun.engine.stops import Stops
 from forerun.errors import CapacityError, ConfigError, DataError, UnknownName
@@ -26,6 +28,9 @@ from forerun.records import Sequence, Step
 from forerun.roles import Controller, Drafter, Shaper, Target, Verifier
 from forerun.sampling import Sampling
 from forerun.shaping import Adjust
+
+if TYPE_CHECKING:
+    from forerun.memories import Kept
 
 _numbers = itertools.count()
 log = logging.getLogger("forerun")
@@ -116,11 +121,12 @@ class Model:
         prompts: Prompts,
         sampling: Samplings = None,
         *,
-        drafter: str | Drafter = "stand",
-        verifier: str | Verifier = "speculative",
-        controller: str | Controller = "fixed",
+        drafter: str | Drafter = registry.DRAFTER,
+        verifier: str | Verifier = registry.VERIFIER,
+        controller: str | Controller = registry.CONTROLLER,
         shapers: Many[Shaper] = (),
         batch: int = 1,
+        tenant: str = "",
         on_step: Callable[[Step], None] | None = None,
         **overrides: Any,
     ) -> Run:
@@ -128,7 +134,8 @@ class Model:
 
         sampling: one for all prompts, or one for each.
         drafter, verifier, controller: a name with options ("stand:context=4"), or an object.
-        batch: sequences that run at once. overrides: fields of Sampling, such as n=16.
+        batch: sequences that run at once. tenant: whose prompts these are, for memories that are
+        kept apart by tenant. overrides: fields of Sampling, such as n=16.
         """
         unknown = [name for name in overrides if name not in Sampling.__dataclass_fields__]
         if unknown:
@@ -144,11 +151,13 @@ class Model:
                 f"expected one sampling setting for all prompts, or one for each; prompts: "
                 f"{len(texts)}, settings: {len(given)}"
             )
-        recorder = Recorder()
+        recorder, chosen = Recorder(), self.drafter(drafter)
+        rule = verifier if isinstance(verifier, Verifier) else registry.make("verifier", verifier)
+        check_pair(chosen, rule)
         engine = Engine(
             self.target,
-            self.drafter(drafter),
-            verifier if isinstance(verifier, Verifier) else registry.make("verifier", verifier),
+            Guarded(chosen),
+            rule,
             controller
             if isinstance(controller, Controller)
             else registry.make("controller", controller),
@@ -159,7 +168,10 @@ class Model:
         )
         if compiled.cold_now():
             log.warning("compiling kernels, once (seconds); later runs find them in Numba's cache")
-        return Run(self, engine, recorder, texts, [replace(s, **overrides) for s in given])
+            engine.drafter.warm_up()
+            engine.verifier.warm_up()
+        given = [replace(s, **overrides) for s in given]
+        return Run(self, engine, recorder, texts, given, tenant)
 
     def drafter(self, spec: str | Drafter) -> Drafter:
         """The drafter of a name; the same object for the same text: global memories last."""
@@ -170,6 +182,17 @@ class Model:
                 "drafter", spec, tokenizer=self.tokenizer, device=self.device
             )
         return self._drafters[spec]
+
+    def memory(
+        self, path: Path | str, *, drafter: str | Drafter = registry.DRAFTER, tenant: str = ""
+    ) -> Kept:
+        """What a drafter learns of a tenant, kept in a file: `load`, `save`, or both around `with`.
+
+        The drafter is that of runs which name it by the same text.
+        """
+        from forerun.memories import Kept, origin_of
+
+        return Kept(path, self.drafter(drafter), origin_of(self, tenant))
 
     def memory_report(self) -> dict[str, int]:
         """Bytes held by the target's weights, its cache, and every drafter that was used."""
@@ -189,9 +212,10 @@ class Run:
         recorder: Recorder,
         prompts: list[str | list[int]],
         samplings: list[Sampling],
+        tenant: str = "",
     ) -> None:
         self.model, self.engine, self.recorder = model, engine, recorder
-        self.prompts, self.samplings = prompts, samplings
+        self.prompts, self.samplings, self.tenant = prompts, samplings, tenant
         self.seed = next((s.seed for s in samplings if s.seed is not None), secrets.randbits(31))
         self._number = next(_numbers)  # no two runs share a group
         self._where: dict[Sequence, int] = {}  # in the order of admission
@@ -253,6 +277,7 @@ class Run:
                 limit=min(sampling.max_new_tokens, room),
                 group=(self._number, i),
                 index=k,
+                tenant=self.tenant,
             )
             self._where[seq] = i
             self.engine.submit(seq)
@@ -261,6 +286,7 @@ class Run:
         tokens = seq.generated
         logprobs = None if seq.sampling.logprobs is None else seq.logprobs[: len(tokens)]
         stats = self.recorder.of(seq)
+        stats.failures = self.engine.drafter.failures.get(seq, 0)  # type: ignore[attr-defined]
         return Sample(self._where[seq], seq.index, text, tokens, seq.finish or "", stats, logprobs)
 
 
@@ -314,18 +340,21 @@ def load(
     device: str = "auto",
     max_seqs: int = 256,
     context: int | None = None,
+    weights: str = "auto",
 ) -> Model:
     """A Model from a folder, a hub id, or "reasoner" (the one that ships with forerun).
 
     dtype: auto (the checkpoint's), bf16, fp16, fp32. max_seqs: most sequences that may run at once;
     their cells are allocated as they come. context: shorter than the model's own, to save memory.
+    weights: "int8" rounds them, "int8:128" with a scale per 128 inputs: another law, half the bytes
     Raises ModelError with the cause.
     """
     from forerun.models.load import load_target
 
     path = embedded(model) if isinstance(model, str) else model
     tokenizer = Tokenizer.load(path)
-    target = load_target(path, dtype=dtype, device=device, max_seqs=max_seqs, context=context)
+    options = {"dtype": dtype, "device": device, "weights": weights}
+    target = load_target(path, max_seqs=max_seqs, context=context, **options)
     return Model(target, tokenizer, str(model), device)
 
 

@@ -98,6 +98,7 @@ class Slots(ABC):
         self.max_slots = max_slots
         self.slots: list[Slot] = []
         self._of: WeakKeyDictionary[Sequence, Slot] = WeakKeyDictionary()
+        self.reused: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()  # tokens found, by who
         self._clock = 0
 
     @abstractmethod
@@ -162,7 +163,7 @@ class Slots(ABC):
             slot.tokens = best.tokens[:shared]
         slot.truncate(shared)
         slot.owner = ref(seq)
-        self._of[seq] = slot
+        self._of[seq], self.reused[seq] = slot, shared
         return slot
 
     def _choose(self, best: Slot | None, shared: int, wanted: int) -> Slot:
@@ -249,21 +250,34 @@ class Cache(Slots):
         except CapacityError:  # no room to spare: only what is needed
             self._grow((layers, room, length, *tail))
 
+    def check_room(self, slots: int, cells: int) -> None:
+        """Raises CapacityError if so many slots of so many cells do not fit into memory."""
+        layers, have_slots, have_cells, *tail = self.data.shape
+        if slots > have_slots or cells > have_cells:
+            shape = layers, max(slots, have_slots), max(cells, have_cells), *tail
+            self._check(shape, available_bytes(self.device))
+
     def _grow(self, shape: tuple[int, ...]) -> None:
-        size = torch.Size(shape).numel() * self.dtype.itemsize
         free = available_bytes(self.device)
+        self._check(shape, free)
         try:
-            if size > free:
-                raise MemoryError
             data = torch.zeros(shape, dtype=self.dtype, device=self.device)
             data[:, : self.data.shape[1], : self.data.shape[2]] = self.data
         except (MemoryError, RuntimeError) as cause:
-            raise CapacityError(
-                f"the key-value cache needs {size / 2**20:.0f} MiB (sequences: {shape[1]}, tokens "
-                f"of each: {shape[2]}), and {free / 2**20:.0f} MiB are free; use fewer sequences "
-                "at once, shorter prompts, or a lower `context` when loading"
-            ) from cause
+            raise CapacityError(self._too_large(shape, free)) from cause
         self._hold(data)
+
+    def _check(self, shape: tuple[int, ...], free: int) -> None:
+        if torch.Size(shape).numel() * self.dtype.itemsize > free:
+            raise CapacityError(self._too_large(shape, free))
+
+    def _too_large(self, shape: tuple[int, ...], free: int) -> str:
+        size = torch.Size(shape).numel() * self.dtype.itemsize
+        return (
+            f"the key-value cache needs {size / 2**20:.0f} MiB (sequences: {shape[1]}, tokens "
+            f"of each: {shape[2]}), and {free / 2**20:.0f} MiB are free; use fewer sequences "
+            "at once, shorter prompts, or a lower `context` when loading"
+        )
 
     def _hold(self, data: torch.Tensor) -> None:
         layers, slots, cells, _, heads, size = data.shape

@@ -35,6 +35,7 @@ class Engine:
     ) -> None:
         check_pair(drafter, verifier)
         drafter.bind(target)
+        controller.bind(target, drafter)
         self.target, self.drafter = target, drafter
         self.verifier, self.controller = verifier, controller
         self.stops = stops or Stops()
@@ -55,6 +56,12 @@ class Engine:
         seqs = list(self.scheduler.admit(self._start))
         if not seqs:
             return cancelled
+        self.round(seqs, t0)
+        return cancelled + self.retire()
+
+    def round(self, seqs: list[Sequence], start: float | None = None) -> None:
+        """One round for some of the running ones; an error leaves texts that did not grow whole."""
+        t0 = perf_counter() if start is None else start
         plans = [self.controller.plan(seq).within(seq.num_left - 1) for seq in seqs]
         trees = [self.verifier.probe(tree) for tree in self.drafter.propose(seqs, plans)]
         t1 = perf_counter()
@@ -71,7 +78,6 @@ class Engine:
         self.target.commit(seqs, trees, verdicts)
         times = {"draft": t1 - t0, "forward": t2 - t1, "verify": t3 - t2}
         self._publish(Step(seqs, plans, trees, laws, verdicts, emitted, times, clock=t3))
-        return cancelled + self.retire()
 
     def run(self) -> None:
         """Steps until nothing is left to do."""

@@ -196,6 +196,7 @@ class ModelRunner(Runner):
         self.model = model
         self.vocab_size = c.vocab_size
         self.context = min(context or c.context, c.context)
+        self.shape = repr((c, model.dtype, model.device, model.nbytes))
         self.cache: Cache = Cache(
             c.num_layers,
             c.num_kv_heads,

@@ -17,6 +17,9 @@ from forerun.records import Sequence, Step
 from forerun.tree import Tree
 
 
+COUNTS = ("passes", "drafted", "accepted", "examined", "generated")
+
+
 @dataclass
 class Stats:
     """Counters of one sequence, or of many added up."""
@@ -28,6 +31,9 @@ class Stats:
     generated: int = 0  # G
     accepted_at: Counter[int] = field(default_factory=Counter)  # depth from 1 -> count
     seconds: dict[str, float] = field(default_factory=dict)  # draft, forward, verify, other
+    failures: int = 0  # of the drafter, each of which cost a draft or a lesson
+    drafted_by: Counter[str] = field(default_factory=Counter)  # where drafters tell their names
+    accepted_by: Counter[str] = field(default_factory=Counter)
 
     @property
     def tau(self) -> float:
@@ -56,9 +62,10 @@ class Stats:
 
     def add(self, other: Stats) -> Stats:
         """Adds another's counts to this one; returns itself."""
-        for name in ("passes", "drafted", "accepted", "examined", "generated"):
+        for name in (*COUNTS, "failures"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.accepted_at.update(other.accepted_at)
+        for name in ("accepted_at", "drafted_by", "accepted_by"):
+            getattr(self, name).update(getattr(other, name))
         self.spend(other.seconds)
         return self
 
@@ -69,10 +76,7 @@ class Stats:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers for JSON."""
-        counts = {
-            name: getattr(self, name)
-            for name in ("passes", "drafted", "accepted", "examined", "generated")
-        }
+        counts = {name: getattr(self, name) for name in COUNTS}
         rates = {
             "tau": round(self.tau, 4),
             "acceptance_rate": round(self.acceptance_rate, 4),
@@ -81,7 +85,13 @@ class Stats:
             "per_position": [round(rate, 4) for rate in self.per_position],
             "seconds": {name: round(value, 6) for name, value in self.seconds.items()},
         }
-        return counts | rates
+        parts = {
+            name: {"drafted": count, "accepted": self.accepted_by[name]}
+            for name, count in self.drafted_by.items()
+        }
+        told = {"by_drafter": parts} if parts else {}
+        failed = {"failures": self.failures} if self.failures else {}
+        return counts | rates | told | failed
 
 
 class Recorder:
@@ -110,6 +120,9 @@ class Recorder:
             if seq.end is not None:  # a stop string reached back: what it cut off is no output
                 stats.generated -= len(seq.tokens) - seq.end
             stats.accepted_at.update(range(1, accepted + 1))
+            if tree.sources:
+                stats.drafted_by.update(tree.sources)
+                stats.accepted_by.update(tree.sources[n] for n in verdict.nodes[:accepted])
             stats.spend(spent, 1 / len(step.seqs))  # a pass is shared evenly by its batch
 
 

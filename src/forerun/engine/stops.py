@@ -54,6 +54,11 @@ class Stops:
         text = self._texts.get(seq)
         return text.so_far(seq.finish is not None) if text else ""
 
+    def begins(self, seq: Sequence) -> list[int]:
+        """Where in the text each token begins; a token that ends a text may be left out."""
+        text = self._texts.get(seq)
+        return text.begins if text else []
+
     def finish(self, seq: Sequence) -> None:
         """A sequence has ended; its text stays readable as long as the sequence lives."""
 
@@ -65,14 +70,14 @@ class Text:
         self._stream, self._stop = stream, stop
         self._hold = max(map(len, stop), default=1) - 1  # a stop string may have begun here
         self._text = ""
-        self._ends: list[int] = []  # length of the text after each token
+        self.begins: list[int] = []  # length of the text before each token
         self._is_cut = False
 
     def push(self, token: int, may_stop: bool = True) -> int | None:
         """Adds a token; the number of tokens to keep if a stop string has appeared, else None."""
         before = len(self._text)
+        self.begins.append(before)
         self._text += self._stream.push(token)
-        self._ends.append(len(self._text))
         if not (self._stop and may_stop):
             return None
         found = [self._text.find(s, max(0, before - len(s) + 1)) for s in self._stop]
@@ -81,8 +86,7 @@ class Text:
             return None
         self._text, self._is_cut = self._text[: min(hits)], True
         # a token stays if its text begins before the stop string does
-        begins = [0, *self._ends[:-1]]
-        return sum(begin < min(hits) for begin in begins)
+        return sum(begin < min(hits) for begin in self.begins)
 
     def so_far(self, is_final: bool) -> str:
         """Certain text: while more may come, the last characters may belong to a stop string."""

@@ -37,9 +37,12 @@ class Templated(Grower):
                 break
             qs = yield [tuple(tree.path(where[parent])) for parent in places]
             for (parent, kids), q in zip(places.items(), qs, strict=True):
-                if q is None:
-                    continue
-                for kid, i in zip(kids, self.choose(q, len(kids), dice), strict=False):
-                    drawn_from = None if self.law == POINT else q
-                    where[kid] = tree.add(int(q.ids[i]), where[parent], self.law, drawn_from)
+                if q is not None:
+                    chosen = self.choose(q, len(kids), dice)
+                    where.update(zip(kids, self.add(tree, where[parent], q, chosen), strict=False))
         return tree.build()
+
+    def add(self, tree: TreeBuilder, parent: int, q: Proposal, chosen: Many[int]) -> list[int]:
+        """Adds what `choose` gave below `parent`; returns the nodes in the same order."""
+        drawn_from = None if self.law == POINT else q
+        return [tree.add(int(q.ids[i]), parent, self.law, drawn_from) for i in chosen]

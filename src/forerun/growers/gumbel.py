@@ -1,21 +1,32 @@
 """Children drawn without replacement in one go by Gumbel-Top-k, on a fixed template (STAND, RSD-C).
 
 Kool et al., "Stochastic Beams and Where to Find Them", 2019: perturbed log-probabilities, sorted,
-are sequential draws without replacement.
+are sequential draws without replacement. With `branching` the template is a grid: the constant
+branching of Jeon et al., "Recursive Speculative Decoding", 2024 (RSD-C).
 """
 
 from __future__ import annotations
 
 from forerun.dice import Dice
+from forerun.errors import ConfigError
 from forerun.growers.base import Templated
+from forerun.template import DEFAULT, Template, grid
 from forerun.tree import SWOR, Proposal
 
 
 class Gumbel(Templated):
-    """Fills the first `plan.nodes` places of the template with draws without replacement."""
+    """Fills the first `plan.nodes` places of the template with draws without replacement.
+
+    branching: instead of a template, how many children every node of level i has ("3+2+1").
+    """
 
     labels = frozenset({"swor"})
     law = SWOR
+
+    def __init__(self, *, template: Template = DEFAULT, branching: tuple[int, ...] = ()) -> None:
+        if any(count < 1 for count in branching):
+            raise ConfigError(f"branching needs numbers of at least 1, got {branching}")
+        super().__init__(template=grid(*branching) if branching else template)
 
     def choose(self, q: Proposal, count: int, dice: Dice) -> list[int]:
         return dice.without_replacement(q.probs, count)

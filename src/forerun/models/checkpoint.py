@@ -20,6 +20,7 @@ from forerun.models.families import Plan, Unsupported
 from forerun.models.layers import Experts, GatedMLP, LayerNorm, Linear, PlainMLP, RMSNorm
 from forerun.models.names import IGNORED, canonical, norm_names
 from forerun.models.transformer import DecoderConfig, Layer, Transformer
+from forerun.native.packing import KEPT, Rounding
 
 
 def shard_files(folder: Path) -> list[Path]:
@@ -64,36 +65,43 @@ def stored_dtype(files: list[Path]) -> torch.dtype:
 
 
 def load_decoder(
-    plan: Plan, files: list[Path], dtype: torch.dtype, device: torch.device
+    plan: Plan,
+    files: list[Path],
+    dtype: torch.dtype,
+    device: torch.device,
+    rounding: Rounding = KEPT,
 ) -> Transformer:
     """The decoder of a checkpoint. Raises ModelError for missing tensors or wrong shapes.
 
     Raises CapacityError if the weights do not fit into memory.
     """
-    check_memory(plan, dtype, device)
-    parts = Parts(plan, dtype, device)
+    check_memory(plan, dtype.itemsize if rounding is KEPT else 1, device)
+    parts = Parts(plan, dtype, device, rounding)
     for name, tensor in tensors(files):
         parts.add(name, tensor)
     parts.check()
     return parts.build()
 
 
-def check_memory(plan: Plan, dtype: torch.dtype, device: torch.device) -> None:
+def check_memory(plan: Plan, itemsize: int, device: torch.device) -> None:
     """Raises CapacityError if the weights do not fit into what is free."""
-    size = sum(torch.Size(shape).numel() for shape in plan.shapes.values()) * dtype.itemsize
+    size = sum(torch.Size(shape).numel() for shape in plan.shapes.values()) * itemsize
     free = available_bytes(device)
     if size > free:
         raise CapacityError(
-            f"the weights take {size / 2**30:.1f} GiB in {dtype}, and {free / 2**30:.1f} GiB are "
-            "free; use dtype 'bf16', a smaller model, or another device"
+            f"the weights take {size / 2**30:.1f} GiB at {itemsize} bytes each, and "
+            f"{free / 2**30:.1f} GiB are free; use dtype 'bf16', weights 'int8', a smaller model, "
+            "or another device"
         )
 
 
 class Parts:
     """The decoder's parts while they fill up."""
 
-    def __init__(self, plan: Plan, dtype: torch.dtype, device: torch.device) -> None:
-        self.plan, self.dtype, self.device = plan, dtype, device
+    def __init__(
+        self, plan: Plan, dtype: torch.dtype, device: torch.device, rounding: Rounding = KEPT
+    ) -> None:
+        self.plan, self.dtype, self.device, self.rounding = plan, dtype, device, rounding
         self._buffers: dict[str, Tensor] = {}
         self._left = {dest: shape[0] for dest, shape in plan.shapes.items()}
         self._missing = dict.fromkeys(plan.pieces)  # ordered set of names
@@ -153,7 +161,7 @@ class Parts:
         embed: Tensor | Linear | None = done["embed"]
         assert isinstance(embed, Tensor)
         if c.is_tied:
-            head = Linear(embed)
+            head = Linear(embed, rounding=self.rounding)
             if head.can_look_up:  # one copy serves both
                 embed = None
         else:
@@ -166,7 +174,10 @@ class Parts:
         tensor = self._buffers.pop(dest).to(self.device)
         is_linear = dest.endswith(".weight") and tensor.dim() == 2
         is_gated = dest.endswith("gate_up.weight")
-        self._done[dest] = Linear(tensor, is_gated=is_gated) if is_linear else tensor
+        rounding = KEPT if dest.endswith("router.weight") else self.rounding
+        self._done[dest] = (
+            Linear(tensor, is_gated=is_gated, rounding=rounding) if is_linear else tensor
+        )
 
     def _linear(self, name: str) -> Linear:
         linear = self._done[f"{name}.weight"]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forerun.native.packing import Packed, can_pack
+from forerun.native.packing import KEPT, Packed, Rounding, can_pack
 
 GELU_TANH = "gelu_tanh"
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -35,6 +35,7 @@ class Linear:
         *,
         is_gated: bool = False,
         pack: bool = True,
+        rounding: Rounding = KEPT,
     ) -> None:
         self.shape = tuple(weight.shape)  # [out, in]
         self._nbytes, self.dtype, self.device = weight.nbytes, weight.dtype, weight.device
@@ -43,7 +44,7 @@ class Linear:
         self.packed: Packed | None = None
         self._blocked: Tensor | None = None
         if pack and can_pack(weight) and not (is_gated and weight.shape[0] % 32):
-            self.packed, self.weight = Packed(weight, is_gated), None
+            self.packed, self.weight = Packed(weight, is_gated, rounding), None
         elif pack and can_block(weight):
             self._blocked = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
             self.weight = None
@@ -74,8 +75,8 @@ class Linear:
 
     @property
     def can_look_up(self) -> bool:
-        """Whether `rows` works."""
-        return self._blocked is None
+        """Whether `rows` works and gives the weight as it was."""
+        return self._blocked is None and (self.packed is None or not self.packed.is_rounded)
 
     def rows(self, index: Tensor) -> Tensor:
         """Rows [n, in] of the weight."""

@@ -12,6 +12,8 @@ from forerun.engine.runner import ModelRunner
 from forerun.errors import ConfigError, ModelError, UnknownName
 from forerun.models.checkpoint import load_decoder, shard_files, stored_dtype
 from forerun.models.families import Unsupported, plan_for
+from forerun.native import kernels
+from forerun.native.packing import KEPT, Rounding
 
 if TYPE_CHECKING:
     from forerun.roles import Target
@@ -28,12 +30,14 @@ def load_target(
     device: str = "auto",
     max_seqs: int = 16,
     context: int | None = None,
+    weights: str = "auto",
 ) -> Target:
     """A Target for a folder, a hub id or a loaded transformers model.
 
     dtype "auto" is the checkpoint's own; device "auto" is CUDA where there is one. context: longest
     sequence, at most the model's own. Our decoder runs the families it knows exactly, transformers
-    the rest. Raises ModelError with the cause.
+    the rest. weights: "int8" rounds them to 8 bits with a scale per output, "int8:128" with one per
+    128 inputs; needs our kernels. Raises ModelError with the cause.
     """
     if dtype != "auto" and dtype not in DTYPES:
         raise UnknownName.of("dtype", dtype, ["auto", *DTYPES])
@@ -47,6 +51,12 @@ def load_target(
             f"context must be an integer of at least 1, got {context!r}; leave it out for the "
             "model's own"
         )
+    rounding = Rounding.parse(weights)
+    if rounding != KEPT and not can_round(path_or_model, choose_device(device)):
+        raise ConfigError(
+            f"weights {weights!r} need our kernels on a CPU and a checkpoint to read "
+            f"({kernels().why}, {choose_device(device)}); use weights 'auto'"
+        )
     if not isinstance(path_or_model, str | Path):
         from forerun.models.hf import HFTarget
 
@@ -58,14 +68,24 @@ def load_target(
         plan = plan_for(config, context)
         files = shard_files(folder)
         kind = choose_dtype(dtype, config, files)
-        decoder = load_decoder(plan, files, kind, where)
+        decoder = load_decoder(plan, files, kind, where, rounding)
     except Unsupported as reason:
+        if rounding != KEPT:
+            raise ModelError(
+                f"{path_or_model} cannot be held in 8 bits, as transformers runs it ({reason}); "
+                "use weights 'auto'"
+            ) from reason
         from forerun.models.hf import load_hf
 
         log.info("%s runs on transformers: %s", path_or_model, reason)
         options = {"max_seqs": max_seqs, "context": context}
         return load_hf(folder, DTYPES.get(dtype), where, str(reason), **options)
     return ModelRunner(decoder, max_seqs=max_seqs, context=context)
+
+
+def can_round(path_or_model: Any, device: torch.device) -> bool:
+    """Whether weights can be held in 8 bits here."""
+    return isinstance(path_or_model, str | Path) and device.type == "cpu" and bool(kernels())
 
 
 def model_folder(name: str | Path) -> Path:

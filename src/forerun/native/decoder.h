@@ -70,8 +70,6 @@ static void FN(embed_rows)(const Model *m, const Pass *p, int64_t thread) {
                     x[i] = ((const float *)h->weight)[at + i * LANES] * scale;
                 } else if (h->kind == F16) {
                     x[i] = _cvtsh_ss(half[at + i * LANES]) * scale;
-                } else if (h->kind == INT8) {
-                    x[i] = ((const int8_t *)h->weight)[at + i * LANES] * h->scale[id] * scale;
                 } else {
                     uint32_t bits = (uint32_t)(h->kind == BF16
                                                    ? half[at + i * LANES]

@@ -14,7 +14,6 @@ from forerun.native import kernels
 from forerun.native.layout import (
     ACTIVATIONS,
     BF16,
-    BF16_PAIRS,
     CHUNK,
     F32,
     LANES,
@@ -184,7 +183,7 @@ class NativeDecoder:
             activation=ACTIVATIONS.index(c.act),
             qk_norm=QK_NORMS.index(c.qk_norm),
             cell_kind=KINDS[model.dtype],
-            act_kind=BF16 if head.kind == BF16_PAIRS else F32,
+            act_kind=BF16 if model.head.packed.takes_bf16 else F32,  # type: ignore[union-attr]
             attn_scale=c.attn_scale,
             attn_cap=c.attn_softcap or 0.0,
             logit_cap=c.logit_softcap or 0.0,

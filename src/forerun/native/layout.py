@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, c_double, c_int64, c_void_p
 
-F32, BF16, F16, BF16_PAIRS, INT8 = range(5)  # how numbers are stored
+F32, BF16, F16, BF16_PAIRS, INT8, INT8_PAIRS = range(6)  # how numbers are stored
 LANES, GROUP, CHUNK, STATE = 16, 64, 256, 2
 MOST_DIM, MOST_FOLD = 256, 64
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
@@ -26,6 +26,8 @@ Linear = _record(
     groups=c_int64,
     kind=c_int64,
     is_gated=c_int64,
+    scaled=c_int64,
+    num_scales=c_int64,
 )
 Norm = _record("Norm", weight=c_void_p, bias=c_void_p, is_layer=c_int64, eps=c_double)
 Layer = _record(

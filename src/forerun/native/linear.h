@@ -3,9 +3,24 @@
    Law: an output is summed over k in rising order, whatever else is in the pass, so a row's result
    does not depend on how many rows there are or how many threads work. */
 
-/* One tile: R rows times B blocks of 16 outputs; sums in registers, weights streamed once. */
+#if ISA_LEVEL >= 3
+/* 64 weights of 8 bits as two registers of bf16, exactly. A byte is a sign and seven bits of
+   magnitude, whose two bf16 bytes are looked up; every 16 bytes hold four outputs' pairs of inputs
+   2 i, 2 i + 1 and then the same outputs' pairs of the next two inputs. */
+INLINE void FN(widen)(const uint8_t *p, const __m512i *table, __m512i *pair, __m512i *next) {
+    const __m512i bytes = _mm512_loadu_si512(p), sign = _mm512_set1_epi8((char)0x80);
+    const __m512i low = _mm512_permutex2var_epi8(table[0], bytes, table[1]);
+    __m512i high = _mm512_permutex2var_epi8(table[2], bytes, table[3]);
+    high = _mm512_ternarylogic_epi64(high, bytes, sign, 0xf8); /* high | (bytes & sign) */
+    *pair = _mm512_unpacklo_epi8(low, high);
+    *next = _mm512_unpackhi_epi8(low, high);
+}
+#endif
+
+/* One tile: R rows times B blocks of 16 outputs over inputs [first, first + count); sums in
+   registers, weights streamed once. `first` is a multiple of four. */
 INLINE void FN(tile)(const int R, const int B, const Linear *w, const void *x, int64_t stride,
-                     int64_t block, v16 *out) {
+                     int64_t block, int64_t first, int64_t count, v16 *out) {
     v16 acc[12][4];
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++)
@@ -14,9 +29,9 @@ INLINE void FN(tile)(const int R, const int B, const Linear *w, const void *x, i
     const int64_t k = w->k;
 #if ISA_LEVEL >= 3
     if (w->kind == BF16_PAIRS) {
-        const int64_t pairs = (k + 1) / 2, step = pairs * LANES;
-        const uint32_t *from = (const uint32_t *)w->weight + block * step;
-        const uint32_t *in = x;
+        const int64_t pairs = (count + 1) / 2, step = (k + 1) / 2 * LANES;
+        const uint32_t *from = (const uint32_t *)w->weight + block * step + first / 2 * LANES;
+        const uint32_t *in = (const uint32_t *)x + first / 2;
         for (int64_t i = 0; i < pairs; i++) {
             __m512i part[4];
 #pragma GCC unroll 4
@@ -34,14 +49,39 @@ INLINE void FN(tile)(const int R, const int B, const Linear *w, const void *x, i
                                                       (__m512bh)value);
             }
         }
+    } else if (w->kind == INT8_PAIRS) {
+        const int64_t fours = (count + 3) / 4, step = (k + 3) / 4 * 64;
+        const uint8_t *from = (const uint8_t *)w->weight + block * step + first / 4 * 64;
+        const uint32_t *in = (const uint32_t *)x + first / 2;
+        __m512i table[4];
+        for (int j = 0; j < 4; j++) {
+            table[j] = _mm512_loadu_si512((j < 2 ? BF16_LOW : BF16_HIGH) + j % 2 * 64);
+            __asm__("" : "+v"(table[j])); /* kept in a register, not read again every time */
+        }
+        for (int64_t i = 0; i < fours; i++)
+#pragma GCC unroll 4
+            for (int b = 0; b < B; b++) {
+                const uint8_t *at = from + b * step + i * 64;
+                __m512i part[2];
+                __builtin_prefetch(at + AHEAD * 64);
+                FN(widen)(at, table, &part[0], &part[1]);
+#pragma GCC unroll 12
+                for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+                    for (int j = 0; j < 2; j++) {
+                        __m512i value = _mm512_set1_epi32((int)in[r * stride / 2 + 2 * i + j]);
+                        acc[r][b] = (v16)_mm512_dpbf16_ps((__m512)acc[r][b], (__m512bh)part[j],
+                                                          (__m512bh)value);
+                    }
+            }
     } else
 #endif
     {
 #define SUM_OVER_K(TYPE, LOAD)                                                               \
     do {                                                                                     \
-        const TYPE *from = (const TYPE *)w->weight + block * k * LANES;                      \
-        const float *in = x;                                                                 \
-        for (int64_t i = 0; i < k; i++) {                                                    \
+        const TYPE *from = (const TYPE *)w->weight + (block * k + first) * LANES;            \
+        const float *in = (const float *)x + first;                                          \
+        for (int64_t i = 0; i < count; i++) {                                                \
             v16 part[4];                                                                     \
             _Pragma("GCC unroll 4") for (int b = 0; b < B; b++) {                            \
                 const TYPE *at = from + (b * k + i) * LANES;                                 \
@@ -67,11 +107,11 @@ INLINE void FN(tile)(const int R, const int B, const Linear *w, const void *x, i
         for (int b = 0; b < B; b++) out[r * B + b] = acc[r][b];
 }
 
-typedef void FN(tile_t)(const Linear *, const void *, int64_t, int64_t, v16 *);
+typedef void FN(tile_t)(const Linear *, const void *, int64_t, int64_t, int64_t, int64_t, v16 *);
 #define TILE(R, B)                                                                           \
     static void FN(tile_##R)(const Linear *w, const void *x, int64_t stride, int64_t block,   \
-                             v16 *out) {                                                     \
-        FN(tile)(R, B, w, x, stride, block, out);                                            \
+                             int64_t first, int64_t count, v16 *out) {                       \
+        FN(tile)(R, B, w, x, stride, block, first, count, out);                              \
     }
 #if ISA_LEVEL >= 2
 TILE(1, 4) TILE(2, 4) TILE(3, 4) TILE(4, 4) TILE(5, 4) TILE(6, 4)
@@ -105,7 +145,7 @@ static void FN(finish)(const FN(Sink) *s, const Linear *w, int64_t row, int64_t 
             const int64_t at = (block + b) * LANES, y = (row + r) * s->stride + at;
             if (at >= w->n) break; /* padding */
             v16 sum = sums[r * blocks + b];
-            if (w->scale) sum *= FN(load)(w->scale + at);
+            if (w->num_scales == 1) sum *= FN(load)(w->scale + at);
             if (w->bias) sum += FN(load)(w->bias + at);
             if (s->how == FN(STORE)) {
                 FN(store)(s->y + y, sum);
@@ -124,6 +164,25 @@ static void FN(finish)(const FN(Sink) *s, const Linear *w, int64_t row, int64_t 
     }
 }
 
+/* All of k: one tile, or one for every scale of its outputs. */
+INLINE void FN(sums_of)(const Linear *w, const void *x, int64_t stride, int64_t block, int rows,
+                        int blocks, v16 *sums) {
+    if (w->num_scales <= 1) {
+        FN(tiles)[rows](w, x, stride, block, 0, w->k, sums);
+        return;
+    }
+    for (int i = 0; i < rows * blocks; i++) sums[i] = (v16){0};
+    for (int64_t s = 0; s < w->num_scales; s++) {
+        const int64_t first = s * w->scaled, left = w->k - first;
+        const float *scale = w->scale + s * w->groups * GROUP + block * LANES;
+        v16 part[24];
+        FN(tiles)[rows](w, x, stride, block, first, left < w->scaled ? left : w->scaled, part);
+        for (int r = 0; r < rows; r++)
+            for (int b = 0; b < blocks; b++)
+                sums[r * blocks + b] += part[r * blocks + b] * FN(load)(scale + b * LANES);
+    }
+}
+
 /* One thread's share: neighbouring groups of outputs, every row; the same ones in every pass, so
    that they stay in that core's cache. x has `stride` numbers per row. */
 static void FN(linear)(const Linear *w, const void *x, int64_t stride, int64_t rows,
@@ -132,7 +191,7 @@ static void FN(linear)(const Linear *w, const void *x, int64_t stride, int64_t r
     const int64_t last = w->groups * (thread + 1) / num_threads;
     if (!rows) return;
     const int64_t parts = (rows + MOST_ROWS - 1) / MOST_ROWS;
-    const int64_t width = w->kind == BF16_PAIRS ? 2 : 4;
+    const int64_t width = TAKES_PAIRS(w->kind) ? 2 : 4;
     for (int64_t group = first; group < last; group++)
         for (int64_t part = 0; part < parts; part++) {
             const int64_t row = rows * part / parts, n = rows * (part + 1) / parts - row;
@@ -140,7 +199,7 @@ static void FN(linear)(const Linear *w, const void *x, int64_t stride, int64_t r
             const void *in = (const char *)x + row * stride * width;
             for (int b = 0; b < 4; b += blocks) {
                 v16 sums[24];
-                FN(tiles)[n](w, in, stride, 4 * group + b, sums);
+                FN(sums_of)(w, in, stride, 4 * group + b, (int)n, blocks, sums);
                 FN(finish)(sink, w, row, 4 * group + b, (int)n, blocks, sums);
             }
         }

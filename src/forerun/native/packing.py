@@ -3,16 +3,22 @@
 [n, k] becomes blocks of 16 outputs: [blocks, k, 16], or [blocks, k / 2, 16, 2] for the bf16 pairs
 of `vdpbf16ps`, padded with zeros to whole groups of 64 outputs. In a gated weight (gate rows, then
 up rows) the blocks of the two halves alternate, so that a tile holds both sides of a product.
+
+With 8 bits a weight is held as int8 times a scale for every output, or for every `scaled` inputs of
+an output: w ~ round(w / s) s with s = max|w| / 127. Products take the integers as exact bf16 (or
+float) numbers, so they are those of the rounded weight.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from forerun.errors import ConfigError
 from forerun.native import Kernels, kernels
 from forerun.native.layout import (
     ACTIVATIONS,
@@ -21,6 +27,8 @@ from forerun.native.layout import (
     F16,
     F32,
     GROUP,
+    INT8,
+    INT8_PAIRS,
     LANES,
     Linear,
 )
@@ -35,61 +43,123 @@ def can_pack(weight: Tensor) -> bool:
     return weight.device.type == "cpu" and weight.dtype in KINDS and bool(kernels())
 
 
+@dataclass(frozen=True)
+class Rounding:
+    """How weights are held: their own 16 or 32 bits, or 8 and a scale per `scaled` inputs."""
+
+    bits: int = 16
+    scaled: int = 0  # inputs of an output that share a scale; 0: all
+
+    @classmethod
+    def parse(cls, text: str) -> Rounding:
+        """From "auto", "int8" or "int8:128"."""
+        name, _, scaled = text.partition(":")
+        if text == "auto":
+            return cls()
+        if name != "int8" or (scaled and not scaled.isdecimal()):
+            raise ConfigError(f"weights must be auto, int8 or int8:INPUTS, got {text!r}")
+        if scaled and (int(scaled) < 32 or int(scaled) % 4):
+            raise ConfigError(f"inputs per scale must be a multiple of 4 and at least 32, got {scaled}")
+        return cls(8, int(scaled or 0))
+
+
+KEPT = Rounding()
+
+
 class Packed:
     """One packed weight [n, k]."""
 
-    __slots__ = ("_bias", "_kernels", "data", "dtype", "is_gated", "record", "shape")
+    __slots__ = ("_bias", "_kernels", "_scale", "data", "dtype", "is_gated", "record", "shape")
 
-    def __init__(self, weight: Tensor, is_gated: bool = False) -> None:
+    def __init__(self, weight: Tensor, is_gated: bool = False, rounding: Rounding = KEPT) -> None:
         n, k = weight.shape
-        half = n // 2
         if is_gated and n % (2 * LANES):
             raise ValueError(f"a gated weight needs a multiple of 32 rows, got {n}")
         self._kernels: Kernels = kernels()
         self.shape, self.dtype, self.is_gated = (n, k), weight.dtype, is_gated
-        pairs = weight.dtype == torch.bfloat16 and self._kernels.level >= 3
-        padded = weight.new_zeros(-(-n // GROUP) * GROUP, k + k % 2 if pairs else k)
-        if is_gated:
-            blocks = padded[:n, :k].view(half // LANES, 2, LANES, k)
-            blocks[:, 0] = weight[:half].view(-1, LANES, k)
-            blocks[:, 1] = weight[half:].view(-1, LANES, k)
+        self._bias: Tensor | None = None
+        self._scale: Tensor | None = None
+        self.record = Linear(n=n, k=k, groups=-(-n // GROUP), is_gated=is_gated)
+        if rounding.bits == 8:
+            weight, scale = rounded(weight, rounding.scaled)
+            self.record.scaled, self.record.num_scales = rounding.scaled or k, scale.shape[1]
+            self._scale = torch.stack([self._outputs(column) for column in scale.unbind(1)])
+            self.record.scale = self._scale.data_ptr()
+        is_wide = self._kernels.level >= 3  # bf16 pairs
+        kinds = KINDS | {torch.int8: INT8_PAIRS if is_wide else INT8}
+        if is_wide:
+            kinds[torch.bfloat16] = BF16_PAIRS
+        self.record.kind = kinds[weight.dtype]
+        self.data = self._blocks(weight)
+        self.record.weight = self.data.data_ptr()
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether the weight is held in 8 bits."""
+        return self._scale is not None
+
+    @property
+    def takes_bf16(self) -> bool:
+        """Whether the kernels want inputs in bf16; else in float32."""
+        return self.record.kind in (BF16_PAIRS, INT8_PAIRS)
+
+    def _blocks(self, weight: Tensor) -> Tensor:
+        """Packed: see the records of types.h for the three orders."""
+        n, k = self.shape
+        width = {BF16_PAIRS: 2, INT8_PAIRS: 4}.get(self.record.kind, 1)
+        padded = weight.new_zeros(self.record.groups * GROUP, -(-k // width) * width)
+        if self.is_gated:
+            blocks = padded[:n, :k].view(n // (2 * LANES), 2, LANES, k)
+            blocks[:, 0] = weight[: n // 2].view(-1, LANES, k)
+            blocks[:, 1] = weight[n // 2 :].view(-1, LANES, k)
         else:
             padded[:n, :k] = weight
-        blocks = padded.view(len(padded) // LANES, LANES, -1, 2 if pairs else 1)
-        self.data = _copied(blocks.transpose(1, 2))  # [blocks, k / 2, 16, 2] or [blocks, k, 16, 1]
-        self._bias: Tensor | None = None
-        kind = BF16_PAIRS if pairs else KINDS[weight.dtype]
-        self.record = Linear(
-            weight=self.data.data_ptr(),
-            n=n,
-            k=k,
-            groups=len(padded) // GROUP,
-            kind=kind,
-            is_gated=is_gated,
-        )
+        if self.record.kind != INT8_PAIRS:
+            return _copied(padded.view(len(padded) // LANES, LANES, -1, width).transpose(1, 2))
+        magnitudes = padded.abs().view(torch.uint8) | (padded < 0).to(torch.uint8) << 7
+        quads = magnitudes.view(len(padded) // LANES, 4, 4, -1, 2, 2)
+        return _copied(quads.permute(0, 3, 1, 4, 2, 5))
+
+    def _ordered(self) -> Tensor:
+        """`data` as [n, k] again, halves of a gated weight alternating."""
+        n, k = self.shape
+        if self.record.kind == INT8_PAIRS:
+            bytes_ = self.data.permute(0, 2, 4, 1, 3, 5).reshape(self.record.groups * GROUP, -1)
+            signs = 1 - 2 * (bytes_ >> 7).to(torch.int8)
+            return ((bytes_ & 127).to(torch.int8) * signs)[:n, :k]
+        return self.data.transpose(1, 2).flatten(0, 1).flatten(1)[:n, :k]
+
+    def _outputs(self, values: Tensor) -> Tensor:
+        """One float32 number per output [n], in the order of the outputs, padded."""
+        padded = torch.zeros(self.record.groups * GROUP)
+        padded[: len(values)] = values
+        if self.is_gated:
+            halves = values.float().view(2, -1, LANES)
+            padded[: len(values)] = halves.transpose(0, 1).reshape(-1)
+        return padded
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes + (0 if self._bias is None else self._bias.nbytes)
+        others = [part for part in (self._bias, self._scale) if part is not None]
+        return self.data.nbytes + sum(part.nbytes for part in others)
 
     def set_bias(self, bias: Tensor) -> None:
         """Adds a bias [n] to every output from now on."""
-        padded = torch.zeros(self.record.groups * GROUP)
-        padded[: len(bias)] = bias
-        if self.is_gated:
-            halves = bias.float().view(2, -1, LANES)
-            padded[: len(bias)] = halves.transpose(0, 1).reshape(-1)
-        self._bias, self.record.bias = padded, padded.data_ptr()
+        self._bias = self._outputs(bias)
+        self.record.bias = self._bias.data_ptr()
 
     def rows(self, index: Tensor) -> Tensor:
-        """Rows [len(index), k] of the weight, unpacked; not of a gated one."""
+        """Rows [len(index), k] of the weight, unpacked; not of a gated or a rounded one."""
         rows = self.data[index // LANES, :, index % LANES]
         return rows.flatten(1)[:, : self.shape[1]]
 
     def unpack(self) -> Tensor:
-        """The weight [n, k] again."""
+        """The weight [n, k] again, in its own type; a rounded one as it was rounded."""
         n, k = self.shape
-        rows = self.data.transpose(1, 2).flatten(0, 1).flatten(1)[:n, :k]
+        rows = self._ordered()
+        if self._scale is not None:
+            scale = self._scale.T[:n].repeat_interleave(self.record.scaled, dim=1)[:, :k]
+            rows = (rows * scale).to(self.dtype)
         if not self.is_gated:
             return rows.contiguous()
         return rows.view(-1, 2, LANES, k).transpose(0, 1).reshape(n, k)
@@ -97,7 +167,7 @@ class Packed:
     def product(self, x: Tensor, act: str = "silu") -> Tensor:
         """x [R, k] to [R, n]; of a gated weight, act(gate x) * up x [R, n / 2]. Same dtype as x."""
         n, k = self.shape
-        inside = torch.bfloat16 if self.record.kind == BF16_PAIRS else torch.float32
+        inside = torch.bfloat16 if self.takes_bf16 else torch.float32
         source = torch.zeros(len(x), row_stride(k), dtype=inside)
         source[:, :k] = x
         rows, width = len(x), -(-n // LANES) * LANES
@@ -116,6 +186,19 @@ class Packed:
             torch.get_num_threads(),
         )
         return out[:, : n // 2 if self.is_gated else n].to(x.dtype)
+
+
+def rounded(weight: Tensor, scaled: int = 0) -> tuple[Tensor, Tensor]:
+    """int8 [n, k] and float32 scales [n, ceil(k / scaled)] whose product is about `weight`."""
+    n, k = weight.shape
+    scaled = scaled or k
+    pieces = weight.float().split(scaled, dim=1)
+    found, scales = [], []
+    for piece in pieces:
+        scale = piece.abs().amax(1, keepdim=True) / 127
+        found.append((piece / scale.clamp(min=1e-30)).round_().to(torch.int8))
+        scales.append(scale)
+    return torch.cat(found, 1), torch.cat(scales, 1)
 
 
 def row_stride(k: int) -> int:

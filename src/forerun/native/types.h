@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-enum { F32 = 0, BF16 = 1, F16 = 2, BF16_PAIRS = 3, INT8 = 4 }; /* how numbers are stored */
+enum { F32 = 0, BF16 = 1, F16 = 2, BF16_PAIRS = 3, INT8 = 4, INT8_PAIRS = 5 }; /* how numbers are stored */
 enum { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3 };
 enum { NO_QK_NORM = 0, HEAD_QK_NORM = 1, WIDTH_QK_NORM = 2 };
 
@@ -14,12 +14,17 @@ enum { NO_QK_NORM = 0, HEAD_QK_NORM = 1, WIDTH_QK_NORM = 2 };
 #define QUERIES 16              /* that a piece of attention takes along, or all of one head */
 #define CHUNK 256               /* positions that one softmax runs over before it is merged */
 
-/* weight [groups * 4][k][16], or [groups * 4][k / 2][16][2] for pairs; bias and scale are padded.
+#define TAKES_PAIRS(kind) ((kind) == BF16_PAIRS || (kind) == INT8_PAIRS) /* inputs are bf16 */
+
+/* weight [groups * 4][k][16], or [groups * 4][k / 2][16][2] for bf16 pairs, or for int8 pairs
+   [groups * 4][k / 4][4][2][4][2]: quads of outputs, pairs of inputs, outputs, inputs, each a sign
+   and a magnitude; bias and scale are padded.
+   scale [num_scales][groups * 64]: one for every `scaled` inputs of an output; NULL: none.
    gated: blocks alternate between 16 gate rows and 16 up rows. */
 typedef struct {
     const void *weight;
     const float *bias, *scale;
-    int64_t n, k, groups, kind, is_gated;
+    int64_t n, k, groups, kind, is_gated, scaled, num_scales;
 } Linear;
 
 typedef struct { /* weight NULL: there is no such norm */

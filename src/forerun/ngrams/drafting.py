@@ -45,7 +45,7 @@ def draft(
     Returns the tree and how many uniforms it used: one per entry of every q.
     """
     places = len(shape.parents)
-    out = _buffers(places, table.ids.shape[1])
+    out = buffers(places, table.ids.shape[1])
     is_drawn = uniforms is not None
     nodes, rows, used = fill_places(
         table,
@@ -73,7 +73,8 @@ def draft(
     return tree, used
 
 
-def _buffers(nodes: int, entries: int) -> Buffers:
+def buffers(nodes: int, entries: int) -> Buffers:
+    """Room for a tree of `nodes` nodes, uninitialised."""
     return Buffers(
         np.empty(nodes, np.int32),
         np.empty(nodes, np.int32),

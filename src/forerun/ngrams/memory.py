@@ -12,9 +12,11 @@ from collections.abc import Sequence as Many
 
 import numpy as np
 
+from forerun.chances import Chances
 from forerun.errors import ConfigError
-from forerun.ngrams import drafting, kernels
-from forerun.ngrams.kernels import Temper, new_table
+from forerun.ngrams import drafting, growing, kernels, memory_rows
+from forerun.ngrams.kernels import Table, Temper, new_table
+from forerun.records import Plan
 from forerun.template import Shape, grid
 from forerun.tree import EMPTY, Proposal, Tree
 
@@ -45,6 +47,7 @@ class LogitMemory:
                 f"{budget}; raise the budget"
             )
         self.table = new_table(min(FIRST_SLOTS, self.slots_within(budget)), entries)
+        self.chances = {drawn: Chances(drawn=drawn) for drawn in (True, False)}
         self.clock = 0  # one tick per update
         self.evicted = 0  # contexts dropped so far
         self.observed = 0  # distributions learned so far
@@ -57,7 +60,7 @@ class LogitMemory:
     @property
     def slot_bytes(self) -> int:
         """Bytes of one slot: key, count, stamp, ids and probabilities."""
-        return 16 + 8 * self.entries
+        return memory_rows.row_bytes(self.entries)
 
     @property
     def nbytes(self) -> int:
@@ -95,6 +98,19 @@ class LogitMemory:
         root = self.context(tokens)
         return drafting.draft(
             self.table, self.lengths, self.clock, root, shape, depth, temper, uniforms
+        )
+
+    def grow(
+        self,
+        tokens: Many[int],
+        plan: Plan,
+        temper: Temper = NEUTRAL,
+        uniforms: np.ndarray | None = None,
+    ) -> tuple[Tree, int]:
+        """A tree of the most promising places, and how many uniforms it took (see growing)."""
+        root, rates = self.context(tokens), self.chances[uniforms is not None].rates
+        return growing.grow(
+            self.table, self.lengths, self.clock, root, plan, temper, rates, uniforms
         )
 
     def update(self, tokens: Many[int], ids: Many[int], probs: Many[float]) -> None:
@@ -140,6 +156,24 @@ class LogitMemory:
                 top_probs[part],
                 is_once,
             )
+
+    def rows(self) -> Table:
+        """All that is known, packed: contexts by key, stamps in the order of their last hit."""
+        return memory_rows.pack(self.table)
+
+    def hold(self, rows: Table, observed: int = 0) -> None:
+        """Holds packed rows, learned from `observed` distributions, and nothing else.
+
+        Those that the budget has no room for are left out, the least recently hit first.
+        """
+        kept = memory_rows.newest(rows, int(FULLEST * self.slots_within(self.budget)))
+        slots = min(FIRST_SLOTS, self.slots_within(self.budget))
+        while len(kept.keys) > FULLEST * slots:
+            slots = min(2 * slots, self.slots_within(self.budget))
+        self.table = new_table(slots, self.entries)
+        kernels.rehash(kept, self.table)
+        self.clock, self._size = int(kept.stamps.max(initial=0)), len(kept.keys)
+        self.evicted, self.observed = len(rows.keys) - len(kept.keys), observed
 
     def growth(self, num_new: int) -> int:
         """Bytes by which the table would like to grow to take `num_new` more contexts."""
@@ -194,5 +228,7 @@ def warm_up() -> None:
     memory.learn(memory.context([1, 2]), EMPTY, np.array([-1], np.int32), ids, probs)
     memory.lookup([1, 2])
     memory.draft([1, 2], grid(1).first(1), 1, uniforms=np.full(2, 0.5))
+    tree, _ = memory.grow([1, 2], Plan(1, 1), NEUTRAL, np.full(2, 0.5))
+    memory.chances[True].learn(tree, [])
     kernels.rehash(memory.table, new_table(64, 2))
     kernels.evict(memory.table, 1, 1)

@@ -19,10 +19,17 @@ from forerun.records import Verdict
 from forerun.roles import Verifier
 from forerun.shaping import Laws
 from forerun.tree import IID, POINT, SWOR, Proposal, Tree, TreeBuilder
-from forerun.verifiers.base import NO_MASS, ZERO_Q, check_mass, follow_argmax, reject_recursively
+from forerun.verifiers.base import (
+    NO_MASS,
+    check_mass,
+    flaw,
+    follow_argmax,
+    refuse,
+    reject_recursively,
+)
 
 CHANGED, TRIED, IN_Q = 1, 2, 4  # bits of Scratch.marks
-EMITTED, BAD_TOKEN, BAD_Q = -1, -2, -3  # instead of an accepted child
+EMITTED = -1  # instead of an accepted child
 BLOCK = 256
 CANCELLED = 1 / 16  # below this share of the mass before, a difference is summed anew
 
@@ -55,11 +62,10 @@ class Speculative(Verifier):
         node, used, kept = -1, 0, list[int]()
         while True:
             p = np.ascontiguousarray(laws[node])
-            child, token, used, mass = judge(p, node, uniforms, used, *flat, *self._room(len(p)))
-            if child == BAD_TOKEN:
-                raise AssertionError(f"the tree or its q holds token {token}, of {len(p)} tokens")
-            if child == BAD_Q:
-                raise AssertionError(ZERO_Q.format(child=token, token=tree.tokens[token]))
+            room = self._room(len(p))
+            child, token, used, mass, bad = judge(p, node, uniforms, used, *flat, *room)
+            if bad >= 0:
+                refuse(flaw(tree, bad, len(p)) or f"node {bad} and its q do not fit")
             check_mass(mass, len(kept))
             if child == EMITTED:
                 dice.skip(used)
@@ -105,15 +111,16 @@ def judge(
     marks: np.ndarray,
     marked: np.ndarray,
     sums: np.ndarray,
-) -> tuple[int, int, int, float]:
+) -> tuple[int, int, int, float, int]:
     """Tries the children of `node` in the order drawn against its law p [V].
 
     The mass of p is taken to be 1: a float32 row is within 1e-7 of it.
-    Returns (accepted child, its token) or (EMITTED, token); or (BAD_TOKEN, token), (BAD_Q, child);
-    then the number of uniforms used so far, and a mass that shows a broken law.
+    Returns (accepted child, its token) or (EMITTED, token); then the number of uniforms used so
+    far, a mass that shows a broken law, and the first child whose q cannot be one (see
+    `verifiers.base.flaw`; -1 if there is none), which ends the trials.
     """
     room = Scratch(weights, marks, marked, sums)
-    outcome, token, mass, num_marked = EMITTED, 0, 1.0, 0
+    outcome, token, mass, num_marked, bad = EMITTED, 0, 1.0, 0, -1
     unit = np.ones(1)
     for child in range(node + 1, len(tokens)):
         if parents[child] != node:
@@ -123,13 +130,12 @@ def judge(
         if laws[child] != POINT:
             part = slice(starts[rows[child]], starts[rows[child] + 1])
             ids, probs = q_ids[part], q_probs[part]
-        bad = outside(ids, len(p))
-        if bad >= 0:
-            outcome, token = BAD_TOKEN, ids[bad]
+        if outside(ids, len(p)) >= 0:
+            bad = child
             break
         q_x, total = conditional(ids, probs, x, is_swor, room.marks)
-        if not q_x > 0.0:
-            outcome, token = BAD_Q, child
+        if not (q_x > 0.0 and total < math.inf):
+            bad = child
             break
         scale = mass / total
         weight = weight_of(p, room, x)
@@ -147,7 +153,7 @@ def judge(
         used += 1
     for i in range(num_marked):
         room.marks[room.marked[i]] = 0
-    return outcome, token, used, mass
+    return outcome, token, used, mass, bad
 
 
 @njit(cache=True, nogil=True)
@@ -163,9 +169,14 @@ def outside(ids: np.ndarray, vocab: int) -> int:
 def conditional(
     ids: np.ndarray, probs: np.ndarray, x: int, is_swor: bool, marks: np.ndarray
 ) -> tuple[float, float]:
-    """q(x) and the mass of q; draws without replacement leave out the tokens already tried."""
+    """q(x) and the mass of q; draws without replacement leave out the tokens already tried.
+
+    The mass is NaN if a probability is NaN or negative.
+    """
     q_x = total = 0.0
     for i in range(len(ids)):
+        if not probs[i] >= 0.0:
+            return 0.0, math.nan
         if not (is_swor and marks[ids[i]] & TRIED):
             total += probs[i]
             if ids[i] == x:

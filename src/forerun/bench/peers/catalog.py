@@ -66,7 +66,6 @@ PEERS: dict[str, Peer] = {
         removed=("torchvision", "torchaudio", "torchcodec"),  # linked against CUDA
         env={
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in the worker itself
-            "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else a core is kept free for a frontend
             "VLLM_CACHE_ROOT": "{cache}",
             "VLLM_NO_USAGE_STATS": "1",

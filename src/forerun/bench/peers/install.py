@@ -28,7 +28,8 @@ STATE = "peers.json"
 PIP = ("-m", "pip", "--disable-pip-version-check")
 LIST = (
     "import json, importlib.metadata as m; "
-    "print(json.dumps({d.metadata['Name'].lower(): d.version for d in m.distributions()}))"
+    "names = {d.metadata['Name'].lower().replace('_', '-'): d.version for d in m.distributions()}; "
+    "print(json.dumps(names))"
 )
 
 

@@ -97,9 +97,10 @@ class PeerContestant:
         return json.loads((Path(self.setup.model) / "config.json").read_text())
 
     def versions(self) -> dict[str, str]:
-        """Python and the packages that matter."""
+        """Python and the packages that matter; under "note" what the worker had to mend."""
         told = self._process().request("hello", HELLO)
-        return {"python": told["python"], **told["versions"]}
+        notes = {"note": "; ".join(told["notes"])} if told["notes"] else {}
+        return {"python": told["python"], **told["versions"], **notes}
 
     def start(self) -> None:
         """Starts the worker and loads the mode."""

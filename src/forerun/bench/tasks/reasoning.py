@@ -14,7 +14,7 @@ from .reasoning_facts import introduce
 from .reasoning_questions import ask
 from .reasoning_text import write_solution
 from .reasoning_words import SETTINGS
-from .reasoning_world import LEVELS, Shape, Story
+from .reasoning_world import LEVELS, MIX, Shape, Story
 
 PROMPT = "Problem: {text}\nSolution:\n"
 SPLITS = ("train", "heldout")
@@ -27,7 +27,7 @@ class ReasoningTask:
     def __init__(
         self,
         split: str = "train",
-        levels: tuple[int, ...] = tuple(LEVELS),
+        levels: tuple[int, ...] = MIX,
         seed: int = 0,
         size: int = 1_000_000,
     ) -> None:
@@ -46,7 +46,7 @@ class ReasoningTask:
         return self.size
 
     def example(self, i: int) -> Example:
-        """The i-th problem; levels take turns, so any run of examples is mixed evenly."""
+        """The i-th problem; levels take turns."""
         if not 0 <= i < self.size:
             raise IndexError(f"example {i} of a task of {self.size}")
         level = self.levels[i % len(self.levels)]

@@ -44,6 +44,7 @@ LEVELS: dict[int, Shape] = {
     5: Shape((9, 10), (3, 5), 2500),
     6: Shape((11, 13), (4, 6), 9999),
 }
+MIX = (1, 2, 3, 1, 2, 3, 4, 2, 3, 4, 5, 6)  # levels in turn: short problems are more frequent
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """The embedded reasoner: task data, tokenizer, a small Llama and its draft, evaluation, export.
 
-Data are generated problems, short ones more often, tokenised once. Loss is on solutions, with a
-tenth of its weight on prompts. Both models see the same data; the draft is a tenth of the size.
+Data are generated problems, short ones more often, tokenised once; held-out ones have the same mix
+of levels. Loss is on solutions, with a tenth of its weight on prompts. Both models see the same
+data; the draft is a tenth of the size.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from forerun.bench.tasks.reasoning_world import MIX
 from forerun.controllers.fixed import Fixed
 from forerun.drafters.draft_model import DraftModel
 from forerun.errors import ConfigError
@@ -30,7 +32,6 @@ from forerun.training.problems import Problems
 from forerun.training.processes import process_group
 
 CONTEXT, VOCAB = 1024, 768
-MIX = (1, 2, 3, 1, 2, 3, 4, 2, 3, 4, 5, 6)  # levels in turn: short problems teach most per token
 SIZES = {
     "reasoner": Size(hidden=256, layers=6, heads=4, kv_heads=2, inner=640),
     "draft": Size(hidden=128, layers=2, heads=2, kv_heads=1, inner=352),
@@ -55,7 +56,7 @@ class Plan:
     max_steps: int | None = None  # of each model, where minutes are not the limit
     num_samples: int = 16  # per held-out problem
     sample_limit: int = 800  # tokens
-    num_tau_problems: int = 6  # first of the held-out ones, one of each level
+    num_tau_problems: int = 12  # first of the held-out ones
 
     def __post_init__(self) -> None:
         if self.threads < 1 or self.num_problems < 1 or self.num_held_out < 1:
@@ -168,7 +169,7 @@ def examine(plan: Plan, name: str, step: int, events: Events) -> Report:
         _named(name, events),
     )
     target = plan.out / "reasoner"
-    parts: dict[str, Any] = {"drafter": "stand"}
+    parts: dict[str, Any] = {"drafter": "stand", "controller": "fixed"}
     if not is_target:
         draft = DraftModel(model=str(folder), dtype="fp32", device=plan.device)
         parts = {"drafter": draft, "controller": Fixed(nodes=4, depth=4)}

@@ -7,7 +7,7 @@ defines `Worker` with `packages` (whose versions are told), `load(**fields)` and
 NotImplementedError from it means that the peer cannot do this. A request is {"id", "do", ...}, its
 answer {"id", "result"}, {"id", "skip": reason} or {"id", "error": text}. Verbs:
 
-    hello                                    -> {"python", "versions"}
+    hello                                    -> {"python", "versions", "notes"}
     load          mode, model, dtype, threads, context, cache, draft, options    -> {"seconds"}
     run, warm_up  mode, prompt, sampling, batch, options                         -> see `measured`
     first_tokens  the same                                                       -> {"tokens": [n]}
@@ -79,8 +79,9 @@ def answer(worker: Any, verb: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def hello(worker: Any) -> dict[str, Any]:
-    """Versions of the packages that matter."""
-    return {"python": platform.python_version(), "versions": versions(worker.packages)}
+    """Versions of the packages that matter, and what the worker had to say so far."""
+    told = {"python": platform.python_version(), "versions": versions(worker.packages)}
+    return told | {"notes": getattr(worker, "notes", [])}
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:

@@ -1,14 +1,18 @@
 """vLLM on a CPU: plain, n-gram, suffix and draft-model speculation; one engine for each mode.
 
 The engine runs in this process. Samples share the prompt's cached blocks, one after the other or at
-once; the prefix cache is emptied before every prompt.
+once. Before every prompt the prefix cache is emptied, and so is the suffix tree's memory of earlier
+answers: our own drafters begin anew there too.
 """
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
-CACHED_SAMPLES = 32  # sequences of full length that the cache must hold
+ROOM = 40  # sequences of full length that the cache holds
+NUM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 class Worker:
@@ -18,6 +22,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.engine: Any = None
+        self.notes: list[str] = []
 
     def load(
         self,
@@ -37,28 +42,39 @@ class Worker:
             "ngram": {
                 "method": "ngram",
                 "prompt_lookup_max": options.get("ngram"),
-                "prompt_lookup_min": 2,
+                "prompt_lookup_min": min(2, options.get("ngram", 2)),
             },
             "suffix": {"method": "suffix"},
             "draft": {"method": "draft_model", "model": draft},
         }[mode]
         if speculation:
             speculation["num_speculative_tokens"] = options["tokens"]
+            self.notes += mended()
+        folders = [model, draft] if draft else [model]
         self.engine = LLM(
             model=model,
             skip_tokenizer_init=True,
             dtype=dtype,
             max_model_len=context,
-            max_num_seqs=CACHED_SAMPLES,
+            max_num_seqs=ROOM,
+            kv_cache_memory_bytes=sum(cell_bytes(f, dtype) for f in folders) * context * ROOM,
             speculative_config=speculation,
             enable_prefix_caching=True,
             disable_log_stats=False,  # or nothing is counted
             seed=0,
         )
 
-    def reset(self, **_: Any) -> None:
-        """Empties the prefix cache."""
+    def reset(self, mode: str, **_: Any) -> None:
+        """Empties what earlier prompts left."""
         self.engine.reset_prefix_cache()
+        if mode == "suffix":
+            core = self.engine.llm_engine.engine_core.engine_core
+            runner = core.model_executor.driver_worker.worker.model_runner
+            memory = runner.drafter.suffix_cache
+            for request in list(memory.active_requests):
+                memory.stop_request(request)
+            for request in list(memory.cached_requests):
+                memory.evict_cached_response(request)
 
     def run(
         self,
@@ -68,42 +84,47 @@ class Worker:
         batch: bool,
         options: dict[str, Any],
     ) -> dict[str, Any]:
-        """Samples by generate(), with the engine's own counters beside them."""
+        """Samples by generate(), one by one or n at once."""
+        seeds = sampling["seeds"]
+        if sampling["temperature"] == 0 and batch and len(seeds) > 1:
+            raise NotImplementedError("vLLM draws one greedy sample of a prompt")
+        if sampling["min_p"] and mode != "plain":
+            raise NotImplementedError("vLLM refuses min_p beside speculation")
+        calls = [(seeds[0], len(seeds))] if batch else [(seed, 1) for seed in seeds]
+        found = [self._generate(mode, prompt, self._law(sampling, *call)) for call in calls]
+        return {
+            "samples": [sample for samples, _ in found for sample in samples],
+            "prefill_seconds": sum(seconds for _, seconds in found),
+        }
+
+    def _generate(
+        self, mode: str, prompt: list[int], asked: Any
+    ) -> tuple[list[dict[str, Any]], float]:
+        """Samples of one call, and the seconds until its first token."""
+        before = self._counters()
+        [result] = self.engine.generate([{"prompt_token_ids": prompt}], asked, use_tqdm=False)
+        samples: list[dict[str, Any]] = [
+            {"tokens": list(one.token_ids), "finish": one.finish_reason} for one in result.outputs
+        ]
+        if len(samples) == 1 and mode != "plain":
+            samples[0] |= grown(before, self._counters(), len(samples[0]["tokens"]))
+        return samples, result.metrics.first_token_latency
+
+    def _law(self, sampling: dict[str, Any], seed: int, n: int) -> Any:
         from vllm import SamplingParams
 
-        law = {key: sampling[key] for key in ("temperature", "top_k", "top_p")}
-        if sampling["min_p"]:  # refused beside speculation, even at its neutral value
-            law["min_p"] = sampling["min_p"]
-        seeds = sampling["seeds"]
-        calls = [(seeds[0], len(seeds))] if batch else [(seed, 1) for seed in seeds]
-        if (
-            sampling["temperature"] == 0 and batch and len(seeds) > 1
-        ):  # n > 1 is refused in greedy mode
-            raise NotImplementedError("vLLM does not run several greedy samples of one prompt")
-        samples: list[dict[str, Any]] = []
-        prefill: float | None = 0.0
-        for seed, n in calls:
-            asked = SamplingParams(
-                **law,
-                n=n,
-                seed=seed,
-                max_tokens=sampling["max_new_tokens"],
-                ignore_eos=True,
-                stop_token_ids=sampling["ends"],
-                detokenize=False,
-            )
-            before = self._counters()
-            [result] = self.engine.generate([{"prompt_token_ids": prompt}], asked, use_tqdm=False)
-            found = [
-                {"tokens": list(one.token_ids), "finish": one.finish_reason}
-                for one in result.outputs
-            ]
-            if n == 1 and mode != "plain":
-                found[0] |= self._counts(before, self._counters(), len(found[0]["tokens"]))
-            samples += found
-            first = getattr(result.metrics, "first_token_latency", None)
-            prefill = None if prefill is None or first is None else prefill + first
-        return {"samples": samples, "prefill_seconds": prefill}
+        return SamplingParams(
+            n=n,
+            seed=seed,
+            temperature=sampling["temperature"],
+            top_k=sampling["top_k"],
+            top_p=sampling["top_p"],
+            min_p=sampling["min_p"],
+            max_tokens=sampling["max_new_tokens"],
+            ignore_eos=True,  # all that ends a text is listed here:
+            stop_token_ids=sampling["ends"],
+            detokenize=False,
+        )
 
     def _counters(self) -> dict[str, Any]:
         """The engine's totals of speculation so far."""
@@ -114,20 +135,54 @@ class Worker:
                 found[name] = getattr(metric, "values", None) or getattr(metric, "value", 0)
         return found
 
-    def _counts(
-        self, before: dict[str, Any], after: dict[str, Any], num_tokens: int
-    ) -> dict[str, Any]:
-        """One sample's counts; a pass is one that verified a draft or made a token without one."""
 
-        def grown(name: str) -> int:
-            return int(after.get(name, 0) - before.get(name, 0))
+def grown(before: dict[str, Any], after: dict[str, Any], num_tokens: int) -> dict[str, Any]:
+    """Counts of one sample; what was not an accepted draft was a pass's own token."""
+    accepted, drafted = (
+        int(after.get(name, 0) - before.get(name, 0))
+        for name in ("accepted_tokens", "draft_tokens")
+    )
+    depths = after.get("accepted_tokens_per_pos") or []
+    start = before.get("accepted_tokens_per_pos") or [0] * len(depths)
+    return {
+        "passes": max(1, num_tokens - accepted),
+        "drafted": drafted,
+        "accepted": accepted,
+        "per_position": [int(b - a) for a, b in zip(start, depths, strict=True)],
+    }
 
-        accepted = grown("accepted_tokens")
-        per_position = after.get("accepted_tokens_per_pos") or []
-        start = before.get("accepted_tokens_per_pos") or [0] * len(per_position)
-        return {
-            "passes": max(1, num_tokens - accepted),
-            "drafted": grown("draft_tokens"),
-            "accepted": accepted,
-            "per_position": [b - a for a, b in zip(start, per_position, strict=True)],
-        }
+
+def mended() -> list[str]:
+    """Mends the check of drafts where it would sample another law; what was done, for the record.
+
+    Without a Triton for CPUs, vLLM 0.32 converts the tensor that should receive every row's
+    temperature (and top-p) to integers and fills the copy: the logits of drafted positions are then
+    divided by uninitialised memory.
+    """
+    import torch
+    from vllm.platforms import current_platform
+    from vllm.v1.sample import rejection_sampler
+
+    current_platform.import_kernels()
+    current_platform.register_triton_kernel_overrides()
+    asked = torch.tensor([0.7, 0.3]), torch.tensor([2, 3], dtype=torch.int32)
+    if rejection_sampler.expand_batch_to_tokens(*asked, 3).tolist() == asked[0][[0, 0, 1]].tolist():
+        return []
+    rejection_sampler.expand_batch_to_tokens = expanded
+    return ["temperature of drafted positions mended (expand_batch_to_tokens)"]
+
+
+def expanded(x: Any, ends: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Any:
+    """x [requests], repeated to [num_tokens] for the tokens of each request, which end at `ends`."""
+    counts = ends.diff(prepend=ends.new_zeros(1))
+    x = x.masked_fill(x == replace_from, replace_to)
+    return x.repeat_interleave(counts, output_size=num_tokens)
+
+
+def cell_bytes(folder: str, dtype: str) -> int:
+    """Bytes that one token takes in the cache of a model."""
+    config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    heads = config["num_attention_heads"]
+    width = config.get("head_dim") or config["hidden_size"] // heads
+    values = 2 * (config.get("num_key_value_heads") or heads) * width
+    return values * config["num_hidden_layers"] * NUM_BYTES[dtype]

@@ -1,0 +1,89 @@
+"""The peer's half of `benchmarks/index.py`, run by a Python that has the package infini-gram.
+
+    PEER_PYTHON benchmarks/index_peer.py FOLDER QUERIES.json KIND THREADS
+
+FOLDER holds `tokenized.0` and `offset.0`, as the package's own first step leaves them. Builds the
+suffix array with the package's own code unless it is there, then times queries of that kind one by
+one with the package's defaults: first on files that the system was asked to forget, then on cached
+ones. Prints one JSON object with the answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+
+def build(folder: Path, threads: int) -> float:
+    """Seconds that the package takes for its suffix array."""
+    from infini_gram import indexing
+
+    args = argparse.Namespace(
+        save_dir=str(folder),
+        temp_dir=str(folder),
+        worker_id=0,
+        workers=1,
+        shards=1,
+        mem=2,
+        cpus=threads,
+        token_width=2,
+    )
+    start = perf_counter()
+    with contextlib.redirect_stdout(sys.stderr), contextlib.chdir(os.getcwd()):
+        indexing.build_sa(args)
+    return perf_counter() - start
+
+
+def drop_cache(folder: Path) -> None:
+    """Asks the system to forget the files' pages."""
+    for file in folder.iterdir():
+        with file.open("rb") as stream:
+            os.fsync(stream.fileno())
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def timed(ask: Any, queries: list[list[int]]) -> tuple[list[float], list[Any]]:
+    """Microseconds and answer of every query."""
+    times, answers = [], []
+    for query in queries:
+        start = perf_counter()
+        answer = ask(query)
+        times.append(1e6 * (perf_counter() - start))
+        answers.append(answer)
+    return times, answers
+
+
+ASKS: dict[str, Any] = {
+    "count": lambda engine, q: engine.count(input_ids=q)["count"],
+    "ntd": lambda engine, q: engine.ntd(prompt_ids=q)["prompt_cnt"],
+    "infgram_ntd": lambda engine, q: engine.infgram_ntd(prompt_ids=q)["suffix_len"],
+}
+
+
+def main() -> None:
+    folder, queries = Path(sys.argv[1]).resolve(), json.loads(Path(sys.argv[2]).read_text())
+    name, threads = sys.argv[3], int(sys.argv[4])
+    seconds = build(folder, threads)
+    drop_cache(folder)
+    from infini_gram.engine import InfiniGramEngine
+
+    engine = InfiniGramEngine(index_dir=str(folder), eos_token_id=queries["eos"])
+    cold, answers = timed(partial(ASKS[name], engine), queries[name])
+    timed(partial(ASKS[name], engine), queries[name])
+    warm, _ = timed(partial(ASKS[name], engine), queries[name])
+    files = [folder / file for file in ("tokenized.0", "table.0")]
+    found = {"version": version("infini-gram"), "sort_seconds": seconds}
+    found |= {"bytes": sum(file.stat().st_size for file in files), name: answers}
+    print(json.dumps(found | {f"{name} cold": cold, f"{name} warm": warm}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Weights in 8 bits beside bf16 in one interleaved run: time of a pass, and what rounding changes.
+
+Example: python benchmarks/int8.py --params 300M --threads 2
+         python benchmarks/int8.py --law --problems 40
+
+Without --law: random llama checkpoints, medians over rounds of passes over 1, 9 and 17 rows. With
+--law: the embedded reasoner, KL(bf16 || int8) in nats per token on its own solutions, and accuracy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from decode import SIZES, binary_tree, checkpoint
+
+import forerun
+from forerun.assets import embedded
+from forerun.bench.tasks.reasoning import ReasoningTask, read_answer
+from forerun.dice import SeededDice
+from forerun.engine.api import Model
+from forerun.models.load import load_target
+from forerun.records import Sequence
+from forerun.roles import Target
+from forerun.sampling import Sampling, softmax
+from forerun.tree import EMPTY, chain
+
+WEIGHTS = ("auto", "int8", "int8:128")
+ROWS = (1, 9, 17)
+
+
+def passes(size: str, threads: int, rounds: int) -> None:
+    """Prints median milliseconds of a pass, and how much faster than bf16 it is."""
+    torch.set_num_threads(threads)
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint(size, torch.bfloat16, Path(folder))
+        targets = {name: load_target(folder, weights=name) for name in WEIGHTS}
+    seqs = {name: Sequence(list(range(3, 259)), 256, Sampling(), SeededDice(0), limit=99)
+            for name in WEIGHTS}  # fmt: skip
+    times: dict[tuple[str, int], list[float]] = {(n, r): [] for n in WEIGHTS for r in ROWS}
+    for _ in range(rounds):
+        for name, target in targets.items():
+            for rows in ROWS:
+                tree = binary_tree(rows - 1, target.vocab_size) if rows > 1 else EMPTY
+                start = time.perf_counter()
+                for _ in range(5):
+                    target.forward([seqs[name]], [tree], frozenset())
+                times[name, rows].append((time.perf_counter() - start) / 5)
+    for rows in ROWS:
+        base = statistics.median(times["auto", rows])
+        found = [(name, statistics.median(times[name, rows])) for name in WEIGHTS]
+        told = "  ".join(f"{name} {1e3 * t:.2f} ms ({base / t:.2f}x)" for name, t in found)
+        print(f"{size}, {rows} rows: {told}")
+
+
+def logits(target: Target, tokens: list[int]) -> np.ndarray:
+    """Rows [n, V] after every token but the last."""
+    seq = Sequence(tokens[:1], 1, Sampling(), SeededDice(0), limit=9999)
+    (rows,) = target.forward([seq], [chain(tokens[1:-1])], frozenset())
+    target.release(seq)
+    return rows.logits.float().numpy()
+
+
+def accuracy(model: Model, problems: int, samples: int) -> float:
+    """Share of right samples on held-out problems."""
+    task, right = ReasoningTask("heldout"), 0
+    sampling = Sampling(temperature=0.6, n=samples, max_new_tokens=512, seed=0)
+    for i in range(problems):
+        example = task.example(i)
+        (result,) = model.generate([example.prompt], sampling, batch=samples)
+        right += sum(read_answer(sample.text) == example.answer for sample in result.samples)
+    return right / (problems * samples)
+
+
+def law(problems: int, samples: int) -> None:
+    """Prints KL and accuracy of the embedded reasoner."""
+    models = {name: forerun.load("reasoner", weights=name) for name in WEIGHTS}
+    task, tokenizer = ReasoningTask("heldout"), models["auto"].tokenizer
+    texts = [task.example(i).prompt + task.example(i).reference for i in range(problems)]
+    print(f"{embedded('reasoner')}, {problems} held-out problems, {samples} samples of each")
+    for name in WEIGHTS:
+        found = []
+        for text in texts:
+            ids = tokenizer.encode(text)
+            pairs = zip(logits(models["auto"].target, ids), logits(models[name].target, ids),
+                        strict=True)  # fmt: skip
+            for a, b in pairs:
+                p, q = softmax(a), softmax(b)
+                found.append(float(np.sum(p * (np.log(p + 1e-30) - np.log(q + 1e-30)))))
+        right = accuracy(models[name], problems, samples)
+        print(f"{name}: KL {np.mean(found):.5f} nats per token, accuracy {100 * right:.1f} %")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--params", choices=SIZES, default="300M")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--law", action="store_true")
+    parser.add_argument("--problems", type=int, default=40)
+    parser.add_argument("--samples", type=int, default=8)
+    options = parser.parse_args()
+    if options.law:
+        law(options.problems, options.samples)
+    else:
+        passes(options.params, options.threads, options.rounds)
+
+
+if __name__ == "__main__":
+    main()

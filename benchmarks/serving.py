@@ -1,0 +1,250 @@
+"""Servers under concurrent streaming clients: throughput, time to first token, gaps between chunks.
+
+    python benchmarks/serving.py                              # ours, started here
+    python benchmarks/serving.py --url vllm=http://127.0.0.1:8001/v1 --model vllm=reasoner
+    python benchmarks/serving.py --clients 1 4 16 64 --rounds 3 --out serving.json
+    python benchmarks/serving.py --soak 600 --clients 16      # and is memory flat?
+
+All servers stand side by side and take turns, A B then B A, at the same prompts of the reasoning
+task, so that a busy machine troubles them alike. Ours is measured by default as `stand` and, in the
+same process, as `plain` (method none). Every client streams one request after the other. TTFT is
+from sending to the first text; a gap is the time between two chunks with text of one stream; ITL is
+(last - first) / (tokens - 1) of a stream, which does not depend on how tokens are put into chunks.
+A request that brings no end, no usage or an error counts as lost, and the exit status is then 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from forerun.bench.tasks.reasoning import ReasoningTask
+
+
+@dataclass(frozen=True)
+class Side:
+    """One contestant: a server, what it calls the model, and what is added to each request."""
+
+    name: str
+    url: str
+    model: str
+    extra: dict[str, Any] = field(default_factory=dict)
+    pid: int | None = None  # whose memory is watched
+
+
+@dataclass
+class Take:
+    """What one stream brought."""
+
+    ttft: float = 0.0
+    gaps: list[float] = field(default_factory=list)
+    seconds: float = 0.0  # from the first text to the last
+    tokens: int = 0
+    error: str = ""
+
+    @property
+    def itl(self) -> float:
+        return self.seconds / max(self.tokens - 1, 1)
+
+
+async def stream(client: httpx.AsyncClient, side: Side, prompt: str, most: int) -> Take:
+    """One streamed completion."""
+    body = {"model": side.model, "prompt": prompt, "max_tokens": most, "temperature": 0.6}
+    body |= {"stream": True, "stream_options": {"include_usage": True}} | side.extra
+    take, start, last, is_done = Take(), time.perf_counter(), 0.0, False
+    try:
+        async with client.stream("POST", f"{side.url}/completions", json=body) as answer:
+            if answer.status_code != 200:
+                return Take(error=f"{answer.status_code} {(await answer.aread())[:200]!r}")
+            async for line in answer.aiter_lines():
+                data = line.removeprefix("data: ")
+                if not line or data == "[DONE]":
+                    is_done = is_done or data == "[DONE]"
+                    continue
+                chunk, now = json.loads(data), time.perf_counter()
+                if "error" in chunk:
+                    return Take(error=str(chunk["error"]))
+                if usage := chunk.get("usage"):
+                    take.tokens = usage["completion_tokens"]
+                if any(choice["text"] for choice in chunk["choices"]):
+                    if last:
+                        take.gaps.append(now - last)
+                    else:
+                        take.ttft = now - start
+                    last = now
+    except httpx.HTTPError as error:
+        return Take(error=repr(error))
+    take.seconds = max(0.0, last - start - take.ttft)
+    take.error = "" if is_done and take.tokens else "the stream ended early"
+    return take
+
+
+async def crowd(
+    side: Side, prompts: list[str], clients: int, most: int
+) -> tuple[list[Take], float]:
+    """All prompts by so many clients; what they brought and the seconds of all together."""
+    left, takes = iter(prompts), list[Take]()
+    limits = httpx.Limits(max_connections=clients)
+
+    async def one(client: httpx.AsyncClient) -> None:
+        for prompt in left:
+            takes.append(await stream(client, side, prompt, most))
+
+    async with httpx.AsyncClient(timeout=600, limits=limits) as client:
+        start = time.perf_counter()
+        await asyncio.gather(*(one(client) for _ in range(clients)))
+        return takes, time.perf_counter() - start
+
+
+def figures(takes: list[Take], seconds: float) -> dict[str, float]:
+    """The numbers of one turn, times in milliseconds."""
+    good = [take for take in takes if not take.error]
+    gaps = [gap for take in good for gap in take.gaps] or [0.0]
+    ttfts, itls = [t.ttft for t in good] or [0.0], [t.itl for t in good] or [0.0]
+    return {
+        "requests": len(takes),
+        "lost": len(takes) - len(good),
+        "tokens": sum(take.tokens for take in good),
+        "tokens_per_second": sum(take.tokens for take in good) / seconds,
+        "ttft_p50": 1e3 * float(np.percentile(ttfts, 50)),
+        "ttft_p99": 1e3 * float(np.percentile(ttfts, 99)),
+        "itl_p50": 1e3 * float(np.percentile(itls, 50)),
+        "itl_p99": 1e3 * float(np.percentile(itls, 99)),
+        "gap_p50": 1e3 * float(np.percentile(gaps, 50)),
+        "gap_p99": 1e3 * float(np.percentile(gaps, 99)),
+    }
+
+
+def turns(sides: list[Side], rounds: int) -> Iterator[tuple[int, Side]]:
+    """A B, B A, A B, ..."""
+    for i in range(rounds):
+        yield from ((i, side) for side in (sides if i % 2 == 0 else sides[::-1]))
+
+
+def compare(sides: list[Side], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every number of clients, every round, every side; prints a line for each."""
+    task, records = ReasoningTask("heldout"), []
+    for side in sides:  # a turn that does not count
+        asyncio.run(crowd(side, [task.example(i).prompt for i in range(4)], 2, 16))
+    print(f"{'clients':>7} {'side':12} {'tok/s':>8} {'ttft p50':>9} {'p99':>8} "
+          f"{'itl p50':>8} {'p99':>8} {'gap p50':>8} {'p99':>8} {'lost':>5}")  # fmt: skip
+    for clients in options.clients:
+        count = max(options.requests, 2 * clients)
+        for i, side in turns(sides, options.rounds):
+            first = 100 + i * count
+            prompts = [task.example(first + j).prompt for j in range(count)]
+            takes, seconds = asyncio.run(crowd(side, prompts, clients, options.max_tokens))
+            found = figures(takes, seconds)
+            records.append({"clients": clients, "round": i, "side": side.name, **found})
+            show(records[-1])
+            for text in {take.error for take in takes if take.error}:
+                print(f"        lost: {text}")
+    return records
+
+
+def show(record: dict[str, Any]) -> None:
+    columns = ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "gap_p50", "gap_p99")
+    times = " ".join(f"{record[name]:8.1f}" for name in columns)
+    print(f"{record['clients']:7} {record['side']:12} {record['tokens_per_second']:8.1f} {times} "
+          f"{record['lost']:5}", flush=True)  # fmt: skip
+
+
+def soak(side: Side, options: argparse.Namespace) -> dict[str, Any]:
+    """Requests without end for so many seconds; the server's memory every second."""
+    task, sizes, lost, done, number = ReasoningTask("heldout"), [], 0, 0, 0
+    clients, end = max(options.clients), time.monotonic() + options.soak
+    while time.monotonic() < end:
+        prompts = [task.example((number + j) % len(task)).prompt for j in range(4 * clients)]
+        number += len(prompts)
+        takes, _ = asyncio.run(crowd(side, prompts, clients, options.max_tokens))
+        done, lost = done + len(takes), lost + sum(bool(take.error) for take in takes)
+        sizes.append(resident(side.pid))
+        print(f"soak: {done} requests, {lost} lost, {sizes[-1] / 2**20:.1f} MiB", flush=True)
+    third = max(len(sizes) // 3, 1)
+    early, late = np.median(sizes[third : 2 * third] or sizes), np.median(sizes[-third:])
+    found = {
+        "requests": done,
+        "lost": lost,
+        "middle_mib": float(early) / 2**20,
+        "last_mib": float(late) / 2**20,
+        "growth": float(late / max(early, 1)) - 1,
+    }
+    print(f"memory: {found['middle_mib']:.1f} MiB in the middle third, {found['last_mib']:.1f} in "
+          f"the last ({found['growth']:+.1%})")  # fmt: skip
+    return found
+
+
+def resident(pid: int | None) -> int:
+    """Bytes that a process holds in memory; 0 if unknown."""
+    if pid is None:
+        return 0
+    text = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * int(re.search(r"VmRSS:\s+(\d+)", text)[1])  # type: ignore[index]
+
+
+@contextmanager
+def ours(model: str, max_seqs: int) -> Iterator[list[Side]]:
+    """Our server in a process of its own, as two contestants."""
+    call = [sys.executable, "-m", "forerun.cli.main", "serve", model, "--port", "0"]
+    call += ["--max-seqs", str(max_seqs), "--name", "model"]
+    process = subprocess.Popen(call, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            if found := re.search(r"at (http://\S+/v1)", line):
+                url = found[1]
+                break
+        else:
+            raise SystemExit("forerun serve did not start")
+        yield [
+            Side("stand", url, "model", {"speculation": {"method": "stand"}}, process.pid),
+            Side("plain", url, "model", {"speculation": {"method": "none"}}, process.pid),
+        ]
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ours", default="reasoner", help="model that our server runs")
+    parser.add_argument("--url", action="append", default=[], help="NAME=URL of another server")
+    parser.add_argument("--model", action="append", default=[], help="NAME=MODEL that it serves")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--requests", type=int, default=32, help="of one turn, at least")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--max-tokens", type=int, default=200)
+    parser.add_argument("--soak", type=float, default=0.0, help="seconds; ours only, no comparison")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    models = dict(text.split("=", 1) for text in options.model)
+    urls = dict(text.split("=", 1) for text in options.url)
+    others = [Side(name, url.rstrip("/"), models.get(name, name)) for name, url in urls.items()]
+    with ours(options.ours, max(options.clients)) as own:
+        if options.soak:
+            found: Any = soak(own[0], options)
+            lost = found["lost"]
+        else:
+            found = compare([*own, *others], options)
+            lost = sum(record["lost"] for record in found)
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+    return 1 if lost else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

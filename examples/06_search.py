@@ -1,0 +1,40 @@
+"""Three searches on one held-out problem: best of n, beam search over steps, DVTS.
+
+python examples/06_search.py [n]
+"""
+
+import sys
+
+import forerun
+from forerun.bench.tasks.reasoning import ReasoningTask
+from forerun.search.arithmetic import arithmetic
+from forerun.search.best_of import best_of
+from forerun.search.dvts import dvts
+from forerun.search.step_beam import step_beam
+
+n = int(sys.argv[1]) if len(sys.argv) > 1 else 16
+problem = ReasoningTask("heldout").example(3)
+model = forerun.load()
+common = {"n": n, "temperature": 0.6, "max_new_tokens": 400, "seed": 1}
+steps = {"scorer": arithmetic, "step_end": (".", "\n"), "width": 2}  # a scorer without a key
+
+searches = {
+    "best of n, majority": lambda: best_of(model, problem.prompt, batch=4, **common),
+    "beam search over steps": lambda: step_beam(model, problem.prompt, **steps, **common),
+    "DVTS": lambda: dvts(model, problem.prompt, **steps, **common),
+}
+for name, search in searches.items():
+    found = search()
+    print(f"{name}: answer {found.answer}, right answer {problem.answer}")
+    print(f"    votes {found.votes}")
+    print(f"    {found.stats.generated} tokens, tau {found.stats.tau:.2f}")
+    for note in found.notes:
+        print(f"    {note}")
+
+print("\nbranches of the last search that were kept, step by step:")
+branch, stem = found.chosen, []
+while branch.parent:
+    stem.append(branch)
+    branch = branch.parent
+for branch in reversed(stem):
+    print(f"    {branch.score:.2f} {branch.step.strip()}")

@@ -1,0 +1,210 @@
+"""The best acceptance that any verifier can reach at one position, for a given law of the drafts.
+
+Hu et al., "Towards Optimal Multi-draft Speculative Decoding", 2025. A verifier carries the mass of
+draft tuples to tokens in them, and token x takes p(x) at most: a flow, whose smallest cut is
+
+    1 + min over sets H of  p(H) - Q(H),    Q(H) = P(all drafts lie in H).
+
+For drafts from one q, with or without replacement, some prefix of the tokens in falling order of
+q / p is a minimiser, so a sort and a scan find it. Chosen drafts E are in every tuple: H contains
+them, or Q(H) = 0. These are bounds on one position, not on the accepted length of several.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+from numba import njit
+
+from forerun.growers.greedy_mix import most_likely
+from forerun.tree import IID, POINT, SWOR, Proposal, Tree
+
+POINTS = 16  # Gauss-Legendre points per panel
+SMALLEST, LARGEST = 0.25, 1e13  # ends of the first and of the last panel; each is twice as wide
+SMALL = 0.01  # below, 1 - e^-x is a polynomial
+NEGLIGIBLE, FAR = 1e-18, 50.0  # a chance, and an x with e^-x, that change no digit
+
+
+def with_replacement(p: np.ndarray, q: np.ndarray, count: int) -> float:
+    """The optimum for `count` independent drafts from q [V]: Q(H) = q(H)^count."""
+    return best_acceptance(p, q, count, IID)
+
+
+def without_replacement(p: np.ndarray, q: np.ndarray, count: int) -> float:
+    """The optimum for `count` drafts from q [V], each without the tokens before it."""
+    return best_acceptance(p, q, count, SWOR)
+
+
+def greedy(p: np.ndarray, q: np.ndarray, count: int) -> float:
+    """p(Top) + sum min(p, norm[q without Top]): the count - 1 likeliest tokens and one drawn."""
+    drafts = Proposal.of(q)
+    top = drafts.ids[most_likely(drafts, min(count, len(drafts.ids)) - 1)]
+    return best_acceptance(p, q, 1, SWOR, tuple(top))
+
+
+def best_acceptance(
+    p: np.ndarray, q: np.ndarray, count: int, law: int, chosen: np.ndarray | tuple[int, ...] = ()
+) -> float:
+    """The optimum for the tokens `chosen` and `count` drafts from q [V] by a law, IID or SWOR.
+
+    Draws without replacement leave out the chosen tokens, too. p and q need not be normalised.
+    """
+    p, q = _normalised(p), q.astype(np.float64)
+    is_free = np.ones(len(p), bool)
+    is_free[list(chosen)] = False
+    if law == SWOR:
+        q = np.where(is_free, q, 0.0)
+        count = min(count, int(np.count_nonzero(q)))
+    base = float(p[~is_free].sum())
+    if count < 1:
+        return min(1.0, base)
+    q = _normalised(q)
+    on = np.flatnonzero(is_free & (q > 0))  # a token that is never drafted only adds p to a set
+    with np.errstate(divide="ignore"):
+        order = on[np.argsort(-q[on] / p[on])]
+    wanted = base + np.concatenate([[0.0], np.cumsum(p[order])])
+    inside = float(q[~is_free].sum())
+    return min(1.0, 1.0 + _lowest(wanted, q[order], inside, count, law))
+
+
+def for_drafts(tree: Tree, drafts: list[int], p: np.ndarray) -> float | None:
+    """The optimum for the drafts of one position, whose law is p [V]; None if it is not known.
+
+    Known it is for chosen drafts, for drafts of one q and one label, and for both together if the
+    drawn ones could not have met a chosen one that stands behind them.
+    """
+    drawn = [node for node in drafts if tree.laws[node] != POINT]
+    points = [node for node in drafts if tree.laws[node] == POINT]
+    chosen = tuple(sorted({int(tree.tokens[node]) for node in points}))
+    if not drawn:
+        return float(_normalised(p)[list(chosen)].sum())
+    q, proposal = np.zeros(len(p)), tree.q(drawn[0])
+    assert proposal is not None, "drawn nodes carry their q"
+    q[proposal.ids] = proposal.probs
+    is_met = any(q[tree.tokens[node]] > 0 for node in points if node > drawn[0])
+    laws = {(int(tree.laws[node]), int(tree.rows[node])) for node in drawn}
+    if is_met or len(laws) > 1:
+        return None
+    return best_acceptance(p, q, len(drawn), int(tree.laws[drawn[0]]), chosen)
+
+
+def candidates(tree: Tree, node: int) -> list[int]:
+    """All drafts of the position after `node`: equal i.i.d. paths may be judged together."""
+    path, depth = tree.path(node), tree.depths[node] if node >= 0 else 0
+    equal = [n for n in np.flatnonzero(tree.depths == depth).tolist() if tree.path(n) == path]
+    return sorted(child for n in equal or [-1] for child in tree.children(n))
+
+
+def _normalised(law: np.ndarray) -> np.ndarray:
+    wide = law.astype(np.float64)
+    return wide / wide.sum()
+
+
+def _lowest(wanted: np.ndarray, q: np.ndarray, inside: float, count: int, law: int) -> float:
+    """The smallest p(H) - Q(H), 0 for the empty set: H is the first i tokens, wanted[i] its p."""
+    if law == IID:
+        cut = wanted - (inside + np.concatenate([[0.0], np.cumsum(q)])) ** count
+    elif count == 1:
+        cut = wanted - np.concatenate([[0.0], np.cumsum(q)])
+    elif count == 2:
+        cut = wanted - pairs_inside(q)
+    else:
+        return min(0.0, float(scan(wanted, q, count, pairs_inside(q), *_grid())))
+    return min(0.0, float(cut.min()))
+
+
+def pairs_inside(q: np.ndarray) -> np.ndarray:
+    """P(two draws without replacement lie in the first i tokens), [n + 1]; q [n] sums to 1.
+
+    Sum of q(a) q(b) / (1 - q(a)) over a != b. A token above 1/2, of which there is one at most, is
+    kept apart, as 1 - q cancels.
+    """
+    big = np.argmax(q)
+    rest = q.copy()
+    rest[big] = 0.0
+    odds = rest / (1.0 - rest)
+    s, a, b = (np.concatenate([[0.0], np.cumsum(x)]) for x in (rest, odds, rest * odds))
+    with_big = np.zeros(len(q) + 1)
+    if s[-1] > 0:
+        with_big[big + 1 :] = q[big] * (a[big + 1 :] + s[big + 1 :] / s[-1])
+    return s * a - b + with_big
+
+
+@cache
+def _grid() -> tuple[np.ndarray, np.ndarray]:
+    """Times t [T] and weights [T] for integrals over all times."""
+    ends = [0.0, SMALLEST]
+    while ends[-1] < LARGEST:
+        ends.append(2 * ends[-1])
+    x, w = np.polynomial.legendre.leggauss(POINTS)
+    low, half = np.array(ends[:-1])[:, None], np.diff(ends)[:, None] / 2
+    return (low + half * (x + 1)).ravel(), (half * w).ravel()
+
+
+@njit(cache=True, nogil=True)
+def scan(
+    wanted: np.ndarray,
+    q: np.ndarray,
+    count: int,
+    most: np.ndarray,
+    times: np.ndarray,
+    weights: np.ndarray,
+) -> float:
+    """The smallest wanted[i] - Q(first i tokens) for `count` draws without replacement.
+
+    Tokens arrive at independent Exp(q) times and the first to arrive are the drafts. The first
+    token from outside H arrives at an Exp(l) time, l = 1 - q(H), so 1 - Q(H) is the integral of
+    l e^(-l t) P(fewer than `count` of H arrived by t). few[t, j] is the chance that j did.
+    most [n + 1] bounds Q from above: where that cannot beat the best, nothing is integrated.
+    """
+    size, best = len(q), 0.0
+    bound, left = np.empty(size + 1), np.empty(size + 1)  # of all later prefixes; 1 - q(H)
+    bound[size], left[size] = wanted[size] - most[size], 0.0
+    for i in range(size - 1, -1, -1):
+        bound[i] = min(bound[i + 1], wanted[i] - most[i])
+        left[i] = left[i + 1] + q[i]
+    few = np.zeros((len(times), count))
+    few[:, 0] = 1.0
+    alive = len(times)  # later times do not matter: enough of H have arrived
+    for i in range(1, size + 1):
+        if bound[i] >= best:
+            break
+        alive = arrive(few, q[i - 1], times, alive)
+        if i >= count and wanted[i] - most[i] < best:
+            best = min(best, wanted[i] - inside(few, left[i], times, weights, alive))
+    return best
+
+
+@njit(cache=True, nogil=True)
+def arrive(few: np.ndarray, rate: float, times: np.ndarray, alive: int) -> int:
+    """One more token may have arrived: by t, with probability 1 - e^(-rate t)."""
+    for i in range(alive):
+        x = rate * times[i]
+        if x < SMALL:
+            has = x * (1 - x / 2 * (1 - x / 3 * (1 - x / 4 * (1 - x / 5))))
+        else:
+            has = 1.0 - math.exp(-x)
+        for j in range(few.shape[1] - 1, 0, -1):
+            few[i, j] += has * (few[i, j - 1] - few[i, j])
+        few[i, 0] *= 1.0 - has
+    while alive > 0 and few[alive - 1].sum() < NEGLIGIBLE:
+        alive -= 1
+    return alive
+
+
+@njit(cache=True, nogil=True)
+def inside(
+    few: np.ndarray, left: float, times: np.ndarray, weights: np.ndarray, alive: int
+) -> float:
+    """Q(H), where `left` is 1 - q(H)."""
+    outside = 0.0
+    for i in range(alive):
+        if left * times[i] > FAR:
+            break
+        fewer = 0.0
+        for j in range(few.shape[1]):
+            fewer += few[i, j]
+        outside += weights[i] * left * math.exp(-left * times[i]) * fewer
+    return 1.0 - outside

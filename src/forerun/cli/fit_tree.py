@@ -1,0 +1,210 @@
+"""`forerun fit-tree`: ranks the places of a draft tree by what a model's own texts accept."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun.cli import options
+from forerun.cli.output import console, notice, print_json
+from forerun.cli.prompts import as_shown, is_embedded, read_jobs
+from forerun.errors import CapacityError, ConfigError, DataError
+from forerun.sampling import Sampling
+
+if TYPE_CHECKING:
+    from forerun.engine.api import Model
+    from forerun.fitting import Tally
+    from forerun.template import Template
+
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts",
+        "-f",
+        help="JSON lines, a prompt each, as for `generate`; without it the embedded reasoner fits "
+        "on its training problems and is measured on held-out ones.",
+    ),
+]
+Samples = Annotated[int, typer.Option("--samples", min=1, help="Prompts to fit on.")]
+Number = Annotated[int, typer.Option("-n", min=1, help="Trajectories of each prompt.")]
+HeldOut = Annotated[
+    int, typer.Option("--held-out", min=1, help="Other prompts, to measure before and after.")
+]
+Sizes = Annotated[str, typer.Option("--sizes", help="Tree sizes to measure, joined by +.")]
+Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
+OutFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        help="File to write. Default: forerun-template.json in the model's folder if that is a "
+        "folder of yours, else the user's cache; both are found again by themselves.",
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", help="Of the samples.")]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Prompts to fit on, and others to measure on."""
+
+    fit: list[Any]
+    held_out: list[Any]
+
+
+def command(
+    model: options.ModelName = "reasoner",
+    prompts: Prompts = None,
+    samples: Samples = 30,
+    n: Number = 4,
+    held_out: HeldOut = 10,
+    sizes: Sizes = "8+16+32",
+    temperature: Temperature = 0.6,
+    max_new_tokens: options.MaxNewTokens = 512,
+    batch: options.Batch = 1,
+    out: OutFile = None,
+    seed: Seed = 0,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    is_json: options.Json = False,
+) -> None:
+    """Fit the draft tree's template to a model and its prompts; used from then on by itself."""
+    from forerun.template import DEFAULT
+
+    widths = _sizes(sizes)
+    sampling = Sampling(temperature=temperature, n=n, max_new_tokens=max_new_tokens, seed=seed)
+    split = _split(model, prompts, samples, held_out)
+    path = out or _place(model)
+    loaded = options.load(model, dtype=dtype, device=device, batch=batch)
+    tally = _count(loaded, split.fit, sampling, batch)
+    found = tally.ranked()
+    gains = _gains(loaded, split.held_out, sampling, {"before": DEFAULT, "after": found}, widths)
+    facts = tally.facts(found) | {
+        "model": Path(model).name,
+        "fitted_on": {"prompts": len(split.fit), "trajectories": n, "temperature": temperature},
+        "measured_on": {"prompts": len(split.held_out), "tau": gains},
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found.save(path, **facts)
+    record = {"file": str(path), "passes": tally.passes, "places": len(found), "tau": gains}
+    print_json(record) if is_json else _show(record)
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        found = [int(piece) for piece in text.split("+")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise ConfigError(f"--sizes must be numbers of nodes such as 8+16+32, got {text!r}")
+    return found
+
+
+def _split(model: str, file: Path | None, samples: int, held_out: int) -> Split:
+    """Different prompts for both ends. Raises ConfigError, DataError."""
+    if file is None:
+        if not is_embedded(model):
+            raise ConfigError(
+                "fit-tree needs --prompts FILE with prompts of your own traffic, JSON lines; only "
+                "the embedded models come with problems"
+            )
+        from forerun.bench.tasks.reasoning import ReasoningTask
+
+        train, test = ReasoningTask("train"), ReasoningTask("heldout")
+        fit = [train.example(i).prompt for i in range(samples)]
+        return Split(fit, [test.example(i).prompt for i in range(held_out)])
+    jobs = read_jobs([], file, Sampling())
+    texts = [as_shown(model, prompt) for prompt in _distinct([job.prompt for job in jobs])]
+    if len(texts) < 2:
+        raise DataError(
+            f"{file} has {len(texts)} different prompt(s); expected two or more, as some are kept "
+            "apart to measure on"
+        )
+    if len(texts) < samples + held_out:
+        held_out = max(1, len(texts) * held_out // (samples + held_out))
+        samples = len(texts) - held_out
+        notice(f"{len(texts)} prompts: {samples} to fit on, {held_out} to measure on")
+    return Split(texts[:samples], texts[samples : samples + held_out])
+
+
+def _distinct(prompts: list[Any]) -> list[Any]:
+    return list({str(prompt): prompt for prompt in prompts}.values())
+
+
+def _place(model: str) -> Path:
+    """Where the template of a model is looked for and may be written."""
+    from forerun import fitting
+
+    folder = Path(model).expanduser()
+    if folder.is_dir() and os.access(folder, os.W_OK):
+        return folder / fitting.FILE
+    cached = fitting.cache_file(model)
+    if cached is None:
+        raise ConfigError(f"there is no folder for the template of {model!r}; give --out FILE")
+    return cached
+
+
+def _count(model: Model, prompts: list[Any], sampling: Sampling, batch: int) -> Tally:
+    from forerun import fitting
+
+    start = said = time.perf_counter()
+    counts = fitting.count_places(model, prompts, sampling, batch=batch)
+    for done, tally in enumerate(counts, start=1):
+        if time.perf_counter() - said > 10 or done == len(prompts):
+            said = time.perf_counter()
+            notice(
+                f"{done} of {len(prompts)} prompts, {tally.passes} passes over "
+                f"{fitting.GRID} nodes, {said - start:.0f} s"
+            )
+    return tally
+
+
+def _gains(
+    model: Model,
+    prompts: list[Any],
+    sampling: Sampling,
+    templates: dict[str, Template],
+    sizes: list[int],
+) -> dict[str, dict[str, float]]:
+    """Tree size -> tau before and after, on prompts that were not fitted on."""
+    from forerun import fitting
+
+    return {
+        str(size): {
+            name: round(fitting.measure(model, prompts, sampling, template, size), 3)
+            for name, template in templates.items()
+        }
+        for size in sizes
+    }
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CapacityError(
+            f"cannot write {path}: {error.strerror}; give --out another place"
+        ) from None
+
+
+def _show(record: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(title="tau on held-out prompts")
+    for name in ("nodes", "before", "after"):
+        table.add_column(name, justify="right")
+    for size, taus in record["tau"].items():
+        table.add_row(size, f"{taus['before']:.2f}", f"{taus['after']:.2f}")
+    console().print(table)
+    print(f"{record['places']} places ranked by {record['passes']} passes: {record['file']}")

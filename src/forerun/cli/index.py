@@ -1,0 +1,378 @@
+"""`forerun index`: build an index of a corpus, look at it, check it, ask it.
+
+Status 0: done; 1: `check` found damage; 2: bad input; 130: interrupted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun.cli import options
+from forerun.cli.output import counted, notice, print_json
+from forerun.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from forerun.ngrams.infini import Index
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Count n-grams of any length in a corpus of your own.",
+)
+
+Where = Annotated[Path, typer.Argument(help="Folder of the index.", show_default=False)]
+Query = Annotated[str, typer.Argument(help="Text, or token ids with --ids.", show_default=False)]
+Terms = Annotated[list[str], typer.Argument(help="Text; several: each must be near the others.")]
+AsIds = Annotated[bool, typer.Option("--ids", help="The text is token ids, as '5 17 3'.")]
+Tokenizer = Annotated[
+    str | None, typer.Option("--tokenizer", help="Must be the index's; without it, its own copy.")
+]
+Support = Annotated[
+    int, typer.Option("--max-support", help="Occurrences that are read; 0: all, exact.")
+]
+Whole = Annotated[
+    bool, typer.Option("--whole", help="The whole context, not its longest suffix that occurs.")
+]
+Window = Annotated[int, typer.Option("--window", help="Tokens that are shown of a document.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", help="Passages, different ones.")]
+Seed = Annotated[int, typer.Option("--seed", help="Decides which occurrences are shown.")]
+
+
+@app.command("build")
+def build(
+    index: Where,
+    sources: Annotated[
+        list[Path],
+        typer.Argument(help="Text, .jsonl (.gz, .zst), .parquet, folders, datasets on disk."),
+    ],
+    tokenizer: Annotated[
+        str,
+        typer.Option(help="Model folder, tokenizer.json, hub id, bytes, or ids."),
+    ] = "reasoner",
+    memory: Annotated[str, typer.Option(help="What sorting and merging may take.")] = "2GB",
+    width: Annotated[str, typer.Option(help="Bytes per token: auto, 1, 2 or 4.")] = "auto",
+    shards: Annotated[int, typer.Option(min=1, help="Parts that are searched one by one.")] = 1,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that tokenise; else one per core.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads that sort; else one per core.")
+    ] = None,
+    field: Annotated[str, typer.Option(help="Where JSON lines and datasets have the text.")] = "",
+    split: Annotated[str, typer.Option(help="Document of a text file: file, paragraph, line.")] = (
+        "file"
+    ),
+    on_error: Annotated[str, typer.Option(help="Unreadable records: fail, or skip them.")] = "fail",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the index there, once this one is done.")
+    ] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Drop what a build that was cut short has left.")
+    ] = False,
+    is_json: options.Json = False,
+) -> None:
+    """Build an index. A build that was cut short goes on when the same is asked for again."""
+    from forerun.bench.machine import num_cores
+    from forerun.cli.index_show import Bars, summary
+    from forerun.ngrams import building
+    from forerun.ngrams.documents import Reading
+
+    is_ids = tokenizer == "ids"
+    asked = building.Options(
+        tokenizer=tokenizer,
+        reading=Reading(field or ("tokens" if is_ids else "text"), split, is_ids),
+        width=read_width(width),
+        shards=shards,
+        on_error=on_error,
+        memory=read_size(memory),
+        threads=threads or num_cores(),
+        workers=workers or num_cores(),
+    )
+    with Bars() as bars:
+        manifest = building.build(
+            index, sources, asked, overwrite=overwrite, restart=restart, report=bars.report
+        )
+    for note in manifest.notes:
+        notice(note)
+    if manifest.skipped["count"]:
+        notice(f"left out {counted(manifest.skipped['count'], 'unreadable record')}:")
+        for example in manifest.skipped["examples"]:
+            notice(f"  {example}")
+    print_json(summary(index, manifest)) if is_json else _show(summary(index, manifest))
+
+
+@app.command("info")
+def info(index: Where, is_json: options.Json = False) -> None:
+    """Say what an index holds, how large it is and how it was built."""
+    from forerun.cli.index_show import summary
+    from forerun.ngrams.store import read_manifest
+
+    found = summary(index, read_manifest(index))
+    print_json(found) if is_json else _show(found)
+
+
+@app.command("check")
+def check(
+    index: Where,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Also the order of the suffixes, not just checksums.")
+    ] = False,
+    is_json: options.Json = False,
+) -> None:
+    """Compare all files with what was written. Status 1 if any is damaged or missing."""
+    from forerun.cli.index_show import Bars
+    from forerun.ngrams.checking import check as run
+
+    with Bars() as bars:
+        found = run(index, deep=deep, report=lambda done, total: bars.report("check", done, total))
+    if is_json:
+        print_json(
+            {
+                "index": str(index),
+                "is_whole": not found,
+                "findings": [{"file": f.file, "problem": f.problem} for f in found],
+            }
+        )
+    else:
+        for finding in found:
+            typer.echo(f"{finding.file}: {finding.problem}")
+        typer.echo(f"{index}: {counted(len(found), 'problem')}" if found else f"{index}: whole")
+    raise typer.Exit(1 if found else 0)
+
+
+@app.command("count")
+def count(
+    index: Where,
+    queries: Annotated[list[str], typer.Argument(help="Texts, or token ids with --ids.")],
+    ids: AsIds = False,
+    tokenizer: Tokenizer = None,
+    is_json: options.Json = False,
+) -> None:
+    """How often texts occur."""
+    engine = load(index, tokenizer)
+    tokens = [read_query(engine, query, ids) for query in queries]
+    counts = engine.count_many(tokens).tolist()
+    for query, found, n in zip(queries, tokens, counts, strict=True):
+        if is_json:
+            print_json({"query": query, "ids": found, "count": n})
+        else:
+            typer.echo(f"{n}\t{query}" if len(queries) > 1 else str(n))
+
+
+@app.command("prob")
+def prob(
+    index: Where,
+    context: Query,
+    following: Annotated[str, typer.Argument(help="What follows; its first token counts.")],
+    ids: AsIds = False,
+    whole: Whole = False,
+    tokenizer: Tokenizer = None,
+    is_json: options.Json = False,
+) -> None:
+    """Probability of a token after a context: of its longest suffix that occurs."""
+    engine = load(index, tokenizer)
+    tokens, after = read_query(engine, context, ids), read_query(engine, following, ids)
+    if not after:
+        raise ConfigError("expected a token that follows the context, got nothing")
+    found = (engine.prob if whole else engine.infgram_prob)(tokens, after[0])
+    if is_json:
+        print_json(
+            {
+                "ids": tokens,
+                "token": after[0],
+                "prob": found.prob,
+                "count": found.count,
+                "context_count": found.context_count,
+                "suffix_length": found.suffix_length,
+            }
+        )
+        return
+    shown = "unknown: the context does not occur" if found.prob is None else f"{found.prob:.6g}"
+    typer.echo(
+        f"{shown}  ({found.count} of {found.context_count}, "
+        f"{found.suffix_length} of {counted(len(tokens), 'token')} of the context)"
+    )
+
+
+@app.command("ntd")
+def ntd(
+    index: Where,
+    context: Query,
+    ids: AsIds = False,
+    whole: Whole = False,
+    max_support: Support = 1000,
+    top: Annotated[int, typer.Option("--top", help="Tokens to show; 0: all.")] = 20,
+    tokenizer: Tokenizer = None,
+    is_json: options.Json = False,
+) -> None:
+    """What follows a context: the next-token distribution."""
+    from forerun.cli.index_show import next_record
+
+    engine = load(index, tokenizer)
+    tokens = read_query(engine, context, ids)
+    found = (engine.ntd if whole else engine.infgram_ntd)(tokens, max_support or None)
+    record = next_record(engine, tokens, found, top)
+    if is_json:
+        print_json(record)
+        return
+    about = " (approximate)" if found.is_approximate else ""
+    typer.echo(
+        f"{counted(found.context_count, 'occurrence')} of the last "
+        f"{counted(found.suffix_length, 'token')}, {counted(len(found.ids), 'next token')}{about}"
+    )
+    for row in record["next"]:
+        typer.echo(f"{row['prob']:9.4%} {row['count']:>10}  {row['id']:>7}  {row['text']!r}")
+
+
+@app.command("search")
+def search(
+    index: Where,
+    terms: Terms,
+    ids: AsIds = False,
+    limit: Limit = 3,
+    window: Window = 100,
+    seed: Seed = 0,
+    max_diff_tokens: Annotated[
+        int, typer.Option("--max-diff-tokens", help="Longest distance between several terms.")
+    ] = 100,
+    max_clause_freq: Annotated[
+        int, typer.Option("--max-clause-freq", help="Of a commoner term a random share is used.")
+    ] = 50_000,
+    tokenizer: Tokenizer = None,
+    is_json: options.Json = False,
+) -> None:
+    """Show passages that hold a text, or several near each other. "a|b" is either of two."""
+    from forerun.cli.index_show import passage_record
+    from forerun.ngrams import passages
+
+    engine = load(index, tokenizer)
+    cnf = [[read_query(engine, t, ids) for t in term.split("|") if t] for term in terms]
+    if len(cnf) == 1 and len(cnf[0]) == 1:
+        match = engine.find(cnf[0][0])
+        total, is_near = float(match.count), False
+        found = passages.search(
+            engine, match, len(cnf[0][0]), limit=limit, window=window, seed=seed
+        )
+    else:
+        ranges = engine.find_cnf(
+            cnf, max_clause_freq=max_clause_freq, max_diff_tokens=max_diff_tokens, seed=seed
+        )
+        total, is_near = ranges.count, ranges.is_approximate
+        found = passages.search_ranges(engine, ranges.ranges, limit=limit, window=window, seed=seed)
+    records = [passage_record(engine, passage) for passage in found]
+    if is_json:
+        print_json({"count": total, "is_approximate": is_near, "passages": records})
+        return
+    typer.echo(f"{'about ' if is_near else ''}{total:g} found")
+    for r in records:
+        typer.echo(f"--- document {r['document']} {r['metadata'].get('path', '')}")
+        typer.echo(r["text"])
+
+
+@app.command("attribute")
+def attribute(
+    index: Where,
+    text: Annotated[str, typer.Argument(help="The text, or - for standard input.")],
+    ids: AsIds = False,
+    min_length: Annotated[int, typer.Option("--min-length", help="Tokens of a span.")] = 5,
+    max_count: Annotated[
+        int, typer.Option("--max-count", help="Leave out what occurs more often; 0: nothing.")
+    ] = 0,
+    delimiters: Annotated[
+        str, typer.Option("--delimiters", help="No span holds a token of this text.")
+    ] = "",
+    words: Annotated[bool, typer.Option("--words", help="Spans start where a word does.")] = False,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="Spans to show; 0: all.")] = 20,
+    documents: Annotated[int, typer.Option("--documents", help="Documents per span.")] = 1,
+    window: Window = 50,
+    seed: Seed = 0,
+    tokenizer: Tokenizer = None,
+    is_json: options.Json = False,
+) -> None:
+    """Show which stretches of a text occur in the corpus, the unlikeliest first."""
+    import sys
+
+    from forerun.cli.index_show import span_record
+    from forerun.ngrams.spans import novelty
+
+    engine = load(index, tokenizer)
+    tokens = read_query(engine, sys.stdin.read() if text == "-" else text, ids)
+    found = engine.attribute(
+        tokens,
+        min_length=min_length,
+        max_count=max_count or None,
+        delimiters=set(read_query(engine, delimiters, ids)),
+        word_starts=engine.encoder.starts() if words else None,
+        limit=limit or None,
+        documents=documents,
+        window=window,
+        seed=seed,
+    )
+    new, records = novelty(engine, tokens), [span_record(engine, tokens, span) for span in found]
+    if is_json:
+        print_json(
+            {
+                "tokens": len(tokens),
+                "spans": records,
+                "uncovered": dict(zip(map(str, new.lengths), new.uncovered, strict=True)),
+                "creativity": new.index,
+            }
+        )
+        return
+    for r in records:
+        typer.echo(f"[{r['start']}:{r['stop']}] {r['count']}x  {r['text']!r}")
+        for p in r["documents"]:
+            typer.echo(f"    document {p['document']} {p['metadata'].get('path', '')}")
+    typer.echo(
+        f"{counted(len(records), 'span')} in {counted(len(tokens), 'token')}; creativity "
+        f"{new.index:.3f}: the share of the text in no span of n tokens that occurs, mean over n = "
+        f"{new.lengths[0]} to {new.lengths[-1]}"
+    )
+
+
+def load(path: Path, tokenizer: str | None) -> Index:
+    """The index, open."""
+    from forerun.ngrams.infini import Index
+
+    return Index.open(path, tokenizer=tokenizer)
+
+
+def read_query(index: Index, text: str, is_ids: bool) -> list[int]:
+    """Token ids of a query. Raises DataError for what is neither text nor ids."""
+    if not is_ids:
+        return list(index.encoder.encode(text))
+    try:
+        return [int(word) for word in text.replace(",", " ").split()]
+    except ValueError:
+        raise DataError(f"expected token ids such as '5 17 3', got {text!r:.60}") from None
+
+
+def read_size(text: str) -> int:
+    """Bytes of "2GB", "500MB" or a number. Raises ConfigError."""
+    units = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
+    given = text.strip().upper().replace("IB", "B")
+    number = given.rstrip("KMGTB")
+    try:
+        return int(float(number) * units[given[len(number) :]])
+    except (ValueError, KeyError, OverflowError):
+        raise ConfigError(f"expected a size such as 2GB or 500MB, got {text!r}") from None
+
+
+def read_width(text: str) -> int:
+    """0 for "auto". Raises ConfigError."""
+    if text == "auto":
+        return 0
+    if text not in ("1", "2", "4"):
+        raise ConfigError(f"--width must be auto, 1, 2 or 4, got {text!r}")
+    return int(text)
+
+
+def _show(found: dict[str, Any]) -> None:
+    from forerun.cli.index_show import lines
+
+    for line in lines(found):
+        typer.echo(line)

@@ -1,0 +1,169 @@
+"""`forerun memory`: what methods have learned and kept in files: shown, merged, capped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun.cli import options
+from forerun.cli.output import console, counted, notice, print_json
+from forerun.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from forerun.engine.api import Model
+    from forerun.memories import Memory
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Show, merge and cap memory files.",
+)
+
+Files = Annotated[list[Path], typer.Argument(help="Memory files.", show_default=False)]
+OutFile = Annotated[
+    Path, typer.Option("--out", "-o", help="File to write; one of the inputs, or a new one.")
+]
+Capped = Annotated[Path | None, typer.Option("--out", "-o", help="Write here, not in place.")]
+Megabytes = Annotated[
+    float | None, typer.Option("--mb", help="Most MiB; the least recently used goes first.")
+]
+Tenant = Annotated[
+    str | None, typer.Option("--tenant", help="Whose it is to be; '' makes it everybody's.")
+]
+After = Annotated[
+    str | None, typer.Option("--after", help="Also show what would be drafted after this text.")
+]
+Nodes = Annotated[int, typer.Option("--nodes", help="Draft nodes to show with --after.")]
+
+
+@app.command("info")
+def info(
+    files: Files,
+    after: After = None,
+    model: options.ModelName = "reasoner",
+    nodes: Nodes = 12,
+    is_json: options.Json = False,
+) -> None:
+    """Check files and say what they hold, and where it came from."""
+    from forerun import memories
+
+    for memory in map(memories.read, files):
+        found = memory.to_dict()
+        if after is not None:
+            found["drafts"] = _drafts(memory, model, after, nodes)
+        if is_json:
+            print_json(found)
+        else:
+            _show(memory)
+            for line in found.get("drafts", ()):
+                print(f"  drafts    {line!r}")
+
+
+@app.command("merge")
+def merge(
+    files: Files,
+    out: OutFile,
+    mb: Megabytes = None,
+    tenant: Tenant = None,
+    is_json: options.Json = False,
+) -> None:
+    """Make one memory of several: means are weighted by how often each was observed."""
+    from forerun import memories
+
+    if out.exists() and out.resolve() not in {file.resolve() for file in files}:
+        raise DataError(f"{out} exists and is none of the files to merge; give --out another name")
+    _report(memories.merge(files, out, max_bytes=_bytes(mb), tenant=tenant), is_json)
+
+
+@app.command("cap")
+def cap(
+    files: Files,
+    mb: Annotated[float, typer.Option("--mb", help="Most MiB of each.")],
+    out: Capped = None,
+    is_json: options.Json = False,
+) -> None:
+    """Cut memories to a size: what was not used for longest is dropped."""
+    from forerun import memories
+
+    if out is not None and (len(files) > 1 or out.exists()):
+        raise ConfigError("--out takes one file and a name that is free; without it files shrink")
+    for file in files:
+        _report(memories.merge([file], out or file, max_bytes=_bytes(mb)), is_json)
+
+
+@contextmanager
+def kept(
+    model: Model, path: Path | None, drafter: str, tenant: str, *, is_quiet: bool
+) -> Iterator[None]:
+    """Loads the file of --memory, if there is one, and saves it however the block ends."""
+    if path is None:
+        yield
+        return
+    held = model.memory(path, drafter=drafter, tenant=tenant)
+    try:
+        with held:
+            yield
+    finally:
+        if held.after and not is_quiet:
+            notice(f"memory: {_summary(held.after)}, saved to {path}")
+
+
+def _bytes(mb: float | None) -> int | None:
+    if mb is not None and not mb > 0:
+        raise ConfigError(f"--mb must be above 0, got {mb}; 64 keeps 64 MiB")
+    return None if mb is None else int(mb * 2**20)
+
+
+def _report(memory: Memory, is_json: bool) -> None:
+    if is_json:
+        print_json(memory.to_dict())
+    else:
+        print(f"{memory.path}: {_summary(memory)}")
+
+
+def _summary(memory: Memory) -> str:
+    counts = memory.snapshot.counts
+    held = [f"{size} {name}" for name, size in counts.items() if name not in ("tokens", "evicted")]
+    learned = f"learned from {counted(counts['tokens'], 'token')}"
+    return ", ".join([*held, learned, f"{memory.snapshot.nbytes / 2**20:.2f} MiB"])
+
+
+def _show(memory: Memory) -> None:
+    """For people: a line per fact."""
+    from forerun.records import written
+
+    held, origin = memory.snapshot, memory.origin
+    per_token = held.nbytes / max(held.counts["tokens"], 1)
+    facts = {
+        "kind": held.kind,
+        "settings": ", ".join(f"{name}={written(value)}" for name, value in held.settings.items()),
+        "holds": _summary(memory),
+        "evicted": str(held.counts.get("evicted", 0)),
+        "per token": f"{per_token:.0f} bytes",
+        "tenant": origin.tenant or "everybody",
+        "tokenizer": origin.tokenizer[:16] or "unknown",
+        "models": ", ".join(f"{name} ({code[:16] or 'unknown'})" for name, code in origin.models),
+        "created": origin.created,
+        "changed": f"{origin.changed} by forerun {origin.writer}",
+    }
+    out = console()
+    out.print(f"[bold]{memory.path}[/]", soft_wrap=True)
+    for label, fact in facts.items():
+        out.print(f"  {label:9} {fact}", markup=False, soft_wrap=True)
+
+
+def _drafts(memory: Memory, model: str, after: str, nodes: int) -> list[str]:
+    """What the memory would draft after a text, a line per path of the tree."""
+    from forerun import memories
+
+    loaded: Any = options.load(model, dtype="auto", device="auto", batch=1)
+    memories.check_fits(memory, memories.origin_of(loaded, memory.origin.tenant))
+    tree = memories.draft(memory, loaded.tokenizer.encode(after), nodes)
+    inner = set(tree.parents.tolist())
+    leaves = [node for node in range(len(tree)) if node not in inner]
+    return [loaded.tokenizer.decode(tree.path(leaf)) for leaf in leaves]

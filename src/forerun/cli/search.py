@@ -1,0 +1,274 @@
+"""`forerun search`: best of n, beam search over steps, and DVTS on one prompt after another."""
+
+from __future__ import annotations
+
+import importlib
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun import registry
+from forerun.cli import options
+from forerun.cli.output import Results, console, counted, notice, print_json, stats_lines
+from forerun.cli.prompts import as_shown, check_text, is_embedded, read_jobs
+from forerun.errors import ConfigError, UnknownName
+from forerun.sampling import Sampling
+
+if TYPE_CHECKING:
+    from forerun.engine.api import Model
+    from forerun.search.best_of import BestOf
+    from forerun.search.steps import Found
+
+METHODS = ("best_of", "step_beam", "dvts")
+SCORERS = ("arithmetic", "likelihood", "reward:MODEL", "MODULE:FUNCTION")
+EMBEDDED_STEPS = (".", "\n")  # the reasoner writes one sentence per computation
+
+Prompt = Annotated[list[str], typer.Option("--prompt", "-p", help="Prompt; may come again.")]
+PromptFile = Annotated[
+    Path | None, typer.Option("--prompt-file", "-f", help="As for `forerun generate`.")
+]
+Method = Annotated[str, typer.Option("--method", help="best_of, step_beam (or beam), dvts.")]
+Number = Annotated[int, typer.Option("-n", help="Trajectories, or branches at a time.")]
+Select = Annotated[
+    str | None,
+    typer.Option(
+        "--select",
+        help="majority, weighted, score; best_of also likelihood, mean_likelihood. Default: "
+        "majority for best_of without --scorer, score with one; weighted for the others.",
+    ),
+]
+ScorerSpec = Annotated[
+    str | None,
+    typer.Option(
+        "--scorer",
+        help="arithmetic (checks stated sums, no answer key), likelihood, reward:MODEL (folder or "
+        "hub id of a Hugging Face reward model), MODULE:FUNCTION (a callable on prompt, text).",
+    ),
+]
+Answer = Annotated[
+    str | None,
+    typer.Option("--answer", help="Regular expression of the final answer; last match, group 1."),
+]
+EarlyStop = Annotated[
+    bool, typer.Option("--early-stop", help="End when the vote is decided: fewer samples.")
+]
+Alone = Annotated[int, typer.Option("--alone", help="best_of: so many run one by one first.")]
+Width = Annotated[int, typer.Option("--width", help="Continuations of every stem; divides -n.")]
+StepEnd = Annotated[
+    list[str],
+    typer.Option("--step-end", help="Text that ends a step; may come again; \\n is a line break."),
+]
+StepTokens = Annotated[int, typer.Option("--step-tokens", help="Longest step.")]
+MaxSteps = Annotated[int, typer.Option("--max-steps", help="Most steps of a branch.")]
+Aggregate = Annotated[
+    str, typer.Option("--aggregate", help="Of step scores: last, min, mean, product.")
+]
+Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Keep the likeliest of mass p; 1: off.")]
+Stop = Annotated[list[str], typer.Option("--stop", help="Text that ends a trajectory.")]
+
+
+def command(
+    ctx: typer.Context,
+    model: options.ModelName = "reasoner",
+    prompt: Prompt = [],  # noqa: B006 - typer makes a new list per call
+    prompt_file: PromptFile = None,
+    method: Method = "best_of",
+    n: Number = 16,
+    select: Select = None,
+    scorer: ScorerSpec = None,
+    answer: Answer = None,
+    early_stop: EarlyStop = False,
+    alone: Alone = 0,
+    width: Width = 4,
+    step_end: StepEnd = [],  # noqa: B006
+    step_tokens: StepTokens = 128,
+    max_steps: MaxSteps = 40,
+    aggregate: Aggregate = "last",
+    temperature: Temperature = 0.6,
+    top_p: TopP = 1.0,
+    max_new_tokens: options.MaxNewTokens = 512,
+    stop: Stop = [],  # noqa: B006
+    seed: options.Seed = None,
+    drafter: options.DrafterSpec = registry.DRAFTER,
+    verifier: options.VerifierSpec = registry.VERIFIER,
+    controller: options.ControllerSpec = registry.CONTROLLER,
+    batch: Annotated[
+        int | None, typer.Option("--batch", "-b", help="Sequences at once. Default: all.")
+    ] = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    out: options.Out = None,
+    is_json: options.Json = False,
+) -> None:
+    """Spend samples on a better answer: best of n, beam search over steps, or DVTS."""
+    given = ctx.params
+    method = _method(method)
+    _check(method, given)
+    seed = secrets.randbits(31) if seed is None else seed
+    for text in stop:
+        check_text("--stop", text)
+    sampling = Sampling(
+        temperature=temperature,
+        top_p=top_p,
+        max_new_tokens=max_new_tokens,
+        stop=tuple(stop),
+        seed=seed,
+    )
+    jobs = read_jobs(prompt, prompt_file, sampling)
+    parts = {"drafter": drafter, "verifier": verifier, "controller": controller}
+    options.check_parts(**parts)
+    how = _options(method, given | {"seed": seed}, is_embedded(model))
+    call = options.call_line(ctx, seed=seed)
+    if not is_json:
+        notice(f"# {call}")
+    with Results(out) as results:
+        # beside those that run, the cells of stems are kept
+        loaded = options.load(model, dtype=dtype, device=device, batch=(batch or n) + n)
+        options.warm_up(loaded, **parts)
+        for i, job in enumerate(jobs):
+            own = {"sampling": replace(job.sampling, n=1), "prompt_index": i, **how, **parts}
+            start = time.perf_counter()
+            found = _run(method, loaded, as_shown(loaded.name, job.prompt), own)
+            record = to_record(found, call) | ({} if job.id is None else {"id": job.id})
+            results.write(record)
+            print_json(record) if is_json else _show(found, time.perf_counter() - start)
+
+
+def _method(name: str) -> str:
+    known = {"beam": "step_beam"} | {m: m for m in METHODS}
+    plain = name.replace("-", "_")
+    if plain not in known:
+        raise UnknownName.of("search method", name, METHODS)
+    return known[plain]
+
+
+def _check(method: str, given: dict[str, Any]) -> None:
+    """Options of one method are no options of the others. Raises ConfigError."""
+    own: dict[str, dict[str, Any]] = {
+        "best_of": {"early_stop": False, "alone": 0},
+        "steps": {
+            "width": 4,
+            "step_end": [],
+            "step_tokens": 128,
+            "max_steps": 40,
+            "aggregate": "last",
+        },
+    }
+    foreign = own["steps" if method == "best_of" else "best_of"]
+    for name, default in foreign.items():
+        if given[name] not in (default, ()):
+            where = "step_beam and dvts" if method == "best_of" else "best_of"
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} belongs to --method {where}, not to {method}")
+
+
+def _options(method: str, given: dict[str, Any], is_ours: bool) -> dict[str, Any]:
+    """Keyword arguments of the method. Raises ConfigError for a scorer or pattern."""
+    from forerun.search import answers
+
+    parse = answers.pattern(given["answer"]) if given["answer"] else answers.last_answer
+    n, batch = given["n"], given["batch"]
+    common = {"n": n, "parse": parse, "batch": n if batch is None else batch}
+    spec = given["scorer"]
+    if method == "best_of":
+        names: tuple[str, ...] = ("select", "early_stop", "alone")
+        scorer = make_scorer(spec, given["device"]) if spec else None
+        return common | {name: given[name] for name in names} | {"scorer": scorer}
+    if spec is None and not is_ours:
+        raise ConfigError(
+            f"--method {method} needs --scorer, one of {', '.join(SCORERS)}; the embedded reasoner "
+            "has 'arithmetic' by default"
+        )
+    ends = [text.replace("\\n", "\n") for text in given["step_end"]]
+    names = ("width", "step_tokens", "max_steps", "aggregate")
+    return (
+        common
+        | {name: given[name] for name in names}
+        | {
+            "scorer": make_scorer(spec or "arithmetic", given["device"]),
+            "step_end": tuple(ends) or (EMBEDDED_STEPS if is_ours else ("\n",)),
+            "select": given["select"] or "weighted",
+        }
+    )
+
+
+def make_scorer(spec: str, device: str = "auto") -> Any:
+    """The scorer that a text names. Raises ConfigError, ModelError."""
+    from forerun.search.arithmetic import arithmetic
+    from forerun.search.scorers import Likelihood, RewardModel
+
+    own: dict[str, Callable[[], Any]] = {
+        "arithmetic": lambda: arithmetic,
+        "likelihood": Likelihood,
+    }
+    if spec in own:
+        return own[spec]()
+    kind, _, rest = spec.partition(":")
+    if kind == "reward" and rest:
+        return RewardModel(rest, device=device)
+    if not rest:
+        raise UnknownName.of("scorer", spec, SCORERS)
+    try:
+        return getattr(importlib.import_module(kind), rest)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"expected --scorer MODULE:FUNCTION that can be imported, got {spec!r}: {error}"
+        ) from None
+
+
+def _run(method: str, model: Model, prompt: str | list[int], how: dict[str, Any]) -> Any:
+    function = getattr(importlib.import_module(f"forerun.search.{method}"), method)
+    return function(model, prompt, **how)
+
+
+def to_record(found: Any, call: str) -> dict[str, Any]:
+    """A BestOf or Found as plain values: what was chosen, all votes, everything sampled."""
+    record = {
+        "prompt": found.prompt,
+        "text": found.text,
+        "answer": found.answer,
+        "votes": found.votes,
+        "seed": found.seed,
+        "stats": found.stats.to_dict(),
+        "notes": found.notes,
+        "call": call,
+    }
+    if hasattr(found, "tree"):
+        tree = [branch.to_dict() for branch in found.tree]
+        return record | {"method": found.method, "chosen": found.chosen.number, "tree": tree}
+    rows = zip(found.samples, found.answers, found.scores, strict=True)
+    samples = [
+        {
+            "index": sample.index,
+            "text": sample.text,
+            "tokens": sample.tokens,
+            "finish": sample.finish,
+            "answer": answer,
+            "score": score,
+            "tau": round(sample.stats.tau, 4),
+        }
+        for sample, answer, score in rows
+    ]
+    more = {"method": "best_of", "select": found.select, "num_asked": found.num_asked}
+    return record | more | {"chosen": found.chosen.index, "samples": samples}
+
+
+def _show(found: BestOf | Found, seconds: float) -> None:
+    """The chosen text on standard output; how it came about beside it."""
+    print(found.text, flush=True)
+    err = console(stderr=True)
+    num = len(found.samples) if hasattr(found, "samples") else len(found.finished)
+    votes = ", ".join(f"{answer}: {weight:.4g}" for answer, weight in [*found.votes.items()][:6])
+    lines = [f"answer {found.answer or '(none)'}; votes {votes or '(none)'}"]
+    if hasattr(found, "tree"):
+        lost = sum(branch.fate == "lost" for branch in found.tree)
+        branches = counted(len(found.tree) - 1, "branch", "branches")
+        lines.append(f"{branches}, {lost} lost, {num} finished")
+    for line in [*lines, *stats_lines(found.stats, num, seconds)]:
+        err.print(line, style="dim", soft_wrap=True, markup=False)

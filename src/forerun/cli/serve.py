@@ -1,0 +1,204 @@
+"""`forerun serve`: a model behind an OpenAI-compatible HTTP interface."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun import registry
+from forerun.cli import options
+from forerun.cli.output import notice
+from forerun.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from forerun.engine.api import Model
+    from forerun.serving.settings import Settings
+    from forerun.serving.tenants import Keys
+
+KEYS = "FORERUN_API_KEYS"  # keys divided by commas; a command line would show them to everybody
+REASONER = (
+    "{% for m in messages %}"
+    "{% if m.role == 'assistant' %}{{ m.content }}\n\n"
+    "{% elif m.role == 'user' %}Problem: {{ m.content | trim }}\nSolution:\n{% endif %}"
+    "{% endfor %}"
+)
+
+ModelName = Annotated[str, typer.Argument(help="Folder or hub id; without it the reasoner.")]
+Host = Annotated[str, typer.Option("--host", help="Address to listen at; 0.0.0.0 is all.")]
+Port = Annotated[int, typer.Option("--port", help="0 takes a free one.")]
+Name = Annotated[str | None, typer.Option("--name", help="What clients call the model.")]
+Default = Annotated[
+    str | None, typer.Option("--drafter", "-d", help="Method of requests that name none.")
+]
+Method = Annotated[
+    list[str],
+    typer.Option("--method", help="One more that requests may name, NAME or NAME=SPEC."),
+]
+Lossy = Annotated[
+    bool, typer.Option("--allow-lossy", help="Accept a verifier that changes the law.")
+]
+MaxSeqs = Annotated[int, typer.Option("--max-seqs", help="Sequences that run at once.")]
+MaxWaiting = Annotated[
+    int, typer.Option("--max-waiting", help="Requests of one tenant that may wait; then 429.")
+]
+MaxSamples = Annotated[
+    int, typer.Option("--max-samples", help="Sequences of one request: prompts times n.")
+]
+MaxNodes = Annotated[int, typer.Option("--max-nodes", help="Largest max_nodes of a request.")]
+MaxBody = Annotated[int, typer.Option("--max-body", help="Bytes of a request.")]
+Timeout = Annotated[float, typer.Option("--timeout", help="Seconds a request may take.")]
+Drain = Annotated[float, typer.Option("--drain", help="Seconds to finish after a signal.")]
+Context = Annotated[int | None, typer.Option("--context", help="Shorter than the model's own.")]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option("--api-keys", help=f"File of lines TENANT:KEY or KEY; or set {KEYS}."),
+]
+Template = Annotated[
+    Path | None, typer.Option("--chat-template", help="Jinja file in place of the model's own.")
+]
+
+
+def command(
+    ctx: typer.Context,
+    model: ModelName = "reasoner",
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    name: Name = None,
+    drafter: Default = None,
+    method: Method = [],  # noqa: B006
+    verifier: options.VerifierSpec = registry.VERIFIER,
+    controller: options.ControllerSpec = registry.CONTROLLER,
+    allow_lossy: Lossy = False,
+    max_seqs: MaxSeqs = 32,
+    max_waiting: MaxWaiting = 256,
+    max_samples: MaxSamples = 256,
+    max_nodes: MaxNodes = 64,
+    max_body: MaxBody = 4 * 2**20,
+    timeout: Timeout = 600.0,
+    drain: Drain = 30.0,
+    context: Context = None,
+    api_keys: KeyFile = None,
+    chat_template: Template = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+) -> None:
+    """Serve a model over HTTP, in OpenAI's form."""
+    _check_extra()
+    from forerun.serving.settings import Settings
+
+    specs = dict(map(_method, [*method, *([drafter] if drafter else [])]))
+    settings = Settings(
+        name=name or _short(model),
+        default_method=_method(drafter)[0] if drafter else None,
+        methods=specs,
+        verifier=verifier,
+        controller=controller,
+        allow_lossy=allow_lossy,
+        max_seqs=max_seqs,
+        max_waiting=max_waiting,
+        max_samples=max_samples,
+        max_nodes=max_nodes,
+        max_body=max_body,
+        request_timeout=timeout,
+        drain=drain,
+    )
+    keys, template = _keys(api_keys), _template(chat_template, model)
+    for spec in specs.values():
+        options.check_parts(drafter=spec)
+    options.check_parts(verifier=verifier, controller=controller)
+    loaded = _load(model, dtype, device, max_seqs, context, template)
+    logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    _serve(loaded, settings, keys, host, port)
+
+
+def _serve(model: Model, settings: Settings, keys: Keys, host: str, port: int) -> None:
+    """Runs until a signal comes and the last request has been answered."""
+    from forerun.serving.server import Server
+    from forerun.serving.service import Service
+
+    service = Service(model, settings, keys)
+    service.warm_up()
+    found = service.describe()
+    methods = ", ".join(
+        f"{m} (default)" * (m == found["default"]) or m for m in service.methods.specs
+    )
+
+    def started(url: str) -> None:
+        guarded = f"{len(keys)} API keys" if len(keys) else "no API key"
+        notice(f"serving {settings.name!r} at {url}/v1 ({guarded}); methods: {methods}")
+
+    try:
+        Server(service, host, port, started).run()
+    except SystemExit:  # uvicorn's answer to an address that it cannot take
+        raise ConfigError(
+            f"cannot listen at {host}:{port}; choose another --port, or 0 for a free one"
+        ) from None
+    notice("all requests are answered; goodbye")
+
+
+def _check_extra() -> None:
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"`forerun serve` needs the package {error.name}; install them all with "
+            "pip install 'forerun[serve]'"
+        ) from None
+
+
+def _load(
+    name: str,
+    dtype: str,
+    device: str,
+    max_seqs: int,
+    context: int | None,
+    template: str | None,
+) -> Any:
+    import forerun
+
+    model = forerun.load(name, dtype=dtype, device=device, max_seqs=max_seqs, context=context)
+    if template is not None:
+        model.tokenizer.inner.chat_template = template
+    return model
+
+
+def _template(path: Path | None, model: str) -> str | None:
+    """The chat template to use; the embedded models, which have none, get their own form."""
+    from forerun.cli.prompts import is_embedded
+
+    if path is None:
+        return REASONER if is_embedded(model) else None
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise DataError(f"cannot read the chat template {path}: {reason}") from None
+
+
+def _keys(path: Path | None) -> Keys:
+    """Keys of the file, or of the environment."""
+    from forerun.serving.tenants import Keys
+
+    if path is not None:
+        return Keys.load(path)
+    return Keys.read(os.environ.get(KEYS, "").split(","))
+
+
+def _method(text: str) -> tuple[str, str]:
+    """NAME or NAME=SPEC; "stand:context=3" without a name of its own is called stand."""
+    before, equals, after = text.partition("=")
+    if equals and ":" not in before:
+        return before.strip(), after.strip()
+    return text.partition(":")[0].strip().replace("-", "_"), text.strip()
+
+
+def _short(model: str) -> str:
+    """The last piece of a path, or a hub id as it is."""
+    return Path(model).resolve().name if Path(model).exists() else model

@@ -1,0 +1,234 @@
+"""ADED (Adaptix): a tri-gram matrix from a corpus, adapted online, searched by Monte-Carlo trees.
+
+"Adaptive Draft-Verification for Efficient Large Language Model Decoding", 2024. The matrix scores
+next tokens after a pair of tokens; every step raises the scores of the latest tri-grams of the
+text; a small tree search balances likely and little tried paths, and what it visits most is
+drafted. No training, no second model; what is learned is shared by all sequences of a tenant.
+
+Law: POINT nodes. Which ones depends on earlier steps and on the search's own draws, never on the
+target's coming ones, so the output is exact. Needs: nothing; a corpus needs the tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence as Many
+from pathlib import Path as FilePath
+from typing import Any
+
+from forerun import registry
+from forerun.dice import Dice, SeededDice
+from forerun.drafters.base import grow
+from forerun.errors import ConfigError
+from forerun.growers.monte_carlo import CONSTANT, MonteCarlo
+from forerun.models.tokenizer import Tokenizer
+from forerun.ngrams import corpora, tree_search, trigrams
+from forerun.ngrams.trigrams import TrigramMatrix
+from forerun.records import Plan, Sequence, Snapshot, Step
+from forerun.roles import Drafter, Grower, Path, Source, Target
+from forerun.tree import EMPTY, Proposal, Tree
+
+
+class Aded(Drafter):
+    """A tri-gram matrix x Monte-Carlo tree search.
+
+    corpus: text files to count tri-grams in; matrix: a file of such counts (`save_corpus`);
+    neither: starts empty. entries: successors kept of a pair. window, increment, cap: after each
+    step every tri-gram of the last `window` tokens gains `increment`, up to `cap`; 0 turns it off.
+    renormalise: rows sum to 1 when they are read. budget_mb: of what is learned by all tenants,
+    corpus_mb: of the corpus. grower: "monte_carlo" with the options length to drop, explained
+    there, or the name of another.
+    """
+
+    def __init__(
+        self,
+        *,
+        corpus: tuple[str, ...] | None = None,
+        matrix: str | None = None,
+        entries: int = 12,
+        window: int = 16,
+        increment: float = 0.04,
+        cap: float = 3.0,
+        renormalise: bool = False,
+        grower: str = "monte_carlo",
+        length: int = 4,
+        iterations: int = 150,
+        top: int = 24,
+        c1: float = 32.0,
+        c2: float = 8.0,
+        reward: str = "path",
+        visit_all: bool = True,
+        drop: str = "rarest",
+        budget_mb: float = 64,
+        corpus_mb: float = 1024,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        if window < 3 or increment < 0 or cap <= 0:
+            raise ConfigError(
+                "window must be at least 3 tokens, increment at least 0 (no learning) and cap more "
+                f"than 0; got {window}, {increment} and {cap}"
+            )
+        search = MonteCarlo(
+            length=length,
+            iterations=iterations,
+            top=top,
+            c1=c1,
+            c2=c2,
+            reward=reward,
+            visit_all=visit_all,
+            drop=drop,
+        )
+        self.search = search if grower == "monte_carlo" else None
+        self.grower: Grower = self.search or registry.make("grower", grower)
+        self.labels = self.grower.labels
+        self.window, self.increment, self.cap = window, increment, cap
+        self.entries, self.budget = entries, int(budget_mb * 2**20)
+        self.renormalise = renormalise or self.search is None  # others take q for a law
+        self.base = _base(corpus, matrix, entries, int(corpus_mb * 2**20), tokenizer)
+        self._tokenizer = tokenizer
+        self._layers: OrderedDict[str, TrigramMatrix] = OrderedDict()  # the latest used last
+        self._users: Counter[str] = Counter()  # running sequences
+        self._new_layer()  # refuses bad options now rather than at the first sequence
+
+    def bind(self, target: Target) -> None:
+        largest = self.base.largest_id() if self.base else -1
+        if largest >= target.vocab_size:
+            raise ConfigError(
+                f"the corpus of aded holds token {largest}, but the ids of this model end at "
+                f"{target.vocab_size - 1}; build it with the model's own tokenizer"
+            )
+
+    def warm_up(self) -> None:
+        trigrams.warm_up()
+        tree_search.warm_up()
+
+    def start(self, seq: Sequence) -> None:
+        self._users[seq.tenant] += 1
+        self._learn(seq)
+
+    def finish(self, seq: Sequence) -> None:
+        self._users[seq.tenant] -= 1
+
+    def layer(self, tenant: str = "") -> TrigramMatrix:
+        """What has been learned of a tenant, above the corpus."""
+        if tenant not in self._layers:
+            self._layers[tenant] = self._new_layer()
+            self._make_room(0)
+        self._layers.move_to_end(tenant)
+        return self._layers[tenant]
+
+    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
+        if plan.is_empty or len(seq.tokens) < 2:
+            return EMPTY
+        if self.search is None or not isinstance(dice, SeededDice):
+            return grow([seq], [plan], [dice], Recall(self), self.grower)[0]
+        matrix, search = self.layer(seq.tenant), self.search.within(plan.depth)
+        most = 0 if search.reward == CONSTANT else search.iterations * search.steps
+        uniforms = dice.peek(most)
+        tree, used = tree_search.draft(
+            matrix, seq.tokens[-2:], search, plan, uniforms, renormalise=self.renormalise
+        )
+        dice.skip(used)
+        return tree
+
+    def observe(self, step: Step) -> None:
+        for seq in step.seqs:
+            self._learn(seq)
+
+    def memory_report(self) -> dict[str, int]:
+        corpus = {"tri-gram corpus": self.base.nbytes} if self.base else {}
+        return corpus | {"tri-gram matrix": sum(m.nbytes for m in self._layers.values())}
+
+    def save_corpus(self, path: FilePath | str) -> None:
+        """Writes the counts of the corpus to a file, for option `matrix`."""
+        if self.base is None:
+            raise ConfigError("this drafter has no corpus to save; give one: aded:corpus=FILE")
+        corpora.save(FilePath(path), self.base, self._tokenizer)
+
+    def keep(self, tenant: str = "") -> None:
+        if not self.increment:
+            raise ConfigError("aded with increment 0 learns nothing to save; leave the option out")
+
+    def snapshot(self, tenant: str = "") -> Snapshot:
+        self.keep(tenant)
+        matrix = self.layer(tenant)
+        return _snapshot(matrix.rows(), self.entries, matrix.learned, matrix.dropped)
+
+    def restore(self, snapshot: Snapshot, tenant: str = "") -> None:
+        self.keep(tenant)
+        snapshot.check({"entries": self.entries})
+        matrix = self.layer(tenant)
+        matrix.absorb(trigrams.check(snapshot.arrays, self.entries))
+        matrix.learned += snapshot.counts["tokens"]
+        self._make_room(0)
+
+    @classmethod
+    def merged(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
+        entries = snapshots[0].settings["entries"]
+        for other in snapshots[1:]:
+            other.check({"entries": entries})
+        rows = trigrams.blend([trigrams.check(s.arrays, entries) for s in snapshots], entries)
+        kept = rows if max_bytes is None else trigrams.newest(rows, max_bytes // (16 + 8 * entries))
+        tokens, dropped = (sum(s.counts[n] for s in snapshots) for n in ("tokens", "evicted"))
+        return _snapshot(kept, entries, tokens, dropped + len(rows.keys) - len(kept.keys))
+
+    def _learn(self, seq: Sequence) -> None:
+        if not self.increment:
+            return
+        matrix = self.layer(seq.tenant)
+        if growth := matrix.growth(self.window):
+            self._make_room(growth)
+        matrix.nudge(seq.tokens[-self.window :], self.increment, self.cap)
+
+    def _make_room(self, growth: int) -> None:
+        """For `growth` bytes more in the layer used last: idle ones go, least recent first."""
+        held = sum(matrix.nbytes for matrix in self._layers.values())
+        for tenant in list(self._layers)[:-1]:
+            if held + growth <= self.budget:
+                break
+            if not self._users[tenant]:
+                held -= self._layers.pop(tenant).nbytes
+        for matrix in self._layers.values():
+            matrix.budget = self.budget - held + matrix.nbytes
+
+    def _new_layer(self) -> TrigramMatrix:
+        return TrigramMatrix(entries=self.entries, budget=self.budget, base=self.base)
+
+
+class Recall(Source):
+    """What the matrix says after a path; scores that do not sum to 1 unless renormalised."""
+
+    def __init__(self, drafter: Aded) -> None:
+        self.drafter = drafter
+
+    def next(self, requests: Many[tuple[Sequence, Path]]) -> list[Proposal | None]:
+        return [self._one(seq, path) for seq, path in requests]
+
+    def _one(self, seq: Sequence, path: Path) -> Proposal | None:
+        a, b = (*seq.tokens[-2:], *path)[-2:]
+        return self.drafter.layer(seq.tenant).row(a, b, renormalise=self.drafter.renormalise)
+
+
+def _base(
+    corpus: tuple[str, ...] | str | FilePath | None,
+    matrix: str | None,
+    entries: int,
+    budget: int,
+    tokenizer: Tokenizer | None,
+) -> TrigramMatrix | None:
+    """The counts of a corpus, from its text or from a file of them."""
+    if corpus and matrix:
+        raise ConfigError(f"give a corpus or a matrix, not both; got {corpus} and {matrix!r}")
+    if matrix:
+        return corpora.load(FilePath(matrix), tokenizer, entries=entries, budget=budget)
+    if not corpus:
+        return None
+    files = (corpus,) if isinstance(corpus, str | FilePath) else corpus
+    base = TrigramMatrix(entries=entries, budget=budget)
+    base.count(corpora.tokenised(files, tokenizer))
+    return base
+
+
+def _snapshot(rows: trigrams.Rows, entries: int, tokens: int, dropped: int) -> Snapshot:
+    counts: dict[str, Any] = {"tokens": tokens, "evicted": dropped, "rows": len(rows.keys)}
+    return Snapshot("aded", rows._asdict(), {"entries": entries}, counts)

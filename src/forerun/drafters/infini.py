@@ -1,0 +1,169 @@
+"""Unbounded n-grams of a corpus as a draft source: the Infini-gram index proposes what came next.
+
+Liu et al., "Infini-gram: Scaling Unbounded n-gram Language Models to a Trillion Tokens", 2024; the
+paper drafts nothing. The longest suffix of the text that occurs in the corpus is looked up, and its
+next-token counts are q: any grower makes a chain or a tree of it.
+
+Law: a drawn node carries the q that it was drawn from; lossless under any verifier that judges the
+grower's draws. Needs an index of the target's own tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from forerun import registry
+from forerun.dice import Dice
+from forerun.drafters.base import grow
+from forerun.errors import ConfigError
+from forerun.ngrams.encoders import fingerprint
+from forerun.ngrams.infini import Index, Next
+from forerun.records import Plan, Sequence
+from forerun.roles import Drafter, Grower, Path, Source, Target
+from forerun.sampling import Sampling
+from forerun.tree import EMPTY, Proposal, Tree
+
+if TYPE_CHECKING:
+    from forerun.models.tokenizer import Tokenizer
+
+AUTO = "auto"
+
+
+class Infini(Drafter):
+    """`index` is a folder that `forerun index build` made, or an open Index.
+
+    corpus: token ids to index in memory instead. grower: "auto" draws without replacement, and
+    takes the best tokens for greedy requests. context: longest suffix that is looked for.
+    min_length, min_count: a suffix that is shorter or rarer proposes nothing. entries: likeliest
+    next tokens that are kept. max_support: occurrences that are read; more are sampled.
+    """
+
+    def __init__(
+        self,
+        *,
+        index: str | Index | None = None,
+        corpus: tuple[int, ...] = (),
+        grower: str = AUTO,
+        context: int = 32,
+        min_length: int = 1,
+        min_count: int = 1,
+        entries: int = 64,
+        max_support: int = 256,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        if (index is None) == (not corpus):
+            raise ConfigError(
+                "infini needs an index or a corpus, and not both; make an index with `forerun "
+                "index build FOLDER TEXTS --tokenizer MODEL` and give infini:index=FOLDER"
+            )
+        if min(context, min_length, min_count, entries, max_support) < 1:
+            raise ConfigError(
+                "context, min_length, min_count, entries and max_support must be at least 1, got "
+                f"{context}, {min_length}, {min_count}, {entries} and {max_support}"
+            )
+        if index is None:
+            index = Index.of([corpus], width=4)
+        self.index = Index.open(index) if isinstance(index, str) else index
+        if tokenizer is not None:
+            check_tokenizer(self.index, tokenizer)
+        self.source = IndexSource(self.index, context, min_length, min_count, entries, max_support)
+        names = ("gumbel", "template") if grower == AUTO else (grower, grower)
+        self.growers: tuple[Grower, ...] = tuple(registry.make("grower", name) for name in names)
+        self.labels = frozenset().union(*(each.labels for each in self.growers))
+
+    def bind(self, target: Target) -> None:
+        top = self.index.largest_id
+        if top >= target.vocab_size:
+            raise ConfigError(
+                f"the index holds token id {top}, the target has {target.vocab_size} ids: it was "
+                "built with another tokenizer; build one with --tokenizer and the target's folder"
+            )
+        self.source.vocab_size = target.vocab_size
+
+    def warm_up(self) -> None:
+        self.index.infgram_ntd([0])
+        self.index.infgram_many([[0], [0, 1]])
+
+    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
+        return grow([seq], [plan], [dice], self.source, self._grower(seq))[0]
+
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+        trees = [EMPTY] * len(seqs)
+        for grower in dict.fromkeys(self.growers):
+            mine = [i for i, seq in enumerate(seqs) if self._grower(seq) is grower]
+            dices = [seqs[i].dice for i in mine]
+            grown = grow(
+                [seqs[i] for i in mine], [plans[i] for i in mine], dices, self.source, grower
+            )
+            for i, tree in zip(mine, grown, strict=True):
+                trees[i] = tree
+        return trees
+
+    def memory_report(self) -> dict[str, int]:
+        held = {"infini index in memory": self.index.held_bytes}
+        return {part: size for part, size in held.items() if size}
+
+    def _grower(self, seq: Sequence) -> Grower:
+        return self.growers[seq.sampling.is_greedy]
+
+
+class IndexSource(Source):
+    """q = count^(1/T) of the next tokens, normalised: the corpus under the request's temperature.
+
+    A greedy request counts as temperature 1, else every node would have one child.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        context: int,
+        min_length: int,
+        min_count: int,
+        entries: int,
+        max_support: int,
+    ) -> None:
+        self.index, self.context, self.max_support = index, context, max_support
+        self.min_length, self.min_count, self.entries = min_length, min_count, entries
+        self.vocab_size = index.eos + 1  # the target's, once it is known
+
+    def next(self, requests: Many[tuple[Sequence, Path]]) -> list[Proposal | None]:
+        n = self.context
+        contexts = [[*seq.tokens[-n:], *path][-n:] for seq, path in requests]
+        if len(contexts) == 1:
+            found = [self.index.infgram_ntd(contexts[0], self.max_support)]
+        else:
+            found = self.index.infgram_many(contexts, self.max_support)
+        return [self._law(n, seq.sampling) for n, (seq, _) in zip(found, requests, strict=True)]
+
+    def _law(self, found: Next, sampling: Sampling) -> Proposal | None:
+        if found.suffix_length < self.min_length or found.context_count < self.min_count:
+            return None
+        ids, counts = found.ids, found.counts
+        if len(ids) and ids.max() >= self.vocab_size:  # the end of a document that has no id
+            ids, counts = ids[ids < self.vocab_size], counts[ids < self.vocab_size]
+        if len(ids) > self.entries:
+            best = np.sort(np.argsort(-counts, kind="stable")[: self.entries])
+            ids, counts = ids[best], counts[best]
+        if not len(ids):
+            return None
+        weights = counts / counts.max()
+        if not sampling.is_greedy:
+            weights = weights ** (1 / sampling.temperature)
+            ids, weights = ids[weights > 0], weights[weights > 0]
+        return Proposal(ids.astype(np.int32), weights / weights.sum())
+
+
+def check_tokenizer(index: Index, tokenizer: Tokenizer) -> None:
+    """Raises ConfigError if the index on disk was built with another vocabulary."""
+    if index.manifest is None:
+        return
+    built = index.manifest.tokenizer
+    if built["fingerprint"] and built["fingerprint"] != fingerprint(tokenizer.vocabulary()):
+        raise ConfigError(
+            f"the index was built with tokenizer {built['name']!r} ({built['vocabulary']} ids), "
+            f"which is not the target's ({tokenizer.vocab_size} ids); build one with --tokenizer "
+            "and the target's folder"
+        )

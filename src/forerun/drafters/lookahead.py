@@ -1,0 +1,212 @@
+"""Lookahead decoding: parallel Jacobi iterations of the target leave n-grams that it then checks.
+
+Fu et al., "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", 2024. Rows
+of guesses ahead of the text are fed to the target, whose best tokens after them become the next
+row; a column of N - 1 rows and its new token is an n-gram for the pool. The n-grams that begin with
+the last token are drafts. One pass does both, and no second model or datastore is needed.
+
+The window's attention mask is that of a tree: row 0 is a chain below the root, and the rest of
+column i is a chain below its i-th token. So the window is part of the draft tree, and a guess in it
+may be accepted like any other (the original throws it away).
+
+Law: POINT nodes, made from finished steps, so exact under every rule for deterministic drafts.
+Needs: the target's logits at the window's nodes.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import torch
+
+from forerun.dice import Dice
+from forerun.errors import ConfigError
+from forerun.records import Plan, Sequence, Step
+from forerun.roles import Drafter
+from forerun.tree import Tree, TreeBuilder
+
+
+class Lookahead(Drafter):
+    """A window of `window` columns and `ngram` - 1 rows, and a pool of n-grams, per sequence.
+
+    guesses: most n-grams drafted, and kept per first token; the latest are. from_prompt: the pool
+    also takes the n-grams of the text itself, prompt and output. A plan of fewer nodes than
+    (window + guesses) (ngram - 1) - 1 gets fewer columns and guesses, half the nodes each.
+    """
+
+    labels = frozenset({"point"})
+
+    def __init__(
+        self, *, ngram: int = 5, window: int = 7, guesses: int = 7, from_prompt: bool = False
+    ) -> None:
+        if ngram < 2 or window < 1 or guesses < 1:
+            raise ConfigError(
+                "ngram must be at least 2, window and guesses at least 1, got "
+                f"{ngram}, {window} and {guesses}; the paper's are 5, 7 and 7"
+            )
+        self.ngram, self.window, self.guesses = ngram, window, guesses
+        self.from_prompt = from_prompt
+        self._states: WeakKeyDictionary[Sequence, State] = WeakKeyDictionary()
+
+    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
+        state, tree = self._state(seq), Trie()
+        whole = self.window * (self.ngram - 1) - 1  # nodes of the whole window
+        most = plan.nodes - min(whole, (plan.nodes + 1) // 2)
+        for gram in state.pool.of(seq.tokens[-1]):
+            tree.add(gram[: plan.depth], most)
+        state.window.widen(self.window, plan.nodes - len(tree), plan.depth, seq.tokens)
+        for path in state.window.paths():
+            tree.add(path, plan.nodes)
+        return tree.build()
+
+    def observe(self, step: Step) -> None:
+        for i, seq in enumerate(step.seqs):
+            state, count = self._states.get(seq), len(step.emitted[i])
+            if state is None or not count:
+                continue
+            best = best_tokens(step.trees[i], state.window.paths(), step.laws[i].rows.logits)
+            for first, rest in state.window.advance(best, count):
+                state.pool.add(first, rest)
+            if self.from_prompt:
+                state.pool.read(seq.tokens[-count - self.ngram + 1 :])
+
+    def finish(self, seq: Sequence) -> None:
+        self._states.pop(seq, None)
+
+    def memory_report(self) -> dict[str, int]:
+        grams = sum(state.pool.size for state in self._states.values())
+        return {"n-gram pools": grams * (160 + 8 * self.ngram)}  # a tuple, a dict slot
+
+    def _state(self, seq: Sequence) -> State:
+        if seq not in self._states:
+            self._states[seq] = state = State(self.ngram, self.guesses)
+            if self.from_prompt:
+                state.pool.read(seq.tokens)
+        return self._states[seq]
+
+
+class State:
+    """What one sequence has."""
+
+    def __init__(self, ngram: int, guesses: int) -> None:
+        self.pool, self.window = Pool(ngram, guesses), Window(ngram)
+
+
+class Pool:
+    """First token -> the n - 1 tokens that may follow, at most `most` of them, the latest last."""
+
+    def __init__(self, ngram: int, most: int) -> None:
+        self.ngram, self.most, self.size = ngram, most, 0
+        self._grams: dict[int, dict[tuple[int, ...], None]] = {}
+
+    def of(self, first: int) -> list[tuple[int, ...]]:
+        """The n-grams of a token without it, the latest first."""
+        return list(self._grams.get(first, ()))[::-1]
+
+    def add(self, first: int, rest: tuple[int, ...]) -> None:
+        """Puts an n-gram last; drops the first where there are too many."""
+        grams = self._grams.setdefault(first, {})
+        self.size -= len(grams)
+        grams.pop(rest, None)
+        grams[rest] = None
+        if len(grams) > self.most:
+            del grams[next(iter(grams))]
+        self.size += len(grams)
+
+    def read(self, tokens: list[int]) -> None:
+        """Adds every n-gram of a text."""
+        for start in range(len(tokens) - self.ngram + 1):
+            self.add(tokens[start], tuple(tokens[start + 1 : start + self.ngram]))
+
+
+class Window:
+    """Rows of guesses: rows[r][i] is a token at r + i places after the root, from an older pass the
+    smaller r. Starts as one row of copied text and grows to n - 1 rows, one per pass.
+    """
+
+    def __init__(self, ngram: int) -> None:
+        self.height = ngram - 1  # rows of the full window
+        self.rows: list[list[int]] = [[]]  # rows[0][0] is the last token itself
+        self.columns = 0  # how many of them are in the tree of this pass
+        self._copied = 0  # tokens of the text that have served as first guesses
+
+    def widen(self, most: int, nodes: int, depth: int, text: list[int]) -> None:
+        """Takes as many columns, at most `most`, as make no more nodes and levels than allowed.
+
+        Columns without guesses are filled with tokens of the text, one after the other.
+        """
+        height = len(self.rows)
+        self.columns = max(0, min(most, (nodes + 1) // height, depth - height + 2))
+        self.rows[0][:1] = text[-1:]
+        for row in self.rows:
+            for _ in range(len(row), self.columns):
+                row.append(text[self._copied % len(text)])
+                self._copied += 1
+
+    def paths(self) -> list[tuple[int, ...]]:
+        """What stands above the new guess of each column: row 0 as far as it, then the column."""
+        trunk, above = self.rows[0], self.rows[1:]
+        return [(*trunk[1 : i + 1], *(row[i] for row in above)) for i in range(self.columns)]
+
+    def advance(self, best: list[int], count: int) -> list[tuple[int, tuple[int, ...]]]:
+        """Takes `best`, the newest row, and moves to a root `count` tokens on.
+
+        Returns the n-grams of a full window: first tokens and the rest.
+        """
+        grams = []
+        if len(self.rows) == self.height:
+            grams = list(zip(self.rows[0], zip(*self.rows[1:], best, strict=False), strict=False))
+        if best:
+            self.rows.append(best)
+        if len(self.rows) > self.height:  # the second row takes the place of the first
+            del self.rows[0]
+            count -= 1
+        self.rows = [row[count:] for row in self.rows]
+        self.columns = 0
+        return grams
+
+
+class Trie:
+    """A tree of POINT nodes in which equal tokens under one parent are one node."""
+
+    def __init__(self) -> None:
+        self._tree = TreeBuilder()
+        self._where: dict[tuple[int, int], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._tree)
+
+    def add(self, path: tuple[int, ...], most: int) -> None:
+        """Adds a path, as far as the tree stays within `most` nodes."""
+        node = -1
+        for token in path:
+            found = self._where.get((node, token))
+            if found is None:
+                if len(self._tree) >= most:
+                    return
+                found = self._where[node, token] = self._tree.add(token, node)
+            node = found
+
+    def build(self) -> Tree:
+        """The finished tree."""
+        return self._tree.build()
+
+
+def best_tokens(tree: Tree, paths: list[tuple[int, ...]], logits: torch.Tensor) -> list[int]:
+    """The best token after each path, by logits [n + 1, V] of the root and the nodes of a tree.
+
+    Ends before the first path that the tree does not hold: another part may have changed it.
+    """
+    edges = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
+    where = {edge: node for node, edge in enumerate(edges)} if paths else {}
+    rows: list[int] = []
+    for path in paths:
+        node: int | None = -1
+        for token in path:
+            node = where.get((node, token)) if node is not None else None
+        if node is None:
+            break
+        rows.append(node + 1)
+    if logits.device.type == "cpu":  # NumPy's argmax is many times faster, row by row
+        return [int(logits[row].float().numpy().argmax()) for row in rows]
+    return logits[rows].argmax(-1).tolist() if rows else []

@@ -1,0 +1,239 @@
+"""RASD: a draft model's tree and what retrieval knows, in one tree.
+
+"RASD: Retrieval-Augmented Speculative Decoding", 2025. Continuations of the text's end come from a
+datastore (as REST has them) and from the text itself. Those whose first token is not among the
+model's `top` next tokens are pruned; the others join the model's tree where they leave it, by
+longest common prefix, so that no path is checked twice. Any drafter may stand for the model.
+
+Law: nodes of the model's tree keep their labels; retrieved ones are POINT and stand behind all of
+their siblings. Which of them there are may depend on what was drawn, for given a sibling's token
+and its rejection what is owed is the same law. Lossless under any verifier that judges both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forerun import registry
+from forerun.dice import Dice
+from forerun.drafters.base import Composite, name_of, signed
+from forerun.errors import ConfigError
+from forerun.ngrams.infini import Index
+from forerun.ngrams.retrieval import Firsts, Found
+from forerun.records import Plan, Sequence
+from forerun.roles import Drafter, Source, Target
+from forerun.tree import EMPTY, POINT, Proposal, Tree
+
+if TYPE_CHECKING:
+    from forerun.engine.runner import ModelRunner
+    from forerun.models.tokenizer import Tokenizer
+
+
+class Rasd(Composite):
+    """A drafter and retrievers: one of a datastore, if there is one, and those in `retrievers`.
+
+    model: folder or hub id of a draft model, grown by `grower`; or drafter: any other drafter.
+    index, corpus, ids: the datastore, as REST takes it. retrievers: further drafters of chosen
+    nodes, sure ones first. top: first tokens of the model that may continue; 0 retrieves nothing.
+    share: of the nodes, at most, that are kept for retrieval. bypass: a match of so many tokens is
+    not pruned; 0 prunes all. weigh: counts are multiplied by the model's probability of the first
+    token.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str | ModelRunner | None = None,
+        grower: str = "template",
+        drafter: str | Drafter | None = None,
+        index: str | Index | None = None,
+        corpus: tuple[str, ...] = (),
+        ids: tuple[int, ...] = (),
+        retrievers: tuple[Any, ...] = ("prompt_lookup",),
+        top: int = 10,
+        share: float = 0.25,
+        bypass: int = 5,
+        weigh: bool = True,
+        longest: int = 16,
+        shortest: int = 2,
+        tokens: int = 10,
+        device: str = "auto",
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        if top < 0 or bypass < 0 or not 0 <= share <= 1:
+            raise ConfigError(
+                "top and bypass must be at least 0 and share in 0..1, got "
+                f"{top}, {bypass} and {share}"
+            )
+        if (model is None) == (drafter is None):
+            raise ConfigError(
+                "rasd needs a draft to add to, a model or another drafter; give "
+                "rasd:model=FOLDER or rasd:drafter=NAME, and not both"
+            )
+        if drafter is None:
+            drafter = registry.make(
+                "drafter", "draft_model", model=model, grower=grower, device=device,
+                tokenizer=tokenizer,
+            )  # fmt: skip
+        retrievers = (retrievers,) if isinstance(retrievers, str) else tuple(retrievers)
+        if index is not None or corpus or ids:
+            store = {"index": index, "corpus": corpus, "ids": ids, "tokenizer": tokenizer}
+            span = {"longest": longest, "shortest": shortest, "tokens": tokens}
+            retrievers = (registry.make("drafter", "rest", **store, **span), *retrievers)
+        if not retrievers:
+            raise ConfigError(
+                "rasd needs something to retrieve from: give index=FOLDER, corpus=FILE or "
+                "retrievers=prompt_lookup"
+            )
+        super().__init__((drafter, *retrievers), tokenizer)
+        self.generator, self.retrievers = self.parts[0], self.parts[1:]
+        for part in self.retrievers:
+            if part.labels != {"point"}:
+                raise ConfigError(
+                    f"rasd retrieves chosen nodes only, and {name_of(part)!r} draws; use "
+                    f"drafter={name_of(part)}, or fuse"
+                )
+        self.top, self.share, self.bypass, self.weigh = top, share, bypass, weigh
+        self.vocab_size = 0  # the target's, once it is known
+
+    def bind(self, target: Target) -> None:
+        super().bind(target)
+        self.vocab_size = target.vocab_size
+
+    def seconds(self, nodes: int) -> float:
+        room = self._room(Plan(nodes))
+        own = self.generator.seconds(nodes - room)
+        return own + sum(part.seconds(room) for part in self.retrievers)
+
+    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
+        (law,) = self._laws([seq], [plan])
+        found, own = self._begun(seq, plan, law)
+        tree = EMPTY if own.is_empty else self.generator.propose_one(seq, own, dice)
+        return self._fused(seq, plan, tree, found)
+
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+        laws = self._laws(seqs, plans)
+        begun = [self._begun(*each) for each in zip(seqs, plans, laws, strict=True)]
+        trees = self.generator.propose(seqs, [own for _, own in begun])
+        return [
+            self._fused(seq, plan, tree, found)
+            for seq, plan, tree, (found, _) in zip(seqs, plans, trees, begun, strict=True)
+        ]
+
+    def retrieved(self, seq: Sequence, plan: Plan, law: Proposal | None) -> list[Found]:
+        """What each retriever would add, surest first; pruned by the law of the next token."""
+        firsts = None if law is None or 0 < self.vocab_size <= self.top else self._firsts(law)
+        return [self._from(part, seq, plan, firsts) for part in self.retrievers]
+
+    def _laws(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Proposal | None]:
+        """The generator's laws of the next token, if it has a source: that keeps what it computes."""
+        laws: list[Proposal | None] = [None] * len(seqs)
+        source: Source | None = getattr(self.generator, "source", None)
+        asked = [i for i, plan in enumerate(plans) if self._room(plan)]
+        if source is not None and asked:
+            for i, law in zip(asked, source.next([(seqs[i], ()) for i in asked]), strict=True):
+                laws[i] = law
+        return laws
+
+    def _begun(
+        self, seq: Sequence, plan: Plan, law: Proposal | None
+    ) -> tuple[list[Found] | None, Plan]:
+        """What was retrieved, and the generator's plan: all nodes that retrieval does not need.
+
+        Without a law nothing is retrieved yet, and the whole share is kept.
+        """
+        room = self._room(plan)
+        if law is None or not room:
+            return None, replace(plan, nodes=plan.nodes - room)
+        found = self.retrieved(seq, plan, law)
+        used = min(room, sum(len(each.tokens) for each in found))
+        return found, replace(plan, nodes=plan.nodes - used)
+
+    def _fused(self, seq: Sequence, plan: Plan, tree: Tree, found: list[Found] | None) -> Tree:
+        if not self._room(plan):
+            return tree
+        if found is None:
+            found = self.retrieved(seq, plan, first_law(tree))
+        return graft(tree, found, plan.nodes - len(tree), self.names)
+
+    def _room(self, plan: Plan) -> int:
+        """Nodes that are kept for retrieval."""
+        return 0 if plan.is_empty or not self.top else int(self.share * plan.nodes)
+
+    def _firsts(self, law: Proposal) -> Firsts:
+        """The `top` likeliest next tokens and what they multiply counts by."""
+        best = np.lexsort((law.ids, -law.probs))[: self.top]
+        best = best[law.probs[best] > 0]
+        weights = law.probs[best] if self.weigh else np.ones(len(best))
+        return Firsts(law.ids[best].astype(np.int64), np.ascontiguousarray(weights))
+
+    def _from(self, part: Drafter, seq: Sequence, plan: Plan, firsts: Firsts | None) -> Found:
+        look = getattr(part, "retrieve", None)  # one that counts prunes before it cuts
+        if look is not None:
+            return look(seq, plan, firsts, self.bypass)
+        tree = part.propose_one(seq, plan, seq.dice)  # chosen nodes: no dice are thrown
+        return pruned(Found(tree.tokens, tree.parents, np.ones(len(tree), np.int64), 0, 0), firsts)
+
+
+def first_law(tree: Tree) -> Proposal | None:
+    """The law that the first token of a tree was drawn from; None where it was chosen."""
+    roots = np.flatnonzero(tree.parents == -1)
+    return tree.q(int(roots[0])) if len(roots) else None
+
+
+def pruned(found: Found, firsts: Firsts | None) -> Found:
+    """Only the paths that begin with an allowed token."""
+    if firsts is None:
+        return found
+    allowed, place, kept = set(firsts.ids.tolist()), list[int](), 0
+    for token, parent in zip(found.tokens.tolist(), found.parents.tolist(), strict=True):
+        stays = token in allowed if parent < 0 else place[parent] >= 0
+        place.append(kept if stays else -1)
+        kept += stays
+    left = np.flatnonzero(np.array(place, dtype=np.int32) >= 0)
+    parents = [place[parent] if parent >= 0 else -1 for parent in found.parents[left].tolist()]
+    return found._replace(
+        tokens=found.tokens[left],
+        parents=np.array(parents, dtype=np.int32),
+        counts=found.counts[left],
+    )
+
+
+def graft(tree: Tree, found: Many[Found], room: int, names: Many[str]) -> Tree:
+    """The tree and all retrieved paths, at most `room` new nodes behind those that it has.
+
+    A path goes along the tree as far as that has it. Retrievers get equal shares of the room, and
+    what earlier ones leave. names: of the drafter and the retrievers.
+    """
+    where: dict[tuple[int, int], int] = {}  # (parent, token) -> node
+    for node, edge in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
+        where.setdefault(edge, node)
+    size, added, sources = len(tree), list[tuple[int, int]](), list[str]()
+    for i, each in enumerate(found):
+        left = -(-(room - len(added)) // (len(found) - i))
+        place = {-1: -1}  # retrieved node -> node of the fused tree
+        for node, token in enumerate(each.tokens.tolist()):
+            edge = (place.get(int(each.parents[node]), -2), token)
+            if edge not in where and edge[0] >= -1 and left > 0:
+                where[edge] = size + len(added)
+                added.append(edge)
+                sources.append(names[i + 1])
+                left -= 1
+            if edge in where:
+                place[node] = where[edge]
+    if not added:
+        return tree
+    parents, tokens = np.array(added, dtype=np.int32).T
+    return replace(
+        tree,
+        tokens=np.concatenate([tree.tokens, tokens]),
+        parents=np.concatenate([tree.parents, parents]),
+        laws=np.concatenate([tree.laws, np.full(len(added), POINT, np.int8)]),
+        rows=np.concatenate([tree.rows, np.full(len(added), -1, np.int32)]),
+        grades=None,
+        sources=(*signed(tree, names[0]).sources, *sources),
+    )

@@ -1,0 +1,141 @@
+"""Learns which drafter pays for a sequence: the one whose drafts buy most tokens for their rows.
+
+Every LOOK steps all parts draft. A tree of chosen tokens is scored by how far the text that came
+follows it, whether or not it was used; one of drawn tokens is fairly scored by use alone, so the
+second best part is tried at every EXPLORE-th comparison. In between only the best one drafts. A
+score is tokens per second: 1 + accepted nodes over the seconds of a pass over its rows
+(`engine/cost.py`) and of drafting; recent steps weigh more, and a new sequence begins with what the
+others of its tenant have taught.
+
+Law: the choice rests on earlier steps alone, so labels stay true. Needs: what its parts need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from forerun.dice import Dice
+from forerun.drafters.base import Composite, signed
+from forerun.engine.cost import Cost, cost_of
+from forerun.records import Plan, Sequence, Step
+from forerun.roles import Target
+from forerun.tree import POINT, Tree
+
+LOOK, EXPLORE = 6, 12  # steps between two comparisons, comparisons between two trials
+KEEP, KEEP_ALL = 0.95, 0.99  # memory of a sequence's and of all sequences' comparisons
+MARGIN = 1.15  # by which a later part must be better than the first: scores are noisy
+
+
+class Router(Composite):
+    """`parts` compete for every sequence; the first one is used where they are about as good."""
+
+    def __init__(self, *, parts: tuple[Any, ...] = ("stand", "suffix"), tokenizer: Any = None):
+        super().__init__(parts, tokenizer)
+        self._cost = Cost((1, 2), (1.0, 1.0))
+        self._all: dict[str, np.ndarray] = {}  # by tenant: tokens and seconds of the parts
+        self._own: WeakKeyDictionary[Sequence, np.ndarray] = WeakKeyDictionary()
+        self._turns: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
+        self._compared: WeakKeyDictionary[Sequence, tuple[int, list[Tree]]] = WeakKeyDictionary()
+
+    def bind(self, target: Target) -> None:
+        super().bind(target)
+        self._cost = cost_of(target)
+
+    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
+        used, compares = self._turn(seq)
+        if not compares:
+            return signed(self.parts[used].propose_one(seq, plan, dice), self.names[used])
+        trees = [part.propose_one(seq, plan, dice) for part in self.parts]
+        return self._use(seq, used, trees)
+
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+        turns = [self._turn(seq) for seq in seqs]
+        found: list[list[Tree]] = [[] for _ in seqs]
+        for k, part in enumerate(self.parts):
+            asked = [i for i, (used, compares) in enumerate(turns) if compares or used == k]
+            trees = part.propose([seqs[i] for i in asked], [plans[i] for i in asked])
+            for i, tree in zip(asked, trees, strict=True):
+                found[i].append(tree)
+        return [
+            self._use(seq, used, trees) if compares else signed(trees[0], self.names[used])
+            for seq, (used, compares), trees in zip(seqs, turns, found, strict=True)
+        ]
+
+    def observe(self, step: Step) -> None:
+        for i, seq in enumerate(step.seqs):
+            used, trees = self._compared.pop(seq, (0, []))
+            if any(len(tree) for tree in trees):
+                accepted = {used: len(step.verdicts[i].nodes)}
+                accepted |= {
+                    k: followed(tree, step.emitted[i])
+                    for k, tree in enumerate(trees)
+                    if k != used and (tree.laws == POINT).all()
+                }
+                self._learn(seq, trees, accepted)
+        super().observe(step)
+
+    def finish(self, seq: Sequence) -> None:
+        self._own.pop(seq, None)
+        self._turns.pop(seq, None)
+        self._compared.pop(seq, None)
+        super().finish(seq)
+
+    def scores(self, seq: Sequence) -> dict[str, float]:
+        """Tokens per second of every part, as far as is known of this sequence."""
+        tokens, seconds = self._known(seq)
+        return dict(zip(self.names, (tokens / seconds).tolist(), strict=True))
+
+    def _turn(self, seq: Sequence) -> tuple[int, bool]:
+        """Whose tree is used in this step, and whether all parts draft."""
+        self._turns[seq] = turn = self._turns.get(seq, -1) + 1
+        explores = turn % (LOOK * EXPLORE) == LOOK * (EXPLORE - 1)
+        return self._ranking(seq)[explores], turn % LOOK == 0
+
+    def _use(self, seq: Sequence, used: int, trees: list[Tree]) -> Tree:
+        self._compared[seq] = used, trees
+        return signed(trees[used], self.names[used])
+
+    def _ranking(self, seq: Sequence) -> list[int]:
+        """Parts by falling score; ties go to the earlier one, and nearly so to the first."""
+        tokens, seconds = self._known(seq)
+        scores = tokens / seconds
+        scores[0] *= MARGIN
+        return np.argsort(-scores, kind="stable").tolist()
+
+    def _known(self, seq: Sequence) -> np.ndarray:
+        """Mean tokens and seconds [2, parts] of this sequence, or of its tenant's others."""
+        known = self._own.get(seq)
+        if known is None:
+            known = self._all.get(seq.tenant)
+        if known is None:
+            known = np.ones((2, len(self.parts)))
+            known[1] = self._cost.at(1)
+        return known
+
+    def _learn(self, seq: Sequence, trees: list[Tree], accepted: dict[int, int]) -> None:
+        new = np.full((2, len(trees)), np.nan)  # of parts that cannot be scored in this step
+        for k, count in accepted.items():
+            rows = len(trees[k])
+            new[:, k] = 1 + count, float(self._cost.at(1 + rows)) + self.parts[k].seconds(rows)
+        before, theirs = self._known(seq), self._all.get(seq.tenant)
+        self._own[seq] = _mean(before, new, KEEP)
+        self._all[seq.tenant] = _mean(before if theirs is None else theirs, new, KEEP_ALL)
+
+
+def _mean(old: np.ndarray, new: np.ndarray, keep: float) -> np.ndarray:
+    return np.where(np.isnan(new), old, keep * old + (1 - keep) * new)
+
+
+def followed(tree: Tree, tokens: list[int]) -> int:
+    """How many of the first of `tokens` a path of the tree holds."""
+    node, count = -1, 0
+    for token in tokens:
+        hits = np.flatnonzero((tree.parents == node) & (tree.tokens == token))
+        if not len(hits):
+            break
+        node, count = int(hits[0]), count + 1
+    return count

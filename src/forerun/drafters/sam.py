@@ -1,0 +1,211 @@
+"""SAM Decoding: the longest match, found in constant time per token by suffix automata.
+
+Hu et al., "SAM Decoding: Speculative Decoding via Suffix Automaton", 2024. One automaton grows with
+the request, prompt and output; others hold earlier responses and a corpus. Each knows the longest
+suffix of the text that it has seen before. The longest wins, where those of the others must be
+longer by a bias, and what followed there is drafted; a short match leaves the draft to another
+drafter.
+
+Law: POINT nodes, a chain of copied tokens, so exact under every rule for deterministic drafts, at
+any temperature. Needs: what the other drafter needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from forerun import registry
+from forerun.dice import Dice
+from forerun.errors import ConfigError, DataError
+from forerun.ngrams import responses, suffix_automaton
+from forerun.ngrams.responses import Reader, Responses
+from forerun.ngrams.suffix_automaton import Generations, SuffixAutomaton, Text
+from forerun.records import Plan, Sequence, Snapshot, Step
+from forerun.roles import Drafter, Target
+from forerun.tree import EMPTY, Tree, chain
+
+if TYPE_CHECKING:
+    from forerun.models.tokenizer import Tokenizer
+
+
+class Sam(Drafter):
+    """Suffix automata x what followed the longest match.
+
+    tokens: longest draft. bias: how much longer a match elsewhere must be than one in the request.
+    threshold: shortest match that is used, the bias taken off; None is the paper's 5 with another
+    drafter, else 1. place: of a match, the "first" (that of a shorter match where fewer than the
+    draft's tokens follow) or the "latest". scope: whose responses are shared, "request" (nobody's),
+    "group", "tenant" or "global". budget_mb: of the shared ones; the oldest go first. corpus: text
+    files. other: drafter, or its name, that drafts when the match is too short.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokens: int = 40,
+        bias: int = 5,
+        threshold: int | None = None,
+        place: str = "first",
+        scope: str = "tenant",
+        budget_mb: float = 64,
+        corpus: tuple[str, ...] = (),
+        other: Any = None,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        if tokens < 1 or bias < 0 or (threshold is not None and threshold < 1):
+            raise ConfigError(
+                "tokens and threshold must be at least 1 and bias at least 0, got "
+                f"{tokens}, {threshold} and {bias}"
+            )
+        if place not in ("first", "latest"):
+            raise ConfigError(f"place must be 'first' or 'latest', got {place!r}")
+        self.tokens, self.bias, self.is_latest = tokens, bias, place == "latest"
+        self.other = _made(other, tokenizer)
+        self.threshold = threshold or (1 if self.other is None else 5)
+        self.labels = frozenset({"point"}) | (self.other.labels if self.other else frozenset())
+        self.needs = self.other.needs if self.other else frozenset()
+        self._responses: Responses[SuffixAutomaton, Generations] = Responses(
+            "sam",
+            lambda: SuffixAutomaton(latest=self.is_latest),
+            lambda budget: Generations(latest=self.is_latest, budget=budget),
+            scope=scope,
+            budget=int(budget_mb * 2**20),
+        )
+        files = (corpus,) if isinstance(corpus, str | FilePath) else corpus
+        self.corpus = _built(files, tokenizer, self.is_latest) if files else None
+        self._heard: WeakKeyDictionary[Reader, Heard] = WeakKeyDictionary()
+
+    def bind(self, target: Target) -> None:
+        if self.corpus is not None and (largest := self.corpus.largest()) >= target.vocab_size:
+            raise ConfigError(
+                f"the corpus of sam holds token {largest}, but the ids of this model end at "
+                f"{target.vocab_size - 1}; read it with the model's own tokenizer"
+            )
+        self._responses.bind(target)
+        if self.other is not None:
+            self.other.bind(target)
+
+    def warm_up(self) -> None:
+        suffix_automaton.warm_up()
+        if self.other is not None:
+            self.other.warm_up()
+
+    def start(self, seq: Sequence) -> None:
+        self._follow(seq)
+        if self.other is not None:
+            self.other.start(seq)
+
+    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
+        tree = self._copied(seq, plan)
+        return self.other.propose_one(seq, plan, dice) if self.other and not len(tree) else tree
+
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+        trees = [self._copied(seq, plan) for seq, plan in zip(seqs, plans, strict=True)]
+        short = [i for i, tree in enumerate(trees) if not len(tree)]
+        if self.other is not None and short:
+            others = self.other.propose([seqs[i] for i in short], [plans[i] for i in short])
+            for i, tree in zip(short, others, strict=True):
+                trees[i] = tree
+        return trees
+
+    def observe(self, step: Step) -> None:
+        for seq in step.seqs:
+            self._follow(seq)
+        if self.other is not None:
+            self.other.observe(step)
+
+    def finish(self, seq: Sequence) -> None:
+        self._responses.finish(seq)
+        if self.other is not None:
+            self.other.finish(seq)
+
+    def forget(self, group: Hashable) -> None:
+        self._responses.forget(group)
+        if self.other is not None:
+            self.other.forget(group)
+
+    def memory_report(self) -> dict[str, int]:
+        sizes = {f"automata, {name}": size for name, size in self._responses.report().items()}
+        if self.corpus is not None:
+            sizes["automata, corpus"] = self.corpus.nbytes
+        return sizes | (self.other.memory_report() if self.other else {})
+
+    def keep(self, tenant: str = "") -> None:
+        self._responses.keep(tenant)
+
+    def snapshot(self, tenant: str = "") -> Snapshot:
+        return self._responses.snapshot(tenant)
+
+    def restore(self, snapshot: Snapshot, tenant: str = "") -> None:
+        self._responses.restore(snapshot, tenant)
+
+    @classmethod
+    def merged(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
+        return responses.merged(snapshots, max_bytes)
+
+    def matches(self, seq: Sequence) -> list[tuple[int, SuffixAutomaton, Text]]:
+        """Every automaton with its match: the length, less the bias, and the place; best first."""
+        reader, found = self._follow(seq), []
+        found.append((reader.own.match(reader.text), reader.own, reader.text))
+        if reader.shared is not None:
+            for automaton, text in reader.shared.places(reader.entry):
+                found.append((automaton.match(text) - self.bias, automaton, text))
+        if self.corpus is not None:
+            heard = self._heard[reader]
+            found.append((self.corpus.match(heard.text) - self.bias, self.corpus, heard.text))
+        return sorted(found, key=lambda match: -match[0])  # of equal ones the first stays first
+
+    def _copied(self, seq: Sequence, plan: Plan) -> Tree:
+        """What followed the best match that something followed."""
+        most = min(self.tokens, plan.nodes, plan.depth)
+        if most <= 0:
+            return EMPTY
+        for length, automaton, text in self.matches(seq):
+            if length < self.threshold:
+                break
+            tokens = automaton.following(text, most, 1 if self.is_latest else most)
+            if len(tokens):
+                return chain(tokens)
+        return EMPTY
+
+    def _follow(self, seq: Sequence) -> Reader[SuffixAutomaton, Generations]:
+        """The sequence's reader, and its cursor in the corpus, brought up to the last token."""
+        reader = self._responses.follow(seq)
+        if self.corpus is not None:
+            heard = self._heard.setdefault(reader, Heard())
+            self.corpus.listen(heard.text, seq.tokens[heard.length :])
+            heard.length = len(seq.tokens)
+        return reader
+
+
+@dataclass
+class Heard:
+    """A cursor in the corpus that has read so many tokens of a sequence."""
+
+    text: Text = field(default_factory=Text)
+    length: int = 0
+
+
+def _made(other: Any, tokenizer: Tokenizer | None) -> Drafter | None:
+    if other is None or isinstance(other, Drafter):
+        return other
+    return registry.make("drafter", other, tokenizer=tokenizer)
+
+
+def _built(
+    files: Many[str | FilePath], tokenizer: Tokenizer | None, is_latest: bool
+) -> SuffixAutomaton:
+    """The automaton of a corpus, each document or piece of one a text."""
+    from forerun.ngrams import corpora  # here: its kernels are not needed without a corpus
+
+    automaton = SuffixAutomaton(latest=is_latest)
+    for ids in corpora.tokenised(files, tokenizer):
+        automaton.extend(automaton.begin(), ids.tolist())
+    if not len(automaton):
+        raise DataError(f"the corpus {', '.join(map(str, files))} holds no text; give another one")
+    return automaton

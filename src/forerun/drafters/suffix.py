@@ -1,0 +1,135 @@
+"""SuffixDecoding: what followed the same words before, here or in earlier responses.
+
+Oliaro et al., "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications", 2024.
+Two suffix trees count every short string: one of this request, prompt and output, one of responses.
+For each suffix of the text that occurs elsewhere, the most frequent continuations form a tree, of
+as many tokens as the suffix is long; that with the most expected accepted tokens is drafted.
+
+Law: POINT nodes, chosen by counts of finished steps, so exact under every rule for deterministic
+drafts, at any temperature. Needs: nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from collections.abc import Sequence as Many
+
+import numpy as np
+
+from forerun.dice import Dice
+from forerun.errors import ConfigError
+from forerun.ngrams import responses, suffix_tree
+from forerun.ngrams.responses import Responses
+from forerun.ngrams.suffix_drafting import Wish
+from forerun.ngrams.suffix_tree import NO_LIMIT, Draft, SuffixTree
+from forerun.records import Plan, Sequence, Snapshot, Step
+from forerun.roles import Drafter, Target
+from forerun.tree import EMPTY, POINT, Tree
+
+
+class Suffix(Drafter):
+    """Counted suffix trees x the most frequent continuations.
+
+    scope: whose responses are shared, "request" (nobody's), "group", "tenant" or "global".
+    depth: longest string counted; a match is at most half of it. factor, offset: at most
+    factor * match + offset tokens are drafted. min_prob: least share of the match's places that a
+    drafted token needs. branches: False drafts one path, True a tree. min_score: drafts that are
+    expected to have fewer accepted tokens are left out. budget_mb: of all shared trees. texts: most
+    responses kept per tree; the oldest go first.
+    """
+
+    labels = frozenset({"point"})
+
+    def __init__(
+        self,
+        *,
+        scope: str = "tenant",
+        depth: int = 64,
+        factor: float = 1.0,
+        offset: float = 0.0,
+        min_prob: float = 0.1,
+        branches: bool = True,
+        min_score: float = 0.0,
+        budget_mb: float = 64,
+        texts: int = 100_000,
+    ) -> None:
+        if not 0 < min_prob <= 1:
+            raise ConfigError(f"min_prob must be more than 0 and at most 1, got {min_prob}")
+        if factor < 0 or factor + offset <= 0 or min_score < 0:
+            raise ConfigError(
+                "factor and min_score must be at least 0, and factor + offset more than 0, or "
+                f"nothing is drafted after a match of one; got {factor}, {min_score} and {offset=}"
+            )
+        self.factor, self.offset, self.min_prob = factor, offset, min_prob
+        self.branches, self.min_score = branches, min_score
+        self._responses: Responses[SuffixTree, SuffixTree] = Responses(
+            "suffix",
+            lambda: SuffixTree(depth=depth, budget=NO_LIMIT),
+            lambda budget: SuffixTree(depth=depth, budget=budget, most=texts),
+            scope=scope,
+            budget=int(budget_mb * 2**20),
+        )
+
+    def bind(self, target: Target) -> None:
+        self._responses.bind(target)
+
+    def warm_up(self) -> None:
+        suffix_tree.warm_up()
+
+    def start(self, seq: Sequence) -> None:
+        self._responses.follow(seq)
+
+    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
+        draft = None if plan.is_empty else self.best(seq, plan)
+        return EMPTY if draft is None else points(draft)
+
+    def best(self, seq: Sequence, plan: Plan) -> Draft | None:
+        """The better draft of the two trees, that of the request in a tie; None without one."""
+        reader = self._responses.follow(seq)
+        width = plan.nodes if self.branches else 1
+        wish = Wish(plan.nodes, plan.depth, self.factor, self.offset, self.min_prob, width)
+        draft = reader.own.draft(reader.text, wish)
+        if reader.shared is not None:
+            at_least = 0.0 if draft is None else draft.score
+            draft = reader.shared.draft(reader.entry, wish, at_least) or draft
+        return None if draft is None or draft.score < self.min_score else draft
+
+    def observe(self, step: Step) -> None:
+        for seq in step.seqs:
+            self._responses.follow(seq)
+
+    def finish(self, seq: Sequence) -> None:
+        self._responses.finish(seq)
+
+    def forget(self, group: Hashable) -> None:
+        self._responses.forget(group)
+
+    def memory_report(self) -> dict[str, int]:
+        return {f"suffix trees, {name}": size for name, size in self._responses.report().items()}
+
+    def keep(self, tenant: str = "") -> None:
+        self._responses.keep(tenant)
+
+    def snapshot(self, tenant: str = "") -> Snapshot:
+        return self._responses.snapshot(tenant)
+
+    def restore(self, snapshot: Snapshot, tenant: str = "") -> None:
+        self._responses.restore(snapshot, tenant)
+
+    @classmethod
+    def merged(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
+        return responses.merged(snapshots, max_bytes)
+
+
+def points(draft: Draft) -> Tree:
+    """A draft as a tree of chosen nodes."""
+    size = len(draft.tokens)
+    return Tree(
+        tokens=draft.tokens,
+        parents=draft.parents,
+        laws=np.full(size, POINT, dtype=np.int8),
+        rows=np.full(size, -1, dtype=np.int32),
+        starts=np.zeros(1, dtype=np.int64),
+        q_ids=np.empty(0, dtype=np.int32),
+        q_probs=np.empty(0, dtype=np.float64),
+    )

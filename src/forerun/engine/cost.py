@@ -1,0 +1,135 @@
+"""What a pass costs by its number of rows: c(N) of the design, measured on the machine at hand.
+
+One measurement serves a model, number type, device and thread count; it is kept in the user's cache
+folder ($FORERUN_CACHE, else $XDG_CACHE_HOME/forerun, else ~/.cache/forerun).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from forerun.dice import SeededDice
+from forerun.records import Sequence
+from forerun.roles import Target
+from forerun.sampling import Sampling
+from forerun.tree import EMPTY, Tree, TreeBuilder
+
+ROWS = (1, 2, 3, 5, 7, 9, 13, 17, 25, 33, 49, 65)
+PREFIX = 48  # tokens before the root: few enough that the cache slot is given up gladly
+TRIES = 7  # rounds at least, as far as time allows
+SECONDS = 0.5, 3.0  # of measuring, at least and at most
+FORMAT = 2
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of a pass at some numbers of rows, rising; lines between them and beyond the last."""
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def at(self, rows: float | np.ndarray) -> np.ndarray:
+        """Seconds of a pass over so many rows, all sequences together."""
+        within = np.interp(rows, self.rows, self.seconds)
+        return within + np.maximum(np.subtract(rows, self.rows[-1]), 0) * self._last
+
+    @property
+    def _last(self) -> float:
+        (a, b), (x, y) = self.rows[-2:], self.seconds[-2:]
+        return (y - x) / (b - a)
+
+
+def cost_of(target: Target) -> Cost:
+    """The cost curve of a target: remembered, read from the cache folder, or measured (seconds)."""
+    known: Cost | None = getattr(target, "_cost", None)
+    if known is None:
+        path = cache_folder() / "costs" / f"{_key(target)}.json" if target.shape else None
+        known = _read(path) or measure(target)
+        _write(path, known)
+        target._cost = known  # type: ignore[attr-defined]
+    return known
+
+
+def cache_folder() -> Path:
+    """Where forerun keeps what it can find out again."""
+    own, base = os.environ.get("FORERUN_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    return Path(own) if own else (Path(base) if base else Path.home() / ".cache") / "forerun"
+
+
+def measure(target: Target) -> Cost:
+    """Medians of interleaved passes at each number of rows; a larger tree never costs less."""
+    most = min(max(ROWS), max(2, target.context - PREFIX - 1))
+    sizes = [rows for rows in ROWS if rows <= most]
+    tokens = [1 + i % max(1, target.vocab_size - 1) for i in range(min(PREFIX, target.context - 2))]
+    seq = Sequence(tokens, len(tokens), Sampling(), SeededDice(0), limit=1)
+    trees = {rows: _bush(rows - 1, target.vocab_size) for rows in sizes}
+    found: dict[int, list[float]] = {rows: [] for rows in sizes}
+    started = perf_counter()
+    try:
+        target.forward([seq], [EMPTY], frozenset())  # prefill
+        while not _is_enough(len(found[sizes[-1]]), perf_counter() - started):
+            for rows, tree in trees.items():
+                start = perf_counter()
+                target.forward([seq], [tree], frozenset())
+                found[rows].append(perf_counter() - start)
+    finally:
+        target.release(seq)
+    seconds = np.maximum.accumulate([np.median(found[rows]) for rows in sizes])
+    return Cost(tuple(sizes), tuple(float(s) for s in seconds))
+
+
+def _is_enough(rounds: int, seconds: float) -> bool:
+    least, most = SECONDS
+    return rounds > 0 and (seconds > most or (rounds >= TRIES and seconds > least))
+
+
+def _bush(nodes: int, vocab: int) -> Tree:
+    """Chains of four below the root: about the shape of drafts."""
+    tree = TreeBuilder()
+    for node in range(nodes):
+        tree.add(node % vocab, node - 1 if node % 4 else -1)
+    return tree.build()
+
+
+def _key(target: Target) -> str:
+    import torch
+
+    threads = torch.get_num_threads()
+    machine = platform.machine(), _processor(), os.environ.get("FORERUN_NATIVE", "")
+    told = repr((FORMAT, target.shape, threads, machine, torch.__version__))
+    return hashlib.sha256(told.encode()).hexdigest()[:24]
+
+
+def _processor() -> str:
+    with suppress(OSError), open("/proc/cpuinfo") as lines:
+        return next((line.partition(":")[2].strip() for line in lines if "model name" in line), "")
+    return ""
+
+
+def _read(path: Path | None) -> Cost | None:
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        if path is not None:
+            found = json.loads(path.read_text())
+            rows, seconds = (tuple(found[name]) for name in ("rows", "seconds"))
+            if len(rows) == len(seconds) >= 2 and all(s > 0 for s in seconds):
+                return Cost(rows, seconds)
+    return None
+
+
+def _write(path: Path | None, cost: Cost) -> None:
+    if path is None:
+        return
+    with suppress(OSError):  # a cache that cannot be written costs a measurement, no more
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}.tmp")
+        part.write_text(json.dumps({"rows": cost.rows, "seconds": cost.seconds}))
+        part.replace(path)

@@ -1,0 +1,81 @@
+"""A drafter may fail; generation goes on. Drafts only save time, so without them the law is kept."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Hashable
+from collections.abc import Sequence as Many
+from weakref import WeakKeyDictionary
+
+from forerun.records import Plan, Sequence, Step
+from forerun.roles import Drafter, Target
+from forerun.tree import EMPTY, Tree
+
+log = logging.getLogger("forerun")
+
+
+class Guarded(Drafter):
+    """A drafter whose errors while it runs cost drafts and one warning, nothing else.
+
+    Errors of `bind` still end the run: they tell that the parts do not fit.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter, self.labels, self.needs = drafter, drafter.labels, drafter.needs
+        self.failures: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
+        self._seen: Counter[str] = Counter()
+
+    def bind(self, target: Target) -> None:
+        self.drafter.bind(target)
+
+    def seconds(self, nodes: int) -> float:
+        return self.drafter.seconds(nodes)
+
+    def warm_up(self) -> None:
+        self.drafter.warm_up()
+
+    def start(self, seq: Sequence) -> None:
+        self._try(lambda: self.drafter.start(seq), [seq])
+
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+        try:
+            return self.drafter.propose(seqs, plans)
+        except Exception as error:
+            if len(seqs) == 1:
+                self._note(error, seqs)
+                return [EMPTY]
+        pairs = zip(seqs, plans, strict=True)  # the others of the batch keep their drafts
+        return [self.propose([seq], [plan])[0] for seq, plan in pairs]
+
+    def observe(self, step: Step) -> None:
+        self._try(lambda: self.drafter.observe(step), step.seqs)
+
+    def finish(self, seq: Sequence) -> None:
+        self._try(lambda: self.drafter.finish(seq), [seq])
+
+    def forget(self, group: Hashable) -> None:
+        self._try(lambda: self.drafter.forget(group), [])
+
+    def memory_report(self) -> dict[str, int]:
+        return self.drafter.memory_report()
+
+    def _try(self, work: Callable[[], None], seqs: Many[Sequence]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self._note(error, seqs)
+
+    def _note(self, error: Exception, seqs: Many[Sequence]) -> None:
+        for seq in seqs:
+            self.failures[seq] = self.failures.get(seq, 0) + 1
+        name = type(self.drafter).__module__.rpartition(".")[2]
+        if not self._seen:
+            log.warning(
+                "drafter %s failed (%s: %s); going on without its drafts where it fails",
+                name,
+                type(error).__name__,
+                error,
+            )
+            log.debug("where it failed", exc_info=error)
+        self._seen[type(error).__name__] += 1

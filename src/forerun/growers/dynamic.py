@@ -1,0 +1,68 @@
+"""Nodes where they pay: the place most likely to be accepted comes next, wherever it is.
+
+A place is valued by the product of `forerun.chances` along its path, which are known before its
+token is drawn; so whether a place is filled depends on other tokens, never on its own, and drawn
+children stay exact: given an earlier sibling's token and its rejection, what is owed is the same
+residual law whether or not another child follows. The form is that of EAGLE-2's dynamic trees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from forerun.chances import RANKS, Chances, grade
+from forerun.dice import Dice
+from forerun.records import Plan
+from forerun.roles import Grower, Growth
+from forerun.tree import POINT, SWOR, Proposal, TreeBuilder
+
+
+class Dynamic(Grower):
+    """Grows node by node; ends at plan.nodes or below a chance of plan.least.
+
+    drawn: children without replacement, else the best tokens. The tree tells how sure the root's q
+    and each node's was, for `Chances.learn`.
+    """
+
+    def __init__(self, *, drawn: bool = True, chances: Chances | None = None) -> None:
+        self.labels = frozenset({"swor" if drawn else "point"})
+        self.drawn, self.chances = drawn, chances or Chances(drawn=drawn)
+
+    def grow(self, plan: Plan, dice: Dice) -> Growth:
+        tree, rates = TreeBuilder(), self.chances.rates
+        known: dict[int, Proposal] = {}  # q below a node
+        orders: dict[int, list[int]] = {}  # its entries in the order drawn
+        left = {-1: 1.0}  # chance that the node is reached and none of its children was accepted
+        value: dict[int, float] = {}  # chance of a node's next child
+        ranks, depths, grades = {-1: 0}, {-1: 0}, [0]
+        node = -1
+        while True:
+            if depths[node] < plan.depth:
+                (q,) = yield [tuple(tree.path(node))]
+                if q is not None:
+                    known[node] = q
+                    grades[node + 1] = grade(q.probs.max())
+                    value[node] = left[node] * rates[grades[node + 1], 0]
+            at = max(value, key=lambda n: value[n], default=None)
+            if at is None or len(tree) >= plan.nodes or value[at] <= max(0.0, plan.least):
+                break
+            q = known[at]
+            if at not in orders:
+                orders[at] = self._order(q, dice)
+            law = (SWOR, q) if self.drawn else (POINT, None)
+            node = tree.add(int(q.ids[orders[at][ranks[at]]]), at, *law)
+            left[node], ranks[node], depths[node] = value[at], 0, depths[at] + 1
+            grades.append(0)
+            ranks[at] += 1
+            left[at] -= value[at]
+            value[at] = left[at] * rates[grades[at + 1], min(ranks[at], RANKS - 1)]
+            if ranks[at] == len(q.ids):
+                del value[at]
+        return replace(tree.build(), grades=np.array(grades, dtype=np.int8))
+
+    def _order(self, q: Proposal, dice: Dice) -> list[int]:
+        if self.drawn:
+            return dice.without_replacement(q.probs, len(q.probs))
+        return np.lexsort((q.ids, -q.probs)).tolist()

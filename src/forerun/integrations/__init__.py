@@ -1,0 +1,1 @@
+"""forerun inside other people's loops."""

@@ -1,0 +1,176 @@
+"""What drafters have learned, as files that go with one tokenizer: saved, loaded, merged, capped.
+
+Works for every drafter that has snapshots (`Drafter.keep`, `snapshot`, `restore`, `merged`). Drafts
+never change what a model says, so a memory of another model with the same tokenizer is welcome; one
+of another tokenizer is refused, because its ids mean other texts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence as Many
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forerun import registry
+from forerun.dice import SeededDice
+from forerun.errors import ConfigError
+from forerun.interrupts import uninterrupted
+from forerun.ngrams import files
+from forerun.ngrams.files import Origin
+from forerun.records import Plan, Sequence, Snapshot
+from forerun.roles import Drafter
+from forerun.sampling import Sampling
+from forerun.tree import Tree
+
+if TYPE_CHECKING:
+    from forerun.engine.api import Model
+
+log = logging.getLogger("forerun")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The contents of a memory file."""
+
+    path: Path
+    snapshot: Snapshot
+    origin: Origin
+
+    def to_dict(self) -> dict[str, Any]:
+        """For machines: everything but the arrays."""
+        held = self.snapshot
+        arrays = {
+            name: {"type": str(array.dtype), "shape": list(array.shape)}
+            for name, array in held.arrays.items()
+        }
+        return {
+            "file": str(self.path),
+            "kind": held.kind,
+            "bytes": held.nbytes,
+            "counts": held.counts,
+            "settings": held.settings,
+            "origin": asdict(self.origin),
+            "arrays": arrays,
+        }
+
+
+def read(path: Path | str) -> Memory:
+    """The memory in a file, checked. Raises DataError."""
+    return Memory(Path(path), *files.read(path))
+
+
+def origin_of(model: Model, tenant: str = "") -> Origin:
+    """What is written beside a memory that is learned from a model now."""
+    from forerun.models import identity
+
+    name, code = identity.model_name(model.name), identity.model_hash(model.name, model.target)
+    return Origin(identity.tokenizer_hash(model.tokenizer), ((name, code),), tenant)
+
+
+def merge(
+    paths: Many[Path | str],
+    out: Path | str,
+    *,
+    max_bytes: int | None = None,
+    tenant: str | None = None,
+) -> Memory:
+    """Writes one memory made of several: means weighted by counts; the least recently used go.
+
+    tenant: whose it will be, where the files belong to several. Raises DataError for a file that is
+    not intact, ConfigError for files that do not fit together.
+    """
+    held = [read(path) for path in paths]
+    kinds = sorted({memory.snapshot.kind for memory in held})
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"expected memories of one kind, got {' and '.join(kinds)}; merge each kind alone"
+        )
+    origin = Origin.joined([memory.origin for memory in held])
+    owners = sorted({memory.origin.tenant for memory in held} - {""})
+    if tenant is None and len(owners) > 1:
+        raise ConfigError(
+            f"expected memories of one tenant, got those of {' and '.join(owners)}; say with "
+            "--tenant whose the result is to be"
+        )
+    owner = (owners[0] if owners else "") if tenant is None else tenant
+    drafter: type[Drafter] = registry.get("drafter", kinds[0])
+    snapshot = drafter.merged([memory.snapshot for memory in held], max_bytes)
+    return Memory(Path(out), snapshot, files.write(out, snapshot, replace(origin, tenant=owner)))
+
+
+def draft(memory: Memory, tokens: list[int], nodes: int) -> Tree:
+    """The best tokens that a memory would draft after a text."""
+    drafter: Drafter = registry.get("drafter", memory.snapshot.kind)(**memory.snapshot.settings)
+    drafter.restore(memory.snapshot)
+    greedy = Sampling(temperature=0.0)
+    seq = Sequence(tokens, len(tokens), greedy, SeededDice(0), limit=nodes + 1)
+    return drafter.propose([seq], [Plan(nodes=nodes)])[0]
+
+
+class Kept:
+    """What a drafter learns of a tenant, kept in a file.
+
+    In a `with` it is loaded where there is a file, and saved at the end, also when an error or
+    Ctrl-C ends the block: what was learned until then is true. A file that could not be loaded is
+    left alone.
+    """
+
+    def __init__(self, path: Path | str, drafter: Drafter, origin: Origin) -> None:
+        self.path, self.drafter, self.origin = Path(path), drafter, origin
+        self.before: Memory | None = None
+        self.after: Memory | None = None
+
+    def load(self) -> Memory:
+        """Makes the file what the drafter knows; it is checked before anything is touched.
+
+        Raises DataError for a file that is not intact, ConfigError for one of another tokenizer, of
+        another tenant, or made with other settings.
+        """
+        memory = read(self.path)
+        check_fits(memory, self.origin)
+        self.drafter.restore(memory.snapshot, self.origin.tenant)
+        joined = Origin.joined([memory.origin, self.origin])
+        self.origin = replace(joined, tenant=self.origin.tenant)
+        return memory
+
+    def save(self) -> Memory:
+        """Writes what the drafter knows, whole or not at all.
+
+        Raises ConfigError if it keeps nothing, CapacityError if the file cannot be written.
+        """
+        snapshot = self.drafter.snapshot(self.origin.tenant)
+        self.origin = files.write(self.path, snapshot, self.origin)
+        return Memory(self.path, snapshot, self.origin)
+
+    def __enter__(self) -> Kept:
+        self.drafter.keep(self.origin.tenant)
+        if self.path.exists():
+            self.before = self.load()
+        else:
+            files.check_place(self.path)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        with uninterrupted():
+            self.after = self.save()
+
+
+def check_fits(memory: Memory, origin: Origin) -> None:
+    """Raises ConfigError unless a memory may be used for this tokenizer and tenant."""
+    held, path = memory.origin, memory.path
+    if held.tokenizer != origin.tokenizer:
+        raise ConfigError(
+            f"{path} was learned with another tokenizer ({held.tokenizer[:12] or 'unknown'}, this "
+            f"model has {origin.tokenizer[:12]}): its token ids mean other texts; use the model it "
+            "came from, or another file"
+        )
+    if held.tenant not in ("", origin.tenant):
+        raise ConfigError(
+            f"{path} belongs to tenant {held.tenant!r}, not to {origin.tenant or 'everybody'!r}; "
+            f"ask for tenant {held.tenant!r}, or make it common with `forerun memory merge`"
+        )
+    if not {code for _, code in origin.models} & {code for _, code in held.models}:
+        names = ", ".join(name for name, _ in held.models) or "an unknown model"
+        log.warning("%s was learned from %s: as exact, perhaps less useful here", path, names)

@@ -1,0 +1,99 @@
+"""Which model, which tokenizer: hashes for files that mean less, or nothing, with another one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from forerun.assets import embedded
+from forerun.errors import ModelError
+from forerun.models.tokenizer import Tokenizer
+
+WHOLE = 64 << 20  # weight files up to this size are hashed whole
+PIECES, PIECE = 16, 1 << 16  # of larger ones: so many pieces of so many bytes, evenly spread
+
+
+def tokenizer_hash(tokenizer: Tokenizer) -> str:
+    """SHA-256 of the vocabulary: equal where every id stands for the same token."""
+    pairs = sorted((i, token) for token, i in tokenizer.vocabulary().items())
+    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
+
+
+def model_hash(name: str, target: Any = None) -> str:
+    """SHA-256 of a model's configuration and weights, or of samples of them where they are large.
+
+    name: a folder, a hub id or an embedded model; else `target` is asked for its parameters.
+    "" where neither can be looked at.
+    """
+    folder = _folder(name)
+    parts = _of_folder(folder) if folder else _of_module(getattr(target, "model", None))
+    total, is_empty = hashlib.sha256(), True
+    for part in parts:
+        total.update(part)
+        is_empty = False
+    return "" if is_empty else total.hexdigest()
+
+
+def model_name(name: str) -> str:
+    """A model's name as it is written into files: no folders of this machine."""
+    if is_object(name):
+        return name.partition("(")[0]
+    return Path(name).resolve().name if Path(name).is_dir() else name
+
+
+def is_object(name: str) -> bool:
+    """Whether a name is how a loaded model prints itself."""
+    return "(\n" in name
+
+
+def _folder(name: str) -> Path | None:
+    """The local folder of a model, without a connection."""
+    if is_object(name):
+        return None
+    place = Path(embedded(name)).expanduser()
+    if place.is_dir():
+        return place
+    from forerun.models.load import is_hub_id
+
+    if not is_hub_id(name):
+        return None
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except Exception:  # the hub client raises many kinds; the hash is then unknown
+        return None
+
+
+def _of_folder(folder: Path) -> Iterator[bytes]:
+    for path in [folder / "config.json", *sorted(folder.glob("*.safetensors"))]:
+        try:
+            size = path.stat().st_size
+            yield f"\0{path.name} {size}\0".encode()
+            yield from _pieces(path, size)
+        except OSError as cause:
+            raise ModelError(f"cannot read {path}: {cause.strerror}") from None
+
+
+def _pieces(path: Path, size: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        if size <= WHOLE:
+            yield file.read()
+            return
+        for i in range(PIECES):
+            file.seek((size - PIECE) * i // (PIECES - 1))
+            yield file.read(PIECE)
+
+
+def _of_module(module: Any) -> Iterator[bytes]:
+    """Configuration and samples of the parameters of a transformers model."""
+    if not hasattr(module, "named_parameters"):
+        return
+    yield module.config.to_json_string().encode()
+    for name, tensor in module.named_parameters():
+        flat = tensor.detach().reshape(-1)
+        sample = flat[:: max(1, len(flat) // 64)].float().cpu().numpy()
+        yield f"\0{name} {tuple(tensor.shape)}\0".encode() + sample.tobytes()

@@ -1,0 +1,118 @@
+"""One call per tree: the most promising places first, filled from a logit memory.
+
+The fast form of the grower `dynamic` over `LogitMemory.lookup`: same nodes, same q, same uniforms
+in the same order (tests compare them node by node).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from forerun.chances import RANKS, grade
+from forerun.ngrams.drafting import Buffers, buffers, race
+from forerun.ngrams.kernels import Table, Temper, recall, snapshot
+from forerun.records import Plan
+from forerun.tree import POINT, SWOR, Tree
+
+
+def grow(
+    table: Table,
+    lengths: np.ndarray,
+    clock: int,
+    root: np.ndarray,
+    plan: Plan,
+    temper: Temper,
+    rates: np.ndarray,
+    uniforms: np.ndarray | None,
+) -> tuple[Tree, int]:
+    """A tree below the context `root`: at most plan.nodes nodes of chances above plan.least.
+
+    With uniforms, children are drawn without replacement; without, they are the best tokens.
+    Returns the tree, with its grades, and how many uniforms were used: one per entry of every q
+    that has children.
+    """
+    entries = table.ids.shape[1]
+    out = buffers(plan.nodes, entries)
+    grades = np.zeros(plan.nodes + 1, np.int8)
+    is_drawn = uniforms is not None
+    given = out.q_probs if uniforms is None else uniforms
+    limits = plan.nodes, plan.depth, max(0.0, plan.least)
+    nodes, rows, used = grow_places(
+        table, lengths, clock, temper, root, *limits, rates, is_drawn, given, out, grades
+    )
+    tree = Tree(
+        tokens=out.tokens[:nodes],
+        parents=out.parents[:nodes],
+        laws=out.laws[:nodes],
+        rows=out.rows[:nodes],
+        starts=out.starts[: rows + 1],
+        q_ids=out.q_ids[: out.starts[rows]],
+        q_probs=out.q_probs[: out.starts[rows]],
+        grades=grades[: nodes + 1],
+    )
+    return tree, used
+
+
+@njit(cache=True, nogil=True)
+def grow_places(
+    table: Table,
+    lengths: np.ndarray,
+    clock: int,
+    temper: Temper,
+    root: np.ndarray,
+    most: int,
+    deepest: int,
+    least: float,
+    rates: np.ndarray,
+    is_drawn: bool,
+    uniforms: np.ndarray,
+    out: Buffers,
+    grades: np.ndarray,
+) -> tuple[int, int, int]:
+    """Best first, node i in row i + 1 of the arrays; returns nodes, proposals and uniforms used."""
+    longest, entries = len(root), table.ids.shape[1]
+    contexts = np.empty((most + 1, longest), np.int32)
+    contexts[0] = root
+    depths, ranks = np.zeros(most + 1, np.int64), np.zeros(most + 1, np.int64)
+    sizes, rows_of = np.zeros(most + 1, np.int64), np.full(most + 1, -1, np.int64)
+    left, value = np.zeros(most + 1), np.zeros(most + 1)  # see growers.dynamic
+    q_ids, q_probs = np.empty((most + 1) * entries, np.int32), np.empty((most + 1) * entries)
+    order, hashes = np.empty((most + 1, entries), np.int64), np.empty(longest, np.uint64)
+    left[0] = 1.0
+    nodes = rows = used = filled = new = 0
+    while True:
+        if depths[new] < deepest:
+            slot = recall(table, lengths, contexts[new], hashes)
+            if slot >= 0:
+                table.stamps[slot] = clock
+                start = new * entries
+                sizes[new] = snapshot(table, slot, temper, q_ids, q_probs, start)
+                grades[new] = grade(q_probs[start])
+                value[new] = left[new] * rates[grades[new], 0]
+        at = np.argmax(value[: nodes + 1])
+        if nodes == most or value[at] <= least:
+            return nodes, rows, used
+        start, size, rank = at * entries, sizes[at], ranks[at]
+        if rank == 0 and is_drawn:
+            race(uniforms, used, q_probs[start : start + size], order[at, :size])
+            out.q_ids[filled : filled + size] = q_ids[start : start + size]
+            out.q_probs[filled : filled + size] = q_probs[start : start + size]
+            used, filled = used + size, filled + size
+            rows_of[at] = rows
+            rows += 1
+            out.starts[rows] = filled
+        token = q_ids[start + (order[at, rank] if is_drawn else rank)]
+        out.tokens[nodes], out.parents[nodes] = token, at - 1
+        out.laws[nodes] = SWOR if is_drawn else POINT
+        out.rows[nodes] = rows_of[at]
+        nodes += 1
+        new = nodes
+        left[new], depths[new] = value[at], depths[at] + 1
+        contexts[new, 1:] = contexts[at, :-1]
+        contexts[new, 0] = token
+        ranks[at] += 1
+        left[at] -= value[at]
+        value[at] = left[at] * rates[grades[at], min(ranks[at], RANKS - 1)]
+        if ranks[at] == size:
+            value[at] = 0.0

@@ -1,0 +1,247 @@
+"""What responses said, for drafters that copy: each sequence's own text, and those it may share.
+
+A sequence reads its own prompt and output into a store of its own, and its output into the store of
+its scope, where running and earlier responses are found by others. All shared stores are under one
+budget: those nobody uses go first, the least recently used first; then a store drops its oldest
+texts. What is saved is the texts, since any store can be built from them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from forerun.errors import ConfigError, DataError
+from forerun.records import Sequence, Snapshot
+from forerun.roles import Target
+
+SCOPES = ("request", "group", "tenant", "global")
+LEAD = 8  # prompt tokens kept before a response, so that its beginning has a context
+TAIL = 16  # tokens compared to notice that a text was changed rather than extended
+
+
+class Store(Protocol):
+    """Texts that can be matched: a suffix tree, an automaton."""
+
+    budget: int
+
+    @property
+    def nbytes(self) -> int: ...
+    def growth(self, num: int) -> int: ...
+    def begin(self, context: Many[int] = ()) -> Any: ...
+    def extend(self, text: Any, tokens: Many[int]) -> Any: ...
+    def end(self, text: Any) -> None: ...
+    def held(self) -> list[np.ndarray]: ...
+
+
+Own = TypeVar("Own", bound=Store)
+Common = TypeVar("Common", bound=Store)
+
+
+@dataclass(eq=False)
+class Reader(Generic[Own, Common]):
+    """What a sequence has read: `text` in its own store, `entry` in the shared one, if any."""
+
+    own: Own
+    text: Any
+    key: Hashable
+    shared: Common | None
+    entry: Any
+    length: int = 0
+    tail: list[int] = field(default_factory=list)
+
+    def fits(self, tokens: list[int]) -> bool:
+        """Whether `tokens` continues what was read."""
+        return tokens[self.length - len(self.tail) : self.length] == self.tail
+
+
+class Responses(Generic[Own, Common]):
+    """Own stores of running sequences, shared ones by scope. name: of the drafter."""
+
+    def __init__(
+        self,
+        name: str,
+        own: Callable[[], Own],
+        shared: Callable[[int], Common],
+        *,
+        scope: str,
+        budget: int,
+    ) -> None:
+        if scope not in SCOPES:
+            raise ConfigError(f"scope must be one of {SCOPES}, got {scope!r}")
+        self.name, self.scope, self.budget = name, scope, budget
+        self._own, self._new = own, shared
+        self._readers: weakref.WeakKeyDictionary[Sequence, Reader[Own, Common]]
+        self._readers = weakref.WeakKeyDictionary()
+        self._held: OrderedDict[Hashable, Common] = OrderedDict()  # least recently used first
+        self._users: dict[Hashable, set[Sequence]] = {}
+        self._target: weakref.ref[Target] | None = None
+        self._largest = -1  # token of what was restored
+        shared(budget)  # refuses bad options now rather than at the first sequence
+
+    def bind(self, target: Target) -> None:
+        """Texts of another target go. Raises ConfigError if restored ones exceed its vocabulary."""
+        if self._target is not None and self._target() is not target:
+            self._held.clear()
+            self._readers.clear()
+            self._largest = -1
+        self._target = weakref.ref(target)
+        self._check()
+
+    def follow(self, seq: Sequence) -> Reader[Own, Common]:
+        """The sequence's reader, brought up to its last token."""
+        reader = self._readers.get(seq)
+        if reader is None or not reader.fits(seq.tokens):
+            reader = self._readers[seq] = self._open(seq)
+        new = seq.tokens[reader.length :]
+        if new:
+            reader.own.extend(reader.text, new)
+            if reader.shared is not None:
+                self._make_room(reader.key, reader.shared.growth(len(new)))
+                reader.shared.extend(reader.entry, new)
+            reader.length = len(seq.tokens)
+            reader.tail = seq.tokens[-TAIL:]
+        return reader
+
+    def finish(self, seq: Sequence) -> None:
+        """The sequence has ended; what it said stays with those it shares with."""
+        reader = self._readers.pop(seq, None)
+        if reader is not None and reader.shared is not None:
+            reader.shared.end(reader.entry)
+        key = self._key(seq)
+        users = self._users.get(key, set())
+        users.discard(seq)
+        if not users:
+            self._users.pop(key, None)
+
+    def forget(self, group: Hashable) -> None:
+        """Nobody of this group will come any more."""
+        self._held.pop(group, None)
+
+    def report(self) -> dict[str, int]:
+        """Bytes by part."""
+        own = sum(reader.own.nbytes for reader in self._readers.values())
+        return {"own texts": own, "shared texts": sum(s.nbytes for s in self._held.values())}
+
+    def keep(self, tenant: str) -> None:
+        """Raises ConfigError unless responses of this tenant alone outlive requests."""
+        if self.scope in ("request", "group") or (self.scope == "global" and tenant):
+            raise ConfigError(
+                f"expected responses that are tenant {tenant!r}'s alone and outlive requests, but "
+                f"the scope is {self.scope!r}; use {self.name}:scope=tenant"
+            )
+
+    def snapshot(self, tenant: str) -> Snapshot:
+        """The texts of a tenant. Raises ConfigError if there are none."""
+        self.keep(tenant)
+        store = self._held.get(self._kept_key(tenant))
+        return pack(self.name, [] if store is None else store.held())
+
+    def restore(self, snapshot: Snapshot, tenant: str) -> None:
+        """A tenant's store holds the texts of a snapshot, and nothing else."""
+        self.keep(tenant)
+        key, texts = self._kept_key(tenant), unpack(snapshot)
+        if key in self._users:
+            raise ConfigError("expected no running request, whose texts would be lost; wait for it")
+        self._largest = max(self._largest, int(snapshot.arrays["tokens"].max(initial=-1)))
+        self._check()
+        self._held.pop(key, None)
+        store = self._store(key)
+        for text in texts:
+            self._make_room(key, store.growth(len(text)))
+            entry = store.begin()
+            store.extend(entry, text.tolist())
+            store.end(entry)
+
+    def _check(self) -> None:
+        target = None if self._target is None else self._target()
+        if target is not None and self._largest >= target.vocab_size:
+            raise ConfigError(
+                f"the texts to be restored hold token {self._largest}, but the ids of this model "
+                f"end at {target.vocab_size - 1}; use a memory of the same tokenizer"
+            )
+
+    def _open(self, seq: Sequence) -> Reader[Own, Common]:
+        """A reader that has read the prompt but for its end, which is shared as well."""
+        before = seq.tokens[: max(0, seq.num_prompt - LEAD)]
+        own, key = self._own(), self._key(seq)
+        text = own.begin()
+        own.extend(text, before)
+        shared = None if key is None else self._store(key)
+        entry = None if shared is None else shared.begin(before)
+        if key is not None:
+            self._users.setdefault(key, set()).add(seq)
+        return Reader(own, text, key, shared, entry, len(before), before[-TAIL:])
+
+    def _store(self, key: Hashable) -> Common:
+        if key not in self._held:
+            self._held[key] = self._new(self.budget)
+            self._make_room(key, 0)
+        self._held.move_to_end(key)
+        return self._held[key]
+
+    def _make_room(self, key: Hashable, growth: int) -> None:
+        """For `growth` bytes more in one store: idle ones go, the least recently used first."""
+        held = sum(store.nbytes for store in self._held.values())
+        for other in list(self._held):
+            if held + growth <= self.budget:
+                break
+            if other != key and other not in self._users:
+                held -= self._held.pop(other).nbytes
+        for store in self._held.values():
+            store.budget = self.budget - held + store.nbytes
+
+    def _key(self, seq: Sequence) -> Hashable:
+        """Who shares: everybody, a tenant, a group, or nobody (None)."""
+        if self.scope in ("tenant", "global"):
+            return self._kept_key(seq.tenant)
+        return seq.group if self.scope == "group" else None
+
+    def _kept_key(self, tenant: str) -> Hashable:
+        return ("tenant", tenant) if self.scope == "tenant" else "global"
+
+
+def pack(kind: str, texts: Many[np.ndarray]) -> Snapshot:
+    """Texts as they are saved: all tokens, and how many each has. Raises ConfigError for none."""
+    if not len(texts):
+        raise ConfigError("there is no response yet, so there is nothing to save; generate first")
+    tokens = np.concatenate(texts).astype(np.int32)
+    lengths = np.array([len(text) for text in texts], dtype=np.int64)
+    counts = {"tokens": len(tokens), "texts": len(texts)}
+    return Snapshot(kind, {"tokens": tokens, "lengths": lengths}, {}, counts)
+
+
+def unpack(snapshot: Snapshot) -> list[np.ndarray]:
+    """The texts of a snapshot, oldest first. Raises DataError if it is none of texts."""
+    arrays = snapshot.arrays
+    if arrays.keys() != {"tokens", "lengths"} or not _are_texts(**arrays):
+        raise DataError(
+            "expected texts, their tokens and their lengths, got arrays that are none; use another "
+            "memory file"
+        )
+    return np.split(arrays["tokens"], np.cumsum(arrays["lengths"])[:-1])
+
+
+def _are_texts(tokens: np.ndarray, lengths: np.ndarray) -> bool:
+    """They may come from anybody."""
+    return (
+        tokens.dtype == np.int32
+        and lengths.dtype == np.int64
+        and tokens.ndim == lengths.ndim == 1
+        and bool((tokens >= 0).all() and (lengths >= 0).all() and (lengths <= len(tokens)).all())
+        and int(lengths.sum()) == len(tokens)
+    )
+
+
+def merged(snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
+    """All texts of several snapshots in their order; the first go beyond `max_bytes`."""
+    texts = [text for snapshot in snapshots for text in unpack(snapshot)]
+    room = np.inf if max_bytes is None else max_bytes
+    sizes = np.cumsum([4 * len(text) + 8 for text in reversed(texts)])
+    return pack(snapshots[0].kind, texts[len(texts) - int(np.searchsorted(sizes, room, "right")) :])

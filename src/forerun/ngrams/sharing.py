@@ -1,0 +1,72 @@
+"""Several logit memories under one budget of bytes: who uses which, and which must go."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+
+from forerun.ngrams.memory import LogitMemory
+from forerun.records import Sequence
+
+
+class Memories:
+    """Memories by key, the least recently used first. One in use is never dropped as a whole."""
+
+    def __init__(self, *, context: int | tuple[int, ...], entries: int, budget: int) -> None:
+        self.context, self.entries, self.budget = context, entries, budget
+        self._held: OrderedDict[Hashable, LogitMemory] = OrderedDict()
+        self._users: dict[Hashable, set[Sequence]] = {}  # running sequences by memory
+        self._new()  # refuses bad options now rather than at the first sequence
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether any sequence runs."""
+        return bool(self._users)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all memories."""
+        return sum(memory.nbytes for memory in self._held.values())
+
+    def join(self, key: Hashable, seq: Sequence) -> None:
+        """A sequence begins to use a memory."""
+        self._users.setdefault(key, set()).add(seq)
+
+    def leave(self, key: Hashable, seq: Sequence) -> None:
+        """A sequence has ended; its memory may be dropped when room is needed."""
+        users = self._users.get(key, set())
+        users.discard(seq)
+        if not users:
+            self._users.pop(key, None)
+
+    def drop(self, key: Hashable) -> None:
+        """Nobody will use this memory any more."""
+        self._users.pop(key, None)
+        self._held.pop(key, None)
+
+    def __getitem__(self, key: Hashable) -> LogitMemory:
+        """The memory of a key, made where there is none."""
+        if key not in self._held:
+            self._held[key] = self._new()
+            self.make_room(0)
+        self._held.move_to_end(key)
+        return self._held[key]
+
+    def renew(self, key: Hashable) -> LogitMemory:
+        """An empty memory in place of what is there."""
+        self._held.pop(key, None)
+        return self[key]
+
+    def make_room(self, growth: int) -> None:
+        """For `growth` bytes more in the memory used last: idle ones go, least recent first."""
+        held = self.nbytes
+        for key in list(self._held)[:-1]:
+            if held + growth <= self.budget:
+                break
+            if key not in self._users:
+                held -= self._held.pop(key).nbytes
+        for memory in self._held.values():
+            memory.budget = self.budget - held + memory.nbytes
+
+    def _new(self) -> LogitMemory:
+        return LogitMemory(context=self.context, entries=self.entries, budget=self.budget)

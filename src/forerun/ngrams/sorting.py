@@ -1,0 +1,215 @@
+"""Second stage of a build: the suffix array of every shard, by parts of bounded memory.
+
+Parts are sorted in threads, each within its share of the memory, into a file of their own; the
+merge writes slices of the result, several at a time. Both go on after the last finished piece.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forerun.ngrams import merging
+from forerun.ngrams.store import file_name, no_room
+from forerun.ngrams.suffix_array import (
+    TYPES,
+    find_buckets,
+    pack,
+    part_bytes,
+    pointer_width,
+    sort_part,
+)
+
+OVERLAP_BYTES = 100_000  # how far a part looks beyond its end
+WORTH_PARTS = 1 << 22  # tokens: a shard shorter than this is sorted by one thread
+AT_ONCE = 1 << 17  # positions per write
+MIN_PART = 1 << 16  # tokens
+
+
+@dataclass
+class Sorted:
+    """Which pieces are finished. borders[s]: where parts of shard s begin and end."""
+
+    borders: list[list[int]] = field(default_factory=list)
+    overlap: int = 0  # tokens
+    parts: list[list[int]] = field(default_factory=list)  # (shard, part) pairs
+    slices: list[list[int]] = field(default_factory=list)
+    slices_each: int = 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+def plan_parts(
+    lengths: list[int], width: int, memory: int, threads: int, part: int = 0, overlap: int = 0
+) -> Sorted:
+    """Cuts shards of these lengths into parts that `threads` sorters fit into `memory` bytes.
+
+    part, overlap: tokens, where they are to differ from what memory and OVERLAP_BYTES give.
+    """
+    overlap = overlap or OVERLAP_BYTES // width
+    room = memory // threads // part_bytes(width) - overlap
+    most = part or max(MIN_PART, room)
+    state = Sorted(overlap=overlap, slices_each=4 * threads)
+    for length in lengths:
+        count = -(-length // most)
+        if not part and length >= WORTH_PARTS and len(lengths) < threads:
+            count = max(count, threads)
+        state.borders.append(np.linspace(0, length, max(1, count) + 1).astype(int).tolist())
+    return state
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Sorts the token files in `folder`; `save` keeps the state, `report` hears of progress."""
+
+    folder: Path
+    width: int
+    tops: list[int]
+    threads: int
+    save: Callable[[Sorted], None]
+    report: Callable[[str, int], None]  # "sort" or "merge", tokens done
+
+    def run(self, state: Sorted) -> None:
+        """Goes on from `state` to the end. Raises CapacityError when the disk is full."""
+        lock = threading.Lock()
+
+        def finished(kind: list[list[int]], piece: list[int]) -> None:
+            with lock:
+                kind.append(piece)
+                self.save(state)
+
+        def sort(piece: list[int]) -> None:
+            self._sort(state, *piece)
+            finished(state.parts, piece)
+
+        parts = [[s, p] for s, b in enumerate(state.borders) for p in range(len(b) - 1)]
+        for s in range(len(state.borders)):
+            self._allocate(state, s, "parts")
+        self._all(sort, [piece for piece in parts if piece not in state.parts])
+        for s, borders in enumerate(state.borders):
+            if len(borders) == 2:  # one part is the whole
+                if self._file(s, "parts").exists():
+                    os.replace(self._file(s, "parts"), self._file(s, "suffixes"))
+                continue
+            self._merge_shard(state, s, lambda piece: finished(state.slices, piece))
+
+    def _all(self, work: Callable[[list[int]], object], pieces: Iterable[list[int]]) -> None:
+        """Pieces in threads; the first error ends the rest."""
+        with ThreadPoolExecutor(self.threads) as pool:
+            futures = [pool.submit(work, piece) for piece in pieces]
+            try:
+                for future in as_completed(futures):
+                    future.result()
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+
+    def _file(self, shard: int, kind: str) -> Path:
+        name = file_name("suffixes", shard)
+        return (
+            self.folder / {"suffixes": name, "parts": f"{name}.parts", "new": f"{name}.new"}[kind]
+        )
+
+    def _allocate(self, state: Sorted, shard: int, kind: str) -> None:
+        """Room on the disk for all positions, so that a full disk is noticed before the work."""
+        path, length = self._file(shard, kind), state.borders[shard][-1]
+        if self._file(shard, "suffixes").exists():
+            return
+        try:
+            with path.open("r+b" if path.exists() else "w+b") as file:
+                if length:
+                    os.posix_fallocate(file.fileno(), 0, length * pointer_width(length))
+        except OSError as error:
+            raise no_room(path, error) from error
+
+    def _text(self, shard: int) -> np.ndarray:
+        path = self.folder / file_name("tokens", shard)
+        dtype = TYPES[self.width]
+        return (
+            np.asarray(np.memmap(path, dtype, "r")) if path.stat().st_size else np.empty(0, dtype)
+        )
+
+    def _sort(self, state: Sorted, shard: int, part: int) -> None:
+        start, stop = state.borders[shard][part : part + 2]
+        text = self._text(shard)
+        order = sort_part(text, start, stop, state.overlap, self.tops[shard])
+        self.report("sort", stop - start)
+        width = pointer_width(len(text))
+        chunks = (
+            pack(order[at : at + AT_ONCE].astype(np.int64) + start, width)
+            for at in range(0, len(order), AT_ONCE)
+        )
+        write_at(self._file(shard, "parts"), start * width, chunks)
+
+    def _merge_shard(
+        self, state: Sorted, shard: int, finished: Callable[[list[int]], None]
+    ) -> None:
+        if self._file(shard, "suffixes").exists():
+            return
+        self._allocate(state, shard, "new")
+        text, borders = self._text(shard), np.array(state.borders[shard], np.int64)
+        width = pointer_width(len(text))
+        table = np.asarray(np.memmap(self._file(shard, "parts"), np.uint8, "r"))
+        cuts = merging.cut(text, table, width, borders, state.slices_each, state.overlap)
+
+        def merge(piece: list[int]) -> None:
+            low, high = cuts[piece[1]], cuts[piece[1] + 1]
+            chunks = self._merged(text, table, width, low, high, state.overlap)
+            begin = int((low - borders[:-1]).sum())
+            write_at(self._file(shard, "new"), begin * width, chunks)
+            finished(piece)
+
+        pieces = [[shard, i] for i in range(state.slices_each)]
+        self._all(merge, [piece for piece in pieces if piece not in state.slices])
+        os.replace(self._file(shard, "new"), self._file(shard, "suffixes"))
+        self._file(shard, "parts").unlink()
+
+    def _merged(
+        self,
+        text: np.ndarray,
+        table: np.ndarray,
+        width: int,
+        low: np.ndarray,
+        high: np.ndarray,
+        limit: int,
+    ) -> Iterable[np.ndarray]:
+        """The packed positions of one slice, piece by piece."""
+        merge = merging.begin(low, high)
+        out = np.empty(AT_ONCE * width, np.uint8)
+        while count := merging.advance(text, table, width, merge, limit, out):
+            self.report("merge", count)
+            yield out[: count * width]
+
+
+def warm_up(width: int) -> None:
+    """Compiles what sorts and merges tokens of that width, or loads it from the cache."""
+    text = np.array([1, 2, 1, 2, 1, 3, 1], TYPES[width])
+    for stop in (3, 7):
+        order = sort_part(text, 0, stop, 7, 3)
+    table = pack(order.astype(np.int64), 1)
+    borders = np.array([0, 7], np.int64)
+    cuts = merging.cut(text, table, 1, borders, 2, 7)
+    merging.advance(text, table, 1, merging.begin(cuts[0], cuts[1]), 7, np.empty(7, np.uint8))
+    find_buckets(text, 3)
+
+
+def write_at(path: Path, offset: int, chunks: Iterable[np.ndarray]) -> None:
+    """Writes one after another into the middle of a file, through to the disk."""
+    try:
+        with path.open("r+b") as file:
+            file.seek(offset)
+            for chunk in chunks:
+                file.write(chunk.data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise no_room(path, error) from error

@@ -1,0 +1,187 @@
+"""Kernels of a counted suffix tree: texts grow, the oldest go, drafts are read off.
+
+The tree holds every string of at most D tokens that occurs in its texts, with the number of its
+occurrences. A text that grows has a pointer for each of its last D suffixes: the node where that
+suffix ends. A new token moves every pointer by one token, which is all the counting there is. END
+of a node lies in the youngest text that holds its path, so the oldest text can be removed without
+looking for other occurrences.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from forerun.ngrams.flat import (
+    BIRTH,
+    NONE,
+    PAGE,
+    TOKEN,
+    Texts,
+    back,
+    erase,
+    gather,
+    num_free,
+    release,
+    token_at,
+    write,
+)
+from forerun.ngrams.flat import (
+    LENGTH as SIZE,
+)
+from forerun.ngrams.suffix_nodes import (
+    COUNT,
+    END,
+    HEAD,
+    LENGTH,
+    NEXT,
+    ROOT,
+    Nodes,
+    adopt,
+    attach,
+    child_of,
+    decrement,
+    detach,
+    increment,
+    leave_run,
+    new_node,
+    replace,
+)
+
+
+@njit(cache=True, nogil=True)
+def append(
+    tree: Nodes, state: np.ndarray, pointers: np.ndarray, birth: int, new: np.ndarray
+) -> int:
+    """Appends tokens to a text until room runs out; returns how many. pointers: int32 [D]."""
+    depth = len(pointers)
+    for done in range(len(new)):
+        is_full = num_free(tree.texts.pool, len(tree.texts.links)) == 0
+        if num_free(tree.node_pool, len(tree.nodes)) < depth or (
+            is_full and state[SIZE] % PAGE == 0
+        ):
+            return done
+        start = state[SIZE]
+        position = write(tree.texts, state, birth, new[done])
+        pointers[start % depth] = ROOT
+        tree.nodes[ROOT, COUNT] += 1
+        advance(tree, pointers[: start + 1], new[done], position)
+    return len(new)
+
+
+@njit(cache=True, nogil=True)
+def advance(tree: Nodes, pointers: np.ndarray, token: int, position: int) -> None:
+    """Moves all pointers by one token. The two common cases touch nothing but their own nodes."""
+    nodes, texts = tree.nodes, tree.texts
+    for i in range(len(pointers)):
+        node = pointers[i]
+        row, child = nodes[node], nodes[node, HEAD]
+        if node == ROOT:
+            pointers[i] = descend(tree, node, token, position)
+        elif child == NONE and row[COUNT] == 1:  # a leaf that only this suffix has reached
+            row[LENGTH] += 1
+            row[END] = position
+        elif child == NONE or nodes[child, COUNT] != row[COUNT] - 1 or nodes[child, TOKEN] != token:
+            pointers[i] = descend(tree, node, token, position)
+        elif nodes[child, LENGTH] == 1:  # all suffixes through `node` have gone on to its child
+            nodes[child, COUNT] += 1
+            nodes[child, END] = younger(texts, nodes[child, END], position)
+            merge(tree, node, child)
+            pointers[i] = child
+        else:  # as before, and the border between the two moves by a token
+            nodes[child, LENGTH] -= 1
+            row[LENGTH] += 1
+            row[END] = younger(
+                texts, back(texts, nodes[child, END], nodes[child, LENGTH]), position
+            )
+            nodes[child, TOKEN] = first_token(texts, nodes, child)
+
+
+@njit(cache=True, nogil=True)
+def descend(tree: Nodes, node: int, token: int, position: int) -> int:
+    """The node one token below `node`, with one more occurrence; it may be new."""
+    child = child_of(tree, node, token)
+    if child == NONE:
+        child = new_node(tree, token, 1, 1, position)
+        attach(tree, node, child)
+        return child
+    if tree.nodes[child, LENGTH] > 1:
+        child = split(tree, child)
+    increment(tree, child)
+    tree.nodes[child, END] = younger(tree.texts, tree.nodes[child, END], position)
+    return child
+
+
+@njit(cache=True, nogil=True)
+def younger(texts: Texts, old: int, new: int) -> int:
+    """Of two ends of one path the one in the younger text; the new one if that is the same."""
+    births = texts.links[:, BIRTH]
+    return new if births[new // PAGE] >= births[old // PAGE] else old
+
+
+@njit(cache=True, nogil=True)
+def first_token(texts: Texts, nodes: np.ndarray, node: int) -> int:
+    """The first token of the edge to a node, read from its text."""
+    return token_at(texts, back(texts, nodes[node, END], nodes[node, LENGTH] - 1))
+
+
+@njit(cache=True, nogil=True)
+def merge(tree: Nodes, node: int, child: int) -> None:
+    """Joins a node and its only child, of equal count, into the child."""
+    nodes = tree.nodes
+    leave_run(tree, child)
+    nodes[child, TOKEN] = nodes[node, TOKEN]
+    nodes[child, LENGTH] += nodes[node, LENGTH]
+    replace(tree, node, child)
+    release(tree.node_pool, nodes, NEXT, node)
+
+
+@njit(cache=True, nogil=True)
+def split(tree: Nodes, node: int) -> int:
+    """Cuts the edge to `node` behind its first token; returns the new node there."""
+    nodes = tree.nodes
+    rest = nodes[node, LENGTH] - 1
+    end = back(tree.texts, nodes[node, END], rest)
+    upper = new_node(tree, nodes[node, TOKEN], nodes[node, COUNT], 1, end)
+    replace(tree, node, upper)
+    nodes[node, LENGTH] = rest
+    nodes[node, TOKEN] = first_token(tree.texts, nodes, node)
+    adopt(tree, upper, node)
+    return upper
+
+
+@njit(cache=True, nogil=True)
+def remove(tree: Nodes, state: np.ndarray, depth: int) -> None:
+    """Takes back every suffix of the oldest text, and its pages."""
+    text = gather(tree.texts, state)
+    for start in range(len(text)):
+        forget(tree, text[start : start + depth])
+    erase(tree.texts, state)
+
+
+@njit(cache=True, nogil=True)
+def forget(tree: Nodes, suffix: np.ndarray) -> None:
+    """One occurrence less of every prefix of a suffix."""
+    nodes, node, at = tree.nodes, ROOT, 0
+    nodes[ROOT, COUNT] -= 1
+    while at < len(suffix):
+        child = child_of(tree, node, suffix[at])
+        at += nodes[child, LENGTH]
+        if nodes[child, COUNT] == 1:
+            detach(tree, child)
+            child = NONE
+        else:
+            decrement(tree, child)
+        tidy(tree, node)
+        if child == NONE:
+            return
+        node = child
+    tidy(tree, node)
+
+
+@njit(cache=True, nogil=True)
+def tidy(tree: Nodes, node: int) -> None:
+    """Merges a node with an only child of the same count."""
+    child = tree.nodes[node, HEAD]
+    if node != ROOT and child != NONE and tree.nodes[child, COUNT] == tree.nodes[node, COUNT]:
+        merge(tree, node, child)

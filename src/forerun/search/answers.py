@@ -1,0 +1,76 @@
+"""Final answers in texts, and votes among them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+
+from forerun.errors import ConfigError
+
+Parse = Callable[[str], str | None]
+_LINE = re.compile(r"^[ \t]*(?:\**Answer:?\**:?|####)[ \t]*(.+?)[ \t]*\**[ \t]*$", re.M | re.I)
+_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
+
+
+def last_answer(text: str) -> str | None:
+    r"""What the last `\boxed{...}` holds, else the last line `Answer: ...` or `#### ...` says.
+
+    Numbers are told apart by value: 1,200 and 1200.0 are one answer.
+    """
+    found = _boxed(text)
+    if found is None:
+        lines = _LINE.findall(text)
+        found = lines[-1] if lines else None
+    return _canonical(found) if found else None
+
+
+def pattern(regex: str) -> Parse:
+    """A parser: the last match's first group, or the whole match. Raises ConfigError."""
+    try:
+        wanted = re.compile(regex, re.MULTILINE)
+    except re.error as error:
+        raise ConfigError(f"{regex!r} is no regular expression: {error}") from None
+
+    def parse(text: str) -> str | None:
+        matches = [*wanted.finditer(text)]
+        found = matches[-1].group(1 if wanted.groups else 0) if matches else None
+        return _canonical(found) if found else None
+
+    return parse
+
+
+def weigh(answers: Many[str | None], weights: Many[float]) -> dict[str, float]:
+    """Answer -> sum of its weights, the heaviest first; ties: the one seen first."""
+    sums: dict[str, float] = {}
+    for answer, weight in zip(answers, weights, strict=True):
+        if answer is not None:
+            sums[answer] = sums.get(answer, 0.0) + weight
+    return dict(sorted(sums.items(), key=lambda pair: -pair[1]))
+
+
+def is_decided(answers: Many[str | None], left: int) -> bool:
+    """Whether no `left` further answers could change the majority, ties not counted on."""
+    counts = [*weigh(answers, [1.0] * len(answers)).values(), 0.0, 0.0]
+    return counts[0] - counts[1] > left
+
+
+def _boxed(text: str) -> str | None:
+    start = text.rfind("\\boxed{")
+    if start < 0:
+        return None
+    depth, begin = 0, start + len("\\boxed{")
+    for at in range(begin, len(text)):
+        if text[at] == "}" and depth == 0:
+            return text[begin:at]
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
+    return None
+
+
+def _canonical(answer: str) -> str:
+    plain = answer.strip().rstrip(".").strip("$ ")
+    if not _NUMBER.fullmatch(plain):
+        return plain
+    value = float(plain.replace(",", ""))
+    is_long = len(plain) > 15  # beyond what a float tells apart
+    return plain if is_long else str(int(value)) if value == int(value) else repr(value)

@@ -1,0 +1,207 @@
+"""Best of n: many trajectories of one prompt, of which one is chosen.
+
+They share one prefill (the cache takes over the prompt's cells), one n-gram memory (their group)
+and the batch: one after another, several at once with unequal progress, or the first ones alone
+and the rest at once, so that these draft from a memory that is warm.
+
+Law: before selection every trajectory is a plain sample of the target, independent of the others.
+Stopping early changes how many there are, never which answer has the majority.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from forerun.engine.api import Sample
+from forerun.engine.stats import Stats
+from forerun.errors import ConfigError, UnknownName
+from forerun.records import Sequence
+from forerun.sampling import Sampling
+from forerun.search.answers import Parse, is_decided, last_answer, weigh
+from forerun.search.scorers import AnyScorer, Attempt, Likelihood, as_scorer, score_all
+from forerun.search.session import Session
+
+if TYPE_CHECKING:
+    from forerun.engine.api import Model
+
+SELECT = ("majority", "weighted", "score", "likelihood", "mean_likelihood")
+
+
+class NoSampleLeft(ConfigError):
+    """The scorer lost every sample; `samples` holds what was drawn."""
+
+    samples: list[Sample]
+
+
+@dataclass(frozen=True)
+class BestOf:
+    """The samples, in the order of their numbers, and which of them was chosen."""
+
+    prompt: str
+    select: str
+    samples: list[Sample]
+    chosen: Sample
+    answers: list[str | None]  # one per sample
+    scores: list[float | None]  # one per sample; None: not scored, or lost
+    votes: dict[str, float]  # answer -> votes, or sum of scores if weighted; falling
+    num_asked: int  # more than len(samples) after an early stop
+    seed: int
+    stats: Stats
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return self.chosen.text
+
+    @property
+    def answer(self) -> str | None:
+        """The chosen sample's; None if it states none."""
+        return self.answers[self.samples.index(self.chosen)]
+
+
+def best_of(
+    model: Model,
+    prompt: str | Many[int],
+    *,
+    n: int = 16,
+    select: str | None = None,
+    parse: Parse = last_answer,
+    scorer: AnyScorer | None = None,
+    early_stop: bool = False,
+    batch: int = 1,
+    alone: int = 0,
+    sampling: Sampling | None = None,
+    **options: Any,
+) -> BestOf:
+    """Draws n trajectories and chooses one.
+
+    select: "majority" of the answers that `parse` reads (the first sample with that answer),
+    "weighted" (votes weighted by score), "score", "likelihood" (the target's log-probability) or
+    "mean_likelihood" (per token). Default: score if there is a scorer, else majority.
+    early_stop: stop when the vote is decided; changes the number of samples. batch: how many run at
+    once; alone: the first so many run one by one before. options: of `Model.run` and Sampling.
+    Raises ConfigError; NoSampleLeft if the scorer lost all. What ends it early carries `samples`.
+    """
+    select = select or ("majority" if scorer is None else "score")
+    judge = _judge(select, scorer)
+    _check(n, alone, early_stop, select)
+    needs = judge is not None and judge.needs_logprobs
+    with Session(model, prompt, sampling, batch=batch, logprobs=needs, **options) as session:
+        done: list[Sample] = []
+        try:
+            for sample in _samples(session, n, alone):
+                done.append(sample)
+                left = n - len(done)
+                if early_stop and left and is_decided([parse(s.text) for s in done], left):
+                    session.note(f"early stop: the vote is decided after {len(done)} of {n}")
+                    session.cancel_all()
+        except BaseException as error:
+            error.samples = done  # type: ignore[attr-defined]
+            raise
+        done.sort(key=lambda sample: sample.index)
+        return _choose(session, done, n, select, parse, judge)
+
+
+def _judge(select: str, scorer: AnyScorer | None) -> Any:
+    """Who scores, if anybody."""
+    if select not in SELECT:
+        raise UnknownName.of("selection", select, SELECT)
+    wants = select in ("score", "weighted")
+    if wants != (scorer is not None):
+        remedy = "give one" if wants else "select='score' or 'weighted' do"
+        raise ConfigError(f"select={select!r} {'needs' if wants else 'uses no'} scorer; {remedy}")
+    if scorer is not None:
+        return as_scorer(scorer)
+    return None if select == "majority" else Likelihood(per_token=select == "mean_likelihood")
+
+
+def _check(n: int, alone: int, early_stop: bool, select: str) -> None:
+    if n < 1 or not 0 <= alone <= n:
+        raise ConfigError(f"expected n of at least 1 and alone in 0..n, got n={n}, alone={alone}")
+    if early_stop and select != "majority":
+        raise ConfigError(
+            f"early_stop needs select='majority', got {select!r}: only a vote can be decided early"
+        )
+
+
+def _samples(session: Session, n: int, alone: int) -> Iterator[Sample]:
+    """Finished samples as they end; the first `alone` ones one by one."""
+    scheduler = session.engine.scheduler
+    batch = scheduler.max_seqs
+    if alone:
+        scheduler.max_seqs = 1
+    seqs = [session.sequence(k) for k in range(n)]
+    for num_ended, seq in enumerate(session.run(seqs), start=1):
+        if num_ended == alone:
+            scheduler.max_seqs = batch
+        if seq.finish != "cancelled":
+            yield _sample(session, seq)
+
+
+def _sample(session: Session, seq: Sequence) -> Sample:
+    tokens = seq.generated
+    logprobs = None if seq.sampling.logprobs is None else seq.logprobs[: len(tokens)]
+    text, stats = session.engine.stops.text(seq), session.recorder.of(seq)
+    number = session.prompt_index
+    return Sample(number, seq.index, text, tokens, seq.finish or "", stats, logprobs)
+
+
+def _choose(
+    session: Session, samples: list[Sample], n: int, select: str, parse: Parse, judge: Any
+) -> BestOf:
+    answers = [parse(sample.text) for sample in samples]
+    scores: list[float | None] = [None] * len(samples)
+    if judge is not None:
+        scores = _scores(session, samples, judge)
+    weights = [1.0] * len(samples)
+    if select == "weighted":
+        weights = [score or 0.0 for score in scores]
+    alive = [i for i in range(len(samples)) if judge is None or scores[i] is not None]
+    votes = weigh([answers[i] for i in alive], [weights[i] for i in alive])
+    if select in ("majority", "weighted"):
+        winner = next(iter(votes), None)
+        best = next((i for i in alive if answers[i] == winner), alive[0])
+        if winner is None:
+            session.note("no sample states an answer that `parse` can read; the first one is given")
+    else:
+        best = max(alive, key=lambda i: (scores[i], -i))
+    return BestOf(
+        session.prompt,
+        select,
+        samples,
+        samples[best],
+        answers,
+        scores,
+        votes,
+        n,
+        session.seed,
+        session.stats,
+        session.notes,
+    )
+
+
+def _scores(session: Session, samples: list[Sample], judge: Any) -> list[float | None]:
+    """A score per sample, None where the scorer failed. Raises NoSampleLeft."""
+    attempts = [Attempt(session.prompt, s.text, own_logprobs(s)) for s in samples]
+    found = score_all(judge, attempts)
+    for sample, score in zip(samples, found, strict=True):
+        if isinstance(score, str):
+            session.note(f"sample {sample.index} is dropped: {score}")
+    scores = [None if isinstance(score, str) else score for score in found]
+    if all(score is None for score in scores):
+        error = NoSampleLeft(
+            f"the scorer lost all {len(samples)} samples (the last: {found[-1]}); mend the scorer, "
+            "or use select='majority'"
+        )
+        error.samples = samples
+        raise error
+    return scores
+
+
+def own_logprobs(sample: Sample) -> tuple[float, ...]:
+    """The target's log-probabilities of a sample's tokens, where they were recorded."""
+    pairs = zip(sample.tokens, sample.logprobs or [], strict=False)
+    return tuple(top[token] for token, top in pairs)

@@ -1,0 +1,55 @@
+"""Diverse verifier tree search: independent trees, each of which keeps its best step and goes on.
+
+Beeching et al., "Scaling Test-Time Compute with Open Models", 2024. Beam search over steps lets the
+children of one good stem crowd out all others; here n samples are n / width trees that never
+compete, so finished answers stay diverse. Law: every step is a plain sample after its stem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import TYPE_CHECKING, Any
+
+from forerun.sampling import Sampling
+from forerun.search.answers import Parse, last_answer
+from forerun.search.scorers import AnyScorer, as_scorer
+from forerun.search.session import Session, as_delimiters
+from forerun.search.steps import Found, Options, search
+
+if TYPE_CHECKING:
+    from forerun.engine.api import Model
+
+
+def dvts(
+    model: Model,
+    prompt: str | Many[int],
+    *,
+    scorer: AnyScorer,
+    n: int = 16,
+    width: int = 4,
+    step_end: str | Many[str] = "\n",
+    step_tokens: int = 128,
+    max_steps: int = 40,
+    aggregate: str = "last",
+    select: str = "weighted",
+    parse: Parse = last_answer,
+    batch: int | None = None,
+    sampling: Sampling | None = None,
+    **options: Any,
+) -> Found:
+    """n / width trees: each step is sampled `width` times, and the best one goes on.
+
+    The options are those of `step_beam`; with width 1 it is best of n, step by step.
+    """
+    plan = Options(n, width, step_tokens, max_steps, aggregate, select, parse)
+    judge = as_scorer(scorer)
+    with Session(
+        model,
+        prompt,
+        sampling,
+        batch=n if batch is None else batch,
+        delimiters=as_delimiters(step_end),
+        logprobs=judge.needs_logprobs,
+        **options,
+    ) as session:
+        return search("dvts", session, judge, plan, groups=n // width, keep=1)

@@ -1,0 +1,278 @@
+"""Search over steps: stems are continued by one step, scored, and the best go on.
+
+One search covers both methods: the branches stand in `groups` trees, each of which keeps `keep`
+stems and gives each of them `width` continuations. Beam search is one tree that keeps many, DVTS
+many trees that keep one each. A finished branch keeps its place until a better one takes it.
+
+Cells of stems are kept, and every continuation begins on a copy of them; what pruned branches wrote
+stays in the n-gram memory, as all branches belong to one group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from typing import Any
+
+from forerun.engine.stats import Stats
+from forerun.errors import ConfigError, UnknownName
+from forerun.records import Sequence
+from forerun.search.answers import Parse, weigh
+from forerun.search.scorers import AnyScorer, Attempt, as_scorer, score_all
+from forerun.search.session import Session
+
+SELECT = ("weighted", "majority", "score")
+AGGREGATE: dict[str, Callable[[Many[float]], float]] = {
+    "last": lambda scores: scores[-1],
+    "min": min,
+    "mean": lambda scores: math.fsum(scores) / len(scores),
+    "product": math.prod,
+}
+
+
+@dataclass(eq=False)
+class Branch:
+    """A trajectory up to the end of one of its steps."""
+
+    number: int
+    parent: Branch | None
+    depth: int  # steps so far
+    group: int  # which tree it stands in
+    tokens: list[int]  # prompt and everything generated
+    text: str = ""  # generated so far
+    step: str = ""  # text of its last step
+    finish: str | None = None  # "stop" or "length"; None: it could go on
+    logprobs: tuple[float, ...] = ()  # the target's own, if the scorer reads them
+    scores: tuple[float, ...] = ()  # one per step
+    score: float | None = None  # all of them, aggregated; None: not scored, or lost
+    fate: str = "open"  # root, open, pruned, lost, finished
+
+    @property
+    def is_open(self) -> bool:
+        return self.fate == "open"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; the text of the last step only."""
+        names = ("number", "depth", "group", "step", "score", "fate", "finish")
+        parent = None if self.parent is None else self.parent.number
+        return {"parent": parent} | {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search over steps came to: the chosen branch, and the whole tree."""
+
+    prompt: str
+    method: str
+    chosen: Branch
+    answer: str | None
+    votes: dict[str, float]  # answer -> votes or sum of scores among finished branches; falling
+    tree: list[Branch]  # all branches, parents first; the first one is the prompt
+    seed: int
+    stats: Stats
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return self.chosen.text
+
+    @property
+    def finished(self) -> list[Branch]:
+        """The branches that came to an end and were kept: those that vote."""
+        return [branch for branch in self.tree if branch.fate == "finished"]
+
+
+class BranchesLost(ConfigError):
+    """The scorer lost every branch; `tree` holds all of them."""
+
+    tree: list[Branch]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a search goes on, and what it comes to."""
+
+    n: int
+    width: int
+    step_tokens: int
+    max_steps: int
+    aggregate: str
+    select: str
+    parse: Parse
+
+    def __post_init__(self) -> None:
+        for name in ("n", "width", "step_tokens", "max_steps"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.n % self.width:
+            raise ConfigError(
+                f"n must be a multiple of width, got n={self.n} and width={self.width}; "
+                f"try n={self.width * max(1, self.n // self.width)}"
+            )
+        for kind, name, known in (
+            ("selection", self.select, SELECT),
+            ("aggregate", self.aggregate, AGGREGATE),
+        ):
+            if name not in known:
+                raise UnknownName.of(kind, name, known)
+
+
+class StepSearch:
+    """The tree of one prompt while it grows."""
+
+    def __init__(self, session: Session, scorer: AnyScorer, options: Options) -> None:
+        self.session, self.options = session, options
+        self.scorer = as_scorer(scorer)
+        self.root = Branch(0, None, 0, -1, session.pattern.tokens, fate="root")
+        self.tree = [self.root]
+        self._round = 0
+
+    def run(self, groups: int, keep: int) -> list[Branch]:
+        """Grows the tree to its end; returns the branches that are kept then."""
+        n, width = self.options.n, self.options.width
+        stems = [(self.root, g) for g in range(groups)]
+        kept = self._prune(self._expand(stems, n // groups), keep)
+        for _ in range(self.options.max_steps - 1):
+            stems = [(branch, branch.group) for branch in kept if branch.is_open]
+            if not stems:
+                break
+            children = self._expand(stems, width)
+            kept = self._prune([*children, *(b for b in kept if not b.is_open)], keep)
+        return kept
+
+    def _expand(self, stems: list[tuple[Branch, int]], width: int) -> list[Branch]:
+        """One step more for `width` continuations of every stem; those that were not lost."""
+        self._round += 1
+        self.session.keep(stem.tokens for stem, _ in stems)
+        # every stem's first continuation comes before any second one: see `Slots` for whose cells
+        places = [(k, i) for k in range(width) for i in range(len(stems))]
+        seqs = {self._continue(stems[i][0], i * width + k): stems[i] for k, i in places}
+        children = []
+        for seq in self.session.run(seqs):
+            children.append(self._child(seq, *seqs[seq]))
+            if children[-1].is_open:
+                self.session.hold(seq)
+        children.sort(key=lambda child: child.number)
+        self.tree += children
+        self._score(children)
+        return [child for child in children if child.fate != "lost"]
+
+    def _continue(self, stem: Branch, number: int) -> Sequence:
+        limit = self.options.step_tokens
+        return self.session.sequence(self._round, number, tokens=stem.tokens, limit=limit)
+
+    def _child(self, seq: Sequence, stem: Branch, group: int) -> Branch:
+        text = self.session.text(seq)
+        new = seq.tokens[len(stem.tokens) :]
+        logprobs = tuple(top[t] for t, top in zip(new, seq.logprobs, strict=False))
+        is_finished = self.session.is_finished(seq)
+        return Branch(
+            number=len(self.tree) + seq.index,
+            parent=stem,
+            depth=stem.depth + 1,
+            group=group,
+            tokens=seq.tokens,
+            text=text,
+            step=self._last(text, stem.text, new),
+            finish=("stop" if seq.finish == "stop" else "length") if is_finished else None,
+            logprobs=stem.logprobs + logprobs,
+            fate="finished" if is_finished else "open",
+        )
+
+    def _last(self, text: str, before: str, new: list[int]) -> str:
+        """The text of new tokens; what was before may have ended within a character."""
+        if text.startswith(before):
+            return text[len(before) :]
+        return self.session.model.tokenizer.decode(new)
+
+    def _score(self, children: list[Branch]) -> None:
+        """Sets the scores; a child without one is lost, and said to be."""
+        prompt = self.session.prompt
+        attempts = [Attempt(prompt, child.text, child.logprobs) for child in children]
+        for child, score in zip(children, score_all(self.scorer, attempts), strict=True):
+            if isinstance(score, str):
+                child.fate = "lost"
+                where = f"branch {child.number} is dropped at step {child.depth}"
+                self.session.note(f"{where}: {score}")
+                continue
+            child.scores = (*(child.parent.scores if child.parent else ()), score)
+            child.score = AGGREGATE[self.options.aggregate](child.scores)
+
+    def _prune(self, branches: list[Branch], keep: int) -> list[Branch]:
+        """The `keep` best of every group; of equals, those with other parents come first."""
+        kept = []
+        for group in sorted({branch.group for branch in branches}):
+            ranked = by_rank([branch for branch in branches if branch.group == group])
+            kept += ranked[:keep]
+            for branch in ranked[keep:]:
+                branch.fate = "pruned"
+        return kept
+
+
+def by_rank(branches: Iterable[Branch]) -> list[Branch]:
+    """Best first; equals: the best child of each parent before any second one, then by number."""
+    ordered = sorted(branches, key=lambda b: (-(b.score or 0.0), b.number))
+    count: dict[Branch | None, int] = {}
+    place = {}
+    for branch in ordered:
+        place[branch] = count.get(branch.parent, 0)
+        count[branch.parent] = place[branch] + 1
+    return sorted(ordered, key=lambda b: (-(b.score or 0.0), place[b], b.number))
+
+
+def search(
+    method: str, session: Session, scorer: AnyScorer, options: Options, groups: int, keep: int
+) -> Found:
+    """Grows the tree of a session and chooses one branch.
+
+    Raises BranchesLost if the scorer lost all; whatever else ends it carries `tree`.
+    """
+    grown = StepSearch(session, scorer, options)
+    try:
+        kept = grown.run(groups, keep)
+    except BaseException as error:
+        error.tree = grown.tree  # type: ignore[attr-defined]
+        raise
+    finished = [branch for branch in kept if not branch.is_open]
+    if not kept:
+        lost = BranchesLost(
+            f"the scorer lost all {len(grown.tree) - 1} branches ({session.notes[-1]}); mend the "
+            "scorer: it must give a finite number for a prompt and an unfinished text"
+        )
+        lost.tree = grown.tree
+        raise lost
+    if not finished:
+        most = options.max_steps
+        session.note(f"no branch came to its end in {most} steps; the best one is unfinished")
+    chosen, answer, votes = choose(finished or kept, options, session.note)
+    return Found(
+        session.prompt,
+        method,
+        chosen,
+        answer,
+        votes,
+        grown.tree,
+        session.seed,
+        session.stats,
+        session.notes,
+    )
+
+
+def choose(
+    branches: list[Branch], options: Options, note: Callable[[str], None]
+) -> tuple[Branch, str | None, dict[str, float]]:
+    """The chosen branch, its answer, and the votes of all."""
+    answers = [options.parse(branch.text) for branch in branches]
+    scores = [branch.score or 0.0 for branch in branches]
+    select = options.select
+    if select == "weighted" and min(scores) < 0:
+        note("weighted votes need scores of at least 0; the branch is chosen by score instead")
+        select = "score"
+    votes = weigh(answers, scores if select == "weighted" else [1.0] * len(branches))
+    best = by_rank(branches)
+    if select != "score" and votes:
+        winner = next(iter(votes))
+        best = [b for b in best if options.parse(b.text) == winner]
+    return best[0], options.parse(best[0].text), votes

@@ -1,0 +1,127 @@
+"""The routes. `/` is left free."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+
+from forerun import __version__
+from forerun.serving import errors
+from forerun.serving.errors import Json, unknown
+from forerun.serving.intake import parse
+from forerun.serving.limits import Limits
+from forerun.serving.metrics import CONTENT_TYPE
+from forerun.serving.replies import ChatReply, CompletionReply
+from forerun.serving.schemas import ChatRequest, CompletionRequest
+from forerun.serving.service import Service
+
+
+def create_app(service: Service) -> FastAPI:
+    """The application of one service; its lifespan starts and ends the engine's thread."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.worker.start(asyncio.get_running_loop())
+        yield
+        service.worker.end()
+        await asyncio.to_thread(service.worker.join, 30.0)
+
+    app = FastAPI(
+        title="forerun", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
+    )
+    app.add_middleware(
+        Limits, max_body=service.settings.max_body, seconds=service.settings.body_timeout
+    )
+    errors.install(app, service.metrics.failed)
+    _add_completions(app, service)
+    _add_models(app, service)
+    _add_state(app, service)
+    return app
+
+
+def _add_completions(app: FastAPI, service: Service) -> None:
+    async def answer(request: Request, schema: Any, reply: Any) -> Response:
+        tenant = service.tenant(request)
+        body = parse(schema, await request.body())
+        prepare = service.intake.chat if schema is ChatRequest else service.intake.completion
+        job = await asyncio.to_thread(prepare, body, tenant)  # long texts take a while
+        name, fingerprint = service.settings.name, service.fingerprint
+        made = reply(job, body, name, fingerprint, service.pieces)
+        return await service.answerer.answer(request, job, made)
+
+    @app.post("/v1/completions", openapi_extra=_body(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        """A text that continues a prompt."""
+        return await answer(request, CompletionRequest, CompletionReply)
+
+    @app.post("/v1/chat/completions", openapi_extra=_body(ChatRequest))
+    async def chat_completions(request: Request) -> Response:
+        """The next message of a conversation."""
+        return await answer(request, ChatRequest, ChatReply)
+
+
+def _add_models(app: FastAPI, service: Service) -> None:
+    model = {
+        "id": service.settings.name,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "forerun",
+        "max_model_len": service.model.target.context,
+        "speculation": service.describe(),
+    }
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> Response:
+        """The model that is served."""
+        service.tenant(request)
+        return Json({"object": "list", "data": [model]})
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(request: Request, name: str) -> Response:
+        """One model by its name."""
+        service.tenant(request)
+        if name != model["id"]:
+            known = [service.settings.name]
+            raise unknown("model", name, known, status=404, param="model", code="model_not_found")
+        return Json(model)
+
+
+def _add_state(app: FastAPI, service: Service) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        """200 while requests are served, else 503."""
+        state = service.worker.state(service.settings.stall)
+        found = {
+            "status": state,
+            "running": service.worker.num_running,
+            "waiting": service.worker.num_waiting,
+        }
+        return Json(found, 200 if state == "ok" else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Counters in Prometheus' form."""
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+
+
+def _body(schema: Any) -> dict[str, Any]:
+    """The request body for /openapi.json: it is read by `parse`, not by FastAPI."""
+    content = {"application/json": {"schema": _inlined(schema.model_json_schema())}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _inlined(schema: Any, defs: dict[str, Any] | None = None) -> Any:
+    """A JSON schema without references."""
+    if isinstance(schema, list):
+        return [_inlined(item, defs) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    defs = schema.get("$defs", defs or {})
+    if "$ref" in schema:
+        return _inlined(defs[schema["$ref"].rpartition("/")[2]], defs)
+    return {key: _inlined(value, defs) for key, value in schema.items() if key != "$defs"}

@@ -1,0 +1,198 @@
+"""What runs at the moment: the engine, its sequences, and what is to be told about them.
+
+Belongs to the engine's thread. A step that fails is tried again sequence by sequence, so that only
+the request at fault is dropped; if the engine itself cannot go on it is made anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from forerun.engine.loop import Engine
+from forerun.engine.stats import Recorder
+from forerun.records import Sequence
+from forerun.serving.admission import Group
+from forerun.serving.errors import ApiError, of_fault
+from forerun.serving.jobs import End, Event, Job
+from forerun.serving.methods import own
+from forerun.serving.metrics import Metrics
+from forerun.serving.routing import Plans, Router
+from forerun.serving.running import Choice, Progress, sequences
+
+log = logging.getLogger("forerun.serving")
+Make = Callable[[Recorder], tuple[Engine, Router, Plans]]
+Hear = Callable[[Job], None]
+
+
+class Batch:
+    """The running sequences. on_left: one of a job has ended; on_gone: the whole job has."""
+
+    def __init__(self, make: Make, metrics: Metrics, on_left: Hear, on_gone: Hear) -> None:
+        self._make, self.metrics = make, metrics
+        self._on_left, self._on_gone = on_left, on_gone
+        self._progress: dict[Job, Progress] = {}
+        self._choices: dict[Sequence, Choice] = {}
+        self._outbox: list[tuple[Job, Event]] = []
+        self.lasted: deque[float] = deque([1.0], maxlen=32)  # seconds that requests took
+        self._build()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._choices)
+
+    @property
+    def num_free(self) -> int:
+        """Places for newcomers."""
+        return self.engine.scheduler.max_seqs - len(self._choices)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._choices and self.engine.scheduler.is_idle
+
+    def jobs(self) -> list[Job]:
+        """Requests of which something runs."""
+        return list(self._progress)
+
+    def events(self) -> list[tuple[Job, Event]]:
+        """What has happened since the last call."""
+        events, self._outbox = self._outbox, []
+        return events
+
+    def begin(self, group: Group) -> None:
+        """The sequences of one prompt join."""
+        job = group.job
+        progress = self._progress.get(job)
+        if progress is None:
+            progress = self._progress[job] = Progress.of(job)
+        method = own(job.method) if job.is_seeded else job.method
+        choices = sequences(group, self.engine.target.context)
+        is_own = job.is_seeded or progress.expected is not None
+        self.plans.assign([choice.seq for choice in choices], method, job.nodes, is_own)
+        for choice in choices:
+            seq = choice.seq
+            self.router.assign(seq, method, progress.prediction())
+            progress.choices[choice.number] = self._choices[seq] = choice
+            try:
+                self.engine.submit(seq)
+            except Exception as fault:
+                self.fail(job, of_fault(fault))
+                return
+        self.metrics.prompt_tokens.inc(group.num_tokens)
+
+    def step(self) -> None:
+        """One step for all; afterwards `events` tells what came of it."""
+        try:
+            self.engine.step()
+        except Exception as fault:
+            self._isolate(fault)
+        now = time.monotonic()
+        for choice in list(self._choices.values()):
+            self._report(choice, now)
+
+    def drop(self, job: Job) -> None:
+        """Ends the sequences of a request; their state is freed at the next step."""
+        for choice in [c for c in self._choices.values() if c.job is job]:
+            self.engine.cancel(choice.seq)
+            self._forget(choice)
+        self._dismiss(job)
+
+    def fail(self, job: Job, error: ApiError) -> None:
+        """Drops a request and tells it why."""
+        self._outbox.append((job, error))
+        self.drop(job)
+
+    def start_anew(self, fault: Exception) -> None:
+        """Drops all that runs and makes a new engine on the same target."""
+        self.metrics.faults.inc()
+        for seq in list(self._choices):
+            with suppress(Exception):
+                self.engine.target.release(seq)
+        for job in self.jobs():
+            self.fail(job, of_fault(fault))
+        self._build()
+
+    def _build(self) -> None:
+        self.recorder = Recorder()
+        self.engine, self.router, self.plans = self._make(self.recorder)
+
+    def _report(self, choice: Choice, now: float) -> None:
+        """Tells what is new of one choice; an ended one leaves."""
+        job, seq = choice.job, choice.seq
+        self._measure(choice, now)
+        piece = choice.news(self.engine.stops) if job.streams or seq.finish else None
+        if piece is not None:
+            self._outbox.append((job, piece))
+        if seq.finish is not None:
+            self._leave(choice, self._progress[job])
+
+    def _measure(self, choice: Choice, now: float) -> None:
+        seq, new = choice.seq, choice.seq.num_generated - choice.num_seen
+        if not new:
+            return
+        if not choice.num_seen:
+            self.metrics.first_token.observe(now - choice.job.arrived)
+            if seq.index == 0:  # the other samples of a prompt share its cells in any case
+                self._count_reuse(choice)
+        else:
+            self.metrics.between.observe((now - choice.last) / new)
+        choice.num_seen, choice.last = seq.num_generated, now
+
+    def _count_reuse(self, choice: Choice) -> None:
+        """How much of the prompt an earlier request had left in the cache."""
+        cache = getattr(self.engine.target, "cache", None)
+        found = cache.reused.get(choice.seq, 0) if cache is not None else 0
+        self._progress[choice.job].count.cached += found
+        self.metrics.cache_queries.inc(choice.seq.num_prompt)
+        self.metrics.cache_hits.inc(found)
+
+    def _leave(self, choice: Choice, progress: Progress) -> None:
+        """A sequence has ended; perhaps its job has, too."""
+        job, seq, count = choice.job, choice.seq, progress.count
+        self.metrics.finished(seq.finish or "")
+        progress.num_ended += 1
+        count.completion += len(seq.generated)
+        prediction = self.router.prediction(seq)
+        if prediction is not None:
+            count.accepted_prediction += prediction.accepted
+            count.rejected_prediction += prediction.rejected
+        self._forget(choice)
+        if progress.is_done:
+            order = (progress.choices[i].seq for i in range(job.num_choices))
+            self._outbox.append((job, End(count, [self.recorder.of(seq) for seq in order])))
+            seconds = time.monotonic() - job.arrived
+            self.metrics.whole.observe(seconds)
+            self.lasted.append(seconds)
+            self._dismiss(job)
+
+    def _isolate(self, fault: Exception) -> None:
+        """Steps every sequence alone; the jobs of those that fail are dropped, others move on."""
+        self.metrics.faults.inc()
+        log.error("a step failed, and its sequences are tried one by one", exc_info=fault)
+        running = [seq for seq in self.engine.scheduler.running if seq.finish is None]
+        waiting = set(self.engine.scheduler.waiting)
+        for seq, choice in list(self._choices.items()):
+            if seq.finish is None and seq not in waiting and seq not in running:
+                self.fail(choice.job, of_fault(fault))  # it was lost while it joined
+        for seq in running:
+            if seq not in self._choices:  # its job has failed meanwhile
+                continue
+            try:
+                self.engine.round([seq])
+            except Exception as own_fault:
+                self.fail(self._choices[seq].job, of_fault(own_fault))
+        self.engine.retire()
+
+    def _forget(self, choice: Choice) -> None:
+        self._choices.pop(choice.seq, None)
+        self._on_left(choice.job)
+
+    def _dismiss(self, job: Job) -> None:
+        """No sequence of this job will come any more."""
+        if self._progress.pop(job, None) is not None:
+            for i in range(len(job.prompts)):
+                self.router.forget((job.number, i))
+        self._on_gone(job)

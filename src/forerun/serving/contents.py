@@ -1,0 +1,62 @@
+"""Prompts and messages as clients may write them, in the plain forms that a tokenizer takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forerun.serving.errors import bad
+from forerun.serving.schemas import Message, Part
+
+
+def prompt_list(prompt: str | list[Any]) -> list[str | list[int]]:
+    """A list of texts or of lists of ids, whatever form came."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if prompt and all(type(item) is int for item in prompt):
+        return [prompt]
+    for item in prompt:
+        is_ids = isinstance(item, list) and item and all(type(token) is int for token in item)
+        if not (isinstance(item, str) or is_ids):
+            raise bad(
+                "prompt must be a text, a list of token ids, or a list of texts or of such lists; "
+                f"got {str(item)[:40]!r} in the list",
+                "prompt",
+            )
+    if not prompt:
+        raise bad("the prompt is an empty list; give it at least one text", "prompt")
+    return prompt
+
+
+def plain_message(i: int, message: Message) -> dict[str, str]:
+    """Role, text and name of message i. Raises ApiError for what is not text."""
+    where = f"messages.{i}"
+    if message.tool_calls or message.function_call or message.audio:
+        raise bad(f"{where}: tool calls and audio are not supported", where, "unsupported_value")
+    text = plain_text(message.content or "", f"{where}.content")
+    named = {"name": message.name} if message.name else {}
+    return {"role": message.role, "content": text} | named
+
+
+def plain_text(content: str | list[Part], where: str) -> str:
+    """The text of a content, in one piece or in parts."""
+    if isinstance(content, str):
+        return content
+    for part in content:
+        if part.type != "text" or part.text is None:
+            raise bad(
+                f"{where}: expected parts of type 'text', got {part.type[:40]!r}; this model reads "
+                "text only",
+                where,
+                "unsupported_value",
+            )
+    return "".join(part.text or "" for part in content)
+
+
+def token_id(key: str, vocab: int) -> int:
+    """The token that a key of logit_bias names. Raises ApiError."""
+    if not (key.isascii() and key.isdecimal() and len(key) < 12 and int(key) < vocab):
+        raise bad(
+            f"logit_bias must map token ids in 0..{vocab - 1} to numbers, got the id {key[:40]!r}",
+            "logit_bias",
+        )
+    return int(key)

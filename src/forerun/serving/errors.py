@@ -1,0 +1,164 @@
+"""Errors in OpenAI's form: {"error": {"message", "type", "param", "code"}}, and nothing more.
+
+A message says what was expected, what came, and what to try. What went wrong inside stays in the
+log; keys and prompts are in neither.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from forerun.errors import CapacityError, ConfigError, ForerunError
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+
+class ApiError(Exception):
+    """An error with its HTTP status; `retry_after`: seconds after which a client may try again."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.retry_after = retry_after
+
+    def body(self) -> dict[str, Any]:
+        """The error object."""
+        kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    def response(self) -> JSONResponse:
+        """The whole answer."""
+        headers = {}
+        if self.retry_after is not None:
+            headers["Retry-After"] = str(max(1, round(self.retry_after)))
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return Json(self.body(), self.status, headers=headers)
+
+
+class Json(JSONResponse):
+    """JSON in ASCII: what a client sent may hold characters that UTF-8 has no form for."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False).encode("ascii")
+
+
+def bad(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A mistake of the client."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unknown(kind: str, name: str, known: Iterable[str], **fields: Any) -> ApiError:
+    """A name that does not exist, with the nearest ones."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {known}"
+    shown = name if len(name) <= 80 else name[:77] + "..."
+    return ApiError(fields.pop("status", 400), f"unknown {kind} {shown!r}; {hint}", **fields)
+
+
+def of_fault(fault: Exception) -> ApiError:
+    """What the requests of a step that failed are told."""
+    if isinstance(fault, ApiError):
+        return fault
+    if isinstance(fault, CapacityError | MemoryError):
+        return ApiError(
+            503, f"no memory is left for this request: {fault}", code="capacity", retry_after=5
+        )
+    if isinstance(fault, ConfigError):
+        return bad(str(fault))
+    return ApiError(
+        503,
+        f"the engine met an internal error ({type(fault).__name__}) on this request and dropped "
+        "it; others go on, and it may be sent again",
+        code="engine_fault",
+        retry_after=1,
+    )
+
+
+def of_validation(error: ValidationError, fields: Iterable[str]) -> ApiError:
+    """The first mistake of a body."""
+    found = error.errors(include_url=False, include_input=False)
+    field = found[0]["loc"][:1]
+    # of the forms that a field may have, the one that nearly came is wrong in more than its type
+    first = min(
+        (mistake for mistake in found if mistake["loc"][:1] == field),
+        key=lambda mistake: mistake["type"].endswith("_type"),
+    )
+    where = [str(piece) for piece in first["loc"] if _is_name(piece)]
+    if first["type"] == "json_invalid":
+        return bad(f"the body is not valid JSON: {first.get('ctx', {}).get('error', '')}")
+    if first["type"] == "extra_forbidden":
+        return unknown("parameter", where[-1], fields, param=where[-1][:80])
+    param = ".".join(where[:4])[:80] or None
+    text = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    return bad(f"{param or 'the body'}: {text}", param=param)
+
+
+def _is_name(piece: int | str) -> bool:
+    """Whether a piece of a place is a field or an index, not one of the forms of a field."""
+    return isinstance(piece, int) or (piece not in ("str", "list") and piece.isidentifier())
+
+
+def install(app: FastAPI, on_error: Callable[[int], None]) -> None:
+    """Every error leaves the server in the one form; `on_error` hears its status."""
+
+    async def answer(request: Request, error: Any) -> JSONResponse:
+        known = as_api(request, error)
+        on_error(known.status)
+        return known.response()
+
+    for kind in (ApiError, ForerunError, HTTPException, Exception):
+        app.add_exception_handler(kind, answer)
+
+
+def as_api(request: Request, error: Exception) -> ApiError:
+    """Any error that a route may raise, as one of ours."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ForerunError):
+        return bad(str(error))
+    status = getattr(error, "status_code", 500)
+    where = f"{request.method} {request.url.path[:80]}"
+    if status == 404:
+        return unknown("path", where, ROUTES, status=404, code="unknown_url")
+    if status == 405:
+        return ApiError(405, f"{where} is not allowed; known: {', '.join(ROUTES)}")
+    if isinstance(error, HTTPException):
+        return ApiError(status, str(error.detail))
+    return ApiError(500, "internal error of the server; it is in its log")
+
+
+ROUTES = [
+    "GET /health",
+    "GET /metrics",
+    "GET /v1/models",
+    "POST /v1/chat/completions",
+    "POST /v1/completions",
+]

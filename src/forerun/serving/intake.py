@@ -1,0 +1,235 @@
+"""From a request's body to a job: prompts as token ids, sampling, method, limits.
+
+Everything that can be refused is refused here, with the numbers, before anything is queued.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from forerun.engine.api import Model
+from forerun.errors import CapacityError, ConfigError, ForerunError
+from forerun.sampling import Sampling
+from forerun.serving.contents import plain_message, plain_text, prompt_list, token_id
+from forerun.serving.errors import bad, of_validation, unknown
+from forerun.serving.jobs import Job
+from forerun.serving.methods import Methods
+from forerun.serving.schemas import (
+    UNSUPPORTED,
+    ChatRequest,
+    CompletionRequest,
+    Message,
+    Shared,
+    Speculation,
+)
+from forerun.serving.settings import Settings
+
+DEFAULT_TOKENS = 16  # of /v1/completions, as OpenAI has it; a chat may fill the context
+RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+PLAIN = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "ignore_eos",
+    "n",
+)
+Body = TypeVar("Body", bound=Shared)
+
+
+def parse(kind: type[Body], body: bytes) -> Body:
+    """The request in a body. Raises ApiError 400 with the first mistake."""
+    try:
+        request = kind.model_validate_json(body)
+    except ValidationError as error:
+        raise of_validation(error, kind.model_fields) from None
+    for name, neutral in UNSUPPORTED.items():
+        value = getattr(request, name, None)
+        is_n = name == "best_of" and isinstance(value, int) and value == request.n
+        if value is not None and value not in neutral and not is_n:
+            raise bad(
+                f"{name} is not supported by this server; leave it out", name, "unsupported_value"
+            )
+    return request
+
+
+class Intake:
+    """Turns requests into jobs for one model."""
+
+    def __init__(
+        self, model: Model, methods: Methods, settings: Settings, can_predict: bool = True
+    ) -> None:
+        self.model, self.methods, self.settings = model, methods, settings
+        self.can_predict = can_predict  # whether the verifier judges copied drafts
+
+    def completion(self, request: CompletionRequest, tenant: str) -> Job:
+        """The job of /v1/completions. Raises ApiError."""
+        self._check_model(request.model)
+        prompts = [self._tokens(prompt) for prompt in prompt_list(request.prompt)]
+        return self._job(request, prompts, request.max_tokens, request.logprobs, tenant)
+
+    def chat(self, request: ChatRequest, tenant: str) -> Job:
+        """The job of /v1/chat/completions. Raises ApiError."""
+        self._check_model(request.model)
+        if request.top_logprobs is not None and not request.logprobs:
+            raise bad("top_logprobs needs logprobs to be true", "top_logprobs")
+        logprobs = request.top_logprobs or 0 if request.logprobs else None
+        most = request.max_completion_tokens
+        most = request.max_tokens if most is None else most
+        prompts = [self._chat_tokens(request.messages)]
+        return self._job(request, prompts, most, logprobs, tenant, fills_context=True)
+
+    def _job(
+        self,
+        request: Shared,
+        prompts: list[list[int]],
+        max_tokens: int | None,
+        logprobs: int | None,
+        tenant: str,
+        fills_context: bool = False,
+    ) -> Job:
+        count = (request.n or 1) * len(prompts)
+        self._check_samples(request.n or 1, len(prompts))
+        if max_tokens is None and not fills_context:
+            max_tokens = DEFAULT_TOKENS
+        longest = max(map(len, prompts))
+        length = self._check_context(longest, max_tokens)
+        self._check_memory(count, longest + length)
+        spec = request.speculation or Speculation()
+        seed = secrets.randbits(62) if request.seed is None else request.seed % 2**64
+        return Job(
+            prompts,
+            self._sampling(request, length, logprobs),
+            seed,
+            self.methods.choose(spec.method),
+            tenant,
+            is_seeded=request.seed is not None,
+            nodes=self._nodes(spec.max_nodes),
+            prediction=self._prediction(request),
+            streams=bool(request.stream),
+        )
+
+    def _sampling(self, request: Shared, length: int, logprobs: int | None) -> Sampling:
+        given = {name: getattr(request, name) for name in PLAIN}
+        given = {name: value for name, value in given.items() if value is not None}
+        if given.get("top_k") == -1:  # vLLM's word for off
+            given["top_k"] = 0
+        vocab = self.model.target.vocab_size
+        bias = {token_id(key, vocab): value for key, value in (request.logit_bias or {}).items()}
+        for name in ("stop_token_ids", "banned_tokens"):
+            if (most := max(getattr(request, name) or (), default=0)) >= vocab:
+                raise bad(f"{name} names token {most}, but ids end at {vocab - 1}", name)
+        stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+        try:
+            return Sampling(
+                **given,
+                logit_bias=bias,
+                banned_tokens=tuple(request.banned_tokens or ()),
+                stop_token_ids=tuple(request.stop_token_ids or ()),
+                stop=stops,
+                min_new_tokens=request.min_tokens or 0,
+                max_new_tokens=length,
+                logprobs=logprobs,
+            )
+        except ConfigError as error:
+            first = str(error).split(" ", 1)[0]
+            param = RENAMED.get(first, first if first in type(request).model_fields else None)
+            text = str(error)
+            for ours, theirs in RENAMED.items():
+                text = text.replace(ours, theirs)
+            raise bad(text, param) from None
+
+    def _nodes(self, asked: int | None) -> int | None:
+        most = self.settings.max_nodes
+        if asked is not None and asked > most:
+            raise bad(
+                f"speculation.max_nodes is {asked}, but this server allows at most {most}",
+                "speculation.max_nodes",
+            )
+        return asked
+
+    def _prediction(self, request: Shared) -> list[int]:
+        """Ids of the predicted output; what no answer could reach is dropped."""
+        if request.prediction is None:
+            return []
+        if not self.can_predict:
+            raise bad("the verifier of this server cannot judge predictions", "prediction")
+        text = plain_text(request.prediction.content, "prediction.content")
+        return self._encode(text, special=False)[: self.model.target.context]
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self.settings.name:
+            raise unknown(
+                "model",
+                name,
+                [self.settings.name],
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+
+    def _check_samples(self, n: int, num_prompts: int) -> None:
+        if n > (most := self.settings.max_seqs):
+            raise bad(f"n is {n}, but this server runs at most {most} sequences at once", "n")
+        if n * num_prompts > (most := self.settings.max_samples):
+            raise bad(
+                f"{num_prompts} prompts times n = {n} are {n * num_prompts} sequences, but a "
+                f"request may have {most}; send several requests",
+                "n",
+            )
+
+    def _check_context(self, longest: int, max_tokens: int | None) -> int:
+        """How many tokens may come. Raises ApiError 400 if they do not fit."""
+        context = self.model.target.context
+        total = longest + (1 if max_tokens is None else max(max_tokens, 1))
+        if total > context:
+            asked = "1 is" if max_tokens is None else f"{max_tokens} are"
+            raise bad(
+                f"this model's context is {context} tokens, but the prompt has {longest} and "
+                f"{asked} to be generated, {total} in all; shorten the prompt or lower max_tokens",
+                "messages" if max_tokens is None else "max_tokens",
+                "context_length_exceeded",
+            )
+        return context - longest if max_tokens is None else max_tokens
+
+    def _check_memory(self, count: int, length: int) -> None:
+        """Raises ApiError 400 for a request that could not run even alone."""
+        check = getattr(getattr(self.model.target, "cache", None), "check_room", None)
+        if check is None:
+            return
+        try:
+            check(min(count, self.settings.max_seqs), length)
+        except CapacityError as error:
+            raise bad(str(error), "n", "out_of_memory") from None
+
+    def _tokens(self, prompt: str | list[int]) -> list[int]:
+        vocab = self.model.target.vocab_size
+        tokens = self._encode(prompt) if isinstance(prompt, str) else prompt
+        if not tokens or prompt == "":
+            raise bad("the prompt is empty; give it at least one token", "prompt")
+        if not 0 <= min(tokens) <= max(tokens) < vocab:
+            raise bad(f"the prompt has token ids outside 0..{vocab - 1}", "prompt")
+        return list(tokens)
+
+    def _chat_tokens(self, messages: list[Message]) -> list[int]:
+        found = [plain_message(i, message) for i, message in enumerate(messages)]
+        try:
+            tokens = self.model.tokenizer.chat(found)
+        except ForerunError as error:
+            raise bad(f"{error}, to /v1/completions", "messages") from None
+        except Exception as error:  # templates are programs of their own, and refuse as they like
+            raise bad(
+                f"the model's chat template refuses these messages: {str(error)[:300]}", "messages"
+            ) from None
+        if not tokens:
+            raise bad("the messages make an empty prompt", "messages")
+        return tokens
+
+    def _encode(self, text: str, special: bool = True) -> list[int]:
+        return self.model.tokenizer.encode(text, special=special)

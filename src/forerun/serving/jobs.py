@@ -1,0 +1,70 @@
+"""A request on its way: what is asked for, and the events that come back from the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from dataclasses import dataclass, field
+
+from forerun.engine.stats import Stats
+from forerun.sampling import Sampling
+from forerun.serving.errors import ApiError
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """More of one choice: text that is certain, and the tokens that made it."""
+
+    choice: int
+    text: str
+    tokens: list[int]
+    begins: list[int]  # where the text of each token begins
+    logprobs: list[dict[int, float]]  # of each token, if asked for
+    finish: str | None = None  # set on the last piece of a choice
+
+
+@dataclass
+class Count:
+    """Tokens of a request; what a predicted output gave and what it cost."""
+
+    prompt: int = 0
+    cached: int = 0  # prompt tokens that an earlier request had computed
+    completion: int = 0
+    accepted_prediction: int = 0
+    rejected_prediction: int = 0
+
+
+@dataclass(frozen=True)
+class End:
+    """The last event of a request that went well."""
+
+    count: Count
+    stats: list[Stats]  # of each choice
+
+
+Event = Piece | End | ApiError
+
+
+@dataclass(eq=False)
+class Job:
+    """One request: prompts, each sampled `sampling.n` times; choice i * n + k is sample k of i."""
+
+    prompts: list[list[int]]
+    sampling: Sampling
+    seed: int
+    method: str
+    tenant: str
+    is_seeded: bool = False  # the client gave the seed: the same request, the same text
+    nodes: int | None = None  # largest draft tree, if the client said so
+    prediction: list[int] = field(default_factory=list)
+    streams: bool = False  # whether pieces are wanted as they come
+    arrived: float = field(default_factory=time.monotonic)
+    number: int = field(default_factory=lambda: next(_numbers))
+    mailbox: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.sampling.n

@@ -1,0 +1,72 @@
+"""What no request may do, whatever it asks for: be too large, or take too long to arrive."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from forerun.serving.errors import ApiError
+
+
+class Limits:
+    """ASGI middleware: reads the whole body first, within a size and a time."""
+
+    def __init__(self, app: ASGIApp, max_body: int, seconds: float) -> None:
+        self.app, self.max_body, self.seconds = app, max_body, seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        try:
+            async with asyncio.timeout(self.seconds):
+                body = await self._body(scope, receive)
+        except TimeoutError:
+            error = ApiError(408, f"the request did not arrive within {self.seconds:g} s")
+            await self._refuse(error, scope, receive, send)
+            return
+        except ApiError as error:
+            await self._refuse(error, scope, receive, send)
+            return
+        if body is not None:
+            await self.app(scope, _replay(body, receive), send)
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The body; None if the client has gone. Raises ApiError 413."""
+        for name, value in scope["headers"]:
+            if name == b"content-length" and value.isdigit():
+                self._check(int(value))
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return None
+            body += message.get("body", b"")
+            self._check(len(body))
+            if not message.get("more_body", False):
+                return bytes(body)
+
+    def _check(self, size: int) -> None:
+        if size > self.max_body:
+            raise ApiError(
+                413,
+                f"the request has {size} bytes or more, but this server takes {self.max_body}",
+                code="request_too_large",
+            )
+
+    async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        response = error.response()
+        response.headers["Connection"] = "close"  # what is left of the body is not read
+        await response(scope, receive, send)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Gives the body again, then what comes after it."""
+    first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Any:
+        return first.pop() if first else await receive()
+
+    return again

@@ -1,0 +1,94 @@
+"""The methods that a server offers, built before it starts: no request compiles or loads anything.
+
+A method that learns comes twice. Its shared form remembers what a tenant's requests taught it and
+never shows that to another tenant. Its own form knows the samples of one prompt only: requests with
+a seed use it, because what others taught must not change the text that the seed stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from forerun import registry
+from forerun.engine.loop import check_pair
+from forerun.errors import ConfigError
+from forerun.roles import Drafter, Verifier
+from forerun.serving.errors import unknown
+from forerun.serving.routing import Router
+
+OFFERED = ("auto", "stand", "prompt_lookup", "none")  # where the registry has them
+SHARED, OWN = ("tenant", "group"), ("group",)  # scopes of memories, best first
+
+
+class Methods:
+    """Names that requests may use, and the drafters behind them.
+
+    extra: name -> drafter spec, as the operator wants them. Raises ConfigError, UnknownName.
+    """
+
+    def __init__(self, extra: Mapping[str, str], default: str | None, **build: Any) -> None:
+        known = registry.names("drafter")
+        self.specs = {name: name for name in OFFERED if name in known} | dict(extra)
+        self.default = default or ("auto" if "auto" in self.specs else registry.DRAFTER)
+        self.specs.setdefault(self.default, self.default)
+        self._build = build
+
+    def router(self, verifier: Verifier) -> Router:
+        """A router over fresh drafters. Raises ConfigError for one that the verifier refuses."""
+        parts: dict[str, Drafter] = {}
+        for name, spec in self.specs.items():
+            parts[name] = self._make(spec, SHARED)
+            parts[own(name)] = self._make(spec, OWN) if _has_scope(spec) else parts[name]
+            check_pair(parts[name], verifier)
+        return Router(parts)
+
+    def choose(self, name: str | None) -> str:
+        """The name of a method, checked. Raises ApiError 400."""
+        name = (name or self.default).replace("-", "_")
+        if name not in self.specs:
+            raise unknown(
+                "speculation method",
+                name,
+                self.specs,
+                param="speculation.method",
+                code="unknown_method",
+            )
+        return name
+
+    def _make(self, spec: str, scopes: tuple[str, ...]) -> Drafter:
+        """The drafter with the first of the scopes that it has; one in the spec stays."""
+        for scope in scopes if _has_scope(spec) else ():
+            try:
+                return registry.make("drafter", spec, scope=scope, **self._build)
+            except ConfigError:
+                if scope == scopes[-1]:
+                    raise
+        return registry.make("drafter", spec, **self._build)
+
+
+def _has_scope(spec: str) -> bool:
+    """Whether a drafter remembers for a scope that is left to us."""
+    cls, given = registry.resolve("drafter", spec)
+    return "scope" in registry.options(cls) and "scope" not in given
+
+
+def own(name: str) -> str:
+    """The form of a method that remembers nothing of other requests."""
+    return f"{name} of its own"
+
+
+def make_verifier(spec: str, allow_lossy: bool) -> Verifier:
+    """The verifier of a name. Raises ConfigError for one that changes the law, unless allowed."""
+    verifier: Verifier = registry.make("verifier", spec)
+    return check_lossless(verifier, spec, allow_lossy)
+
+
+def check_lossless(verifier: Verifier, name: str, allow_lossy: bool) -> Verifier:
+    """The verifier itself. Raises ConfigError for a lossy one, unless allowed."""
+    if not (verifier.lossless or allow_lossy):
+        raise ConfigError(
+            f"verifier {name!r} is lossy: texts would not follow the model's law; use "
+            "'speculative', or say --allow-lossy if that is wanted"
+        )
+    return verifier

@@ -1,0 +1,105 @@
+"""/metrics in Prometheus' form, under vLLM's names, so that its dashboards work unchanged.
+
+Rates by position are positions from 0 in `position`, and counts are of draft trees, as vLLM counts
+its chains: num_drafts is sequences times steps with a draft.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
+from prometheus_client import Counter as Total
+
+from forerun.records import Step
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+SLOW = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+MAX_POSITIONS = 64
+
+
+class Metrics:
+    """Counters of one server. `observe` is a listener of the engine."""
+
+    def __init__(self, model: str) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self._labels = {"model_name": model, "engine": "0"}
+        self.drafts = self._total("spec_decode_num_drafts", "Draft trees that were verified")
+        self.drafted = self._total("spec_decode_num_draft_tokens", "Draft tokens")
+        self.accepted = self._total("spec_decode_num_accepted_tokens", "Accepted draft tokens")
+        self._per_pos = Total(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Accepted draft tokens by position",
+            [*self._labels, "position"],
+            registry=self.registry,
+        )
+        self.prompt_tokens = self._total("prompt_tokens", "Prompt tokens of admitted requests")
+        self.generated = self._total("generation_tokens", "Generated tokens")
+        self.cache_queries = self._total("prefix_cache_queries", "Prompt tokens looked up")
+        self.cache_hits = self._total("prefix_cache_hits", "Prompt tokens found computed")
+        self._success = Total(
+            "vllm:request_success",
+            "Finished samples by reason",
+            [*self._labels, "finished_reason"],
+            registry=self.registry,
+        )
+        self.first_token = self._histogram("time_to_first_token_seconds", "To the first text", SLOW)
+        self.between = self._histogram("inter_token_latency_seconds", "Time per token after", FAST)
+        self.whole = self._histogram("e2e_request_latency_seconds", "From arrival to end", SLOW)
+        self._errors = Total(
+            "forerun:request_errors",
+            "Requests answered with an error, by status",
+            [*self._labels, "status"],
+            registry=self.registry,
+        )
+        self.faults = self._total("engine_faults", "Steps that failed", "forerun")
+        self.cancelled = self._total("requests_cancelled", "Clients that went away", "forerun")
+        for position in range(8):  # dashboards want series that begin at 0
+            self._position(position)
+
+    def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """A gauge that asks when it is read."""
+        found = Gauge(f"vllm:{name}", text, [*self._labels], registry=self.registry)
+        found.labels(**self._labels).set_function(value)
+
+    def observe(self, step: Step) -> None:
+        """Counts one step of the engine."""
+        drafted = accepted = drafts = 0
+        depths: Counter[int] = Counter()
+        for tree, verdict, emitted in zip(step.trees, step.verdicts, step.emitted, strict=True):
+            if len(tree):
+                count = min(len(verdict.nodes), len(emitted))
+                drafts, drafted, accepted = drafts + 1, drafted + len(tree), accepted + count
+                depths.update(range(count))
+        self.drafts.inc(drafts)
+        self.drafted.inc(drafted)
+        self.accepted.inc(accepted)
+        self.generated.inc(sum(map(len, step.emitted)))
+        for position, count in depths.items():
+            self._position(min(position, MAX_POSITIONS)).inc(count)
+
+    def finished(self, reason: str) -> None:
+        """One sample has ended."""
+        self._success.labels(**self._labels, finished_reason=reason).inc()
+
+    def failed(self, status: int) -> None:
+        """One request was answered with an error."""
+        self._errors.labels(**self._labels, status=str(status)).inc()
+
+    def text(self) -> bytes:
+        """The page."""
+        return generate_latest(self.registry)
+
+    def _position(self, position: int) -> Total:
+        return self._per_pos.labels(**self._labels, position=str(position))
+
+    def _total(self, name: str, text: str, prefix: str = "vllm") -> Total:
+        found = Total(f"{prefix}:{name}", text, [*self._labels], registry=self.registry)
+        return found.labels(**self._labels)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        labels = [*self._labels]
+        found = Histogram(f"vllm:{name}", text, labels, buckets=buckets, registry=self.registry)
+        return found.labels(**self._labels)

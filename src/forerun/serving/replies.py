@@ -1,0 +1,186 @@
+"""Answers in OpenAI's form, whole or in chunks; what ours adds stands in fields of its own."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+from forerun.engine.stats import Stats
+from forerun.serving.jobs import Count, End, Job, Piece
+from forerun.serving.pieces import Pieces
+from forerun.serving.schemas import Shared
+
+
+@dataclass
+class Reply(ABC):
+    """How one request is answered."""
+
+    job: Job
+    request: Shared
+    model: str
+    fingerprint: str
+    pieces: Pieces
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    prefix = ""  # of ids
+    whole_object = ""
+    chunk_object = ""
+
+    @abstractmethod
+    def choice(self, index: int, pieces: list[Piece]) -> dict[str, Any]:
+        """A finished choice."""
+
+    @abstractmethod
+    def delta(self, piece: Piece) -> dict[str, Any]:
+        """More of a choice."""
+
+    def opening(self) -> list[dict[str, Any]]:
+        """Chunks that come before any text."""
+        return []
+
+    def whole(self, pieces: list[Piece], end: End) -> dict[str, Any]:
+        """The whole answer."""
+        of: dict[int, list[Piece]] = {i: [] for i in range(self.job.num_choices)}
+        for piece in pieces:
+            of[piece.choice].append(piece)
+        choices = [self.choice(i, found) for i, found in of.items()]
+        return self._frame(self.whole_object, choices) | {"usage": usage(end.count)} | self._on(end)
+
+    def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """One chunk of a stream."""
+        options = self.request.stream_options
+        extra = {"usage": None} if options and options.include_usage else {}
+        return self._frame(self.chunk_object, choices) | extra
+
+    def closing(self, end: End) -> list[dict[str, Any]]:
+        """Chunks that come after all text: the counts, if they are wanted."""
+        options, extra = self.request.stream_options, self._on(end)
+        if options and options.include_usage:
+            extra["usage"] = usage(end.count)
+        return [self._frame(self.chunk_object, []) | extra] if extra else []
+
+    def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": f"{self.prefix}-{self.fingerprint[-6:]}-{self.job.number}-{self.created}",
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+            "choices": choices,
+        }
+
+    def _on(self, end: End) -> dict[str, Any]:
+        """Statistics, if they are wanted: ours, and the same under vLLM's names."""
+        if not (self.request.speculation and self.request.speculation.statistics):
+            return {}
+        total = Stats()
+        for stats in end.stats:
+            total.add(stats)
+        ours = {"method": self.job.method, "max_nodes": self.job.nodes, **total.to_dict()}
+        ours["choices"] = [stats.to_dict() for stats in end.stats]
+        return {"speculation": ours, "metrics": {"speculative_decoding": as_vllm(total)}}
+
+
+class CompletionReply(Reply):
+    """/v1/completions."""
+
+    prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
+
+    def choice(self, index: int, pieces: list[Piece]) -> dict[str, Any]:
+        return {
+            "index": index,
+            "text": "".join(piece.text for piece in pieces),
+            "logprobs": self._logprobs(pieces),
+            "finish_reason": pieces[-1].finish,
+        }
+
+    def delta(self, piece: Piece) -> dict[str, Any]:
+        return self.choice(piece.choice, [piece])
+
+    def _logprobs(self, pieces: list[Piece]) -> dict[str, Any] | None:
+        if self.job.sampling.logprobs is None:
+            return None
+        rows = [row for piece in pieces for row in zip(piece.tokens, piece.logprobs, strict=True)]
+        text = self.pieces.text
+        return {
+            "tokens": [text(token) for token, _ in rows],
+            "token_logprobs": [logprobs[token] for token, logprobs in rows],
+            "top_logprobs": [{text(t): value for t, value in row.items()} for _, row in rows],
+            "text_offset": [place for piece in pieces for place in piece.begins],
+        }
+
+
+class ChatReply(Reply):
+    """/v1/chat/completions."""
+
+    prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def choice(self, index: int, pieces: list[Piece]) -> dict[str, Any]:
+        text = "".join(piece.text for piece in pieces)
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": text, "refusal": None},
+            "logprobs": self._logprobs(pieces),
+            "finish_reason": pieces[-1].finish,
+        }
+
+    def delta(self, piece: Piece) -> dict[str, Any]:
+        return {
+            "index": piece.choice,
+            "delta": {"content": piece.text} if piece.text or piece.finish is None else {},
+            "logprobs": self._logprobs([piece]),
+            "finish_reason": piece.finish,
+        }
+
+    def opening(self) -> list[dict[str, Any]]:
+        start = {"role": "assistant", "content": ""}
+        return [
+            self.chunk([{"index": i, "delta": start, "logprobs": None, "finish_reason": None}])
+            for i in range(self.job.num_choices)
+        ]
+
+    def _logprobs(self, pieces: list[Piece]) -> dict[str, Any] | None:
+        most = self.job.sampling.logprobs
+        if most is None:
+            return None
+        rows = [row for piece in pieces for row in zip(piece.tokens, piece.logprobs, strict=True)]
+        return {"content": [self._row(*row, most) for row in rows], "refusal": None}
+
+    def _row(self, token: int, logprobs: dict[int, float], most: int) -> dict[str, Any]:
+        best = sorted(logprobs.items(), key=lambda item: -item[1])[:most]
+        top = [self._one(*item) for item in best]
+        return self._one(token, logprobs[token]) | {"top_logprobs": top}
+
+    def _one(self, token: int, logprob: float) -> dict[str, Any]:
+        raw = self.pieces.bytes(token)
+        return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+
+
+def usage(count: Count) -> dict[str, Any]:
+    """Tokens as OpenAI counts them."""
+    return {
+        "prompt_tokens": count.prompt,
+        "completion_tokens": count.completion,
+        "total_tokens": count.prompt + count.completion,
+        "prompt_tokens_details": {"cached_tokens": count.cached},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": count.accepted_prediction,
+            "rejected_prediction_tokens": count.rejected_prediction,
+        },
+    }
+
+
+def as_vllm(stats: Stats) -> dict[str, Any]:
+    """The counters of a request under the names that vLLM uses."""
+    return {
+        "mean_acceptance_length": stats.tau,
+        "draft_acceptance_rate": stats.acceptance_rate,
+        "num_spec_steps": stats.passes,
+        "num_draft_tokens": stats.drafted,
+        "num_accepted_draft_tokens": stats.accepted,
+        "acceptance_histogram": [
+            stats.accepted_at[depth] for depth in range(1, max(stats.accepted_at, default=0) + 1)
+        ],
+    }

@@ -1,0 +1,191 @@
+"""Many methods on one engine: every sequence drafts by the method of its own request.
+
+The target, its cache and the pass are shared; only drafting differs from sequence to sequence. So
+one engine with a drafter that hands each sequence to its method keeps all requests in one batch,
+where an engine per method would split it and pay one pass of the target for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from forerun import registry
+from forerun.dice import Dice
+from forerun.drafters.fuse import merge
+from forerun.records import Plan, Sequence, Step
+from forerun.roles import Controller, Drafter, Target
+from forerun.serving.prediction import Prediction
+from forerun.tree import EMPTY, Tree
+
+
+class Router(Drafter):
+    """Drafters by name, and who drafts for which sequence.
+
+    A sequence with a prediction copies it first; its method gets the nodes that are left.
+    """
+
+    def __init__(self, parts: Mapping[str, Drafter]) -> None:
+        self.parts = dict(parts)
+        self._distinct = {id(part): (name, part) for name, part in parts.items()}.values()
+        self.labels = frozenset().union(*(part.labels for part in self.parts.values()))
+        self.needs = frozenset().union(*(part.needs for part in self.parts.values()))
+        self._methods: WeakKeyDictionary[Sequence, str] = WeakKeyDictionary()
+        self._predictions: WeakKeyDictionary[Sequence, Prediction] = WeakKeyDictionary()
+        self._copied: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()  # nodes in this step
+
+    def assign(self, seq: Sequence, method: str, prediction: Prediction | None = None) -> None:
+        """Says who drafts for a sequence; to be called before it joins."""
+        self._methods[seq] = method
+        if prediction is not None:
+            self._predictions[seq] = prediction
+
+    def prediction(self, seq: Sequence) -> Prediction | None:
+        """Where a sequence stands in its predicted output."""
+        return self._predictions.get(seq)
+
+    def bind(self, target: Target) -> None:
+        for _, part in self._distinct:
+            part.bind(target)
+
+    def warm_up(self) -> None:
+        for _, part in self._distinct:
+            part.warm_up()
+
+    def start(self, seq: Sequence) -> None:
+        self._part(seq).start(seq)
+
+    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
+        copy, plan = self._copy(seq, plan)
+        tree = EMPTY if plan.is_empty else self._part(seq).propose_one(seq, plan, dice)
+        return merge([copy, tree]) if len(copy) else tree
+
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+        both = [self._copy(seq, plan) for seq, plan in zip(seqs, plans, strict=True)]
+        trees = [EMPTY] * len(seqs)
+        for name, rows in self._by_method(seqs).items():
+            own = [seqs[i] for i in rows], [both[i][1] for i in rows]
+            for i, tree in zip(rows, self.parts[name].propose(*own), strict=True):
+                trees[i] = tree
+        return [
+            merge([copy, tree]) if len(copy) else tree
+            for (copy, _), tree in zip(both, trees, strict=True)
+        ]
+
+    def observe(self, step: Step) -> None:
+        for i, seq in enumerate(step.seqs):
+            if seq in self._copied:
+                self._judge(step, i)
+        methods = self._by_method(step.seqs)
+        for name, rows in methods.items():
+            self.parts[name].observe(step if len(methods) == 1 else part_of(step, rows))
+
+    def finish(self, seq: Sequence) -> None:
+        self._part(seq).finish(seq)
+
+    def forget(self, group: Hashable) -> None:
+        for _, part in self._distinct:
+            part.forget(group)
+
+    def memory_report(self) -> dict[str, int]:
+        return {
+            f"{name}: {what}": size
+            for name, part in self._distinct
+            for what, size in part.memory_report().items()
+        }
+
+    def _part(self, seq: Sequence) -> Drafter:
+        return self.parts[self._methods[seq]]
+
+    def _by_method(self, seqs: Many[Sequence]) -> dict[str, list[int]]:
+        """Indices of the sequences of each method."""
+        found: dict[str, list[int]] = {}
+        for i, seq in enumerate(seqs):
+            found.setdefault(self._methods[seq], []).append(i)
+        return found
+
+    def _copy(self, seq: Sequence, plan: Plan) -> tuple[Tree, Plan]:
+        """What the prediction drafts, and the plan that is left for the method."""
+        prediction = self._predictions.get(seq)
+        if prediction is None:
+            return EMPTY, plan
+        copy = prediction.draft(seq.generated, seq.num_left - 1)
+        self._copied[seq] = len(copy)
+        return copy, replace(plan, nodes=max(plan.nodes - len(copy), 0))
+
+    def _judge(self, step: Step, i: int) -> None:
+        """Copied nodes come first in their tree."""
+        copied = self._copied.pop(step.seqs[i])
+        nodes = step.verdicts[i].nodes[: len(step.emitted[i])]
+        self._predictions[step.seqs[i]].judge(copied, sum(node < copied for node in nodes))
+
+
+class Plans(Controller):
+    """A controller for each method and size: acceptance and costs differ between them.
+
+    Sequences with a controller of their own are planned by what they themselves meet; the others
+    share what a method has learned, and see the whole batch.
+    """
+
+    def __init__(self, spec: str) -> None:
+        self._spec = spec
+        self._shared: dict[tuple[str, int | None], Controller] = {}
+        self._of: WeakKeyDictionary[Sequence, Controller | None] = WeakKeyDictionary()
+        self._target: Target | None = None
+
+    def bind(self, target: Target, drafter: Drafter) -> None:
+        assert isinstance(drafter, Router)
+        self._target, self._router = target, drafter
+        for method in drafter.parts:
+            self._of_method(method, None)
+
+    def assign(self, seqs: Many[Sequence], method: str, nodes: int | None, is_own: bool) -> None:
+        """Who plans for these sequences; to be called before they join. nodes: largest tree."""
+        controller = None
+        if nodes != 0:
+            make = self._make if is_own else self._of_method
+            controller = make(method, nodes)
+        self._of.update((seq, controller) for seq in seqs)
+
+    def plan(self, seq: Sequence) -> Plan:
+        controller = self._of[seq]
+        return Plan(0) if controller is None else controller.plan(seq)
+
+    def observe(self, step: Step) -> None:
+        rows: dict[Controller, list[int]] = {}
+        for i, seq in enumerate(step.seqs):
+            controller = self._of[seq]
+            if controller is not None:
+                rows.setdefault(controller, []).append(i)
+        shared = set(self._shared.values())
+        for controller, own in rows.items():
+            is_all = controller in shared or len(own) == len(step.seqs)
+            controller.observe(step if is_all else part_of(step, own))
+
+    def finish(self, seq: Sequence) -> None:
+        controller = self._of[seq]
+        if controller is not None:
+            controller.finish(seq)
+
+    def _of_method(self, method: str, nodes: int | None) -> Controller:
+        key = method, nodes
+        if key not in self._shared:
+            self._shared[key] = self._make(method, nodes)
+        return self._shared[key]
+
+    def _make(self, method: str, nodes: int | None) -> Controller:
+        size = {} if nodes is None else {"nodes": nodes}
+        controller: Controller = registry.make("controller", self._spec, **size)
+        assert self._target is not None, "bind comes first"
+        controller.bind(self._target, self._router.parts[method])
+        return controller
+
+
+def part_of(step: Step, rows: Many[int]) -> Step:
+    """A step as if only some of its sequences had taken part."""
+    lists = ("seqs", "plans", "trees", "laws", "verdicts", "emitted")
+    some: dict[str, Any] = {name: [getattr(step, name)[i] for i in rows] for name in lists}
+    return replace(step, **some)

@@ -1,0 +1,151 @@
+"""What clients may send: the OpenAI parameters, those that vLLM adds, and `speculation`.
+
+Unknown fields are errors. Fields of OpenAI that this server lacks are named in UNSUPPORTED with the
+values that mean nothing; those that change no text are accepted and ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Text = Annotated[str, Field(max_length=4096)]
+Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=1024)]
+Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Speculation(_Strict):
+    """How this request drafts. max_nodes: largest draft tree, 0 is plain decoding."""
+
+    method: str | None = None
+    max_nodes: int | None = Field(default=None, ge=0)
+    statistics: bool = False
+
+
+class Part(_Strict):
+    """A piece of a message's content."""
+
+    type: str
+    text: str | None = None
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+    refusal: str | None = None
+
+
+class Prediction(_Strict):
+    """Text that the answer is expected to repeat in good part."""
+
+    type: Literal["content"]
+    content: str | list[Part]
+
+
+class StreamOptions(_Strict):
+    """include_usage: one more chunk with the counts."""
+
+    include_usage: bool = False
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool = False
+
+
+class Message(_Strict):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[Part] | None = None
+    name: Text | None = None
+    tool_call_id: Text | None = None
+    tool_calls: list[Any] | None = None
+    function_call: Any = None
+    refusal: str | None = None
+    audio: Any = None
+
+
+class Shared(_Strict):
+    """What both kinds of completion take; null is the default everywhere."""
+
+    model: str | None = None
+    n: int | None = Field(default=None, ge=1)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=16)] | None = None
+    seed: Int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=1024)] | None = None
+    prediction: Prediction | None = None
+    # as vLLM names them
+    top_k: Int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: Int | None = None
+    stop_token_ids: Ids | None = None
+    ignore_eos: bool | None = None
+    # ours
+    banned_tokens: Ids | None = None
+    speculation: Speculation | None = None
+    # accepted, without effect on the text
+    user: Text | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: Text | None = None
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
+    prompt_cache_retention: Text | None = None
+
+
+class CompletionRequest(Shared):
+    """POST /v1/completions. prompt: a text, token ids, or a list of either."""
+
+    prompt: str | list[Any]
+    max_tokens: Int | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    echo: Any = None
+    suffix: Any = None
+    best_of: Any = None
+
+
+class ChatRequest(Shared):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    max_tokens: Int | None = None
+    max_completion_tokens: Int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: Any = None
+    functions: Any = None
+    function_call: Any = None
+    response_format: Any = None
+    modalities: Any = None
+    audio: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "echo": (False,),
+    "suffix": ("",),
+    "best_of": (1,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "web_search_options": (),
+}

@@ -1,0 +1,103 @@
+"""All parts of one server, put together."""
+
+from __future__ import annotations
+
+import hashlib
+
+from fastapi import Request
+
+from forerun import __version__
+from forerun.engine.api import Model, record_logprobs
+from forerun.engine.loop import Engine
+from forerun.engine.stats import Recorder
+from forerun.engine.stops import Stops
+from forerun.models.tokenizer import TextStream
+from forerun.roles import Verifier
+from forerun.serving.intake import Intake
+from forerun.serving.methods import Methods, check_lossless, make_verifier
+from forerun.serving.metrics import Metrics
+from forerun.serving.pieces import Pieces
+from forerun.serving.routing import Plans, Router
+from forerun.serving.settings import Settings
+from forerun.serving.streams import Answerer
+from forerun.serving.tenants import Keys
+from forerun.serving.worker import Worker
+from forerun.shaping import Adjust
+
+COPIES = frozenset({"point", "swor"})  # what a verifier must judge where predictions are copied
+
+
+class Service:
+    """A model, its engine thread, and how requests reach it.
+
+    Raises ConfigError for parts that do not fit together.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        settings: Settings,
+        keys: Keys | None = None,
+        verifier: Verifier | None = None,
+    ) -> None:
+        self.model, self.settings, self.keys = model, settings, keys or Keys()
+        allowed = settings.allow_lossy
+        if verifier is None:
+            verifier = make_verifier(settings.verifier, allowed)
+        self.verifier = check_lossless(verifier, settings.verifier, allowed)
+        self.methods = Methods(
+            settings.methods,
+            settings.default_method,
+            tokenizer=model.tokenizer,
+            device=model.device,
+        )
+        self.metrics = Metrics(settings.name)
+        self.worker = Worker(self._engine, self.metrics, settings.max_waiting)
+        can_predict = verifier.judges >= COPIES
+        self.intake = Intake(model, self.methods, settings, can_predict)
+        self.answerer = Answerer(self.worker, settings.request_timeout, self.metrics)
+        self.pieces = Pieces(model.tokenizer)
+        self.fingerprint = self._fingerprint()
+        running, waiting = "Sequences that run", "Requests that wait"
+        self.metrics.gauge("num_requests_running", running, lambda: self.worker.num_running)
+        self.metrics.gauge("num_requests_waiting", waiting, lambda: self.worker.num_waiting)
+
+    def warm_up(self) -> None:
+        """Compiles what will run."""
+        self.verifier.warm_up()
+        self.worker.warm_up()
+
+    def tenant(self, request: Request) -> str:
+        """Whose request it is. Raises ApiError 401."""
+        return self.keys.tenant(request.headers.get("authorization"))
+
+    def describe(self) -> dict[str, object]:
+        """What clients may ask of drafting."""
+        return {
+            "methods": sorted(self.methods.specs),
+            "default": self.methods.default,
+            "max_nodes": self.settings.max_nodes,
+            "verifier": self.settings.verifier,
+            "lossless": self.verifier.lossless,
+        }
+
+    def _engine(self, recorder: Recorder) -> tuple[Engine, Router, Plans]:
+        """A fresh engine on the target."""
+        model, router = self.model, self.methods.router(self.verifier)
+        plans = Plans(self.settings.controller)
+        engine = Engine(
+            model.target,
+            router,
+            self.verifier,
+            plans,
+            stops=Stops(model.tokenizer.eos_ids, lambda: TextStream(model.tokenizer)),
+            shapers=(Adjust(model.tokenizer.eos_ids),),
+            listeners=[record_logprobs, self.metrics.observe, recorder],
+            max_seqs=self.settings.max_seqs,
+        )
+        return engine, router, plans
+
+    def _fingerprint(self) -> str:
+        target = self.model.target
+        parts = __version__, self.model.name, str(target.context), str(target.vocab_size)
+        return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]

@@ -1,0 +1,42 @@
+"""What an operator decides about a server, resolved and frozen before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from forerun import registry
+from forerun.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Limits and choices of one server; seconds, bytes, tokens and counts as named."""
+
+    name: str = "model"  # what clients call the model
+    default_method: str | None = None  # None: auto if there is one, else forerun's own default
+    methods: Mapping[str, str] = field(default_factory=dict)  # name -> drafter spec, beside ours
+    verifier: str = registry.VERIFIER
+    controller: str = registry.CONTROLLER
+    allow_lossy: bool = False
+    max_seqs: int = 32  # sequences that run at once
+    max_waiting: int = 256  # requests of one tenant that may wait
+    max_samples: int = 256  # sequences of one request: prompts times n
+    max_nodes: int = 64  # largest tree that a request may ask for
+    max_body: int = 4 * 2**20  # bytes of a request
+    body_timeout: float = 30.0  # seconds in which a request must have arrived
+    request_timeout: float = 600.0  # seconds from arrival to the last token
+    drain: float = 30.0  # seconds that requests may go on after a shutdown began
+    stall: float = 120.0  # seconds without a step after which /health says so
+
+    def __post_init__(self) -> None:
+        for name in ("max_seqs", "max_waiting", "max_samples", "max_body"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("body_timeout", "request_timeout", "stall"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be more than 0 seconds, got {getattr(self, name)}")
+        if self.max_nodes < 0 or self.drain < 0:
+            raise ConfigError(
+                f"max_nodes and drain must be at least 0, got {self.max_nodes} and {self.drain}"
+            )

@@ -1,0 +1,75 @@
+"""API keys and the tenants they belong to; memories and the queue are kept apart by tenant."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from pathlib import Path
+
+from forerun.errors import DataError
+from forerun.serving.errors import ApiError
+
+EVERYBODY = ""  # the tenant of a server without keys
+
+
+class Keys:
+    """Known keys as digests; the keys themselves are not kept."""
+
+    def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
+        self._tenants = [(_digest(key), tenant) for tenant, key in pairs]
+
+    def __len__(self) -> int:
+        return len(self._tenants)
+
+    @classmethod
+    def read(cls, lines: Iterable[str]) -> Keys:
+        """Keys of lines "tenant:key" or "key"; "#" begins a comment. Raises DataError."""
+        pairs: list[tuple[str, str]] = []
+        for number, line in enumerate(lines, start=1):
+            text = line.strip()
+            if not text or text.startswith("#"):
+                continue
+            tenant, colon, key = text.partition(":")
+            tenant, key = (tenant.strip(), key.strip()) if colon else (f"key {number}", text)
+            if not tenant or not key or not key.isascii():
+                raise DataError(
+                    f"line {number} of the API keys must be TENANT:KEY or KEY, in ASCII"
+                )
+            pairs.append((tenant, key))
+        return cls(pairs)
+
+    @classmethod
+    def load(cls, path: Path) -> Keys:
+        """Keys of a file, one per line. Raises DataError."""
+        try:
+            keys = cls.read(path.read_text("utf-8").splitlines())
+        except (OSError, UnicodeDecodeError) as cause:
+            reason = getattr(cause, "strerror", None) or "it is not UTF-8 text"
+            raise DataError(f"cannot read API keys from {path}: {reason}") from None
+        if not len(keys):
+            raise DataError(f"{path} holds no API key; write one per line, as TENANT:KEY")
+        return keys
+
+    def tenant(self, authorization: str | None) -> str:
+        """Whose request it is. Raises ApiError 401 unless a known key came."""
+        if not self._tenants:
+            return EVERYBODY
+        scheme, _, given = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not given.strip():
+            raise ApiError(
+                401,
+                "this server needs an API key; send the header `Authorization: Bearer KEY`",
+                code="invalid_api_key",
+            )
+        digest, found = _digest(given.strip()), None
+        for known, tenant in self._tenants:  # all of them, so that time tells nothing
+            if hmac.compare_digest(digest, known):
+                found = tenant
+        if found is None:
+            raise ApiError(401, "this API key is not known here", code="invalid_api_key")
+        return found
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()

@@ -1,0 +1,168 @@
+"""The engine's thread: requests join and leave between steps, events go back to the event loop.
+
+One lock guards what other threads may touch: the queue, cancellations, and whether to go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from contextlib import suppress
+
+from forerun.serving.admission import Admission, Group
+from forerun.serving.batch import Batch, Make
+from forerun.serving.errors import ApiError
+from forerun.serving.jobs import Event, Job
+from forerun.serving.metrics import Metrics
+
+log = logging.getLogger("forerun.serving")
+PREFILL = 2048  # prompt tokens that may join in one step, so that a crowd does not halt the others
+
+
+class Worker:
+    """Runs one engine in a thread of its own."""
+
+    def __init__(self, make: Make, metrics: Metrics, max_waiting: int) -> None:
+        self._admission = Admission(max_waiting)
+        self._lock = threading.Condition()
+        self._batch = Batch(make, metrics, self._left, self._gone)
+        self._cancelled: set[Job] = set()
+        self._ending: ApiError | None = None  # set: everything ends with this error
+        self._is_closing = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="forerun-engine", daemon=True)
+        self._beat = time.monotonic()  # of the last step
+
+    def warm_up(self) -> None:
+        """Compiles what the drafters run; before `start`."""
+        self._batch.router.warm_up()
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Starts the thread; events are delivered on `loop`."""
+        self._loop = loop
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Queues a request. Raises ApiError 429, or 503 while shutting down or after a crash."""
+        with self._lock:
+            if self._is_closing or not self._thread.is_alive():
+                raise _closing()
+            self._admission.add(job, self._wait())
+            self._lock.notify()
+
+    def cancel(self, job: Job) -> None:
+        """Nobody waits for this request any more; its state is freed at the next step."""
+        with self._lock:
+            self._cancelled.add(job)
+            self._lock.notify()
+
+    def close(self) -> None:
+        """Accepts nothing more; what has been accepted goes on."""
+        with self._lock:
+            self._is_closing = True
+            self._lock.notify()
+
+    def end(self) -> None:
+        """Ends whatever is left with an error."""
+        with self._lock:
+            self._is_closing, self._ending = True, _closing()
+            self._lock.notify()
+
+    def join(self, seconds: float) -> None:
+        """Waits for the thread to end, after `close` or `end`."""
+        if self._thread.is_alive():
+            self._thread.join(seconds)
+
+    @property
+    def num_running(self) -> int:
+        return self._batch.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._admission)
+
+    def state(self, stall: float) -> str:
+        """ok, shutting down, stopped, or stalled: busy, and no step ended for `stall` seconds."""
+        if self._is_closing:
+            return "shutting down"
+        if not self._thread.is_alive():
+            return "stopped"
+        is_late = self.num_running and time.monotonic() - self._beat > stall
+        return "stalled" if is_late else "ok"
+
+    def _wait(self) -> float:
+        """Seconds until a newcomer may be admitted, by what requests took of late."""
+        lasted = self._batch.lasted
+        waves = 1 + self._admission.num_sequences / self._batch.engine.scheduler.max_seqs
+        return waves * sum(lasted) / len(lasted)
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException:
+            log.critical("the engine's thread has died", exc_info=True)
+            raise
+        finally:
+            with self._lock:
+                self._is_closing = True
+                left = [*self._batch.jobs(), *self._admission.jobs()]
+            self._deliver([(job, _closing()) for job in left])
+
+    def _serve(self) -> None:
+        groups = self._next()
+        while groups is not None:
+            try:
+                for group in groups:
+                    self._batch.begin(group)
+                self._batch.step()
+            except Exception as fault:
+                log.exception("the engine failed and is made anew")
+                self._batch.start_anew(fault)
+            self._deliver(self._batch.events())
+            self._beat = time.monotonic()
+            groups = self._next()
+
+    def _next(self) -> list[Group] | None:
+        """Waits for something to do; the groups that join, or None: it is all over."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._is_closing or self._has_work())
+            if not self._has_work():
+                return None
+            if self._ending is not None:
+                for job in {*self._batch.jobs(), *self._admission.jobs()}:
+                    self._batch.fail(job, self._ending)
+            for job in self._cancelled:
+                self._batch.drop(job)
+            self._cancelled.clear()
+            if self._batch.is_idle:
+                self._beat = time.monotonic()
+            return self._admission.take(self._batch.num_free, PREFILL)
+
+    def _has_work(self) -> bool:
+        return bool(len(self._admission) or self._cancelled or not self._batch.is_idle)
+
+    def _left(self, job: Job) -> None:
+        with self._lock:
+            self._admission.left(job)
+
+    def _gone(self, job: Job) -> None:
+        with self._lock:
+            self._admission.drop(job)
+
+    def _deliver(self, events: list[tuple[Job, Event]]) -> None:
+        """Hands all events of a step over at once."""
+        if events and self._loop is not None:
+            with suppress(RuntimeError):  # the loop has closed: nobody is left to tell
+                self._loop.call_soon_threadsafe(_put, events)
+
+
+def _put(events: list[tuple[Job, Event]]) -> None:
+    for job, event in events:
+        job.mailbox.put_nowait(event)
+
+
+def _closing() -> ApiError:
+    text = "the server is shutting down; send the request elsewhere, or again in a while"
+    return ApiError(503, text, code="shutting_down", retry_after=10)

@@ -1,0 +1,159 @@
+"""Servers for tests: the command in a process of its own, and the same parts in a thread."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import torch
+
+from forerun.engine.api import Model
+from forerun.engine.cost import Cost
+from forerun.models.tokenizer import Tokenizer
+from forerun.records import Rows, Sequence, Verdict
+from forerun.roles import Target
+from forerun.tree import Tree
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+@dataclass
+class Served:
+    """A server that runs, and ways to talk to it."""
+
+    url: str
+    process: subprocess.Popen[str] | None = None
+    server: Any = None
+
+    def client(self, key: str = "none", **options: Any) -> openai.OpenAI:
+        """The real client."""
+        options = {"max_retries": 0, "timeout": 60.0} | options
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, **options)
+
+    def post(self, path: str, **request: Any) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", timeout=60.0, **request)
+
+    def metric(self, name: str) -> float:
+        """The sum of all series of a metric."""
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if re.match(rf"{name}[ {{]", line))
+
+    def wait_until(self, holds: Callable[[], bool], seconds: float = 20.0) -> None:
+        """Waits until something holds."""
+        end = time.monotonic() + seconds
+        while not holds():
+            assert time.monotonic() < end, "it did not come about in time"
+            time.sleep(0.02)
+
+    def wait_idle(self) -> None:
+        """Waits until nothing runs and nothing waits."""
+
+        def is_idle() -> bool:
+            found = httpx.get(f"{self.url}/health").json()
+            return not (found["running"] or found["waiting"])
+
+        self.wait_until(is_idle)
+
+
+@contextmanager
+def command(*words: Any, **environment: str) -> Iterator[Served]:
+    """`forerun serve` in a process, on a free port."""
+    call = [sys.executable, "-m", "forerun.cli.main", "serve", *map(str, words), "--port", "0"]
+    process = subprocess.Popen(
+        call,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(SOURCE)} | environment,
+    )
+    assert process.stderr is not None
+    try:
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if found := re.search(r"at (http://\S+)/v1", line):
+                yield Served(found[1], process)
+                break
+        else:
+            raise AssertionError("".join(lines))
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(20)
+        finally:
+            process.kill()
+            process.wait()
+            process.stderr.close()
+
+
+@contextmanager
+def thread(model: Any, keys: Any = None, verifier: Any = None, **settings: Any) -> Iterator[Served]:
+    """The same server in a thread of this process, so that tests can reach into it."""
+    from forerun.serving.server import Server
+    from forerun.serving.service import Service
+    from forerun.serving.settings import Settings
+
+    service = Service(model, Settings(**{"name": "tiny"} | settings), keys, verifier)
+    up = threading.Event()
+    server = Server(service, "127.0.0.1", 0, lambda url: up.set())
+    runner = threading.Thread(target=server.run, daemon=True)
+    runner.start()
+    assert up.wait(20)
+    try:
+        yield Served(server.url, server=server)
+    finally:
+        service.worker.end()
+        server.should_exit = True
+        runner.join(20)
+        assert not runner.is_alive()
+
+
+class Script(Target):
+    """A target that says one text after a prompt, whatever was drawn before; slow if asked."""
+
+    context = 4096
+
+    def __init__(
+        self, tokens: list[int], num_prompt: int, vocab: int, seconds: float = 0.0
+    ) -> None:
+        self.script, self.start, self.vocab_size = tokens, num_prompt, vocab
+        self.seconds = seconds
+        self.released = 0
+        self._cost = Cost((1, 65), (1.0, 1.1))  # nothing is measured
+
+    def forward(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
+        time.sleep(self.seconds)
+        return [Rows(self._logits(seq, tree)) for seq, tree in zip(seqs, trees, strict=True)]
+
+    def _logits(self, seq: Sequence, tree: Tree) -> torch.Tensor:
+        logits = torch.zeros(1 + len(tree), self.vocab_size)
+        for row, depth in enumerate([0, *tree.depths.tolist()]):
+            place = (len(seq.tokens) - self.start + depth) % len(self.script)
+            logits[row, self.script[place]] = 20.0
+        return logits
+
+    def commit(self, seqs: Many[Sequence], trees: Many[Tree], verdicts: Many[Verdict]) -> None:
+        """Nothing is kept."""
+
+    def release(self, seq: Sequence) -> None:
+        self.released += 1
+
+
+def scripted(folder: Path, text: str, prompt: str = "go", seconds: float = 0.0) -> Model:
+    """A model that continues `prompt` with `text`, over and over."""
+    tokenizer = Tokenizer.load(folder)
+    tokens, start = tokenizer.encode(text), len(tokenizer.encode(prompt))
+    return Model(Script(tokens, start, tokenizer.vocab_size, seconds), tokenizer, "script")

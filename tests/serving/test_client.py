@@ -1,0 +1,100 @@
+"""The real OpenAI client against the real server."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+from served import Served
+
+PROBLEM = "Problem: Ann has 3 boxes with 12 pens each. How many pens does she have?\nSolution:\n"
+
+
+def test_models_are_listed(reasoner: Served) -> None:
+    (model,) = reasoner.client().models.list().data
+    assert model.id == "reasoner" and model.model_extra is not None
+    assert model.model_extra["max_model_len"] == 1024
+    assert "stand" in model.model_extra["speculation"]["methods"]
+    assert reasoner.client().models.retrieve("reasoner").id == "reasoner"
+
+
+def test_a_completion_with_usage_and_statistics(reasoner: Served) -> None:
+    answer = reasoner.client().completions.create(
+        model="reasoner",
+        prompt=PROBLEM,
+        max_tokens=40,
+        temperature=0.0,
+        extra_body={"speculation": {"method": "stand", "max_nodes": 4, "statistics": True}},
+    )
+    assert answer.object == "text_completion" and answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None and answer.usage.completion_tokens == 40
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 40
+    stats = answer.model_extra["speculation"]
+    assert stats["method"] == "stand" and stats["generated"] == 40
+    assert stats["drafted"] <= 4 * stats["passes"]
+    assert answer.model_extra["metrics"]["speculative_decoding"]["num_spec_steps"] > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("method", ["none", "stand", "prompt_lookup"])
+def test_streaming_equals_non_streaming(reasoner: Served, method: str, temperature: float) -> None:
+    client = reasoner.client()
+    call = {
+        "model": "reasoner",
+        "prompt": PROBLEM,
+        "max_tokens": 60,
+        "temperature": temperature,
+        "seed": 7,
+        "n": 3,
+        "extra_body": {"speculation": {"method": method}},
+    }
+    whole = client.completions.create(**call)
+    texts, ends = ["", "", ""], [None, None, None]
+    for chunk in client.completions.create(**call, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            ends[choice.index] = choice.finish_reason or ends[choice.index]
+    assert texts == [choice.text for choice in whole.choices]
+    assert ends == [choice.finish_reason for choice in whole.choices]
+    assert temperature == 0 or len(set(texts)) == 3
+
+
+def test_chat_in_one_piece_and_in_chunks(chat: Served) -> None:
+    client = chat.client()
+    messages = [{"role": "user", "content": [{"type": "text", "text": "the cat sat"}]}]
+    call = {"model": "tiny", "messages": messages, "max_completion_tokens": 24, "seed": 3}
+    whole = client.chat.completions.create(**call)
+    stream = client.chat.completions.create(
+        **call, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].choices == [] and chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert all(c.usage is None for c in chunks[:-1])
+
+
+def test_the_reasoner_speaks_chat_in_its_own_form(reasoner: Served) -> None:
+    client = reasoner.client()
+    user = PROBLEM.removeprefix("Problem: ").partition("\n")[0]
+    said = client.chat.completions.create(
+        model="reasoner",
+        messages=[{"role": "user", "content": user}],
+        temperature=0,
+        max_tokens=40,
+    )
+    plain = client.completions.create(
+        model="reasoner", prompt=PROBLEM, temperature=0, max_tokens=40
+    )
+    assert said.choices[0].message.content == plain.choices[0].text
+
+
+def test_an_error_reaches_the_client_as_its_own(reasoner: Served) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        reasoner.client().completions.create(
+            model="reasoner", prompt="x", extra_body={"speculation": {"method": "stend"}}
+        )
+    assert "did you mean 'stand'?" in caught.value.message
+    assert caught.value.code == "unknown_method" and caught.value.param == "speculation.method"

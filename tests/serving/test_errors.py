@@ -1,0 +1,195 @@
+"""Bad input: the OpenAI error object with a sentence that helps, never a stack trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from forerun.errors import ConfigError, DataError
+from forerun.roles import Verifier
+from forerun.serving.methods import check_lossless
+from forerun.serving.tenants import Keys
+from served import Served, thread
+
+USER = [{"role": "user", "content": "the cat"}]
+Body = dict[str, Any]
+
+
+def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
+    """The error object of an answer that must be one."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    assert set(answer.json()) == {"error"}
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"} and error["message"]
+    assert "Traceback" not in answer.text and 'File "' not in answer.text
+    return error
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        ({"prompt": "a", "temperatur": 1}, "temperatur", "did you mean 'temperature'?"),
+        ({"prompt": "a", "temperature": "hot"}, "temperature", "valid number"),
+        ({"prompt": "a", "temperature": -1}, "temperature", "finite number >= 0"),
+        ({"prompt": "a", "top_p": 0}, "top_p", "in (0, 1]"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens", ">= 1, got 0"),
+        ({"prompt": "a", "min_tokens": 9, "max_tokens": 3}, "min_tokens", "exceeds max_tokens 3"),
+        ({"prompt": "a", "n": 0}, "n", "greater than or equal to 1"),
+        ({"prompt": "a", "n": 9}, "n", "n is 9, but this server runs at most 8"),
+        ({"prompt": ["a"] * 300}, "n", "300 sequences, but a request may have 256"),
+        ({"prompt": ""}, "prompt", "empty"),
+        ({"prompt": []}, "prompt", "empty list"),
+        ({"prompt": [[]]}, "prompt", "list of token ids"),
+        ({"prompt": [1, "a"]}, "prompt", "list of token ids"),
+        ({"prompt": [True]}, "prompt", "list of token ids"),
+        ({"prompt": [999_999]}, "prompt", "outside 0..287"),
+        ({"prompt": [-1]}, "prompt", "outside 0..287"),
+        ({}, "prompt", "required"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs", "less than or equal to 20"),
+        ({"prompt": "a", "stop": ["x"] * 17}, "stop", "at most 16"),
+        ({"prompt": "a", "stop": ""}, "stop", "non-empty"),
+        ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias", "token ids in 0..287"),
+        ({"prompt": "a", "logit_bias": {"288": 1}}, "logit_bias", "token ids in 0..287"),
+        ({"prompt": "a", "stop_token_ids": [288]}, "stop_token_ids", "ids end at 287"),
+        ({"prompt": "a", "echo": True}, "echo", "not supported"),
+        ({"prompt": "a", "best_of": 3}, "best_of", "not supported"),
+        ({"prompt": "a", "stream_options": {"x": 1}}, "x", "unknown parameter"),
+        ({"prompt": "a", "speculation": {"method": "stnd"}}, "speculation.method", "'stand'?"),
+        ({"prompt": "a", "speculation": {"max_nodes": 65}}, "speculation.max_nodes", "at most 64"),
+        ({"prompt": "a", "prediction": {"type": "x", "content": "a"}}, "prediction.type", "cont"),
+    ],
+)
+def test_completions(chat: Served, body: Body, param: str, said: str) -> None:
+    error = refused(chat.post("/v1/completions", json=body))
+    assert error["type"] == "invalid_request_error"
+    assert said in error["message"] and error["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"messages": []}, "at least 1 item"),
+        ({"messages": "hello"}, "valid array"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "'system', 'developer'"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "refuses these messages: no tools"),
+        ({"messages": USER, "tools": [{"type": "function"}]}, "tools is not supported"),
+        ({"messages": USER, "response_format": {"type": "json_object"}}, "not supported"),
+        ({"messages": USER, "top_logprobs": 3}, "top_logprobs needs logprobs"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": 1}]}]},
+            "got 'image_url'; this model reads text only",
+        ),
+    ],
+)
+def test_chat(chat: Served, body: Body, said: str) -> None:
+    assert said in refused(chat.post("/v1/chat/completions", json=body))["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"prompt": "\\ud800"}', b"[" * 100_000, b"nan",
+     b'{"prompt": "a", "temperature": NaN}', b'{"prompt": "a", "temperature": 1e999}',
+     b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", b'{"prompt": "a"} x'],
+)  # fmt: skip
+def test_what_is_no_request_at_all(chat: Served, body: bytes) -> None:
+    refused(chat.post("/v1/completions", content=body))
+
+
+def test_neutral_values_of_what_is_not_supported_are_accepted(chat: Served) -> None:
+    body = {"messages": USER, "max_tokens": 2, "tools": [], "response_format": {"type": "text"}}
+    assert chat.post("/v1/chat/completions", json=body | {"user": "u"}).status_code == 200
+    body = {"prompt": "a", "max_tokens": 2, "n": 2, "best_of": 2, "echo": False, "top_k": -1}
+    assert chat.post("/v1/completions", json=body | {"logit_bias": None}).status_code == 200
+
+
+def test_context_overflow_says_the_numbers(chat: Served) -> None:
+    error = refused(chat.post("/v1/completions", json={"prompt": [5] * 500, "max_tokens": 13}))
+    assert error["code"] == "context_length_exceeded" and error["param"] == "max_tokens"
+    for number in ("512", "500", "13", "513"):
+        assert number in error["message"]
+    error = refused(chat.post("/v1/completions", json={"prompt": [5] * 513}))
+    assert "513" in error["message"]
+    assert chat.post("/v1/completions", json={"prompt": [5] * 500, "max_tokens": 12}).is_success
+
+
+def test_what_does_not_fit_into_memory_says_the_numbers(tiny_model: Any) -> None:
+    cache = tiny_model.target.cache
+    available = "forerun.engine.cache.available_bytes"
+    with pytest.MonkeyPatch.context() as patch, thread(tiny_model, max_seqs=8) as served:
+        patch.setattr(available, lambda device: 100_000)
+        body = {"prompt": "a b c", "n": 8, "max_tokens": 200}
+        error = refused(served.post("/v1/completions", json=body))
+        assert error["code"] == "out_of_memory" and "sequences: 8" in error["message"]
+        assert cache.nbytes == 0
+        assert served.post("/v1/completions", json={"prompt": "a", "max_tokens": 4}).is_success
+
+
+def test_unknown_model_and_path(chat: Served) -> None:
+    error = refused(chat.post("/v1/completions", json={"model": "tini", "prompt": "a"}), 404)
+    assert error["code"] == "model_not_found" and "did you mean 'tiny'?" in error["message"]
+    refused(httpx.get(f"{chat.url}/v1/models/other"), 404)
+    error = refused(chat.post("/v1/complitions", json={}), 404)
+    assert "POST /v1/completions" in error["message"]
+    assert (
+        "POST /v1/completions" in refused(httpx.get(f"{chat.url}/v1/completions"), 405)["message"]
+    )
+
+
+def test_a_request_that_is_too_large_or_too_slow(tiny_model: Any) -> None:
+    with thread(tiny_model, max_body=1000, body_timeout=0.3) as served:
+        error = refused(served.post("/v1/completions", json={"prompt": "a" * 2000}), 413)
+        assert "1000" in error["message"]
+
+        def pieces() -> Iterator[bytes]:
+            for _ in range(300):  # no length is announced
+                yield b"a" * 10
+
+        refused(served.post("/v1/completions", content=pieces()), 413)
+        import socket
+
+        host, port = served.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as slow:
+            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+            slow.settimeout(10)
+            assert slow.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_keys(tiny_model: Any) -> None:
+    keys = Keys.read(["# ours", "", "red:secret-one", "secret-two"])
+    with thread(tiny_model, keys=keys) as served:
+        body = {"prompt": "a", "max_tokens": 2}
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret-one"}):
+            error = refused(served.post("/v1/completions", json=body, headers=headers), 401)
+            assert error["code"] == "invalid_api_key"
+        for key in ("secret-one", "secret-two"):
+            good = {"Authorization": f"Bearer {key}"}
+            assert served.post("/v1/completions", json=body, headers=good).is_success
+        assert httpx.get(f"{served.url}/v1/models").status_code == 401
+        assert httpx.get(f"{served.url}/health").is_success
+
+
+def test_keys_are_not_kept_and_bad_lines_do_not_show_them() -> None:
+    keys = Keys.read(["red:secret-one"])
+    assert "secret-one" not in repr(vars(keys)) and keys.tenant("Bearer secret-one") == "red"
+    with pytest.raises(DataError) as caught:
+        Keys.read(["red:", "x"])
+    assert "line 1" in str(caught.value)
+    with pytest.raises(DataError) as caught:
+        Keys.read(["red:sécret"])
+    assert "cret" not in str(caught.value).replace("secrets", "")
+
+
+def test_a_lossy_verifier_is_refused_unless_allowed() -> None:
+    class Loose(Verifier):
+        lossless = False
+
+        def verify(self, tree: Any, laws: Any, dice: Any) -> Any:
+            raise NotImplementedError
+
+    with pytest.raises(ConfigError, match="'loose' is lossy"):
+        check_lossless(Loose(), "loose", False)
+    assert check_lossless(Loose(), "loose", True)

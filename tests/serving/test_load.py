@@ -1,0 +1,267 @@
+"""Many clients, too many, slow ones and those that vanish; faults; the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from forerun.serving.tenants import Keys
+from served import Served, command, scripted, thread
+
+TEXT = "one two three four five six seven eight nine ten "
+GO = {"prompt": "go", "temperature": 0, "model": "tiny"}
+
+
+def test_requests_join_and_leave_at_any_step(tiny_chat: Path) -> None:
+    """More clients than places, all streaming, of all methods: none is lost, none is mixed up."""
+    with thread(scripted(tiny_chat, TEXT), max_seqs=4) as served:
+
+        async def one(client: openai.AsyncOpenAI, i: int) -> tuple[str, int]:
+            await asyncio.sleep(0.01 * (i % 7))
+            method = ("stand", "none", "prompt_lookup")[i % 3]
+            stream = await client.completions.create(
+                **GO,
+                max_tokens=10 + i,
+                stream=True,
+                stream_options={"include_usage": True},
+                extra_body={"speculation": {"method": method, "max_nodes": i % 5}},
+            )
+            chunks = [chunk async for chunk in stream]
+            text = "".join(c.choices[0].text for c in chunks if c.choices)
+            return text, chunks[-1].usage.completion_tokens
+
+        async def everybody() -> list[tuple[str, int]]:
+            async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="x") as client:
+                return await asyncio.gather(*(one(client, i) for i in range(40)))
+
+        found = asyncio.run(everybody())
+        model = served.server.service.model
+        long = 5 * model.target.script
+        assert [count for _, count in found] == list(range(10, 50))
+        for i, (text, _) in enumerate(found):
+            assert text == model.tokenizer.decode(long[: 10 + i])
+        served.wait_idle()
+        assert served.metric("vllm:request_success_total") == 40
+        assert served.metric("vllm:spec_decode_num_drafts_total") > 0
+        assert model.target.released == 40
+
+
+def test_a_full_queue_says_429_and_when_to_return(tiny_chat: Path) -> None:
+    with (
+        thread(scripted(tiny_chat, TEXT, seconds=0.02), max_seqs=1, max_waiting=2) as served,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        body = GO | {"max_tokens": 40, "speculation": {"method": "none"}}
+        answers = list(pool.map(lambda _: served.post("/v1/completions", json=body), range(8)))
+        statuses = sorted(answer.status_code for answer in answers)
+        assert statuses[:3] == [200] * 3 and statuses[-1] == 429
+        late = next(answer for answer in answers if answer.status_code == 429)
+        assert int(late.headers["retry-after"]) >= 1
+        assert late.json()["error"]["code"] == "queue_full"
+        assert "the queue holds 2" in late.json()["error"]["message"]
+        assert served.metric("forerun:request_errors_total") == statuses.count(429)
+
+
+def test_a_request_that_takes_too_long_is_ended(tiny_chat: Path) -> None:
+    slow = scripted(tiny_chat, TEXT, seconds=0.02)
+    with thread(slow, request_timeout=0.5) as served:
+        body = GO | {"max_tokens": 4000}
+        answer = served.post("/v1/completions", json=body)
+        assert answer.status_code == 504
+        assert answer.json()["error"]["code"] == "request_timeout"
+        with pytest.raises(openai.APIError, match=r"within 0.5 s"):
+            for _ in served.client().completions.create(**GO, max_tokens=4000, stream=True):
+                pass
+        served.wait_idle()
+        assert slow.target.released == 2
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_client_that_vanishes_frees_its_place(tiny_chat: Path, streams: bool) -> None:
+    model = scripted(tiny_chat, TEXT, seconds=0.01)
+    with thread(model, max_seqs=1) as served:
+        body = json.dumps(GO | {"max_tokens": 4000, "stream": streams}).encode()
+        host, port = served.url.removeprefix("http://").split(":")
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(head.encode() + body)
+            served.wait_until(lambda: served.metric("vllm:num_requests_running") == 1)
+            if streams:
+                assert client.recv(10)
+        served.wait_idle()
+        assert model.target.released == 1
+        assert served.metric("forerun:requests_cancelled_total") == 1
+        assert served.post("/v1/completions", json=GO | {"max_tokens": 5}).is_success
+
+
+def test_tenants_share_the_places_evenly(tiny_chat: Path) -> None:
+    """One tenant's heap of requests, all there first, does not keep another waiting."""
+    keys = Keys.read(["red:r", "blue:b"])
+    with thread(scripted(tiny_chat, TEXT), keys=keys, max_seqs=2, max_waiting=50) as served:
+        admission = served.server.service.worker._admission
+        order, take = [], admission.take
+        admission.take = lambda *_: []
+        with ThreadPoolExecutor(13) as pool:
+
+            def ask(key: str) -> None:
+                served.client(key).completions.create(**GO, max_tokens=40)
+
+            found = [pool.submit(ask, key) for key in 12 * "r"]
+            served.wait_until(lambda: served.metric("vllm:num_requests_waiting") == 12, 60)
+            found.append(pool.submit(ask, "b"))
+            served.wait_until(lambda: served.metric("vllm:num_requests_waiting") == 13, 60)
+
+            def note(*limits: int) -> Any:
+                groups = take(*limits)
+                order.extend(group.job.tenant for group in groups)
+                return groups
+
+            admission.take = note
+            for one in found:
+                one.result()
+        assert order[:2] == ["red", "blue"] and order[2:] == ["red"] * 11
+
+
+def fault_in(target: Any, is_bad: Callable[[Any], bool]) -> None:
+    """Makes passes fail that hold a certain sequence."""
+    whole = target.forward
+
+    def forward(seqs: Any, trees: Any, needs: Any) -> Any:
+        if any(is_bad(seq) for seq in seqs):
+            raise RuntimeError("a kernel has failed")
+        return whole(seqs, trees, needs)
+
+    target.forward = forward
+
+
+def test_a_fault_drops_the_request_at_fault_and_no_other(tiny_chat: Path) -> None:
+    model = scripted(tiny_chat, TEXT, seconds=0.01)
+    poison = model.tokenizer.encode("rain")
+    fault_in(model.target, lambda seq: seq.tokens[: len(poison)] == poison)
+    with thread(model, max_seqs=4) as served, ThreadPoolExecutor(4) as pool:
+        client = served.client()
+        good = [
+            pool.submit(lambda: client.completions.create(**GO, max_tokens=60)) for _ in range(2)
+        ]
+        served.wait_until(lambda: served.metric("vllm:num_requests_running") == 2)
+        for stream in (False, True):
+            with pytest.raises(openai.InternalServerError) as caught:
+                client.completions.create(**GO | {"prompt": "rain"}, stream=stream, max_tokens=30)
+            assert caught.value.status_code == 503
+            assert caught.value.code == "engine_fault"
+            assert "kernel" not in caught.value.message  # what went wrong stays in the log
+        texts = [future.result().choices[0].text for future in good]
+        expected = model.tokenizer.decode((5 * model.target.script)[:60])
+        assert texts == [expected] * 2
+        served.wait_idle()
+        assert client.completions.create(**GO, max_tokens=5).choices
+        assert served.metric("forerun:engine_faults_total") >= 1
+
+
+def test_parameters_that_leave_no_token_are_the_clients_mistake(chat: Served) -> None:
+    body = GO | {"banned_tokens": list(range(288)), "max_tokens": 5}
+    answer = chat.post("/v1/completions", json=body)
+    assert answer.status_code == 400 and "no token is left" in answer.json()["error"]["message"]
+    assert chat.post("/v1/completions", json=GO | {"max_tokens": 5}).is_success
+
+
+def test_an_engine_that_cannot_go_on_is_made_anew(tiny_chat: Path) -> None:
+    """A fault outside a pass: what runs gets 503, what waits is served by the new engine."""
+    model = scripted(tiny_chat, TEXT, seconds=0.01)
+    with thread(model, max_seqs=1) as served, ThreadPoolExecutor(4) as pool:
+        batch = served.server.service.worker._batch
+        broken = batch.engine
+
+        def retire() -> Any:
+            if batch.engine is broken and served.metric("vllm:num_requests_waiting") >= 1:
+                raise RuntimeError("the scheduler is confused")
+            return type(broken).retire(broken)
+
+        first = pool.submit(served.post, "/v1/completions", json=GO | {"max_tokens": 100})
+        served.wait_until(lambda: served.metric("vllm:num_requests_running") == 1)
+        second = pool.submit(served.post, "/v1/completions", json=GO | {"max_tokens": 7})
+        served.wait_until(lambda: served.metric("vllm:num_requests_waiting") == 1)
+        broken.retire = retire
+        assert first.result().status_code == 503
+        assert second.result().is_success
+        assert batch.engine is not broken
+        assert httpx.get(f"{served.url}/health").is_success
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_dead_engine_thread_is_told(tiny_chat: Path) -> None:
+    with thread(scripted(tiny_chat, TEXT, seconds=0.01)) as served:
+        worker = served.server.service.worker
+
+        def die(*_: Any) -> Any:
+            raise SystemError("out of order")
+
+        worker._admission.take = die
+        answer = served.post("/v1/completions", json=GO | {"max_tokens": 10})
+        assert answer.status_code == 503
+        assert served.post("/v1/completions", json=GO).status_code == 503
+        assert httpx.get(f"{served.url}/health").status_code == 503
+
+
+def test_a_signal_lets_requests_finish(tiny_chat: Path) -> None:
+    with command(tiny_chat, "--name", "tiny", "--drain", 20) as served:
+        assert served.process is not None
+        call = {"prompt": "the cat", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+        body = call | {"stream": True, "stream_options": {"include_usage": True}}
+        with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            served.process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert json.loads(rest[-2].removeprefix("data: "))["usage"]["completion_tokens"] == 400
+        assert served.process.wait(20) == 0
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{served.url}/health")
+
+
+def test_what_outlasts_the_drain_is_ended_with_an_error(tiny_chat: Path) -> None:
+    with thread(scripted(tiny_chat, TEXT, seconds=0.02), drain=0.3) as served:
+        with pytest.raises(openai.APIError, match="shutting down"):
+            for i, _ in enumerate(
+                served.client().completions.create(**GO, max_tokens=4000, stream=True)
+            ):
+                if i == 0:
+                    served.server.drain()
+        start = time.monotonic()
+        served.wait_until(lambda: not served.server.service.worker._thread.is_alive())
+        assert time.monotonic() - start < 5
+
+
+def test_a_tenants_memory_serves_nobody_else(tiny_chat: Path) -> None:
+    """What red's requests taught is drafted for red and not for blue."""
+    import forerun
+
+    keys = Keys.read(["red:r", "blue:b"])
+    with thread(forerun.load(tiny_chat, max_seqs=4), keys=keys) as served:
+
+        def drafted(key: str) -> int:
+            answer = served.client(key).completions.create(
+                model="tiny",
+                prompt="the cat",
+                temperature=0,
+                max_tokens=20,
+                extra_body={"speculation": {"statistics": True}},
+            )
+            return answer.model_extra["speculation"]["accepted"]
+
+        first, again = drafted("r"), drafted("r")
+        assert again > first and again >= 10
+        assert drafted("b") == first
+        assert drafted("b") == again

@@ -1,0 +1,221 @@
+"""Parts of the server that need no server."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fakes import FakeTarget, sequence, table_law
+from forerun.dice import EnumeratedDice, SeededDice
+from forerun.engine.loop import Engine
+from forerun.models.tokenizer import Tokenizer
+from forerun.records import Plan
+from forerun.roles import Drafter
+from forerun.sampling import Sampling
+from forerun.serving.admission import Admission, Group
+from forerun.serving.errors import ApiError
+from forerun.serving.jobs import Job
+from forerun.serving.methods import Methods, own
+from forerun.serving.pieces import Pieces, byte_alphabet
+from forerun.serving.prediction import FIRST, Expected, Prediction
+from forerun.serving.routing import Plans, Router
+from forerun.tree import Tree, chain
+from forerun.verifiers.recursive import Recursive
+
+
+def job(tenant: str = "red", n: int = 1, prompts: int = 1, tokens: int = 4) -> Job:
+    return Job([[1] * tokens] * prompts, Sampling(n=n), 0, "none", tenant)
+
+
+def taken(groups: list[Group]) -> list[Job]:
+    return [group.job for group in groups]
+
+
+def test_places_go_to_who_has_fewest() -> None:
+    queue = Admission(10)
+    reds, blue = [job() for _ in range(4)], job("blue")
+    for one in [*reds, blue]:
+        queue.add(one, 1.0)
+    assert taken(queue.take(3, 100)) == [reds[0], blue, reds[1]]
+    queue.left(reds[0])
+    assert taken(queue.take(1, 100)) == [reds[2]]
+    assert len(queue) == 1 and queue.num_sequences == 1
+
+
+def test_a_large_group_is_waited_for_and_not_overtaken() -> None:
+    queue = Admission(10)
+    small, large, late = job(n=3), job(n=4), job(n=1)
+    for one in (small, large, late):
+        queue.add(one, 1.0)
+    assert taken(queue.take(4, 100)) == [small]
+    assert queue.take(1, 100) == []
+    for _ in range(3):
+        queue.left(small)
+    assert taken(queue.take(4, 100)) == [large]
+
+
+def test_a_request_of_many_prompts_does_not_hold_up_the_next() -> None:
+    queue = Admission(10)
+    many, one = job(prompts=8), job()
+    queue.add(many, 1.0)
+    queue.add(one, 1.0)
+    assert taken(queue.take(4, 1000)) == [many, one, many, many]
+    assert queue.drop(many) and not queue.drop(one)
+    assert len(queue) == 0
+
+
+def test_long_prompts_join_one_by_one() -> None:
+    queue = Admission(10)
+    for _ in range(3):
+        queue.add(job(tokens=60), 1.0)
+    assert [len(queue.take(8, 100)) for _ in range(4)] == [1, 1, 1, 0]
+
+
+def test_the_queue_is_bounded_for_each_tenant() -> None:
+    queue = Admission(2)
+    for tenant in ("red", "red", "blue"):
+        queue.add(job(tenant), 1.0)
+    with pytest.raises(ApiError) as caught:
+        queue.add(job("red"), 7.2)
+    assert caught.value.status == 429 and caught.value.retry_after == 7.2
+    queue.add(job("blue"), 1.0)
+
+
+def drafts(prediction: Prediction, generated: list[int], most: int = 99) -> list[int]:
+    return prediction.draft(generated, most).tokens.tolist()
+
+
+def test_a_prediction_is_followed_doubled_and_found_again() -> None:
+    text = list(range(100, 180))
+    prediction = Prediction(Expected(text))
+    assert drafts(prediction, []) == text[:FIRST]
+    prediction.judge(FIRST, FIRST)
+    said = text[: FIRST + 1]
+    assert drafts(prediction, said) == text[FIRST + 1 : 3 * FIRST + 1]
+    prediction.judge(2 * FIRST, 3)  # then something else came
+    said += [*text[FIRST + 1 : FIRST + 4], 7]
+    assert drafts(prediction, said) == []
+    said += text[30:32]  # and the text is taken up further on
+    assert drafts(prediction, said) == text[32 : 32 + FIRST // 2]
+    assert drafts(prediction, said, most=2) == text[32:34]
+    assert (prediction.accepted, prediction.rejected) == (FIRST + 3, 2 * FIRST - 3)
+
+
+def test_a_prediction_that_never_holds_costs_one_node() -> None:
+    prediction = Prediction(Expected([1, 2, 3, 1, 2, 3, 1, 2]))
+    said: list[int] = []
+    sizes = []
+    for _ in range(6):
+        sizes.append(len(drafts(prediction, said)))
+        prediction.judge(sizes[-1], 0)
+        said += [1, 2]
+    assert sizes[0] == 8 and max(sizes[3:]) == 1
+
+
+def test_a_prediction_ends_where_its_text_does() -> None:
+    prediction = Prediction(Expected([5, 6, 7]))
+    assert drafts(prediction, [5, 6]) == [7]
+    assert drafts(prediction, [5, 6, 7]) == []
+    assert drafts(Prediction(Expected([])), []) == []
+
+
+class Chain(Drafter):
+    """Drafts one fixed token; notes what it is shown."""
+
+    labels = frozenset({"point"})
+
+    def __init__(self, token: int) -> None:
+        self.token, self.seen, self.ended = token, [], 0
+
+    def propose_one(self, seq: Any, plan: Plan, dice: Any) -> Tree:
+        return chain([self.token] * min(plan.nodes, plan.depth, 2))
+
+    def observe(self, step: Any) -> None:
+        self.seen += [(seq, len(tree)) for seq, tree in zip(step.seqs, step.trees, strict=True)]
+
+    def finish(self, seq: Any) -> None:
+        self.ended += 1
+
+
+def test_every_sequence_drafts_by_its_own_method() -> None:
+    parts = {"a": Chain(0), "b": Chain(1)}
+    router, plans = Router(parts), Plans("fixed:nodes=4")
+    target = FakeTarget(table_law(1))
+    target._cost = None  # type: ignore[attr-defined]
+    engine = Engine(target, router, Recursive(), plans, max_seqs=4)
+    seqs = [sequence([0, 1], 6, SeededDice(i), index=i) for i in range(4)]
+    sizes = [None, 1, 0, None]
+    for seq, name, nodes in zip(seqs, "abab", sizes, strict=True):
+        router.assign(seq, name)
+        plans.assign([seq], name, nodes, is_own=False)
+        engine.submit(seq)
+    engine.run()
+    for part, own_seqs in zip(parts.values(), (seqs[::2], seqs[1::2]), strict=True):
+        assert {seq for seq, _ in part.seen} == set(own_seqs) and part.ended == 2
+    most = {
+        seq: max(n for s, n in parts[name].seen if s is seq)
+        for seq, name in zip(seqs, "abab", strict=True)
+    }  # noqa: E501
+    assert [most[seq] for seq in seqs] == [2, 1, 0, 2]
+
+
+def test_predictions_beside_a_method_keep_the_law() -> None:
+    """Enumerated: the text's law is the target's, whatever the prediction says."""
+    from fakes import exact_law
+
+    law = table_law(5)
+    for said in ([1, 2, 0], [0, 0, 0, 0], [2, 1]):
+        expected = Expected(said)
+
+        def program(dice: EnumeratedDice, expected: Expected = expected) -> tuple[int, ...]:
+            router = Router({"a": Chain(1)})
+            plans = Plans("fixed:nodes=3")
+            engine = Engine(FakeTarget(law), router, Recursive(), plans)
+            seq = sequence([0, 1], 3, dice)
+            router.assign(seq, "a", Prediction(expected))
+            plans.assign([seq], "a", None, is_own=True)
+            engine.submit(seq)
+            engine.run()
+            return tuple(seq.generated)
+
+        found: dict[tuple[int, ...], float] = {}
+        for text, probability in EnumeratedDice().outcomes(program):
+            found[text] = found.get(text, 0.0) + probability
+        for text, probability in exact_law(law, [0, 1], 3, Sampling()).items():
+            assert found.get(text, 0.0) == pytest.approx(probability, abs=1e-12)
+
+
+def test_methods_that_learn_come_twice() -> None:
+    methods = Methods({"mine": "stand:context=3", "all": "stand:scope=global"}, None)
+    parts = methods.router(Recursive()).parts
+    assert parts["stand"].scope == "tenant" and parts[own("stand")].scope == "group"
+    assert parts["mine"].scope == "tenant" and parts["mine"].context == 3
+    assert parts["all"] is parts[own("all")]
+    assert parts["none"] is parts[own("none")]
+    assert methods.choose(None) == methods.default
+    assert methods.choose("prompt-lookup") == "prompt_lookup"
+
+
+def test_bytes_of_pieces(tiny_folder: Path) -> None:
+    assert sorted(byte_alphabet().values()) == list(range(256))
+    tokenizer = Tokenizer.load(tiny_folder)
+    pieces = Pieces(tokenizer)
+    for text in ("the cat", "Zoë 你好 \U0001f642", " \n\t"):
+        ids = tokenizer.encode(text)
+        assert b"".join(pieces.bytes(token) for token in ids) == text.encode()
+    assert pieces.text(0) == "<end>" and pieces.bytes(10**6) == b""
+    assert pieces.text(tokenizer.encode("\U0001f642")[0]).startswith("bytes:\\xf0")
+
+
+def test_the_mailbox_needs_no_loop_of_its_own() -> None:
+    async def put() -> int:
+        one = job()
+        one.mailbox.put_nowait(ApiError(503, "x"))
+        return (await one.mailbox.get()).status
+
+    assert asyncio.run(put()) == 503
+    assert np.isfinite(job().arrived)

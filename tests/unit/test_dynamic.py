@@ -1,0 +1,129 @@
+"""Trees that grow where acceptance is likely: chances, the plain grower, the kernel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fakes import TableSource, sequence, table_law
+from forerun.chances import RANKS, SURE, Chances, grade
+from forerun.dice import SeededDice
+from forerun.drafters.base import grow
+from forerun.growers.dynamic import Dynamic
+from forerun.ngrams.memory import LogitMemory
+from forerun.records import Plan
+from forerun.roles import Source
+from forerun.tree import Proposal, Tree
+
+ARRAYS = ("tokens", "parents", "laws", "starts", "q_ids", "q_probs")
+
+
+class Recall(Source):
+    """A memory asked path by path."""
+
+    def __init__(self, memory: LogitMemory) -> None:
+        self.memory = memory
+
+    def next(self, requests) -> list[Proposal | None]:
+        return [self.memory.lookup([*seq.tokens, *path]) for seq, path in requests]
+
+
+def taught(seed: int, vocab: int) -> LogitMemory:
+    rng = np.random.default_rng(seed)
+    memory = LogitMemory(context=int(rng.integers(1, 4)), entries=int(rng.integers(1, 8)))
+    for _ in range(80):
+        size = int(rng.integers(1, vocab + 1))
+        probs = rng.dirichlet(np.full(size, 0.4)) * rng.uniform(0.3, 1)
+        context = rng.integers(0, vocab, rng.integers(1, 4)).tolist()
+        memory.update(context, rng.choice(vocab, size, replace=False), probs)
+    for chances in memory.chances.values():
+        chances.hits = chances.tries * rng.uniform(0.05, 0.95, chances.hits.shape)
+    return memory
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+@pytest.mark.parametrize("seed", range(40))
+def test_the_kernel_grows_the_tree_of_the_plain_grower(seed: int, drawn: bool) -> None:
+    rng = np.random.default_rng([seed, 1])
+    vocab = int(rng.integers(3, 20))
+    memory = taught(seed, vocab)
+    tokens = rng.integers(0, vocab, rng.integers(1, 9)).tolist()
+    plan = Plan(
+        int(rng.integers(1, 40)), int(rng.integers(1, 8)), least=float(rng.choice([0, 0.02, 0.2]))
+    )
+    fast, plain = SeededDice(seed), SeededDice(seed)
+    room = fast.peek(plan.nodes * memory.entries) if drawn else None
+    tree, used = memory.grow(tokens, plan, uniforms=room)
+    fast.skip(used)
+    dynamic = Dynamic(drawn=drawn, chances=memory.chances[drawn])
+    seq = sequence(tuple(tokens), 5, plain)
+    (expected,) = grow([seq], [plan], [plain], Recall(memory), dynamic)
+    for name in (*ARRAYS, "rows", "grades"):
+        assert np.array_equal(getattr(tree, name), getattr(expected, name)), name
+    assert fast.uniform() == plain.uniform()
+
+
+def drafted(plan: Plan, chances: Chances | None = None) -> Tree:
+    dice = SeededDice(3)
+    seq = sequence((0, 1), 5, dice)
+    return grow([seq], [plan], [dice], TableSource(table_law(2)), Dynamic(chances=chances))[0]
+
+
+def test_it_keeps_to_the_plan() -> None:
+    for nodes in (1, 2, 5, 9):
+        tree = drafted(Plan(nodes, 3))
+        assert len(tree) == nodes and tree.depths.max() <= 3
+        assert len(tree.grades) == nodes + 1
+
+
+def test_nodes_below_the_least_chance_are_left_out() -> None:
+    sizes = [len(drafted(Plan(30, 6, least=least))) for least in (0.0, 0.05, 0.2, 0.9)]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[2] > sizes[3] == 0
+
+
+def test_it_goes_deep_where_first_children_are_accepted_and_wide_where_not() -> None:
+    sure, unsure = Chances(), Chances()
+    sure.hits[:, 0], sure.hits[:, 1:] = 0.95 * sure.tries[:, 0], 0.0
+    unsure.hits[:] = 0.3 * unsure.tries
+    deep, wide = (drafted(Plan(3, 5), chances) for chances in (sure, unsure))
+    assert deep.depths.tolist() == [1, 2, 3]
+    assert wide.depths.tolist()[:2] == [1, 1]
+
+
+def test_grades_rise_with_how_sure_q_is() -> None:
+    assert [grade(p) for p in (0.1, *SURE, 1.0)] == [0, 1, 2, 3, 4, 5, 5]
+
+
+def test_chances_count_trials_down_to_the_accepted_child() -> None:
+    # root -> 0, 1, 2; 1 -> 3; accepted: root, 1
+    parents = np.array([-1, -1, -1, 1], np.int32)
+    tree = Tree(
+        np.arange(4, dtype=np.int32),
+        parents,
+        np.zeros(4, np.int8),
+        np.full(4, -1, np.int32),
+        np.zeros(1, np.int64),
+        np.empty(0, np.int32),
+        np.empty(0),
+    )
+    tree = replace(tree, grades=np.array([2, 0, 5, 0, 0], np.int8))  # root's, then nodes 0 to 3
+    chances = Chances()
+    tries, hits = chances.tries.copy(), chances.hits.copy()
+    chances.learn(tree, [1])
+    more = chances.tries - tries
+    assert more[2].tolist() == [1, 1] + [0] * (RANKS - 2)  # child 2 was not tried
+    assert more[5].tolist() == [1] + [0] * (RANKS - 1)
+    assert more.sum() == 3
+    won = chances.hits - hits
+    assert won[2, 1] == pytest.approx(1) and won.sum() == pytest.approx(1)
+
+
+def test_rates_follow_what_happens() -> None:
+    chances = Chances()
+    before = chances.rates[5, 0]
+    tree = replace(drafted(Plan(1, 1)), grades=np.array([5, 0], np.int8))
+    for _ in range(200):
+        chances.learn(tree, [])  # the child was rejected
+    assert chances.rates[5, 0] < 0.1 < before

@@ -1,0 +1,323 @@
+"""Memories of drafters in files: the same drafts come back, for the right tokenizer and tenant."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from forerun import memories, registry
+from forerun.dice import SeededDice
+from forerun.drafters.stand import Stand
+from forerun.engine.api import Model, load
+from forerun.errors import ConfigError, DataError
+from forerun.memories import Kept
+from forerun.models.identity import model_hash, model_name, tokenizer_hash
+from forerun.ngrams.files import Origin
+from forerun.records import Plan, Sequence
+from forerun.sampling import Sampling
+
+ORIGIN = Origin("t" * 64, (("tiny", "m" * 64),))
+
+
+def sequence(tokens: list[int], group: object = 0, tenant: str = "", **sampling: float) -> Sequence:
+    return Sequence(
+        list(tokens),
+        len(tokens),
+        Sampling(**sampling),
+        SeededDice(0),
+        limit=99,
+        group=group,
+        tenant=tenant,
+    )
+
+
+def taught(seed: int = 0, tenant: str = "", **options: object) -> Stand:
+    """A drafter with a random memory of a tenant."""
+    drafter, rng = Stand(**{"scope": "tenant", "context": 2, "entries": 4} | options), seed
+    memory = drafter.memory(sequence([1], tenant=tenant))
+    generator = np.random.default_rng(rng)
+    for _ in range(60):
+        context = generator.integers(0, 9, generator.integers(1, 4)).tolist()
+        memory.update(context, generator.permutation(9)[:5], generator.dirichlet(np.ones(5)))
+    return drafter
+
+
+def drafts(drafter: Stand, tenant: str = "") -> list[list[int]]:
+    """What is drafted after each of nine tokens."""
+    seqs = [sequence([token], tenant=tenant, temperature=0.7) for token in range(9)]
+    return [tree.tokens.tolist() for tree in drafter.propose(seqs, [Plan(nodes=6)] * 9)]
+
+
+# snapshots
+
+
+def test_a_restored_memory_drafts_the_same() -> None:
+    drafter, copy = taught(), Stand(context=2, entries=4)
+    copy.restore(drafter.snapshot())
+    assert drafts(copy) == drafts(drafter) and any(drafts(drafter))
+    assert copy.scope == "tenant"  # what is kept outlives its prompt
+    counts = copy.snapshot().counts
+    assert counts == drafter.snapshot().counts and counts["tokens"] == 60
+
+
+def test_restoring_forgets_what_was_there() -> None:
+    drafter = taught()
+    snapshot = drafter.snapshot()
+    drafter.restore(snapshot)
+    np.testing.assert_array_equal(drafter.snapshot().arrays["counts"], snapshot.arrays["counts"])
+    drafter.restore(taught(1).snapshot())
+    assert drafts(drafter) == drafts(taught(1))
+
+
+def test_a_snapshot_that_the_budget_has_no_room_for_loses_the_oldest() -> None:
+    drafter = taught(context=4)
+    small = Stand(scope="tenant", context=4, entries=4, budget_mb=80 * 48 / 2**20)
+    small.restore(drafter.snapshot())
+    held = small.snapshot()
+    assert held.counts["contexts"] == 48 < drafter.snapshot().counts["contexts"]
+    assert small.memory_report()["logit memory"] <= 80 * 48
+    assert held.counts["evicted"] == drafter.snapshot().counts["contexts"] - 48
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"entries": 5}, "entries=5, got one with entries=4; use stand:entries=4"),
+        ({"context": 3}, "context=3[+]2[+]1, got one with context=2[+]1; use stand:context=2[+]1"),
+        ({"store": "processed"}, "store=processed, got one with store=model"),
+    ],
+)
+def test_other_settings_are_refused(options: dict, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        taught(**options).restore(taught().snapshot())
+
+
+def test_what_cannot_be_kept_is_refused() -> None:
+    for spec in ("none", "prompt_lookup"):
+        drafter = registry.make("drafter", spec)
+        for call in (drafter.keep, drafter.snapshot, lambda d=drafter: d.merged([])):
+            with pytest.raises(ConfigError, match=f"drafter '{spec}' has nothing that could be"):
+                call()
+        with pytest.raises(ConfigError, match="nothing that could be saved"):
+            drafter.restore(taught().snapshot())
+    with pytest.raises(ConfigError, match="scope request ends with its request"):
+        Stand(scope="request").keep()
+    with pytest.raises(ConfigError, match="belongs to all, not to tenant 'a'"):
+        Stand(scope="global").keep("a")
+    running = Stand()
+    running.start(sequence([1]))
+    with pytest.raises(ConfigError, match="use stand:scope=tenant"):
+        running.keep()
+
+
+# tenants
+
+
+def test_tenants_share_nothing() -> None:
+    drafter = taught(tenant="a")
+    assert any(drafts(drafter, "a")) and not any(drafts(drafter, "b")) and not any(drafts(drafter))
+    assert drafter.snapshot("b").counts["contexts"] == 0 < drafter.snapshot("a").counts["contexts"]
+    drafter.restore(taught(1).snapshot(), "b")
+    assert drafts(drafter, "a") == drafts(taught(tenant="a"), "a")
+    assert drafts(drafter, "b") == drafts(taught(1))
+
+
+def test_a_group_of_one_tenant_teaches_later_groups() -> None:
+    drafter = Stand(scope="tenant")
+    drafter.memory(sequence([1], group="a", tenant="x")).update([1], [2], [1.0])
+    drafter.forget("a")
+    assert drafter.memory(sequence([1], group="b", tenant="x")).lookup([1])
+    assert not drafter.memory(sequence([1], group="b", tenant="y")).lookup([1])
+
+
+# files
+
+
+def test_files_bring_back_the_same_drafts(tmp_path: Path) -> None:
+    path, drafter = tmp_path / "a.mem", taught()
+    saved = Kept(path, drafter, ORIGIN).save()
+    copy = Stand(context=2, entries=4)
+    loaded = Kept(path, copy, ORIGIN).load()
+    assert drafts(copy) == drafts(drafter)
+    assert loaded.origin == saved.origin and loaded.to_dict()["counts"]["tokens"] == 60
+
+
+def test_another_tokenizer_or_tenant_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.mem"
+    Kept(path, taught(tenant="a"), replace(ORIGIN, tenant="a")).save()
+    for origin, said in (
+        (replace(ORIGIN, tokenizer="u" * 64, tenant="a"), "learned with another tokenizer"),
+        (replace(ORIGIN, tenant="b"), "belongs to tenant 'a', not to 'b'"),
+        (ORIGIN, "belongs to tenant 'a', not to 'everybody'"),
+    ):
+        drafter = taught(5)
+        with pytest.raises(ConfigError, match=said):
+            Kept(path, drafter, origin).load()
+        assert drafts(drafter) == drafts(taught(5))  # untouched
+    Kept(path, Stand(context=2, entries=4), replace(ORIGIN, tenant="a")).load()
+
+
+def test_everybodys_memory_may_seed_a_tenants(tmp_path: Path) -> None:
+    path = tmp_path / "a.mem"
+    Kept(path, taught(), ORIGIN).save()
+    drafter = Stand(context=2, entries=4)
+    kept = Kept(path, drafter, replace(ORIGIN, tenant="a"))
+    kept.load()
+    assert drafts(drafter, "a") == drafts(taught()) and not any(drafts(drafter))
+    assert kept.origin.tenant == "a"
+
+
+def test_another_model_is_welcome_with_a_remark(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "a.mem"
+    Kept(path, taught(), ORIGIN).save()
+    other = replace(ORIGIN, models=(("big", "n" * 64),))
+    with caplog.at_level(logging.WARNING, "forerun"):
+        kept = Kept(path, Stand(context=2, entries=4), other)
+        kept.load()
+    assert "was learned from tiny" in caplog.text
+    assert kept.save().origin.models == (("tiny", "m" * 64), ("big", "n" * 64))
+
+
+def test_around_a_block(tmp_path: Path) -> None:
+    path = tmp_path / "a.mem"
+    with Kept(path, taught(), ORIGIN) as kept:
+        assert kept.before is None
+    assert kept.after and kept.after.snapshot.counts["tokens"] == 60
+    for _ in range(3):  # the same drafter again and again: nothing counts twice
+        with Kept(path, kept.drafter, ORIGIN):
+            pass
+    assert memories.read(path).snapshot.counts["tokens"] == 60
+    created = memories.read(path).origin.created
+    with pytest.raises(KeyboardInterrupt), Kept(path, Stand(context=2, entries=4), ORIGIN) as kept:
+        kept.drafter.memory(sequence([1])).update([1], [2], [1.0])
+        raise KeyboardInterrupt
+    held = memories.read(path)
+    assert held.snapshot.counts["tokens"] == 61 and held.origin.created == created
+
+
+def test_a_file_that_cannot_be_loaded_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.mem"
+    Kept(path, taught(), ORIGIN).save()
+    cut = path.read_bytes()[:-1]
+    path.write_bytes(cut)
+    with pytest.raises(DataError, match="cut off"), Kept(path, taught(1), ORIGIN):
+        raise AssertionError("the block must not begin")
+    assert path.read_bytes() == cut
+    with pytest.raises(DataError, match="no folder"), Kept(tmp_path / "x" / "y", taught(), ORIGIN):
+        raise AssertionError("the block must not begin")
+
+
+def test_merge_and_cap(tmp_path: Path) -> None:
+    one, two, out = (tmp_path / name for name in ("1", "2", "3"))
+    Kept(one, taught(1), ORIGIN).save()
+    Kept(two, taught(2), replace(ORIGIN, models=(("other", "o" * 64),))).save()
+    merged = memories.merge([one, two], out)
+    assert merged.snapshot.counts["tokens"] == 120
+    assert [name for name, _ in merged.origin.models] == ["tiny", "other"]
+    assert memories.read(out).snapshot.counts == merged.snapshot.counts
+    capped = memories.merge([out], out, max_bytes=1000)
+    assert memories.read(out).snapshot.nbytes == capped.snapshot.nbytes <= 1000
+    Kept(one, taught(1, entries=5), ORIGIN).save()
+    with pytest.raises(ConfigError, match="entries=5"):
+        memories.merge([one, two], out)
+    Kept(one, taught(1), replace(ORIGIN, tokenizer="u" * 64)).save()
+    with pytest.raises(ConfigError, match="data of one tokenizer"):
+        memories.merge([one, two], out)
+    assert memories.read(out).snapshot.nbytes == capped.snapshot.nbytes
+
+
+def test_merging_says_whose_it_is(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a", "b", "")[:2]] + [tmp_path / "all"]
+    for path, tenant in zip(paths, ("a", "b", ""), strict=True):
+        Kept(path, taught(tenant=tenant), replace(ORIGIN, tenant=tenant)).save()
+    out = tmp_path / "out"
+    assert memories.merge([paths[0], paths[2]], out).origin.tenant == "a"
+    with pytest.raises(ConfigError, match="got those of a and b; say with --tenant"):
+        memories.merge(paths, out)
+    assert memories.merge(paths, out, tenant="").origin.tenant == ""
+
+
+def test_draft_shows_what_a_memory_knows(tmp_path: Path) -> None:
+    drafter = Stand(scope="tenant", context=2)
+    for tokens, token in (([1, 2], 3), ([2, 3], 4)):
+        drafter.memory(sequence([1])).update(tokens, [token], [1.0])
+    memory = Kept(tmp_path / "a", drafter, ORIGIN).save()
+    assert memories.draft(memory, [1, 2], 4).path(1) == [3, 4]
+
+
+# a real model
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_folder: Path) -> Model:
+    return load(tiny_folder, dtype="fp32")
+
+
+def test_a_models_memory_lives_in_a_file(tiny: Model, tiny_folder: Path, tmp_path: Path) -> None:
+    path, options = tmp_path / "a.mem", {"temperature": 0.5, "seed": 3, "max_new_tokens": 24}
+    with tiny.memory(path):
+        first = tiny.generate("the cat sat on", n=4, **options)[0].stats
+    fresh = load(tiny_folder, dtype="fp32")
+    with fresh.memory(path) as kept:
+        second = fresh.generate("the cat sat on", n=4, **options)[0].stats
+    assert kept.before and kept.after
+    assert kept.before.snapshot.counts["tokens"] == first.generated
+    assert kept.after.snapshot.counts["tokens"] == first.generated + second.generated
+    assert second.tau > first.tau
+    assert kept.after.origin.models == ((tiny_folder.name, model_hash(str(tiny_folder))),)
+    assert str(tmp_path) not in repr(kept.after.origin)
+
+
+def test_greedy_texts_do_not_depend_on_the_memory(tiny: Model, tmp_path: Path) -> None:
+    options = {"temperature": 0.0, "max_new_tokens": 30}
+    plain = tiny.generate("the dog sat", drafter="none", **options)[0].text
+    for _ in range(2):
+        with tiny.memory(tmp_path / "g.mem"):
+            assert tiny.generate("the dog sat", **options)[0].text == plain
+
+
+def test_runs_name_their_tenant(tiny: Model) -> None:
+    spec, options = "stand:scope=tenant", {"seed": 1, "max_new_tokens": 8}
+    tiny.generate("the cat", drafter=spec, tenant="a", **options)
+    counts = [tiny.drafter(spec).snapshot(tenant).counts["tokens"] for tenant in ("a", "b", "")]
+    assert counts == [8, 0, 0]
+
+
+# identity
+
+
+def test_hashes_tell_models_and_tokenizers_apart(tiny_folder: Path, tmp_path: Path) -> None:
+    from tiny import make_tiny
+
+    twin, other = make_tiny(tmp_path / "twin"), make_tiny(tmp_path / "other", seed=1, vocab=300)
+    assert model_hash(str(twin)) == model_hash(str(tiny_folder)) != model_hash(str(other))
+    codes = [tokenizer_hash(load(folder).tokenizer) for folder in (tiny_folder, twin, other)]
+    assert codes[0] == codes[1] != codes[2]
+    assert model_hash("no/such-model-anywhere") == "" and model_name("owner/name") == "owner/name"
+
+
+def test_large_weights_are_sampled(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from tiny import make_tiny
+
+    from forerun.models import identity
+
+    monkeypatch.setattr(identity, "WHOLE", 1000)
+    other = make_tiny(tmp_path / "other", seed=1)
+    assert model_hash(str(tiny_folder)) == model_hash(str(tiny_folder)) != model_hash(str(other))
+
+
+def test_a_loaded_model_is_known_by_its_parameters(tiny_folder: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = load(AutoModelForCausalLM.from_pretrained(tiny_folder))
+    code = model_hash(model.name, model.target)
+    assert len(code) == 64 and code == model_hash(model.name, model.target)
+    assert model_name(model.name) == "LlamaForCausalLM"

@@ -1,0 +1,173 @@
+"""`forerun generate --memory` and `forerun memory`: files live, merge, shrink, and refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun import memories
+from forerun.cli.main import main
+from forerun.models.tokenizer import Tokenizer
+
+Call = Callable[..., tuple[int, str, str]]
+CAT = ("--prompt", "the cat sat on")
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    def run(*words: Any) -> tuple[int, str, str]:
+        status = main([str(word) for word in words])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def generate(call: Call, tiny_folder: Path) -> Call:
+    return lambda *words: call("generate", "-m", tiny_folder, "--max-new-tokens", 8, *CAT, *words)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a.mem"
+
+
+def tokens(path: Path) -> int:
+    return memories.read(path).snapshot.counts["tokens"]
+
+
+def test_a_memory_lives_from_run_to_run(generate: Call, path: Path) -> None:
+    status, _, err = generate("-n", 2, "--seed", 1, "--ignore-eos", "--memory", path)
+    assert status == 0 and tokens(path) == 16
+    assert f"memory: {memories.read(path).snapshot.counts['contexts']} contexts" in err
+    status, _, err = generate("-n", 2, "--seed", 2, "--ignore-eos", "--memory", path, "--json")
+    assert (status, err, tokens(path)) == (0, "", 32)
+
+
+def test_the_printed_call_names_the_memory(generate: Call, path: Path) -> None:
+    assert f"--memory={path}" in generate("--memory", path)[2].splitlines()[0]
+
+
+def test_a_run_that_fails_saves_what_it_has_learned(
+    generate: Call, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forerun.cli.output import Results
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Results, "write", full)
+    status, _, err = generate("--seed", 1, "--ignore-eos", "--memory", path)
+    assert status == 2 and "No space left" in err and tokens(path) == 8
+
+
+def test_interrupted_runs_save(tiny_folder: Path, path: Path) -> None:
+    words = ["generate", "-m", tiny_folder, *CAT, "-n", 500, "--json", "--memory", path]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "forerun.cli.main", *map(str, words)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    rest, err = process.communicate(timeout=120)
+    assert process.returncode == 130 and "interrupted" in err and "Traceback" not in err
+    finished = [json.loads(line) for line in (first + rest).splitlines()]
+    assert tokens(path) >= sum(record["stats"]["generated"] for record in finished) > 0
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--drafter", "none"), "drafter 'none' has nothing that could be saved"),
+        (("--drafter", "stand:scope=request"), "use stand:scope=tenant"),
+        (("--drafter", "stand:entries=5"), "with entries=5, got one with entries=10"),
+        (("--tenant", "b"), "belongs to tenant 'a', not to 'b'"),
+    ],
+)
+def test_generate_refuses(generate: Call, path: Path, words: Any, said: str) -> None:
+    assert generate("--memory", path, "--tenant", "a")[0] == 0
+    before = path.read_bytes()
+    status, out, err = generate("--memory", path, "--tenant", "a", *words)
+    assert (status, out) == (2, "") and said in err
+    assert path.read_bytes() == before
+
+
+def test_info(call: Call, generate: Call, path: Path, tiny_folder: Path) -> None:
+    generate("-n", 4, "--seed", 1, "--memory", path, "--tenant", "acme")
+    status, out, _ = call("memory", "info", path)
+    assert status == 0
+    for said in ("stand", "context=4+3+2+1", "tenant    acme", tiny_folder.name, "bytes"):
+        assert said in out
+    status, out, _ = call("memory", "info", path, path, "--json")
+    found = [json.loads(line) for line in out.splitlines()]
+    assert status == 0 and found[0] == found[1]
+    assert found[0]["origin"]["tenant"] == "acme" and found[0]["counts"]["tokens"] == tokens(path)
+    assert str(path.parent) not in json.dumps(found[0]["origin"])
+
+
+def test_info_shows_what_would_be_drafted(
+    call: Call, generate: Call, path: Path, tiny_folder: Path
+) -> None:
+    _, out, _ = generate("--temperature", 0, "--ignore-eos", "--memory", path, "--json")
+    tokenizer, ids = Tokenizer.load(tiny_folder), json.loads(out)["tokens"]
+    at = next(i for i in range(7) if tokenizer.encode(tokenizer.decode(ids[i : i + 1])) == [ids[i]])
+    words = ("memory", "info", path, "-m", tiny_folder, "--nodes", 12, "--json")
+    found = json.loads(call(*words, "--after", tokenizer.decode(ids[at : at + 1]))[1])
+    assert any(
+        draft.startswith(tokenizer.decode(ids[at + 1 : at + 2])) for draft in found["drafts"]
+    )
+    assert json.loads(call(*words, "--after", "qqqq")[1])["drafts"] == []
+
+
+def test_merge_and_cap(call: Call, generate: Call, path: Path, tmp_path: Path) -> None:
+    other, out = tmp_path / "b.mem", tmp_path / "c.mem"
+    generate("--seed", 1, "--ignore-eos", "--memory", path)
+    generate("--seed", 2, "--ignore-eos", "--memory", other, "--tenant", "b")
+    status, printed, _ = call("memory", "merge", path, other, "--out", out)
+    assert status == 0 and "learned from 16 tokens" in printed and tokens(out) == 16
+    assert memories.read(out).origin.tenant == "b"
+    assert call("memory", "merge", out, "--out", out, "--tenant", "")[0] == 0
+    assert memories.read(out).origin.tenant == "" and tokens(path) == 8
+    status, printed, _ = call("memory", "cap", out, "--mb", 0.001, "--json")
+    assert status == 0 and json.loads(printed)["bytes"] <= 1048
+    assert memories.read(out).snapshot.nbytes <= 1048
+    assert generate("--memory", out)[0] == 0
+    whole = path.read_bytes()
+    assert call("memory", "cap", path, "--mb", 0.001, "--out", tmp_path / "d.mem")[0] == 0
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("info", "absent"), "there is no file absent"),
+        (("info", "{notes}"), "never written by forerun"),
+        (("merge", "{a}", "--out", "{notes}"), "is none of the files to merge"),
+        (("merge", "{a}", "{notes}", "--out", "{new}"), "never written by forerun"),
+        (("cap", "{a}", "--mb", "0"), "--mb must be above 0, got 0"),
+        (("cap", "{a}", "{a}", "--mb", "1", "--out", "{new}"), "--out takes one file"),
+        (("cap", "{a}", "--mb", "1", "--out", "{notes}"), "a name that is free"),
+    ],
+)
+def test_refusals(call: Call, generate: Call, tmp_path: Path, words: Any, said: str) -> None:
+    names = {name: tmp_path / name for name in ("a", "notes", "new")}
+    generate("--memory", names["a"])
+    names["notes"].write_text("mine")
+    before = names["a"].read_bytes()
+    status, out, err = call("memory", *(word.format(**names) for word in words))
+    assert (status, out) == (2, "") and said in err and err.count("\n") == 1
+    assert names["notes"].read_text() == "mine" and not names["new"].exists()
+    assert names["a"].read_bytes() == before

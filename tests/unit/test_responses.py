@@ -1,0 +1,225 @@
+"""Who shares what was said, what a budget drops, and what is saved."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+from fakes import FakeTarget, table_law
+from forerun.dice import SeededDice
+from forerun.errors import ConfigError, DataError
+from forerun.ngrams.responses import LEAD, Responses, merged, pack, unpack
+from forerun.records import Sequence, Snapshot
+from forerun.sampling import Sampling
+
+
+class Log:
+    """A store that keeps its texts as lists, four bytes a token; the oldest go."""
+
+    def __init__(self, budget: int = 1 << 62) -> None:
+        if budget < 16:
+            raise ConfigError("raise the budget")
+        self.budget, self.texts = budget, []
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * sum(map(len, self.texts))
+
+    def growth(self, num: int) -> int:
+        return 4 * num
+
+    def begin(self, context=()) -> list[int]:
+        self.texts.append([])
+        return self.texts[-1]
+
+    def extend(self, text: list[int], tokens) -> None:
+        text += tokens
+        while self.nbytes > self.budget and len(self.texts) > 1:
+            self.texts.pop(0)
+
+    def end(self, text: list[int]) -> None:
+        text.append(-1)
+
+    def held(self) -> list[np.ndarray]:
+        return [np.array([t for t in text if t >= 0], dtype=np.int32) for text in self.texts]
+
+
+def made(scope: str = "tenant", budget: int = 4000) -> Responses[Log, Log]:
+    return Responses("log", Log, Log, scope=scope, budget=budget)
+
+
+def sequence(tokens: list[int], group: object = None, tenant: str = "") -> Sequence:
+    seq = Sequence(list(tokens), len(tokens), Sampling(), SeededDice(0), 10**6, group)
+    seq.tenant = tenant
+    return seq
+
+
+def test_own_store_reads_all_and_the_shared_one_the_response() -> None:
+    shared, seq = made(), sequence(list(range(20)))
+    reader = shared.follow(seq)
+    assert reader.text == list(range(20)) and reader.entry == list(range(20 - LEAD, 20))
+    seq.tokens += [50, 51]
+    assert shared.follow(seq) is reader
+    assert reader.text[-2:] == reader.entry[-2:] == [50, 51] and len(reader.text) == 22
+    shared.finish(seq)
+    assert reader.entry[-1] == -1 and shared.follow(seq) is not reader
+
+
+@pytest.mark.parametrize(
+    ("scope", "alike"),
+    [
+        ("group", {0: 0, 1: 0, 2: 2, 3: 3}),
+        ("tenant", {0: 0, 1: 0, 2: 0, 3: 3}),
+        ("global", {0: 0, 1: 0, 2: 0, 3: 0}),
+    ],
+)
+def test_scopes(scope: str, alike: dict[int, int]) -> None:
+    shared = made(scope)
+    seqs = [sequence([1], "a"), sequence([1], "a"), sequence([1], "b"), sequence([1], "c", "x")]
+    stores = [shared.follow(seq).shared for seq in seqs]
+    for one in alike:
+        for other in alike:
+            assert (stores[one] is stores[other]) == (alike[one] == alike[other])
+
+
+def test_requests_without_company_share_nothing() -> None:
+    assert made("request").follow(sequence([1], "a")).shared is None
+    assert made("group").follow(sequence([1])).shared is None
+
+
+def test_a_changed_text_is_read_anew() -> None:
+    shared, seq = made(), sequence([1, 2, 3])
+    seq.tokens += [4, 5, 6]
+    first = shared.follow(seq)
+    seq.tokens[3:] = [7, 7, 7, 7]
+    reader = shared.follow(seq)
+    assert reader is not first and reader.text == [1, 2, 3, 7, 7, 7, 7]
+
+
+def test_idle_stores_go_first_and_the_budget_holds() -> None:
+    shared = made("group", budget=4000)
+    running = sequence([1], "running")
+    shared.follow(running)
+    for group in range(30):
+        seq = sequence([1], group)
+        shared.follow(seq)
+        seq.tokens += [group] * 100
+        shared.follow(seq)
+        shared.finish(seq)
+        assert shared.report()["shared texts"] <= 4000
+    running.tokens += [7] * 50
+    assert shared.follow(running).entry == [1] + [7] * 50  # in use, hence still there
+    again = sequence([1], 29)
+    assert len(shared.follow(again).shared.texts) == 2
+    assert len(shared.follow(sequence([1], 0)).shared.texts) == 1  # had to go
+
+
+def test_forgotten_groups_and_ended_sequences_hold_nothing() -> None:
+    shared, seq = made("group"), sequence([1, 2], "a")
+    shared.follow(seq)
+    assert shared.report() == {"own texts": 8, "shared texts": 8}
+    shared.finish(seq)
+    assert shared.report()["own texts"] == 0
+    shared.forget("a")
+    assert shared.report()["shared texts"] == 0
+    shared.follow(sequence([1]))  # never finished, but gone
+    gc.collect()
+    assert shared.report()["own texts"] == 0
+
+
+def test_what_is_saved_comes_back() -> None:
+    shared = made()
+    for tokens in ([1, 2, 3], [4, 5], [6]):
+        seq = sequence(tokens, tenant="x")
+        shared.follow(seq)
+        shared.finish(seq)
+    snapshot = shared.snapshot("x")
+    assert snapshot.counts == {"tokens": 6, "texts": 3} and snapshot.kind == "log"
+    other = made()
+    other.restore(snapshot, "y")
+    store = other.follow(sequence([9], tenant="y")).shared
+    assert [t.tolist() for t in store.held()] == [[1, 2, 3], [4, 5], [6], [9]]
+    with pytest.raises(ConfigError, match="wait for it"):
+        running = sequence([1], tenant="y")
+        other.follow(running)
+        other.restore(snapshot, "y")
+
+
+def test_texts_of_another_target_go() -> None:
+    shared, one, two = made(), FakeTarget(table_law(1), vocab=5), FakeTarget(table_law(1), vocab=9)
+    shared.bind(one)
+    store = shared.follow(sequence([1, 2])).shared
+    shared.bind(one)
+    assert shared.follow(sequence([1, 2])).shared is store
+    shared.bind(two)
+    assert shared.follow(sequence([1, 2])).shared is not store
+
+
+def test_ids_that_a_target_lacks_are_refused() -> None:
+    snapshot = pack("log", [np.array([5, 1], np.int32)])
+    small, large = FakeTarget(table_law(1), vocab=5), FakeTarget(table_law(1), vocab=6)
+    for target, first in ((small, "bind"), (small, "restore")):
+        shared = made()
+        if first == "bind":
+            shared.bind(target)
+        else:
+            shared.restore(snapshot, "")
+        with pytest.raises(ConfigError, match="hold token 5, but the ids of this model end at 4"):
+            shared.restore(snapshot, "") if first == "bind" else shared.bind(target)
+    shared = made()
+    shared.bind(large)
+    shared.restore(snapshot, "")
+
+
+def test_merged_keeps_the_last_texts() -> None:
+    one = pack("log", [np.array([1, 2], np.int32), np.array([3], np.int32)])
+    two = pack("log", [np.array([4, 5, 6], np.int32)])
+    both = merged([one, two])
+    assert [t.tolist() for t in unpack(both)] == [[1, 2], [3], [4, 5, 6]]
+    capped = merged([one, two], max_bytes=both.nbytes - 1)
+    assert [t.tolist() for t in unpack(capped)] == [[3], [4, 5, 6]]
+    assert capped.nbytes <= both.nbytes - 1
+
+
+@pytest.mark.parametrize("scope", ["request", "group"])
+def test_what_ends_with_its_scope_is_not_kept(scope: str) -> None:
+    with pytest.raises(ConfigError, match="use log:scope=tenant"):
+        made(scope).keep("")
+
+
+def test_bad_input() -> None:
+    with pytest.raises(ConfigError, match="scope must be one of"):
+        made("everybody")
+    with pytest.raises(ConfigError, match="raise the budget"):
+        made(budget=1)
+    with pytest.raises(ConfigError, match="scope=tenant"):
+        made("global").keep("x")
+    with pytest.raises(ConfigError, match="nothing to save"):
+        made().snapshot("")
+    with pytest.raises(ConfigError, match="nothing to save"):
+        merged([pack("log", [np.array([1], np.int32)])], max_bytes=3)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "lengths"),
+    [
+        (None, [2]),
+        ([1, 2], None),
+        ([1, 2], [3]),
+        ([1, 2], [-1, 3]),
+        ([1, -2], [2]),
+        ([[1, 2]], [2]),
+        ([1.0, 2.0], [2]),
+    ],
+)
+def test_arrays_that_are_no_texts_are_refused(tokens, lengths) -> None:
+    arrays = {}
+    if tokens is not None:
+        kind = np.float32 if isinstance(tokens[0], float) else np.int32
+        arrays["tokens"] = np.array(tokens, dtype=kind)
+    if lengths is not None:
+        arrays["lengths"] = np.array(lengths, dtype=np.int64)
+    with pytest.raises(DataError, match="expected texts"):
+        unpack(Snapshot("log", arrays, {}, {}))

@@ -1,0 +1,220 @@
+"""Several drafters side by side: who drafts for whom, who failed, who gets the credit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from fakes import FakeTarget, run_all, sequence, table_law
+from forerun.controllers.fixed import Fixed
+from forerun.dice import SeededDice
+from forerun.drafters.auto import Auto
+from forerun.drafters.cascade import Cascade
+from forerun.drafters.fuse import Fuse
+from forerun.drafters.router import EXPLORE, LOOK, Router, followed
+from forerun.engine.cost import Cost
+from forerun.engine.guard import Guarded
+from forerun.engine.loop import Engine
+from forerun.engine.stats import Recorder, Stats
+from forerun.errors import ConfigError
+from forerun.records import Plan, Sequence
+from forerun.roles import Drafter
+from forerun.sampling import Sampling
+from forerun.tree import EMPTY, Tree, chain
+from forerun.verifiers.recursive import Recursive
+from harness import distance
+
+LAW = table_law(1)
+GREEDY = Sampling(temperature=0)
+
+
+class Says(Drafter):
+    """Chains of what a function says follows."""
+
+    labels = frozenset({"point"})
+
+    def __init__(self, say: Callable[[list[int], int], list[int]]) -> None:
+        self.say = say
+
+    def propose_one(self, seq: Sequence, plan: Plan, dice) -> Tree:
+        return chain(self.say(seq.tokens, min(plan.nodes, plan.depth)))
+
+
+def truth(tokens: list[int], count: int) -> list[int]:
+    """What greedy decoding says."""
+    text = list(tokens)
+    for _ in range(count):
+        text.append(int(np.argmax(LAW(text))))
+    return text[len(tokens) :]
+
+
+def wrong(tokens: list[int], count: int) -> list[int]:
+    return [(t + 1) % 3 for t in truth(tokens, count)]
+
+
+def silent(tokens: list[int], count: int) -> list[int]:
+    return []
+
+
+def run(drafter: Drafter, count: int = 120, seqs: int = 1) -> tuple[list, list[Stats]]:
+    target = FakeTarget(LAW)
+    target._cost = Cost((1, 65), (1.0, 2.0))  # type: ignore[attr-defined]
+    recorder = Recorder()
+    engine = Engine(
+        target, drafter, Recursive(), Fixed(nodes=4), listeners=[recorder], max_seqs=seqs
+    )
+    made = [sequence((0, 1), count, SeededDice(i), GREEDY, index=i) for i in range(seqs)]
+    run_all(engine, made)
+    return [seq.generated for seq in made], [recorder.of(seq) for seq in made]
+
+
+@pytest.mark.parametrize("order", [(truth, wrong), (wrong, truth), (silent, truth)])
+@pytest.mark.parametrize("seqs", [1, 3])
+def test_the_router_finds_who_pays(order, seqs: int) -> None:
+    parts = tuple(Says(say) for say in order)
+    router = Router(parts=parts)
+    router.names = ["first", "second"]
+    texts, stats = run(router, count=1500, seqs=seqs)
+    assert texts == [truth([0, 1], 1500)] * seqs
+    best = "first" if order[0] is truth else "second"
+    for one in stats:
+        assert one.accepted_by[best] > 0.9 * one.accepted > 0
+        assert one.tau > 3.5
+        assert sum(one.drafted_by.values()) == one.drafted
+
+
+def test_a_new_sequence_begins_with_what_others_of_its_tenant_taught() -> None:
+    router = Router(parts=(Says(wrong), Says(truth)))
+    run(router, count=1500)
+    fresh = sequence((0, 1), 5, SeededDice(0), GREEDY)
+    assert router._ranking(fresh) == [1, 0]
+    fresh.tenant = "another"
+    assert router._ranking(fresh) == [0, 1]
+
+
+def test_only_the_best_drafts_between_comparisons() -> None:
+    asked = []
+
+    def counting(tokens: list[int], count: int) -> list[int]:
+        asked.append(len(tokens))
+        return wrong(tokens, count)
+
+    run(Router(parts=(Says(truth), Says(counting))), count=400)
+    passes = 400 / 5
+    assert len(asked) <= passes / LOOK + passes / (LOOK * EXPLORE) + 3
+
+
+def test_scores_are_tokens_per_second() -> None:
+    router = Router(parts=(Says(truth), Says(wrong)))
+    target = FakeTarget(LAW)
+    target._cost = Cost((1, 65), (1.0, 2.0))  # type: ignore[attr-defined]
+    router.bind(target)
+    seq = sequence((0, 1), 5, SeededDice(0), GREEDY)
+    assert set(router.scores(seq).values()) == {1.0}
+
+
+def test_a_followed_path_is_counted_from_the_root() -> None:
+    tree = chain([3, 4, 5])
+    assert [followed(tree, t) for t in ([3, 4, 9], [4, 5], [3, 4, 5, 6], [])] == [2, 0, 3, 0]
+
+
+def test_a_cascade_asks_in_order_until_somebody_answers() -> None:
+    for order, name in (((truth, wrong), "first"), ((silent, truth), "second")):
+        cascade = Cascade(parts=tuple(Says(say) for say in order))
+        cascade.names = ["first", "second"]
+        texts, (stats,) = run(cascade)
+        assert texts == [truth([0, 1], 120)]
+        assert set(stats.drafted_by) == {name}
+
+
+def test_a_short_answer_is_kept_if_nobody_has_a_longer_one() -> None:
+    def one(tokens: list[int], count: int) -> list[int]:
+        return truth(tokens, min(count, 1))
+
+    _, (stats,) = run(Cascade(parts=(Says(one), Says(silent)), least=3))
+    assert stats.accepted > 0
+
+
+def test_fuse_gives_credit_to_who_came_first() -> None:
+    fuse = Fuse(parts=(Says(wrong), Says(truth)))
+    fuse.names = ["first", "second"]
+    _, (stats,) = run(fuse)
+    assert stats.accepted_by["second"] == stats.accepted > 0
+    assert stats.drafted_by["first"] > 0 == stats.accepted_by["first"]
+    told = stats.to_dict()["by_drafter"]
+    assert told["second"]["accepted"] == stats.accepted
+
+
+@pytest.mark.parametrize("make", [Router, Cascade, Fuse])
+def test_one_part_is_too_few(make) -> None:
+    with pytest.raises(ConfigError, match="two parts or more"):
+        make(parts=(Says(truth),))
+
+
+# failing drafters
+
+
+class Failing(Drafter):
+    """Drafts the truth, but fails now and then, wherever it can."""
+
+    labels = frozenset({"point"})
+
+    def __init__(self, rate: float = 0.3, seed: int = 0) -> None:
+        self.rng, self.rate = np.random.default_rng(seed), rate
+
+    def _maybe(self) -> None:
+        if self.rng.random() < self.rate:
+            raise RuntimeError("a wire came loose")
+
+    def start(self, seq: Sequence) -> None:
+        self._maybe()
+
+    def propose_one(self, seq: Sequence, plan: Plan, dice) -> Tree:
+        self._maybe()
+        return chain(truth(seq.tokens, plan.nodes))
+
+    def observe(self, step) -> None:
+        self._maybe()
+
+    def finish(self, seq: Sequence) -> None:
+        self._maybe()
+
+
+@pytest.mark.parametrize("seqs", [1, 3])
+def test_generation_goes_on_when_the_drafter_fails(
+    seqs: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    guarded = Guarded(Failing())
+    with caplog.at_level(logging.WARNING, "forerun"):
+        texts, stats = run(guarded, seqs=seqs)
+    assert texts == [truth([0, 1], 120)] * seqs
+    assert all(one.accepted for one in stats)  # where it did not fail it helped
+    assert sum(guarded.failures.values()) > 3
+    assert len(caplog.records) == 1 and "a wire came loose" in caplog.text
+
+
+def test_the_law_is_untouched_by_a_drafter_that_fails() -> None:
+    error = distance(
+        LAW, lambda: Guarded(Failing(0.5, seed=1)), Recursive(), plan=Plan(2, 2), lengths=(3,)
+    )
+    assert error <= 1e-12
+
+
+def test_a_failing_prompt_of_a_batch_leaves_the_others_their_drafts() -> None:
+    class Picky(Says):
+        def propose_one(self, seq: Sequence, plan: Plan, dice) -> Tree:
+            if seq.index == 1:
+                raise ValueError("not this one")
+            return super().propose_one(seq, plan, dice)
+
+    guarded = Guarded(Picky(truth))
+    _, stats = run(guarded, seqs=3)
+    assert [bool(one.accepted) for one in stats] == [True, False, True]
+
+
+def test_an_empty_tree_needs_no_name() -> None:
+    _, (stats,) = run(Auto(parts=(Says(silent), Says(silent))))
+    assert stats.drafted == 0 and not stats.drafted_by and len(EMPTY) == 0

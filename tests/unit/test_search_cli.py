@@ -1,0 +1,187 @@
+"""`forerun search` and `forerun fit-tree`: what a user gets, and what bad input gets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import make_tiny
+
+from forerun import fitting
+from forerun.cli.main import main
+from forerun.template import DEFAULT, Template
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("cli") / "tiny")
+
+
+@pytest.fixture
+def search(capsys: pytest.CaptureFixture[str], tiny: Path) -> Any:
+    """`forerun search` on the tiny model; status, standard output, standard error."""
+
+    def run(*words: Any) -> tuple[int, str, str]:
+        given = ["search", "-m", tiny, "-p", "the cat", "--max-new-tokens", 12, "--seed", 3, *words]
+        status = main([str(word) for word in given])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def test_best_of_as_json(search: Any) -> None:
+    status, out, _ = search("-n", 4, "--answer", r"\w", "--json", "--select", "majority")
+    (record,) = [json.loads(line) for line in out.splitlines()]
+    assert status == 0 and record["method"] == "best_of" and record["num_asked"] == 4
+    assert [sample["index"] for sample in record["samples"]] == [0, 1, 2, 3]
+    assert record["text"] == record["samples"][record["chosen"]]["text"]
+    assert record["stats"]["generated"] == sum(len(s["tokens"]) for s in record["samples"])
+
+
+@pytest.mark.parametrize("method", ["beam", "step-beam", "dvts"])
+def test_step_searches_as_json(search: Any, method: str) -> None:
+    status, out, _ = search(
+        "--method", method, "-n", 4, "--width", 2, "--scorer", "likelihood", "--step-end", " ",
+        "--step-tokens", 5, "--json",
+    )  # fmt: skip
+    record = json.loads(out)
+    assert status == 0 and record["method"] == ("dvts" if method == "dvts" else "step_beam")
+    numbers = [branch["number"] for branch in record["tree"]]
+    assert numbers == list(range(len(numbers))) and record["tree"][0]["parent"] is None
+    assert record["chosen"] in numbers
+
+
+def test_text_for_people(search: Any) -> None:
+    status, out, err = search("-n", 2, "--scorer", "builtins:len", "--select", "score")
+    assert status == 2 and "lost all 2 samples" in err  # len takes one argument
+    status, out, err = search("-n", 2, "--select", "likelihood")
+    assert status == 0 and out.strip()
+    assert "answer" in err and "tau" in err and err.startswith("# forerun search")
+
+
+def test_out_keeps_a_line_per_prompt(search: Any, tmp_path: Path) -> None:
+    file = tmp_path / "found.jsonl"
+    status, _, _ = search("-p", "one two", "-n", 2, "--out", file, "--select", "likelihood")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert status == 0 and [line["prompt"] for line in lines] == ["the cat", "one two"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--method", "bem"], "did you mean 'step_beam'|unknown search method"),
+        (["--method", "dvts"], "needs --scorer, one of arithmetic"),
+        (["--method", "dvts", "--scorer", "arithmetic", "--early-stop"], "--early-stop belongs"),
+        (["--step-tokens", "4"], "--step-tokens belongs to --method step_beam and dvts"),
+        (["--scorer", "aritmetic"], "did you mean 'arithmetic'"),
+        (["--scorer", "nowhere:score"], "MODULE:FUNCTION"),
+        (["--scorer", "reward:nowhere/at/all"], "no model folder"),
+        (["--answer", "("], "no regular expression"),
+        (["--select", "best"], "unknown selection"),
+        (["--method", "dvts", "--scorer", "likelihood", "-n", "5"], "multiple of width"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_one_line(search: Any, words: list[str], said: str) -> None:
+    import re
+
+    status, out, err = search(*words)
+    lines = [line for line in err.splitlines() if not line.startswith("#")]
+    assert status == 2 and out == "" and len(lines) == 1
+    assert re.search(said, lines[0]), lines[0]
+
+
+def test_a_reward_model_scores(search: Any, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
+
+    from forerun.search.scorers import Attempt, RewardModel
+
+    folder = make_tiny(tmp_path / "reward")
+    torch.manual_seed(2)
+    config = LlamaConfig(
+        vocab_size=288, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_labels=1, pad_token_id=0,
+    )  # fmt: skip
+    reward = LlamaForSequenceClassification(config).eval()
+    reward.save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    attempts = [Attempt("the cat ", text) for text in ("sat", "on the mat and", "x" * 9, "", "on")]
+    found = RewardModel(str(folder), batch=2).score(attempts)
+    for attempt, score in zip(attempts, found, strict=True):  # alone, without padding
+        ids = torch.tensor([tokenizer.encode(attempt.prompt + attempt.text)])
+        with torch.inference_mode():
+            assert score == pytest.approx(float(reward(input_ids=ids).logits), abs=1e-5)
+    status, out, _ = search("-n", 3, "--scorer", f"reward:{folder}", "--json")
+    record = json.loads(out)
+    scores = [sample["score"] for sample in record["samples"]]
+    assert status == 0 and scores[record["chosen"]] == max(scores)
+
+
+def test_a_classifier_with_several_outputs_is_refused(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    from forerun.errors import ModelError
+    from forerun.search.scorers import RewardModel
+
+    folder = make_tiny(tmp_path / "classes")
+    config = LlamaConfig(
+        vocab_size=288, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=4, num_labels=3,
+    )  # fmt: skip
+    LlamaForSequenceClassification(config).save_pretrained(folder)
+    with pytest.raises(ModelError, match="3 outputs, expected 1"):
+        RewardModel(folder)
+
+
+@pytest.fixture
+def fit(capsys: pytest.CaptureFixture[str]) -> Any:
+    """`forerun fit-tree`; status, standard output, standard error."""
+
+    def run(*words: Any) -> tuple[int, str, str]:
+        status = main(["fit-tree", *(str(word) for word in words)])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def prompts(folder: Path, count: int) -> Path:
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+    file = folder / f"prompts{count}.jsonl"
+    file.write_text(
+        "".join(json.dumps({"prompt": " ".join(words[i % 10 :])}) + "\n" for i in range(count))
+    )
+    return file
+
+
+def test_fit_tree_writes_what_is_picked_up(fit: Any, tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path / "own")
+    short = ["--max-new-tokens", 16, "-n", 2, "--sizes", "4+8", "--json"]
+    status, out, err = fit("-m", folder, "--prompts", prompts(tmp_path, 6), *short)
+    record = json.loads(out)
+    assert status == 0 and "6 prompts: 5 to fit on, 1 to measure on" in err
+    path = folder / fitting.FILE
+    assert record["file"] == str(path) and set(record["tau"]) == {"4", "8"}
+    found, facts = Template.load(path), json.loads(path.read_text())
+    assert sorted(found.places) == sorted(DEFAULT.places)
+    assert facts["passes"] == record["passes"] >= max(facts["tries"]) > 10
+    assert facts["hits"][0] == max(facts["hits"]) and facts["fitted_on"]["trajectories"] == 2
+    assert facts["model"] == "own"  # no folders of this machine
+
+    import forerun
+
+    assert forerun.load(folder).drafter("stand:tree=template").template == found
+
+
+def test_fit_tree_refuses_what_it_cannot_split(fit: Any, tiny: Path, tmp_path: Path) -> None:
+    one = tmp_path / "one.jsonl"
+    one.write_text('{"prompt": "the cat"}\n' * 5)
+    for words, said in (
+        (["-m", tiny], "needs --prompts FILE"),
+        (["-m", tiny, "--prompts", one], "1 different prompt"),
+        (["-m", tiny, "--prompts", prompts(tmp_path, 4), "--sizes", "a"], "--sizes must be"),
+    ):
+        status, out, err = fit(*words)
+        assert status == 2 and said in err and out == ""

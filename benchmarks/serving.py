@@ -22,6 +22,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -207,6 +208,7 @@ def ours(model: str, max_seqs: int) -> Iterator[list[Side]]:
         for line in process.stderr:
             if found := re.search(r"at (http://\S+/v1)", line):
                 url = found[1]
+                threading.Thread(target=process.stderr.read, daemon=True).start()
                 break
         else:
             raise SystemExit("forerun serve did not start")

@@ -21,8 +21,10 @@ KERNELS = {  # the outermost kernels of each module: compiling them compiles wha
     "forerun.ngrams.searching": ("longest_suffix", "next_tokens", "next_tokens_many"),
     "forerun.ngrams.trigram_kernels": ("nudge",),
     "forerun.ngrams.tree_search": ("fill_tree",),
+    "forerun.ngrams.ngram_model": ("descend", "shares"),
     "forerun.verifiers.speculative": ("judge",),
     "forerun.verifiers.k_seq": ("division_factor",),
+    "forerun.verifiers.transport": ("judge",),
 }
 
 

@@ -80,11 +80,14 @@ def command(*words: Any, **environment: str) -> Iterator[Served]:
         env=os.environ | {"PYTHONPATH": str(SOURCE)} | environment,
     )
     assert process.stderr is not None
+    reader: threading.Thread | None = None
     try:
         lines = []
         for line in process.stderr:
             lines.append(line)
             if found := re.search(r"at (http://\S+)/v1", line):
+                reader = threading.Thread(target=process.stderr.read)  # a full pipe would halt it
+                reader.start()
                 yield Served(found[1], process)
                 break
         else:
@@ -96,6 +99,8 @@ def command(*words: Any, **environment: str) -> Iterator[Served]:
         finally:
             process.kill()
             process.wait()
+            if reader is not None:
+                reader.join()
             process.stderr.close()
 
 

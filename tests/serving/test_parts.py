@@ -143,7 +143,8 @@ class Chain(Drafter):
 
 def test_every_sequence_drafts_by_its_own_method() -> None:
     parts = {"a": Chain(0), "b": Chain(1)}
-    router, plans = Router(parts), Plans("fixed:nodes=4")
+    router = Router(parts)
+    plans = Plans("fixed:nodes=4", router)
     target = FakeTarget(table_law(1))
     target._cost = None  # type: ignore[attr-defined]
     engine = Engine(target, router, Recursive(), plans, max_seqs=4)
@@ -173,7 +174,7 @@ def test_predictions_beside_a_method_keep_the_law() -> None:
 
         def program(dice: EnumeratedDice, expected: Expected = expected) -> tuple[int, ...]:
             router = Router({"a": Chain(1)})
-            plans = Plans("fixed:nodes=3")
+            plans = Plans("fixed:nodes=3", router)
             engine = Engine(FakeTarget(law), router, Recursive(), plans)
             seq = sequence([0, 1], 3, dice)
             router.assign(seq, "a", Prediction(expected))

@@ -137,6 +137,26 @@ def test_prefill_is_the_first_pass_only(model: Any) -> None:
     assert (found.prefill_seconds or 0.0) <= forward[0] + 1e-6
 
 
+@pytest.mark.parametrize(
+    "name", ["stand", "draft_model:model=DRAFT,grower=greedy_mix,verifier=transport"]
+)
+def test_the_optimum_is_computed_on_request(name: str) -> None:
+    import forerun
+    from forerun.assets import embedded
+
+    model = forerun.load("reasoner", max_seqs=2)
+    contestant = Own(name.replace("DRAFT", str(embedded("draft"))), lambda: model)
+    sampling = Sampling(n=2, temperature=0.7, max_new_tokens=24, seed=1, ignore_eos=True)
+    assert contestant.run(EXAMPLE, sampling).headroom is None
+    contestant.is_bounded = True
+    found = contestant.run(EXAMPLE, sampling).headroom
+    assert found is not None and found["examined"] > 0
+    assert 0 <= found["accepted"] <= found["examined"] and 0 < found["best"] <= found["examined"]
+    plain = Own("plain", lambda: model)
+    plain.is_bounded = True
+    assert plain.run(EXAMPLE, sampling).headroom is None
+
+
 def test_first_tokens_follow_the_seed(model: Any) -> None:
     contestant = Own("stand", lambda: model)
     sampling = Sampling(temperature=1.0, seed=3)

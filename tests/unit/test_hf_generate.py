@@ -11,10 +11,13 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+from forerun import registry
 from forerun.errors import ConfigError
 from forerun.integrations import hf
 from forerun.integrations.hf import generate, split_processors
+from forerun.integrations.hf_candidates import candidates, first_path
 from forerun.sampling import Sampling
+from forerun.tree import TreeBuilder
 
 VOCAB = 24
 
@@ -258,3 +261,51 @@ def test_prompts_padded_on_the_right_are_refused(model: Any) -> None:
 
 def test_a_model_becomes_a_target_once(model: Any) -> None:
     assert hf.target_of(model, 1) is hf.target_of(model, 3)
+
+
+# as candidates of assisted generation
+
+
+@pytest.mark.parametrize("drafter", ["stand", "prompt_lookup"])
+def test_assisted_generation_with_our_candidates_is_greedy_generate(
+    model: Any, drafter: str
+) -> None:
+    prompt = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
+    options = {"max_new_tokens": 40, "do_sample": False}
+    want = model.generate(prompt, **options)
+    with candidates(model, drafter):
+        got = model.generate(prompt, **options, prompt_lookup_num_tokens=4)
+    assert torch.equal(got, want)
+    assert "_get_candidate_generator" not in vars(model)
+
+
+def test_assisted_samples_follow_the_law(model: Any) -> None:
+    """Third tokens, 400 samples of one shared memory each: a loose check of the plumbing of q."""
+    prompt, num = torch.tensor([[5, 6, 7, 5, 6]]), 400
+    drafter = registry.make("drafter", "stand:scope=global,context=2")
+    counts = np.zeros(VOCAB)
+    set_seed(5)
+    with candidates(model, drafter, num_tokens=2):
+        for _ in range(num):
+            out = model.generate(
+                prompt, max_new_tokens=2, do_sample=True, top_k=4, prompt_lookup_num_tokens=2
+            )
+            counts[int(out[0, 6])] += 1
+    first = law(model, prompt, {"top_k": 4})
+    expected = sum(
+        first[a] * law(model, torch.cat([prompt, torch.tensor([[a]])], 1), {"top_k": 4})
+        for a in np.flatnonzero(first)
+    )
+    big = num * expected >= 5
+    observed = np.append(counts[big], counts[~big].sum())
+    wanted = num * np.append(expected[big], expected[~big].sum())
+    kept = wanted > 0
+    score = ((observed - wanted)[kept] ** 2 / wanted[kept]).sum()
+    assert score < kept.sum() - 1 + 5 * np.sqrt(2 * (kept.sum() - 1))
+
+
+def test_the_first_path_of_a_tree() -> None:
+    tree = TreeBuilder()
+    for token, parent in ((3, -1), (4, -1), (5, 0), (6, 0), (7, 2)):
+        tree.add(token, parent)
+    assert first_path(tree.build()).tokens.tolist() == [3, 5, 7]

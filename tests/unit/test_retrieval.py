@@ -26,7 +26,7 @@ def paths_of(found: Found) -> list[tuple[int, ...]]:
 
 
 def counted(documents: list[list[int]], text: list[int], depth: int, lengths: tuple[int, int]):
-    """The longest suffix that something follows, its places, and the counts of all continuations."""
+    """The longest suffix that something follows, its places, and counts of what follows."""
     for length in range(min(lengths[1], len(text)), lengths[0] - 1, -1):
         suffix, counts, places = text[len(text) - length :], Counter(), 0
         for doc in documents:

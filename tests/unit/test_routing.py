@@ -75,7 +75,7 @@ def run(drafter: Drafter, count: int = 120, seqs: int = 1) -> tuple[list, list[S
 @pytest.mark.parametrize("seqs", [1, 3])
 def test_the_router_finds_who_pays(order, seqs: int) -> None:
     parts = tuple(Says(say) for say in order)
-    router = Router(parts=parts)
+    router = Router(parts=parts)  # what "auto" is made of
     router.names = ["first", "second"]
     texts, stats = run(router, count=1500, seqs=seqs)
     assert texts == [truth([0, 1], 1500)] * seqs
@@ -123,7 +123,7 @@ def test_a_followed_path_is_counted_from_the_root() -> None:
 
 def test_a_cascade_asks_in_order_until_somebody_answers() -> None:
     for order, name in (((truth, wrong), "first"), ((silent, truth), "second")):
-        cascade = Cascade(parts=tuple(Says(say) for say in order))
+        cascade = Cascade(parts=tuple(Says(say) for say in order))  # "cascade" by name
         cascade.names = ["first", "second"]
         texts, (stats,) = run(cascade)
         assert texts == [truth([0, 1], 120)]

@@ -45,6 +45,7 @@ class Outcome:
     samples: list[SampleRecord]  # by trajectory, not yet scored
     prefill_seconds: float | None = None  # of the passes that computed the prompt
     memory: dict[str, int] = field(default_factory=dict)  # bytes by part
+    headroom: dict[str, float] | None = None  # of a second, untimed run: see theory.Headroom
 
 
 class Contestant(Protocol):

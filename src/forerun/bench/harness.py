@@ -225,6 +225,7 @@ class Harness:
             score=mean([sample.score for sample in samples]),
             majority=majority_score(unit.task, example, [sample.text for sample in samples]),
             memory=outcome.memory,
+            headroom=outcome.headroom,
         )
 
     def _place(self, unit: Unit, name: str) -> int:

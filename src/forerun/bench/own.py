@@ -7,6 +7,7 @@ go to the controller and the verifier, as in "stand:entries=5,nodes=32"; "contro
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -44,6 +45,7 @@ class Own:
     def __init__(self, name: str, model: Callable[[], Model]) -> None:
         self.name, self._model = name, model
         self.parts = parts_of(name)
+        self.is_bounded = False  # whether every prompt is decoded again, to compute the optimum
 
     def versions(self) -> dict[str, str]:
         from forerun import __version__
@@ -75,7 +77,21 @@ class Own:
                 start += time.perf_counter() - pause
         seconds = time.perf_counter() - start
         found.sort(key=lambda sample: sample.index)
-        return Outcome(seconds, [sample_record(s) for s in found], watch.seconds, memory)
+        samples = [sample_record(sample) for sample in found]
+        return Outcome(seconds, samples, watch.seconds, memory, self._headroom(example, sampling))
+
+    def _headroom(self, example: Example, sampling: Sampling) -> dict[str, float] | None:
+        """What was accepted and what could have been; in a run of its own, as it takes time."""
+        from forerun.bench.theory import Headroom
+        from forerun.verifying import forget
+
+        if not self.is_bounded or self.parts.drafter == "none":
+            return None
+        forget(self._model())
+        head = Headroom()
+        for _ in self._start_run(example.prompt, sampling, head):
+            pass
+        return dataclasses.asdict(head)
 
     def first_tokens(self, prompt: str, sampling: Sampling, n: int) -> list[int]:
         asked = replace(sampling, n=n, max_new_tokens=1, min_new_tokens=0)

@@ -39,6 +39,7 @@ class Asked:
     seed: int = 0
     texts: bool = False  # whether records keep what was generated
     command: str = ""
+    optimum: bool = False  # whether the best possible acceptance is computed, in untimed runs
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,9 @@ DEFINITIONS = (
     ("A/D", "acceptance rate: accepted over drafted"),
     ("A/E", "examined rate: accepted over examined, the accepted ones and one for every pass "
      "whose walk ended in a rejection"),
+    ("per position, at best", "with --optimum: of the positions that had drafts, how many went on "
+     "to one of them, and how many would have under the best rule for these drafts that judges "
+     "positions one by one"),
     ("acceptance by position", "drafts accepted at depth i over S: unconditional, as in vLLM"),
     ("tokens/s", "generated tokens over wall time of all prompts, prefill included"),
     ("speed-up", "tokens per second over our own plain decoding on the same prompt; geometric mean "

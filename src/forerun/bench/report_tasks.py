@@ -10,8 +10,10 @@ from forerun.bench.markdown import Cell, Chart, Section, Table
 from forerun.bench.metrics import PLAIN, SpeedUp
 from forerun.bench.results import Manifest
 from forerun.bench.standing import Entry, Standing, factor, times
+from forerun.bench.theory import Headroom
 
 _DIGITS = re.compile(r"([0-9]+)")
+OPTIONAL = ("per position", "at best", "one sample", "majority")  # shown if anybody tells
 MAX_POSITIONS = 12  # columns of acceptance by position
 BY = {"own": "forerun", "plain": "baseline", "peer": "peer"}
 
@@ -78,9 +80,7 @@ def task_section(manifest: Manifest, standing: Standing, task: str) -> Section:
 def speed_table(standing: Standing, task: str) -> Table:
     """Tokens per second, speed-ups, tau, rates and accuracy of every method."""
     found = [_speed_row(standing, entry) for entry in standing.entries]
-    left_out = {
-        name for name in ("one sample", "majority") if all(row[name] == Cell("-") for row in found)
-    }
+    left_out = {name for name in OPTIONAL if all(row[name] == Cell("-") for row in found)}
     if len({entry.prompts for entry in standing.entries}) == 1:
         left_out.add("prompts")
     columns = [name for name in found[0] if name not in left_out]
@@ -95,7 +95,7 @@ def speed_table(standing: Standing, task: str) -> Table:
 
 def _speed_row(standing: Standing, entry: Entry) -> dict[str, Cell | str]:
     done = entry.prompts > 0
-    totals = entry.totals
+    totals, head = entry.totals, Headroom.of(entry.records)
     return {
         "method": entry.method,
         "by": BY[entry.kind],
@@ -106,6 +106,8 @@ def _speed_row(standing: Standing, entry: Entry) -> dict[str, Cell | str]:
         "tau": figure(totals.tau if done else None),
         "A/D": percent(totals.acceptance_rate if done else None),
         "A/E": percent(totals.examined_rate if done else None),
+        "per position": percent(head.acceptance),
+        "at best": percent(head.optimum),
         "one sample": percent(metrics.mean_score(entry.records)),
         "majority": percent(metrics.mean_score(entry.records, "majority")),
         "prompts": Cell(str(entry.prompts), entry.prompts),

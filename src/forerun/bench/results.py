@@ -58,6 +58,7 @@ class Record:
     memory: dict[str, int] = field(default_factory=dict)  # bytes by part
     limits: dict[str, float] | None = None  # read_gb_s, measured beside it
     error: str | None = None  # last lines of a contestant that failed; figures are then 0
+    headroom: dict[str, float] | None = None  # positions examined, accepted, best, unknown
 
     @property
     def key(self) -> tuple[str, int, str, int]:

@@ -197,6 +197,13 @@ class Headroom:
         self.accepted += is_accepted
         self.best += best
 
+    @classmethod
+    def of(cls, records: Iterable[Record]) -> Headroom:
+        """Added up over records; empty where none tells."""
+        told = [record.headroom for record in records if record.headroom]
+        names = ("examined", "accepted", "best", "unknown")
+        return cls(*(sum(head[name] for head in told) for name in names))  # type: ignore[arg-type]
+
     @property
     def acceptance(self) -> float | None:
         return ratio(self.accepted, self.examined)

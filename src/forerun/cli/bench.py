@@ -41,6 +41,13 @@ Rounds = Annotated[int, typer.Option("--rounds", help="How often everything is d
 Threads = Annotated[int | None, typer.Option("--threads", help="Of all contestants; else cores.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of all contestants.")]
 Texts = Annotated[bool, typer.Option("--texts", help="Keep what was generated in the records.")]
+Optimum = Annotated[
+    bool,
+    typer.Option(
+        "--optimum",
+        help="Decode every prompt once more, untimed: how many drafts the best rule would accept.",
+    ),
+]
 Folder = Annotated[Path, typer.Argument(help="A run folder.")]
 
 
@@ -65,6 +72,7 @@ def run(
     device: options.Device = "auto",
     seed: Seed = 0,
     texts: Texts = False,
+    optimum: Optimum = False,
     is_json: options.Json = False,
 ) -> None:
     """Run methods and peers on the same prompts.
@@ -90,6 +98,7 @@ def run(
         seed,
         texts,
         options.call_line(ctx).replace("forerun run", "forerun bench run", 1),
+        optimum,
     )
     notice(f"# {asked.command}")
     from forerun.cli.bench_run import Bench

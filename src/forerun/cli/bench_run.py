@@ -35,12 +35,13 @@ class Bench:
         self.path = model_folder(embedded(asked.model))
         setup = contestants.Setup(self.path, asked.dtype, asked.threads, environments=peers_dir)
         self.contestants = [contestants.make(m, self._model, setup) for m in asked.methods]
-        own = [one.parts for one in self.contestants if isinstance(one, Own)]
-        for parts in own:
+        own = [one for one in self.contestants if isinstance(one, Own)]
+        for one in own:
+            one.is_bounded, parts = asked.optimum, one.parts
             options.check_parts(
                 drafter=parts.drafter, controller=parts.controller, verifier=parts.verifier
             )
-        self.batch = max([1, *(parts.batch for parts in own)])
+        self.batch = max([1, *(one.parts.batch for one in own)])
         self._loaded: Model | None = None
 
     def run(self, is_json: bool) -> None:

@@ -14,6 +14,7 @@ import typer
 
 from forerun import registry
 from forerun.cli import options
+from forerun.cli import style as styles
 from forerun.cli.memory import kept
 from forerun.cli.output import (
     Results,
@@ -152,6 +153,9 @@ def command(
     ignore_eos: IgnoreEos = False,
     seed: options.Seed = None,
     logprobs: Logprobs = None,
+    style: styles.Files = [],  # noqa: B006
+    style_lambda: styles.Strength = None,
+    style_form: styles.Form = None,
     drafter: options.DrafterSpec = registry.DRAFTER,
     verifier: options.VerifierSpec = registry.VERIFIER,
     controller: options.ControllerSpec = registry.CONTROLLER,
@@ -177,18 +181,21 @@ def command(
         "controller": _controller(controller, nodes, depth),
     }
     options.check_parts(**parts)
+    styles.check(ctx.params)
     call = options.call_line(ctx, seed=seed)
     if verbose or not is_json:
         notice(f"# {call}")
     with Results(out) as results:
         loaded = options.load(model, dtype=dtype, device=device, batch=batch, weights=weights)
+        shapers = styles.shapers(loaded, ctx.params)
         jobs = [replace(job, prompt=_prompt(loaded, job.prompt, chat)) for job in jobs]
         total = sum(job.sampling.n for job in jobs)
         streams = total == 1 and not is_json and sys.stdout.isatty()
         options.warm_up(loaded, **parts)
         output = Output(is_json, streams, total, results, call, loaded.tokenizer.decode)
         with kept(loaded, memory, drafter, tenant, is_quiet=is_json):
-            _run(loaded, jobs, parts | {"tenant": tenant}, batch, output)
+            how = parts | {"tenant": tenant, "shapers": shapers}
+            _run(loaded, jobs, how, batch, output)
 
 
 def _sampling(given: dict[str, Any]) -> Sampling:

@@ -22,6 +22,7 @@ from forerun.errors import ForerunError
 
 COMMANDS = {
     "generate": "Sample from a model, faster, with the law of plain decoding.",
+    "chat": "Talk to a model; colours say how each piece of text came.",
     "serve": "Serve a model over HTTP, in OpenAI's form.",
     "search": "Spend samples on a better answer: best of n, beam search over steps, DVTS.",
     "methods": "List the catalog, or explain one method.",

@@ -1,4 +1,4 @@
-"""The default: STAND or a suffix tree, whichever pays for the sequence at hand.
+"""STAND or a suffix tree, whichever pays for the sequence at hand.
 
 STAND knows laws and wins where text is uncertain; the suffix tree copies long stretches at once and
 wins where text repeats. See `forerun.drafters.router` for how the choice is made.
@@ -10,9 +10,18 @@ from typing import Any
 
 from forerun.drafters.router import Router
 
+PARTS = "stand:scope={}", "suffix:scope={}"
+
 
 class Auto(Router):
-    """The router over `parts`."""
+    """The router over `parts`; without parts, over STAND and a suffix tree that share a `scope`."""
 
-    def __init__(self, *, parts: tuple[Any, ...] = ("stand", "suffix"), tokenizer: Any = None):
-        super().__init__(parts=parts, tokenizer=tokenizer)
+    def __init__(
+        self,
+        *,
+        parts: tuple[Any, ...] | None = None,
+        scope: str = "group",
+        tokenizer: Any = None,
+    ) -> None:
+        chosen = parts or tuple(part.format(scope) for part in PARTS)
+        super().__init__(parts=chosen, tokenizer=tokenizer)

@@ -57,7 +57,7 @@ class Rasd(Composite):
         top: int = 10,
         share: float = 0.25,
         bypass: int = 5,
-        weigh: bool = True,
+        weigh: bool = False,
         longest: int = 16,
         shortest: int = 2,
         tokens: int = 10,

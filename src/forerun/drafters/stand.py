@@ -96,7 +96,7 @@ class Stand(Drafter):
             found = (fitted_for(tokenizer) or DEFAULT) if template is None else template
             self._refit = Refit(found) if refit else None
             self._fill(found if isinstance(found, Template) else Template.load(FilePath(found)))
-        self._filled: WeakKeyDictionary[Sequence, Tree] = WeakKeyDictionary()  # if refit
+        self._filled: WeakKeyDictionary[Sequence, np.ndarray] = WeakKeyDictionary()  # if refit
         budget = int(budget_mb * 2**20)
         self._memories = Memories(context=context, entries=entries, budget=budget)
         self._target: Target | None = None
@@ -166,7 +166,7 @@ class Stand(Drafter):
             tree = step.trees[i]
             if tree.grades is not None and len(tree):
                 self.memory(seq).chances[self._draws(seq)].learn(tree, step.verdicts[i].nodes)
-            if self._refit and self._filled.get(seq) is step.trees[i]:
+            if self._refit and self._filled.get(seq) is step.trees[i].tokens:
                 self._refit.count(step.trees[i], step.verdicts[i].nodes, step.plans[i])
             if nodes:
                 before = len(seq.tokens) - len(step.emitted[i])
@@ -240,7 +240,7 @@ class Stand(Drafter):
     def _noted(self, seq: Sequence, tree: Tree) -> Tree:
         """The tree itself; a refit counts it only if it is judged as it was drawn."""
         if self._refit is not None:
-            self._filled[seq] = tree
+            self._filled[seq] = tree.tokens
         return tree
 
     def _draws(self, seq: Sequence) -> bool:

@@ -24,6 +24,7 @@ from forerun.engine.stats import Recorder, Stats
 from forerun.engine.stops import Stops
 from forerun.errors import CapacityError, ConfigError, DataError, UnknownName
 from forerun.models.tokenizer import TextStream, Tokenizer
+from forerun.origins import Origins, Piece
 from forerun.records import Sequence, Step
 from forerun.roles import Controller, Drafter, Shaper, Target, Verifier
 from forerun.sampling import Sampling
@@ -75,6 +76,7 @@ class Event:
     index: int
     text: str
     sample: Sample | None = None
+    pieces: tuple[Piece, ...] = ()  # the text, cut by how it came
 
 
 class Model:
@@ -151,7 +153,7 @@ class Model:
                 f"expected one sampling setting for all prompts, or one for each; prompts: "
                 f"{len(texts)}, settings: {len(given)}"
             )
-        recorder, chosen = Recorder(), self.drafter(drafter)
+        recorder, origins, chosen = Recorder(), Origins(), self.drafter(drafter)
         rule = verifier if isinstance(verifier, Verifier) else registry.make("verifier", verifier)
         check_pair(chosen, rule)
         engine = Engine(
@@ -163,7 +165,7 @@ class Model:
             else registry.make("controller", controller),
             stops=Stops(self.tokenizer.eos_ids, lambda: TextStream(self.tokenizer)),
             shapers=(Adjust(self.tokenizer.eos_ids), *shapers),
-            listeners=[record_logprobs, *([on_step] if on_step else []), recorder],
+            listeners=[record_logprobs, *([on_step] if on_step else []), origins, recorder],
             max_seqs=batch,
         )
         if compiled.cold_now():
@@ -171,7 +173,7 @@ class Model:
             engine.drafter.warm_up()
             engine.verifier.warm_up()
         given = [replace(s, **overrides) for s in given]
-        return Run(self, engine, recorder, texts, given, tenant)
+        return Run(self, engine, recorder, origins, texts, given, tenant)
 
     def drafter(self, spec: str | Drafter) -> Drafter:
         """The drafter of a name; the same object for the same text: global memories last."""
@@ -210,11 +212,13 @@ class Run:
         model: Model,
         engine: Engine,
         recorder: Recorder,
+        origins: Origins,
         prompts: list[str | list[int]],
         samplings: list[Sampling],
         tenant: str = "",
     ) -> None:
-        self.model, self.engine, self.recorder = model, engine, recorder
+        self.model, self.engine = model, engine
+        self.recorder, self.origins = recorder, origins
         self.prompts, self.samplings, self.tenant = prompts, samplings, tenant
         self.seed = next((s.seed for s in samplings if s.seed is not None), secrets.randbits(31))
         self._number = next(_numbers)  # no two runs share a group
@@ -234,10 +238,13 @@ class Run:
                 ended = self.engine.step()
                 for seq in dict.fromkeys([*running, *self.engine.scheduler.running, *ended]):
                     text = self.engine.stops.text(seq)
-                    piece, sent[seq] = text[sent.get(seq, 0) :], len(text)
+                    start, sent[seq] = sent.get(seq, 0), len(text)
                     sample = self._sample(seq, text) if seq in ended else None
-                    if piece or sample:
-                        yield Event(self._where[seq], seq.index, piece, sample)
+                    if len(text) > start or sample:
+                        begins = self.engine.stops.begins(seq)
+                        pieces = tuple(self.origins.pieces(seq, text, start, begins))
+                        where = self._where[seq], seq.index
+                        yield Event(*where, text[start:], sample, pieces)
         finally:  # also when the caller stops early: nothing may stay in the drafter or the cache
             self._abandon()
 

@@ -228,15 +228,17 @@ class TorchDecoder:
         wanted: np.ndarray,
         *,
         needs_hidden: bool,
+        table: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Hidden rows [w, d] and logits [w, V] of the wanted rows, int64 [w]; the other rows only
-        fill their cells."""
+        fill their cells. table [n, d]: the embeddings that ids stand for, instead of tokens'."""
         m = self.model
         hidden = m(
             torch.tensor(ids, device=m.device),
             torch.from_numpy(positions).to(m.device),
             int(positions.max()),
             Pass(spans, cache, m.config, self.masks),
+            table,
         )
         hidden = hidden.index_select(0, torch.from_numpy(wanted).to(m.device))
         return hidden, m.logits(hidden)

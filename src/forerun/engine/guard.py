@@ -1,4 +1,4 @@
-"""A drafter may fail; generation goes on. Drafts only save time, so without them the law is kept."""
+"""A drafter may fail; generation goes on: drafts only save time, the law holds without them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
 from weakref import WeakKeyDictionary
 
+from forerun.drafters.base import name_of, signed
 from forerun.records import Plan, Sequence, Step
 from forerun.roles import Drafter, Target
 from forerun.tree import EMPTY, Tree
@@ -22,7 +23,8 @@ class Guarded(Drafter):
     """
 
     def __init__(self, drafter: Drafter) -> None:
-        self.drafter, self.labels, self.needs = drafter, drafter.labels, drafter.needs
+        self.drafter, self.name = drafter, name_of(drafter)
+        self.labels, self.needs = drafter.labels, drafter.needs
         self.failures: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
         self._seen: Counter[str] = Counter()
 
@@ -40,7 +42,7 @@ class Guarded(Drafter):
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
         try:
-            return self.drafter.propose(seqs, plans)
+            return [signed(tree, self.name) for tree in self.drafter.propose(seqs, plans)]
         except Exception as error:
             if len(seqs) == 1:
                 self._note(error, seqs)
@@ -69,11 +71,10 @@ class Guarded(Drafter):
     def _note(self, error: Exception, seqs: Many[Sequence]) -> None:
         for seq in seqs:
             self.failures[seq] = self.failures.get(seq, 0) + 1
-        name = type(self.drafter).__module__.rpartition(".")[2]
         if not self._seen:
             log.warning(
                 "drafter %s failed (%s: %s); going on without its drafts where it fails",
-                name,
+                self.name,
                 type(error).__name__,
                 error,
             )

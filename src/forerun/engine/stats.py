@@ -16,7 +16,6 @@ from weakref import WeakKeyDictionary
 from forerun.records import Sequence, Step
 from forerun.tree import Tree
 
-
 COUNTS = ("passes", "drafted", "accepted", "examined", "generated")
 
 

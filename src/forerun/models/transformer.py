@@ -114,10 +114,24 @@ class Transformer:
             else torch.tensor(config.embed_scale, dtype=self.dtype, device=self.device)
         )
 
-    def __call__(self, ids: Tensor, positions: Tensor, top: int, attend: Attend) -> Tensor:
-        """Hidden rows [R, d] after the last norm. ids, positions: int64 [R]; top bounds them."""
+    def rows(self, ids: Tensor) -> Tensor:
+        """Embeddings [n, d] of token ids, before they are scaled."""
+        return self.head.rows(ids) if self.embed is None else F.embedding(ids, self.embed)
+
+    def __call__(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        top: int,
+        attend: Attend,
+        table: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden rows [R, d] after the last norm. ids, positions: int64 [R]; top bounds them.
+
+        table [n, d]: the rows that ids stand for, instead of those of tokens.
+        """
         c = self.config
-        x = self.head.rows(ids) if self.embed is None else F.embedding(ids, self.embed)
+        x = self.rows(ids) if table is None else F.embedding(ids, table)
         if self._embed_scale is not None:
             x = x * self._embed_scale
         cos = sin = None

@@ -78,9 +78,11 @@ class NativeDecoder:
         wanted: np.ndarray,
         *,
         needs_hidden: bool,
+        table: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Hidden rows [w, d] (empty if not needed) and logits fp32 [w, V] of the wanted rows,
-        int64 [w]; the other rows only fill their cells."""
+        int64 [w]; the other rows only fill their cells. table [n, d], of the model's dtype: the
+        embeddings that ids stand for, instead of tokens'."""
         c, num, work = self.model.config, len(ids), self._work
         top = int(positions.max())
         chunks = top // CHUNK + 1
@@ -105,6 +107,8 @@ class NativeDecoder:
         hidden = torch.empty(len(wanted) if needs_hidden else 0, c.hidden_size)
         work.hidden = hidden.data_ptr() if needs_hidden else None
         self._counters[:] = 0
+        embed = self.model.embed if table is None else table.contiguous()
+        self._record.embed = None if embed is None else embed.data_ptr()
         self._kernels.library.forerun_pass(  # type: ignore[union-attr]
             self._kernels.level, self._record, work, at + 16 * num, self._counters_at
         )

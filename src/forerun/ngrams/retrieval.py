@@ -21,7 +21,7 @@ from forerun.ngrams.suffix_array import Shard
 
 LEFT, RIGHT, TOKEN, PARENT, DEPTH = 0, 1, 2, 3, 4  # columns of what waits
 NO_IDS, NO_SHARES = np.empty(0, np.int64), np.empty(0)
-READS = 256
+READS = 64
 
 
 class Found(NamedTuple):
@@ -46,9 +46,10 @@ ANY = Firsts(NO_IDS, NO_SHARES)
 
 
 class Waiting(NamedTuple):
-    """Nodes that may come next, best first: rows [drafted, waiting) of these."""
+    """Nodes that may come next, best first: places [drafted, waiting) of the first two."""
 
     scores: np.ndarray  # float64 [n], count x weight of the first token
+    slots: np.ndarray  # int64 [n], where in the other two the node stands
     weights: np.ndarray  # float64 [n]
     rows: np.ndarray  # int64 [n, 5]
 
@@ -172,20 +173,21 @@ def continuations(
     """
     room = len(tokens)
     skip = separator if end == END else END  # where no token says that a document ends
-    queue = Waiting(np.empty(room), np.empty(room), np.empty((room, 5), np.int64))
+    queue = Waiting(np.empty(room), np.arange(room), np.empty(room), np.empty((room, 5), np.int64))
     drafted = 0
     if len(firsts.ids):
         waiting = named(shard, length, left, right, firsts, skip, queue)
     else:
         waiting = split(shard, length, left, right, wish.reads, END, 1, 1.0, skip, queue, 0, 0)
     while drafted < waiting:
-        row = queue.rows[drafted]
+        slot = queue.slots[drafted]
+        row = queue.rows[slot]
         is_end = row[TOKEN] == separator
         tokens[drafted] = end if is_end else row[TOKEN]
         parents[drafted], counts[drafted] = row[PARENT], row[RIGHT] - row[LEFT]
         drafted += 1
         if not is_end and row[DEPTH] < wish.depth:
-            weight, below = queue.weights[drafted - 1], row[DEPTH] + 1
+            weight, below = queue.weights[slot], row[DEPTH] + 1
             at, left, right = length + row[DEPTH], row[LEFT], row[RIGHT]
             waiting = split(
                 shard, at, left, right, wish.reads, drafted - 1, below, weight, skip,
@@ -239,6 +241,9 @@ def split(
         if at >= right:
             break
         token = next_token(shard, at, length)
+        if step > 2 and not is_long(shard, length, done, at, right, token, step // 2):
+            done = at + 1
+            continue
         low = first_of(shard, length, done, at, token)
         done = last_of(shard, length, at, right, token)
         if token != END and token != skip:
@@ -256,6 +261,17 @@ def bound(shard: Shard, length: int, left: int, right: int, token: int) -> int:
         else:
             right = middle
     return left
+
+
+@njit(cache=True, nogil=True)
+def is_long(
+    shard: Shard, length: int, left: int, at: int, right: int, token: int, half: int
+) -> bool:
+    """Whether the run of `token` around rank `at` reaches `half` ranks to either side."""
+    low, high = at - half, at + half
+    if low >= left and next_token(shard, low, length) == token:
+        return True
+    return high < right and next_token(shard, high, length) == token
 
 
 @njit(cache=True, nogil=True)
@@ -298,10 +314,11 @@ def push(
     if at == room:
         return waiting
     waiting = min(waiting + 1, room)
+    slot = queue.slots[waiting - 1]  # free, or that of the node that drops out
     for i in range(waiting - 1, at, -1):
-        move(queue, i - 1, i)
-    queue.scores[at], queue.weights[at] = score, weight
-    row = queue.rows[at]
+        queue.scores[i], queue.slots[i] = queue.scores[i - 1], queue.slots[i - 1]
+    queue.scores[at], queue.slots[at], queue.weights[slot] = score, slot, weight
+    row = queue.rows[slot]
     row[LEFT], row[RIGHT], row[TOKEN], row[PARENT], row[DEPTH] = left, right, token, parent, depth
     return waiting
 
@@ -309,17 +326,10 @@ def push(
 @njit(cache=True, nogil=True)
 def is_before(queue: Waiting, at: int, score: float, token: int, depth: int) -> bool:
     """Whether a new node goes before the one that waits at a place."""
-    row = queue.rows[at]
     if score != queue.scores[at]:
         return score > queue.scores[at]
+    row = queue.rows[queue.slots[at]]
     return depth < row[DEPTH] or (depth == row[DEPTH] and token < row[TOKEN])
-
-
-@njit(cache=True, nogil=True)
-def move(queue: Waiting, source: int, to: int) -> None:
-    """Copies a place of the queue."""
-    queue.scores[to], queue.weights[to] = queue.scores[source], queue.weights[source]
-    queue.rows[to] = queue.rows[source]
 
 
 def warm_up(index: Index) -> None:

@@ -1,4 +1,4 @@
-"""The routes. `/` is left free."""
+"""The routes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 
 from forerun import __version__
-from forerun.serving import errors
+from forerun.serving import errors, playground
 from forerun.serving.errors import Json, unknown
 from forerun.serving.intake import parse
 from forerun.serving.limits import Limits
@@ -41,6 +41,7 @@ def create_app(service: Service) -> FastAPI:
     _add_completions(app, service)
     _add_models(app, service)
     _add_state(app, service)
+    playground.install(app)
     return app
 
 
@@ -72,6 +73,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
         "created": int(time.time()),
         "owned_by": "forerun",
         "max_model_len": service.model.target.context,
+        "has_chat_template": service.model.tokenizer.has_chat_template,
         "speculation": service.describe(),
     }
 

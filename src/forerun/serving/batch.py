@@ -22,6 +22,7 @@ from forerun.serving.methods import own
 from forerun.serving.metrics import Metrics
 from forerun.serving.routing import Plans, Router
 from forerun.serving.running import Choice, Progress, sequences
+from forerun.serving.traces import Traces
 
 log = logging.getLogger("forerun.serving")
 Make = Callable[[Recorder], tuple[Engine, Router, Plans]]
@@ -75,6 +76,8 @@ class Batch:
         for choice in choices:
             seq = choice.seq
             self.router.assign(seq, method, progress.prediction())
+            if job.traces:
+                choice.trace = self.traces.watch(seq, job.method)
             progress.choices[choice.number] = self._choices[seq] = choice
             try:
                 self.engine.submit(seq)
@@ -116,8 +119,9 @@ class Batch:
         self._build()
 
     def _build(self) -> None:
-        self.recorder = Recorder()
+        self.recorder, self.traces = Recorder(), Traces()
         self.engine, self.router, self.plans = self._make(self.recorder)
+        self.engine.listeners.append(self.traces)
 
     def _report(self, choice: Choice, now: float) -> None:
         """Tells what is new of one choice; an ended one leaves."""

@@ -156,6 +156,7 @@ def as_api(request: Request, error: Exception) -> ApiError:
 
 
 ROUTES = [
+    "GET /",
     "GET /health",
     "GET /metrics",
     "GET /v1/models",

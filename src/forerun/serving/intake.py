@@ -113,6 +113,7 @@ class Intake:
             nodes=self._nodes(spec.max_nodes),
             prediction=self._prediction(request),
             streams=bool(request.stream),
+            traces=spec.trace,
         )
 
     def _sampling(self, request: Shared, length: int, logprobs: int | None) -> Sampling:

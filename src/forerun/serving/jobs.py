@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from forerun.engine.stats import Stats
 from forerun.sampling import Sampling
 from forerun.serving.errors import ApiError
+from forerun.serving.traces import News
 
 _numbers = itertools.count(1)
 
@@ -24,6 +25,7 @@ class Piece:
     begins: list[int]  # where the text of each token begins
     logprobs: list[dict[int, float]]  # of each token, if asked for
     finish: str | None = None  # set on the last piece of a choice
+    news: News | None = None  # how the text came, if asked for
 
 
 @dataclass
@@ -61,6 +63,7 @@ class Job:
     nodes: int | None = None  # largest draft tree, if the client said so
     prediction: list[int] = field(default_factory=list)
     streams: bool = False  # whether pieces are wanted as they come
+    traces: bool = False  # whether it is to be told how every token came
     arrived: float = field(default_factory=time.monotonic)
     number: int = field(default_factory=lambda: next(_numbers))
     mailbox: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)

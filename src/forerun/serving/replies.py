@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forerun.engine.stats import Stats
+from forerun.serving import traces
 from forerun.serving.jobs import Count, End, Job, Piece
 from forerun.serving.pieces import Pieces
 from forerun.serving.schemas import Shared
@@ -45,7 +46,7 @@ class Reply(ABC):
         of: dict[int, list[Piece]] = {i: [] for i in range(self.job.num_choices)}
         for piece in pieces:
             of[piece.choice].append(piece)
-        choices = [self.choice(i, found) for i, found in of.items()]
+        choices = [self.choice(i, found) | self.traced(found) for i, found in of.items()]
         return self._frame(self.whole_object, choices) | {"usage": usage(end.count)} | self._on(end)
 
     def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -60,6 +61,11 @@ class Reply(ABC):
         if options and options.include_usage:
             extra["usage"] = usage(end.count)
         return [self._frame(self.chunk_object, []) | extra] if extra else []
+
+    def traced(self, pieces: list[Piece]) -> dict[str, Any]:
+        """How the text of some pieces came, if that is wanted."""
+        news = [piece.news for piece in pieces if piece.news is not None]
+        return {"speculation": traces.to_dict(news, self.pieces.text)} if news else {}
 
     def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {

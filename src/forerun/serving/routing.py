@@ -61,7 +61,7 @@ class Router(Drafter):
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         copy, plan = self._copy(seq, plan)
         tree = EMPTY if plan.is_empty else self._part(seq).propose_one(seq, plan, dice)
-        return merge([copy, tree]) if len(copy) else tree
+        return self._both(seq, copy, tree)
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
         both = [self._copy(seq, plan) for seq, plan in zip(seqs, plans, strict=True)]
@@ -71,8 +71,8 @@ class Router(Drafter):
             for i, tree in zip(rows, self.parts[name].propose(*own), strict=True):
                 trees[i] = tree
         return [
-            merge([copy, tree]) if len(copy) else tree
-            for (copy, _), tree in zip(both, trees, strict=True)
+            self._both(seq, copy, tree)
+            for seq, (copy, _), tree in zip(seqs, both, trees, strict=True)
         ]
 
     def observe(self, step: Step) -> None:
@@ -116,6 +116,10 @@ class Router(Drafter):
         self._copied[seq] = len(copy)
         return copy, replace(plan, nodes=max(plan.nodes - len(copy), 0))
 
+    def _both(self, seq: Sequence, copy: Tree, tree: Tree) -> Tree:
+        """What the prediction drafts, then what the method does."""
+        return merge([copy, tree], ("prediction", self._methods[seq])) if len(copy) else tree
+
     def _judge(self, step: Step, i: int) -> None:
         """Copied nodes come first in their tree."""
         copied = self._copied.pop(step.seqs[i])
@@ -130,16 +134,15 @@ class Plans(Controller):
     share what a method has learned, and see the whole batch.
     """
 
-    def __init__(self, spec: str) -> None:
-        self._spec = spec
+    def __init__(self, spec: str, router: Router) -> None:
+        self._spec, self._router = spec, router
         self._shared: dict[tuple[str, int | None], Controller] = {}
         self._of: WeakKeyDictionary[Sequence, Controller | None] = WeakKeyDictionary()
         self._target: Target | None = None
 
     def bind(self, target: Target, drafter: Drafter) -> None:
-        assert isinstance(drafter, Router)
-        self._target, self._router = target, drafter
-        for method in drafter.parts:
+        self._target = target
+        for method in self._router.parts:
             self._of_method(method, None)
 
     def assign(self, seqs: Many[Sequence], method: str, nodes: int | None, is_own: bool) -> None:

@@ -11,6 +11,7 @@ from forerun.records import Sequence
 from forerun.serving.admission import Group
 from forerun.serving.jobs import Count, Job, Piece
 from forerun.serving.prediction import LONG, Expected, Prediction
+from forerun.serving.traces import Trace
 
 
 @dataclass(eq=False)
@@ -24,6 +25,7 @@ class Choice:
     num_tokens: int = 0
     num_seen: int = 0  # tokens that were timed
     last: float = 0.0  # when the last of them came
+    trace: Trace | None = None  # if the client asked for one
 
     def news(self, stops: Stops) -> Piece | None:
         """What became certain since the last call; None if nothing did."""
@@ -35,12 +37,13 @@ class Choice:
         start, piece = self.num_tokens, text[self.num_chars :]
         if not piece and not is_final:
             return None
+        news = self.trace.news(text, begins, self.num_chars) if self.trace else None
         self.num_chars, self.num_tokens = len(text), stop
         places = begins[start:stop]
         places += [len(text)] * (stop - start - len(places))  # an end token has no text
         logprobs = self.seq.logprobs[start:stop]
         finish = self.seq.finish
-        return Piece(self.number, piece, tokens[start:stop], places, logprobs, finish)
+        return Piece(self.number, piece, tokens[start:stop], places, logprobs, finish, news)
 
 
 @dataclass(eq=False)

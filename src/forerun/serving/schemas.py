@@ -20,11 +20,15 @@ class _Strict(BaseModel):
 
 
 class Speculation(_Strict):
-    """How this request drafts. max_nodes: largest draft tree, 0 is plain decoding."""
+    """How this request drafts, and what is told of it.
+
+    max_nodes: largest draft tree, 0 is plain decoding. trace: how every token came.
+    """
 
     method: str | None = None
     max_nodes: int | None = Field(default=None, ge=0)
     statistics: bool = False
+    trace: bool = False
 
 
 class Part(_Strict):

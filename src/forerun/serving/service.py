@@ -84,7 +84,7 @@ class Service:
     def _engine(self, recorder: Recorder) -> tuple[Engine, Router, Plans]:
         """A fresh engine on the target."""
         model, router = self.model, self.methods.router(self.verifier)
-        plans = Plans(self.settings.controller)
+        plans = Plans(self.settings.controller, router)
         engine = Engine(
             model.target,
             router,

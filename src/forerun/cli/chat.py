@@ -1,0 +1,231 @@
+"""`forerun chat`: talk to a model in the terminal; colours say how each piece of text came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun import registry
+from forerun.cli import options
+from forerun.cli.output import console, counted, notice
+from forerun.cli.prompts import as_shown
+from forerun.errors import ConfigError, DataError, ForerunError
+from forerun.sampling import Sampling
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from forerun.engine.api import Model
+    from forerun.engine.stats import Stats
+    from forerun.origins import Piece
+
+System = Annotated[str, typer.Option("--system", "-s", help="What the model is told first.")]
+Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
+COLOURS = ("green", "cyan", "magenta", "yellow", "blue")  # of drafters, as they first appear
+HELP = """\
+/stats            the last answer: tokens, passes, tau, tokens per second, by drafter
+/drafter SPEC     another drafter, as stand:context=3 or none
+/temperature T    another temperature
+/system TEXT      another system message; the conversation begins anew
+/colours          on or off
+/history          the conversation so far
+/reset            forget the conversation
+/save FILE        write the conversation as text
+/quit             leave, as Ctrl-D does; Ctrl-C stops an answer"""
+
+
+@dataclass
+class Chat:
+    """A conversation and how it is carried on."""
+
+    model: Model
+    sampling: Sampling
+    drafter: str
+    system: str = ""
+    turns: list[tuple[str, str]] = field(default_factory=list)  # role, text
+    last: Stats | None = None
+
+    def prompt(self, text: str) -> str | list[int]:
+        """What the model is shown: its chat template, or the bare conversation."""
+        turns = [*self.turns, ("user", text)]
+        if self.model.tokenizer.has_chat_template:
+            first = [{"role": "system", "content": self.system}] if self.system else []
+            said = [{"role": role, "content": what} for role, what in turns]
+            return self.model.tokenizer.chat(first + said)
+        alone = as_shown(self.model.name, text)
+        if alone != text:  # the embedded models learned single problems
+            return alone
+        lines = [f"{role.capitalize()}: {what}" for role, what in turns]
+        return "\n".join([*filter(None, [self.system]), *lines, "Assistant:"])
+
+    def answer(self, text: str) -> Iterator[Piece]:
+        """Streams the answer; what there is of it is kept, also when it is stopped early."""
+        is_plain = not self.model.tokenizer.has_chat_template
+        law = replace(self.sampling, stop=("\nUser:",) if is_plain else ())
+        said = ""
+        try:
+            shown: Any = [self.prompt(text)]
+            for event in self.model.stream(shown, law, drafter=self.drafter):
+                said += event.text
+                yield from event.pieces
+                if event.sample:
+                    self.last = event.sample.stats
+        finally:
+            self.turns += [("user", text), ("assistant", said.strip())]
+
+    def told(self) -> str:
+        """Statistics of the last answer."""
+        if self.last is None:
+            return "nothing was answered yet"
+        s = self.last
+        parts = ", ".join(
+            f"{name} {s.accepted_by[name]} of {count}" for name, count in s.drafted_by.items()
+        )
+        return (
+            f"{s.generated} tokens in {s.passes} passes, tau {s.tau:.2f}, "
+            f"{s.tokens_per_second:.0f} tokens/s; {s.accepted} of {s.drafted} draft tokens accepted"
+            + (f" ({parts})" if parts else "")
+        )
+
+    def text(self) -> str:
+        """The conversation, for people."""
+        return "\n\n".join(f"{role}: {what}" for role, what in self.turns)
+
+
+class Terminal:
+    """Reads lines, shows answers and obeys commands."""
+
+    def __init__(self, chat: Chat, out: Console) -> None:
+        self.chat, self.out = chat, out
+        self.colours: dict[str, str] = {}
+        self.is_coloured = True
+
+    def run(self) -> None:
+        """Until the input ends or /quit."""
+        while (line := self._read()) is not None:
+            try:
+                if line.startswith("/"):
+                    if not self.obey(*line[1:].strip().partition(" ")[::2]):
+                        return
+                elif line:
+                    self.show(line)
+            except ForerunError as error:  # the conversation goes on
+                self.out.print(f"[red]error:[/] {error}", markup=True)
+
+    def show(self, text: str) -> None:
+        """Streams one answer, then a line of statistics."""
+        answer = self.chat.answer(text)
+        try:
+            for piece in answer:
+                self.out.print(piece.text, end="", style=self._style(piece.origin), markup=False)
+            self.out.print(f"\n[dim]{self.chat.told()}[/]")
+        except KeyboardInterrupt:
+            answer.close()  # type: ignore[attr-defined]
+            self.out.print("\n[dim]stopped[/]")
+
+    def obey(self, command: str, value: str) -> bool:
+        """One command; False ends the chat."""
+        chat, value = self.chat, value.strip()
+        if command in ("quit", "exit", "q"):
+            return False
+        if command == "drafter" and value:
+            registry.resolve("drafter", value)
+            chat.drafter = value
+        elif command == "temperature" and value:
+            chat.sampling = replace(chat.sampling, temperature=_number(value))
+        elif command == "system":
+            chat.system, chat.turns = value, []
+        elif command == "reset":
+            chat.turns = []
+        elif command == "colours":
+            self.is_coloured = not self.is_coloured
+        elif command == "save" and value:
+            save(Path(value).expanduser(), chat.text())
+        told = {"stats": chat.told, "history": chat.text}.get(command, self._settings)
+        known = {"drafter", "temperature", "system", "reset", "colours", "save", "stats", "history"}
+        self.out.print(told() if command in known else HELP, markup=False)
+        return True
+
+    def _settings(self) -> str:
+        chat = self.chat
+        return (
+            f"drafter {chat.drafter}, temperature {chat.sampling.temperature:g}, "
+            f"{counted(len(chat.turns) // 2, 'turn')}"
+        )
+
+    def _style(self, origin: str) -> str:
+        from forerun.origins import OWN
+
+        if not self.is_coloured or origin == OWN:
+            return ""
+        if origin not in self.colours:
+            self.colours[origin] = COLOURS[len(self.colours) % len(COLOURS)]
+        return self.colours[origin]
+
+    def _read(self) -> str | None:
+        try:
+            return input("\n> " if self.out.is_terminal else "").strip()
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            return ""
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="Folder, hub id, or 'reasoner'.")] = "reasoner",
+    system: System = "",
+    temperature: Temperature = 0.7,
+    max_new_tokens: options.MaxNewTokens = 512,
+    drafter: options.DrafterSpec = "stand:scope=tenant",  # later answers gain from earlier ones
+    seed: options.Seed = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    weights: options.Weights = "auto",
+) -> None:
+    """Talk to a model; colours say how each piece of text came."""
+    options.check_parts(drafter=drafter)
+    sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
+    loaded: Any = options.load(model, dtype=dtype, device=device, batch=2, weights=weights)
+    options.warm_up(loaded, drafter=drafter)
+    out = console()
+    if out.is_terminal:
+        _remember_lines()
+        notice("/help lists commands, /quit leaves; colour marks accepted drafts")
+    Terminal(Chat(loaded, sampling, drafter, system), out).run()
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"expected a number, got {text!r}; e.g. /temperature 0.7") from None
+
+
+def save(path: Path, text: str) -> None:
+    """Writes the conversation. Raises DataError where it cannot be written."""
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{path} cannot be written ({error.strerror}); name another file") from None
+
+
+def _remember_lines() -> None:
+    """Arrow keys reach earlier lines, of earlier chats too."""
+    import atexit
+
+    from forerun.engine.cost import cache_folder
+
+    with suppress(ImportError, OSError):
+        import readline
+
+        path = cache_folder() / "chat_history"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            readline.read_history_file(path)
+        readline.set_history_length(1000)
+        atexit.register(readline.write_history_file, path)

@@ -1,0 +1,148 @@
+"""n-gram style control: the logits lean towards how a corpus goes on after the last two tokens.
+
+"Limits of n-gram Style Control for LLMs via Logit-Space Injection", 2026. A frozen model's logits z
+get z_i += lambda sum_n w_n log P_n(i | c_n) for every token i that the corpus has after the last
+n - 1 tokens, n = 1, 2, 3; other tokens keep theirs. That form, "paper", can only take away: log P is
+never positive, so what the corpus knows falls behind what it does not know. The form "floored" adds
+log P_n(i | c_n) - log floor_n, floor_n = k / (N_n + k V) being the share of a token that was not
+seen: listed tokens gain, by how often they were seen.
+
+Law: another one on purpose, softmax of the shaped logits, at every tree node with the two tokens
+before that node. Drafts keep this law exactly, as any other. Needs: counts made with the target's
+own tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from forerun.errors import ConfigError, UnknownName
+from forerun.ngrams.ngram_model import SMOOTHING, WEIGHTS, NgramModel, Row
+from forerun.records import Sequence
+from forerun.roles import Shaper
+
+if TYPE_CHECKING:
+    from forerun.models.tokenizer import Tokenizer
+
+PAPER, FLOORED = "paper", "floored"
+FORMS = (FLOORED, PAPER)
+CACHED = 1024  # contexts whose shifts are kept
+
+
+class Shift(NamedTuple):
+    """What a context adds to the logits."""
+
+    ids: np.ndarray  # int64 [m], ascending
+    values: np.ndarray  # float64 [m]
+
+
+class NgramStyle(Shaper):
+    """Adds lambda times the weighted n-gram log-probabilities of a corpus to the logits.
+
+    style: an n-gram model, or files: text, or one file of a saved model; text needs the target's
+    tokenizer. strength: lambda, 0 to 1. form: "floored" or "paper". weights: of orders 1, 2, 3.
+    smoothing: k. entries: successors of a context that count, the most frequent ones.
+    """
+
+    def __init__(
+        self,
+        style: NgramModel | str | Path | Many[str | Path],
+        *,
+        strength: float = 0.3,
+        form: str = FLOORED,
+        weights: Many[float] = WEIGHTS,
+        smoothing: float = SMOOTHING,
+        entries: int = 512,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        check(strength, form)
+        if min(weights, default=-1.0) < 0 or smoothing <= 0 or entries < 1:
+            raise ConfigError(
+                "expected weights of at least 0 (one or more), smoothing above 0 and at least 1 "
+                f"entry; got {tuple(weights)}, {smoothing} and {entries}"
+            )
+        if not isinstance(style, NgramModel):
+            paths = [style] if isinstance(style, str | Path) else list(style)
+            style = NgramModel.of_files(paths, tokenizer, order=len(weights))
+        if style.order < len(weights):
+            raise ConfigError(
+                f"the model counts n-grams up to {style.order}, but there are {len(weights)} "
+                f"weights; count it with order={len(weights)}, or give fewer weights"
+            )
+        self.model, self.strength, self.form = style, float(strength), form
+        self.weights, self.smoothing, self.entries = tuple(weights), smoothing, entries
+        self._reach = len(self.weights) - 1  # tokens that a state holds
+        self._shifts: dict[tuple[int, ...], Shift] = {}
+        self.shift(())  # compiles what it runs
+
+    def start(self, seq: Sequence) -> tuple[int, ...] | None:
+        """The last tokens; None at strength 0: the sequence is left alone."""
+        return self._last(tuple(seq.tokens)) if self.strength else None
+
+    def advance(self, state: tuple[int, ...], token: int) -> tuple[int, ...]:
+        return self._last((*state, token))
+
+    def logits(self, state: tuple[int, ...], logits: np.ndarray) -> np.ndarray:
+        if len(logits) <= self.model.largest_id:
+            raise ConfigError(
+                f"the style holds token {self.model.largest_id}, but the ids of this model end at "
+                f"{len(logits) - 1}; count the text with the model's own tokenizer"
+            )
+        shift = self.shift(state)
+        shaped = logits.copy()
+        shaped[shift.ids] += shift.values.astype(logits.dtype)
+        return shaped
+
+    def shift(self, context: tuple[int, ...]) -> Shift:
+        """lambda sum_n w_n log P_n(i | context), less the floor's in that form, of listed i."""
+        if context not in self._shifts:
+            if len(self._shifts) >= CACHED:
+                del self._shifts[next(iter(self._shifts))]  # the one that was made first
+            self._shifts[context] = self._shift(context)
+        return self._shifts[context]
+
+    def _shift(self, context: tuple[int, ...]) -> Shift:
+        parts = []
+        for length, weight in enumerate(self.weights[: len(context) + 1]):
+            row = self.model.row(context[len(context) - length :])
+            if row is not None and weight:
+                parts.append((row, weight))
+        ids = [_best(row, self.entries) for row, _ in parts]
+        values = [w * self._gain(row, at) for (row, w), at in zip(parts, ids, strict=True)]
+        listed = [row.ids[at] for (row, _), at in zip(parts, ids, strict=True)]
+        none = np.zeros(0)
+        found, where = np.unique(np.concatenate([none.astype(int), *listed]), return_inverse=True)
+        added = np.bincount(where, np.concatenate([none, *values]), minlength=len(found))
+        return Shift(found, self.strength * added)
+
+    def _gain(self, row: Row, at: np.ndarray) -> np.ndarray:
+        """log P_n of the row's entries at `at`, or how far it lies above the floor's."""
+        k, counts = self.smoothing, row.counts[at]
+        if self.form == FLOORED:
+            return np.log((counts + k) / k)
+        return np.log((counts + k) / (row.total + k * self.model.vocab_size))
+
+    def _last(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        return tokens[max(0, len(tokens) - self._reach) :]
+
+
+def check(strength: float, form: str = FLOORED) -> None:
+    """Raises ConfigError for a lambda outside [0, 1] or an unknown form."""
+    if not 0 <= strength <= 1:
+        raise ConfigError(
+            f"the strength (lambda) of a style must be in [0, 1], got {strength}; 0 is the plain "
+            "model, and 0.1 to 0.3 are usual"
+        )
+    if form not in FORMS:
+        raise UnknownName.of("form of n-gram style", form, FORMS)
+
+
+def _best(row: Row, most: int) -> np.ndarray:
+    """Places of the `most` largest counts, ties: the lowest ids; int64."""
+    if len(row.ids) <= most:
+        return np.arange(len(row.ids))
+    return np.lexsort((row.ids, -row.counts))[:most]

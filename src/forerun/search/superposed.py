@@ -1,0 +1,232 @@
+"""Superposed Decoding: k drafts of a continuation for about the price of one.
+
+"Superposed Decoding: Multiple Generations from a Single Autoregressive Inference Pass", 2024. The
+model is fed the mix of the k drafts' last tokens, weighted by how good the drafts are; every draft
+may go on with any of the n likeliest tokens of that one answer, and n-gram statistics of a corpus
+say which token goes with which draft. One pass per token, whatever k.
+
+Law: none is kept. The drafts are no samples of the target and no beam of it: they share its state.
+Their scores are not the target's probabilities either; `rescored` asks the plain model. Needs: a
+model that runs on forerun's own decoder, and n-gram counts made with its tokenizer.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from forerun.dice import SeededDice
+from forerun.engine.mixed import MixedStream
+from forerun.errors import ConfigError
+from forerun.ngrams.ngram_model import NgramModel
+from forerun.records import Sequence
+from forerun.sampling import Sampling, log_softmax, softmax
+from forerun.tree import TreeBuilder
+
+if TYPE_CHECKING:
+    from forerun.engine.api import Model
+
+WEIGHTS = (0.01, 0.04, 0.15, 0.18, 0.12)  # of contexts of 1 .. 5 tokens
+ORDER = len(WEIGHTS) + 1  # of the n-gram model that uses them all
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the paper fixes, with its values. Raises ConfigError."""
+
+    k: int = 3
+    temperature: float = 0.06  # of the target's law, before logarithms are mixed
+    ngram_weight: float = 0.54  # a: s = (1 - a) log p + a log P_ng
+    candidates: int = 0  # n, tokens that may follow; 0: 3 k
+    penalty: float = 200.0  # of a draft that the n-grams leave without a successor
+    weights: tuple[float, ...] = WEIGHTS
+
+    def __post_init__(self) -> None:
+        if self.k < 2:
+            raise ConfigError(
+                f"superposed makes k drafts at once, and k must be at least 2, got {self.k}; for "
+                "one draft use plain decoding: forerun generate --temperature 0"
+            )
+        if not 0 <= self.ngram_weight <= 1:
+            raise ConfigError(
+                f"the n-grams' weight must be in [0, 1], got {self.ngram_weight}; 0 leaves them "
+                "out, 0.54 is the published value"
+            )
+        if self.temperature <= 0 or self.candidates < 0 or self.penalty < 0 or not self.weights:
+            raise ConfigError(
+                "expected a temperature above 0, candidates and penalty of at least 0 and a weight "
+                f"or more; got {self.temperature}, {self.candidates}, {self.penalty} and "
+                f"{self.weights}"
+            )
+
+    @property
+    def num_candidates(self) -> int:
+        return self.candidates or 3 * self.k
+
+
+@dataclass(frozen=True)
+class Draft:
+    """One draft: `score` is the sum of mixed log scores, which is no probability."""
+
+    tokens: tuple[int, ...]
+    score: float = 0.0
+    text: str = ""
+    finish: str = "length"
+
+    @property
+    def mean_score(self) -> float:
+        """Score per token; `exp(-mean_score)` is what the authors call its perplexity."""
+        return self.score / max(1, len(self.tokens))
+
+
+@dataclass(frozen=True)
+class Superposed:
+    """The drafts, best first by mean score."""
+
+    prompt: str
+    drafts: list[Draft]
+    num_passes: int  # of the model, the prompt's counted
+
+
+def superposed(
+    model: Model,
+    prompt: str | Many[int],
+    *,
+    ngrams: NgramModel | None = None,
+    max_new_tokens: int = 10,
+    **options: object,
+) -> Superposed:
+    """k drafts of at most `max_new_tokens` tokens after a prompt; nothing is drawn at random.
+
+    ngrams: counts up to 6-grams use all weights; None needs ngram_weight=0. options: of `Settings`.
+    Raises ConfigError, DataError for an empty prompt, CapacityError beyond the context.
+    """
+    how = Settings(**options)  # type: ignore[arg-type]
+    if max_new_tokens < 1:
+        raise ConfigError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+    if ngrams is None and how.ngram_weight:
+        raise ConfigError(
+            "superposed needs n-gram counts to tell its drafts apart, got none; give "
+            "ngrams=NgramModel.of_files([FILE], tokenizer, order=6), or ngram_weight=0"
+        )
+    if ngrams is not None and ngrams.order < 2:
+        raise ConfigError("superposed needs n-grams of 2 tokens or more, got counts of order 1")
+    tokens = model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    stream = MixedStream(model.target)
+    found = drafts_of(stream, tokens, ngrams, how, max_new_tokens, model.tokenizer.eos_ids)
+    drafts = [
+        Draft(d.tokens, d.score, model.tokenizer.decode(d.tokens), d.finish) for d in found
+    ]
+    text = prompt if isinstance(prompt, str) else model.tokenizer.decode(tokens)
+    return Superposed(text, drafts, stream.num_passes)
+
+
+def drafts_of(
+    stream: MixedStream,
+    prompt: list[int],
+    ngrams: NgramModel | None,
+    how: Settings,
+    max_new_tokens: int,
+    eos_ids: Many[int] = (),
+) -> list[Draft]:
+    """The k best of alive and finished drafts, by falling mean score."""
+    logits = stream.prompt(prompt)
+    alive, finished = [Draft(())], []  # the drafts are one until the first token
+    for step in range(max_new_tokens):
+        ids, logp = likeliest(logits, how.temperature, how.num_candidates)
+        scores = [mixed_scores(logp, _shares(ngrams, prompt, d, ids, how), how) for d in alive]
+        extended = extend(alive, ids, np.stack(scores), 2 * how.k)
+        ended = [Draft(d.tokens, d.score, finish="stop") for d in extended if is_end(d, eos_ids)]
+        finished = best([*finished, *ended], how.k)
+        alive = [d for d in extended if not is_end(d, eos_ids)][: how.k]
+        if not alive or step == max_new_tokens - 1:
+            break
+        logits = stream.step(*superposition(alive))
+    ranked = sorted([*alive, *finished], key=lambda d: -d.mean_score)
+    return ranked[: how.k]
+
+
+def likeliest(logits: np.ndarray, temperature: float, num: int) -> tuple[np.ndarray, np.ndarray]:
+    """The n likeliest tokens, falling, and log p among them, renormalised; int64 and float64 [n]."""
+    num = min(num, len(logits))
+    top = np.argpartition(-logits, num - 1)[:num]
+    ids = top[np.lexsort((top, -logits[top]))]
+    return ids, log_softmax(logits[ids].astype(np.float64) / temperature)
+
+
+def mixed_scores(logp: np.ndarray, shares: np.ndarray | None, how: Settings) -> np.ndarray:
+    """s(v) = (1 - a) log p(v) + a log P_ng(v), or a penalty where that is finite for no v; [n]."""
+    a = how.ngram_weight
+    if shares is None or a == 0:
+        return logp
+    if not shares.any():
+        return (1 - a) * logp - how.penalty
+    with np.errstate(divide="ignore"):
+        return (1 - a) * logp + a * np.log(shares)
+
+
+def extend(drafts: Many[Draft], ids: np.ndarray, scores: np.ndarray, most: int) -> list[Draft]:
+    """The `most` best of all drafts by all tokens, falling; scores [k, n]. Ties: the earlier."""
+    totals = (np.array([d.score for d in drafts])[:, None] + scores).ravel()
+    order = np.argsort(-totals, kind="stable")[:most]
+    order = order[np.isfinite(totals[order])]
+    rows, columns = np.divmod(order, len(ids))
+    return [
+        Draft((*drafts[row].tokens, int(ids[column])), float(totals[at]))
+        for at, row, column in zip(order, rows, columns, strict=True)
+    ]
+
+
+def superposition(drafts: Many[Draft]) -> tuple[list[int], list[float]]:
+    """Last tokens and their weights g = softmax(scores); those of one token are added up."""
+    weights: dict[int, float] = {}
+    for draft, g in zip(drafts, softmax(np.array([d.score for d in drafts])), strict=True):
+        token = draft.tokens[-1]
+        weights[token] = weights.get(token, 0.0) + float(g)
+    return list(weights), list(weights.values())
+
+
+def best(drafts: list[Draft], num: int) -> list[Draft]:
+    """The `num` best by score."""
+    return heapq.nlargest(num, drafts, key=lambda d: d.score)
+
+
+def is_end(draft: Draft, eos_ids: Many[int]) -> bool:
+    """Whether a draft ends in an end token."""
+    return draft.tokens[-1] in eos_ids
+
+
+def rescored(model: Model, prompt: str | Many[int], drafts: Many[Draft]) -> list[list[float]]:
+    """The plain model's log-probability of every token of every draft, in one pass over a trie."""
+    tokens = model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    seq = Sequence(tokens, len(tokens), Sampling(), SeededDice(0), limit=1)
+    builder, where, paths = TreeBuilder(), dict[tuple[int, ...], int](), []
+    for draft in drafts:
+        path = [-1]
+        for length in range(1, len(draft.tokens) + 1):
+            prefix = draft.tokens[:length]
+            if prefix not in where:
+                where[prefix] = builder.add(prefix[-1], path[-1])
+            path.append(where[prefix])
+        paths.append(path)
+    rows = model.target.forward([seq], [builder.build()], frozenset())[0]
+    model.target.release(seq)
+    laws = {node: log_softmax(rows.row(node)) for path in paths for node in path[:-1]}
+    return [
+        [float(laws[node][token]) for node, token in zip(path, draft.tokens, strict=False)]
+        for path, draft in zip(paths, drafts, strict=True)
+    ]
+
+
+def _shares(
+    ngrams: NgramModel | None, prompt: list[int], draft: Draft, ids: np.ndarray, how: Settings
+) -> np.ndarray | None:
+    """P_ng of the candidates after a draft; None without n-grams."""
+    if ngrams is None or not how.ngram_weight:
+        return None
+    last = [*prompt[-len(how.weights) :], *draft.tokens][-len(how.weights) :]
+    return ngrams.shares(last, ids, how.weights)

@@ -1,0 +1,130 @@
+"""`forerun chat`: a conversation, its commands, and where each piece of text came from."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import forerun
+from forerun.cli.chat import Chat, Terminal
+from forerun.origins import OWN
+from forerun.sampling import Sampling
+
+
+@pytest.fixture(scope="module")
+def model(tiny_folder: Path):
+    return forerun.load(str(tiny_folder), dtype="fp32")
+
+
+@pytest.fixture
+def chat(model) -> Chat:
+    law = Sampling(temperature=0, max_new_tokens=30, seed=0)
+    return Chat(model, law, "prompt_lookup")
+
+
+def terminal(chat: Chat, *lines: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    out = io.StringIO()
+    said = iter(lines)
+
+    def read(prompt: str = "") -> str:
+        try:
+            return next(said)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", read)
+    Terminal(chat, Console(file=out, width=200, highlight=False)).run()
+    return out.getvalue()
+
+
+def test_pieces_joined_are_the_text_of_plain_decoding(chat: Chat, model) -> None:
+    (plain,) = model.generate([chat.prompt("the cat sat")], chat.sampling, drafter="none")
+    pieces = list(chat.answer("the cat sat"))
+    assert "".join(piece.text for piece in pieces) == plain.text
+    assert {piece.origin for piece in pieces} <= {OWN, "prompt_lookup"}
+
+
+def test_accepted_drafts_carry_the_name_of_their_drafter(model) -> None:
+    law = Sampling(temperature=0, max_new_tokens=60, ignore_eos=True)
+    found = [
+        piece
+        for event in model.stream(
+            ["the cat sat on the mat and the cat"],
+            law,
+            drafter="prompt_lookup",
+            controller="fixed",
+        )
+        for piece in event.pieces
+    ]
+    (result,) = model.generate(
+        ["the cat sat on the mat and the cat"], law, drafter="prompt_lookup", controller="fixed"
+    )
+    assert "".join(piece.text for piece in found) == result.text
+    names = {piece.origin for piece in found}
+    assert ("prompt_lookup" in names) == (result.stats.accepted > 0)
+    assert result.stats.accepted > 0
+
+
+def test_a_conversation_is_told_again(chat: Chat) -> None:
+    chat.turns = [("user", "one"), ("assistant", "two")]
+    shown = chat.prompt("three")
+    if isinstance(shown, str):
+        assert shown == "User: one\nAssistant: two\nUser: three\nAssistant:"
+    chat.system = "Be kind."
+    assert isinstance(shown, list) or str(chat.prompt("x")).startswith("Be kind.\nUser: one")
+
+
+def test_answers_and_commands(chat: Chat, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "said.txt"
+    out = terminal(
+        chat,
+        "/stats",
+        "the cat sat",
+        "/stats",
+        "/drafter none",
+        "/temperature 0.5",
+        "/temperature warm",
+        "/drafter stnd",
+        f"/save {file}",
+        "/save /no/such/folder/x",
+        "/history",
+        "/nonsense",
+        "/reset",
+        "/quit",
+        "never read",
+        monkeypatch=monkeypatch,
+    )
+    assert "nothing was answered yet" in out
+    assert out.count("tau") >= 2
+    assert chat.drafter == "none" and chat.sampling.temperature == 0.5
+    assert "expected a number, got 'warm'" in out
+    assert "did you mean 'stand'" in out
+    assert file.read_text().startswith("user: the cat sat\n\nassistant:")
+    assert "cannot be written" in out
+    assert "/quit" in out and "never read" not in out
+    assert chat.turns == []
+
+
+def test_an_empty_line_and_the_end_of_input(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert terminal(chat, "", monkeypatch=monkeypatch) == ""
+    assert chat.turns == []
+
+
+def test_ctrl_c_stops_an_answer_and_keeps_what_there_is(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = Chat.answer
+
+    def interrupted(self: Chat, text: str):
+        for count, piece in enumerate(answer(self, text)):
+            yield piece
+            if count == 1:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(Chat, "answer", interrupted)
+    out = terminal(chat, "the cat sat", "/history", monkeypatch=monkeypatch)
+    assert "stopped" in out
+    assert [role for role, _ in chat.turns] == ["user", "assistant"]

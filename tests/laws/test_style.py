@@ -41,7 +41,7 @@ def made(spec: str, **options: object) -> Callable[[], Drafter]:
 DRAFTERS = {
     "none": (made("none"), TREE, (3,)),
     "chain": (grown("chain"), CHAIN, (3,)),
-    "chain, ragged batch": (grown("chain"), Plan(1, 1), (2, 3)),
+    "chain, ragged batch": (grown("chain"), Plan(1, 1), (1, 2)),
     "gumbel 2x1": (grown("gumbel", template=grid(2, 1)), TREE, (3,)),
     "top 2x2": (grown("template", template=grid(2, 2)), Plan(6, 2), (3,)),
     "prompt lookup": (made("prompt_lookup:ngram=2,tokens=2"), CHAIN, (4,)),
@@ -75,7 +75,7 @@ def test_the_styled_law_is_kept(name: str, request_: str, verifier: str) -> None
         plan=plan,
         sampling=sampling,
         shapers=shapers,
-        lengths=(2,) if verifier == "match" and lengths != (2, 3) else lengths,
+        lengths=(2,) if verifier == "match" and len(lengths) == 1 else lengths,
     )
     assert error <= EXACT
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.errors import ConfigError, DataError
@@ -24,6 +24,7 @@ def counted(texts: list[list[int]], order: int = 3, vocab: int = 5) -> NgramMode
     )
 
 
+@settings(deadline=None)  # kernels compile
 @given(texts=TEXTS, order=st.integers(1, 5))
 def test_rows_are_the_counts_of_a_dictionary(texts: list[list[int]], order: int) -> None:
     model = counted(texts, order)
@@ -51,6 +52,7 @@ def test_unknown_contexts_have_no_row() -> None:
     assert not model.knows([2, 2])  # no n-gram crosses a border
 
 
+@settings(deadline=None)  # kernels compile
 @given(texts=TEXTS)
 def test_smoothed_laws_sum_to_one_and_mixtures_are_probabilities(texts: list[list[int]]) -> None:
     model = counted(texts)

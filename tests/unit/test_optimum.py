@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -230,6 +231,16 @@ def test_equal_paths_are_one_position() -> None:
     assert candidates(tree.build(), -1) == nodes
     assert candidates(tree.build(), 1) == candidates(tree.build(), 0) == [3, 4]
     assert candidates(tree.build(), 2) == [5]
+
+
+def test_headroom_of_records() -> None:
+    from forerun.bench.results import Record
+
+    record = Record("t", 0, "a", "", "m", 0, 0, 1, 1.0, 1)
+    told = {"examined": 4, "accepted": 3, "best": 3.2, "unknown": 1}
+    head = Headroom.of([record, replace(record, headroom=told), replace(record, headroom=told)])
+    assert (head.acceptance, head.optimum, head.unknown) == (0.75, 0.8, 2)
+    assert Headroom.of([record]).optimum is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`forerun search`: best of n, beam search over steps, and DVTS on one prompt after another."""
+"""`forerun search`: best of n, beam search over steps, DVTS, superposed drafts; by prompts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import typer
 
 from forerun import registry
 from forerun.cli import options
+from forerun.cli import superposed as superposing
 from forerun.cli.output import Results, console, counted, notice, print_json, stats_lines
 from forerun.cli.prompts import as_shown, check_text, is_embedded, read_jobs
 from forerun.errors import ConfigError, UnknownName
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from forerun.search.best_of import BestOf
     from forerun.search.steps import Found
 
-METHODS = ("best_of", "step_beam", "dvts")
+NUMBERS = {"superposed": 3}  # of -n, where it is not 16
+METHODS = ("best_of", "step_beam", "dvts", "superposed")
 SCORERS = ("arithmetic", "likelihood", "reward:MODEL", "MODULE:FUNCTION")
 EMBEDDED_STEPS = (".", "\n")  # the reasoner writes one sentence per computation
 
@@ -32,8 +34,12 @@ Prompt = Annotated[list[str], typer.Option("--prompt", "-p", help="Prompt; may c
 PromptFile = Annotated[
     Path | None, typer.Option("--prompt-file", "-f", help="As for `forerun generate`.")
 ]
-Method = Annotated[str, typer.Option("--method", help="best_of, step_beam (or beam), dvts.")]
-Number = Annotated[int, typer.Option("-n", help="Trajectories, or branches at a time.")]
+Method = Annotated[
+    str, typer.Option("--method", help="best_of, step_beam (or beam), dvts, superposed.")
+]
+Number = Annotated[
+    int | None, typer.Option("-n", help="Trajectories, or branches at a time: 16; drafts: 3.")
+]
 Select = Annotated[
     str | None,
     typer.Option(
@@ -68,6 +74,13 @@ MaxSteps = Annotated[int, typer.Option("--max-steps", help="Most steps of a bran
 Aggregate = Annotated[
     str, typer.Option("--aggregate", help="Of step scores: last, min, mean, product.")
 ]
+Ngrams = Annotated[
+    list[str],
+    typer.Option("--ngrams", help="superposed: text that tells drafts apart; may come again."),
+]
+NgramWeight = Annotated[
+    float | None, typer.Option("--ngram-weight", help="superposed: 0 to 1, 0.54 unasked.")
+]
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
 TopP = Annotated[float, typer.Option("--top-p", help="Keep the likeliest of mass p; 1: off.")]
 Stop = Annotated[list[str], typer.Option("--stop", help="Text that ends a trajectory.")]
@@ -79,7 +92,7 @@ def command(
     prompt: Prompt = [],  # noqa: B006 - typer makes a new list per call
     prompt_file: PromptFile = None,
     method: Method = "best_of",
-    n: Number = 16,
+    n: Number = None,
     select: Select = None,
     scorer: ScorerSpec = None,
     answer: Answer = None,
@@ -94,6 +107,8 @@ def command(
     top_p: TopP = 1.0,
     max_new_tokens: options.MaxNewTokens = 512,
     stop: Stop = [],  # noqa: B006
+    ngrams: Ngrams = [],  # noqa: B006
+    ngram_weight: NgramWeight = None,
     seed: options.Seed = None,
     drafter: options.DrafterSpec = registry.DRAFTER,
     verifier: options.VerifierSpec = registry.VERIFIER,
@@ -106,10 +121,17 @@ def command(
     out: options.Out = None,
     is_json: options.Json = False,
 ) -> None:
-    """Spend samples on a better answer: best of n, beam search over steps, or DVTS."""
-    given = ctx.params
+    """Spend samples on a better answer: best of n, beam search over steps, or DVTS.
+
+    Method superposed drafts several continuations in one run; those are approximate.
+    """
     method = _method(method)
+    n = NUMBERS.get(method, 16) if n is None else n
+    given = ctx.params | {"n": n}
     _check(method, given)
+    if method == "superposed":
+        superposing.command(ctx, given)
+        return
     seed = secrets.randbits(31) if seed is None else seed
     for text in stop:
         check_text("--stop", text)
@@ -160,6 +182,8 @@ def _check(method: str, given: dict[str, Any]) -> None:
             "aggregate": "last",
         },
     }
+    if method != "superposed":
+        superposing.refuse(method, given)
     foreign = own["steps" if method == "best_of" else "best_of"]
     for name, default in foreign.items():
         if given[name] not in (default, ()):

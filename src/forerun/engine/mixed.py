@@ -13,7 +13,7 @@ import torch
 from forerun.engine.attention import Span
 from forerun.engine.cache import Cache, Slot
 from forerun.engine.runner import CHUNK, ModelRunner
-from forerun.errors import CapacityError, ConfigError, DataError
+from forerun.errors import CapacityError, ConfigError
 from forerun.roles import Target
 
 
@@ -46,8 +46,7 @@ class MixedStream:
     @torch.inference_mode()
     def prompt(self, tokens: Many[int]) -> np.ndarray:
         """Feeds tokens as they are, in chunks; float32 or wider [V]."""
-        if not tokens:
-            raise DataError("the prompt is empty; give it at least one token")
+        assert tokens, "there is no answer to nothing"
         for at in range(0, len(tokens), CHUNK):
             logits = self._pass(list(tokens[at : at + CHUNK]), None)
         return logits

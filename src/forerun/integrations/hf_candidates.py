@@ -47,7 +47,7 @@ class Candidates(CandidateGenerator):
         self.seq: Sequence | None = None
         self.tree: Tree | None = None
 
-    def get_candidates(self, input_ids: Tensor, **_: Any) -> tuple[Tensor, Tensor | None]:
+    def get_candidates(self, input_ids: Tensor, **_: Any) -> Any:
         """input_ids [1, L] with candidates behind them, and log q [1, n, V] if there are any."""
         seq = self._synced(input_ids)
         (tree,) = self.drafter.propose([seq], [self.plan])

@@ -197,9 +197,7 @@ class NgramModel:
         ]
         return float(np.exp(-np.mean(np.log(probs))))
 
-    def shares(
-        self, text: Many[int], candidates: np.ndarray, weights: Many[float]
-    ) -> np.ndarray:
+    def shares(self, text: Many[int], candidates: np.ndarray, weights: Many[float]) -> np.ndarray:
         """sum_m weights[m - 1] C(last m tokens, v) / N(last m tokens) of candidates v; float64 [n].
 
         A context that was not seen contributes nothing; nothing is smoothed.

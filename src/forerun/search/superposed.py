@@ -21,7 +21,7 @@ import numpy as np
 
 from forerun.dice import SeededDice
 from forerun.engine.mixed import MixedStream
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, DataError
 from forerun.ngrams.ngram_model import NgramModel
 from forerun.records import Sequence
 from forerun.sampling import Sampling, log_softmax, softmax
@@ -116,11 +116,11 @@ def superposed(
     if ngrams is not None and ngrams.order < 2:
         raise ConfigError("superposed needs n-grams of 2 tokens or more, got counts of order 1")
     tokens = model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    if prompt == "" or not tokens:
+        raise DataError("the prompt is empty; give it at least one token")
     stream = MixedStream(model.target)
     found = drafts_of(stream, tokens, ngrams, how, max_new_tokens, model.tokenizer.eos_ids)
-    drafts = [
-        Draft(d.tokens, d.score, model.tokenizer.decode(d.tokens), d.finish) for d in found
-    ]
+    drafts = [Draft(d.tokens, d.score, model.tokenizer.decode(d.tokens), d.finish) for d in found]
     text = prompt if isinstance(prompt, str) else model.tokenizer.decode(tokens)
     return Superposed(text, drafts, stream.num_passes)
 

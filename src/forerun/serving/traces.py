@@ -59,8 +59,9 @@ class Trace:
     _of: list[tuple[str, str]] = field(default_factory=list)  # kind and drafter of each token
     _rounds: list[Round] = field(default_factory=list)  # not told yet
 
-    def add(self, tree: Tree, verdict: Verdict, count: int) -> None:
-        """One more step, which gave `count` tokens."""
+    def add(self, tree: Tree, verdict: Verdict, count: int, before: int) -> None:
+        """One more step, which gave `count` tokens after the `before` that there were."""
+        self._of += [(PLAIN, "")] * (before - len(self._of))  # of a step that failed half-way
         drafters = list(tree.sources) or [self.drafter] * len(tree)
         accepted = verdict.nodes[:count]
         kind = ending(tree, verdict.nodes)
@@ -80,7 +81,7 @@ class Trace:
             stop = begins[k + 1] if k + 1 < len(begins) else len(text)
             part = text[max(start, begins[k]) : stop]
             if part:
-                spans.append(Span(part, *self._of[k]))
+                spans.append(Span(part, *(self._of[k] if k < len(self._of) else (PLAIN, ""))))
         return News(spans, rounds)
 
 
@@ -97,7 +98,8 @@ class Traces:
     def __call__(self, step: Step) -> None:
         for i, seq in enumerate(step.seqs if self._of else ()):
             if (trace := self._of.get(seq)) is not None:
-                trace.add(step.trees[i], step.verdicts[i], len(step.emitted[i]))
+                count = len(step.emitted[i])
+                trace.add(step.trees[i], step.verdicts[i], count, seq.num_generated - count)
 
 
 def ending(tree: Tree, nodes: list[int]) -> str:

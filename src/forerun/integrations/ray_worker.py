@@ -1,0 +1,208 @@
+"""What runs in one Ray actor: a model, its drafter, and pieces of a batch of prompts.
+
+A plain class that knows nothing of Ray. With a memory from a file the drafter drafts from it and
+goes on learning, and a second one learns the new text alone: merged once with what the file held,
+the memories of many actors are as if one had seen all texts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Hashable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from forerun import registry
+from forerun.dice import Dice, SeededDice
+from forerun.drafters.base import name_of, signed
+from forerun.errors import ForerunError
+from forerun.ngrams.files import Origin
+from forerun.records import Plan, Sequence, Snapshot, Step
+from forerun.roles import Drafter, Shaper, Target
+from forerun.sampling import Sampling
+from forerun.tree import Tree
+
+if TYPE_CHECKING:
+    from forerun.engine.api import Model, Run, Sample
+
+
+class Asked(NamedTuple):
+    """A prompt with its number in the whole batch; the sampling names its seed."""
+
+    index: int
+    prompt: str | list[int]
+    sampling: Sampling
+
+
+def no_shapers(model: Model) -> Many[Shaper]:
+    """The default of `Setup.shapers`."""
+    return ()
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What an actor needs to make its engine; it travels between processes."""
+
+    model: str = "reasoner"
+    dtype: str = "auto"
+    device: str = "auto"
+    weights: str = "auto"
+    drafter: str = registry.DRAFTER
+    verifier: str = registry.VERIFIER
+    controller: str = registry.CONTROLLER
+    batch: int = 1
+    tenant: str = ""
+    shapers: Callable[[Model], Many[Shaper]] = no_shapers
+
+
+class Worker:
+    """One engine. `ready` comes first: errors of loading are then answers like all others."""
+
+    def __init__(self, setup: Setup, threads: int = 0) -> None:
+        self.setup, self.threads = setup, threads
+        self.is_stopped = False
+
+    def ready(self) -> tuple[int, Origin]:
+        """Loads, compiles and measures; its process, and what it would write beside a memory."""
+        import torch
+
+        import forerun
+        from forerun.memories import origin_of
+
+        s = self.setup
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        how = {"dtype": s.dtype, "device": s.device, "weights": s.weights}
+        self.model = forerun.load(s.model, max_seqs=s.batch, **how)
+        self.drafter = self.main = self.model.drafter(s.drafter)
+        self.shapers = s.shapers(self.model)
+        self.fresh: Drafter | None = None
+        self.main.warm_up()
+        self._run([Asked(0, [0], Sampling())])
+        return os.getpid(), origin_of(self.model, s.tenant)
+
+    def check(self, asked: Many[Asked]) -> None:
+        """Raises what the engine raises for a prompt that it cannot run, under its own number."""
+        self._run([one._replace(sampling=replace(one.sampling, n=1)) for one in asked])
+
+    def keep(self, before: Snapshot | None) -> None:
+        """What is learned from now on will be asked for; `before` is what a file held."""
+        tenant = self.setup.tenant
+        self.main.keep(tenant)
+        if before is None:
+            return
+        self.main.restore(before, tenant)
+        self.fresh = registry.make(
+            "drafter",
+            self.setup.drafter,
+            tokenizer=self.model.tokenizer,
+            device=self.model.device,
+        )
+        self.fresh.keep(tenant)
+        self.drafter = Twice(self.main, self.fresh)
+
+    def snapshot(self) -> Snapshot:
+        """What was learned here, without what the file held before."""
+        return (self.fresh or self.main).snapshot(self.setup.tenant)
+
+    def work(self, asked: Many[Asked]) -> list[tuple[int, list[Sample]]]:
+        """The samples of every prompt, under its number; after `stop` of those that are whole."""
+        run = self._run(asked)
+        found: list[list[Sample]] = [[] for _ in asked]
+        events = run.events()
+        for event in events:
+            if event.sample:
+                here = found[event.prompt_index]
+                number = asked[event.prompt_index].index
+                here.append(replace(event.sample, prompt_index=number))
+            if self.is_stopped:
+                events.close()
+                break
+        return [
+            (one.index, sorted(samples, key=lambda sample: sample.index))
+            for one, samples in zip(asked, found, strict=True)
+            if len(samples) == one.sampling.n
+        ]
+
+    def stop(self) -> None:
+        """Ends what is under way after its next step."""
+        self.is_stopped = True
+
+    def _run(self, asked: Many[Asked]) -> Run:
+        """A run whose dice are those that the prompts would have in one run of the whole batch."""
+        s = self.setup
+        try:
+            run = self.model.run(
+                [one.prompt for one in asked],  # type: ignore[arg-type]
+                [one.sampling for one in asked],
+                drafter=self.drafter,
+                verifier=s.verifier,
+                controller=s.controller,
+                shapers=self.shapers,
+                batch=s.batch,
+                tenant=s.tenant,
+            )
+        except ForerunError as error:
+            raise _renumbered(error, asked) from None
+        numbers = [one.index for one in asked for _ in range(one.sampling.n)]
+        for number, seq in zip(numbers, run.engine.scheduler.waiting, strict=True):
+            seed = run.seed if seq.sampling.seed is None else seq.sampling.seed
+            seq.dice = SeededDice(seed, number, seq.index)
+        return run
+
+
+class Twice(Drafter):
+    """Drafts with one drafter; a second one of the same kind hears the same steps."""
+
+    def __init__(self, main: Drafter, fresh: Drafter) -> None:
+        self.main, self.fresh, self.name = main, fresh, name_of(main)
+        self.labels, self.needs = main.labels, main.needs
+
+    def bind(self, target: Target) -> None:
+        self.main.bind(target)
+        self.fresh.bind(target)
+
+    def seconds(self, nodes: int) -> float:
+        return self.main.seconds(nodes)
+
+    def start(self, seq: Sequence) -> None:
+        self.main.start(seq)
+        self.fresh.start(seq)
+
+    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
+        return signed(self.main.propose_one(seq, plan, dice), self.name)
+
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+        return [signed(tree, self.name) for tree in self.main.propose(seqs, plans)]
+
+    def observe(self, step: Step) -> None:
+        self.main.observe(step)
+        self.fresh.observe(step)
+
+    def finish(self, seq: Sequence) -> None:
+        self.main.finish(seq)
+        self.fresh.finish(seq)
+
+    def forget(self, group: Hashable) -> None:
+        self.main.forget(group)
+        self.fresh.forget(group)
+
+    def memory_report(self) -> dict[str, int]:
+        parts: dict[str, Any] = {"": self.main, "learned now: ": self.fresh}
+        return {
+            f"{name}{what}": size
+            for name, part in parts.items()
+            for what, size in part.memory_report().items()
+        }
+
+
+def _renumbered(error: ForerunError, asked: Many[Asked]) -> ForerunError:
+    """The error of one of these prompts with the number that the prompt has in the batch."""
+    text = str(error)
+    found = re.match(r"prompt (\d+) ", text)
+    if not found:
+        return error
+    number = asked[int(found[1])].index
+    return type(error)(f"prompt {number} {text[found.end() :]}")

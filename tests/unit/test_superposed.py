@@ -1,0 +1,291 @@
+"""Superposed Decoding: worked examples, the mixed pass against plain ones, refusals, the command."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import forerun
+from forerun.cli.main import main
+from forerun.dice import SeededDice
+from forerun.engine.attention import TorchDecoder
+from forerun.engine.mixed import MixedStream
+from forerun.errors import CapacityError, ConfigError, DataError
+from forerun.ngrams.ngram_model import NgramModel
+from forerun.records import Sequence
+from forerun.sampling import Sampling
+from forerun.search.superposed import (
+    Draft,
+    Settings,
+    drafts_of,
+    extend,
+    likeliest,
+    mixed_scores,
+    rescored,
+    superposed,
+    superposition,
+)
+from forerun.tree import EMPTY
+
+PROMPT = "Anna has 3 apples and buys 4 more."
+
+
+@pytest.fixture(scope="module")
+def model() -> forerun.Model:
+    return forerun.load()
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("superposed") / "corpus.txt"
+    file.write_text(
+        "Anna has 3 apples and buys 4 more. How many does she have? She has 7 apples.\n" * 9
+        + "Ben has 2 pears and gives 1 away. How many are left? There is 1 pear left.\n" * 9
+    )
+    return file
+
+
+@pytest.fixture(scope="module")
+def ngrams(model: forerun.Model, text: Path) -> NgramModel:
+    return NgramModel.of_files([text], model.tokenizer, order=6)
+
+
+def one_draft() -> Settings:
+    """k = 1 without n-grams, which users are refused."""
+    how = Settings(ngram_weight=0.0)
+    object.__setattr__(how, "k", 1)
+    return how
+
+
+def plain_logits(model: forerun.Model, tokens: list[int]) -> np.ndarray:
+    seq = Sequence(tokens, len(tokens), Sampling(), SeededDice(0), limit=1)
+    row = model.target.forward([seq], [EMPTY], frozenset())[0].row(-1)
+    model.target.release(seq)
+    return row
+
+
+# ------------------------------------------------------------------- pieces of the algorithm
+
+
+def test_weights_of_the_hand_example() -> None:
+    logs = [math.log(x) for x in (0.6, 0.3, 0.1)]
+    drafts = [Draft((1, last), score) for last, score in zip((7, 9, 7), logs, strict=True)]
+    tokens, weights = superposition(drafts)
+    assert tokens == [7, 9] and weights == pytest.approx([0.7, 0.3])
+
+
+@given(scores=st.lists(st.floats(-400, 0), min_size=1, max_size=6))
+def test_weights_are_a_convex_combination(scores: list[float]) -> None:
+    _, weights = superposition([Draft((i % 3,), s) for i, s in enumerate(scores)])
+    assert sum(weights) == pytest.approx(1) and min(weights) >= 0
+
+
+@given(
+    table=st.lists(st.lists(st.floats(-9, 0), min_size=4, max_size=4), min_size=1, max_size=4),
+    most=st.integers(1, 8),
+)
+def test_the_best_extensions_equal_brute_force(table: list[list[float]], most: int) -> None:
+    ids = np.array([5, 3, 8, 2])
+    drafts = [Draft((i,), -float(i)) for i in range(len(table))]
+    found = extend(drafts, ids, np.array(table), most)
+    brute = sorted(
+        (
+            (
+                drafts[i].score + table[i][j]
+                for i, j in itertools.product(range(len(table)), range(4))
+            )
+        ),
+        reverse=True,
+    )
+    assert [d.score for d in found] == pytest.approx(brute[:most])
+    assert len({d.tokens for d in found}) == len(found)
+
+
+def test_candidates_are_renormalised_at_the_temperature() -> None:
+    ids, logp = likeliest(np.array([1.0, 3.0, 2.0, 3.0]), 0.5, 3)
+    assert ids.tolist() == [1, 3, 2]
+    weights = np.exp(np.array([6.0, 6.0, 4.0]))
+    assert np.exp(logp) == pytest.approx(weights / weights.sum())
+
+
+def test_scores_mix_logarithms_or_pay_the_penalty() -> None:
+    how, logp = Settings(), np.log([0.5, 0.3, 0.2])
+    mixed = mixed_scores(logp, np.array([0.1, 0.0, 0.4]), how)
+    assert mixed[0] == pytest.approx(0.46 * math.log(0.5) + 0.54 * math.log(0.1))
+    assert mixed[1] == -math.inf
+    assert mixed_scores(logp, np.zeros(3), how) == pytest.approx(0.46 * logp - 200)
+    assert mixed_scores(logp, None, how) is logp
+
+
+def test_shares_add_what_each_context_says() -> None:
+    counts = NgramModel.count([np.array([1, 2, 3, 1, 2, 4, 2, 3])], vocab_size=6, order=3)
+    found = counts.shares([9, 1, 2], np.array([3, 4, 5]), (0.25, 0.5))
+    assert found == pytest.approx([0.25 * 2 / 3 + 0.5 / 2, 0.25 / 3 + 0.5 / 2, 0])
+    assert counts.shares([5], np.array([3]), (0.25,)).tolist() == [0.0]  # not seen
+
+
+@settings(deadline=None, max_examples=30)
+@given(data=st.data())
+def test_shares_equal_the_rows(data: st.DataObject) -> None:
+    text = data.draw(st.lists(st.integers(0, 3), min_size=4, max_size=30))
+    counts = NgramModel.count([np.array(text)], vocab_size=4, order=4)
+    last = data.draw(st.lists(st.integers(0, 3), max_size=5))
+    weights, wanted = (0.2, 0.3, 0.4), np.zeros(4)
+    for length, weight in enumerate(weights, start=1):
+        row = counts.row(last[len(last) - length :]) if length <= len(last) else None
+        if row is not None:
+            wanted[row.ids] += weight * row.counts / row.total
+    assert counts.shares(last, np.arange(4), weights) == pytest.approx(wanted)
+
+
+# ------------------------------------------------------------------- mixed embeddings
+
+
+def test_one_token_of_weight_1_is_a_plain_step(model: forerun.Model) -> None:
+    tokens = model.tokenizer.encode(PROMPT)
+    stream = MixedStream(model.target)
+    assert np.array_equal(stream.prompt(tokens[:-2]), plain_logits(model, tokens[:-2]))
+    stream.step([tokens[-2]], [1.0])
+    assert np.array_equal(stream.step([tokens[-1]], [1.0]), plain_logits(model, tokens))
+    assert np.array_equal(
+        MixedStream(model.target).prompt(tokens), plain_logits(model, tokens)
+    )  # the cells of the stream are its own
+
+
+def test_weights_of_one_token_add_up(model: forerun.Model) -> None:
+    stream = MixedStream(model.target)
+    mixes = stream.mix([7, 9, 7], [0.6, 0.3, 0.1]), stream.mix([7, 9], [0.7, 0.3])
+    assert torch.allclose(*mixes, rtol=0.01, atol=1e-4)  # bf16 has 8 bits
+
+
+def test_native_and_torch_passes_agree_on_mixes(model: forerun.Model) -> None:
+    tokens, found = model.tokenizer.encode(PROMPT), []
+    for decoder in (model.target.decode, TorchDecoder(model.target.model)):
+        stream = MixedStream(model.target)
+        before, model.target.decode = model.target.decode, decoder
+        try:
+            stream.prompt(tokens)
+            found.append(stream.step([7, 9], [0.7, 0.3]))
+        finally:
+            model.target.decode = before
+    scale = np.abs(found[1]).max()
+    assert np.abs(found[0] - found[1]).max() < 0.05 * scale  # bf16 rounds both
+
+
+def test_a_long_prompt_goes_in_chunks(model: forerun.Model, monkeypatch) -> None:
+    tokens = model.tokenizer.encode(PROMPT * 3)
+    whole = MixedStream(model.target).prompt(tokens)
+    monkeypatch.setattr("forerun.engine.mixed.CHUNK", 7)
+    stream = MixedStream(model.target)
+    assert np.argmax(stream.prompt(tokens)) == np.argmax(whole)
+    assert stream.num_passes == -(-len(tokens) // 7)
+
+
+# ------------------------------------------------------------------- whole drafts
+
+
+def test_one_draft_without_ngrams_is_greedy(model: forerun.Model) -> None:
+    tokens = model.tokenizer.encode(PROMPT)
+    (draft,) = drafts_of(MixedStream(model.target), tokens, None, one_draft(), 12)
+    plain = model.generate(PROMPT, temperature=0, max_new_tokens=12, drafter="none")[0]
+    assert list(draft.tokens) == plain.samples[0].tokens
+
+
+def test_k_drafts_differ_and_cost_one_pass_each_token(
+    model: forerun.Model, ngrams: NgramModel
+) -> None:
+    for k in (2, 3, 5):
+        found = superposed(model, PROMPT, ngrams=ngrams, k=k, max_new_tokens=8)
+        assert found.num_passes == 8  # the prompt's, and one before each later token
+        assert len({d.tokens for d in found.drafts}) == k
+        scores = [d.mean_score for d in found.drafts]
+        assert scores == sorted(scores, reverse=True)
+        assert all(len(d.tokens) == 8 or d.finish == "stop" for d in found.drafts)
+    again = superposed(model, PROMPT, ngrams=ngrams, k=5, max_new_tokens=8)
+    assert again.drafts == found.drafts  # nothing is random
+
+
+def test_drafts_that_end_compete_and_stay(model: forerun.Model) -> None:
+    tokens = model.tokenizer.encode(PROMPT)
+    plain = model.generate(PROMPT, temperature=0, max_new_tokens=3, drafter="none")[0]
+    end = plain.samples[0].tokens[2]
+    stream, how = MixedStream(model.target), Settings(ngram_weight=0.0)
+    found = drafts_of(stream, tokens, None, how, 6, (end,))
+    assert any(d.finish == "stop" and d.tokens[-1] == end for d in found)
+    assert all(end not in d.tokens[:-1] for d in found)
+    assert all(d.finish == "stop" or len(d.tokens) == 6 for d in found)
+
+
+def test_plain_scores_are_those_of_the_plain_model(
+    model: forerun.Model, ngrams: NgramModel
+) -> None:
+    found = superposed(model, PROMPT, ngrams=ngrams, max_new_tokens=4)
+    tokens = model.tokenizer.encode(PROMPT)
+    for draft, logprobs in zip(found.drafts, rescored(model, PROMPT, found.drafts), strict=True):
+        for i, (token, logp) in enumerate(zip(draft.tokens, logprobs, strict=True)):
+            z = plain_logits(model, tokens + list(draft.tokens[:i])).astype(np.float64)
+            assert logp == pytest.approx(float(z[token] - np.log(np.exp(z).sum())), abs=1e-4)
+
+
+# ------------------------------------------------------------------- refusals and the command
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"k": 1}, "k must be at least 2, got 1.*generate --temperature 0"),
+        ({"ngram_weight": 1.2}, r"must be in \[0, 1\], got 1.2"),
+        ({"temperature": 0.0}, "temperature above 0"),
+        ({}, "needs n-gram counts .* got none; give ngrams="),
+        ({"ngram_weight": 0.0, "max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+    ],
+)
+def test_bad_options_are_refused(model: forerun.Model, options: dict, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        superposed(model, PROMPT, **options)
+
+
+def test_bad_input_is_refused(model: forerun.Model) -> None:
+    with pytest.raises(DataError, match="prompt is empty"):
+        superposed(model, "", ngram_weight=0.0)
+    with pytest.raises(ConfigError, match="counts of order 1"):
+        superposed(model, PROMPT, ngrams=NgramModel.count([np.array([1])], vocab_size=2, order=1))
+    with pytest.raises(CapacityError, match="but the context is .*shorten the prompt"):
+        superposed(model, [5] * model.target.context, ngram_weight=0.0)
+    with pytest.raises(ConfigError, match="forerun's own decoder"):
+        MixedStream(object())  # type: ignore[arg-type]
+
+
+def test_the_command(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["search", "--method", "superposed", "-p", PROMPT, "--max-new-tokens", "6"]
+    assert main([*call, "--ngrams", str(text), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["method"] == "superposed" and record["is_lossless"] is False
+    assert len(record["drafts"]) == 3 and record["passes"] == 6
+    assert record["text"] == record["drafts"][0]["text"]
+    assert all(d["logprob"] < 0 and len(d["tokens"]) == 6 for d in record["drafts"])
+    assert main([*call, "--ngrams", str(text), "-n", "2"]) == 0
+    assert len(capsys.readouterr().out.strip().splitlines()) == 2
+
+
+def test_the_command_refuses(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["search", "-p", PROMPT]
+    mine = [*call, "--method", "superposed"]
+    for words, said in (
+        (mine, "--method superposed needs --ngrams FILE"),
+        ([*mine, "--ngrams", str(text), "-n", "1"], "k must be at least 2, got 1"),
+        ([*mine, "--ngrams", str(text), "--ngram-weight", "2"], "must be in [0, 1], got 2.0"),
+        ([*mine, "--ngrams", "no/such.txt"], "cannot be read"),
+        ([*mine, "--ngrams", str(text), "--scorer", "arithmetic"], "--scorer"),
+        ([*call, "--ngrams", str(text)], "--ngrams belongs to --method superposed"),
+    ):
+        assert main(words) != 0
+        assert said in " ".join(capsys.readouterr().err.split())

@@ -12,7 +12,7 @@ base      perplexity under the plain model
 JSD       divergence of the shaped law from the plain one, bits, mean over steps
 words     share of written words among the 5000 most frequent of the style
 bigrams   share of written token pairs that occur in the style; trigrams the same
-repeated  share of written 4-grams that the same text had before: greedy loops make all else look good
+repeated  share of written 4-grams that the same text had before: loops make all else look good
 
 --plot writes a picture for each style. The first line of each table is plain decoding.
 """

@@ -32,6 +32,7 @@ def main(path: Path) -> int:
     """Writes the picture; returns the exit status."""
     sys.path[:0] = [str(ROOT / "tests" / "serving")]
     import browser
+
     import served
 
     found = browser.find()

@@ -63,7 +63,7 @@ LANGUAGES = {"A": Language(1), "B": Language(2)}
 
 
 def model(tokens: Many[int]) -> np.ndarray:
-    """The draft's law: what follows in A, and a little of B, its likeliest successor not among it."""
+    """The draft's law: what follows in A, and a little of B, the likeliest token left out."""
     q = np.full(VOCAB, 1e-3)
     q[LANGUAGES["A"].following[tokens[-1]]] += 0.85 * SHARES
     q[LANGUAGES["B"].following[tokens[-1], 1:]] += 0.05

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import browser
 import pytest
 
-import browser
 from served import Served
 
 pytestmark = pytest.mark.browser

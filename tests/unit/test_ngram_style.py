@@ -179,4 +179,4 @@ def test_the_command_refuses_bad_styles(text: Path, capsys: pytest.CaptureFixtur
 
 def test_the_command_and_the_class_agree_on_what_is_unasked() -> None:
     shaper = NgramStyle(MODEL)
-    assert (options.STRENGTH, options.FORM) == (shaper.strength, shaper.form)
+    assert (shaper.strength, shaper.form) == (options.STRENGTH, options.FORM)

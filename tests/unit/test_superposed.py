@@ -1,4 +1,4 @@
-"""Superposed Decoding: worked examples, the mixed pass against plain ones, refusals, the command."""
+"""Superposed Decoding: worked examples, mixed passes against plain ones, refusals, command."""
 
 from __future__ import annotations
 

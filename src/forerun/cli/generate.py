@@ -7,13 +7,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from forerun import registry
-from forerun.cli import options
+from forerun.cli import generate_ray, options
 from forerun.cli import style as styles
 from forerun.cli.memory import kept
 from forerun.cli.output import (
@@ -168,11 +169,15 @@ def command(
     device: options.Device = "auto",
     weights: options.Weights = "auto",
     chat: Chat = False,
+    engine: generate_ray.Engine = "local",
+    actors: generate_ray.Actors = None,
     out: options.Out = None,
     is_json: options.Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Sample from a model, faster, with the law of plain decoding."""
+    generate_ray.check(engine, actors)
+    seed = generate_ray.waiting_seed(engine, out) if seed is None else seed
     seed = secrets.randbits(31) if seed is None else seed
     jobs = read_jobs(prompt, prompt_file, _sampling(ctx.params | {"seed": seed}))
     parts = {
@@ -185,6 +190,12 @@ def command(
     call = options.call_line(ctx, seed=seed)
     if verbose or not is_json:
         notice(f"# {call}")
+    if engine == "ray":
+        how = {name: ctx.params[name] for name in ("model", "dtype", "device", "weights", "batch")}
+        made = partial(styles.shapers, given=dict(ctx.params))
+        setup = generate_ray.Setup(**how, **parts, tenant=tenant, shapers=made)
+        generate_ray.run(ctx.params, jobs, setup, call, seed, is_json)
+        return
     with Results(out) as results:
         loaded = options.load(model, dtype=dtype, device=device, batch=batch, weights=weights)
         shapers = styles.shapers(loaded, ctx.params)

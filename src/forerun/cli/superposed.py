@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from click.core import ParameterSource
 
 from forerun.cli import options
 from forerun.cli.output import Results, console, counted, notice, print_json
@@ -27,7 +26,8 @@ SHARED += ("dtype", "device", "out", "is_json")
 def command(ctx: typer.Context, given: dict[str, Any]) -> None:
     """The whole method, from the options of `forerun search`."""
     _check(given, {str(p.name): p.default for p in ctx.command.params})
-    if ctx.get_parameter_source("max_new_tokens") == ParameterSource.DEFAULT:
+    source = ctx.get_parameter_source("max_new_tokens")
+    if source is not None and source.name == "DEFAULT":
         given = given | {"max_new_tokens": LENGTH}
     length = given["max_new_tokens"]
     jobs = read_jobs(given["prompt"], given["prompt_file"], Sampling(max_new_tokens=length))

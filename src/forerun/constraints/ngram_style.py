@@ -2,10 +2,10 @@
 
 "Limits of n-gram Style Control for LLMs via Logit-Space Injection", 2026. A frozen model's logits z
 get z_i += lambda sum_n w_n log P_n(i | c_n) for every token i that the corpus has after the last
-n - 1 tokens, n = 1, 2, 3; other tokens keep theirs. That form, "paper", can only take away: log P is
-never positive, so what the corpus knows falls behind what it does not know. The form "floored" adds
-log P_n(i | c_n) - log floor_n, floor_n = k / (N_n + k V) being the share of a token that was not
-seen: listed tokens gain, by how often they were seen.
+n - 1 tokens, n = 1, 2, 3; other tokens keep theirs. That form, "paper", can only take away: log P
+is never positive, so what the corpus knows falls behind what it does not know. The form "floored"
+adds log P_n(i | c_n) - log floor_n, floor_n = k / (N_n + k V) being the share of a token that was
+not seen: listed tokens gain, by how often they were seen.
 
 Law: another one on purpose, softmax of the shaped logits, at every tree node with the two tokens
 before that node. Drafts keep this law exactly, as any other. Needs: counts made with the target's

@@ -130,7 +130,7 @@ class Rasd(Composite):
         return [self._from(part, seq, plan, firsts) for part in self.retrievers]
 
     def _laws(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Proposal | None]:
-        """The generator's laws of the next token, if it has a source: that keeps what it computes."""
+        """The law of the next token by the generator's source, if any, which keeps what it finds."""
         laws: list[Proposal | None] = [None] * len(seqs)
         source: Source | None = getattr(self.generator, "source", None)
         asked = [i for i, plan in enumerate(plans) if self._room(plan)]

@@ -23,7 +23,6 @@ from forerun import registry
 from forerun.errors import CapacityError, ConfigError
 from forerun.integrations.ray_worker import Asked, Setup, Worker
 from forerun.memories import Kept
-from forerun.ngrams.files import Origin
 from forerun.records import Snapshot
 from forerun.roles import Drafter
 
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 MOST_DEATHS = 3  # actors that may die over one piece of work, or while they start in a row
 FILLS = 4  # a piece of work fills an actor's batch so many times: its end runs half empty
 AT_ONCE = 1000  # prompts that are checked in one call
+PATIENCE = 60.0  # seconds until a person is told why nothing happens
 STOPPING = 30.0  # seconds that actors get to end a step
 log = logging.getLogger("forerun")
 
@@ -119,8 +119,9 @@ class Pool:
     def results(self, asked: Many[Asked]) -> Iterator[tuple[int, list[Sample]]]:
         """The number of a prompt with its samples, as they come."""
         queue = deque(pieces(asked, batch=self.setup.batch, actors=self.actors))
-        while queue or any(job.piece for job in self._busy.values()):
-            while len(self._idle) + len(self._busy) < min(self.actors, len(queue)):
+        while queue or self._working:
+            wanted = min(self.actors, len(queue) + self._working)
+            while len(self._idle) + len(self._busy) < wanted:
                 self._start()
             while queue and self._idle:
                 actor, piece = self._idle.popleft(), queue.popleft()
@@ -132,13 +133,14 @@ class Pool:
     def stop(self) -> list[tuple[int, list[Sample]]]:
         """Ends all work after the step under way; what was finished until then."""
         jobs, self._busy = self._busy, {}
-        for actor in self.pids:
-            actor.stop.remote()
-        done, _ = self.ray.wait(list(jobs), num_returns=len(jobs), timeout=STOPPING)
+        for actor in self.pids:  # on a thread of its own: heard while work is under way
+            actor.stop.options(concurrency_group="control").remote()
+        refs = [ref for ref, job in jobs.items() if job.piece]
+        done = self.ray.wait(refs, num_returns=len(refs), timeout=STOPPING)[0] if refs else []
         found: list[tuple[int, list[Sample]]] = []
         for ref in done:
             with suppress(Exception):  # the run is over: only what is whole counts
-                found += self._got(ref) if jobs[ref].piece else []
+                found += self._got(ref)
         return found
 
     def memory(self, path: Path | str, *, drafter: str, tenant: str = "") -> Kept:
@@ -173,6 +175,11 @@ class Pool:
         found = self.ray.exceptions
         return found.RayActorError, found.WorkerCrashedError, found.OutOfMemoryError
 
+    @property
+    def _working(self) -> int:
+        """How many actors are at a piece of work."""
+        return sum(job.piece is not None for job in self._busy.values())
+
     def _connect(self) -> None:
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
         if not self.ray.is_initialized():
@@ -192,9 +199,8 @@ class Pool:
         cpus = share([node.get("CPU", 0) for node in nodes], self.actors)
         gpus = share([node.get("GPU", 0) for node in nodes], self.actors)
         gpus = 0.0 if self.setup.device == "cpu" else min(gpus, 1.0)
-        self._kind = self.ray.remote(concurrency_groups={"control": 1})(
-            type("ForerunWorker", (Worker,), {"stop": _controlled(self.ray)})
-        ).options(num_cpus=cpus, num_gpus=gpus)
+        kind = self.ray.remote(concurrency_groups={"control": 1})(Worker)
+        self._kind = kind.options(num_cpus=cpus, num_gpus=gpus)
         self.threads = max(1, int(cpus))
 
     def _start(self) -> None:
@@ -203,7 +209,12 @@ class Pool:
 
     def _await(self) -> tuple[list[tuple[int, list[Sample]]], list[tuple[Asked, ...]]]:
         """Waits for an actor; samples that it has made, or the piece that it died over."""
-        (ref,), _ = self.ray.wait(list(self._busy), num_returns=1)
+        refs = list(self._busy)
+        done, _ = self.ray.wait(refs, num_returns=1, timeout=None if self.pids else PATIENCE)
+        if not done:
+            self.note(f"no actor is ready after {PATIENCE:.0f} s: loading, or the cluster is full")
+            done, _ = self.ray.wait(refs, num_returns=1)
+        ref = done[0]
         actor, piece = self._busy.pop(ref)
         try:
             answer = self._got(ref)
@@ -273,15 +284,3 @@ class Pooled(Drafter):
     def _teach_all(self) -> None:
         for actor in self.pool.pids:
             self.pool._got(actor.keep.remote(self.before))
-
-
-def _controlled(ray: Any) -> Any:
-    """`Worker.stop`, on a thread of its own: it is heard while work is under way."""
-
-    def stop(self: Worker) -> None:
-        Worker.stop(self)
-
-    return ray.method(concurrency_group="control")(stop)
-
-
-__all__ = ["Asked", "Origin", "Pool", "Setup", "Worker", "pieces", "ray_module", "share"]

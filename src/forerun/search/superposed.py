@@ -151,7 +151,7 @@ def drafts_of(
 
 
 def likeliest(logits: np.ndarray, temperature: float, num: int) -> tuple[np.ndarray, np.ndarray]:
-    """The n likeliest tokens, falling, and log p among them, renormalised; int64 and float64 [n]."""
+    """The n likeliest tokens, falling, and log p among them, renormalised; int64, float64 [n]."""
     num = min(num, len(logits))
     top = np.argpartition(-logits, num - 1)[:num]
     ids = top[np.lexsort((top, -logits[top]))]

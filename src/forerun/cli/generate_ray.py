@@ -1,0 +1,231 @@
+"""`forerun generate --engine ray`: a large file of prompts over many actors, resumable."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun.cli.memory import kept
+from forerun.cli.output import (
+    counted,
+    logprob_lines,
+    notice,
+    print_json,
+    sample_record,
+    stats_lines,
+)
+from forerun.cli.prompts import Job, as_shown
+from forerun.engine.stats import COUNTS, Stats
+from forerun.errors import ConfigError, UnknownName
+from forerun.integrations.ray_results import Partial, partial_of, seed_of
+from forerun.integrations.ray_worker import Asked, Setup
+from forerun.interrupts import uninterrupted
+
+if TYPE_CHECKING:
+    from forerun.engine.api import Sample
+    from forerun.integrations.ray_batch import Pool
+    from forerun.models.tokenizer import Tokenizer
+
+ENGINES = ("local", "ray")
+ACTORS = 2
+SILENCE = 30.0  # seconds between lines of progress where nobody sees them change
+FREE = {"engine", "actors", "out", "memory", "is_json", "verbose", "seed", "prompt", "prompt_file"}
+
+Engine = Annotated[str, typer.Option("--engine", help="local, or ray: many engines on a cluster.")]
+Actors = Annotated[
+    int | None, typer.Option("--actors", help=f"Engines of --engine ray; {ACTORS} unasked.")
+]
+
+
+def check(engine: str, actors: int | None) -> None:
+    """Raises ConfigError for an engine that is unknown or not installed, or too few actors."""
+    if engine not in ENGINES:
+        raise UnknownName.of("engine", engine, ENGINES)
+    if engine == "ray":
+        from forerun.integrations.ray_batch import ray_module
+
+        ray_module()
+        if actors is not None and actors < 1:
+            raise ConfigError(f"--actors must be at least 1, got {actors}; 2 runs two engines")
+    elif actors is not None:
+        raise ConfigError("--actors belongs to --engine ray; add that, or use --batch")
+
+
+def waiting_seed(engine: str, out: Path | None) -> int | None:
+    """The seed of the run that this one goes on with, if there is one."""
+    return seed_of(out) if engine == "ray" else None
+
+
+@dataclass
+class Show:
+    """Samples in the order of the prompts as soon as all before them are there, and progress."""
+
+    partial: Partial
+    asked: list[Asked]
+    is_json: bool
+    tokenizer: Tokenizer
+    num_old: int = 0
+    num_shown: int = 0
+    stats: Stats = field(default_factory=Stats)
+    num_samples: int = 0
+
+    def __post_init__(self) -> None:
+        self.num_old, self.start, self.said = len(self.partial.held), time.monotonic(), 0.0
+
+    def catch_up(self) -> None:
+        """Prints what can be printed by now."""
+        while self.num_shown < len(self.asked) and self.num_shown in self.partial.held:
+            for record in self.partial.samples(self.num_shown):
+                print_json(record) if self.is_json else self._text(record)
+            self.num_shown += 1
+
+    def count(self, samples: Iterable[Sample]) -> None:
+        """Adds finished samples to the statistics of this run."""
+        for sample in samples:
+            self.stats.add(sample.stats)
+            self.num_samples += 1
+
+    def progress(self) -> None:
+        """One line that changes on a terminal; elsewhere a line now and then."""
+        now, is_terminal = time.monotonic(), sys.stderr.isatty()
+        is_last = len(self.partial.held) == len(self.asked)
+        if not is_terminal and not is_last and now - self.said < SILENCE:
+            return
+        self.said = now
+        line = progress_line(
+            len(self.partial.held), len(self.asked), self.num_old, now - self.start, self.stats
+        )
+        if is_terminal:
+            end = "\n" if is_last else ""
+            print(f"\r{line}\x1b[K", end=end, file=sys.stderr, flush=True)
+        else:
+            notice(line)
+
+    def footer(self) -> None:
+        """Statistics of what this run has made, for people."""
+        if not self.is_json and self.num_samples:
+            seconds = time.monotonic() - self.start
+            for line in stats_lines(self.stats, self.num_samples, seconds):
+                notice(line)
+
+    def _text(self, record: dict[str, Any]) -> None:
+        if sum(one.sampling.n for one in self.asked) > 1:
+            counts = Stats(**{name: record["stats"][name] for name in COUNTS})
+            print(
+                f"--- prompt {record['prompt_index']}, sample {record['index']}: "
+                f"{counted(len(record['tokens']), 'token')}, {record['finish']}, "
+                f"tau {counts.tau:.2f}"
+            )
+        print(record["text"], flush=True)
+        if "logprobs" in record:
+            print(*logprob_lines(_sample(record), self.tokenizer.decode), sep="\n", flush=True)
+
+
+def progress_line(done: int, total: int, old: int, seconds: float, stats: Stats) -> str:
+    """How far a run is and when it ends, by the pace of the prompts that it has finished itself."""
+    here = done - old
+    line = f"{done} of {counted(total, 'prompt')}"
+    if here and seconds > 0:
+        line += f", {stats.generated / seconds:.0f} tokens/s, tau {stats.tau:.2f}"
+        line += f", about {_clock((total - done) * seconds / here)} left" if done < total else ""
+    return line
+
+
+def run(
+    given: dict[str, Any], jobs: list[Job], setup: Setup, call: str, seed: int, is_json: bool
+) -> None:
+    """All prompts over the actors; whatever ends it, finished prompts are kept."""
+    from forerun.assets import embedded
+    from forerun.integrations.ray_batch import Pool
+    from forerun.models.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(embedded(setup.model))
+    asked = [
+        Asked(i, _shown(tokenizer, setup.model, job.prompt, given["chat"]), job.sampling)
+        for i, job in enumerate(jobs)
+    ]
+    settings = {name: value for name, value in given.items() if name not in FREE}
+    with Partial(given["out"], seed, settings, asked) as partial:
+        show = Show(partial, asked, is_json, tokenizer)
+        left = [one for one in asked if one.index not in partial.held]
+        if show.num_old:
+            notice(f"{show.num_old} of {counted(len(asked), 'prompt')} were finished before")
+        show.catch_up()
+        if left:
+            actors = min(given["actors"] or ACTORS, len(left))
+            with Pool(setup, actors=actors, on_note=notice) as pool:
+                pool.check(left)
+                with kept(
+                    pool,  # type: ignore[arg-type]
+                    given["memory"],
+                    setup.drafter,
+                    setup.tenant,
+                    is_quiet=is_json,
+                ):
+                    _work(pool, left, jobs, show, call)
+        partial.finish()
+
+
+def _work(pool: Pool, left: list[Asked], jobs: list[Job], show: Show, call: str) -> None:
+    def keep(index: int, samples: list[Sample]) -> None:
+        with uninterrupted():
+            show.partial.add(index, _records(samples, show.asked[index], jobs[index], call))
+            show.count(samples)
+        show.catch_up()
+
+    try:
+        for index, samples in pool.results(left):
+            keep(index, samples)
+            show.progress()
+    except BaseException as error:
+        for index, samples in pool.stop():
+            keep(index, samples)
+        show.footer()
+        if not isinstance(error, KeyboardInterrupt):
+            raise
+        _say_interrupted(show)
+        raise typer.Exit(130) from None
+    show.footer()
+
+
+def _say_interrupted(show: Show) -> None:
+    done = f"{len(show.partial.held)} of {counted(len(show.asked), 'prompt')} finished"
+    out = show.partial.out
+    where = f", kept in {partial_of(out)}; the same command goes on from there" if out else ""
+    notice(f"interrupted: {done}{where}")
+
+
+def _records(samples: list[Sample], one: Asked, job: Job, call: str) -> list[dict[str, Any]]:
+    seed = one.sampling.seed
+    assert seed is not None
+    named = {} if job.id is None else {"id": job.id}
+    return [named | sample_record(sample, one.prompt, seed, call) for sample in samples]
+
+
+def _shown(
+    tokenizer: Tokenizer, model: str, prompt: str | list[int], chat: bool
+) -> str | list[int]:
+    """What the model is really shown."""
+    return tokenizer.chat(prompt) if isinstance(prompt, str) and chat else as_shown(model, prompt)
+
+
+def _sample(record: dict[str, Any]) -> Sample:
+    """A sample as far as its log-probabilities are shown."""
+    from forerun.engine.api import Sample
+
+    fields = {name: record[name] for name in ("prompt_index", "index", "text", "tokens", "finish")}
+    tops = [{int(token): value for token, value in top.items()} for top in record["logprobs"]]
+    return replace(Sample(**fields, stats=Stats()), logprobs=tops)
+
+
+def _clock(seconds: float) -> str:
+    """3661 -> "1:01:01"."""
+    minutes, second = divmod(round(seconds), 60)
+    hour, minute = divmod(minutes, 60)
+    return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"

@@ -1,0 +1,341 @@
+"""Batch generation over Ray: the local engine's samples, in order, whatever dies or is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forerun
+from forerun import memories
+from forerun.cli.generate_ray import progress_line
+from forerun.cli.main import main
+from forerun.engine.api import Sample
+from forerun.engine.stats import Stats
+from forerun.errors import CapacityError, ConfigError, DataError
+from forerun.integrations import ray_batch
+from forerun.integrations.ray_batch import Pool, pieces, share
+from forerun.integrations.ray_results import Partial, partial_of, seed_of
+from forerun.integrations.ray_worker import Asked, Setup, Worker
+from forerun.sampling import Sampling
+
+Call = Callable[..., tuple[int, str, str]]
+TEXTS = ("the cat sat on", "one two three", "ten nine eight", "the rain fell", "and the dog")
+SAMPLING = Sampling(temperature=0.8, max_new_tokens=10, n=2, seed=5, ignore_eos=True)
+DRAWN = "stand:scope=request"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """A cluster of two processors on this machine."""
+    ray = pytest.importorskip("ray", reason="ray is not installed")
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        ray.init("local", num_cpus=2, object_store_memory=100 << 20, **quiet)
+        yield
+        ray.shutdown()
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    def run(*words: Any) -> tuple[int, str, str]:
+        status = main([str(word) for word in words])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "big.jsonl"
+    lines = [json.dumps({"prompt": text, "id": f"q{i}"}) for i, text in enumerate(TEXTS)]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def setup(folder: Path, **options: Any) -> Setup:
+    fixed = {"drafter": DRAWN, "controller": "fixed:nodes=6,depth=3"}
+    return Setup(model=str(folder), **fixed | options)
+
+
+def asked(sampling: Sampling = SAMPLING) -> list[Asked]:
+    return [Asked(i, text, sampling) for i, text in enumerate(TEXTS)]
+
+
+def local(folder: Path, **options: Any) -> dict[tuple[int, int], list[int]]:
+    """The tokens of the local engine, by prompt and sample."""
+    made = setup(folder, **options)
+    how = {"drafter": made.drafter, "controller": made.controller, "verifier": made.verifier}
+    run = forerun.load(made.model).run(list(TEXTS), SAMPLING, **how)
+    return {(s.prompt_index, s.index): s.tokens for s in run}
+
+
+def tokens(results: Any) -> dict[tuple[int, int], list[int]]:
+    return {(s.prompt_index, s.index): s.tokens for _, samples in results for s in samples}
+
+
+def worker(folder: Path, **options: Any) -> Worker:
+    made = Worker(setup(folder, **options))
+    assert made.ready()[0] == os.getpid()
+    return made
+
+
+# --- what needs no cluster
+
+
+def test_shares_of_nodes() -> None:
+    assert share([8], 3) == 2 and share([4, 4], 3) == 2 and share([3, 3], 3) == 1
+    assert share([2], 4) == 0.5 and share([3], 4) == 0.5 and share([], 2) == 0
+    for held, actors in (([8], 3), ([3, 5], 4), ([2], 7), ([1, 1, 1], 5)):
+        size = share(held, actors)
+        assert sum(int(have / size) for have in held) >= actors
+
+
+def test_pieces_keep_the_order_and_leave_none_out() -> None:
+    for batch, actors in ((1, 2), (4, 2), (64, 2), (64, 4)):
+        cut = pieces(asked(), batch=batch, actors=actors)
+        assert [one for piece in cut for one in piece] == asked()
+        assert len(cut) >= actors
+    assert all(len(piece) == 1 for piece in pieces(asked(), batch=1, actors=1))
+    assert pieces([], batch=4, actors=2) == []
+
+
+@pytest.mark.parametrize("drafter", ["none", "prompt_lookup", DRAWN])
+def test_pieces_in_any_order_are_the_samples_of_one_run(tiny_folder: Path, drafter: str) -> None:
+    made, whole = worker(tiny_folder, drafter=drafter), asked()
+    found = [made.work(piece) for piece in (whole[3:], whole[:1], whole[1:3])]
+    assert tokens([one for part in found for one in part]) == local(tiny_folder, drafter=drafter)
+
+
+def test_a_stopped_worker_returns_whole_prompts_only(tiny_folder: Path) -> None:
+    made = worker(tiny_folder)
+    made.stop()
+    assert made.work(asked()) == []
+
+
+def test_a_bad_prompt_is_refused_under_its_own_number(tiny_folder: Path) -> None:
+    whole = [*asked(), Asked(5, "the cat " * 200, SAMPLING), Asked(6, [9999], SAMPLING)]
+    made = worker(tiny_folder)
+    with pytest.raises(CapacityError, match=r"^prompt 5 has \d+ tokens, but the context"):
+        made.check(whole[2:])
+    with pytest.raises(DataError, match="^prompt 6 has token ids outside"):
+        made.check(whole[6:])
+
+
+@pytest.mark.parametrize("drafter", ["stand", "token_recycling", "suffix"])
+def test_a_memory_from_a_file_counts_once_after_merging(tiny_folder: Path, drafter: str) -> None:
+    first = worker(tiny_folder, drafter=drafter)
+    first.keep(None)
+    first.work(asked()[:2])
+    before = first.snapshot()
+    actors = [worker(tiny_folder, drafter=drafter) for _ in range(2)]
+    for actor, piece in zip(actors, (asked()[2:4], asked()[4:]), strict=True):
+        actor.keep(before)
+        actor.work(piece)
+    learned = [actor.snapshot().counts["tokens"] for actor in actors]
+    own = before.counts["tokens"]
+    assert learned[0] > learned[1] > 0
+    merged = actors[0].main.merged([before, *(actor.snapshot() for actor in actors)])
+    assert merged.counts["tokens"] == own + sum(learned)
+    assert actors[0].main.snapshot().counts["tokens"] == own + learned[0]
+
+
+def record(index: int, k: int = 0) -> dict[str, Any]:
+    return {"prompt_index": index, "index": k, "text": f"text {index} é"}
+
+
+def test_results_are_written_in_order_and_the_partial_file_goes(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    with Partial(out, 5, {"model": "tiny"}, asked()) as partial:
+        for index in (3, 0, 4, 1, 2):
+            partial.add(index, [record(index), record(index, 1)])
+        assert not out.exists()
+        partial.finish()
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert lines == [record(i, k) for i in range(5) for k in (0, 1)]
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def test_a_partial_file_is_taken_up_and_its_torn_line_dropped(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    with Partial(out, 5, {}, asked()) as partial:
+        partial.add(3, [record(3)])
+        partial.add(1, [record(1)])
+    path = partial_of(out)
+    path.write_bytes(path.read_bytes()[:-4])
+    assert seed_of(out) == 5
+    with Partial(out, 5, {}, asked()) as partial:
+        assert set(partial.held) == {3} and partial.samples(3) == [record(3)]
+        partial.add(1, [record(1)])
+    with Partial(out, 5, {}, asked()) as partial:
+        assert set(partial.held) == {1, 3}
+
+
+def test_a_partial_file_of_another_run_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    with Partial(out, 5, {"drafter": "stand"}, asked()) as partial:
+        partial.add(0, [record(0)])
+        with pytest.raises(DataError, match="another run is writing"):
+            Partial(out, 5, {"drafter": "stand"}, asked())
+    with pytest.raises(ConfigError, match="made with drafter 'stand', this run has 'none'"):
+        Partial(out, 5, {"drafter": "none"}, asked())
+    with pytest.raises(ConfigError, match="made with seed 5, this run has 6"):
+        Partial(out, 6, {"drafter": "stand"}, asked())
+    with pytest.raises(ConfigError, match="other prompts or sampling"):
+        Partial(out, 5, {"drafter": "stand"}, asked(replace(SAMPLING, top_k=3)))
+    partial_of(out).write_text("my notes\n")
+    with pytest.raises(DataError, match="no file of unfinished results"):
+        Partial(out, 5, {"drafter": "stand"}, asked())
+    assert partial_of(out).read_text() == "my notes\n"
+
+
+def test_existing_results_and_empty_runs_leave_files_alone(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    with Partial(out, 5, {}, asked()):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    out.write_text("{}\n")
+    with pytest.raises(DataError, match="exists and is not empty"):
+        Partial(out, 5, {}, asked())
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def test_progress_goes_by_the_pace_of_this_run() -> None:
+    stats = Stats(generated=300, passes=100)
+    line = progress_line(60, 100, 50, 100.0, stats)
+    assert line == "60 of 100 prompts, 3 tokens/s, tau 3.00, about 6:40 left"
+    assert progress_line(50, 100, 50, 1.0, Stats()) == "50 of 100 prompts"
+    assert progress_line(9, 1009, 0, 36.0, stats).endswith("about 1:06:40 left")
+
+
+def test_without_ray_the_extra_is_named(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    status, _, err = call("generate", "-p", "x", "--engine", "ray")
+    assert status == 2 and "pip install 'forerun[ray]'" in err
+
+
+def test_bad_options_are_refused(call: Call) -> None:
+    for words, said in (
+        (("--engine", "rai"), "did you mean 'ray'"),
+        (("--actors", 2), "--actors belongs to --engine ray"),
+    ):
+        status, _, err = call("generate", "-p", "x", *words)
+        assert status == 2 and said in err
+    pytest.importorskip("ray", reason="ray is not installed")
+    status, _, err = call("generate", "-p", "x", "--engine", "ray", "--actors", 0)
+    assert status == 2 and "--actors must be at least 1" in err
+
+
+# --- on a cluster
+
+
+def test_a_killed_actor_s_prompts_are_redone(cluster: None, tiny_folder: Path) -> None:
+    notes: list[str] = []
+    with Pool(setup(tiny_folder), actors=2, on_note=notes.append) as pool:
+        (first,) = pool.pids.values()
+        results = pool.results(asked())
+        found = [next(results)]
+        os.kill(first, signal.SIGKILL)
+        found += results
+        assert first not in pool.pids.values()
+    assert sorted(index for index, _ in found) == list(range(5))
+    assert tokens(found) == local(tiny_folder)
+    assert len(notes) == 1 and f"actor {first} died over prompts" in notes[0]
+
+
+class Fatal(Worker):
+    """Dies over the prompt of one token."""
+
+    def work(self, asked: Any) -> list[tuple[int, list[Sample]]]:
+        if any(one.prompt == [7] for one in asked):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().work(asked)
+
+
+@pytest.mark.slow
+def test_a_prompt_that_kills_every_actor_ends_the_run(
+    cluster: None, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_batch, "Worker", Fatal)
+    whole, found = [*asked(), Asked(5, [7], SAMPLING)], []
+    with (
+        Pool(setup(tiny_folder), actors=1, on_note=lambda note: None) as pool,
+        pytest.raises(CapacityError, match="3 actors died one after another over prompts 5 to 5"),
+    ):
+        found.extend(pool.results(whole[3:]))  # what came before is there
+        pytest.fail("the run did not end")
+
+
+def test_the_command_resumes_and_merges_memories(
+    cluster: None, call: Call, tiny_folder: Path, prompts: Path, tmp_path: Path
+) -> None:
+    out, memory = tmp_path / "results.jsonl", tmp_path / "a.mem"
+    words = ["generate", "-m", tiny_folder, "-f", prompts, "-n", 2, "-t", 0.8, "--ignore-eos"]
+    words += ["--max-new-tokens", 10, "--drafter", "stand", "--out", out, "--memory", memory]
+    words += ["--engine", "ray", "--actors", 2, "--json"]
+    status, printed, err = call(*words, "--seed", 5)
+    assert status == 0 and "5 of 5 prompts" in err
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert printed == out.read_text()
+    places = [(line["id"], line["prompt_index"], line["index"]) for line in lines]
+    assert places == [(f"q{i}", i, k) for i in range(5) for k in (0, 1)]
+    assert memories.read(memory).snapshot.counts["tokens"] == 100
+
+    done = {i: [line for line in lines if line["prompt_index"] == i] for i in (0, 3)}
+    _unfinish(out, done, words)
+    status, printed, err = call(*words)  # the seed is that of the run that it goes on with
+    assert status == 0 and "2 of 5 prompts were finished before" in err
+    again = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["prompt_index"] for line in again] == [i for i in range(5) for _ in "ab"]
+    assert [line for line in again if line["prompt_index"] in done] == done[0] + done[3]
+    assert {line["seed"] for line in again} == {5}
+    assert memories.read(memory).snapshot.counts["tokens"] == 160  # the three that were left
+
+
+def _unfinish(out: Path, done: dict[int, list[dict[str, Any]]], words: list[Any]) -> None:
+    """Makes the partial file of a run that was stopped after some prompts."""
+    headers: list[dict[str, Any]] = []
+    out.unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Partial, "_resume", lambda self: headers.append(self.header) or _stop())
+        assert main([*map(str, words), "--seed", "5"]) == 2
+    held = [{"prompt_index": i, "samples": samples} for i, samples in done.items()]
+    partial_of(out).write_text("".join(json.dumps(line) + "\n" for line in [*headers, *held]))
+
+
+def _stop() -> None:
+    raise DataError("stopped here")
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_was_finished(
+    cluster: None, call: Call, tiny_folder: Path, prompts: Path, tmp_path: Path
+) -> None:
+    out, plain = tmp_path / "results.jsonl", Pool.results
+
+    def stopped(self: Pool, whole: Any) -> Iterator[Any]:
+        results = plain(self, whole)
+        yield next(results)
+        raise KeyboardInterrupt
+
+    words = ["generate", "-m", tiny_folder, "-f", prompts, "--max-new-tokens", 10, "--seed", 5]
+    words += ["--engine", "ray", "--out", out, "--json"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pool, "results", stopped)
+        status, _, err = call(*words)
+    assert status == 130 and not out.exists()
+    assert "the same command goes on from there" in err
+    kept = partial_of(out).read_text().splitlines()[1:]
+    assert 1 <= len(kept) <= 3
+    status, _, err = call(*words)
+    assert status == 0 and f"{len(kept)} of 5 prompts were finished before" in err
+    assert len(out.read_text().splitlines()) == 5 and not partial_of(out).exists()

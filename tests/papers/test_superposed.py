@@ -3,7 +3,8 @@
 The embedded reasoner, k = 3, 10 tokens, 30 beginnings of held-out problems, 1-6-grams of 500
 training problems. The paper's claims at this size: a third of the passes of three runs; the best
 draft about as likely under the plain model as one of nucleus sampling; without n-grams drafts are
-worse. Measured when written: see the bounds; the figures of 200 prompts are on the method's page.
+worse. Measured when written, perplexity of all drafts, of the best, share of distinct ones, passes:
+superposed 3.06, 1.30, 1.00, 10; without n-grams 3.90, 1.16, 1.00, 10; nucleus 1.23, 1.17, 0.63, 30.
 Its 2.44x over k runs and its human judgements need Llama-2.
 """
 

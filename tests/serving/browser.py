@@ -83,7 +83,7 @@ class Page:
         assert "exceptionDetails" not in found, (expression, found["exceptionDetails"])
         return found["result"].get("value")
 
-    def wait(self, expression: str, seconds: float = 90.0) -> Any:
+    def wait(self, expression: str, seconds: float = 45.0) -> Any:
         """Waits until an expression holds; its value."""
         end = time.monotonic() + seconds
         while not (value := self.js(expression)):

@@ -46,7 +46,7 @@ CONTROLS = {
     "one by one": {"threshold": 1.2, "window": 1, "hold": 1},
     "rolling": {"threshold": 1.1, "window": 2, "hold": 1},
     "held": {"threshold": 0.9, "window": 2, "hold": 2},
-    "cleared": {"threshold": 0.8, "window": 3, "hold": 2, "clears": True},
+    "cleared": {"threshold": 1.1, "window": 3, "hold": 2, "clears": True},
 }
 
 

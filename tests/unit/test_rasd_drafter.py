@@ -18,7 +18,8 @@ from forerun.drafters.rasd import Rasd, first_law, graft, pruned
 from forerun.engine.loop import Engine
 from forerun.errors import ConfigError
 from forerun.ngrams.infini import Index
-from forerun.ngrams.retrieval import Firsts, Found
+from forerun.ngrams.retrieval import Found
+from forerun.ngrams.retrieval_kernels import Firsts
 from forerun.records import Plan
 from forerun.sampling import Sampling
 from forerun.template import grid

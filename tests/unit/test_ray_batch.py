@@ -135,6 +135,7 @@ def test_a_bad_prompt_is_refused_under_its_own_number(tiny_folder: Path) -> None
 def test_a_memory_from_a_file_counts_once_after_merging(tiny_folder: Path, drafter: str) -> None:
     first = worker(tiny_folder, drafter=drafter)
     first.keep(None)
+    assert getattr(first.snapshot(), "counts", {"tokens": 0})["tokens"] == 0
     first.work(asked()[:2])
     before = first.snapshot()
     actors = [worker(tiny_folder, drafter=drafter) for _ in range(2)]
@@ -143,10 +144,15 @@ def test_a_memory_from_a_file_counts_once_after_merging(tiny_folder: Path, draft
         actor.work(piece)
     learned = [actor.snapshot().counts["tokens"] for actor in actors]
     own = before.counts["tokens"]
-    assert learned[0] > learned[1] > 0
+    assert own > 0 and learned[0] > learned[1] > 0
     merged = actors[0].main.merged([before, *(actor.snapshot() for actor in actors)])
-    assert merged.counts["tokens"] == own + sum(learned)
-    assert actors[0].main.snapshot().counts["tokens"] == own + learned[0]
+    whole = actors[0].main.snapshot().counts["tokens"]  # what the first one drafts from
+    if drafter == "token_recycling":  # tokens with known successors: a union
+        assert max(own, *learned) <= merged.counts["tokens"] <= own + sum(learned)
+        assert learned[0] <= whole
+    else:
+        assert merged.counts["tokens"] == own + sum(learned)
+        assert whole == own + learned[0]
 
 
 def record(index: int, k: int = 0) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from forerun.ngrams import retrieval
 from forerun.ngrams.infini import Index
-from forerun.ngrams.retrieval import Firsts, Found, Wish, retrieve
+from forerun.ngrams.retrieval import Found, retrieve
+from forerun.ngrams.retrieval_kernels import Firsts, Wish, continuations
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), min_size=1, max_size=4)
 EOS = 3  # an id like others in most tests
@@ -134,4 +135,4 @@ def test_rare_continuations_may_be_missed_but_never_miscounted() -> None:
 
 def test_warm_up_compiles_for_this_index() -> None:
     retrieval.warm_up(Index.of([[1, 2, 3]]))
-    assert retrieval.continuations.signatures
+    assert continuations.signatures

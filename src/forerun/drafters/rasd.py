@@ -23,7 +23,8 @@ from forerun.dice import Dice
 from forerun.drafters.base import Composite, name_of, signed
 from forerun.errors import ConfigError
 from forerun.ngrams.infini import Index
-from forerun.ngrams.retrieval import Firsts, Found
+from forerun.ngrams.retrieval import Found
+from forerun.ngrams.retrieval_kernels import Firsts
 from forerun.records import Plan, Sequence
 from forerun.roles import Drafter, Source, Target
 from forerun.tree import EMPTY, POINT, Proposal, Tree
@@ -74,29 +75,22 @@ class Rasd(Composite):
                 "rasd needs a draft to add to, a model or another drafter; give "
                 "rasd:model=FOLDER or rasd:drafter=NAME, and not both"
             )
+        extra = {"device": device, "tokenizer": tokenizer}
         if drafter is None:
-            drafter = registry.make(
-                "drafter", "draft_model", model=model, grower=grower, device=device,
-                tokenizer=tokenizer,
-            )  # fmt: skip
-        retrievers = (retrievers,) if isinstance(retrievers, str) else tuple(retrievers)
+            drafter = registry.make("drafter", "draft_model", model=model, grower=grower, **extra)
+        found = [retrievers] if isinstance(retrievers, str) else [*retrievers]
         if index is not None or corpus or ids:
             store = {"index": index, "corpus": corpus, "ids": ids, "tokenizer": tokenizer}
             span = {"longest": longest, "shortest": shortest, "tokens": tokens}
-            retrievers = (registry.make("drafter", "rest", **store, **span), *retrievers)
-        if not retrievers:
+            found.insert(0, registry.make("drafter", "rest", **store, **span))
+        if not found:
             raise ConfigError(
                 "rasd needs something to retrieve from: give index=FOLDER, corpus=FILE or "
                 "retrievers=prompt_lookup"
             )
-        super().__init__((drafter, *retrievers), tokenizer)
+        super().__init__((drafter, *found), tokenizer)
         self.generator, self.retrievers = self.parts[0], self.parts[1:]
-        for part in self.retrievers:
-            if part.labels != {"point"}:
-                raise ConfigError(
-                    f"rasd retrieves chosen nodes only, and {name_of(part)!r} draws; use "
-                    f"drafter={name_of(part)}, or fuse"
-                )
+        _check_chosen(self.retrievers)
         self.top, self.share, self.bypass, self.weigh = top, share, bypass, weigh
         self.vocab_size = 0  # the target's, once it is known
 
@@ -130,7 +124,7 @@ class Rasd(Composite):
         return [self._from(part, seq, plan, firsts) for part in self.retrievers]
 
     def _laws(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Proposal | None]:
-        """The law of the next token by the generator's source, if any, which keeps what it finds."""
+        """The next token's law by the generator's source, if any; it keeps what it computes."""
         laws: list[Proposal | None] = [None] * len(seqs)
         source: Source | None = getattr(self.generator, "source", None)
         asked = [i for i, plan in enumerate(plans) if self._room(plan)]
@@ -177,6 +171,16 @@ class Rasd(Composite):
             return look(seq, plan, firsts, self.bypass)
         tree = part.propose_one(seq, plan, seq.dice)  # chosen nodes: no dice are thrown
         return pruned(Found(tree.tokens, tree.parents, np.ones(len(tree), np.int64), 0, 0), firsts)
+
+
+def _check_chosen(parts: Many[Drafter]) -> None:
+    """Raises ConfigError if a retriever draws."""
+    for part in parts:
+        if part.labels != {"point"}:
+            raise ConfigError(
+                f"rasd retrieves chosen nodes only, and {name_of(part)!r} draws; use "
+                f"drafter={name_of(part)}, or fuse"
+            )
 
 
 def first_law(tree: Tree) -> Proposal | None:

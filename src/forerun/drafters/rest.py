@@ -18,7 +18,8 @@ from forerun.ngrams import retrieval
 from forerun.ngrams.adjacency import points
 from forerun.ngrams.datastores import check_ids, open_datastore
 from forerun.ngrams.infini import Index
-from forerun.ngrams.retrieval import Firsts, Found, Wish
+from forerun.ngrams.retrieval import Found
+from forerun.ngrams.retrieval_kernels import READS, Firsts, Wish
 from forerun.records import Plan, Sequence
 from forerun.roles import Drafter, Target
 from forerun.tree import EMPTY, Tree
@@ -48,7 +49,7 @@ class Rest(Drafter):
         shortest: int = 2,
         tokens: int = 10,
         most: int = 64,
-        reads: int = retrieval.READS,
+        reads: int = READS,
         tokenizer: Tokenizer | None = None,
     ) -> None:
         if min(shortest, tokens, most, reads) < 1 or longest < shortest:

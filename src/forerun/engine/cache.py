@@ -40,6 +40,7 @@ class Slot:
     parents: list[int] = field(default_factory=list)  # of scratch nodes; -1: the last committed
     where: dict[tuple[int, int], int] = field(default_factory=dict)  # (parent, token) -> node
     logits: dict[int, torch.Tensor] = field(default_factory=dict)  # of node (-1: root), if kept
+    hidden: dict[int, torch.Tensor] = field(default_factory=dict)  # the same of hidden rows
     owner: ref[Sequence] | None = None
     synced: list[int] | None = None  # the list that `tokens` last agreed with
     used: int = 0  # time of the last pass
@@ -73,7 +74,8 @@ class Slot:
         self.clear_scratch()
 
     def clear_scratch(self) -> None:
-        self.nodes, self.parents, self.where, self.logits = [], [], {}, {}
+        self.nodes, self.parents, self.where = [], [], {}
+        self.logits, self.hidden = {}, {}
 
     def walk(self, tokens: list[int]) -> list[int]:
         """Scratch nodes that spell the longest beginning of `tokens`, from the top down."""

@@ -31,6 +31,7 @@ CHUNK = 512  # most rows of one prefill pass
 SMALL = 8  # pending tokens that are not worth a pass of their own
 SCRATCH = 1024  # cells beyond the context, for tree nodes
 LOGITS: frozenset[str] = frozenset({"logits"})
+HIDDEN: frozenset[str] = frozenset({"hidden"})
 NOTHING: frozenset[str] = frozenset()
 NO_DEPTHS, NO_ANCESTORS = np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=bool)
 
@@ -88,6 +89,7 @@ class Runner(Target):
 
     cache: Slots
     num_rows = 0  # computed so far, prefill included
+    keeps_hidden = False  # whether `rows_at` keeps hidden rows too, for `hidden_at`
 
     @abstractmethod
     def run(self, works: list[Work], needs: frozenset[str]) -> tuple[Tensor, Tensor]:
@@ -128,12 +130,16 @@ class Runner(Target):
         works = {seq: self._path_work(seq, paths) for seq, paths in wishes.items()}
         todo = [work for work in works.values() if work.num_rows]
         if todo:
-            rows = iter(self.run(todo, LOGITS)[1].unbind(0))
-            for work in todo:
-                total = len(work.slot.nodes)
-                first = total - len(work.nodes) - bool(work.pending)
-                work.slot.logits |= {node: next(rows) for node in range(first, total)}
+            hidden, logits = self.run(todo, LOGITS | HIDDEN if self.keeps_hidden else LOGITS)
+            _keep(todo, logits, "logits")
+            if self.keeps_hidden:
+                _keep(todo, hidden, "hidden")
         return torch.stack([_known(works[seq].slot, path) for seq, path in requests])
+
+    def hidden_at(self, seq: Sequence, path: Path) -> Tensor:
+        """Hidden row [d] after seq.tokens + path, which `rows_at` was asked for in this step."""
+        slot = self.cache.sync(seq)
+        return slot.hidden[_node(slot, path)]
 
     def kept_bytes(self) -> int:
         """Bytes of the logits that are kept for draft paths."""
@@ -264,10 +270,24 @@ def _missing(slot: Slot, paths: list[Path]) -> tuple[list[int], list[int]]:
 
 def _known(slot: Slot, path: Path) -> Tensor:
     """The kept logits [V] after `path`."""
+    return slot.logits[_node(slot, path)]
+
+
+def _node(slot: Slot, path: Path) -> int:
+    """The scratch node that `path` leads to."""
     node = -1
     for token in path:
         node = slot.where[node, token]
-    return slot.logits[node]
+    return node
+
+
+def _keep(works: list[Work], rows: Tensor, name: str) -> None:
+    """Stores wanted rows of a pass in the slots, by node."""
+    left = iter(rows.unbind(0))
+    for work in works:
+        total = len(work.slot.nodes)
+        first = total - len(work.nodes) - bool(work.pending)
+        getattr(work.slot, name).update({node: next(left) for node in range(first, total)})
 
 
 def _ancestry(parents: list[int]) -> tuple[np.ndarray, np.ndarray]:

@@ -278,7 +278,10 @@ class Pooled(Drafter):
         found: Iterable[Snapshot | None] = [self.before, *learned]
         held = [snapshot for snapshot in found if snapshot is not None]
         if not held:
-            raise CapacityError("no actor is left, and what they had learned is lost")
+            raise CapacityError(
+                "expected something learned to save, but no actor is left that has learned any; "
+                "results are kept, and the same command goes on from them"
+            )
         return self.kind.merged(held)
 
     def _teach_all(self) -> None:

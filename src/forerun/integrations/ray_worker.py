@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from forerun import registry
 from forerun.dice import Dice, SeededDice
 from forerun.drafters.base import name_of, signed
-from forerun.errors import ForerunError
+from forerun.errors import ConfigError, ForerunError
 from forerun.ngrams.files import Origin
 from forerun.records import Plan, Sequence, Snapshot, Step
 from forerun.roles import Drafter, Shaper, Target
@@ -62,7 +62,7 @@ class Worker:
 
     def __init__(self, setup: Setup, threads: int = 0) -> None:
         self.setup, self.threads = setup, threads
-        self.is_stopped = False
+        self.is_stopped = self.has_worked = False
 
     def ready(self) -> tuple[int, Origin]:
         """Loads, compiles and measures; its process, and what it would write beside a memory."""
@@ -103,9 +103,14 @@ class Worker:
         self.fresh.keep(tenant)
         self.drafter = Twice(self.main, self.fresh)
 
-    def snapshot(self) -> Snapshot:
-        """What was learned here, without what the file held before."""
-        return (self.fresh or self.main).snapshot(self.setup.tenant)
+    def snapshot(self) -> Snapshot | None:
+        """What was learned here, without what the file held before; None if it is nothing."""
+        try:
+            return (self.fresh or self.main).snapshot(self.setup.tenant)
+        except ConfigError:
+            if self.has_worked:
+                raise
+            return None
 
     def work(self, asked: Many[Asked]) -> list[tuple[int, list[Sample]]]:
         """The samples of every prompt, under its number; after `stop` of those that are whole."""
@@ -113,6 +118,7 @@ class Worker:
         found: list[list[Sample]] = [[] for _ in asked]
         events = run.events()
         for event in events:
+            self.has_worked = True
             if event.sample:
                 here = found[event.prompt_index]
                 number = asked[event.prompt_index].index

@@ -1,0 +1,222 @@
+"""The most frequent continuations of a match in a suffix array, in one call.
+
+All places of a match stand together, sorted by what follows, so a node of the tree is an interval
+of ranks and its count that interval's length. The best node comes next: the largest count, ties to
+the shorter path, then to the lower id, then to the parent that came first.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from forerun.ngrams.searching import END, next_token
+from forerun.ngrams.suffix_array import Shard
+
+LEFT, RIGHT, TOKEN, PARENT, DEPTH = 0, 1, 2, 3, 4  # columns of what waits
+READS = 64
+
+
+class Firsts(NamedTuple):
+    """Tokens that a continuation may begin with, and what each multiplies its counts by."""
+
+    ids: np.ndarray  # int64 [k]
+    weights: np.ndarray  # float64 [k], more than 0
+
+
+class Wish(NamedTuple):
+    """What a tree may be. A continuation rarer than 1 in `reads` of its places may be missed."""
+
+    nodes: int
+    depth: int
+    reads: int = READS
+
+
+class Waiting(NamedTuple):
+    """Nodes that may come next, best first: places [drafted, waiting) of the first two."""
+
+    scores: np.ndarray  # float64 [n], count x weight of the first token
+    slots: np.ndarray  # int64 [n], where in the other two the node stands
+    weights: np.ndarray  # float64 [n]
+    rows: np.ndarray  # int64 [n, 5]
+
+
+@njit(cache=True, nogil=True)
+def continuations(
+    shard: Shard,
+    length: int,
+    left: int,
+    right: int,
+    wish: Wish,
+    firsts: Firsts,
+    separator: int,
+    end: int,
+    tokens: np.ndarray,
+    parents: np.ndarray,
+    counts: np.ndarray,
+) -> int:
+    """Writes the best continuations of the matches at ranks [left, right); returns how many.
+
+    end: the id that a separator stands for, END if there is none. Counts are exact.
+    """
+    room = len(tokens)
+    skip = separator if end == END else END  # where no token says that a document ends
+    queue = Waiting(np.empty(room), np.arange(room), np.empty(room), np.empty((room, 5), np.int64))
+    drafted = 0
+    if len(firsts.ids):
+        waiting = named(shard, length, left, right, firsts, skip, queue)
+    else:
+        waiting = split(shard, length, left, right, wish.reads, END, 1, 1.0, skip, queue, 0, 0)
+    while drafted < waiting:
+        slot = queue.slots[drafted]
+        row = queue.rows[slot]
+        is_end = row[TOKEN] == separator
+        tokens[drafted] = end if is_end else row[TOKEN]
+        parents[drafted], counts[drafted] = row[PARENT], row[RIGHT] - row[LEFT]
+        drafted += 1
+        if not is_end and row[DEPTH] < wish.depth:
+            weight, below = queue.weights[slot], row[DEPTH] + 1
+            at, left, right = length + row[DEPTH], row[LEFT], row[RIGHT]
+            waiting = split(
+                shard, at, left, right, wish.reads, drafted - 1, below, weight, skip,
+                queue, drafted, waiting,
+            )  # fmt: skip
+    return drafted
+
+
+@njit(cache=True, nogil=True)
+def named(
+    shard: Shard, length: int, left: int, right: int, firsts: Firsts, skip: int, queue: Waiting
+) -> int:
+    """Puts the first tokens that are allowed and occur into the queue; returns how many."""
+    waiting = 0
+    for i in range(len(firsts.ids)):
+        token = firsts.ids[i]
+        low = bound(shard, length, left, right, token)
+        high = bound(shard, length, low, right, token + 1)
+        if low < high and token != skip:
+            waiting = push(queue, 0, waiting, firsts.weights[i], low, high, token, END, 1)
+    return waiting
+
+
+@njit(cache=True, nogil=True)
+def split(
+    shard: Shard,
+    length: int,
+    left: int,
+    right: int,
+    reads: int,
+    parent: int,
+    depth: int,
+    weight: float,
+    skip: int,
+    queue: Waiting,
+    drafted: int,
+    waiting: int,
+) -> int:
+    """Puts what follows `length` tokens of the suffixes [left, right) into the queue.
+
+    Equal tokens stand together. A run of `step` ranks or more covers one of any two ranks that are
+    `step` apart; shorter ones are too rare, or would find no room.
+    """
+    room = len(queue.scores)
+    rarest, done = max(1, (right - left) // reads), left
+    while done < right:
+        step = rarest
+        if waiting == room and waiting > drafted:
+            step = max(step, int(np.ceil(queue.scores[waiting - 1] / weight)))
+        at = done + step - 1
+        if at >= right:
+            break
+        token = next_token(shard, at, length)
+        if step > 2 and not is_long(shard, length, done, at, right, token, step // 2):
+            done = at + 1
+            continue
+        low = first_of(shard, length, done, at, token)
+        done = last_of(shard, length, at, right, token)
+        if token != END and token != skip:
+            waiting = push(queue, drafted, waiting, weight, low, done, token, parent, depth)
+    return waiting
+
+
+@njit(cache=True, nogil=True)
+def bound(shard: Shard, length: int, left: int, right: int, token: int) -> int:
+    """The first rank in [left, right) whose next token is not below `token`; else `right`."""
+    while left < right:
+        middle = (left + right) // 2
+        if next_token(shard, middle, length) < token:
+            left = middle + 1
+        else:
+            right = middle
+    return left
+
+
+@njit(cache=True, nogil=True)
+def is_long(
+    shard: Shard, length: int, left: int, at: int, right: int, token: int, half: int
+) -> bool:
+    """Whether the run of `token` around rank `at` reaches `half` ranks to either side."""
+    low, high = at - half, at + half
+    if low >= left and next_token(shard, low, length) == token:
+        return True
+    return high < right and next_token(shard, high, length) == token
+
+
+@njit(cache=True, nogil=True)
+def first_of(shard: Shard, length: int, left: int, at: int, token: int) -> int:
+    """The first rank of the run of `token` that rank `at` belongs to, not below `left`."""
+    step, high = 1, at
+    while high - step >= left and next_token(shard, high - step, length) == token:
+        high -= step
+        step *= 2
+    return bound(shard, length, max(left, high - step), high, token)
+
+
+@njit(cache=True, nogil=True)
+def last_of(shard: Shard, length: int, at: int, right: int, token: int) -> int:
+    """One more than the last rank of that run."""
+    step, low = 1, at
+    while low + step < right and next_token(shard, low + step, length) == token:
+        low += step
+        step *= 2
+    return bound(shard, length, low + 1, min(right, low + step), token + 1)
+
+
+@njit(cache=True, nogil=True)
+def push(
+    queue: Waiting,
+    drafted: int,
+    waiting: int,
+    weight: float,
+    left: int,
+    right: int,
+    token: int,
+    parent: int,
+    depth: int,
+) -> int:
+    """Adds a node in its place, if there is one; returns where the queue ends."""
+    score, at = (right - left) * weight, waiting
+    while at > drafted and is_before(queue, at - 1, score, token, depth):
+        at -= 1
+    room = len(queue.scores)
+    if at == room:
+        return waiting
+    waiting = min(waiting + 1, room)
+    slot = queue.slots[waiting - 1]  # free, or that of the node that drops out
+    for i in range(waiting - 1, at, -1):
+        queue.scores[i], queue.slots[i] = queue.scores[i - 1], queue.slots[i - 1]
+    queue.scores[at], queue.slots[at], queue.weights[slot] = score, slot, weight
+    row = queue.rows[slot]
+    row[LEFT], row[RIGHT], row[TOKEN], row[PARENT], row[DEPTH] = left, right, token, parent, depth
+    return waiting
+
+
+@njit(cache=True, nogil=True)
+def is_before(queue: Waiting, at: int, score: float, token: int, depth: int) -> bool:
+    """Whether a new node goes before the one that waits at a place."""
+    if score != queue.scores[at]:
+        return score > queue.scores[at]
+    row = queue.rows[queue.slots[at]]
+    return depth < row[DEPTH] or (depth == row[DEPTH] and token < row[TOKEN])

@@ -1,11 +1,12 @@
-"""n-gram style (arXiv 2601.16224): what lambda does to the style, to the base model and to the text.
+"""n-gram style (arXiv 2601.16224): what lambda does to the style, the base model and the text.
 
 stories260K, greedy, 6 prompts of 48 tokens, 1-3-grams of the first nine tenths of Don Quixote. Of
 the sheet's claims: divergence grows with lambda, and the published form lowers how much of the
 style is in the text instead of raising it. The floored form raises it. Measured when written, style
 perplexity and trigrams seen at lambda 0, 0.3, 1: floored 35, 16, 13 and .74, .98, 1.00; published
 35, 50, 52 and .74, .66, .63; JSD at 1: floored .11, published .10 bits; held-out text of the book
-15, Shakespeare 28. The paper's figures need TinyLlama-1.1B; `benchmarks/style.py` prints the whole sweep for three corpora.
+15, Shakespeare 28. The paper's figures need TinyLlama-1.1B; `benchmarks/style.py` prints the whole
+sweep for three corpora.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from convert_stories260k import convert
 
 import forerun
-from convert_stories260k import convert
 from forerun.constraints.ngram_style import NgramStyle
 from forerun.ngrams.ngram_model import NgramModel
 from forerun.records import Sequence, Step
@@ -38,7 +39,7 @@ STRENGTHS = (0.0, 0.3, 1.0)
 
 @pytest.fixture(scope="module")
 def book(data_dir: Path) -> str:
-    return gzip.open(data_dir / "corpora/don_quixote_pg996.txt.gz", "rt", encoding="utf-8").read()
+    return gzip.decompress((data_dir / "corpora/don_quixote_pg996.txt.gz").read_bytes()).decode()
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,8 @@ def test_lambda_does_what_the_forms_predict(model: forerun.Model, style: NgramMo
 def test_held_out_text_of_the_style_is_told_from_other_text(
     model: forerun.Model, style: NgramModel, book: str, data_dir: Path
 ) -> None:
-    other = gzip.open(data_dir / "corpora/tinyshakespeare.txt.gz", "rt", encoding="utf-8").read()
+    file = data_dir / "corpora/tinyshakespeare.txt.gz"
+    other = gzip.decompress(file.read_bytes()).decode()
     texts = [book[-120_000:-100_000], other[:20_000]]
     own, foreign = (style.perplexity(model.tokenizer.encode(t, special=False)) for t in texts)
     print(f"style perplexity: held-out {own:.1f}, Shakespeare {foreign:.1f}")

@@ -3,9 +3,14 @@
 The sheet's small decision problem, solved exactly by dynamic programming: every token is easy (.95)
 or hard (.3), which is known once it is drafted; a draft pass costs .1, a target pass 1, drafts end
 at 20. Reward is tokens per unit of time, so a round is worth its tokens minus rate x time; the rate
-at which the best round is worth nothing is the best rate. When written: i.i.d. tokens, 70 % easy:
-fixed K = 5 2.210, best of all rules 2.446 = best threshold; newest token unscored 2.412. Difficulty
-that stays with .9: fixed K = 4 2.082, best 2.39.
+at which the best round is worth nothing is the best rate. Tokens per unit of time, exact:
+
+| difficulty | best fixed K | threshold | newest token unscored | sheet (simulated) |
+| i.i.d., 70 % easy | 2.217 (K = 5) | 2.440, no rule is better | 2.412 | 2.210, 2.445, 2.412 |
+| stays with .9, else redrawn | 1.980 (K = 4) | 2.465 | 2.424 | 2.082, 2.39 |
+
+The sheet does not say how its sticky chain starts a round; ours goes on from the last token, and
+gains more (24 % against 15 %). The order is the same.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ def iid(last: bool | None) -> float:
 
 
 def sticky(last: bool | None) -> float:
-    return 0.5 if last is None else (0.9 if last else 0.1)
+    return 0.7 if last is None else (0.97 if last else 0.07)
 
 
 CASES = {"i.i.d.": iid, "sticky": sticky}
@@ -84,7 +89,7 @@ def rate_of(easy: Chances, stop: Callable[[int, float, float], bool]) -> float:
 
     after_easy, after_hard = run(0, 1.0, 1.0, True), run(0, 1.0, 1.0, False)
     share = after_hard[2] / (1 - after_easy[2] + after_hard[2])  # of rounds that start easy
-    tokens, passes, _ = (share * a + (1 - share) * b for a, b in zip(after_easy, after_hard))
+    tokens, passes, _ = (share * a + (1 - share) * b for a, b in zip(after_easy, after_hard, strict=True))
     return (1 + tokens) / (TARGET + DRAFT * passes)
 
 
@@ -129,17 +134,20 @@ def test_beyond_the_theorems_threshold_it_always_stops(name: str) -> None:
 
 def test_rates_are_the_sheets() -> None:
     rate, k = fixed(iid)
-    assert (round(rate, 3), k) == (2.210, 5)
     scored, unscored = threshold(iid), threshold(iid, scored=False)
     print(f"i.i.d.: fixed {rate:.4f}, best {best(iid)[0]:.4f}, {scored=}, {unscored=}")
-    assert scored[0] == pytest.approx(2.445, abs=0.002)
-    assert unscored[0] == pytest.approx(2.412, abs=0.003)
+    assert k == 5 and rate == pytest.approx(2.210, abs=0.01)  # the sheet's are simulated
+    assert scored[0] == pytest.approx(2.445, abs=0.01)
+    assert unscored[0] == pytest.approx(2.412, abs=0.01)
     assert best(iid)[0] == pytest.approx(scored[0], abs=1e-6)  # no rule beats the threshold
 
 
 def test_sticky_difficulty_gains_more() -> None:
-    rate, k = fixed(sticky)
-    found, optimum = threshold(sticky), best(sticky)[0]
-    print(f"sticky: fixed {rate:.4f} (K = {k}), threshold {found}, best {optimum:.4f}")
-    assert (round(rate, 2), k) == (2.08, 4)
-    assert 1.1 < found[0] / rate and found[0] <= optimum + 1e-9
+    gains = []
+    for easy in (iid, sticky):
+        rate, k = fixed(easy)
+        found, late = threshold(easy), threshold(easy, scored=False)
+        print(f"fixed {rate:.4f} (K = {k}), threshold {found}, newest unscored {late}")
+        assert found[0] > late[0] > 1.08 * rate
+        gains.append(found[0] / rate)
+    assert gains[1] > gains[0]

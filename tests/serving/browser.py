@@ -86,7 +86,7 @@ class Page:
     def wait(self, expression: str, seconds: float = 45.0) -> Any:
         """Waits until an expression holds; its value."""
         end = time.monotonic() + seconds
-        while not (value := self.js(expression)):
+        while (value := self.js(expression)) in (None, False, 0, ""):  # an element comes as {}
             assert time.monotonic() < end, f"{expression} did not come about; {self.errors}"
             time.sleep(0.05)
         return value

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 LENGTH = 10  # tokens, where nothing is said
 OWN = ("ngrams", "ngram_weight")  # options that no other method has
-SHARED = ("model", "prompt", "prompt_file", "method", "n", "max_new_tokens", "seed")
-SHARED += ("dtype", "device", "out", "is_json")
+SHARED = {"model", "prompt", "prompt_file", "method", "n", "max_new_tokens", "seed"}
+SHARED |= {"dtype", "device", "out", "is_json"}
 
 
 def command(ctx: typer.Context, given: dict[str, Any]) -> None:

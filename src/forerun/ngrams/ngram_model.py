@@ -114,7 +114,9 @@ class NgramModel:
                 f"{path} was counted with another tokenizer (fingerprint {origin.tokenizer[:12]}, "
                 f"the target's is {ours[:12]}); count the text anew with the target's"
             )
-        return cls(**snapshot.arrays, **snapshot.settings, tokenizer=origin.tokenizer)
+        arrays = [snapshot.arrays[name] for name in ("tokens", "counts", "first")]
+        order, vocab_size = snapshot.settings["order"], snapshot.settings["vocab_size"]
+        return cls(*arrays, order, vocab_size, origin.tokenizer)
 
     def __len__(self) -> int:
         """Distinct n-grams of all orders."""
@@ -202,10 +204,10 @@ class NgramModel:
 
         A context that was not seen contributes nothing; nothing is smoothed.
         """
-        weights = np.asarray(weights[: self.order - 1], dtype=np.float64)
-        last = np.asarray(text[max(0, len(text) - len(weights)) :], dtype=np.int64)
+        known = np.asarray(weights[: self.order - 1], dtype=np.float64)
+        last = np.asarray(text[max(0, len(text) - len(known)) :], dtype=np.int64)
         arrays = self.tokens, self.counts, self.first, self.totals
-        return shares(*arrays, last, candidates, weights)
+        return shares(*arrays, last, candidates, known)
 
     def _row(self, context: Many[int]) -> int:
         return descend(self.tokens, self.first, np.asarray(context, dtype=np.int64))

@@ -135,7 +135,8 @@ def drafts_of(
 ) -> list[Draft]:
     """The k best of alive and finished drafts, by falling mean score."""
     logits = stream.prompt(prompt)
-    alive, finished = [Draft(())], []  # the drafts are one until the first token
+    alive = [Draft(())]  # the drafts are one until the first token
+    finished: list[Draft] = []
     for step in range(max_new_tokens):
         ids, logp = likeliest(logits, how.temperature, how.num_candidates)
         scores = [mixed_scores(logp, _shares(ngrams, prompt, d, ids, how), how) for d in alive]

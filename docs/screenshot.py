@@ -11,11 +11,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SIZE = 1100, 1060
+SIZE = 1100, 1120
+SERVER = "reasoner", "--max-seqs", 4, "--controller", "fixed"
 PROMPT = (
-    "A shop has 6 shelves with 14 books each. It sells 27 books and buys 9 more. "
-    "How many books does the shop have now?"
+    "Ben has 4 bags with 6 nuts each. He eats 5 nuts and buys 3 more bags. "
+    "How many nuts does Ben have left?"
 )
+RUNS = 3  # the last of them gains from the others
 LARGEST = 300_000  # bytes
 # the step that took most of a small tree, so that the picture shows a path
 BEST = """(() => {
@@ -39,16 +41,18 @@ def main(path: Path) -> int:
     if found is None:
         print(f"no browser found; install one of {', '.join(browser.NAMES)}", file=sys.stderr)
         return 1
-    with served.command("reasoner", "--max-seqs", 4) as server, browser.browse(found) as page:
+    with served.command(*SERVER) as server, browser.browse(found) as page:
         page.resize(*SIZE)
         page.scheme("light")
         page.open(server.url + "/")
         page.wait("method.options.length > 1")
         page.type("#prompt", PROMPT)
-        for name, value in {"temperature": "0.6", "seed": "7", "max_nodes": "12"}.items():
+        for name, value in {"temperature": "0.6", "max_nodes": "12"}.items():
             page.type(f"#{name}", value)
-        page.press("Enter", ctrl=True)
-        page.wait("document.body.dataset.state === 'done'")
+        for _ in range(RUNS):
+            page.js("document.body.dataset.state = 'waiting'")
+            page.press("Enter", ctrl=True)
+            page.wait("document.body.dataset.state === 'done'")
         page.js("document.activeElement.blur()")
         page.js(BEST)
         picture = page.screenshot()

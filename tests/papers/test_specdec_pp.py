@@ -89,7 +89,9 @@ def rate_of(easy: Chances, stop: Callable[[int, float, float], bool]) -> float:
 
     after_easy, after_hard = run(0, 1.0, 1.0, True), run(0, 1.0, 1.0, False)
     share = after_hard[2] / (1 - after_easy[2] + after_hard[2])  # of rounds that start easy
-    tokens, passes, _ = (share * a + (1 - share) * b for a, b in zip(after_easy, after_hard, strict=True))
+    tokens, passes, _ = (
+        share * a + (1 - share) * b for a, b in zip(after_easy, after_hard, strict=True)
+    )
     return (1 + tokens) / (TARGET + DRAFT * passes)
 
 
@@ -102,8 +104,10 @@ def threshold(easy: Chances, *, scored: bool = True) -> tuple[float, float]:
     found = []
     for percent in range(1, 100):
         h = percent / 100
-        rule = (lambda k, cum, before, h=h: 1 - cum > h) if scored else (
-            lambda k, cum, before, h=h: k >= 2 and 1 - before > h
+        rule = (
+            (lambda k, cum, before, h=h: 1 - cum > h)
+            if scored
+            else (lambda k, cum, before, h=h: k >= 2 and 1 - before > h)
         )
         found.append((rate_of(easy, rule), h))
     return max(found)

@@ -46,7 +46,9 @@ class Usage:
     """What was spent, by model (small, large)."""
 
     tokens: list[int] = field(default_factory=lambda: [0, 0])  # generated
-    catch_up: list[int] = field(default_factory=lambda: [0, 0])  # computed after a switch; no prompt
+    catch_up: list[int] = field(
+        default_factory=lambda: [0, 0]
+    )  # computed after a switch; no prompt
     switches: int = 0
 
     @property

@@ -114,9 +114,9 @@ class NgramModel:
                 f"{path} was counted with another tokenizer (fingerprint {origin.tokenizer[:12]}, "
                 f"the target's is {ours[:12]}); count the text anew with the target's"
             )
-        arrays = [snapshot.arrays[name] for name in ("tokens", "counts", "first")]
+        tokens, counts, first = (snapshot.arrays[n] for n in ("tokens", "counts", "first"))
         order, vocab_size = snapshot.settings["order"], snapshot.settings["vocab_size"]
-        return cls(*arrays, order, vocab_size, origin.tokenizer)
+        return cls(tokens, counts, first, order, vocab_size, origin.tokenizer)
 
     def __len__(self) -> int:
         """Distinct n-grams of all orders."""

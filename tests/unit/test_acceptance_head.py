@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from fakes import FakeRunner, FakeTarget, exact_law, run_all, sequence, table_law
-from harness import PROMPT
 
+from fakes import FakeRunner, FakeTarget, exact_law, run_all, sequence, table_law
 from forerun import registry
 from forerun.controllers.acceptance_head import AcceptanceHead, Head, read_head, runner_of
 from forerun.dice import EnumeratedDice, SeededDice
@@ -18,6 +17,7 @@ from forerun.errors import ConfigError, ModelError
 from forerun.records import Plan
 from forerun.sampling import Sampling
 from forerun.training.recipes import acceptance_head as recipe
+from harness import PROMPT
 
 WIDTH = 4
 

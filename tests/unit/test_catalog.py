@@ -43,8 +43,10 @@ def test_named_options_exist(row: Row) -> None:
 
 @pytest.mark.parametrize("row", [r for r in ROWS if r.state == WORKS], ids=lambda row: row.name)
 def test_lossless_rows_use_lossless_verifiers(row: Row) -> None:
+    """Other rows are lossy by what no verifier shows: a shaper, a search, a target."""
     verifier = registry.get("verifier", registry.parse(row.parts.get("verifier", "speculative"))[0])
-    assert row.lossless == verifier.lossless
+    if row.lossless or "verifier" in row.parts:
+        assert row.lossless == verifier.lossless
 
 
 def test_states_are_derived_from_files(tmp_path: Path) -> None:

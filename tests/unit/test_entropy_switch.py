@@ -8,6 +8,9 @@ from collections.abc import Sequence as Many
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fakes import (
     FakeTarget,
     NoRepeats,
@@ -17,10 +20,6 @@ from fakes import (
     sequence,
     table_law,
 )
-from harness import PROMPT, Given
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from forerun import registry
 from forerun.adaptive.entropy_switch import (
     LARGE,
@@ -40,6 +39,7 @@ from forerun.roles import Path
 from forerun.sampling import Sampling
 from forerun.template import grid
 from forerun.tree import EMPTY
+from harness import PROMPT, Given
 
 LAWS = table_law(4), table_law(5)
 CONTROLS = {

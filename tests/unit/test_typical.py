@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fakes import FakeRunner, NoRepeats, table_law
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fakes import FakeRunner, NoRepeats, table_law
 from forerun import registry
 from forerun.dice import EnumeratedDice, SeededDice
 from forerun.errors import ConfigError

@@ -123,13 +123,13 @@ class EntropySwitch(Target):
         for i, seq in enumerate(seqs):
             turns[self.mode(seq).active].append(i)
         for which, turn in enumerate(turns):
-            pairs = [(seqs[i], trees[i]) for i in turn]
-            if pairs:
-                for pair, rows in zip(
-                    pairs, self.models[which].forward(*zip(*pairs, strict=True), needs), strict=True
-                ):
-                    self._rows[pair[0]] = SwitchRows(self, *pair, rows)
-                    self.caught_up(pair[0], which)
+            if not turn:
+                continue
+            own, drafts = [seqs[i] for i in turn], [trees[i] for i in turn]
+            found = self.models[which].forward(own, drafts, needs)
+            for seq, tree, rows in zip(own, drafts, found, strict=True):
+                self._rows[seq] = SwitchRows(self, seq, tree, rows)
+                self.caught_up(seq, which)
         return [self._rows[seq] for seq in seqs]
 
     def commit(self, seqs: Many[Sequence], trees: Many[Tree], verdicts: Many[Verdict]) -> None:
@@ -247,7 +247,7 @@ def load(
     context: int | None = None,
     **options: Any,
 ) -> Model:
-    """A Model that generates by both: models as `forerun.load` takes them, options of EntropySwitch.
+    """A Model that generates by both: models as `forerun.load` takes them, and its options.
 
     Raises ConfigError unless they share a vocabulary.
     """
@@ -260,7 +260,12 @@ def load(
     paths = [embedded(m) if isinstance(m, str) else m for m in (small, large)]
     tokenizers = [Tokenizer.load(path) for path in paths]
     check_vocabulary(tokenizers[LARGE], tokenizers[SMALL])
-    how = {"dtype": dtype, "device": device, "max_seqs": max_seqs, "context": context}
+    how: dict[str, Any] = {
+        "dtype": dtype,
+        "device": device,
+        "max_seqs": max_seqs,
+        "context": context,
+    }
     models = [load_target(path, **how) for path in paths]
     switch = EntropySwitch(*models, threshold=threshold, **options)  # type: ignore[arg-type]
     return Model(switch, tokenizers[LARGE], f"{large} or {small}", device)

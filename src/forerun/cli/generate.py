@@ -191,9 +191,11 @@ def command(
     if verbose or not is_json:
         notice(f"# {call}")
     if engine == "ray":
-        how = {name: ctx.params[name] for name in ("model", "dtype", "device", "weights", "batch")}
+        how: dict[str, Any] = {
+            name: ctx.params[name] for name in ("model", "dtype", "device", "weights", "batch")
+        }
         made = partial(styles.shapers, given=dict(ctx.params))
-        setup = generate_ray.Setup(**how, **parts, tenant=tenant, shapers=made)
+        setup = generate_ray.Setup(**how | parts, tenant=tenant, shapers=made)
         generate_ray.run(ctx.params, jobs, setup, call, seed, is_json)
         return
     with Results(out) as results:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +18,6 @@ from forerun.cli.output import (
     counted,
     logprob_lines,
     notice,
-    print_json,
     sample_record,
     stats_lines,
 )
@@ -76,13 +77,14 @@ class Show:
     num_samples: int = 0
 
     def __post_init__(self) -> None:
+        self.to = sys.stdout
         self.num_old, self.start, self.said = len(self.partial.held), time.monotonic(), 0.0
 
     def catch_up(self) -> None:
         """Prints what can be printed by now."""
         while self.num_shown < len(self.asked) and self.num_shown in self.partial.held:
             for record in self.partial.samples(self.num_shown):
-                print_json(record) if self.is_json else self._text(record)
+                self._json(record) if self.is_json else self._text(record)
             self.num_shown += 1
 
     def count(self, samples: Iterable[Sample]) -> None:
@@ -114,17 +116,22 @@ class Show:
             for line in stats_lines(self.stats, self.num_samples, seconds):
                 notice(line)
 
+    def _json(self, record: dict[str, Any]) -> None:
+        print(json.dumps(record, ensure_ascii=False), file=self.to, flush=True)
+
     def _text(self, record: dict[str, Any]) -> None:
         if sum(one.sampling.n for one in self.asked) > 1:
             counts = Stats(**{name: record["stats"][name] for name in COUNTS})
             print(
                 f"--- prompt {record['prompt_index']}, sample {record['index']}: "
                 f"{counted(len(record['tokens']), 'token')}, {record['finish']}, "
-                f"tau {counts.tau:.2f}"
+                f"tau {counts.tau:.2f}",
+                file=self.to,
             )
-        print(record["text"], flush=True)
+        print(record["text"], file=self.to, flush=True)
         if "logprobs" in record:
-            print(*logprob_lines(_sample(record), self.tokenizer.decode), sep="\n", flush=True)
+            lines = logprob_lines(_sample(record), self.tokenizer.decode)
+            print(*lines, sep="\n", file=self.to, flush=True)
 
 
 def progress_line(done: int, total: int, old: int, seconds: float, stats: Stats) -> str:
@@ -159,7 +166,10 @@ def run(
         show.catch_up()
         if left:
             actors = min(given["actors"] or ACTORS, len(left))
-            with Pool(setup, actors=actors, on_note=notice) as pool:
+            with (  # Ray's own remarks are no results
+                redirect_stdout(sys.stderr),
+                Pool(setup, actors=actors, on_note=notice) as pool,
+            ):
                 pool.check(left)
                 with kept(
                     pool,  # type: ignore[arg-type]

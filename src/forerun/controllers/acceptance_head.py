@@ -133,7 +133,7 @@ def runner_of(drafter: Drafter) -> Runner:
     inner: Any = drafter
     while not hasattr(inner, "runner") and hasattr(inner, "drafter"):
         inner = inner.drafter
-    runner = getattr(inner, "runner", None)
+    runner: Any = getattr(inner, "runner", None)
     if not hasattr(runner, "hidden_at") or getattr(inner.source, "is_tree", False):
         name = type(inner).__module__.rpartition(".")[2]
         raise ConfigError(

@@ -258,7 +258,8 @@ class Pooled(Drafter):
     """The drafters of all actors as one that can be saved."""
 
     def __init__(self, pool: Pool, spec: str) -> None:
-        self.pool, self.kind = pool, registry.resolve("drafter", spec)[0]
+        kind: type[Drafter] = registry.resolve("drafter", spec)[0]
+        self.pool, self.kind = pool, kind
         self.before: Snapshot | None = None
 
     def teach(self, actor: Any) -> None:

@@ -48,7 +48,12 @@ class Partial:
         self.out = out
         told = {name: str(value) for name, value in settings.items()}
         code = hashlib.sha256(repr(list(map(tuple, asked))).encode()).hexdigest()
-        self.header = {"kind": KIND, "seed": seed, "settings": told, "prompts": code}
+        self.header: dict[str, Any] = {
+            "kind": KIND,
+            "seed": seed,
+            "settings": told,
+            "prompts": code,
+        }
         self.held: dict[int, tuple[int, int]] = {}  # prompt -> offset and size of its line
         self._file = _opened(out)
         try:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class Asked(NamedTuple):
     """A prompt with its number in the whole batch; the sampling names its seed."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # of the batch, not tuple.index
     prompt: str | list[int]
     sampling: Sampling
 
@@ -74,7 +74,7 @@ class Worker:
         s = self.setup
         if self.threads:
             torch.set_num_threads(self.threads)
-        how = {"dtype": s.dtype, "device": s.device, "weights": s.weights}
+        how: dict[str, Any] = {"dtype": s.dtype, "device": s.device, "weights": s.weights}
         self.model = forerun.load(s.model, max_seqs=s.batch, **how)
         self.drafter = self.main = self.model.drafter(s.drafter)
         self.shapers = s.shapers(self.model)
@@ -124,7 +124,7 @@ class Worker:
                 number = asked[event.prompt_index].index
                 here.append(replace(event.sample, prompt_index=number))
             if self.is_stopped:
-                events.close()
+                events.close()  # type: ignore[attr-defined]
                 break
         return [
             (one.index, sorted(samples, key=lambda sample: sample.index))

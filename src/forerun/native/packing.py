@@ -59,7 +59,9 @@ class Rounding:
         if name != "int8" or (scaled and not scaled.isdecimal()):
             raise ConfigError(f"weights must be auto, int8 or int8:INPUTS, got {text!r}")
         if scaled and (int(scaled) < 32 or int(scaled) % 4):
-            raise ConfigError(f"inputs per scale must be a multiple of 4 and at least 32, got {scaled}")
+            raise ConfigError(
+                f"inputs per scale must be a multiple of 4 and at least 32, got {scaled}"
+            )
         return cls(8, int(scaled or 0))
 
 

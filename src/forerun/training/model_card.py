@@ -45,8 +45,9 @@ tenth of its weight on prompts.
 
 ## Measured
 
-{r.num_problems} held-out problems with the training data's mix of levels, {r.num_samples} samples each,
-temperature {r.temperature:g}, top-p 1, bf16 weights computed in float32.
+{r.num_problems} held-out problems with the training data's mix of levels,
+{r.num_samples} samples each, temperature {r.temperature:g}, top-p 1, bf16 weights
+computed in float32.
 
 | what | value |
 |---|---|

@@ -137,8 +137,8 @@ def run(plan: Plan) -> tuple[Progress, float]:
     """Texts, training, export to plan.out; progress, and the AUC on a tenth of the texts."""
     held, trained = texts(plan)
     torch.manual_seed(plan.seed)
-    models = [_model(name) for name in (plan.target, plan.draft)]
-    head = HeadModule(models[1].config.hidden_size, plan.layers, plan.shared)
+    target, draft = _model(plan.target), _model(plan.draft)
+    head = HeadModule(draft.config.hidden_size, plan.layers, plan.shared)
     options = LoopOptions(
         max_steps=plan.max_steps,
         minutes=plan.minutes,
@@ -147,7 +147,7 @@ def run(plan: Plan) -> tuple[Progress, float]:
         decay_share=0.9,
         seed=plan.seed,
     )
-    recipe = HeadRecipe(*models, head, plan, _batches(trained, plan))
+    recipe = HeadRecipe(target, draft, head, plan, _batches(trained, plan))
     progress = Loop(recipe, options, torch.device("cpu"), plan.out / "head.pt").run()
     save(head, plan.out / NAME)
     return progress, evaluate(recipe, _batches(held, plan))

@@ -173,7 +173,7 @@ def mended() -> list[str]:
 
 
 def expanded(x: Any, ends: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Any:
-    """x [requests], repeated to [num_tokens] for the tokens of each request, which end at `ends`."""
+    """x [requests], repeated to [num_tokens]; the tokens of each request end at `ends`."""
     counts = ends.diff(prepend=ends.new_zeros(1))
     x = x.masked_fill(x == replace_from, replace_to)
     return x.repeat_interleave(counts, output_size=num_tokens)

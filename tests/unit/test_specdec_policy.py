@@ -20,8 +20,6 @@ from functools import cache
 
 import pytest
 
-pytestmark = pytest.mark.paper
-
 ACCEPTED = {True: 0.95, False: 0.3}  # easy, hard
 DRAFT, TARGET, MOST = 0.1, 1.0, 20
 Chances = Callable[[bool | None], float]  # P(next is easy), given the last token's difficulty
@@ -127,7 +125,7 @@ def test_the_best_rule_is_a_threshold(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_beyond_the_theorems_threshold_it_always_stops(name: str) -> None:
-    """P(some rejection) >= (c2 + D) / (c1 + c2 + D) with c1 = t_d, c2 = t_t - t_d, D = 1/r - t_t."""
+    """P(rejection) >= (c2 + D) / (c1 + c2 + D), c1 = t_d, c2 = t_t - t_d, D = 1/r - t_t."""
     rate, stops = best(CASES[name])
     c1, c2, d = DRAFT, TARGET - DRAFT, 1 / rate - TARGET
     border = (c2 + d) / (c1 + c2 + d)

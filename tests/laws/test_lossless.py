@@ -17,7 +17,7 @@ from forerun.roles import Drafter
 from forerun.sampling import Sampling
 from forerun.shaping import Adjust
 from forerun.template import grid
-from forerun.tree import Proposal
+from forerun.tree import Proposal, Tree, chain
 from harness import distance
 
 TARGET, DRAFT, OTHER = table_law(1), table_law(2), table_law(3)
@@ -65,8 +65,20 @@ def made(name: str, **options: object) -> Callable[[], Drafter]:
     return lambda: registry.make("drafter", name, **options)
 
 
-def composed(name: str, *parts: Callable[[], Drafter]) -> Callable[[], Drafter]:
-    return lambda: registry.make("drafter", name, parts=tuple(part() for part in parts))
+def composed(name: str, *parts: Callable[[], Drafter], **more: object) -> Callable[[], Drafter]:
+    return lambda: registry.make("drafter", name, parts=tuple(part() for part in parts), **more)
+
+
+class Says(Drafter):
+    """Always the same chain of chosen tokens."""
+
+    labels = frozenset({"point"})
+
+    def __init__(self, tokens: tuple[int, ...]) -> None:
+        self.tokens = tokens
+
+    def propose_one(self, seq, plan, dice) -> Tree:
+        return chain(self.tokens[: min(plan.nodes, plan.depth)])
 
 
 def stand(**options: object) -> Callable[[], Drafter]:
@@ -235,6 +247,16 @@ DRAFTERS = {
         composed("cascade", made("prompt_lookup", ngram=2), stand(context=1, entries=2)),
         Plan(2, 2),
         (4,),
+    ),
+    "cascade whose drawn part knows little": (
+        composed(
+            "cascade",
+            lambda: Says((1,)),
+            grown("gumbel", known=lambda t: t[-1] != 1 or len(t) == 2, template=grid(1, 1)),
+            least=2,
+        ),
+        Plan(2, 2),
+        (3,),
     ),
     "fuse drawn + chosen": (
         lambda: Fuse(

@@ -76,7 +76,8 @@ class Chat:
                 if event.sample:
                     self.last = event.sample.stats
         finally:
-            self.turns += [("user", text), ("assistant", said.strip())]
+            if said:
+                self.turns += [("user", text), ("assistant", said.strip())]
 
     def told(self) -> str:
         """Statistics of the last answer."""
@@ -115,7 +116,7 @@ class Terminal:
                 elif line:
                     self.show(line)
             except ForerunError as error:  # the conversation goes on
-                self.out.print(f"[red]error:[/] {error}", markup=True)
+                self.out.print(f"error: {error}", style="red", markup=False)
 
     def show(self, text: str) -> None:
         """Streams one answer, then a line of statistics."""

@@ -1,7 +1,8 @@
 """The first drafter that has something to say: cheap and sure ones before the others.
 
-Whether a part has a tree hangs on the text and on what it has learned, never on tokens that it
-draws, so the choice leaves every label true. Needs: what its parts need.
+Law: a tree of chosen tokens may be kept or dropped by its size. One of drawn tokens may not, since
+its size can depend on what was drawn, which would make the label of its first token false: a part
+that draws has the last word. Enumerated in tests/laws. Needs: what its parts need.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from forerun.dice import Dice
 from forerun.drafters.base import Composite, signed
 from forerun.errors import ConfigError
 from forerun.records import Plan, Sequence
+from forerun.roles import Drafter
 from forerun.tree import EMPTY, Tree
 
 
 class Cascade(Composite):
-    """`parts` in the order in which they are asked; a tree of fewer than `least` nodes is none."""
+    """`parts` in the order in which they are asked; a tree of fewer than `least` nodes is none.
+
+    Only the last part may draw.
+    """
 
     def __init__(
         self,
@@ -30,25 +35,41 @@ class Cascade(Composite):
             raise ConfigError(f"least must be at least 1 node, got {least}")
         super().__init__(parts, tokenizer)
         self.least = least
+        early = [name for name, p in zip(self.names, self.parts[:-1], strict=False) if draws(p)]
+        if early:
+            raise ConfigError(
+                f"part {early[0]!r} of a cascade draws its tokens, so nothing can come after it; "
+                "put it last"
+            )
 
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         best = EMPTY
         for part, name in zip(self.parts, self.names, strict=True):
             tree = part.propose_one(seq, plan, dice)
-            if len(tree) > len(best):
-                best = signed(tree, name)
-            if len(tree) >= min(self.least, plan.nodes):
+            best = self._better(best, signed(tree, name), part)
+            if self._is_enough(best, plan):
                 break
         return best
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
         trees = [EMPTY] * len(seqs)
         for part, name in zip(self.parts, self.names, strict=True):
-            open_ = [
-                i for i, p in enumerate(plans) if len(trees[i]) < min(self.least, p.nodes, p.depth)
-            ]
-            found = part.propose([seqs[i] for i in open_], [plans[i] for i in open_])
-            for i, tree in zip(open_, found, strict=True):
-                if len(tree) > len(trees[i]):
-                    trees[i] = signed(tree, name)
+            asked = [i for i, plan in enumerate(plans) if not self._is_enough(trees[i], plan)]
+            if not asked:
+                break
+            found = part.propose([seqs[i] for i in asked], [plans[i] for i in asked])
+            for i, tree in zip(asked, found, strict=True):
+                trees[i] = self._better(trees[i], signed(tree, name), part)
         return trees
+
+    def _is_enough(self, tree: Tree, plan: Plan) -> bool:
+        return len(tree) >= min(self.least, plan.nodes, plan.depth)
+
+    def _better(self, before: Tree, tree: Tree, part: Drafter) -> Tree:
+        """What a part drew is used, whatever it is; of chosen trees the larger one."""
+        return tree if draws(part) or len(tree) > len(before) else before
+
+
+def draws(part: Drafter) -> bool:
+    """Whether a drafter may draw tokens."""
+    return not part.labels <= {"point"}

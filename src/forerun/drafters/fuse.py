@@ -37,6 +37,8 @@ class Fuse(Composite):
         return merge([part.propose_one(seq, share, dice) for part, share in shares], self.names)
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+        if not seqs:
+            return []
         shares = zip(*(self._shares(plan) for plan in plans), strict=True)
         forests = [part.propose(seqs, list(s)) for part, s in zip(self.parts, shares, strict=True)]
         return [merge(list(trees), self.names) for trees in zip(*forests, strict=True)]

@@ -1,4 +1,8 @@
-"""A drafter may fail; generation goes on: drafts only save time, the law holds without them."""
+"""A drafter may fail; generation goes on: drafts only save time, the law holds without them.
+
+That is so where failing does not depend on the tokens that were drawn: a drafter that fails at some
+tokens only leaves the others more often than their q says.
+"""
 
 from __future__ import annotations
 

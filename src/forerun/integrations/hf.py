@@ -37,8 +37,6 @@ WARPERS = {  # transformers' class -> (its attribute, our parameter), in the ord
     "MinPLogitsWarper": ("min_p", "min_p"),
 }
 OWN_STOPS = {"MaxLengthCriteria", "EosTokenCriteria"}  # what Stops does itself
-_targets: WeakKeyDictionary[Any, HFTarget] = WeakKeyDictionary()
-_drafters: WeakKeyDictionary[Any, dict[str, Drafter]] = WeakKeyDictionary()
 
 
 def generate(
@@ -104,10 +102,15 @@ def generate(
 
 def target_of(model: Any, num_seqs: int) -> HFTarget:
     """The model as a Target with room for `num_seqs` sequences; made once per model."""
-    found = _targets.get(model)
-    if found is None or found.max_seqs < num_seqs:
-        found = _targets[model] = HFTarget(model, max_seqs=max(16, num_seqs))
-    return found
+    kept = _kept(model)
+    if "target" not in kept or kept["target"].max_seqs < num_seqs:
+        kept["target"] = HFTarget(model, max_seqs=max(16, num_seqs))
+    return kept["target"]
+
+
+def _kept(model: Any) -> dict[str, Any]:
+    """What is kept with a model and goes with it: its Target, and drafters by name."""
+    return model.__dict__.setdefault("_forerun", {})
 
 
 def prompts(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
@@ -261,7 +264,7 @@ def _drafter(model: Any, spec: str | Drafter) -> Drafter:
     """The same drafter for the same model and text, so that wide memories last."""
     if isinstance(spec, Drafter):
         return spec
-    known = _drafters.setdefault(model, {})
+    known: dict[str, Drafter] = _kept(model).setdefault("drafters", {})
     if spec not in known:
         known[spec] = registry.make("drafter", spec)
     return known[spec]

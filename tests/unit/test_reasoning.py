@@ -13,7 +13,7 @@ from forerun.bench.tasks.base import Task
 from forerun.bench.tasks.reasoning import ReasoningTask, read_answer
 from forerun.bench.tasks.reasoning_text import Style, _middle, _near, _places
 from forerun.bench.tasks.reasoning_words import vary
-from forerun.bench.tasks.reasoning_world import LEVELS
+from forerun.bench.tasks.reasoning_world import LEVELS, MIX
 from forerun.errors import ConfigError
 from forerun.training.tokenizer import train_tokenizer
 
@@ -46,8 +46,9 @@ def test_same_index_same_example(task):
 
 def test_levels_take_turns_and_grow(task):
     examples = [task.example(i) for i in range(300)]
-    assert [e.level for e in examples[:7]] == [1, 2, 3, 4, 5, 6, 1]
-    lengths = [sum(len(e.reference) for e in examples if e.level == n) for n in LEVELS]
+    assert [e.level for e in examples[:13]] == [*MIX, 1]
+    texts = {n: [len(e.reference) for e in examples if e.level == n] for n in LEVELS}
+    lengths = [sum(found) / len(found) for found in texts.values()]
     assert lengths == sorted(lengths)
     answers = [int(e.answer) for e in examples]
     assert max(answers) > 1000 and max(answers) <= 9999 * 5 and min(answers) >= 0

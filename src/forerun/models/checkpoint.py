@@ -75,7 +75,7 @@ def load_decoder(
 
     Raises CapacityError if the weights do not fit into memory.
     """
-    check_memory(plan, dtype.itemsize if rounding is KEPT else 1, device)
+    check_memory(plan, dtype.itemsize if rounding == KEPT else 1, device)
     parts = Parts(plan, dtype, device, rounding)
     for name, tensor in tensors(files):
         parts.add(name, tensor)

@@ -96,8 +96,11 @@ def test_a_block_ends_before_ctrl_c_does(audible):
 
 def test_ignored_ctrl_c_stays_ignored(audible):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    done: list[int] = []
     with uninterrupted():
         signal.raise_signal(signal.SIGINT)
+        done.append(1)
+    assert done and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_processes_beside_the_first_ignore_ctrl_c(audible):

@@ -31,7 +31,7 @@ from forerun.ngrams import memory_rows
 from forerun.ngrams.kernels import Temper, select_top
 from forerun.ngrams.memory import NEUTRAL, LogitMemory, context_lengths, warm_up
 from forerun.ngrams.prompts import prompt_rows
-from forerun.ngrams.sharing import Memories
+from forerun.ngrams.sharing import Memories, kept_key, key_of
 from forerun.records import Plan, Sequence, Snapshot, Step
 from forerun.roles import Drafter, Path, Source, Target
 from forerun.sampling import softmax, to_probs
@@ -289,13 +289,10 @@ class Stand(Drafter):
         return self.stores_model or seq.sampling.is_greedy
 
     def _key(self, seq: Sequence) -> Hashable:
-        """Who shares: everybody, a tenant, a group, or nobody."""
-        if self.scope in ("tenant", "global"):
-            return self._kept_key(seq.tenant)
-        return seq if self.scope == "request" or seq.group is None else seq.group
+        return key_of(self.scope, seq)
 
     def _kept_key(self, tenant: str) -> Hashable:
-        return ("tenant", tenant) if self.scope == "tenant" else "global"
+        return kept_key(self.scope, tenant)
 
 
 class Recall(Source):

@@ -26,6 +26,7 @@ from forerun.growers.template import TopTemplate
 from forerun.ngrams import adjacencies
 from forerun.ngrams.adjacencies import Matrices, Matrix
 from forerun.ngrams.adjacency import warm_up
+from forerun.ngrams.sharing import kept_key, key_of
 from forerun.records import Plan, Sequence, Snapshot, Step
 from forerun.roles import Drafter, Path, Source, Target
 from forerun.template import DEFAULT, RANK_VALUES, Template
@@ -174,13 +175,10 @@ class TokenRecycling(Drafter):
         return adjacencies.snapshot(snapshots[0].kind, whole)
 
     def _key(self, seq: Sequence) -> Hashable:
-        """Who shares: everybody, a tenant, a group, or nobody."""
-        if self.scope in ("tenant", "global"):
-            return self._kept_key(seq.tenant)
-        return seq if self.scope == "request" or seq.group is None else seq.group
+        return key_of(self.scope, seq)
 
     def _kept_key(self, tenant: str) -> Hashable:
-        return ("tenant", tenant) if self.scope == "tenant" else "global"
+        return kept_key(self.scope, tenant)
 
 
 class Successors(Source):

@@ -70,3 +70,15 @@ class Memories:
 
     def _new(self) -> LogitMemory:
         return LogitMemory(context=self.context, entries=self.entries, budget=self.budget)
+
+
+def key_of(scope: str, seq: Sequence) -> Hashable:
+    """Whose memory a sequence uses: everybody's, its tenant's, its group's, or its own."""
+    if scope in ("tenant", "global"):
+        return kept_key(scope, seq.tenant)
+    return seq if scope == "request" or seq.group is None else seq.group
+
+
+def kept_key(scope: str, tenant: str) -> Hashable:
+    """The key of a memory that outlives sequences."""
+    return ("tenant", tenant) if scope == "tenant" else "global"

@@ -27,8 +27,8 @@ demo: $(VENV)/.ready
 	@$(BIN)/forerun demo $(ARGS)
 
 test: $(VENV)/.ready-dev
-	@echo "test: pytest"
-	@$(BIN)/python -m pytest $(if $(DATA_DIR),"--data-dir=$(DATA_DIR)") $(ARGS)
+	@echo "test: pytest, a process for every core"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(if $(DATA_DIR),"--data-dir=$(DATA_DIR)") $(ARGS)
 
 check: $(VENV)/.ready-dev
 	@echo "check: ruff check, ruff format, mypy"

@@ -254,3 +254,29 @@ def test_a_killed_run_goes_on_where_it_stopped(
     assert len({record.key for record in found}) == len(found) == 12
     assert sorted(record.order for record in found) == list(range(12))
     assert len(manifest.resumed) == 1
+
+
+def test_answers_in_spec_bench_format(call: Call, quick: None, tiny: Path, tmp_path: Path) -> None:
+    questions = tmp_path / "question.jsonl"
+    asked = [("writing", ["the cat sat", "and then"]), ("translation", ["on the mat"])]
+    lines = [{"question_id": i, "category": c, "turns": t} for i, (c, t) in enumerate(asked)]
+    questions.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run, small = tmp_path / "run", ("-n", 1, "--max-new-tokens", 6, "--threads", 1)
+    words = ["--model", tiny, "--tasks", f"spec_bench:{questions}", "--out", run, *small]
+    assert call("bench", "run", *words, "--methods", "plain,stand", "--texts")[0] == 0
+    files = {method: tmp_path / f"{method}.jsonl" for method in ("plain", "stand")}
+    for method, path in files.items():
+        status, out, err = call("bench", "answers", run, "--method", method, "--out", path)
+        assert status == 0 and "2 answers" in out, err
+    first = json.loads(files["stand"].read_text().splitlines()[0])
+    assert first["question_id"] == 0 and len(first["choices"][0]["wall_time"]) == 2
+    status, out, err = call(
+        "bench", "spec", files["stand"], files["plain"], "--model", tiny, "--json"
+    )
+    found = {row["group"]: row for row in json.loads(out)}
+    assert status == 0 and found["mt_bench"]["num_questions"] == 1, err
+    assert found["overall"]["num_questions"] == 2 and found["overall"]["speed_up"] > 0
+    status, _, err = call("bench", "answers", run, "--method", "stan", "--out", tmp_path / "x")
+    assert status == 2 and "stand" in err
+    status, _, err = call("bench", "answers", run, "--method", "stand", "--round", 1, "--out", run)
+    assert status == 2 and "--round must be from 0 to 0" in err

@@ -89,7 +89,7 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "draw", "verifier", "k", "values"), TABLE, ids=lambda v: str(v))
+@pytest.mark.parametrize(("rule", "draw", "verifier", "k", "values"), TABLE, ids=[row[0] for row in TABLE])
 def test_one_position_table(
     rule: str, draw: Callable, verifier: type, k: int | None, values: tuple[float, ...]
 ) -> None:

@@ -181,7 +181,7 @@ def ratios(
     return SpeedUp(geometric_mean(values), bootstrap(values, geometric_mean), by_prompt)
 
 
-def geometric_mean(values: Sequence[float]) -> float:
+def geometric_mean(values: Sequence[float] | np.ndarray) -> float:
     """exp of the mean logarithm of positive values."""
     return float(np.exp(np.mean(np.log(values))))
 
@@ -197,7 +197,7 @@ def bootstrap(
         return None
     rng, all_values = np.random.default_rng(0), np.asarray(values, dtype=float)
     picks = rng.integers(0, len(values), (draws, len(values)))
-    found = [statistic(all_values[row].tolist()) for row in picks]
+    found = [statistic(drawn) for drawn in all_values[picks]]
     low, high = np.quantile(found, ((1 - level) / 2, (1 + level) / 2))
     return float(low), float(high)
 

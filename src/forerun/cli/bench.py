@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from forerun.cli import options
+from forerun.cli import bench_spec, options
 from forerun.cli.output import console, notice, print_json
 from forerun.errors import ConfigError
 
@@ -229,3 +229,7 @@ def inflate(
 
     made = pad(source, target, size, dtype=dtype, seed=seed)
     typer.echo(f"{made.folder}: {made.num_bytes / 2**20:.0f} MiB in {made.seconds:.1f} s")
+
+
+app.command("answers")(bench_spec.answers)
+app.command("spec")(bench_spec.spec)

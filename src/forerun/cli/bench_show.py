@@ -135,7 +135,7 @@ def show_summary(out: Console, manifest: Manifest, records: list[Record]) -> Non
         threads = "1 thread" if manifest.threads == 1 else f"{manifest.threads} threads"
         title = f"{task}, {manifest.model['name']}, {manifest.dtype}, {threads}"
         rows = [_row(method, figure) for method, figure in methods.items()]
-        out.print(_table(title, COLUMNS, rows))
+        out.print(make_table(title, COLUMNS, rows))
     for name, why in found["left_out"].items():
         out.print(f"{name} is left out: {last_line(why)}", markup=False)
 
@@ -183,7 +183,7 @@ def show_comparison(out: Console, found: Comparison, max_slowdown: float, relati
         rows.append([change.method, str(change.prompts), f"{change.ratio:.3f}", interval, verdict])
     what = "speed-up over plain" if relative else "tokens per second"
     columns = "method", "prompts", "ratio", "95 % interval", ""
-    out.print(_table(f"{what}, second run over first", columns, rows))
+    out.print(make_table(f"{what}, second run over first", columns, rows))
     for remark in found.remarks:
         out.print(remark, markup=False)
     limit = f"{1 - max_slowdown:.3f}"
@@ -205,7 +205,7 @@ def show_budget(out: Console, found: Budget) -> None:
         for line in found.lines
     ]
     columns = "part", "microseconds", "share", "calls", ""
-    out.print(_table(f"one step of {found.steps}", columns, rows))
+    out.print(make_table(f"one step of {found.steps}", columns, rows))
     out.print(
         f"{found.step_microseconds:.0f} microseconds a step, {found.outside_share:.1%} outside the "
         f"target's pass; {found.tokens / found.steps:.2f} tokens a step"
@@ -218,7 +218,8 @@ def show_budget(out: Console, found: Budget) -> None:
     )
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Texts in columns, the first one to the left."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,0 +1,89 @@
+"""`forerun bench answers` and `forerun bench spec`: Spec-Bench's answer files and its figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from forerun.cli import options
+from forerun.cli.output import console, print_json
+from forerun.errors import ConfigError, DataError, UnknownName
+
+TASK = "spec_bench:"
+
+
+def answers(
+    folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    method: Annotated[str, typer.Option("--method", help="One of the run's methods.")],
+    out: Annotated[Path, typer.Option("--out", help="Answer file to write.")],
+    number: Annotated[int, typer.Option("--round", help="Which round, from 0.")] = 0,
+) -> None:
+    """Write a run's answers in Spec-Bench's format.
+
+    The run was made with --texts and -n 1 on a task spec_bench:question.jsonl.
+    """
+    from forerun.bench import spec_bench
+    from forerun.bench.results import read_run
+    from forerun.bench.tasks.spec_bench import SpecBenchTask
+
+    manifest, records = read_run(folder)
+    if method not in manifest.methods:
+        raise UnknownName.of("method of this run", method, manifest.methods)
+    if not 0 <= number < manifest.rounds:
+        raise ConfigError(f"--round must be from 0 to {manifest.rounds - 1}, got {number}")
+    tasks = [name for name in manifest.tasks if name.startswith(TASK)]
+    if not tasks:
+        raise ConfigError(
+            f"{folder} has no Spec-Bench task, only {', '.join(manifest.tasks)}; run with "
+            f"--tasks {TASK}PATH"
+        )
+    lines = []
+    for task in tasks:
+        mine = [r for r in records if (r.task, r.method, r.round) == (task, method, number)]
+        questions = SpecBenchTask.of_path(task.removeprefix(TASK)).questions
+        lines += spec_bench.answers(questions, mine, method)
+    if not lines:
+        raise DataError(f"{method} answered no question in full in round {number} of {folder}")
+    spec_bench.write_answers(out, lines)
+    typer.echo(f"{out}: {len(lines)} answers of {method}")
+
+
+def spec(
+    method: Annotated[Path, typer.Argument(help="Answer file of a method.")],
+    baseline: Annotated[Path, typer.Argument(help="Answer file of plain decoding.")],
+    tokenizer: Annotated[
+        str, typer.Option("--model", "-m", help="Whose tokenizer counts the baseline's tokens.")
+    ],
+    is_json: options.Json = False,
+) -> None:
+    """Print the figures that Spec-Bench publishes.
+
+    Speed-up and mean accepted tokens by category, out of two answer files.
+    """
+    from forerun.bench import spec_bench
+    from forerun.models.tokenizer import Tokenizer
+
+    here, there = spec_bench.read_answers(method), spec_bench.read_answers(baseline)
+    found = spec_bench.table(here, there, Tokenizer.load(tokenizer).encode)
+    if not found:
+        raise DataError(f"{method} and {baseline} have no category in common")
+    if is_json:
+        print_json([vars(row) for row in found])
+        return
+    from forerun.cli.bench_show import make_table, shown
+
+    columns = "category", "questions", "mean accepted", "tokens/s", "baseline", "speed-up"
+    rows: list[list[Any]] = [
+        [
+            row.group,
+            str(row.num_questions),
+            shown(row.mean_accepted, ".2f"),
+            f"{row.tokens_per_second:.1f}",
+            f"{row.baseline_tokens_per_second:.1f}",
+            f"{row.speed_up:.2f}x",
+        ]
+        for row in found
+    ]
+    console().print(make_table("Spec-Bench's accounting", columns, rows))

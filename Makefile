@@ -40,7 +40,7 @@ docs: $(VENV)/.ready
 	@$(BIN)/python docs/check.py
 
 bench: $(VENV)/.ready
-	@set -e; for file in $(sort $(wildcard benchmarks/*.py)); do \
+	@set -e; for file in $(sort $(filter-out %_worker.py %_peer.py %_timing.py,$(wildcard benchmarks/*.py))); do \
 		echo "bench: $$file"; $(BIN)/python $$file; done
 	@echo "bench: forerun demo"
 	@$(BIN)/forerun demo $(ARGS)

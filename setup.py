@@ -15,6 +15,7 @@ setup(
                     "isa",
                     "vector",
                     "linear",
+                    "amx",
                     "attend",
                     "decoder",
                     "memory",

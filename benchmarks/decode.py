@@ -36,6 +36,7 @@ SIZES = {  # hidden, layers, heads, key-value heads, inner width, vocabulary
     "30M": (512, 8, 8, 4, 1376, 4096),
     "100M": (768, 12, 12, 4, 2048, 16384),
     "300M": (1024, 24, 16, 8, 2816, 16384),
+    "1B": (2048, 18, 32, 8, 7168, 16384),
 }
 NODES = (1, 4, 8, 16, 32, 64)
 
@@ -50,7 +51,7 @@ def checkpoint(size: str, dtype: torch.dtype, folder: Path) -> int:
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         intermediate_size=inner,
-        max_position_embeddings=4096,
+        max_position_embeddings=65536,
         eos_token_id=None,
         pad_token_id=0,
     )

@@ -2,11 +2,13 @@
 
     python benchmarks/index.py [--tokens 1000000 10000000] [--corpus FOLDER] [--peer-python PYTHON]
 
-Text comes from --corpus (text files, .gz too), tokenised with --tokenizer; where it runs out, runs
-of it (12 tokens on average) are spliced at random, which the output says. The last tenth of the
-real text is held out: half of the prompts come from it. Every query is timed by itself: once after
-the system was asked to forget the files, and once when all has been read. Nothing is asserted but
-that all contestants give the same answers.
+Text comes from --corpus (text files, .gz and .tar.gz too) in documents of 1,000 tokens; where it
+runs out, runs of it (12 tokens on average) are spliced at random, which the output says. The last
+tenth of the real text is held out: half of the prompts come from it. Each index is built from text
+by the command `forerun index build` in a process of its own, whose peak memory the system tells (as
+`/usr/bin/time -v` does). Every query is timed by itself: once after the system was asked to forget
+the files, and once when all has been read. With --folder an index that an earlier run left there is
+asked and not built again. Nothing is asserted but that all contestants give the same answers.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import subprocess
+import sys
+import tarfile
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -23,93 +28,107 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from index_timing import cold_and_warm, timed
 
 from forerun.bench.machine import num_cores
-from forerun.ngrams import building, encoders, sorting, store
+from forerun.ngrams import encoders, store
 from forerun.ngrams.documents import Document, Reading, list_sources, read
 from forerun.ngrams.infini import Index
 
-RUN = 12  # mean tokens of a spliced run
-END = 65535
+# from a small process: what a large one starts is counted as large as itself
+MEASURES = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+RUNS = "import sys; from forerun.cli.main import main; sys.exit(main())"
+MOST_SORTED = 20_000_000  # tokens that the baseline may sort
+RUN, DOCUMENT = 12, 1000  # mean tokens of a spliced run; tokens of a document
 
 
-def real_tokens(corpus: Path, spec: str) -> np.ndarray:
-    """All text of a folder as uint16 ids, a separator before every file."""
-    encoder = encoders.load(spec)
-    if encoder.size is None or encoder.size > END:
-        raise SystemExit(f"{spec} has {encoder.size} ids; this benchmark is for 2-byte tokens")
-    records = read(list_sources([corpus]), Reading())
-    texts = [r.text for r in records if isinstance(r, Document)]
-    start = perf_counter()
-    ids = encoder.encode_batch(texts)
-    seconds = perf_counter() - start
-    total = sum(map(len, ids))
-    print(f"tokeniser {spec}: {total} tokens, {total / seconds:,.0f} tokens/s in one call")
-    return np.concatenate([np.array([END, *part], np.uint16) for part in ids])
+class Corpus:
+    """Real text with the places where its tokens begin; the last tenth is held out."""
+
+    def __init__(self, folder: Path, spec: str) -> None:
+        encoder = encoders.load(spec)
+        if not isinstance(encoder, encoders.Fast) or encoder.size > 65535:
+            raise SystemExit(f"{spec} must be a tokenizer.json of at most 65,535 ids")
+        texts = texts_of(folder)
+        found = encoder.inner.encode_batch(texts, add_special_tokens=False)
+        starts, before = [], 0
+        for text, one in zip(texts, found, strict=True):
+            starts.append(np.array([a for a, _ in one.offsets], np.int64) + before)
+            before += len(text)
+        self.text, self.starts = "".join(texts), np.concatenate(starts)
+        cut = len(self.starts) - len(self.starts) // 10
+        self.held = encoder.encode(self.text[self.starts[cut] :])
+        self.text, self.starts = self.text[: self.starts[cut]], self.starts[: cut + 1]
+        self.tokens = cut
+
+    def write(self, file: Path, size: int) -> None:
+        """About `size` tokens as JSON lines: the real text first, then spliced documents."""
+        rng = np.random.default_rng(size)
+        with file.open("w") as out:
+            for at in range(0, min(size, self.tokens), DOCUMENT):
+                a, b = self.starts[[at, min(at + DOCUMENT, self.tokens)]]
+                out.write(json.dumps({"text": self.text[a:b]}) + "\n")
+            for _ in range(max(0, size - self.tokens) // DOCUMENT):
+                out.write(json.dumps({"text": self._spliced(rng)}) + "\n")
+
+    def _spliced(self, rng: np.random.Generator) -> str:
+        lengths = np.minimum(rng.geometric(1 / RUN, DOCUMENT // RUN), 200)
+        first = rng.integers(0, self.tokens - 200, len(lengths))
+        spans = zip(self.starts[first].tolist(), self.starts[first + lengths].tolist(), strict=True)
+        return "".join(self.text[a:b] for a, b in spans)
 
 
-def corpus_of(real: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Real text, then spliced runs of it, `size` tokens that begin with a separator."""
-    parts, have = [real[:size]], min(len(real), size)
-    while have < size:
-        lengths = np.minimum(rng.geometric(1 / RUN, 100_000), 200)
-        starts = rng.integers(0, len(real) - 200, len(lengths))
-        shift = np.repeat(starts - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths)
-        parts.append(real[shift + np.arange(lengths.sum())])
-        have += len(parts[-1])
-    return np.concatenate(parts)[:size]
+def texts_of(folder: Path) -> list[str]:
+    """Texts of all files of a folder; of a tar archive, of all files in it."""
+    texts: list[str] = []
+    for path in list_sources([folder]):
+        if ".tar" in path.suffixes:
+            with tarfile.open(path) as archive:
+                files = [archive.extractfile(entry) for entry in archive if entry.isfile()]
+                texts += [file.read().decode() for file in files if file]
+        else:
+            texts += [r.text for r in read([path], Reading()) if isinstance(r, Document)]
+    return texts
 
 
-def queries_of(
-    text: np.ndarray, held: np.ndarray, count: int, rng: np.random.Generator
-) -> dict[str, Any]:
+def queries_of(index: Index, held: list[int], count: int) -> dict[str, Any]:
     """n-grams of 1 to 8 tokens and prompts of 64, half of each from held-out text."""
+    text, rng = index.shards[0].text, np.random.default_rng(0)
 
     def draw(length: int, i: int) -> list[int]:
-        source = held if i % 2 else text
+        source = np.asarray(held) if i % 2 else text
         while True:
             at = int(rng.integers(0, len(source) - length))
-            if END not in (found := source[at : at + length].tolist()):
+            if index.separator not in (found := source[at : at + length].tolist()):
                 return found
 
     grams = [draw(1 + i % 8, i // 8) for i in range(count)]
     prompts = [draw(64, i) for i in range(count)]
-    return {"count": grams, "ntd": grams, "infgram_ntd": prompts, "eos": END - 1}
+    return {"count": grams, "ntd": grams, "infgram_ntd": prompts, "eos": index.eos}
 
 
-def build(folder: Path, text: np.ndarray, threads: int) -> tuple[Path, dict[str, float]]:
-    """An index of the tokens through the ordinary build; seconds of its stages."""
-    source = folder / "ids.txt"
-    starts = np.append(np.flatnonzero(text == END), len(text))
-    with source.open("w") as file:
-        for a, b in zip(starts[:-1], starts[1:], strict=True):
-            if b > a + 1:
-                file.write(" ".join(map(str, text[a + 1 : b].tolist())) + "\n")
-    reading = Reading(split="line", is_ids=True)
-    options = building.Options(tokenizer="ids", reading=reading, threads=threads, workers=1)
-    sorting.warm_up(2)
-    manifest = building.build(folder / "ours", [source], options)
+def build(folder: Path, corpus: Corpus, size: int, options: argparse.Namespace) -> dict[str, Any]:
+    """An index of text through the command; what it took, and all its sizes."""
+    source, path = folder / "corpus.jsonl", folder / "ours"
+    corpus.write(source, size)
+    words = ["index", "build", str(path), str(source), "--json"]
+    words += ["--tokenizer", options.tokenizer, "--memory", options.memory]
+    words += ["--threads", str(options.threads), "--workers", str(options.threads)]
+    start = perf_counter()
+    told = subprocess.run(
+        [sys.executable, "-c", MEASURES, sys.executable, "-c", RUNS, *words],
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    seconds = perf_counter() - start
     source.unlink()
-    return folder / "ours", dict(manifest.build["seconds"])
-
-
-def drop_cache(folder: Path) -> None:
-    """Asks the system to forget the files' pages."""
-    for file in folder.rglob("*.bin"):
-        with file.open("rb") as stream:
-            os.fsync(stream.fileno())
-            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def timed(ask: Any, queries: list[list[int]]) -> tuple[list[float], list[Any]]:
-    """Microseconds and answer of every query."""
-    times, answers = [], []
-    for query in queries:
-        start = perf_counter()
-        answer = ask(query)
-        times.append(1e6 * (perf_counter() - start))
-        answers.append(answer)
-    return times, answers
+    found = {"seconds": seconds, "peak": int(told.stdout) << 10, "memory": options.memory}
+    (folder / "built.json").write_text(json.dumps(found))
+    return found
 
 
 def ours(path: Path, queries: dict[str, Any]) -> dict[str, Any]:
@@ -125,20 +144,13 @@ def ours(path: Path, queries: dict[str, Any]) -> dict[str, Any]:
         "infgram_ntd": lambda index, q: index.infgram_ntd(q).suffix_length,
     }
     for name, ask in asks.items():
-        drop_cache(path)  # while no mapping holds the pages
-        index = Index.open(path)
-        found[f"{name} cold"], found[name] = timed(partial(ask, index), queries[name])
-        timed(partial(ask, index), queries[name])
-        found[f"{name} warm"], _ = timed(partial(ask, index), queries[name])
-        del index
+        found |= cold_and_warm(name, lambda ask=ask: partial(ask, Index.open(path)), path, queries)
     index = Index.open(path)
-    index.infgram_many(queries["infgram_ntd"])
-    start = perf_counter()
-    index.count_many(queries["count"] * 10)
-    found["count_many"] = 1e6 * (perf_counter() - start) / (10 * len(queries["count"]))
-    start = perf_counter()
-    index.infgram_many(queries["infgram_ntd"])
-    found["infgram_many"] = 1e6 * (perf_counter() - start) / len(queries["infgram_ntd"])
+    index.count_many(queries["count"]), index.infgram_many(queries["infgram_ntd"])  # warm
+    for name, many in (("count", queries["count"] * 10), ("infgram", queries["infgram_ntd"])):
+        start = perf_counter()
+        getattr(index, f"{name}_many")(many)
+        found[f"{name}_many"] = 1e6 * (perf_counter() - start) / len(many)
     return found
 
 
@@ -146,11 +158,12 @@ def peer(python: str, folder: Path, path: Path, queries: dict[str, Any], threads
     """Times and answers of infini-gram on the same tokens."""
     manifest = store.read_manifest(path)
     theirs = folder / "theirs"
-    theirs.mkdir()
     source = path / manifest.folder
-    (theirs / "tokenized.0").write_bytes((source / store.file_name("tokens", 0)).read_bytes())
-    starts = np.fromfile(source / store.file_name("documents", 0), "<i8") * manifest.width
-    starts.astype("<u8").tofile(theirs / "offset.0")
+    if not theirs.exists():
+        theirs.mkdir()
+        shutil.copyfile(source / store.file_name("tokens", 0), theirs / "tokenized.0")
+        starts = np.fromfile(source / store.file_name("documents", 0), "<i8") * manifest.width
+        starts.astype("<u8").tofile(theirs / "offset.0")
     asked = folder / "queries.json"
     asked.write_text(json.dumps(queries))
     found: dict[str, Any] = {}
@@ -186,39 +199,57 @@ def row(name: str, times: list[float]) -> str:
     return f"{name:<34}{np.median(times):10.1f}{np.percentile(times, 99):10.1f}"
 
 
-def measure(size: int, real: np.ndarray, held: np.ndarray, options: argparse.Namespace) -> None:
+def measure(size: int, corpus: Corpus, options: argparse.Namespace) -> None:
     """One size: build, queries, contestants."""
-    rng = np.random.default_rng(size)
-    text = corpus_of(real, size, rng)
-    queries = queries_of(text, held, options.queries, rng)
-    made = max(0, size - len(real))
+    made = max(0, size - corpus.tokens)
     print(f"\n{size:,} tokens in one shard, {made / size:.0%} of them spliced")
-    with tempfile.TemporaryDirectory(dir=options.folder) as name:
-        folder = Path(name)
-        path, seconds = build(folder, text, options.threads)
-        manifest = store.read_manifest(path)
-        n, sort = manifest.tokens, seconds["sort"]
-        own = manifest.bytes_of("tokens", "suffixes")
-        print(
-            f"forerun: sorted {n / sort:,.0f} tokens/s ({sort:.2f} s, {options.threads} threads), "
-            f"checksums and buckets {seconds['checksums']:.2f} s; {own / n:.2f} bytes per token, "
-            f"{manifest.bytes_of() / n:.2f} with everything"
-        )
-        mine = ours(path, queries)
-        other = None
+    with tempfile.TemporaryDirectory() as name:
+        folder = options.folder / str(size) if options.folder else Path(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "ours"
+        if not (path / "manifest.json").exists():
+            build(folder, corpus, size, options)
+        show_build(path, json.loads((folder / "built.json").read_text()))
+        if options.build_only:
+            return
+        queries = queries_of(Index.open(path), corpus.held, options.queries)
+        mine, other = ours(path, queries), None
         if options.peer_python:
             other = peer(options.peer_python, folder, path, queries, options.threads)
-        if other:
+        n = store.read_manifest(path).tokens
+        if other and other["sort_seconds"] > 0.1:  # else an earlier run has sorted
             print(
                 f"infini-gram {other['version']}: sorted {n / other['sort_seconds']:,.0f} tokens/s "
                 f"({other['sort_seconds']:.2f} s); {other['bytes'] / n:.2f} bytes per token"
             )
         show(mine, other)
-    short = [q for q in queries["count"] if len(q) <= 4]
-    seconds_, times, answers = baseline(text, short)
-    expected = [c for c, q in zip(mine["count"], queries["count"], strict=True) if len(q) <= 4]
-    assert answers == expected, "searchsorted counts differ from ours"
-    print(row(f"searchsorted  count warm, n <= 4 ({seconds_:.1f} s to sort)", times))
+        if n <= MOST_SORTED:
+            compare_sorted(Index.open(path).shards[0].text, queries["count"], mine["count"])
+
+
+def show_build(path: Path, built: dict[str, Any]) -> None:
+    """What the build took and what lies on disk."""
+    manifest = store.read_manifest(path)
+    n, seconds = manifest.tokens, manifest.build["seconds"]
+    stages = ", ".join(f"{name} {took:.1f} s" for name, took in seconds.items())
+    print(
+        f"forerun: built {n:,} tokens in {built['seconds']:.1f} s, {n / built['seconds']:,.0f} "
+        f"tokens/s ({stages}; tokenised {n / seconds['tokenise']:,.0f}, sorted "
+        f"{n / seconds['sort']:,.0f} tokens/s, {manifest.build['parts'][0]} parts)"
+    )
+    print(
+        f"peak memory of its largest process {built['peak'] / 2**20:,.0f} MB with --memory "
+        f"{built['memory']}; {manifest.bytes_of('tokens', 'suffixes') / n:.2f} bytes per token, "
+        f"{manifest.bytes_of() / n:.2f} with everything"
+    )
+
+
+def compare_sorted(text: np.ndarray, queries: list[list[int]], counts: list[int]) -> None:
+    """NumPy's searchsorted on 4-grams beside our counts."""
+    short = [i for i, q in enumerate(queries) if len(q) <= 4]
+    seconds, times, answers = baseline(text, [queries[i] for i in short])
+    assert answers == [counts[i] for i in short], "searchsorted counts differ from ours"
+    print(row(f"searchsorted  count warm, n <= 4 ({seconds:.1f} s to sort)", times))
 
 
 def show(mine: dict[str, Any], other: dict[str, Any] | None) -> None:
@@ -244,15 +275,16 @@ def main() -> None:
     parser.add_argument("--peer-python", default=os.environ.get("INFINI_GRAM_PYTHON", ""))
     parser.add_argument("--queries", type=int, default=2000, help="of each kind")
     parser.add_argument("--threads", type=int, default=num_cores())
-    parser.add_argument("--folder", type=Path, help="where indexes are built; else a temporary one")
+    parser.add_argument("--memory", default="2GB", help="what a build may take")
+    parser.add_argument("--folder", type=Path, help="where indexes stay; else a temporary one")
+    parser.add_argument("--build-only", action="store_true", help="ask nothing")
     options = parser.parse_args()
     if not options.corpus.exists():
         raise SystemExit(f"there is no {options.corpus}; give --corpus a folder of text files")
     print(f"machine: {platform.processor() or platform.machine()}, {num_cores()} cores")
-    tokens = real_tokens(options.corpus, options.tokenizer)
-    cut = len(tokens) - len(tokens) // 10
+    corpus = Corpus(options.corpus, options.tokenizer)
     for size in options.tokens:
-        measure(size, tokens[:cut], tokens[cut:], options)
+        measure(size, corpus, options)
 
 
 if __name__ == "__main__":

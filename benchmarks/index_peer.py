@@ -21,6 +21,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from index_timing import cold_and_warm
+
 
 def build(folder: Path, threads: int) -> float:
     """Seconds that the package takes for its suffix array."""
@@ -42,25 +44,6 @@ def build(folder: Path, threads: int) -> float:
     return perf_counter() - start
 
 
-def drop_cache(folder: Path) -> None:
-    """Asks the system to forget the files' pages."""
-    for file in folder.iterdir():
-        with file.open("rb") as stream:
-            os.fsync(stream.fileno())
-            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def timed(ask: Any, queries: list[list[int]]) -> tuple[list[float], list[Any]]:
-    """Microseconds and answer of every query."""
-    times, answers = [], []
-    for query in queries:
-        start = perf_counter()
-        answer = ask(query)
-        times.append(1e6 * (perf_counter() - start))
-        answers.append(answer)
-    return times, answers
-
-
 ASKS: dict[str, Any] = {
     "count": lambda engine, q: engine.count(input_ids=q)["count"],
     "ntd": lambda engine, q: engine.ntd(prompt_ids=q)["prompt_cnt"],
@@ -69,20 +52,22 @@ ASKS: dict[str, Any] = {
 
 
 def main() -> None:
+    if len(sys.argv) != 5:
+        print(__doc__.splitlines()[0])
+        return
     folder, queries = Path(sys.argv[1]).resolve(), json.loads(Path(sys.argv[2]).read_text())
     name, threads = sys.argv[3], int(sys.argv[4])
     seconds = build(folder, threads)
-    drop_cache(folder)
     from infini_gram.engine import InfiniGramEngine
 
-    engine = InfiniGramEngine(index_dir=str(folder), eos_token_id=queries["eos"])
-    cold, answers = timed(partial(ASKS[name], engine), queries[name])
-    timed(partial(ASKS[name], engine), queries[name])
-    warm, _ = timed(partial(ASKS[name], engine), queries[name])
-    files = [folder / file for file in ("tokenized.0", "table.0")]
-    found = {"version": version("infini-gram"), "sort_seconds": seconds}
-    found |= {"bytes": sum(file.stat().st_size for file in files), name: answers}
-    print(json.dumps(found | {f"{name} cold": cold, f"{name} warm": warm}))
+    def opened() -> Any:
+        return partial(ASKS[name], InfiniGramEngine(index_dir=str(folder), eos_token_id=eos))
+
+    eos = queries["eos"]
+    found = cold_and_warm(name, opened, folder, queries)
+    size = sum((folder / file).stat().st_size for file in ("tokenized.0", "table.0"))
+    told = {"version": version("infini-gram"), "sort_seconds": seconds, "bytes": size}
+    print(json.dumps(told | found))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -164,28 +165,77 @@ def show(record: dict[str, Any]) -> None:
           f"{record['lost']:5}", flush=True)  # fmt: skip
 
 
+METHODS = ("stand", "prompt_lookup", "none", None)
+KINDS = ("stream", "stream", "chat", "whole", "predicted", "vanishing", "refused")
+
+
+async def mixed(client: httpx.AsyncClient, side: Side, prompt: str, most: int, seed: int) -> str:
+    """One random request of a soak; what was wrong with its answer, if anything was."""
+    rng = np.random.default_rng(seed)
+    kind = KINDS[rng.integers(len(KINDS))]
+    body: dict[str, Any] = {"model": side.model, "max_tokens": int(rng.integers(8, most + 1))}
+    body |= {"temperature": float(rng.choice([0.0, 0.6, 1.0])), "n": int(rng.choice([1, 1, 3]))}
+    body["speculation"] = {"method": METHODS[rng.integers(len(METHODS))], "statistics": True}
+    chat, wanted = kind == "chat", 400 if kind == "refused" else 200
+    body |= {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+    body["stream"] = kind in ("stream", "chat", "vanishing")
+    if kind == "whole":
+        body["logprobs"] = 3
+    elif kind == "predicted":
+        body["prediction"] = {"type": "content", "content": prompt}
+    elif kind == "refused":
+        body["temperature"] = -1
+    try:
+        url = f"{side.url}/{'chat/' * chat}completions"
+        async with client.stream("POST", url, json=body) as answer:
+            if answer.status_code != wanted:
+                return f"{answer.status_code} {(await answer.aread())[:200]!r}"
+            last = ""
+            async for line in answer.aiter_lines():
+                last = line or last
+                if kind == "vanishing" and rng.random() < 0.2:
+                    return ""
+        if body["stream"] or kind == "refused":
+            return "" if last == "data: [DONE]" or kind == "refused" else f"no end: {last[:200]}"
+        return "" if all(c["finish_reason"] for c in json.loads(last)["choices"]) else last[:200]
+    except httpx.HTTPError as error:
+        return repr(error)
+
+
 def soak(side: Side, options: argparse.Namespace) -> dict[str, Any]:
-    """Requests without end for so many seconds; the server's memory every second."""
-    task, sizes, lost, done, number = ReasoningTask("heldout"), [], 0, 0, 0
-    clients, end = max(options.clients), time.monotonic() + options.soak
-    while time.monotonic() < end:
-        prompts = [task.example((number + j) % len(task)).prompt for j in range(4 * clients)]
-        number += len(prompts)
-        takes, _ = asyncio.run(crowd(side, prompts, clients, options.max_tokens))
-        done, lost = done + len(takes), lost + sum(bool(take.error) for take in takes)
-        sizes.append(resident(side.pid))
-        print(f"soak: {done} requests, {lost} lost, {sizes[-1] / 2**20:.1f} MiB", flush=True)
+    """Mixed requests for so many seconds; the server's memory all the while."""
+    task, sizes, lost, counter = ReasoningTask("heldout"), list[int](), list[str](), count()
+    clients, start = max(options.clients), time.monotonic()
+
+    async def one(client: httpx.AsyncClient) -> None:
+        while time.monotonic() < start + options.soak:
+            number = next(counter)
+            prompt = task.example(number % len(task)).prompt
+            if wrong := await mixed(client, side, prompt, options.max_tokens, number):
+                lost.append(wrong)
+
+    async def watch() -> None:
+        while time.monotonic() < start + options.soak:
+            sizes.append(resident(side.pid))
+            if len(sizes) % 60 == 0:
+                print(f"soak: {time.monotonic() - start:.0f} s, {len(lost)} lost, "
+                      f"{sizes[-1] / 2**20:.1f} MiB", flush=True)  # fmt: skip
+            await asyncio.sleep(1)
+
+    async def everybody() -> None:
+        limits = httpx.Limits(max_connections=clients)
+        async with httpx.AsyncClient(timeout=600, limits=limits) as client:
+            await asyncio.gather(watch(), *(one(client) for _ in range(clients)))
+
+    asyncio.run(everybody())
     third = max(len(sizes) // 3, 1)
-    early, late = np.median(sizes[third : 2 * third] or sizes), np.median(sizes[-third:])
-    found = {
-        "requests": done,
-        "lost": lost,
-        "middle_mib": float(early) / 2**20,
-        "last_mib": float(late) / 2**20,
-        "growth": float(late / max(early, 1)) - 1,
-    }
-    print(f"memory: {found['middle_mib']:.1f} MiB in the middle third, {found['last_mib']:.1f} in "
-          f"the last ({found['growth']:+.1%})")  # fmt: skip
+    parts = [sizes[:third], sizes[third : 2 * third] or sizes, sizes[-third:]]
+    mib = [float(np.median(part)) / 2**20 for part in parts]
+    health = httpx.get(side.url.removesuffix("/v1") + "/health", timeout=60).json()
+    found = {"requests": next(counter), "lost": len(lost), "mib_by_third": mib, "health": health}
+    print(f"{found['requests']} requests, {len(lost)} lost; median memory by thirds "
+          f"{', '.join(f'{m:.1f}' for m in mib)} MiB; then {health}")  # fmt: skip
+    print(*dict.fromkeys(lost), sep="\n")
     return found
 
 

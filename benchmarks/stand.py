@@ -1,264 +1,382 @@
-"""STAND's own costs: drafting, learning, top-10 selection and verification, in microseconds.
+"""STAND on held-out problems: its parts one by one, the paper's table, accuracy. Resumable.
 
-    python benchmarks/stand.py [--contexts 1000000] [--vocab 32000]
-    python benchmarks/stand.py --part lookups [--sizes 1000 10000000]
-    python benchmarks/stand.py --part bytes [--problems 4]
+    python benchmarks/stand.py [--problems 20] [--out stand.jsonl]  # ablations, tau only
+    python benchmarks/stand.py --mode table --size 0.3B --out table.jsonl
+    python benchmarks/stand.py --accuracy 200 --out accuracy.jsonl
 
-A memory is filled from random text until it holds about a million contexts, so that most long
-contexts miss and each look-up backs off through several cache misses, the worst case. `lookups`
-shows what a look-up costs as the table grows to ten million contexts (2 GB), `bytes` what is held
-per generated token when the embedded reasoner solves problems. Prints the median and the least of
-repeated calls; nothing is asserted.
+Methods take turns on every problem, in reversed order on every other one, each from an empty cache.
+One run is one line of --out (JSON); the same command goes on where it ended, and prints Markdown.
+ablation: 8 trajectories, trees of --nodes nodes; tau with the ratio to the first row and its 95 %
+interval (bootstrap over problems). table: tokens/s over plain decoding in the same way, tau in
+brackets; trajectories 4 and 8 of the sequential way are the first ones of 16. accuracy: plain
+against STAND, single samples and majority of 16. What outlives a prompt (scope tenant, refitted
+templates) begins anew when a run is gone on with.
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
-from collections.abc import Callable
-from time import perf_counter
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numba import njit
+import torch
 
-from forerun.dice import SeededDice
-from forerun.drafters.stand import Stand
-from forerun.ngrams import kernels
-from forerun.ngrams.kernels import Table, select_top
-from forerun.ngrams.memory import NEUTRAL, LogitMemory, warm_up
-from forerun.records import Plan, Sequence, Step, Verdict
+import forerun
+from forerun import registry
+from forerun.bench.inflate import inflate
+from forerun.bench.tasks.reasoning import ReasoningTask, read_answer
 from forerun.sampling import Sampling
-from forerun.tree import Tree, chain
-from forerun.verifiers import speculative
-from forerun.verifiers.recursive import Recursive
+from forerun.search.arithmetic import arithmetic
+from forerun.search.dvts import dvts
+from forerun.statistics import majority
+from forerun.verifying import forget
 
-ENTRIES = 10
-TEXT_VOCAB = 5000
-SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
-BATCH = 20_000  # look-ups that are timed together
-
-
-class OneLaw(dict):
-    """The same law at every node."""
-
-    def __init__(self, p: np.ndarray, nodes: int) -> None:
-        super().__init__(dict.fromkeys(range(-1, nodes), p))
-        self.sampling = Sampling()
-
-
-def measure(work: Callable[[int], object], repeats: int) -> str:
-    """Median and least time of work(i) in microseconds."""
-    times = []
-    for i in range(repeats):
-        start = perf_counter()
-        work(i)
-        times.append(perf_counter() - start)
-    return f"{1e6 * np.median(times):9.1f} {1e6 * min(times):9.1f}"
-
-
-def show(what: str, figures: str) -> None:
-    print(f"{what:<58}{figures}")
-
-
-def fill(memory: LogitMemory, text: np.ndarray, rng: np.random.Generator) -> None:
-    """Learns a whole text: the token that came next leads each observation."""
-    vocab = int(text.max()) + 1
-    for start in range(0, len(text) - 1, 20_000):
-        part = text[start : start + 20_001]
-        ids = rng.integers(0, vocab, (len(part) - 1, ENTRIES)).astype(np.int32)
-        ids[:, 0] = part[1:]
-        probs = np.sort(rng.random((len(ids), ENTRIES)).astype(np.float32))[:, ::-1] / ENTRIES
-        nodes = np.arange(len(ids), dtype=np.int32)
-        memory.learn(memory.context([]), chain(part[:-1]), nodes, ids, np.ascontiguousarray(probs))
+ABLATIONS = {  # what is shown -> drafter; the first is the one that the others are measured by
+    "as it is": "stand",
+    "contexts of 4, 3, 2": "stand:context=4+3+2",
+    "contexts of 3, 2, 1": "stand:context=3",
+    "contexts of 2, 1": "stand:context=2",
+    "contexts of 1": "stand:context=1",
+    "contexts of 6 to 1": "stand:context=6",
+    "5 entries": "stand:entries=5",
+    "20 entries": "stand:entries=20",
+    "latest law instead of the mean": "stand:latest",
+    "tree: template, unfitted": "stand:template=unfitted",
+    "tree: template, fitted": "stand:tree=template",
+    "tree: template, refitted": "stand:refit=true",
+    "scope request": "stand:scope=request",
+    "scope tenant": "stand:scope=tenant",
+    "best tokens": "stand:choice=top",
+    "measured choice": "stand:choice=measured",
+    "learns from the tree": "stand:update_from=tree",
+    "learns from the prompt": "stand:seed_from_prompt=true",
+}
+TABLE = {
+    "plain": "none",
+    "prompt lookup": "prompt_lookup",
+    "deterministic STAND": "stand:choice=top",
+    "STAND": "stand",
+    "token recycling": "token_recycling",
+}
+TRAJECTORIES = 4, 8, 16
+WAYS = {"sequential": 1, "batch of 4": 4, "DVTS": 1}  # -> sequences at once
+WIDTH = 4  # continuations per step of DVTS
+DRAWS = 2000  # of the bootstrap
 
 
-def filled_drafter(contexts: int, rng: np.random.Generator) -> tuple[Stand, Sequence, np.ndarray]:
-    """A drafter whose memory holds about `contexts` contexts, a sequence, and the text learned."""
-    drafter = Stand(budget_mb=4096)
-    seq = Sequence([0], 1, Sampling(), SeededDice(0), limit=10**9, group=0)
-    memory, text = drafter.memory(seq), rng.integers(0, TEXT_VOCAB, contexts // 3)
-    start = perf_counter()
-    fill(memory, text, rng)
-    per_token = (perf_counter() - start) / len(text)
-    print(
-        f"memory: {len(memory)} contexts, {memory.nbytes / 2**20:.0f} MiB, "
-        f"{1e6 * per_token:.1f} us per token to fill (4 contexts each, growth included)"
-    )
-    return drafter, seq, text
+@dataclass(frozen=True)
+class Unit:
+    """One problem, one method, one way: what a line of the file is about."""
+
+    problem: int
+    method: str
+    way: str
+    n: int
 
 
-def drafting(drafter: Stand, seq: Sequence, text: np.ndarray, rng: np.random.Generator) -> None:
-    for nodes in (16, 64, 256):
-        plan, sizes = Plan(nodes=nodes), []
+@dataclass(frozen=True)
+class Contest:
+    """What all units of a run have in common; files of other contests are not gone on with."""
 
-        def draft(i: int, plan: Plan = plan, sizes: list[int] = sizes) -> None:
-            at = int(rng.integers(4, len(text)))
-            seq.tokens = text[at - 4 : at].tolist()
-            sizes.append(len(drafter.propose([seq], [plan])[0]))
+    mode: str
+    size: str
+    dtype: str
+    threads: int
+    temperature: float
+    tokens: int
+    nodes: int  # 0: the controller's own choice
+    seed: int
+    first: int  # number of the first held-out problem
 
-        figures = measure(draft, 2000)
-        show(f"draft, {nodes}-node template ({np.mean(sizes):.0f} nodes filled)", figures)
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(
+            temperature=self.temperature, max_new_tokens=self.tokens, seed=self.seed, n=1
+        )
 
-
-def learning(drafter: Stand, seq: Sequence, rng: np.random.Generator) -> None:
-    memory = drafter.memory(seq)
-    ids = np.arange(ENTRIES, dtype=np.int32)[None].repeat(5, axis=0)
-    probs = np.linspace(0.3, 0.01, ENTRIES, dtype=np.float32)[None].repeat(5, axis=0)
-    nodes = np.arange(-1, 4, dtype=np.int32)
-    trees = [chain(rng.integers(0, TEXT_VOCAB, 5)) for _ in range(2000)]
-
-    def learn(i: int) -> None:
-        memory.learn(memory.context([1, 2, 3, 4]), trees[i], nodes, ids, probs)
-
-    show("update after a step of 5 tokens (20 contexts)", measure(learn, 2000))
-
-
-def rows(drafter: Stand, seq: Sequence, vocab: int, rng: np.random.Generator) -> None:
-    """What depends on the vocabulary: selection, the whole observe, verification."""
-    p = rng.dirichlet(np.full(vocab, 0.05)).astype(np.float32)
-    ids, probs = np.zeros(ENTRIES, np.int32), np.zeros(ENTRIES, np.float32)
-    show(
-        f"top-10 selection of one row, V = {vocab}",
-        measure(lambda i: select_top(p, ids, probs), 500),
-    )
-    select_then_learn = observed_step(drafter, seq, p, rng)
-    show(f"observe a step of 5 tokens, V = {vocab} (selection included)", select_then_learn)
-    tree = drafter.propose([seq], [Plan(nodes=64)])[0]
-    laws, dice = OneLaw(p, len(tree)), SeededDice(1)
-    for verifier, count in ((speculative.Speculative(), 500), (Recursive(), 50)):
-        name = type(verifier).__name__.lower()
-        figures = measure(lambda i, v=verifier: v.verify(tree, laws, dice), count)
-        show(f"verify one 64-node tree, V = {vocab}, {name}", figures)
+    @property
+    def controller(self) -> dict[str, str]:
+        return {"controller": f"fixed:nodes={self.nodes}"} if self.nodes else {}
 
 
-def observed_step(drafter: Stand, seq: Sequence, p: np.ndarray, rng: np.random.Generator) -> str:
-    tree: Tree = chain(rng.integers(0, TEXT_VOCAB, 4))
-    verdict = Verdict([0, 1, 2, 3], 7)
-    emitted = verdict.tokens(tree)
-    seq.tokens = [1, 2, 3, 4, *emitted]
-    step = Step([seq], [Plan()], [tree], [OneLaw(p, 4)], [verdict], [emitted])
-    return measure(lambda i: drafter.observe(step), 500)
+def units(mode: str, methods: list[str], problems: int) -> Iterator[Unit]:
+    """Problem by problem; methods in turn, forwards and backwards."""
+    for problem in range(problems):
+        for method in methods[::-1] if problem % 2 else methods:
+            if mode != "table":
+                yield Unit(problem, method, "sequential", 8 if mode == "ablation" else 16)
+                continue
+            yield Unit(problem, method, "sequential", max(TRAJECTORIES))
+            for n in TRAJECTORIES:
+                yield Unit(problem, method, "batch of 4", n)
+                yield Unit(problem, method, "DVTS", n)
 
 
-@njit(nogil=True)
-def look_up_all(
-    table: Table, lengths: np.ndarray, contexts: np.ndarray, ids: np.ndarray, probs: np.ndarray
-) -> int:
-    """Looks up every context [m, longest]; returns how many are known at some length."""
-    found = 0
-    for i in range(len(contexts)):
-        found += kernels.look_up(table, lengths, 0, contexts[i], NEUTRAL, ids, probs) > 0
-    return found
+class Runner:
+    """Runs units on one model."""
+
+    def __init__(self, contest: Contest, methods: dict[str, str]) -> None:
+        self.contest, self.methods = contest, methods
+        self.task = ReasoningTask("heldout")
+        self.model = load(contest)
+        self.shared: dict[str, Any] = {}  # drafters that are made once: those that outlive prompts
+        warm = Contest(**asdict(contest) | {"tokens": 64})
+        for method in methods:
+            self.whole(Unit(0, method, "sequential", 4), warm)
+        self.shared.clear()
+
+    def run(self, unit: Unit) -> dict[str, Any]:
+        """What one unit came to."""
+        forget(self.model)
+        return self.search(unit) if unit.way == "DVTS" else self.whole(unit, self.contest)
+
+    def whole(self, unit: Unit, contest: Contest) -> dict[str, Any]:
+        """Trajectories of one prompt."""
+        example = self.task.example(contest.first + unit.problem)
+        sampling = Sampling(**asdict(contest.sampling) | {"n": unit.n})
+        drafter = self.drafter(unit.method)
+        start = time.perf_counter()
+        found = self.model.run(
+            [example.prompt],
+            sampling,
+            drafter=drafter,
+            batch=WAYS[unit.way],
+            **contest.controller,
+        )
+        samples = sorted(found, key=lambda sample: sample.index)
+        seconds = time.perf_counter() - start
+        answers = [read_answer(sample.text) for sample in samples]
+        return {
+            "seconds": seconds,
+            "generated": [s.stats.generated for s in samples],
+            "passes": [s.stats.passes for s in samples],
+            "spent": [round(sum(s.stats.seconds.values()), 5) for s in samples],
+            "right": [answer == example.answer for answer in answers],
+            "majority": majority(answers) == example.answer,
+        }
+
+    def search(self, unit: Unit) -> dict[str, Any]:
+        """A tree search over steps, scored by a checker of arithmetic that sees no answer key."""
+        example, contest = self.task.example(self.contest.first + unit.problem), self.contest
+        start = time.perf_counter()
+        found = dvts(
+            self.model,
+            example.prompt,
+            scorer=arithmetic,
+            n=unit.n,
+            width=WIDTH,
+            batch=WAYS["DVTS"],
+            sampling=contest.sampling,
+            drafter=self.drafter(unit.method),
+            **contest.controller,
+        )
+        return {
+            "seconds": time.perf_counter() - start,
+            "generated": [found.stats.generated],
+            "passes": [found.stats.passes],
+            "majority": read_answer(found.text) == example.answer,
+        }
+
+    def drafter(self, method: str) -> Any:
+        """A drafter by text; those that share more than a group are made once."""
+        text = self.methods[method]
+        if text == "stand:latest":
+            return self.shared.setdefault(text, latest(self.model.tokenizer))
+        if text == "stand:template=unfitted":
+            from forerun.drafters.stand import Stand
+            from forerun.template import DEFAULT
+
+            return self.shared.setdefault(text, Stand(template=DEFAULT))
+        if "scope=tenant" in text:
+            made = registry.make("drafter", text, tokenizer=self.model.tokenizer)
+            return self.shared.setdefault(text, made)
+        return text
 
 
-def lookups(sizes: list[int], rng: np.random.Generator) -> None:
-    """Time of a look-up as one memory grows: of contexts that it holds, and of random ones."""
-    memory = LogitMemory(budget=16 << 30)
-    ids, probs = np.empty(ENTRIES, np.int32), np.empty(ENTRIES)
-    texts: list[np.ndarray] = []
-    heads = "contexts", "MiB", "held: ns", "least", "random: ns", "least", "64 nodes: us"
-    print(*(f"{head:>12}" for head in heads))
-    for size in sorted(sizes):
-        while len(memory) < size:
-            left = (size - len(memory)) // 4
-            texts.append(rng.integers(0, TEXT_VOCAB, max(400, min(left, 500_000))))
-            fill(memory, texts[-1], rng)
-        row = [f"{len(memory)}", f"{memory.nbytes / 2**20:.0f}"]
-        for contexts in (_held(texts, memory.longest, rng), _random(memory.longest, rng)):
-            times = []
-            for _ in range(9):
-                start = perf_counter()
-                look_up_all(memory.table, memory.lengths, contexts, ids, probs)
-                times.append(1e9 * (perf_counter() - start) / BATCH)
-            row += [f"{np.median(times[1:]):.0f}", f"{min(times):.0f}"]
-        row.append(f"{1e6 * _draft_seconds(memory, texts, rng):.1f}")
-        print(*(f"{cell:>12}" for cell in row), flush=True)
+def latest(tokenizer: Any) -> Any:
+    """A STAND that overwrites: every law counts as the first one of its contexts."""
+    from forerun.drafters.stand import Stand
+
+    class Latest(Stand):
+        def _add(self, seq: Any, *rest: Any) -> None:
+            self.memory(seq).table.counts[:] = 0
+            super()._add(seq, *rest)
+
+    Latest.__module__ = Stand.__module__  # known by the same name
+    return Latest(tokenizer=tokenizer)
 
 
-def _held(texts: list[np.ndarray], longest: int, rng: np.random.Generator) -> np.ndarray:
-    """Contexts int32 [BATCH, longest] of the learned texts, most recent token first."""
-    which = rng.choice(len(texts), BATCH, p=[len(t) / sum(map(len, texts)) for t in texts])
-    rows = [
-        texts[w][(at := int(rng.integers(longest, len(texts[w])))) - longest : at] for w in which
-    ]
-    return np.ascontiguousarray(np.array(rows, np.int32)[:, ::-1])
+def load(contest: Contest) -> forerun.Model:
+    """The embedded reasoner, padded to a size unless that is "own"."""
+    batch = max(WAYS.values())
+    if contest.size == "own":
+        return forerun.load("reasoner", dtype=contest.dtype, max_seqs=batch)
+    with tempfile.TemporaryDirectory() as folder:
+        made = inflate("reasoner", Path(folder) / contest.size, contest.size, dtype=contest.dtype)
+        return forerun.load(str(made.folder), dtype=contest.dtype, max_seqs=batch)
 
 
-def _random(longest: int, rng: np.random.Generator) -> np.ndarray:
-    """Contexts that mostly back off to the last token."""
-    return rng.integers(0, TEXT_VOCAB, (BATCH, longest)).astype(np.int32)
+def measure(
+    contest: Contest, methods: dict[str, str], problems: int, out: Path | None
+) -> list[dict[str, Any]]:
+    """All records of a contest; those that are missing are made and added to the file."""
+    key = asdict(contest)
+    done = {}
+    if out is not None and out.exists():
+        lines = [json.loads(line) for line in out.read_text().splitlines() if line.endswith("}")]
+        done = {Unit(**line["unit"]): line for line in lines if line["contest"] == key}
+    todo = [unit for unit in units(contest.mode, [*methods], problems) if unit not in done]
+    if todo:
+        runner, started = Runner(contest, methods), time.perf_counter()
+        with (out or Path(os.devnull)).open("a") as file:
+            for number, unit in enumerate(todo, start=1):
+                line = {"contest": key, "unit": asdict(unit)} | runner.run(unit)
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+                done[unit] = line
+                if number % len(methods) == 0:
+                    spent = time.perf_counter() - started
+                    print(f"# {number} of {len(todo)} runs, {spent:.0f} s", flush=True)
+    wanted = set(units(contest.mode, [*methods], problems))
+    return [line for unit, line in done.items() if unit in wanted]
 
 
-def _draft_seconds(memory: LogitMemory, texts: list[np.ndarray], rng: np.random.Generator) -> float:
-    """Median time of drafting 64 nodes after a place of the learned texts."""
-    drafter = Stand()
-    shape, uniforms, times = drafter.template.first(64), rng.random(64 * ENTRIES), []
-    for context in _held(texts, memory.longest, rng)[:1000, ::-1].tolist():
-        start = perf_counter()
-        memory.draft(context, shape, 16, NEUTRAL, uniforms)
-        times.append(perf_counter() - start)
-    return float(np.median(times))
+def of(
+    records: list[dict[str, Any]], method: str, way: str = "sequential", n: int = 0
+) -> dict[int, dict]:
+    """Records of one method in one way, and of n trajectories, by problem."""
+    found = [r for r in records if r["unit"]["method"] == method and r["unit"]["way"] == way]
+    return {r["unit"]["problem"]: r for r in found if n in (0, r["unit"]["n"])}
 
 
-def bytes_per_token(problems: int) -> None:
-    """What memories hold per token that the embedded reasoner generates, temperature 0.6."""
-    import forerun
-    from forerun.bench.tasks import get_task
-
-    model, task = forerun.load(), get_task("reasoning")
-    prompts = [task.example(i).prompt for i in range(problems)]
-    shared = Stand(scope="tenant")
-    heads = "samples", "memory", "tokens", "contexts", "held: bytes", "table: bytes"
-    print(*(f"{head:>12}" for head in heads), "(per token)")
-    for n in (1, 4, 16):
-        own = [Stand(scope="tenant") for _ in prompts]
-        for drafter, prompt in zip(own, prompts, strict=True):
-            model.generate([prompt], n=n, temperature=0.6, seed=0, drafter=drafter)
-        _show_bytes(n, "per prompt", own)
-    model.generate(prompts, n=16, temperature=0.6, seed=0, drafter=shared)
-    _show_bytes(16, "one for all", [shared])
+def interval(pairs: list[tuple], statistic: Callable[[list[tuple]], float]) -> tuple[float, float]:
+    """95 % of bootstrapped values, problems drawn with replacement."""
+    rng = np.random.default_rng(0)
+    picks = rng.integers(0, len(pairs), (DRAWS, len(pairs)))
+    values = [statistic([pairs[i] for i in row]) for row in picks.tolist()]
+    low, high = np.quantile(values, (0.025, 0.975))
+    return float(low), float(high)
 
 
-def _show_bytes(n: int, what: str, drafters: list[Stand]) -> None:
-    held = [drafter.snapshot() for drafter in drafters]
-    tokens = sum(snapshot.counts["tokens"] for snapshot in held)
-    contexts = sum(snapshot.counts["contexts"] for snapshot in held)
-    table = sum(drafter.memory_report()["logit memory"] for drafter in drafters)
-    nbytes = sum(snapshot.nbytes for snapshot in held)
-    row = n, what, tokens, contexts, f"{nbytes / tokens:.0f}", f"{table / tokens:.0f}"
-    print(*(f"{cell:>12}" for cell in row), flush=True)
+def tau(records: list[dict[str, Any]], part: slice = slice(None)) -> float:
+    """Tokens per pass of some trajectories."""
+    passes = sum(sum(r["passes"][part]) for r in records)
+    return sum(sum(r["generated"][part]) for r in records) / max(passes, 1)
 
 
-def costs(contexts: int, vocabs: list[int], rng: np.random.Generator) -> None:
-    """Drafting, learning, selection and verification on one large memory."""
-    speculative.warm_up()
-    drafter, seq, text = filled_drafter(contexts, rng)
-    show("microseconds", f"{'median':>9} {'least':>9}")
-    drafting(drafter, seq, text, rng)
-    learning(drafter, seq, rng)
-    for vocab in vocabs:
-        rows(drafter, seq, vocab, rng)
+def show_ablations(records: list[dict[str, Any]], methods: dict[str, str]) -> None:
+    print("| | tau | first | 2 to 4 | 5 to 8 | over the first row (95 %) |")
+    print("|---|---|---|---|---|---|")
+    base = of(records, next(iter(methods)))
+    for method in methods:
+        mine = of(records, method)
+        pairs = [(mine[i], base[i]) for i in base]
+        low, high = interval(pairs, _tau_ratio)
+        rows = [*mine.values()]
+        parts = [tau(rows, slice(*at)) for at in ((None,), (0, 1), (1, 4), (4, 8))]
+        cells = [method, *(f"{value:.2f}" for value in parts)]
+        print(f"| {' | '.join(cells)} | {_tau_ratio(pairs):.3f} ({low:.3f} to {high:.3f}) |")
+
+
+def _tau_ratio(pairs: list[tuple]) -> float:
+    return tau([a for a, _ in pairs]) / tau([b for _, b in pairs])
+
+
+def show_table(records: list[dict[str, Any]], methods: dict[str, str]) -> None:
+    """Tokens per second over plain decoding in the same way, geometric mean over problems.
+
+    Plain decoding itself is shown over its own sequential way.
+    """
+    print("| | " + " | ".join(f"{way}, {n}" for way in WAYS for n in TRAJECTORIES) + " |")
+    print("|---" * (1 + len(WAYS) * len(TRAJECTORIES)) + "|")
+    for method in methods:
+        cells = [method]
+        for way in WAYS:
+            for n in TRAJECTORIES:
+                part = slice(n) if way == "sequential" else slice(None)
+                asked = max(TRAJECTORIES) if way == "sequential" else n
+                mine, base = of(records, method, way, asked), of(records, "plain", way, asked)
+                if method == "plain":
+                    base = of(records, "plain", "sequential", max(TRAJECTORIES))
+                speeds = [_speed(mine[i], part) / _speed(base[i], part) for i in mine]
+                gain = float(np.exp(np.mean(np.log(speeds))))
+                cells.append(f"{gain:.2f} ({tau([*mine.values()], part):.2f})")
+        print(f"| {' | '.join(cells)} |")
+
+
+def _speed(record: dict[str, Any], part: slice = slice(None)) -> float:
+    whole = part.stop is None or part.stop >= len(record["generated"])
+    seconds = record["seconds"] if whole else sum(record["spent"][part])
+    return sum(record["generated"][part]) / seconds
+
+
+def show_accuracy(records: list[dict[str, Any]], methods: dict[str, str]) -> None:
+    print("| | one sample (95 %) | majority of 16 (95 %) | tau | problems |")
+    print("|---|---|---|---|---|")
+    found = {method: of(records, method) for method in methods}
+    for method, mine in found.items():
+        rows = [_right(r) for r in mine.values()]
+        shown = f"{_percent(rows, 0)} | {_percent(rows, 1)} | {tau([*mine.values()]):.2f}"
+        print(f"| {method} | {shown} | {len(rows)} |")
+    plain, stand = (found[method] for method in methods)
+    pairs = [tuple(np.subtract(_right(stand[i]), _right(plain[i]))) for i in plain]
+    print(f"| difference | {_percent(pairs, 0)} | {_percent(pairs, 1)} | | {len(pairs)} |")
+
+
+def _right(record: dict[str, Any]) -> tuple[float, float]:
+    """Share of right samples, and whether the majority is right."""
+    return float(np.mean(record["right"])), float(record["majority"])
+
+
+def _percent(rows: list[tuple], at: int) -> str:
+    def mean(picked: list[tuple]) -> float:
+        return 100 * float(np.mean([row[at] for row in picked]))
+
+    low, high = interval(rows, mean)
+    return f"{mean(rows):.1f} % ({low:.1f} to {high:.1f})"
+
+
+METHODS = {
+    "ablation": ABLATIONS,
+    "table": TABLE,
+    "accuracy": {"plain": "none", "STAND": "stand"},
+}
+SHOW = {"ablation": show_ablations, "table": show_table, "accuracy": show_accuracy}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--contexts", type=int, default=1_000_000)
-    parser.add_argument("--vocab", type=int, nargs="+", default=[8_000, 32_000, 128_000])
-    parser.add_argument("--part", choices=["costs", "lookups", "bytes"])
-    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
-    parser.add_argument("--problems", type=int, default=4)
-    options = parser.parse_args()
-    if min(options.vocab) < TEXT_VOCAB:
-        parser.error(f"--vocab must be at least {TEXT_VOCAB}, the tokens of the random text")
-    warm_up()
-    rng = np.random.default_rng(0)
-    print(f"machine: {platform.processor() or platform.machine()}, numpy {np.__version__}")
-    if options.part in (None, "costs"):
-        costs(options.contexts, options.vocab, rng)
-    if options.part in (None, "lookups"):
-        lookups(options.sizes, rng)
-    if options.part in (None, "bytes"):
-        bytes_per_token(options.problems)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--mode", choices=["ablation", "table"], default="ablation")
+    parser.add_argument("--accuracy", type=int, metavar="PROBLEMS", help="of this many problems")
+    parser.add_argument("--problems", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help="number of the first problem")
+    parser.add_argument("--methods", help="only these rows, joined by ;")
+    parser.add_argument("--size", default="own", help="own, or padded: 0.1B, 0.3B, 1B")
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--temperature", type=float, default=0.6)
+    parser.add_argument("--tokens", type=int, default=512, help="longest trajectory")
+    parser.add_argument("--nodes", type=int, help="0: as the controller decides")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="file; without it nothing is kept")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    mode = "accuracy" if given.accuracy else given.mode
+    methods = METHODS[mode]
+    if given.methods:
+        methods = {name: methods[name] for name in given.methods.split(";")}
+    nodes = given.nodes if given.nodes is not None else 16 if mode == "ablation" else 0
+    fields = (given.size, given.dtype, given.threads, given.temperature, given.tokens)
+    contest = Contest(mode, *fields, nodes, given.seed, given.first)
+    records = measure(contest, methods, given.accuracy or given.problems, given.out)
+    SHOW[mode](records, methods)
 
 
 if __name__ == "__main__":

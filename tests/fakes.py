@@ -38,7 +38,7 @@ def table_law(seed: int, vocab: int = VOCAB, order: int = 2) -> Callable[[Many[i
 class FakeTarget(Target):
     """A target whose law is a function of the tokens, in float64; its passes take made-up times."""
 
-    _cost: Cost | None = Cost((1, 65), (1.0, 2.0))
+    cost: Cost | None = Cost((1, 65), (1.0, 2.0))
 
     def __init__(self, law: Callable[[Many[int]], np.ndarray], vocab: int = VOCAB) -> None:
         self.law, self.vocab_size, self.context = law, vocab, 10_000

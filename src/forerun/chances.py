@@ -8,10 +8,13 @@ by such products of a draft model's own probabilities; here the factors are meas
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
+from weakref import WeakKeyDictionary
+
 import numpy as np
 from numba import njit
 
-from forerun.tree import Tree
+from forerun.records import Sequence
 
 SURE = np.array([0.4, 0.6, 0.8, 0.9, 0.97])  # bounds of the grades: the largest probability of q
 RANKS = 6  # later children share the last rank
@@ -38,10 +41,17 @@ FIRST_BEST = np.array(
     ]
 )  # the same for the best tokens, at temperatures 0 and 0.6
 WEIGHT = 8.0
+NUM_BYTES = 4 * 4 * FIRST_DRAWN.size  # of the counts of both kinds of trees, as saved
+TRUST, FIRST = 64.0, 8.0  # comparisons that outweigh those of others, and that none counts for
+KEEP = 0.998  # of others' comparisons, per comparison
+_NOTHING = np.zeros(2)
 
 
 class Chances:
-    """Counts of trials and acceptances by grade and rank; float64 [grades, RANKS] each."""
+    """Counts of trials and acceptances by grade and rank; float64 [grades, RANKS] each.
+
+    A node's cell is grade x RANKS + rank: its place in these arrays, flattened.
+    """
 
     def __init__(self, *, drawn: bool = True) -> None:
         prior = FIRST_DRAWN if drawn else FIRST_BEST
@@ -53,11 +63,80 @@ class Chances:
         """Shares accepted, float64 [grades, RANKS]."""
         return self.hits / self.tries
 
-    def learn(self, tree: Tree, accepted: list[int]) -> None:
-        """Counts what became of the children of the root and of the accepted nodes, top down."""
-        assert tree.grades is not None, "a tree of another grower"
+    def learn(self, parents: np.ndarray, cells: np.ndarray, accepted: list[int]) -> None:
+        """Counts what became of the children of the root and of the accepted nodes, top down.
+
+        parents int32 [n] of a tree, cells int8 [n]; nodes of cell -1 are those of others.
+        """
         path = np.array([-1, *accepted], dtype=np.int64)
-        count(tree.parents, tree.grades, path, self.tries, self.hits)
+        count(parents, cells, path, self.tries.reshape(-1), self.hits.reshape(-1))
+
+    @classmethod
+    def sum(cls, parts: Many[Chances], *, drawn: bool = True) -> Chances:
+        """As if one memory had counted what several did; each began with the same belief."""
+        found = cls(drawn=drawn)
+        belief = found.hits.copy()
+        found.tries += np.maximum(sum(part.tries - WEIGHT for part in parts), 0.0)
+        found.hits += sum(part.hits - belief for part in parts)
+        np.clip(found.hits, 0.0, found.tries, out=found.hits)
+        scale = np.minimum(1.0, OLD / found.tries)
+        found.tries *= scale
+        found.hits *= scale
+        return found
+
+
+def are_counts(tries: np.ndarray, hits: np.ndarray) -> bool:
+    """Whether arrays can be those of two `Chances`: float32 [2, grades, RANKS]."""
+    shape = (2, *FIRST_DRAWN.shape)
+    has_form = all(a.dtype == np.float32 and a.shape == shape for a in (tries, hits))
+    return has_form and bool(
+        np.all((tries > 0) & (tries <= OLD + 1) & (hits >= 0) & (hits <= tries))
+    )
+
+
+class Gain:
+    """What drawing is worth: accepted nodes of drawn trees less those of best tokens, on average.
+
+    Both are drafted from the same place. Whether a chosen token would have been accepted shows in
+    the text, so drawn steps tell both sides: every `look`-th one is compared. Where best tokens
+    lead, one step in `tries` draws all the same. A sequence's mean starts from that of others of
+    its temperature and leaves it as its own comparisons outnumber TRUST.
+    """
+
+    def __init__(self, *, look: int = 4, tries: int = 8) -> None:
+        self.look, self.tries = look, tries
+        self._all: dict[float, np.ndarray] = {}  # comparisons, and sum of differences
+        self._own: WeakKeyDictionary[Sequence, np.ndarray] = WeakKeyDictionary()
+        self._turns: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
+
+    def of(self, seq: Sequence) -> float:
+        """The mean difference expected of a sequence; 0 before anything was compared."""
+        count, total = self._all.get(_like(seq), _NOTHING)
+        own_count, own_total = self._own.get(seq, _NOTHING)
+        return (own_total + TRUST * total / (count + FIRST)) / (own_count + TRUST)
+
+    def draws(self, seq: Sequence) -> bool:
+        """Whether its next tree is drawn."""
+        return self.of(seq) >= 0 or self._turns.get(seq, 0) % self.tries == 0
+
+    def compares(self, seq: Sequence) -> bool:
+        """Whether its next step is compared, if it draws."""
+        return self._turns.get(seq, 0) % self.look == 0
+
+    def step(self, seq: Sequence) -> None:
+        """One more step of a sequence."""
+        self._turns[seq] = self._turns.get(seq, 0) + 1
+
+    def learn(self, seq: Sequence, difference: float) -> None:
+        """One comparison."""
+        new, key = np.array([1.0, difference]), _like(seq)
+        self._own[seq] = self._own.get(seq, _NOTHING) + new
+        self._all[key] = KEEP * self._all.get(key, _NOTHING) + new
+
+
+def _like(seq: Sequence) -> float:
+    """Whom a sequence learns from."""
+    return round(seq.sampling.temperature, 1)
 
 
 @njit(cache=True, nogil=True)
@@ -71,24 +150,23 @@ def grade(top: float) -> int:
 
 @njit(cache=True, nogil=True)
 def count(
-    parents: np.ndarray, grades: np.ndarray, path: np.ndarray, tries: np.ndarray, hits: np.ndarray
+    parents: np.ndarray, cells: np.ndarray, path: np.ndarray, tries: np.ndarray, hits: np.ndarray
 ) -> None:
     """One trial for every child of the nodes path [m], down to the accepted one of each.
 
-    grades int8 [nodes + 1]: of the root's q, and of every node's.
+    tries, hits float64 [grades x RANKS]. Children of cell -1 are not counted.
     """
     for i in range(len(path)):
-        g, rank = grades[path[i] + 1], 0
         accepted = path[i + 1] if i + 1 < len(path) else -1
         for child in range(path[i] + 1, len(parents)):
             if parents[child] != path[i]:
                 continue
-            at = min(rank, RANKS - 1)
-            if tries[g, at] > OLD:
-                tries[g, at] *= 0.5
-                hits[g, at] *= 0.5
-            tries[g, at] += 1.0
-            rank += 1
+            at = cells[child]
+            if at >= 0:
+                if tries[at] > OLD:
+                    tries[at] *= 0.5
+                    hits[at] *= 0.5
+                tries[at] += 1.0
+                hits[at] += child == accepted
             if child == accepted:
-                hits[g, at] += 1.0
                 break

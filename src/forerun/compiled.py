@@ -30,9 +30,9 @@ KERNELS = {  # the outermost kernels of each module: compiling them compiles wha
 
 
 def cold(modules: Iterable[str] = KERNELS) -> list[str]:
-    """Names of the kernels of these modules that are neither compiled nor in Numba's cache."""
+    """The kernels of these modules, as module.name, that are not compiled and not in the cache."""
     return [
-        name
+        f"{module.rpartition('.')[2]}.{name}"
         for module in modules
         for name in KERNELS[module]
         if not is_ready(getattr(importlib.import_module(module), name))

@@ -237,7 +237,7 @@ def fitted_file(name: str) -> Path | None:
 
 def cache_file(name: str) -> Path | None:
     """Where a template goes whose model's folder is not ours to write to; None: model unknown."""
-    from forerun.engine.cost import cache_folder
+    from forerun.caches import cache_folder
     from forerun.models.identity import model_hash
 
     key = model_hash(name)

@@ -152,9 +152,16 @@ class Kept:
             files.check_place(self.path)
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        with uninterrupted():
-            self.after = self.save()
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        try:
+            with uninterrupted():
+                self.after = self.save()
+                self.drafter.let_go(self.origin.tenant)
+        except Exception as failure:  # what ended the block goes on; both are told
+            if error is None:
+                raise
+            log.error("%s was not saved: %s", self.path, failure)
+            error.add_note(f"{self.path} was not saved: {failure}")
 
 
 def check_fits(memory: Memory, origin: Origin) -> None:

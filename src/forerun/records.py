@@ -81,13 +81,30 @@ class Rows:
 
     logits: torch.Tensor  # [n + 1, V]
     hidden: torch.Tensor | None = None  # [n + 1, d], last layer after the norm; absent unless asked
+    probes: torch.Tensor | None = None  # logits [k, V] of nodes that the verifier appended
+
+    def split(self, nodes: int) -> Rows:
+        """The rows of the root and of `nodes` nodes; what comes after them are probes."""
+        stop = nodes + 1
+        if len(self.logits) <= stop:
+            return self
+        hidden = None if self.hidden is None else self.hidden[:stop]
+        return Rows(self.logits[:stop], hidden, self.logits[stop:])
 
     def row(self, node: int) -> np.ndarray:
         """Logits of `node` (-1: the root) as NumPy [V]; half precisions are widened."""
-        row = self.logits[node + 1]
-        if row.element_size() < 4:
-            row = row.float()
-        return row.detach().cpu().numpy()
+        return _wide(self.logits[node + 1])
+
+    def probe(self, i: int) -> np.ndarray:
+        """Logits of the i-th appended node, as `row` gives them."""
+        assert self.probes is not None, "nothing was appended"
+        return _wide(self.probes[i])
+
+
+def _wide(row: torch.Tensor) -> np.ndarray:
+    if row.element_size() < 4:
+        row = row.float()
+    return row.detach().cpu().numpy()
 
 
 @dataclass(frozen=True)

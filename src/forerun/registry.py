@@ -17,6 +17,7 @@ from typing import Any
 from forerun.errors import ConfigError, UnknownName
 
 DRAFTER, VERIFIER, CONTROLLER = "stand", "speculative", "budget"  # what users get unasked
+BATCH = 8  # sequences at once: with more, drafts lose what batches gain
 KINDS = {
     "drafter": ("forerun.drafters", "Drafter"),
     "grower": ("forerun.growers", "Grower"),

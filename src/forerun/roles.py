@@ -18,6 +18,7 @@ from forerun.tree import EMPTY, Proposal, Tree
 
 if TYPE_CHECKING:
     from forerun.dice import Dice
+    from forerun.engine.cost import Cost
     from forerun.shaping import Laws
 
 Path = tuple[int, ...]  # tokens below the root
@@ -30,6 +31,7 @@ class Target(ABC):
     vocab_size: int
     context: int  # longest sequence, in tokens
     shape: str = ""  # all that a pass's time hangs on, beside the machine; empty: not known
+    cost: Cost | None = None  # of a pass, once `engine.cost.cost_of` has found it
 
     @abstractmethod
     def forward(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
@@ -41,6 +43,13 @@ class Target(ABC):
 
     def release(self, seq: Sequence) -> None:
         """The sequence has ended; its state may be reused."""
+
+    def check_room(self, seqs: int, tokens: int) -> None:
+        """Raises CapacityError if so many sequences of so many tokens cannot be held."""
+
+    def reused(self, seq: Sequence) -> int:
+        """How many of its tokens were held already, from others, when it joined."""
+        return 0
 
 
 class Source(ABC):
@@ -116,6 +125,9 @@ class Drafter:
         """
         raise ConfigError(_cannot_keep(type(self)))
 
+    def let_go(self, tenant: str = "") -> None:
+        """Ends `keep`: what it learns of the tenant lasts as long as it would have without."""
+
     def snapshot(self, tenant: str = "") -> Snapshot:
         """What it has learned of a tenant. Raises ConfigError as `keep` does."""
         raise ConfigError(_cannot_keep(type(self)))
@@ -134,8 +146,17 @@ class Drafter:
 
 
 def _cannot_keep(cls: type) -> str:
-    name = cls.__module__.rpartition(".")[2]
+    name = _module(cls)
     return f"drafter {name!r} has nothing that could be saved; use it without a memory file"
+
+
+def name_of(part: object) -> str:
+    """What users call a part: the name of its file."""
+    return _module(type(part))
+
+
+def _module(cls: type) -> str:
+    return cls.__module__.rpartition(".")[2]
 
 
 class Verifier(ABC):
@@ -148,8 +169,15 @@ class Verifier(ABC):
     needs: frozenset[str] = frozenset()
     lossless: bool = True
 
-    def probe(self, tree: Tree) -> Tree:
-        """May append rows that are never committed."""
+    def bind(self, target: Target) -> None:
+        """Learns whose laws it judges by. Raises ConfigError if it cannot."""
+
+    def probe(self, tree: Tree, room: int) -> Tree:
+        """The tree, perhaps with nodes behind its own that are never emitted.
+
+        room: how many levels below the root the context has left. Their rows come in the same pass;
+        `verify` and all listeners see the tree as drafted, with theirs as `laws.rows.probes`.
+        """
         return tree
 
     @abstractmethod

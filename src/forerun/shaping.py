@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -36,6 +37,12 @@ class Laws:
         if node not in self._probs:
             self._probs[node] = to_probs(self.logits(node), self.sampling)
         return self._probs[node]
+
+    def over(self, rows: Rows) -> Laws:
+        """The same shaping of other rows of this tree."""
+        other = copy(self)
+        other.rows, other._logits, other._probs = rows, {}, {}
+        return other
 
     def logits(self, node: int) -> np.ndarray:
         """Shaped logits [V] before the temperature."""

@@ -128,6 +128,14 @@ def holm(p_values: Many[float]) -> list[float]:
     return corrected
 
 
+def auc(scores: np.ndarray, labels: np.ndarray) -> float:
+    """P(score of a yes > score of a no), ties half; labels in [0, 1] are shares."""
+    _, at = np.unique(scores, return_inverse=True)
+    yes, no = np.bincount(at, labels), np.bincount(at, 1 - labels)
+    below = np.cumsum(no) - no
+    return float((yes * (below + no / 2)).sum() / (yes.sum() * no.sum()))
+
+
 def majority(answers: Many[str | None]) -> str | None:
     """The commonest answer; ties: the one seen first; None if nobody answers."""
     votes = Counter(answer for answer in answers if answer is not None)

@@ -13,7 +13,7 @@ A rejection verifier needs nothing else. Only growers draw, so only growers labe
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -47,7 +47,7 @@ class Tree:
     starts: np.ndarray  # int64 [m + 1]: proposal r is [starts[r]:starts[r + 1]] of the next two
     q_ids: np.ndarray  # int32
     q_probs: np.ndarray  # float64
-    grades: np.ndarray | None = None  # int8 [n + 1], see forerun.chances; None: not told
+    cells: np.ndarray | None = None  # int8 [n], how each was valued: forerun.chances; -1: not told
     sources: tuple[str, ...] = ()  # [n], the drafter that each node came from; empty: not told
 
     def __len__(self) -> int:
@@ -71,6 +71,14 @@ class Tree:
         packed = np.frombuffer(b"".join(s.to_bytes(width, "little") for s in sees), np.uint8)
         bits = np.unpackbits(packed.reshape(-1, width), axis=1, bitorder="little")
         return bits[:, : len(self)].view(bool)
+
+    def cells_of(self, name: str) -> np.ndarray:
+        """`cells` of the nodes that came from the drafter `name`, -1 elsewhere. int8 [n]."""
+        if self.cells is None:
+            return np.full(len(self), -1, np.int8)
+        if self.sources.count(name) == len(self.sources):  # all of them, or nobody told
+            return self.cells
+        return np.where([source == name for source in self.sources], self.cells, np.int8(-1))
 
     def children(self, node: int) -> list[int]:
         """Children of `node` in the order in which they were drawn."""
@@ -181,4 +189,23 @@ def chain(tokens: Iterable[int]) -> Tree:
     )
 
 
+def signed(tree: Tree, name: str) -> Tree:
+    """The tree with every node said to come from the drafter `name`, unless it tells already."""
+    return tree if tree.sources or not len(tree) else replace(tree, sources=(name,) * len(tree))
+
+
 EMPTY = chain(())
+
+
+def appended(tree: Tree, tokens: Iterable[int], parents: Iterable[int]) -> Tree:
+    """The tree with POINT nodes behind its own; nothing is told of where the nodes came from."""
+    more = chain(tokens)
+    return Tree(
+        tokens=np.concatenate([tree.tokens, more.tokens]),
+        parents=np.concatenate([tree.parents, np.fromiter(parents, dtype=np.int32)]),
+        laws=np.concatenate([tree.laws, more.laws]),
+        rows=np.concatenate([tree.rows, more.rows]),
+        starts=tree.starts,
+        q_ids=tree.q_ids,
+        q_probs=tree.q_probs,
+    )

@@ -87,7 +87,7 @@ def accepted_lengths(spec: str, source: Source) -> np.ndarray:
 @pytest.fixture(scope="module")
 def taus() -> dict[str, np.ndarray]:
     source = Source(5)
-    specs = {"stochastic": "stand", "deterministic": "stand:stochastic=false", "none": "none"}
+    specs = {"stochastic": "stand", "deterministic": "stand:choice=top", "none": "none"}
     return {name: accepted_lengths(spec, source) for name, spec in specs.items()}
 
 

@@ -146,7 +146,7 @@ def test_every_sequence_drafts_by_its_own_method() -> None:
     router = Router(parts)
     plans = Plans("fixed:nodes=4", router)
     target = FakeTarget(table_law(1))
-    target._cost = None  # type: ignore[attr-defined]
+    target.cost = None
     engine = Engine(target, router, Recursive(), plans, max_seqs=4)
     seqs = [sequence([0, 1], 6, SeededDice(i), index=i) for i in range(4)]
     sizes = [None, 1, 0, None]
@@ -193,8 +193,9 @@ def test_predictions_beside_a_method_keep_the_law() -> None:
 def test_methods_that_learn_come_twice() -> None:
     methods = Methods({"mine": "stand:context=3", "all": "stand:scope=global"}, None)
     parts = methods.router(Recursive()).parts
-    assert parts["stand"].scope == "tenant" and parts[own("stand")].scope == "group"
-    assert parts["mine"].scope == "tenant" and parts["mine"].context == 3
+    inner = {name: part.drafter for name, part in parts.items()}
+    assert inner["stand"].scope == "tenant" and inner[own("stand")].scope == "group"
+    assert inner["mine"].scope == "tenant" and inner["mine"].context == 3
     assert parts["all"] is parts[own("all")]
     assert parts["none"] is parts[own("none")]
     assert methods.choose(None) == methods.default

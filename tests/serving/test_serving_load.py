@@ -209,9 +209,12 @@ def test_a_dead_engine_thread_is_told(tiny_chat: Path) -> None:
 
         worker._admission.take = die
         answer = served.post("/v1/completions", json=GO | {"max_tokens": 10})
-        assert answer.status_code == 503
-        assert served.post("/v1/completions", json=GO).status_code == 503
-        assert httpx.get(f"{served.url}/health").status_code == 503
+        late = served.post("/v1/completions", json=GO)
+        for one in (answer, late):
+            assert one.status_code == 503 and one.json()["error"]["code"] == "engine_fault"
+            assert "stopped after an internal error" in one.json()["error"]["message"]
+        health = httpx.get(f"{served.url}/health")
+        assert health.status_code == 503 and health.json()["status"] == "stopped"
 
 
 def test_a_signal_lets_requests_finish(tiny_chat: Path) -> None:

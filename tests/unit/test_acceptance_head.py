@@ -161,6 +161,15 @@ def test_width_must_fit():
         AcceptanceHead(head=constant(1.0)).bind(FakeTarget(table_law(1)), drafter)
 
 
+def test_the_embedded_draft_has_its_head():
+    from forerun.assets import embedded
+
+    controller = registry.make("controller", "acceptance_head")
+    controller.bind(FakeTarget(table_law(1)), DraftModel(model=embedded("draft")))
+    chances = [controller.head.chance(row) for row in np.eye(128, dtype=np.float32)]
+    assert controller.head.width == 128 and 0 < min(chances) < max(chances) < 1
+
+
 def test_loss_with_weight_one_and_hard_labels_is_bce():
     logits, labels = torch.randn(3, 5, 2), torch.randint(0, 2, (3, 5)).float()
     logs, keep = torch.log_softmax(logits, -1), torch.ones(3, 5, dtype=torch.bool)
@@ -185,6 +194,21 @@ def test_the_recipe_runs_whole(tmp_path):
     progress, area = recipe.run(plan)
     assert progress.step == 2 and np.isfinite(progress.loss) and 0 <= area <= 1
     assert AcceptanceHead(head=str(tmp_path)).head.width == 128
+
+
+def test_the_command_trains_one(tmp_path, capsys, monkeypatch):
+    from forerun.cli.main import main
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # which the command sets, too
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8192")
+    call = ["train", "acceptance_head", f"--out={tmp_path}", "--problems=2", "--minutes=0.01"]
+    assert main(call) == 0
+    assert f"on a tenth of the texts -> {tmp_path}" in capsys.readouterr().out.replace("\n", "")
+    steps = torch.load(tmp_path / "head.pt", weights_only=True)["progress"]["step"]
+    assert steps >= 1 and AcceptanceHead(head=str(tmp_path)).head.width == 128
+    assert main([*call, "--resume"]) == 0  # the budget is spent, so nothing is left to do
+    after = torch.load(tmp_path / "head.pt", weights_only=True)["progress"]["step"]
+    assert after == steps
 
 
 def test_bad_plans_are_refused(tmp_path):

@@ -28,7 +28,7 @@ class Free(Drafter):
 
 def bound(curve: Cost, **options: int) -> Budget:
     target = FakeTarget(table_law(1))
-    target._cost = curve  # type: ignore[attr-defined]
+    target.cost = curve
     budget = Budget(**options)
     budget.bind(target, Free())
     return budget
@@ -95,7 +95,7 @@ def test_a_dear_drafter_drafts_less() -> None:
             return 0.5 * nodes
 
     target = FakeTarget(table_law(1))
-    target._cost = FLAT  # type: ignore[attr-defined]
+    target.cost = FLAT
     dear, cheap = Budget(), bound(FLAT)
     dear.bind(target, Dear())
     most = [steps(b, lambda nodes: min(nodes, 2), 300)[-1].nodes for b in (dear, cheap)]
@@ -111,7 +111,7 @@ def test_a_budget_of_nothing_is_refused(options: dict[str, int]) -> None:
 class Shaped(FakeTarget):
     """A target whose passes can be timed."""
 
-    shape, _cost = "a fake of three tokens", None
+    shape, cost = "a fake of three tokens", None
 
 
 def test_a_measured_curve_rises_and_is_remembered(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -60,7 +58,7 @@ def test_the_kernel_grows_the_tree_of_the_plain_grower(seed: int, drawn: bool) -
     dynamic = Dynamic(drawn=drawn, chances=memory.chances[drawn])
     seq = sequence(tuple(tokens), 5, plain)
     (expected,) = grow([seq], [plan], [plain], Recall(memory), dynamic)
-    for name in (*ARRAYS, "rows", "grades"):
+    for name in (*ARRAYS, "rows", "cells"):
         assert np.array_equal(getattr(tree, name), getattr(expected, name)), name
     assert fast.uniform() == plain.uniform()
 
@@ -75,7 +73,7 @@ def test_it_keeps_to_the_plan() -> None:
     for nodes in (1, 2, 5, 9):
         tree = drafted(Plan(nodes, 3))
         assert len(tree) == nodes and tree.depths.max() <= 3
-        assert len(tree.grades) == nodes + 1
+        assert len(tree.cells) == nodes
 
 
 def test_nodes_below_the_least_chance_are_left_out() -> None:
@@ -99,19 +97,10 @@ def test_grades_rise_with_how_sure_q_is() -> None:
 def test_chances_count_trials_down_to_the_accepted_child() -> None:
     # root -> 0, 1, 2; 1 -> 3; accepted: root, 1
     parents = np.array([-1, -1, -1, 1], np.int32)
-    tree = Tree(
-        np.arange(4, dtype=np.int32),
-        parents,
-        np.zeros(4, np.int8),
-        np.full(4, -1, np.int32),
-        np.zeros(1, np.int64),
-        np.empty(0, np.int32),
-        np.empty(0),
-    )
-    tree = replace(tree, grades=np.array([2, 0, 5, 0, 0], np.int8))  # root's, then nodes 0 to 3
+    cells = np.array([2 * RANKS, 2 * RANKS + 1, 2 * RANKS + 2, 5 * RANKS], np.int8)
     chances = Chances()
     tries, hits = chances.tries.copy(), chances.hits.copy()
-    chances.learn(tree, [1])
+    chances.learn(parents, cells, [1])
     more = chances.tries - tries
     assert more[2].tolist() == [1, 1] + [0] * (RANKS - 2)  # child 2 was not tried
     assert more[5].tolist() == [1] + [0] * (RANKS - 1)
@@ -123,7 +112,7 @@ def test_chances_count_trials_down_to_the_accepted_child() -> None:
 def test_rates_follow_what_happens() -> None:
     chances = Chances()
     before = chances.rates[5, 0]
-    tree = replace(drafted(Plan(1, 1)), grades=np.array([5, 0], np.int8))
+    cells = np.array([5 * RANKS], np.int8)
     for _ in range(200):
-        chances.learn(tree, [])  # the child was rejected
+        chances.learn(np.array([-1], np.int32), cells, [])  # the child was rejected
     assert chances.rates[5, 0] < 0.1 < before

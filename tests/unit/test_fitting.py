@@ -111,16 +111,16 @@ def test_a_refit_learns_the_order_of_acceptance(monkeypatch: pytest.MonkeyPatch)
 def test_a_refit_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranking changes after every pass, and the law stays."""
     monkeypatch.setattr(fitting, "REVIEW", 1)
-    for stochastic in (True, False):
+    for choice in ("sampled", "top"):
         error = distance(
             table_law(1),
-            lambda s=stochastic: registry.make(
+            lambda choice=choice: registry.make(
                 "drafter", "stand", context=1, entries=3, template=grid(2, 1), refit=True,
-                stochastic=s,
+                choice=choice,
             ),
             registry.make("verifier", "recursive"),
             plan=Plan(2, 2),
-            lengths=(4,) if stochastic else (5,),
+            lengths=(4,) if choice == "sampled" else (5,),
         )  # fmt: skip
         assert error <= 1e-12
 
@@ -172,14 +172,9 @@ def test_counting_decodes_and_measures_apart(tmp_path: Path) -> None:
     model = forerun.load(make_tiny(tmp_path / "tiny"))
     sampling = Sampling(n=3, max_new_tokens=20, seed=1, ignore_eos=True)
     *_, tally = fitting.count_places(model, ["the cat sat", "one two"], sampling, nodes=40, depth=8)
-    (a, b) = model.generate(
-        ["the cat sat"],
-        sampling,
-        drafter="stand:tree=template",
-        controller="fixed:nodes=40,depth=8",
-    ) + model.generate(
-        ["one two"], sampling, drafter="stand:tree=template", controller="fixed:nodes=40,depth=8"
-    )
+    parts = {"drafter": "stand:tree=template", "controller": "fixed:nodes=40,depth=8", "batch": 1}
+    (a,) = model.generate(["the cat sat"], sampling, **parts)
+    (b,) = model.generate(["one two"], sampling, **parts)
     assert tally.passes == a.stats.passes + b.stats.passes
     # the last draft of a text may be cut off behind what was accepted
     assert tally.hits.sum() >= a.stats.accepted + b.stats.accepted > 0

@@ -13,7 +13,7 @@ from forerun import memories, registry
 from forerun.dice import SeededDice
 from forerun.drafters.stand import Stand
 from forerun.engine.api import Model, load
-from forerun.errors import ConfigError, DataError
+from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.memories import Kept
 from forerun.models.identity import model_hash, model_name, tokenizer_hash
 from forerun.ngrams.files import Origin
@@ -59,7 +59,6 @@ def test_a_restored_memory_drafts_the_same() -> None:
     drafter, copy = taught(), Stand(context=2, entries=4)
     copy.restore(drafter.snapshot())
     assert drafts(copy) == drafts(drafter) and any(drafts(drafter))
-    assert copy.scope == "tenant"  # what is kept outlives its prompt
     counts = copy.snapshot().counts
     assert counts == drafter.snapshot().counts and counts["tokens"] == 60
 
@@ -199,6 +198,64 @@ def test_around_a_block(tmp_path: Path) -> None:
         raise KeyboardInterrupt
     held = memories.read(path)
     assert held.snapshot.counts["tokens"] == 61 and held.origin.created == created
+
+
+def test_what_is_kept_of_a_tenant_changes_nothing_for_others_or_later(tmp_path: Path) -> None:
+    drafter = Stand()
+    mine, theirs = sequence([1], "g", tenant="a"), sequence([1], "g2", tenant="b")
+    with Kept(tmp_path / "a.mem", drafter, replace(ORIGIN, tenant="a")):
+        drafter.memory(mine).update([1], [2], [1.0])
+        assert drafter.memory(sequence([1], "h", tenant="a")) is drafter.memory(mine)
+        assert drafter.memory(sequence([1], "h2", tenant="b")) is not drafter.memory(theirs)
+    assert drafter.scope == "group"
+    assert drafter.memory(sequence([1], "h", tenant="a")) is not drafter.memory(mine)
+    assert not len(drafter.memory(sequence([1], "new", tenant="a")))
+    with Kept(tmp_path / "a.mem", drafter, replace(ORIGIN, tenant="a")):
+        assert len(drafter.memory(sequence([1], "later", tenant="a"))) == 1
+
+
+def test_an_error_on_saving_does_not_hide_what_ended_the_block(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    with pytest.raises(ZeroDivisionError) as caught, Kept(folder / "a.mem", taught(), ORIGIN):
+        folder.rmdir()
+        raise ZeroDivisionError
+    assert "a.mem was not saved: cannot write" in caught.value.__notes__[0]
+    assert "was not saved" in caplog.text
+    folder.mkdir()
+    cannot = pytest.raises(CapacityError, match="cannot write")  # alone it is raised itself
+    with cannot, Kept(folder / "a.mem", taught(), ORIGIN):
+        folder.rmdir()
+
+
+def test_what_one_part_has_learned_is_saved_in_its_own_form(tmp_path: Path) -> None:
+    path = tmp_path / "a.mem"
+    for name in ("fuse", "router"):
+        both = registry.make("drafter", name, parts=("prompt_lookup", taught()))
+        assert Kept(path, both, ORIGIN).save().snapshot.kind == "stand"
+        alone, again = Stand(context=2, entries=4), Stand(context=2, entries=4)
+        Kept(path, alone, ORIGIN).load()
+        assert drafts(alone) == drafts(taught())
+        Kept(path, registry.make("drafter", name, parts=("none", again)), ORIGIN).load()
+        assert drafts(again) == drafts(alone)
+        held = memories.read(path).snapshot
+        assert both.merged([held, held]).counts["tokens"] == 120
+    with pytest.raises(ConfigError, match="no part of fuse can be saved"):
+        registry.make("drafter", "fuse:parts=none+prompt_lookup").keep()
+
+
+def test_chances_come_back_with_a_memory(tmp_path: Path) -> None:
+    path, drafter = tmp_path / "a.mem", taught()
+    chances = drafter.memory(sequence([1])).chances
+    chances[True].hits[:] *= 0.5
+    Kept(path, drafter, ORIGIN).save()
+    copy = Stand(context=2, entries=4)
+    Kept(path, copy, ORIGIN).load()
+    found = copy.memory(sequence([1])).chances
+    for drawn in (True, False):
+        np.testing.assert_allclose(found[drawn].rates, chances[drawn].rates, rtol=1e-6)
 
 
 def test_a_file_that_cannot_be_loaded_is_left_alone(tmp_path: Path) -> None:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forerun.chances import NUM_BYTES, OLD, Chances
 from forerun.errors import ConfigError, DataError
 from forerun.ngrams import kernels, memory_rows
 from forerun.ngrams.memory import LogitMemory
-from forerun.ngrams.memory_rows import blend, check, merged, newest, to_snapshot
+from forerun.ngrams.memory_rows import (
+    CHANCES,
+    blend,
+    check,
+    from_snapshot,
+    merged,
+    newest,
+    to_snapshot,
+)
+from forerun.records import Snapshot
 
 BOB, MARY, TOM, SUE = range(4)
 Update = tuple[list[int], list[int], list[float]]
@@ -161,15 +173,89 @@ def test_same_contents_same_bytes() -> None:
 def test_merged_snapshots_cap_and_count() -> None:
     settings = {"context": [1], "entries": 1, "store": "model"}
     rows = filled([([t], [0], [1.0]) for t in range(10)], entries=1, context=1).rows()
-    one = to_snapshot("stand", rows, settings, {"tokens": 10, "evicted": 1})
+    chances = {drawn: Chances(drawn=drawn) for drawn in (True, False)}
+    one = to_snapshot("stand", rows, settings, {"tokens": 10, "evicted": 1}, chances)
     whole = merged([one, one])
     assert whole.counts == {"tokens": 20, "evicted": 2, "contexts": 10}
-    capped = merged([one, one], max_bytes=4 * 24 + 23)
+    most = NUM_BYTES + 4 * 24 + 23
+    capped = merged([one, one], max_bytes=most)
     assert capped.counts == {"tokens": 20, "evicted": 8, "contexts": 4}
-    assert capped.nbytes <= 4 * 24 + 23
-    other = to_snapshot("stand", rows, settings | {"store": "processed"}, one.counts)
+    assert capped.nbytes <= most
+    other = to_snapshot("stand", rows, settings | {"store": "processed"}, one.counts, chances)
     with pytest.raises(ConfigError, match="store=model, got one with store=processed"):
         merged([one, other])
+
+
+def counted(seed: int, *, drawn: bool = True, trials: int = 300) -> Chances:
+    """Chances that have seen single nodes of random cells, some of them accepted."""
+    chances, rng = Chances(drawn=drawn), np.random.default_rng(seed)
+    parents = np.array([-1], np.int32)
+    for _ in range(trials):
+        cell = rng.integers(0, chances.tries.size, 1).astype(np.int8)
+        chances.learn(parents, cell, [0] if rng.random() < 0.4 else [])
+    return chances
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_chances_add_up_as_if_one_had_counted_all(drawn: bool) -> None:
+    parts = [counted(seed, drawn=drawn) for seed in range(3)]
+    belief, whole = Chances(drawn=drawn), Chances.sum(parts, drawn=drawn)
+    for name in ("tries", "hits"):
+        first = getattr(belief, name)
+        expected = first + sum(getattr(part, name) - first for part in parts)
+        np.testing.assert_allclose(getattr(whole, name), expected)
+    assert whole.tries.sum() == pytest.approx(belief.tries.sum() + 900)
+
+
+def test_summed_chances_never_outgrow_their_bound() -> None:
+    part = Chances()
+    part.tries[:], part.hits[:] = OLD - 1, 0.25 * (OLD - 1)
+    whole = Chances.sum([part] * 5)
+    assert whole.tries.max() <= OLD
+    np.testing.assert_allclose(whole.rates, part.rates, atol=0.01)
+
+
+def snapshot_with(chances: dict[bool, Chances]) -> Snapshot:
+    rows = filled([([1], [0], [1.0])], entries=1, context=1).rows()
+    settings = {"context": [1], "entries": 1, "store": "model"}
+    return to_snapshot("stand", rows, settings, {"tokens": 1, "evicted": 0}, chances)
+
+
+def test_chances_are_kept_and_a_file_without_them_begins_with_what_is_believed() -> None:
+    chances = {drawn: counted(int(drawn), drawn=drawn) for drawn in (True, False)}
+    held = snapshot_with(chances)
+    _, found = from_snapshot(held)
+    for drawn in (True, False):
+        np.testing.assert_allclose(found[drawn].rates, chances[drawn].rates, rtol=1e-6)
+    old = replace(held, arrays={k: a for k, a in held.arrays.items() if k not in CHANCES})
+    _, found = from_snapshot(old)
+    for drawn in (True, False):
+        np.testing.assert_array_equal(found[drawn].rates, Chances(drawn=drawn).rates)
+    _, mixed = from_snapshot(merged([held, old]))  # the old one counts as no trial
+    np.testing.assert_allclose(mixed[True].rates, chances[True].rates, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        {"tries": lambda a: a[:, 1:]},
+        {"tries": lambda a: a * 0},
+        {"tries": lambda a: a * np.nan},
+        {"hits": lambda a: a + OLD},
+        {"hits": lambda a: -a},
+        {"hits": lambda a: a.astype(np.float64)},
+        {"hits": None},
+    ],
+)
+def test_chances_that_are_none_are_refused(spoiled: dict) -> None:
+    held = snapshot_with({drawn: Chances(drawn=drawn) for drawn in (True, False)})
+    arrays = dict(held.arrays)
+    for name, change in spoiled.items():
+        array = arrays.pop(name)
+        if change is not None:
+            arrays[name] = change(array)
+    with pytest.raises(DataError, match="use another memory file"):
+        from_snapshot(replace(held, arrays=arrays))
 
 
 def spoil(rows: kernels.Table, name: str, change: object) -> kernels.Table:

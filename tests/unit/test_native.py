@@ -3,6 +3,7 @@ result is the same bits whatever else is in the pass and however many threads wo
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from forerun.errors import ConfigError
 from forerun.models.load import load_target
 from forerun.native import LEVELS, kernels, layout
 from forerun.native.decoder import NativeDecoder, missing
-from forerun.native.packing import Packed, Rounding, rounded
+from forerun.native.packing import Packed, Rounding, rounded, row_stride
 from forerun.tree import EMPTY, TreeBuilder
 
 pytestmark = pytest.mark.skipif(not kernels(), reason=f"native kernels: {kernels().why}")
@@ -30,6 +31,15 @@ NATIVE = {  # families at sizes that the kernels take
     for case, options in CASES.items()
     if not case.startswith(("gpt2", "qwen3_moe", "phi3-partial", "phi3-longrope"))
 } | {"gpt2": {"n_embd": 64}}
+
+
+@pytest.fixture(params=LEVELS[1 : kernels().level + 1])
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    """The name of an instruction set: the test runs on every one that the processor has."""
+    monkeypatch.setenv("FORERUN_NATIVE", request.param)
+    kernels.cache_clear()
+    yield request.param
+    kernels.cache_clear()
 
 
 @pytest.fixture
@@ -46,13 +56,13 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", ERROR)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_product_matches_float64(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_product_matches_float64(level: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
     n, k = shape
     weight, bias = random(n, k, dtype=dtype), random(n, dtype=torch.float32, seed=1)
     packed = Packed(weight)
     packed.set_bias(bias)
     assert torch.equal(packed.unpack(), weight)
-    for rows in (1, 2, 3, 5, 6, 7, 12, 13, 31):
+    for rows in (1, 2, 3, 5, 6, 7, 12, 13, 16, 17, 31, 33, 70):
         x = random(rows, k, dtype=dtype, seed=rows)
         want = x.double() @ weight.double().T + bias
         assert close(packed.product(x), want, dtype)
@@ -61,7 +71,7 @@ def test_product_matches_float64(shape: tuple[int, int], dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("dtype", ERROR)
 @pytest.mark.parametrize("act", layout.ACTIVATIONS)
-def test_gated_product_matches_float64(act: str, dtype: torch.dtype) -> None:
+def test_gated_product_matches_float64(level: str, act: str, dtype: torch.dtype) -> None:
     weight, bias = random(192, 48, dtype=dtype), random(192, dtype=torch.float32, seed=1)
     packed = Packed(weight, is_gated=True)
     packed.set_bias(bias)
@@ -72,7 +82,7 @@ def test_gated_product_matches_float64(act: str, dtype: torch.dtype) -> None:
         "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
         "relu": torch.relu,
     }
-    for rows in (1, 4, 8):
+    for rows in (1, 4, 8, 20):
         x = random(rows, 48, dtype=dtype, seed=rows)
         gate, up = (x.double() @ weight.double().T + bias).chunk(2, -1)
         assert close(packed.product(x, act), functions[act](gate) * up, dtype)
@@ -90,23 +100,52 @@ def test_rows_of_a_packed_weight() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("dtype", ERROR)
-def test_strange_numbers_propagate_in_their_row_only(dtype: torch.dtype, bad: float) -> None:
-    x = random(3, 64, dtype=dtype)
-    x[1, 5] = bad
-    y = Packed(random(64, 64, dtype=dtype, seed=1)).product(x)
-    assert not torch.isfinite(y[1]).any()
-    assert torch.isfinite(y[[0, 2]]).all()
+def test_strange_numbers_propagate_in_their_row_only(
+    level: str, dtype: torch.dtype, bad: float
+) -> None:
+    """Wherever they stand: in whole tiles of inputs and in the narrower last one."""
+    weight = random(64, 80, dtype=dtype, seed=1)
+    for rows, row, column in ((3, 1, 5), (20, 0, 79), (20, 19, 64)):
+        x = random(rows, 80, dtype=dtype)
+        x[row, column] = bad
+        for rounding in (Rounding(), Rounding(8), Rounding(8, 36)):
+            y = Packed(weight, rounding=rounding).product(x)
+            strange = torch.arange(rows) == row
+            assert not torch.isfinite(y[strange]).any()
+            assert torch.isfinite(y[~strange]).all()
 
 
-def test_a_row_of_a_product_does_not_depend_on_the_others(threads: None) -> None:
-    packed, x = (
-        Packed(random(640, 256, dtype=torch.bfloat16)),
-        random(40, 256, dtype=torch.bfloat16),
-    )
+@pytest.mark.parametrize("bits", [16, 8])
+@pytest.mark.parametrize("k", [16, 32, 48, 80, 96])
+def test_what_stands_beyond_the_inputs_is_not_read(level: str, k: int, bits: int) -> None:
+    """The buffers of a pass hold leftovers of wider products there."""
+    weight = random(64, k, dtype=torch.bfloat16)
+    packed = Packed(weight, rounding=Rounding(bits))
+    for rows in (1, 17, 33):
+        x = torch.full((rows, row_stride(128)), float("nan"), dtype=torch.bfloat16)
+        x[:, :k] = random(rows, k, dtype=torch.bfloat16, seed=rows)
+        got, inside = torch.empty(rows, 64), torch.bfloat16 if packed.takes_bf16 else torch.float32
+        source = x.to(inside)
+        kernels().library.forerun_product(
+            kernels().level, ctypes.byref(packed.record), source.data_ptr(), source.shape[1], rows,
+            got.data_ptr(), 64, got.data_ptr(), layout.F32, 0, 1,
+        )  # fmt: skip
+        assert torch.equal(got, packed.product(x[:, :k].float()))
+
+
+@pytest.mark.parametrize("rounding", ["auto", "int8", "int8:36"])
+@pytest.mark.parametrize("k", [256, 91])
+def test_a_row_of_a_product_does_not_depend_on_the_others(
+    level: str, k: int, rounding: str, threads: None
+) -> None:
+    """Every number of rows, none included, has the bits of 70; so has a row alone."""
+    packed = Packed(random(192, k, dtype=torch.bfloat16), rounding=Rounding.parse(rounding))
+    x = random(70, k, dtype=torch.bfloat16, seed=1).float()
     whole = packed.product(x)
-    for rows in (1, 2, 7, 12, 13, 25):
+    for rows in range(70):
         assert torch.equal(packed.product(x[:rows]), whole[:rows])
-    for num in (1, 3):
+        assert torch.equal(packed.product(x[rows : rows + 1])[0], whole[rows])
+    for num in (1, 2, 3):
         torch.set_num_threads(num)
         assert torch.equal(packed.product(x), whole)
 
@@ -224,11 +263,11 @@ def test_large_packed_weights_keep_their_numbers() -> None:
 # weights in 8 bits
 
 
-@pytest.mark.parametrize("scaled", [0, 32])
+@pytest.mark.parametrize("scaled", [0, 32, 52])
 @pytest.mark.parametrize("dtype", ERROR)
 @pytest.mark.parametrize("shape", [*SHAPES, (192, 130)])
 def test_a_rounded_product_is_that_of_the_rounded_weight(
-    shape: tuple[int, int], dtype: torch.dtype, scaled: int
+    level: str, shape: tuple[int, int], dtype: torch.dtype, scaled: int
 ) -> None:
     n, k = shape
     weight, bias = random(n, k, dtype=dtype), random(n, dtype=torch.float32, seed=1)
@@ -243,23 +282,13 @@ def test_a_rounded_product_is_that_of_the_rounded_weight(
         assert packed.is_rounded and packed.nbytes < 0.8 * Packed(weight).nbytes or k < 96
         assert torch.equal(packed.unpack(), held.float().to(dtype))
         inside = torch.bfloat16 if packed.takes_bf16 else torch.float32
-        for rows in (1, 3, 7, 12, 25):
+        for rows in (1, 3, 7, 12, 25, 40):
             x = random(rows, k, dtype=dtype, seed=rows)
             want = x.to(inside).double() @ held.T + bias
             if is_gated:
                 gate, up = want.chunk(2, -1)
                 want = torch.nn.functional.silu(gate) * up
             assert close(packed.product(x), want, dtype)
-
-
-def test_a_row_of_a_rounded_product_does_not_depend_on_the_others(threads: None) -> None:
-    packed = Packed(random(320, 200, dtype=torch.bfloat16), rounding=Rounding(8, 64))
-    x = random(30, 200, dtype=torch.bfloat16, seed=1)
-    whole = packed.product(x)
-    for num in (1, 2):
-        torch.set_num_threads(num)
-        for row in (0, 7, 29):
-            assert torch.equal(packed.product(x[row : row + 1])[0], whole[row])
 
 
 @pytest.mark.parametrize("weights", ["int8", "int8:32"])

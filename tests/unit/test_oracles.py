@@ -89,7 +89,9 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "draw", "verifier", "k", "values"), TABLE, ids=[row[0] for row in TABLE])
+@pytest.mark.parametrize(
+    ("rule", "draw", "verifier", "k", "values"), TABLE, ids=[row[0] for row in TABLE]
+)
 def test_one_position_table(
     rule: str, draw: Callable, verifier: type, k: int | None, values: tuple[float, ...]
 ) -> None:
@@ -218,23 +220,23 @@ def stand_acceptance(p: list[float], q: list[float], k: int, **options: object) 
 
 P, Q = [0.5, 0.3, 0.2], [0.2, 0.5, 0.3]
 STAND_CASES = [
-    (P, Q, True, (0.7, 0.808571428571, 1.0)),
-    (P, Q, False, (0.3, 0.5, 1.0)),
-    (P, P, True, (1.0, 1.0, 1.0)),
-    (P, P, False, (0.5, 0.8, 1.0)),
-    ([0.4, 0.3, 0.2, 0.1], [0.1, 0.6, 0.3, 0.0], True, (0.6, 0.689285714286, 0.9)),
-    ([0.9, 0.05, 0.05], [0.4, 0.3, 0.3], True, (0.5, 0.785714285714)),
-    ([0.9, 0.05, 0.05], [0.4, 0.3, 0.3], False, (0.9, 0.95)),
+    (P, Q, "sampled", (0.7, 0.808571428571, 1.0)),
+    (P, Q, "top", (0.3, 0.5, 1.0)),
+    (P, P, "sampled", (1.0, 1.0, 1.0)),
+    (P, P, "top", (0.5, 0.8, 1.0)),
+    ([0.4, 0.3, 0.2, 0.1], [0.1, 0.6, 0.3, 0.0], "sampled", (0.6, 0.689285714286, 0.9)),
+    ([0.9, 0.05, 0.05], [0.4, 0.3, 0.3], "sampled", (0.5, 0.785714285714)),
+    ([0.9, 0.05, 0.05], [0.4, 0.3, 0.3], "top", (0.9, 0.95)),
 ]
 
 
-@pytest.mark.parametrize(("p", "q", "stochastic", "values"), STAND_CASES)
+@pytest.mark.parametrize(("p", "q", "choice", "values"), STAND_CASES)
 def test_stand_acceptance(
-    p: list[float], q: list[float], stochastic: bool, values: tuple[float, ...]
+    p: list[float], q: list[float], choice: str, values: tuple[float, ...]
 ) -> None:
     for k, value in enumerate(values, start=1):
-        assert stand_acceptance(p, q, k, stochastic=stochastic) == pytest.approx(value, abs=1e-6)
-    if stochastic:
+        assert stand_acceptance(p, q, k, choice=choice) == pytest.approx(value, abs=1e-6)
+    if choice == "sampled":
         overlap = np.minimum(p, q).sum()
         assert stand_acceptance(p, q, 1) == pytest.approx(overlap, abs=1e-6)
 

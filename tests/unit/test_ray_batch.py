@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from forerun.engine.stats import Stats
 from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.integrations import ray_batch
 from forerun.integrations.ray_batch import Pool, pieces, share
-from forerun.integrations.ray_results import Partial, partial_of, seed_of
+from forerun.integrations.ray_results import Partial, partial_of
 from forerun.integrations.ray_worker import Asked, Setup, Worker
 from forerun.sampling import Sampling
 
@@ -40,6 +41,7 @@ def cluster() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        patch.setenv("RAY_worker_niceness", "0")  # the machine may be busy
         ray.init("local", num_cpus=2, object_store_memory=100 << 20, **quiet)
         yield
         ray.shutdown()
@@ -155,66 +157,6 @@ def test_a_memory_from_a_file_counts_once_after_merging(tiny_folder: Path, draft
         assert whole == own + learned[0]
 
 
-def record(index: int, k: int = 0) -> dict[str, Any]:
-    return {"prompt_index": index, "index": k, "text": f"text {index} é"}
-
-
-def test_results_are_written_in_order_and_the_partial_file_goes(tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    with Partial(out, 5, {"model": "tiny"}, asked()) as partial:
-        for index in (3, 0, 4, 1, 2):
-            partial.add(index, [record(index), record(index, 1)])
-        assert not out.exists()
-        partial.finish()
-    lines = [json.loads(line) for line in out.read_text().splitlines()]
-    assert lines == [record(i, k) for i in range(5) for k in (0, 1)]
-    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
-
-
-def test_a_partial_file_is_taken_up_and_its_torn_line_dropped(tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    with Partial(out, 5, {}, asked()) as partial:
-        partial.add(3, [record(3)])
-        partial.add(1, [record(1)])
-    path = partial_of(out)
-    path.write_bytes(path.read_bytes()[:-4])
-    assert seed_of(out) == 5
-    with Partial(out, 5, {}, asked()) as partial:
-        assert set(partial.held) == {3} and partial.samples(3) == [record(3)]
-        partial.add(1, [record(1)])
-    with Partial(out, 5, {}, asked()) as partial:
-        assert set(partial.held) == {1, 3}
-
-
-def test_a_partial_file_of_another_run_is_refused(tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    with Partial(out, 5, {"drafter": "stand"}, asked()) as partial:
-        partial.add(0, [record(0)])
-        with pytest.raises(DataError, match="another run is writing"):
-            Partial(out, 5, {"drafter": "stand"}, asked())
-    with pytest.raises(ConfigError, match="made with drafter 'stand', this run has 'none'"):
-        Partial(out, 5, {"drafter": "none"}, asked())
-    with pytest.raises(ConfigError, match="made with seed 5, this run has 6"):
-        Partial(out, 6, {"drafter": "stand"}, asked())
-    with pytest.raises(ConfigError, match="other prompts or sampling"):
-        Partial(out, 5, {"drafter": "stand"}, asked(replace(SAMPLING, top_k=3)))
-    partial_of(out).write_text("my notes\n")
-    with pytest.raises(DataError, match="no file of unfinished results"):
-        Partial(out, 5, {"drafter": "stand"}, asked())
-    assert partial_of(out).read_text() == "my notes\n"
-
-
-def test_existing_results_and_empty_runs_leave_files_alone(tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    with Partial(out, 5, {}, asked()):
-        pass
-    assert list(tmp_path.iterdir()) == []
-    out.write_text("{}\n")
-    with pytest.raises(DataError, match="exists and is not empty"):
-        Partial(out, 5, {}, asked())
-    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
-
-
 def test_progress_goes_by_the_pace_of_this_run() -> None:
     stats = Stats(generated=300, passes=100)
     line = progress_line(60, 100, 50, 100.0, stats)
@@ -267,9 +209,65 @@ class Fatal(Worker):
         return super().work(asked)
 
 
+class Stillborn(Worker):
+    """Dies while it loads, as long as a file is there to say so."""
+
+    def ready(self) -> Any:
+        told = Path(self.setup.model) / "die"
+        if told.exists():
+            told.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().ready()
+
+
+class Forgetful(Worker):
+    """Cannot take up what a memory file held."""
+
+    def keep(self, before: Any) -> None:
+        raise ConfigError("this memory does not fit")
+
+
+@pytest.fixture
+def by_value(cluster: None) -> Iterator[None]:
+    """Classes of this module travel whole: actors cannot import it."""
+    import ray.cloudpickle
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.mark.slow
+def test_an_actor_that_dies_while_it_loads_is_replaced(
+    by_value: None, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_batch, "Worker", Stillborn)
+    (tiny_folder / "die").touch()
+    notes: list[str] = []
+    with Pool(setup(tiny_folder), actors=1, on_note=notes.append) as pool:
+        found = list(pool.results(asked()))
+    assert tokens(found) == local(tiny_folder)
+    assert notes == ["an actor died over loading the model; another one does it again"]
+
+
+@pytest.mark.slow
+def test_an_actor_that_cannot_take_up_a_memory_says_so(
+    by_value: None, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that starts later than the others."""
+    first = Pool(setup(tiny_folder, drafter="stand"), actors=2)
+    with first as pool, pool.memory(tmp_path / "a.mem", drafter="stand"):
+        list(pool.results(asked()[:1]))
+        monkeypatch.setattr(ray_batch, "Worker", Forgetful)
+        pool._connect()  # the kind of actor that comes next
+        pool._start()
+        with pytest.raises(ConfigError, match="this memory does not fit"):
+            pool._await()
+
+
 @pytest.mark.slow
 def test_a_prompt_that_kills_every_actor_ends_the_run(
-    cluster: None, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+    by_value: None, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_batch, "Worker", Fatal)
     whole, found = [*asked(), Asked(5, [7], SAMPLING)], []
@@ -345,3 +343,35 @@ def test_ctrl_c_keeps_what_was_finished(
     status, _, err = call(*words)
     assert status == 0 and f"{len(kept)} of 5 prompts were finished before" in err
     assert len(out.read_text().splitlines()) == 5 and not partial_of(out).exists()
+
+
+@pytest.mark.slow
+def test_ctrl_c_at_a_terminal_ends_the_command_and_its_cluster(tmp_path: Path) -> None:
+    """The real command in a process group of its own; the signal goes to all of the group."""
+    pytest.importorskip("ray", reason="ray is not installed")
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [{"prompt": f"Problem: Ann has {i} boxes.\nSolution:\n"} for i in range(60)]
+    source.write_text("\n".join(map(json.dumps, lines)))
+    call = [sys.executable, "-m", "forerun.cli.main", "generate", "-f", source, "-n", 4]
+    call += ["--max-new-tokens", 200, "--ignore-eos", "-t", 0.8, "--engine", "ray", "--out", out]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environment |= {"PYTHONPATH": str(Path(forerun.__file__).parents[1])}
+    process = subprocess.Popen(
+        [*map(str, call), "--json", "--seed", "5"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    kept = partial_of(out)
+    while process.poll() is None and (not kept.exists() or kept.read_bytes().count(b"\n") < 4):
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130, said
+    assert "interrupted:" in said and "the same command goes on from there" in said
+    assert "Traceback" not in said
+    done = [json.loads(line) for line in kept.read_text().splitlines()][1:]
+    assert 3 <= len(done) < 60 and all(len(one["samples"]) == 4 for one in done)
+    assert not out.exists()

@@ -98,8 +98,8 @@ def test_a_spec_is_split_into_name_and_texts(spec, name, options):
         ("drafter", "stand:context=4+3+2", {"context": (4, 3, 2)}),
         (
             "drafter",
-            "stand:stochastic=False,template=none",
-            {"stochastic": False, "template": None},
+            "stand:refit=False,template=none",
+            {"refit": False, "template": None},
         ),
         ("drafter", "fuse:parts=none+stand", {"parts": ("none", "stand")}),
         ("drafter", "draft_model:model=models/a+b", {"model": "models/a+b"}),

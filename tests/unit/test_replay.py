@@ -94,7 +94,7 @@ def test_agreed_walks_a_tree() -> None:
     ("spec", "said"),
     [
         ("stand", "drafter 'stand' makes swor drafts: they are drawn"),
-        ("stand:stochastic=false", "drafter 'stand' learns the target's probabilities"),
+        ("stand:choice=top", "drafter 'stand' learns the target's probabilities"),
         ("fuse", "drafter 'fuse' makes swor drafts"),
     ],
 )

@@ -15,6 +15,7 @@ from forerun.drafters.none import Plain
 from forerun.engine.api import Model
 from forerun.engine.loop import Engine
 from forerun.engine.scheduler import Scheduler
+from forerun.engine.stops import Stops
 from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.growers.chain import Chain
 from forerun.growers.iid import Iid
@@ -269,3 +270,56 @@ def test_bad_prompts_are_refused_in_words(prompts, error, message):
 def test_bad_options_are_refused_in_words(options, message):
     with pytest.raises(ConfigError, match=message):
         model_of().generate("a", **{"drafter": "none", **options})
+
+
+class Spelling:
+    """A detokenizer that fails at some letters as long as it is told to."""
+
+    broken: bool = False
+
+    def __init__(self, letters: Letters) -> None:
+        self.letters = letters
+
+    def push(self, token: int) -> str:
+        if self.broken and token == 2:
+            raise RuntimeError("no such letter")
+        return self.letters.decode([token])
+
+
+def test_an_error_in_one_text_leaves_all_texts_as_they_were(monkeypatch):
+    """The texts of a step grow together or not at all; the step can then be done again."""
+    stops = Stops(stream=lambda: Spelling(Letters()))
+    engine, seqs = engine_of(chain_drafter(), max_seqs=4, stops=stops), seqs_of(4, 12)
+    for seq in seqs:
+        engine.submit(seq)
+    faults = 0
+    while not engine.scheduler.is_idle:
+        before = [list(seq.tokens) for seq in seqs]
+        monkeypatch.setattr(Spelling, "broken", faults < 3)
+        try:
+            engine.step()
+        except RuntimeError:
+            faults += 1
+            assert [seq.tokens for seq in seqs] == before
+            assert [seq.finish for seq in engine.scheduler.running] == [None] * len(
+                engine.scheduler.running
+            )
+            for seq in engine.scheduler.running:
+                assert stops.text(seq) == Letters().decode(seq.generated)
+                assert len(stops.begins(seq)) == seq.num_generated
+    assert faults == 3
+    assert [stops.text(seq) for seq in seqs] == [Letters().decode(seq.generated) for seq in seqs]
+    assert [seq.num_generated for seq in seqs] == [12] * 4
+
+
+def test_all_listeners_hear_a_step_whatever_one_of_them_does():
+    heard = []
+
+    def fail(step):
+        raise RuntimeError("deaf")
+
+    engine, (seq,) = engine_of(listeners=(fail, heard.append)), seqs_of(1)
+    engine.submit(seq)
+    with pytest.raises(RuntimeError, match="deaf"):
+        engine.step()
+    assert [step.emitted for step in heard] == [[seq.generated]] and seq.num_generated == 1

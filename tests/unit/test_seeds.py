@@ -28,7 +28,7 @@ ALONE = {  # drafts that depend on their own text and seed
     "own memory": {"drafter": "stand:scope=request"},
     "prompt lookup": {"drafter": "prompt_lookup"},
     "own memory, template": {"drafter": "stand:scope=request,tree=template"},
-    "best tokens, match": {"drafter": "stand:stochastic=false", "verifier": "match"},
+    "best tokens, match": {"drafter": "stand:choice=top", "verifier": "match"},
 }
 SHARED = {"stand": {"drafter": "stand"}, "stand, tree": {"drafter": "stand:update_from=tree"}}
 

@@ -81,7 +81,7 @@ def random_case(seed: int) -> tuple[Stand, Sequence, Plan]:
         entries=int(rng.integers(1, 11)),
         context=int(rng.integers(1, 5)),
         store=["auto", "model"][seed // 4 % 2],
-        stochastic=seed % 7 != 0,
+        choice="top" if seed % 7 == 0 else "sampled",
     )
     seq = sequence(
         rng.integers(0, vocab, rng.integers(1, 6)).tolist(),
@@ -140,7 +140,7 @@ def test_labels() -> None:
     for options, temperature, law in (
         ({}, 1.0, SWOR),
         ({}, 0.0, POINT),
-        ({"stochastic": False}, 1.0, POINT),
+        ({"choice": "top"}, 1.0, POINT),
     ):
         drafter = Stand(template=grid(2), **options)
         seq = sequence([1], temperature=temperature)
@@ -150,7 +150,7 @@ def test_labels() -> None:
         assert (tree.q(0) is None) == (law == POINT)
         if law == POINT:
             assert tree.tokens.tolist() == [7, 2]
-    assert Stand().labels == {"swor", "point"} and Stand(stochastic=False).labels == {"point"}
+    assert Stand().labels == {"swor", "point"} and Stand(choice="top").labels == {"point"}
 
 
 # what it learns

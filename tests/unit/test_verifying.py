@@ -33,7 +33,7 @@ PROMPTS = ["the cat sat on", "one two three"]
 DRAFTERS = [
     "none",
     "stand",
-    "stand:stochastic=false",
+    "stand:choice=top",
     "prompt_lookup",
     "fuse:parts=prompt_lookup+stand",
     "draft_model:model={draft}",

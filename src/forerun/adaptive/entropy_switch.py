@@ -1,12 +1,12 @@
 """Two models take turns: the small one writes while it is sure, the large one where it is not.
 
-Simonds, "Entropy Adaptive Decoding: Dynamic Model Switching for Efficient Inference", 2025. The
-rolling mean of the active model's entropies decides, in bits and from raw logits: above the
-threshold the large model goes on, else the small one, after at least `hold` tokens of one. Each
-keeps its own cache and catches up when its turn comes, as state follows tokens.
+Simonds, "Entropy Adaptive Decoding: Dynamic Model Switching for Efficient Inference", 2025. At each
+token the active model is asked; the rolling mean of such entropies decides, in bits and from raw
+logits. Above the threshold the large model gives this very token and goes on; else the small one
+goes on from the next token. Each keeps its own cache and catches up as state follows tokens.
 
-Law: NOT the large model's. It is that of a third model, whose next-token law is the active model's;
-which one is active follows from the text. That law is kept exactly by drafting: a node below a
+Law: NOT the large model's. It is that of a third model, whose next-token law is that of the one
+whose turn it is, which follows from the text. That law is kept exactly by drafting: a node below a
 switch is judged by the model that would have spoken there. Needs two models of one vocabulary.
 """
 
@@ -34,10 +34,10 @@ SMALL, LARGE = 0, 1
 
 @dataclass(frozen=True)
 class Mode:
-    """Which model gives the next token, and what that hangs on; a value: nodes share parents'."""
+    """Which model is asked for the next token, and what that hangs on; a value: nodes share it."""
 
     active: int = SMALL
-    held: int = 0  # tokens since the last switch, or since the start
+    held: int | None = None  # tokens that it gave since the last switch; None before the first
     window: tuple[float, ...] = ()  # the last entropies, bits
 
 
@@ -46,9 +46,7 @@ class Usage:
     """What was spent, by model (small, large)."""
 
     tokens: list[int] = field(default_factory=lambda: [0, 0])  # generated
-    catch_up: list[int] = field(
-        default_factory=lambda: [0, 0]
-    )  # computed after a switch; no prompt
+    catch_up: list[int] = field(default_factory=lambda: [0, 0])  # computed beside; no prompt
     switches: int = 0
 
     @property
@@ -65,7 +63,8 @@ class Usage:
 class EntropySwitch(Target):
     """`threshold` in bits, swept per pair; `window` entropies; `hold`, the least between switches.
 
-    clears: a switch empties the window. The start is with the small model.
+    clears: a switch empties the window. The small model is asked first, and nothing holds it. The
+    paper has window=5; what hold it has is not known to us.
     """
 
     def __init__(
@@ -74,14 +73,14 @@ class EntropySwitch(Target):
         large: Runner,
         *,
         threshold: float,
-        window: int = 5,
-        hold: int = 10,
+        window: int = 1,
+        hold: int = 0,
         clears: bool = False,
     ) -> None:
-        if window < 1 or hold < 1 or np.isnan(threshold):
+        if window < 1 or hold < 0 or np.isnan(threshold):
             raise ConfigError(
-                "entropy_switch needs window and hold of at least 1 and a threshold in bits, got "
-                f"{window=}, {hold=}, {threshold=}; try window=5, hold=10, threshold=0.5"
+                "entropy_switch needs window >= 1, hold >= 0 and a threshold in bits, got "
+                f"{window=}, {hold=}, {threshold=}; try window=1, hold=0, threshold=1.0"
             )
         self.models = small, large
         self.threshold, self.window, self.hold, self.clears = threshold, window, hold, clears
@@ -93,7 +92,7 @@ class EntropySwitch(Target):
         self._rows: dict[Sequence, SwitchRows] = {}  # of the step under way
 
     @property
-    def _cost(self) -> Cost:
+    def cost(self) -> Cost:  # type: ignore[override]
         """Seconds of a pass, for controllers: those of the large model."""
         return cost_of(self.models[LARGE])
 
@@ -101,36 +100,55 @@ class EntropySwitch(Target):
         """What holds for the next token of a sequence."""
         return self._modes.get(seq) or Mode()
 
+    def wanted(self, mode: Mode, window: tuple[float, ...]) -> int:
+        """The model that these entropies ask for."""
+        return LARGE if sum(window) / len(window) > self.threshold else SMALL
+
+    def is_held(self, mode: Mode) -> bool:
+        """Whether it is too early for a switch: up before the next token, or down after it."""
+        return mode.held is not None and mode.held + (mode.active == LARGE) < self.hold
+
     def after(self, mode: Mode, entropy: float) -> Mode:
-        """The mode once the active model has given a token, from a law of that entropy."""
-        held, window = mode.held + 1, (*mode.window, entropy)[-self.window :]
-        wanted = LARGE if sum(window) / len(window) > self.threshold else SMALL
-        if wanted == mode.active or held < self.hold:
-            return Mode(mode.active, held, window)
-        return Mode(wanted, 0, () if self.clears else window)
+        """The mode once a token is there, where the law of the active model had that entropy.
+
+        The token is the active model's, but the large one's if that is active afterwards.
+        """
+        window = (*mode.window, entropy)[-self.window :]
+        wanted = self.wanted(mode, window)
+        if wanted != mode.active and not self.is_held(mode):
+            return Mode(wanted, int(wanted == LARGE), () if self.clears else window)
+        return Mode(mode.active, None if mode.held is None else mode.held + 1, window)
 
     def forward(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
-        """One pass of each model for the sequences whose turn it has.
+        """One pass of the small model for sequences whose turn it has, one of the large for others.
 
-        Raises ConfigError where hidden rows are wanted: those of two models do not compare.
+        The others are also those whose root has just become the large model's. Raises ConfigError
+        where hidden rows are wanted: those of two models do not compare.
         """
         if "hidden" in needs:
             raise ConfigError(
                 "entropy_switch has rows of two models, so hidden rows mean nothing; use a drafter "
                 "or verifier that needs none, such as 'stand' and 'speculative'"
             )
-        turns: tuple[list[int], list[int]] = ([], [])
-        for i, seq in enumerate(seqs):
-            turns[self.mode(seq).active].append(i)
-        for which, turn in enumerate(turns):
+        found: dict[Sequence, SwitchRows] = {}
+        for which in (SMALL, LARGE):
+            turn = [
+                (seq, tree)
+                for seq, tree in zip(seqs, trees, strict=True)
+                if which == (found[seq].speaker(-1) if seq in found else self.mode(seq).active)
+            ]
             if not turn:
                 continue
-            own, drafts = [seqs[i] for i in turn], [trees[i] for i in turn]
-            found = self.models[which].forward(own, drafts, needs)
-            for seq, tree, rows in zip(own, drafts, found, strict=True):
-                self._rows[seq] = SwitchRows(self, seq, tree, rows)
-                self.caught_up(seq, which)
-        return [self._rows[seq] for seq in seqs]
+            own, drafts = [seq for seq, _ in turn], [tree for _, tree in turn]
+            for (seq, tree), rows in zip(
+                turn, self.models[which].forward(own, drafts, needs), strict=True
+            ):
+                if seq in found:
+                    found[seq].add(range(-1, len(tree)), rows)
+                else:
+                    found[seq] = SwitchRows(self, seq, tree, rows)
+        self._rows |= found
+        return [found[seq] for seq in seqs]
 
     def commit(self, seqs: Many[Sequence], trees: Many[Tree], verdicts: Many[Verdict]) -> None:
         """Follows the entropies along what was emitted."""
@@ -139,9 +157,10 @@ class EntropySwitch(Target):
         for seq, verdict in zip(seqs, verdicts, strict=True):
             rows = self._rows.pop(seq)
             for node in [-1, *verdict.nodes][: len(seq.tokens) - rows.length]:
-                before, after = rows.modes[node], rows.after(node)
-                self.usage.tokens[before.active] += 1
-                self.usage.switches += after.active != before.active
+                asked, after, spoke = rows.mode(node).active, rows.after(node), rows.speaker(node)
+                self.usage.tokens[spoke] += 1
+                self.usage.catch_up[asked] += asked != spoke
+                self.usage.switches += after.active != asked
                 self._modes[seq] = after
             rows.is_open = False
             for which in rows.used:
@@ -169,61 +188,80 @@ class EntropySwitch(Target):
 
 
 class SwitchRows(Rows):
-    """Rows of one sequence, each by the model that is active there; others are computed if asked.
+    """Rows of one sequence, each by the model whose turn it is there.
 
-    `logits` are those of the pass, by one model for all nodes.
+    `logits` are those of the first pass, by one model for all nodes; what the other has to say is
+    computed where it is asked.
     """
 
     def __init__(self, switch: EntropySwitch, seq: Sequence, tree: Tree, rows: Rows) -> None:
         super().__init__(rows.logits[:, : switch.vocab_size])
         self.switch, self.seq, self.tree = switch, seq, tree
         self.length = len(seq.tokens)
-        self.modes = {-1: switch.mode(seq)}
-        self.used = {self.modes[-1].active}
         self.is_open = True  # the sequence has not grown, so the other model can still be asked
-        self._others: dict[int, np.ndarray] = {}
+        self._modes = {-1: switch.mode(seq)}
         self._after: dict[int, Mode] = {}
+        self._others: dict[int, np.ndarray] = {}  # logits [V] of the other model, by node
+        self.first = self._modes[-1].active
+        self.used = {self.first}
+        switch.caught_up(seq, self.first)
+
+    def split(self, nodes: int) -> Rows:
+        """All rows. Raises ConfigError if a verifier appended some: whose turn is it there?"""
+        if nodes < len(self.tree):
+            raise ConfigError(
+                "entropy_switch has rows of two models, so rows that a verifier appends mean "
+                "nothing; use a verifier that appends none, such as 'speculative'"
+            )
+        return self
 
     def row(self, node: int) -> np.ndarray:
-        if self.is_open:
-            self._mode(node)
-        turn = self.modes.get(node, self.modes[-1]).active
-        if turn == self.modes[-1].active:
+        """Logits [V] of the model that speaks at a node, or of the first pass if none was asked."""
+        if not self.is_open and node not in self._after:
             return super().row(node)
-        if node not in self._others:
-            self._ask(node)
-        return self._others[node]
+        spoke = self.speaker(node)
+        is_known = self.is_open or node in self._others
+        return self._logits(spoke if is_known else self.first, node)
+
+    def mode(self, node: int) -> Mode:
+        """The mode in which a token comes after a node."""
+        if node not in self._modes:
+            self._modes[node] = self.after(int(self.tree.parents[node]))
+        return self._modes[node]
 
     def after(self, node: int) -> Mode:
-        """The mode after the token that the law at a node gave."""
+        """The mode once a token has come after a node."""
         if node not in self._after:
-            bits = entropy_bits(self.row(node))
-            self._after[node] = self.switch.after(self.modes[node], bits)
+            mode = self.mode(node)
+            bits = entropy_bits(self._logits(mode.active, node))
+            self._after[node] = self.switch.after(mode, bits)
         return self._after[node]
 
-    def _mode(self, node: int) -> Mode:
-        if node not in self.modes:
-            parent = int(self.tree.parents[node])
-            self._mode(parent)
-            self.modes[node] = self.after(parent)
-        return self.modes[node]
+    def speaker(self, node: int) -> int:
+        """Who gives the token after a node: the large model if it is its turn before or after."""
+        return max(self.mode(node).active, self.after(node).active)
 
-    def _ask(self, node: int) -> None:
-        """All rows from a node down, by the model that is active there: one pass."""
-        which = self.modes[node].active
-        below = [node]
-        for child in range(node + 1, len(self.tree)):
-            if int(self.tree.parents[child]) in below:
-                below.append(child)
-        paths = [tuple(self.tree.path(n)) for n in below]
-        model = self.switch.models[which]
-        found = model.rows_at([(self.seq, path) for path in paths])[:, : self.switch.vocab_size]
-        other = Rows(found)
-        for i, n in enumerate(below):
-            self._others[n] = other.row(i - 1)
-        if which not in self.used:
-            self.switch.caught_up(self.seq, which, depth=len(paths[0]))
-            self.used.add(which)
+    def add(self, nodes: Many[int], rows: Rows) -> None:
+        """What the other model says at these nodes, in their order."""
+        for i, node in enumerate(nodes):
+            self._others[node] = rows.row(i - 1)[: self.switch.vocab_size]
+        other = LARGE + SMALL - self.first
+        if other not in self.used:
+            self.used.add(other)
+            self.switch.caught_up(self.seq, other, depth=len(self.tree.path(nodes[0])))
+
+    def _logits(self, which: int, node: int) -> np.ndarray:
+        if which == self.first:
+            return super().row(node)
+        if node not in self._others:
+            below = [node]  # and all under it: one pass
+            for child in range(node + 1, len(self.tree)):
+                if int(self.tree.parents[child]) in below:
+                    below.append(child)
+            paths = [tuple(self.tree.path(n)) for n in below]
+            model = self.switch.models[which]
+            self.add(below, Rows(model.rows_at([(self.seq, path) for path in paths])))
+        return self._others[node]
 
 
 def entropy_bits(logits: np.ndarray) -> float:

@@ -219,7 +219,7 @@ def _remember_lines() -> None:
     """Arrow keys reach earlier lines, of earlier chats too."""
     import atexit
 
-    from forerun.engine.cost import cache_folder
+    from forerun.caches import cache_folder
 
     with suppress(ImportError, OSError):
         import readline

@@ -162,7 +162,7 @@ def command(
     controller: options.ControllerSpec = registry.CONTROLLER,
     nodes: Nodes = None,
     depth: Depth = None,
-    batch: options.Batch = 1,
+    batch: options.Batch = registry.BATCH,
     memory: MemoryFile = None,
     tenant: Tenant = "",
     dtype: options.Dtype = "auto",

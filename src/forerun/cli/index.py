@@ -5,6 +5,7 @@ Status 0: done; 1: `check` found damage; 2: bad input; 130: interrupted.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,10 +13,11 @@ import typer
 
 from forerun.cli import options
 from forerun.cli.output import counted, notice, print_json
-from forerun.errors import ConfigError, DataError
+from forerun.errors import ConfigError, DataError, UnknownName
 
 if TYPE_CHECKING:
     from forerun.ngrams.infini import Index
+    from forerun.ngrams.store import Manifest
 
 app = typer.Typer(
     add_completion=False,
@@ -57,8 +59,12 @@ def build(
     width: Annotated[str, typer.Option(help="Bytes per token: auto, 1, 2 or 4.")] = "auto",
     shards: Annotated[int, typer.Option(min=1, help="Parts that are searched one by one.")] = 1,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that tokenise; else one per core.")
+        int | None,
+        typer.Option(min=1, help="Processes that tokenise, or tasks on Ray; else one per core."),
     ] = None,
+    engine: Annotated[
+        str, typer.Option(help="local, or ray: tasks on a cluster that shares the folder.")
+    ] = "local",
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads that sort; else one per core.")
     ] = None,
@@ -81,6 +87,7 @@ def build(
     from forerun.ngrams import building
     from forerun.ngrams.documents import Reading
 
+    run = builder(engine)
     is_ids = tokenizer == "ids"
     asked = building.Options(
         tokenizer=tokenizer,
@@ -93,7 +100,7 @@ def build(
         workers=workers or num_cores(),
     )
     with Bars() as bars:
-        manifest = building.build(
+        manifest = run(
             index, sources, asked, overwrite=overwrite, restart=restart, report=bars.report
         )
     for note in manifest.notes:
@@ -332,6 +339,20 @@ def attribute(
         f"{new.index:.3f}: the share of the text in no span of n tokens that occurs, mean over n = "
         f"{new.lengths[0]} to {new.lengths[-1]}"
     )
+
+
+def builder(engine: str) -> Callable[..., Manifest]:
+    """What builds an index on an engine. Raises UnknownName; ConfigError where it is missing."""
+    if engine == "local":
+        from forerun.ngrams.building import build
+
+        return build
+    if engine != "ray":
+        raise UnknownName.of("engine", engine, ["local", "ray"])
+    from forerun.integrations import ray_batch, ray_index
+
+    ray_batch.ray_module()
+    return ray_index.build
 
 
 def load(path: Path, tokenizer: str | None) -> Index:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,8 @@ from forerun.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from forerun.engine.api import Model
+    from forerun.integrations.ray_replicas import ReplicaSetup
+    from forerun.serving.server import Drained
     from forerun.serving.settings import Settings
     from forerun.serving.tenants import Keys
 
@@ -38,6 +41,9 @@ Default = Annotated[
 Method = Annotated[
     list[str],
     typer.Option("--method", help="One more that requests may name, NAME or NAME=SPEC."),
+]
+Engines = Annotated[
+    int, typer.Option("--replicas", help="Engines behind the port, on a Ray cluster if not 1.")
 ]
 Lossy = Annotated[
     bool, typer.Option("--allow-lossy", help="Accept a verifier that changes the law.")
@@ -74,6 +80,7 @@ def command(
     verifier: options.VerifierSpec = registry.VERIFIER,
     controller: options.ControllerSpec = registry.CONTROLLER,
     allow_lossy: Lossy = False,
+    replicas: Engines = 1,
     max_seqs: MaxSeqs = 32,
     max_waiting: MaxWaiting = 256,
     max_samples: MaxSamples = 256,
@@ -88,7 +95,7 @@ def command(
     device: options.Device = "auto",
 ) -> None:
     """Serve a model over HTTP, in OpenAI's form."""
-    _check_extra()
+    _check_extra(replicas)
     from forerun.serving.settings import Settings
 
     specs = dict(map(_method, [*method, *([drafter] if drafter else [])]))
@@ -111,9 +118,14 @@ def command(
     for spec in specs.values():
         options.check_parts(drafter=spec)
     options.check_parts(verifier=verifier, controller=controller)
-    loaded = _load(model, dtype, device, max_seqs, context, template)
     logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
-    _serve(loaded, settings, keys, host, port)
+    if replicas != 1:
+        from forerun.integrations.ray_replicas import ReplicaSetup
+
+        setup = ReplicaSetup(model, settings, keys, dtype, device, context, template)
+        _serve_many(setup, replicas, host, port)
+        return
+    _serve(_load(model, dtype, device, max_seqs, context, template), settings, keys, host, port)
 
 
 def _serve(model: Model, settings: Settings, keys: Keys, host: str, port: int) -> None:
@@ -123,17 +135,40 @@ def _serve(model: Model, settings: Settings, keys: Keys, host: str, port: int) -
 
     service = Service(model, settings, keys)
     service.warm_up()
-    found = service.describe()
-    methods = ", ".join(
-        f"{m} (default)" * (m == found["default"]) or m for m in service.methods.specs
+    started = _started(settings, keys, service.describe())
+    _run(Server(service, host, port, started), host, port)
+
+
+def _serve_many(setup: ReplicaSetup, count: int, host: str, port: int) -> None:
+    """The same with several engines."""
+    from forerun.integrations.ray_replicas import Replicas
+    from forerun.serving.front import Front
+    from forerun.serving.server import Drained
+
+    backend = Replicas(setup, count, notice)
+    settings, offer = setup.settings, backend.open()
+    front = Front(backend, settings)
+    started = _started(settings, setup.keys, offer, f", {count} engines")
+    try:
+        _run(Drained(front, front, settings.drain, host, port, started), host, port)
+    finally:
+        backend.close()
+
+
+def _started(
+    settings: Settings, keys: Keys, offer: dict[str, Any], more: str = ""
+) -> Callable[[str], None]:
+    """Says where the server is and what it has."""
+    methods = ", ".join(f"{m} (default)" * (m == offer["default"]) or m for m in offer["methods"])
+    guarded = f"{len(keys)} API keys" if len(keys) else "no API key"
+    return lambda url: notice(
+        f"serving {settings.name!r} at {url}/v1 ({guarded}{more}); methods: {methods}"
     )
 
-    def started(url: str) -> None:
-        guarded = f"{len(keys)} API keys" if len(keys) else "no API key"
-        notice(f"serving {settings.name!r} at {url}/v1 ({guarded}); methods: {methods}")
 
+def _run(server: Drained, host: str, port: int) -> None:
     try:
-        Server(service, host, port, started).run()
+        server.run()
     except SystemExit:  # uvicorn's answer to an address that it cannot take
         raise ConfigError(
             f"cannot listen at {host}:{port}; choose another --port, or 0 for a free one"
@@ -141,7 +176,7 @@ def _serve(model: Model, settings: Settings, keys: Keys, host: str, port: int) -
     notice("all requests are answered; goodbye")
 
 
-def _check_extra() -> None:
+def _check_extra(replicas: int) -> None:
     try:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
@@ -151,6 +186,12 @@ def _check_extra() -> None:
             f"`forerun serve` needs the package {error.name}; install them all with "
             "pip install 'forerun[serve]'"
         ) from None
+    if replicas != 1:
+        from forerun.integrations.ray_batch import ray_module
+
+        ray_module("--replicas")
+        if replicas < 1:
+            raise ConfigError(f"--replicas must be at least 1, got {replicas}; 2 is two engines")
 
 
 def _load(

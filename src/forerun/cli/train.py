@@ -1,4 +1,4 @@
-"""`forerun train NAME`: trains a model or drafter by its recipe."""
+"""`forerun train NAME`: trains a model or head by its recipe."""
 
 from __future__ import annotations
 
@@ -17,50 +17,111 @@ from forerun.errors import UnknownName
 if TYPE_CHECKING:
     from forerun.training.loop import Progress
 
-RECIPES = ("reasoner",)
+RECIPES = ("reasoner", "acceptance_head", "judge_head")
 
 
 def command(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="What to train: reasoner.")],
+    name: Annotated[str, typer.Argument(help=f"What to train: {', '.join(RECIPES)}.")],
     out: Annotated[
-        Path, typer.Option(help="Folder for data, checkpoints and the finished models.")
-    ] = Path("reasoner"),
-    minutes: Annotated[float, typer.Option(min=0.01, help="Training time of the reasoner.")] = 60.0,
+        Path | None,
+        typer.Option(help="Folder for data, checkpoints and what is made [the recipe's name]."),
+    ] = None,
+    minutes: Annotated[float, typer.Option(min=0.01, help="Training time, at most.")] = 60.0,
     draft_minutes: Annotated[
-        float, typer.Option(min=0.01, help="Training time of its small draft.")
+        float, typer.Option(min=0.01, help="Training time of the reasoner's small draft.")
     ] = 10.0,
-    threads: Annotated[int, typer.Option(min=1, help="CPU cores to use.")] = 2,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    threads: Annotated[int, typer.Option(min=1, help="CPU cores for the reasoner.")] = 2,
+    device: Annotated[str, typer.Option(help="cpu or cuda, for the reasoner.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Decides data, initial weights and order.")] = 0,
-    problems: Annotated[int, typer.Option(min=1, help="Training problems to generate.")] = 160_000,
-    held_out: Annotated[int, typer.Option(min=1, help="Held-out problems to evaluate on.")] = 200,
+    problems: Annotated[
+        int | None, typer.Option(min=2, help="Training problems [160000; 2000 for a head].")
+    ] = None,
+    held_out: Annotated[
+        int, typer.Option(min=1, help="Held-out problems to evaluate the reasoner on.")
+    ] = 200,
     resume: Annotated[bool, typer.Option(help="Continue the run in --out.")] = False,
 ) -> None:
-    """Train a model by its recipe, evaluate and export it. Ctrl-C saves; --resume continues."""
+    """Train a model or a head by its recipe and export it. Ctrl-C saves; --resume continues."""
     if name not in RECIPES:
         raise UnknownName.of("recipe", name, RECIPES)
     set_up(device)
-    from forerun.training.recipes.reasoner import Plan, run
-
-    plan = Plan(out, minutes, draft_minutes, threads, device, seed, problems, num_held_out=held_out)
-    typer.echo(
-        f"training {name} in {out}: {minutes:g} + {draft_minutes:g} min on {device}, seed {seed}"
-    )
+    given = ctx.params | {"out": out or Path(name)}
     with Display() as display:
         try:
-            reports = run(plan, resume, display.events())
+            recipes = _reasoner, _acceptance_head, _judge_head
+            lines = dict(zip(RECIPES, recipes, strict=True))[name](given, display)
         except KeyboardInterrupt:
             call = options.call_line(ctx, name=None, resume=True)
             call = call.replace("train", f"train {name}", 1)
             typer.echo(f"\nstopped and saved; continue with: {call}")
             raise typer.Exit(130) from None
-    for model, r in reports.items():
-        typer.echo(
-            f"{model}: one sample {r.one_sample:.1f} %, majority@{r.num_samples} {r.majority:.1f} %"
-            f", entropy {r.mean_entropy:.2f} nats per token, {r.fork_share:.0f} % forks"
-            f", tau {r.tau:.2f} -> {out / model}"
-        )
+    for line in lines:
+        typer.echo(line)
+
+
+def _reasoner(given: dict[str, Any], display: Display) -> list[str]:
+    from forerun.training.recipes.reasoner import Plan, run
+
+    out, minutes, draft_minutes = (given[key] for key in ("out", "minutes", "draft_minutes"))
+    plan = Plan(
+        out,
+        minutes,
+        draft_minutes,
+        given["threads"],
+        given["device"],
+        given["seed"],
+        given["problems"] or 160_000,
+        num_held_out=given["held_out"],
+    )
+    typer.echo(
+        f"training reasoner in {out}: {minutes:g} + {draft_minutes:g} min on {plan.device}, "
+        f"seed {plan.seed}"
+    )
+    reports = run(plan, given["resume"], display.events())
+    return [
+        f"{model}: one sample {r.one_sample:.1f} %, majority@{r.num_samples} {r.majority:.1f} %"
+        f", entropy {r.mean_entropy:.2f} nats per token, {r.fork_share:.0f} % forks"
+        f", tau {r.tau:.2f} -> {out / model}"
+        for model, r in reports.items()
+    ]
+
+
+def _acceptance_head(given: dict[str, Any], display: Display) -> list[str]:
+    from forerun.training.recipes.acceptance_head import Plan, run
+
+    plan = Plan(
+        given["out"],
+        num_texts=given["problems"] or Plan.num_texts,
+        minutes=given["minutes"],
+        seed=given["seed"],
+    )
+    typer.echo(
+        f"training acceptance_head in {plan.out}: {plan.max_steps} steps, at most "
+        f"{plan.minutes:g} min, seed {plan.seed}"
+    )
+    show = display.events().on_step
+    progress, area = run(plan, given["resume"], lambda p, spent: show("head", p, spent))
+    return [
+        f"head: {progress.step} steps, area under the curve {area:.3f} on a tenth of the texts"
+        f" -> {plan.out}"
+    ]
+
+
+def _judge_head(given: dict[str, Any], display: Display) -> list[str]:
+    from forerun.training.recipes.judge_head import Plan, run
+
+    plan = Plan(
+        given["out"], num_problems=given["problems"] or Plan.num_problems, seed=given["seed"]
+    )
+    typer.echo(f"training judge_head in {plan.out}: {plan.num_problems} problems, seed {plan.seed}")
+    found = run(plan, lambda what, share: display.draw(what, share, ""))
+    return [
+        f"head: area under the curve {found.auc:.3f} on {found.correct} correct and "
+        f"{found.mistakes} wrong tokens held out; delta {found.head.delta:.3f} keeps "
+        f"{found.kept_correct:.1%} of the former, {found.kept_mistakes:.1%} of the latter"
+        f" -> {plan.out}"
+    ]
 
 
 def set_up(device: str) -> None:

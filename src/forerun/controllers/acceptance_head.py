@@ -11,6 +11,7 @@ none is taken out. Needs drafter `draft_model` with grower `chain`, and a traine
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from forerun.tree import Proposal
 if TYPE_CHECKING:
     from forerun.engine.runner import Runner
 
-NAME = "acceptance_head.safetensors"  # beside the draft's own weights
+NAME = "heads/acceptance.safetensors"  # below the model's folder: loaders read all weights in it
 
 
 class AcceptanceHead(Controller):
@@ -54,7 +55,7 @@ class AcceptanceHead(Controller):
         if width and width != self.head.width:
             raise ConfigError(
                 f"the head reads hidden rows of {self.head.width} numbers, the draft has {width}; "
-                "train one for this draft: forerun.training.recipes.acceptance_head"
+                "train one for this draft: `forerun train acceptance_head`"
             )
         runner.keeps_hidden = True
         self.runner = runner
@@ -104,9 +105,9 @@ class Head:
         for i in range(self.layers):
             at = i % len(self.weights)
             x = self.weights[at] @ e + self.biases[at]
-            e = e + x / (1 + np.exp(-np.clip(x, -60, 60)))
+            e = e + x * (0.5 + 0.5 * np.tanh(0.5 * x))  # SiLU that cannot overflow
         no, yes = self.out @ e + self.bias
-        return float(1 / (1 + np.exp(np.clip(no - yes, -60, 60))))
+        return 0.5 + 0.5 * math.tanh(0.5 * float(yes - no))
 
 
 def read_head(name: str) -> Head:
@@ -124,7 +125,7 @@ def read_head(name: str) -> Head:
     except (OSError, SafetensorError, KeyError) as cause:
         raise ModelError(
             f"expected an acceptance head in {path}, found none that can be read ({cause}); train "
-            "one with forerun.training.recipes.acceptance_head, or use controller 'fixed'"
+            "one with `forerun train acceptance_head`, or use controller 'fixed'"
         ) from cause
 
 

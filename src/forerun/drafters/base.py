@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from collections.abc import Sequence as Many
-from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from forerun import registry
 from forerun.dice import Dice
 from forerun.errors import ConfigError
-from forerun.records import Plan, Sequence, Step
-from forerun.roles import Drafter, Grower, Path, Source, Target
+from forerun.records import Plan, Sequence, Snapshot, Step
+from forerun.roles import Drafter, Grower, Path, Source, Target, name_of
 from forerun.tree import EMPTY, Proposal, Tree
 
 
@@ -30,7 +31,11 @@ class Grown(Drafter):
 
 
 class Composite(Drafter):
-    """Drafters that hear the same steps. `parts` are drafters or their names ("suffix+stand")."""
+    """Drafters that hear the same steps. `parts` are drafters or their names ("suffix+stand").
+
+    Of what they learn, that of the first part that can be saved is: in that part's own form, so its
+    files serve it alone and in company.
+    """
 
     def __init__(self, parts: tuple[Any, ...], tokenizer: Any = None) -> None:
         if isinstance(parts, str) or len(parts) < 2:
@@ -80,15 +85,51 @@ class Composite(Drafter):
             for name, size in part.memory_report().items()
         }
 
+    def keep(self, tenant: str = "") -> None:
+        self._keeper(tenant)
 
-def name_of(part: Drafter) -> str:
-    """What users call a drafter."""
-    return type(part).__module__.rpartition(".")[2]
+    def let_go(self, tenant: str = "") -> None:
+        for part in self.parts:
+            part.let_go(tenant)
+
+    def snapshot(self, tenant: str = "") -> Snapshot:
+        return self._keeper(tenant).snapshot(tenant)
+
+    def restore(self, snapshot: Snapshot, tenant: str = "") -> None:
+        self._keeper(tenant).restore(snapshot, tenant)
+
+    @classmethod
+    def merged(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
+        part: type[Drafter] = registry.get("drafter", snapshots[0].kind)
+        return part.merged(snapshots, max_bytes)
+
+    def _keeper(self, tenant: str) -> Drafter:
+        """The first part that keeps what it learns of a tenant. Raises ConfigError if none does."""
+        reasons = []
+        for part, name in zip(self.parts, self.names, strict=True):
+            try:
+                part.keep(tenant)
+            except ConfigError as error:
+                reasons.append(f"{name}: {error}")
+            else:
+                return part
+        raise ConfigError(f"no part of {name_of(self)} can be saved ({'; '.join(reasons)})")
 
 
-def signed(tree: Tree, name: str) -> Tree:
-    """The tree with every node said to come from the drafter `name`, unless it tells already."""
-    return tree if tree.sources or not len(tree) else replace(tree, sources=(name,) * len(tree))
+def followed(tree: Tree, tokens: list[int]) -> tuple[int, bool]:
+    """How many of the first of `tokens` a path of the tree holds, and whether that is final.
+
+    It is not where the tokens end before the path does.
+    """
+    node, count = -1, 0
+    while True:
+        children = np.flatnonzero(tree.parents == node)
+        if not len(children) or count == len(tokens):
+            return count, not len(children)
+        hits = children[tree.tokens[children] == tokens[count]]
+        if not len(hits):
+            return count, True
+        node, count = int(hits[0]), count + 1
 
 
 def grow(

@@ -11,11 +11,11 @@ from collections.abc import Sequence as Many
 from typing import Any
 
 from forerun.dice import Dice
-from forerun.drafters.base import Composite, signed
+from forerun.drafters.base import Composite
 from forerun.errors import ConfigError
 from forerun.records import Plan, Sequence
 from forerun.roles import Drafter
-from forerun.tree import EMPTY, Tree
+from forerun.tree import EMPTY, Tree, signed
 
 
 class Cascade(Composite):

@@ -11,6 +11,8 @@ from collections.abc import Sequence as Many
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from forerun.dice import Dice
 from forerun.drafters.base import Composite
 from forerun.records import Plan, Sequence
@@ -53,16 +55,19 @@ def merge(trees: list[Tree], names: Many[str] = ()) -> Tree:
 
     names: of the drafters, so that every node tells who drafted it first.
     """
-    out, sources = TreeBuilder(), list[str]()
+    out, sources, cells = TreeBuilder(), list[str](), list[int]()
     for i, tree in enumerate(trees):
         where, laws = {-1: -1}, {int(row): tree.q(n) for n, row in enumerate(tree.rows)}
         for node in range(len(tree)):
             parent, token = where[int(tree.parents[node])], int(tree.tokens[node])
             same = [c for c in out.children(parent) if out.tokens[c] == token]
             where[node] = same[0] if same else _copy(out, tree, node, parent, laws)
-            if not same and names:
+            if same:
+                continue
+            cells.append(-1 if tree.cells is None else int(tree.cells[node]))
+            if names:
                 sources.append(tree.sources[node] if tree.sources else names[i])
-    return replace(out.build(), sources=tuple(sources))
+    return replace(out.build(), cells=np.array(cells, dtype=np.int8), sources=tuple(sources))
 
 
 def _copy(

@@ -19,8 +19,7 @@ from forerun import registry
 from forerun.dice import Dice
 from forerun.drafters.base import grow
 from forerun.errors import ConfigError
-from forerun.ngrams.encoders import fingerprint
-from forerun.ngrams.infini import Index, Next
+from forerun.ngrams.infini import Index, Next, check_tokenizer
 from forerun.records import Plan, Sequence
 from forerun.roles import Drafter, Grower, Path, Source, Target
 from forerun.sampling import Sampling
@@ -154,16 +153,3 @@ class IndexSource(Source):
             weights = weights ** (1 / sampling.temperature)
             ids, weights = ids[weights > 0], weights[weights > 0]
         return Proposal(ids.astype(np.int32), weights / weights.sum())
-
-
-def check_tokenizer(index: Index, tokenizer: Tokenizer) -> None:
-    """Raises ConfigError if the index on disk was built with another vocabulary."""
-    if index.manifest is None:
-        return
-    built = index.manifest.tokenizer
-    if built["fingerprint"] and built["fingerprint"] != fingerprint(tokenizer.vocabulary()):
-        raise ConfigError(
-            f"the index was built with tokenizer {built['name']!r} ({built['vocabulary']} ids), "
-            f"which is not the target's ({tokenizer.vocab_size} ids); build one with --tokenizer "
-            "and the target's folder"
-        )

@@ -20,14 +20,14 @@ import numpy as np
 
 from forerun import registry
 from forerun.dice import Dice
-from forerun.drafters.base import Composite, name_of, signed
+from forerun.drafters.base import Composite
 from forerun.errors import ConfigError
 from forerun.ngrams.infini import Index
 from forerun.ngrams.retrieval import Found
 from forerun.ngrams.retrieval_kernels import Firsts
 from forerun.records import Plan, Sequence
-from forerun.roles import Drafter, Source, Target
-from forerun.tree import EMPTY, POINT, Proposal, Tree
+from forerun.roles import Drafter, Source, Target, name_of
+from forerun.tree import EMPTY, POINT, Proposal, Tree, signed
 
 if TYPE_CHECKING:
     from forerun.engine.runner import ModelRunner
@@ -232,12 +232,13 @@ def graft(tree: Tree, found: Many[Found], room: int, names: Many[str]) -> Tree:
     if not added:
         return tree
     parents, tokens = np.array(added, dtype=np.int32).T
+    new = np.full(len(added), -1, np.int8)
     return replace(
         tree,
         tokens=np.concatenate([tree.tokens, tokens]),
         parents=np.concatenate([tree.parents, parents]),
         laws=np.concatenate([tree.laws, np.full(len(added), POINT, np.int8)]),
         rows=np.concatenate([tree.rows, np.full(len(added), -1, np.int32)]),
-        grades=None,
+        cells=None if tree.cells is None else np.concatenate([tree.cells, new]),
         sources=(*signed(tree, names[0]).sources, *sources),
     )

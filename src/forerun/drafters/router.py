@@ -1,11 +1,11 @@
 """Learns which drafter pays for a sequence: the one whose drafts buy most tokens for their rows.
 
-Every LOOK steps all parts draft. A tree of chosen tokens is scored by how far the text that came
-follows it, whether or not it was used; one of drawn tokens is fairly scored by use alone, so the
-second best part is tried at every EXPLORE-th comparison. In between only the best one drafts. A
-score is tokens per second: 1 + accepted nodes over the seconds of a pass over its rows
-(`engine/cost.py`) and of drafting; recent steps weigh more, and a new sequence begins with what the
-others of its tenant have taught.
+Every LOOK steps all parts draft. A tree of chosen tokens is scored by how far the text follows it,
+whether or not it was used (where a longer path may yet come true, that is waited for); one of drawn
+tokens is fairly scored by use alone, so the second best part is tried at every EXPLORE-th
+comparison. In between only the best one drafts. A score is tokens per second: 1 + accepted nodes
+over the seconds of a pass over its rows (`engine/cost.py`) and of drafting; recent steps weigh
+more, and a new sequence begins with what the others of its tenant have taught.
 
 Law: the choice rests on earlier steps alone, so labels stay true. Needs: what its parts need.
 """
@@ -13,21 +13,45 @@ Law: the choice rests on earlier steps alone, so labels stay true. Needs: what i
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from forerun.dice import Dice
-from forerun.drafters.base import Composite, signed
+from forerun.drafters.base import Composite, followed
 from forerun.engine.cost import Cost, cost_of
 from forerun.records import Plan, Sequence, Step
 from forerun.roles import Target
-from forerun.tree import POINT, Tree
+from forerun.tree import POINT, Tree, signed
 
 LOOK, EXPLORE = 6, 12  # steps between two comparisons, comparisons between two trials
 KEEP, KEEP_ALL = 0.95, 0.99  # memory of a sequence's and of all sequences' comparisons
 MARGIN = 1.15  # by which a later part must be better than the first: scores are noisy
+
+
+@dataclass
+class Comparison:
+    """What all parts drafted at one place of a text; scored when the text has shown enough."""
+
+    start: int  # tokens before it
+    used: int
+    trees: list[Tree]
+    accepted: int | None = None  # nodes of the used tree; None until it was judged
+
+    @property
+    def others(self) -> list[int]:
+        """Trees that were not used and whose tokens were chosen."""
+        all_chosen = ((tree.laws == POINT).all() for tree in self.trees)
+        return [k for k, chosen in enumerate(all_chosen) if chosen and k != self.used]
+
+    def followed(self, k: int, seq: Sequence) -> tuple[int, bool]:
+        """How far the text follows tree k, and whether that is final."""
+        return followed(self.trees[k], seq.tokens[self.start :])
+
+    def is_final(self, seq: Sequence) -> bool:
+        return all(self.followed(k, seq)[1] for k in self.others)
 
 
 class Router(Composite):
@@ -39,7 +63,7 @@ class Router(Composite):
         self._all: dict[str, np.ndarray] = {}  # by tenant: tokens and seconds of the parts
         self._own: WeakKeyDictionary[Sequence, np.ndarray] = WeakKeyDictionary()
         self._turns: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
-        self._compared: WeakKeyDictionary[Sequence, tuple[int, list[Tree]]] = WeakKeyDictionary()
+        self._compared: WeakKeyDictionary[Sequence, Comparison] = WeakKeyDictionary()
 
     def bind(self, target: Target) -> None:
         super().bind(target)
@@ -67,21 +91,18 @@ class Router(Composite):
 
     def observe(self, step: Step) -> None:
         for i, seq in enumerate(step.seqs):
-            used, trees = self._compared.pop(seq, (0, []))
-            if any(len(tree) for tree in trees):
-                accepted = {used: len(step.verdicts[i].nodes)}
-                accepted |= {
-                    k: followed(tree, step.emitted[i])
-                    for k, tree in enumerate(trees)
-                    if k != used and (tree.laws == POINT).all()
-                }
-                self._learn(seq, trees, accepted)
+            found = self._compared.get(seq)
+            if found is not None:
+                if found.accepted is None:
+                    found.accepted = len(step.verdicts[i].nodes)
+                if found.is_final(seq):
+                    self._settle(seq)
         super().observe(step)
 
     def finish(self, seq: Sequence) -> None:
+        self._settle(seq)
         self._own.pop(seq, None)
         self._turns.pop(seq, None)
-        self._compared.pop(seq, None)
         super().finish(seq)
 
     def scores(self, seq: Sequence) -> dict[str, float]:
@@ -96,7 +117,8 @@ class Router(Composite):
         return self._ranking(seq)[explores], turn % LOOK == 0
 
     def _use(self, seq: Sequence, used: int, trees: list[Tree]) -> Tree:
-        self._compared[seq] = used, trees
+        self._settle(seq)
+        self._compared[seq] = Comparison(len(seq.tokens), used, trees)
         return signed(trees[used], self.names[used])
 
     def _ranking(self, seq: Sequence) -> list[int]:
@@ -116,6 +138,13 @@ class Router(Composite):
             known[1] = self._cost.at(1)
         return known
 
+    def _settle(self, seq: Sequence) -> None:
+        """Learns from the last comparison what the text has shown of it."""
+        found = self._compared.pop(seq, None)
+        if found is not None and found.accepted is not None and any(map(len, found.trees)):
+            chosen = {k: found.followed(k, seq)[0] for k in found.others}
+            self._learn(seq, found.trees, {found.used: found.accepted} | chosen)
+
     def _learn(self, seq: Sequence, trees: list[Tree], accepted: dict[int, int]) -> None:
         new = np.full((2, len(trees)), np.nan)  # of parts that cannot be scored in this step
         for k, count in accepted.items():
@@ -128,14 +157,3 @@ class Router(Composite):
 
 def _mean(old: np.ndarray, new: np.ndarray, keep: float) -> np.ndarray:
     return np.where(np.isnan(new), old, keep * old + (1 - keep) * new)
-
-
-def followed(tree: Tree, tokens: list[int]) -> int:
-    """How many of the first of `tokens` a path of the tree holds."""
-    node, count = -1, 0
-    for token in tokens:
-        hits = np.flatnonzero((tree.parents == node) & (tree.tokens == token))
-        if not len(hits):
-            break
-        node, count = int(hits[0]), count + 1
-    return count

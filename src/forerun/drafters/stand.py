@@ -6,7 +6,7 @@ of its top entries by context, longest context first. Trees are drawn from it wi
 by Gumbel-Top-k on a tree, so a draft that knows the law is accepted nearly always.
 
 Law: SWOR nodes that carry the q they were drawn from, a snapshot; at temperature 0 (or with
-stochastic=False) POINT nodes, the best tokens. Lossless under any verifier that judges those.
+choice="top") POINT nodes, the best tokens. Lossless under any verifier that judges those.
 Needs: nothing but the target's processed laws of finished steps.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,7 +22,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from forerun.dice import Dice, SeededDice
-from forerun.drafters.base import grow
+from forerun.drafters.base import followed, grow
 from forerun.errors import ConfigError
 from forerun.fitting import Refit, fitted_for
 from forerun.growers.dynamic import Dynamic
@@ -33,13 +34,14 @@ from forerun.ngrams.memory import NEUTRAL, LogitMemory, context_lengths, warm_up
 from forerun.ngrams.prompts import prompt_rows
 from forerun.ngrams.sharing import Memories, kept_key, key_of
 from forerun.records import Plan, Sequence, Snapshot, Step
-from forerun.roles import Drafter, Path, Source, Target
+from forerun.roles import Drafter, Path, Source, Target, name_of
 from forerun.sampling import softmax, to_probs
 from forerun.shaping import Laws
 from forerun.template import DEFAULT, Template
-from forerun.tree import EMPTY, Proposal, Tree
+from forerun.tree import EMPTY, POINT, Proposal, Tree
 
 _CHOICES = {
+    "choice": ("sampled", "top", "measured"),
     "tree": ("dynamic", "template"),
     "scope": ("request", "group", "tenant", "global"),
     "update_from": ("path", "tree"),
@@ -57,7 +59,9 @@ class Stand(Drafter):
     fill a template, and rank its places anew as acceptances are counted.
     scope: who shares a memory; group is the trajectories of one prompt, which becomes tenant where
     the memory is to be saved. budget_mb: of all memories.
-    stochastic: False drafts the best tokens instead of drawing; temperature 0 always does.
+    choice: "sampled" draws tokens, "top" takes the best ones, as temperature 0 always does, and
+    "measured" does for each sequence what has gained more (`forerun.chances.Gain`), as far as it
+    and those that share its memory have shown.
     update_from: "path" learns at every emitted token, "tree" at rejected nodes too.
     store: "processed" laws as sampled from, or the "model" law at temperature 1, tempered when
     drafting; "auto" is the former within a request or group and the latter in wider scopes, which
@@ -75,20 +79,22 @@ class Stand(Drafter):
         refit: bool = False,
         scope: str = "group",
         budget_mb: float = 64,
-        stochastic: bool = True,
+        choice: str = "sampled",
         update_from: str = "path",
         store: str = "auto",
         seed_from_prompt: bool = False,
         tokenizer: Any = None,
     ) -> None:
-        chosen = {"tree": tree, "scope": scope, "update_from": update_from, "store": store}
-        for name, value in chosen.items():
+        given = {"choice": choice, "tree": tree, "scope": scope}
+        for name, value in (given | {"update_from": update_from, "store": store}).items():
             if value not in _CHOICES[name]:
                 raise ConfigError(f"{name} must be one of {_CHOICES[name]}, got {value!r}")
         self.context, self.entries = context, entries
         self.scope, self.store, self.update_from = scope, store, update_from
-        self.stochastic, self.seed_from_prompt = stochastic, seed_from_prompt
-        self.labels = frozenset({"swor", "point"} if stochastic else {"point"})
+        self.choice, self.seed_from_prompt = choice, seed_from_prompt
+        self.labels = frozenset({"point"} if choice == "top" else {"swor", "point"})
+        self._trials: WeakKeyDictionary[Sequence, Trial] = WeakKeyDictionary()  # if measured
+        self._kept: set[str] = set()  # tenants whose groups' memories are one, to be saved
         self.is_dynamic = tree == "dynamic" and template is None and not refit
         self._fill(DEFAULT)
         self._refit: Refit | None = None
@@ -103,17 +109,10 @@ class Stand(Drafter):
         self._seeded: set[Hashable] = set()  # groups whose prompt has been learned
 
     @property
-    def stores_model(self) -> bool:
-        """Whether the law at temperature 1 is stored for every request."""
-        return self.store == "model" or (
-            self.store == "auto" and self.scope in ("tenant", "global")
-        )
-
-    @property
     def settings(self) -> dict[str, Any]:
-        """What two memories must agree in."""
+        """What two saved memories must agree in."""
         lengths = list(context_lengths(self.context))
-        store = "model" if self.stores_model else "processed"
+        store = "processed" if self.store == "processed" else "model"
         return {"context": lengths, "entries": self.entries, "store": store}
 
     def bind(self, target: Target) -> None:
@@ -135,6 +134,8 @@ class Stand(Drafter):
             self._seed(seq)
 
     def finish(self, seq: Sequence) -> None:
+        if trial := self._trials.pop(seq, None):
+            self.memory(seq).gain.learn(seq, trial.difference(seq)[0])
         key = self._key(seq)
         self._memories.leave(key, seq)
         self._seeded.discard(seq)
@@ -161,11 +162,16 @@ class Stand(Drafter):
         return [self._propose(seq, plan) for seq, plan in zip(seqs, plans, strict=True)]
 
     def observe(self, step: Step) -> None:
+        if self.choice == "measured":  # before anything is learned from this step
+            for i, seq in enumerate(step.seqs):
+                self._compare(seq, step, i)
         for i, seq in enumerate(step.seqs):
-            nodes = step.visited(i)
-            tree = step.trees[i]
-            if tree.grades is not None and len(tree):
-                self.memory(seq).chances[self._draws(seq)].learn(tree, step.verdicts[i].nodes)
+            nodes, tree = step.visited(i), step.trees[i]
+            cells = tree.cells_of(name_of(self))
+            if len(own := np.flatnonzero(cells >= 0)):
+                is_drawn = bool(tree.laws[own[0]] != POINT)
+                chances = self.memory(seq).chances[is_drawn]
+                chances.learn(tree.parents, cells, step.verdicts[i].nodes)
             if self._refit and self._filled.get(seq) is step.trees[i].tokens:
                 self._refit.count(step.trees[i], step.verdicts[i].nodes, step.plans[i])
             if nodes:
@@ -178,7 +184,8 @@ class Stand(Drafter):
         return {"logit memory": self._memories.nbytes}
 
     def keep(self, tenant: str = "") -> None:
-        if self.scope == "request" or (self.scope == "group" and self._memories.is_in_use):
+        is_new = self.scope == "group" and tenant not in self._kept
+        if self.scope == "request" or (is_new and self._memories.is_in_use):
             raise ConfigError(
                 f"a memory of scope {self.scope} ends with its {self.scope}, so there is nothing "
                 "to save; use stand:scope=tenant"
@@ -188,19 +195,27 @@ class Stand(Drafter):
                 f"a memory of scope global belongs to all, not to tenant {tenant!r}; use "
                 "stand:scope=tenant"
             )
-        self.scope = "tenant" if self.scope == "group" else self.scope
+        if is_new:
+            self._kept.add(tenant)
+
+    def let_go(self, tenant: str = "") -> None:
+        if tenant in self._kept:
+            self._memories.drop(self._kept_key(tenant))
+            self._kept.discard(tenant)
 
     def snapshot(self, tenant: str = "") -> Snapshot:
         self.keep(tenant)
         memory = self._memories[self._kept_key(tenant)]
         counts = {"tokens": memory.observed, "evicted": memory.evicted}
-        return memory_rows.to_snapshot("stand", memory.rows(), self.settings, counts)
+        rows, chances = memory.rows(), memory.chances
+        return memory_rows.to_snapshot("stand", rows, self.settings, counts, chances)
 
     def restore(self, snapshot: Snapshot, tenant: str = "") -> None:
         self.keep(tenant)
         snapshot.check(self.settings)
-        rows = memory_rows.from_snapshot(snapshot)
+        rows, chances = memory_rows.from_snapshot(snapshot)
         memory = self._memories.renew(self._kept_key(tenant))
+        memory.chances = chances
         self._memories.make_room(memory.growth(len(rows.keys)))
         memory.hold(rows, snapshot.counts["tokens"])
         memory.evicted += snapshot.counts["evicted"]
@@ -212,7 +227,7 @@ class Stand(Drafter):
     def temper(self, seq: Sequence) -> Temper:
         """How the memory's probabilities become this sequence's q."""
         s = seq.sampling
-        if s.is_greedy or not self.stores_model:
+        if s.is_greedy or not self._stores_model(seq):
             return NEUTRAL
         return Temper(1.0 / s.temperature, int(s.top_k), float(s.top_p), float(s.min_p))
 
@@ -221,16 +236,20 @@ class Stand(Drafter):
             return EMPTY
         if not isinstance(seq.dice, SeededDice):
             return self.propose_one(seq, plan, seq.dice)
-        memory, temper = self.memory(seq), self.temper(seq)
         uniforms = seq.dice.peek(plan.nodes * self.entries) if self._draws(seq) else None
-        if self.is_dynamic:
-            tree, used = memory.grow(seq.tokens, plan, temper, uniforms)
-        else:
-            shape = self.template.first(plan.nodes)
-            tree, used = memory.draft(seq.tokens, shape, plan.depth, temper, uniforms)
-            self._noted(seq, tree)
+        tree, used = self._drafted(seq, seq.tokens, plan, uniforms)
         seq.dice.skip(used)
-        return tree
+        return self._noted(seq, tree)
+
+    def _drafted(
+        self, seq: Sequence, tokens: list[int], plan: Plan, uniforms: np.ndarray | None
+    ) -> tuple[Tree, int]:
+        """A tree below `tokens`, and how many of the uniforms it took; without, of best tokens."""
+        memory, temper = self.memory(seq), self.temper(seq)
+        if self.is_dynamic:
+            return memory.grow(tokens, plan, temper, uniforms)
+        shape = self.template.first(plan.nodes)
+        return memory.draft(tokens, shape, plan.depth, temper, uniforms)
 
     def _fill(self, template: Template) -> None:
         """Trees are filled by this template from now on."""
@@ -244,7 +263,27 @@ class Stand(Drafter):
         return tree
 
     def _draws(self, seq: Sequence) -> bool:
-        return self.stochastic and not seq.sampling.is_greedy
+        if self.choice == "top" or seq.sampling.is_greedy:
+            return False
+        return self.choice == "sampled" or self.memory(seq).gain.draws(seq)
+
+    def _compare(self, seq: Sequence, step: Step, i: int) -> None:
+        """Begins a trial where a drawn tree of ours was judged, ends one that the text decides."""
+        gain, trial, tree = self.memory(seq).gain, self._trials.get(seq), step.trees[i]
+        is_drawn = bool(len(tree) and (tree.laws != POINT).all())
+        if trial is None and is_drawn and gain.compares(seq) and self._is_own(tree):
+            start = len(seq.tokens) - len(step.emitted[i])
+            best, _ = self._drafted(seq, seq.tokens[:start], step.plans[i], None)
+            trial = self._trials[seq] = Trial(start, best, len(step.verdicts[i].nodes))
+        if trial is not None:
+            difference, is_final = trial.difference(seq)
+            if is_final:
+                gain.learn(seq, difference)
+                del self._trials[seq]
+        gain.step(seq)
+
+    def _is_own(self, tree: Tree) -> bool:
+        return tree.sources.count(name_of(self)) == len(tree.sources)
 
     def _learn(
         self, seq: Sequence, before: int, tree: Tree, visited: list[int], laws: Laws
@@ -286,13 +325,35 @@ class Stand(Drafter):
         )
 
     def _learns_model(self, seq: Sequence) -> bool:
-        return self.stores_model or seq.sampling.is_greedy
+        return seq.sampling.is_greedy or self._stores_model(seq)
+
+    def _stores_model(self, seq: Sequence) -> bool:
+        """Whether the law at temperature 1 is stored, whatever the request."""
+        is_wide = self._scope(seq.tenant) in ("tenant", "global")
+        return self.store == "model" or (self.store == "auto" and is_wide)
+
+    def _scope(self, tenant: str) -> str:
+        return "tenant" if tenant in self._kept else self.scope
 
     def _key(self, seq: Sequence) -> Hashable:
-        return key_of(self.scope, seq)
+        return key_of(self._scope(seq.tenant), seq)
 
     def _kept_key(self, tenant: str) -> Hashable:
-        return kept_key(self.scope, tenant)
+        return kept_key(self._scope(tenant), tenant)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The best tokens beside a tree that was drawn at the same place of a text."""
+
+    start: int  # tokens before it
+    best: Tree
+    accepted: int  # nodes of the drawn tree
+
+    def difference(self, seq: Sequence) -> tuple[int, bool]:
+        """Accepted nodes, drawn less best, and whether more text could not change that."""
+        count, is_final = followed(self.best, seq.tokens[self.start :])
+        return self.accepted - count, is_final
 
 
 class Recall(Source):

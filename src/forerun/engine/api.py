@@ -115,8 +115,8 @@ class Model:
     def stream(
         self, prompts: Prompts, sampling: Samplings = None, **options: Any
     ) -> Iterator[Event]:
-        """Text as it becomes certain, trajectory by trajectory or interleaved in a batch."""
-        return self.run(prompts, sampling, **options).events()
+        """Text as it becomes certain, trajectory by trajectory; with a batch, interleaved."""
+        return self.run(prompts, sampling, **{"batch": 1} | options).events()
 
     def run(
         self,
@@ -127,7 +127,7 @@ class Model:
         verifier: str | Verifier = registry.VERIFIER,
         controller: str | Controller = registry.CONTROLLER,
         shapers: Many[Shaper] = (),
-        batch: int = 1,
+        batch: int = registry.BATCH,
         tenant: str = "",
         on_step: Callable[[Step], None] | None = None,
         **overrides: Any,
@@ -136,7 +136,9 @@ class Model:
 
         sampling: one for all prompts, or one for each.
         drafter, verifier, controller: a name with options ("stand:context=4"), or an object.
-        batch: sequences that run at once. tenant: whose prompts these are, for memories that are
+        batch: most sequences that run at once, fewer where memory has no room for them; a pass over
+        several costs little more than one over one, but their drafts learn less from each other.
+        tenant: whose prompts these are, for memories that are
         kept apart by tenant. overrides: fields of Sampling, such as n=16.
         """
         unknown = [name for name in overrides if name not in Sampling.__dataclass_fields__]
@@ -154,7 +156,11 @@ class Model:
                 f"{len(texts)}, settings: {len(given)}"
             )
         recorder, origins, chosen = Recorder(), Origins(), self.drafter(drafter)
-        rule = verifier if isinstance(verifier, Verifier) else registry.make("verifier", verifier)
+        rule = (
+            verifier
+            if isinstance(verifier, Verifier)
+            else registry.make("verifier", verifier, tokenizer=self.tokenizer)
+        )
         check_pair(chosen, rule)
         engine = Engine(
             self.target,
@@ -225,6 +231,7 @@ class Run:
         self._where: dict[Sequence, int] = {}  # in the order of admission
         for i, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
             self._submit(i, prompt, sampling)
+        self._fit()
 
     def __iter__(self) -> Iterator[Sample]:
         return (event.sample for event in self.events() if event.sample)
@@ -255,6 +262,21 @@ class Run:
         self.engine.retire()
         for i in range(len(self.prompts)):
             self.engine.drafter.forget((self._number, i))
+
+    def _fit(self) -> None:
+        """Lets fewer sequences run at once than were asked for if memory has no room for them."""
+        scheduler, target = self.engine.scheduler, self.model.target
+        asked = most = min(scheduler.max_seqs, len(scheduler.waiting))
+        longest = max((seq.num_prompt + seq.limit for seq in scheduler.waiting), default=0)
+        while most > 1:
+            try:
+                target.check_room(most, longest)
+                break
+            except CapacityError:
+                most -= 1
+        if most < asked:
+            log.warning(f"there is room for {most} sequences at once, not {asked}; the others wait")
+            scheduler.max_seqs = most
 
     def _submit(self, i: int, prompt: str | list[int], sampling: Sampling) -> None:
         tokens = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)

@@ -115,6 +115,14 @@ class Slots(ABC):
         """Whether the slot has been given cells; memory may have been full."""
         return True
 
+    def check_room(self, slots: int, cells: int) -> None:
+        """Raises CapacityError if so many slots of so many cells may not be, or do not fit."""
+        if slots > self.max_slots:
+            raise CapacityError(
+                f"max_seqs is {self.max_slots}, and {slots} sequences were asked for; load the "
+                "model with a larger max_seqs, or use a smaller batch"
+            )
+
     def can_keep_more(self) -> bool:
         """Whether memory allows a slot more than what runs needs, for a conversation that rests."""
         return False
@@ -253,7 +261,7 @@ class Cache(Slots):
             self._grow((layers, room, length, *tail))
 
     def check_room(self, slots: int, cells: int) -> None:
-        """Raises CapacityError if so many slots of so many cells do not fit into memory."""
+        super().check_room(slots, cells)
         layers, have_slots, have_cells, *tail = self.data.shape
         if slots > have_slots or cells > have_cells:
             shape = layers, max(slots, have_slots), max(cells, have_cells), *tail

@@ -1,7 +1,7 @@
 """What a pass costs by its number of rows: c(N) of the design, measured on the machine at hand.
 
 One measurement serves a model, number type, device and thread count; it is kept in the user's cache
-folder ($FORERUN_CACHE, else $XDG_CACHE_HOME/forerun, else ~/.cache/forerun).
+folder.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from time import perf_counter
 
 import numpy as np
 
+from forerun.caches import cache_folder
 from forerun.dice import SeededDice
-from forerun.records import Sequence
+from forerun.records import Rows, Sequence
 from forerun.roles import Target
 from forerun.sampling import Sampling
 from forerun.tree import EMPTY, Tree, TreeBuilder
@@ -50,19 +51,11 @@ class Cost:
 
 def cost_of(target: Target) -> Cost:
     """The cost curve of a target: remembered, read from the cache folder, or measured (seconds)."""
-    known: Cost | None = getattr(target, "_cost", None)
-    if known is None:
+    if target.cost is None:
         path = cache_folder() / "costs" / f"{_key(target)}.json" if target.shape else None
-        known = _read(path) or measure(target)
-        _write(path, known)
-        target._cost = known  # type: ignore[attr-defined]
-    return known
-
-
-def cache_folder() -> Path:
-    """Where forerun keeps what it can find out again."""
-    own, base = os.environ.get("FORERUN_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    return Path(own) if own else (Path(base) if base else Path.home() / ".cache") / "forerun"
+        target.cost = _read(path) or measure(target)
+        _write(path, target.cost)
+    return target.cost
 
 
 def measure(target: Target) -> Cost:
@@ -75,16 +68,24 @@ def measure(target: Target) -> Cost:
     found: dict[int, list[float]] = {rows: [] for rows in sizes}
     started = perf_counter()
     try:
-        target.forward([seq], [EMPTY], frozenset())  # prefill
+        _wait(target.forward([seq], [EMPTY], frozenset()))  # prefill
         while not _is_enough(len(found[sizes[-1]]), perf_counter() - started):
             for rows, tree in trees.items():
                 start = perf_counter()
-                target.forward([seq], [tree], frozenset())
+                _wait(target.forward([seq], [tree], frozenset()))
                 found[rows].append(perf_counter() - start)
     finally:
         target.release(seq)
     seconds = np.maximum.accumulate([np.median(found[rows]) for rows in sizes])
     return Cost(tuple(sizes), tuple(float(s) for s in seconds))
+
+
+def _wait(rows: list[Rows]) -> None:
+    """Until the pass is done: on a GPU it has only been asked for when `forward` returns."""
+    if rows[0].logits.is_cuda:
+        import torch
+
+        torch.cuda.synchronize(rows[0].logits.device)
 
 
 def _is_enough(rounds: int, seconds: float) -> bool:
@@ -103,8 +104,10 @@ def _bush(nodes: int, vocab: int) -> Tree:
 def _key(target: Target) -> str:
     import torch
 
+    from forerun.native import kernels
+
     threads = torch.get_num_threads()
-    machine = platform.machine(), _processor(), os.environ.get("FORERUN_NATIVE", "")
+    machine = platform.machine(), _processor(), kernels().level
     told = repr((FORMAT, target.shape, threads, machine, torch.__version__))
     return hashlib.sha256(told.encode()).hexdigest()[:24]
 

@@ -12,10 +12,9 @@ from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
 from weakref import WeakKeyDictionary
 
-from forerun.drafters.base import name_of, signed
 from forerun.records import Plan, Sequence, Step
-from forerun.roles import Drafter, Target
-from forerun.tree import EMPTY, Tree
+from forerun.roles import Drafter, Target, name_of
+from forerun.tree import EMPTY, Tree, signed
 
 log = logging.getLogger("forerun")
 

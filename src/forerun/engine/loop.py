@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from time import perf_counter
+from typing import Any
 
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.stops import Stops
@@ -13,6 +14,7 @@ from forerun.errors import ConfigError
 from forerun.records import Sequence, Step
 from forerun.roles import Controller, Drafter, Shaper, Target, Verifier
 from forerun.shaping import Laws, advance
+from forerun.tree import Tree
 
 
 class Engine:
@@ -35,6 +37,7 @@ class Engine:
     ) -> None:
         check_pair(drafter, verifier)
         drafter.bind(target)
+        verifier.bind(target)
         controller.bind(target, drafter)
         self.target, self.drafter = target, drafter
         self.verifier, self.controller = verifier, controller
@@ -60,13 +63,15 @@ class Engine:
         return cancelled + self.retire()
 
     def round(self, seqs: list[Sequence], start: float | None = None) -> None:
-        """One round for some of the running ones; an error leaves texts that did not grow whole."""
+        """One round for some of the running ones; all their texts grow, or after an error none."""
         t0 = perf_counter() if start is None else start
         plans = [self.controller.plan(seq).within(seq.num_left - 1) for seq in seqs]
-        trees = [self.verifier.probe(tree) for tree in self.drafter.propose(seqs, plans)]
+        trees = self.drafter.propose(seqs, plans)
+        probed = [self._probe(*pair) for pair in zip(seqs, trees, strict=True)]
         t1 = perf_counter()
-        rows = self.target.forward(seqs, trees, self.needs)  # one tree-attention pass
+        found = self.target.forward(seqs, probed, self.needs)  # one tree-attention pass
         t2 = perf_counter()
+        rows = [part.split(len(tree)) for part, tree in zip(found, trees, strict=True)]
         laws = [Laws(*part, self.shapers) for part in zip(rows, seqs, trees, strict=True)]
         verdicts = [
             self.verifier.verify(tree, law, seq.dice)
@@ -74,8 +79,8 @@ class Engine:
         ]
         t3 = perf_counter()
         drawn = [v.tokens(tree) for v, tree in zip(verdicts, trees, strict=True)]
-        emitted = [self._extend(seq, tokens) for seq, tokens in zip(seqs, drawn, strict=True)]
-        self.target.commit(seqs, trees, verdicts)
+        emitted = self._extend(seqs, drawn)
+        self.target.commit(seqs, probed, verdicts)
         times = {"draft": t1 - t0, "forward": t2 - t1, "verify": t3 - t2}
         self._publish(Step(seqs, plans, trees, laws, verdicts, emitted, times, clock=t3))
 
@@ -98,22 +103,45 @@ class Engine:
             self.target.release(seq)
         return ended + dropped
 
+    def _probe(self, seq: Sequence, tree: Tree) -> Tree:
+        return self.verifier.probe(tree, self.target.context - len(seq.tokens))
+
     def _start(self, seq: Sequence) -> None:
         seq.states = tuple(shaper.start(seq) for shaper in self.shapers)
         self.stops.start(seq)
         self.drafter.start(seq)
 
-    def _extend(self, seq: Sequence, tokens: list[int]) -> list[int]:
-        """Appends what comes before the sequence's end, if that lies among the tokens."""
-        kept = self.stops.cut(seq, tokens)
-        seq.tokens += kept
-        for token in kept if any(s is not None for s in seq.states) else ():
-            seq.states = advance(self.shapers, seq.states, token)
+    def _extend(self, seqs: list[Sequence], drawn: list[list[int]]) -> list[list[int]]:
+        """Appends to each what comes before its end, if that lies among its tokens."""
+        try:
+            kept = [self.stops.cut(seq, tokens) for seq, tokens in zip(seqs, drawn, strict=True)]
+            states = [self._advanced(seq, more) for seq, more in zip(seqs, kept, strict=True)]
+        except Exception:
+            for seq in seqs:
+                self.stops.renew(seq)
+            raise
+        for seq, more, state in zip(seqs, kept, states, strict=True):
+            seq.tokens += more
+            seq.states = state
         return kept
 
+    def _advanced(self, seq: Sequence, tokens: list[int]) -> tuple[Any, ...]:
+        """The states of its shapers after these tokens."""
+        states = seq.states
+        for token in tokens if any(state is not None for state in states) else ():
+            states = advance(self.shapers, states, token)
+        return states
+
     def _publish(self, step: Step) -> None:
+        """All listeners hear the step; the first error among them is raised after that."""
+        faults = []
         for hear in self.listeners:
-            hear(step)
+            try:
+                hear(step)
+            except Exception as fault:
+                faults.append(fault)
+        if faults:
+            raise faults[0]
 
 
 def check_pair(drafter: Drafter, verifier: Verifier) -> None:

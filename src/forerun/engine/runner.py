@@ -118,6 +118,12 @@ class Runner(Target):
     def release(self, seq: Sequence) -> None:
         self.cache.release(seq)
 
+    def check_room(self, seqs: int, tokens: int) -> None:
+        self.cache.check_room(seqs, tokens)
+
+    def reused(self, seq: Sequence) -> int:
+        return self.cache.reused.get(seq, 0)
+
     @torch.inference_mode()
     def rows_at(self, requests: Many[tuple[Sequence, Path]]) -> Tensor:
         """Logits [n, V] after seq.tokens + path; only nodes not yet known are computed.

@@ -27,9 +27,16 @@ class Stops:
         self._texts: WeakKeyDictionary[Sequence, Text] = WeakKeyDictionary()
 
     def start(self, seq: Sequence) -> None:
-        """A sequence joins."""
+        """A sequence joins; stop strings are looked for in what it has generated before, too."""
         if self._stream:
-            self._texts[seq] = Text(self._stream(), seq.sampling.stop)
+            self._texts[seq] = text = Text(self._stream(), seq.sampling.stop)
+            for token in seq.generated:
+                text.push(token, may_stop=False)
+
+    def renew(self, seq: Sequence) -> None:
+        """Takes back a cut whose tokens were not appended to a sequence that runs."""
+        seq.finish = seq.end = None
+        self.start(seq)
 
     def cut(self, seq: Sequence, tokens: list[int]) -> list[int]:
         """The tokens up to the end of the sequence; sets seq.finish (and seq.end) if it is met."""

@@ -22,8 +22,8 @@ from forerun.tree import POINT, SWOR, Proposal, TreeBuilder
 class Dynamic(Grower):
     """Grows node by node; ends at plan.nodes or below a chance of plan.least.
 
-    drawn: children without replacement, else the best tokens. The tree tells how sure the root's q
-    and each node's was, for `Chances.learn`.
+    drawn: children without replacement, else the best tokens. The tree tells by which cell of the
+    chances each node was valued, for `Chances.learn`.
     """
 
     def __init__(self, *, drawn: bool = True, chances: Chances | None = None) -> None:
@@ -36,15 +36,15 @@ class Dynamic(Grower):
         orders: dict[int, list[int]] = {}  # its entries in the order drawn
         left = {-1: 1.0}  # chance that the node is reached and none of its children was accepted
         value: dict[int, float] = {}  # chance of a node's next child
-        ranks, depths, grades = {-1: 0}, {-1: 0}, [0]
+        ranks, depths, grades, cells = {-1: 0}, {-1: 0}, dict[int, int](), list[int]()
         node = -1
         while True:
             if depths[node] < plan.depth:
                 (q,) = yield [tuple(tree.path(node))]
                 if q is not None:
                     known[node] = q
-                    grades[node + 1] = grade(q.probs.max())
-                    value[node] = left[node] * rates[grades[node + 1], 0]
+                    grades[node] = grade(q.probs.max())
+                    value[node] = left[node] * rates[grades[node], 0]
             at = max(value, key=lambda n: value[n], default=None)
             if at is None or len(tree) >= plan.nodes or value[at] <= max(0.0, plan.least):
                 break
@@ -54,13 +54,13 @@ class Dynamic(Grower):
             law = (SWOR, q) if self.drawn else (POINT, None)
             node = tree.add(int(q.ids[orders[at][ranks[at]]]), at, *law)
             left[node], ranks[node], depths[node] = value[at], 0, depths[at] + 1
-            grades.append(0)
+            cells.append(grades[at] * RANKS + min(ranks[at], RANKS - 1))
             ranks[at] += 1
             left[at] -= value[at]
-            value[at] = left[at] * rates[grades[at + 1], min(ranks[at], RANKS - 1)]
+            value[at] = left[at] * rates[grades[at], min(ranks[at], RANKS - 1)]
             if ranks[at] == len(q.ids):
                 del value[at]
-        return replace(tree.build(), grades=np.array(grades, dtype=np.int8))
+        return replace(tree.build(), cells=np.array(cells, dtype=np.int8))
 
     def _order(self, q: Proposal, dice: Dice) -> list[int]:
         if self.drawn:

@@ -44,16 +44,35 @@ class Busy(NamedTuple):
     piece: tuple[Asked, ...] | None
 
 
-def ray_module() -> Any:
+def ray_module(what: str = "--engine ray") -> Any:
     """The package ray. Raises ConfigError where it is not installed."""
     try:
         import ray
     except ImportError:
         raise ConfigError(
-            "--engine ray needs Ray, which is not installed; install it with: "
-            "pip install 'forerun[ray]'"
+            f"{what} needs Ray, which is not installed; install it with: pip install 'forerun[ray]'"
         ) from None
     return ray
+
+
+def connect(ray: Any) -> bool:
+    """Joins the cluster that is there, or starts one on this machine; whether it did the latter."""
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if ray.is_initialized():
+        return False
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of ours tells nobody
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # 15 would starve beside other work
+    try:
+        ray.init(include_dashboard=False, **quiet)
+    except ValueError:  # a cluster is there: its dashboard is not ours to choose
+        ray.init(**quiet)
+    except ConnectionError as error:
+        raise ConfigError(
+            f"no Ray cluster answers ({error}); expected one at RAY_ADDRESS; start it with "
+            "`ray start --head`, or unset RAY_ADDRESS to start one on this machine"
+        ) from None
+    return True
 
 
 def share(held: Many[float], actors: int) -> float:
@@ -63,6 +82,14 @@ def share(held: Many[float], actors: int) -> float:
             return float(units)
     total = sum(int(size) for size in held)
     return 1.0 / math.ceil(actors / total) if total else 0.0
+
+
+def shares(ray: Any, actors: int, device: str) -> tuple[float, float]:
+    """Processors and GPUs that each of so many actors may have."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    cpus = share([node.get("CPU", 0) for node in nodes], actors)
+    gpus = share([node.get("GPU", 0) for node in nodes], actors)
+    return cpus, 0.0 if device == "cpu" else min(gpus, 1.0)
 
 
 def pieces(asked: Many[Asked], *, batch: int, actors: int) -> list[tuple[Asked, ...]]:
@@ -100,8 +127,9 @@ class Pool:
         """Starts one actor and waits for it: it compiles and measures, the others then need not."""
         self._connect()
         try:
-            self._start()
             while not self._idle:
+                if not self._busy:  # the first one has died: another one tries
+                    self._start()
                 self._await()
         except BaseException:
             self.close()
@@ -181,24 +209,8 @@ class Pool:
         return sum(job.piece is not None for job in self._busy.values())
 
     def _connect(self) -> None:
-        quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-        if not self.ray.is_initialized():
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of ours tells nobody
-            os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-            try:
-                self.ray.init(include_dashboard=False, **quiet)
-            except ValueError:  # a cluster is there: its dashboard is not ours to choose
-                self.ray.init(**quiet)
-            except ConnectionError as error:
-                raise ConfigError(
-                    f"no Ray cluster answers ({error}); expected one at RAY_ADDRESS; start it with "
-                    "`ray start --head`, or unset RAY_ADDRESS to start one on this machine"
-                ) from None
-            self._owns_cluster = True
-        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-        cpus = share([node.get("CPU", 0) for node in nodes], self.actors)
-        gpus = share([node.get("GPU", 0) for node in nodes], self.actors)
-        gpus = 0.0 if self.setup.device == "cpu" else min(gpus, 1.0)
+        self._owns_cluster = connect(self.ray)
+        cpus, gpus = shares(self.ray, self.actors, self.setup.device)
         kind = self.ray.remote(concurrency_groups={"control": 1})(Worker)
         self._kind = kind.options(num_cpus=cpus, num_gpus=gpus)
         self.threads = max(1, int(cpus))
@@ -218,6 +230,8 @@ class Pool:
         actor, piece = self._busy.pop(ref)
         try:
             answer = self._got(ref)
+            if piece is None and self._memory is not None:
+                self._memory.teach(actor)
         except self._lost as error:
             self._bury(actor, piece, error)
             return [], [piece] if piece else []
@@ -226,8 +240,6 @@ class Pool:
             return answer, []
         self.pids[actor], self.origin = answer
         self._deaths[None] = 0
-        if self._memory is not None:
-            self._memory.teach(actor)
         return [], []
 
     def _bury(self, actor: Any, piece: tuple[Asked, ...] | None, error: Exception) -> None:
@@ -263,8 +275,8 @@ class Pooled(Drafter):
         self.before: Snapshot | None = None
 
     def teach(self, actor: Any) -> None:
-        """Gives an actor what the file held; it runs before all work that is handed out later."""
-        actor.keep.remote(self.before)
+        """Gives an actor what the file held. Raises what the actor raises."""
+        self.pool._got(actor.keep.remote(self.before))
 
     def keep(self, tenant: str = "") -> None:
         self._teach_all()
@@ -287,4 +299,4 @@ class Pooled(Drafter):
 
     def _teach_all(self) -> None:
         for actor in self.pool.pids:
-            self.pool._got(actor.keep.remote(self.before))
+            self.teach(actor)

@@ -7,7 +7,6 @@ from it; at the end its samples are written to `results.jsonl` in the order of t
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -164,13 +163,26 @@ def _opened(out: Path | None) -> BinaryIO:
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror}") from None
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(file)
     except OSError:
         file.close()
         raise DataError(
             f"another run is writing {path}; wait for it, or give --out another name"
         ) from None
     return file
+
+
+def _lock(file: BinaryIO) -> None:
+    """Raises OSError if another process holds the lock, ConfigError where there are no locks."""
+    try:
+        import fcntl
+    except ImportError:
+        file.close()
+        raise ConfigError(
+            "--engine ray writes its results under a file lock, which this system does not offer; "
+            "run it on Linux or macOS, or use --engine local"
+        ) from None
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _header(path: Any, line: bytes) -> Record:

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forerun import registry
 from forerun.dice import Dice, SeededDice
-from forerun.drafters.base import name_of, signed
 from forerun.errors import ConfigError, ForerunError
 from forerun.ngrams.files import Origin
 from forerun.records import Plan, Sequence, Snapshot, Step
-from forerun.roles import Drafter, Shaper, Target
+from forerun.roles import Drafter, Shaper, Target, name_of
 from forerun.sampling import Sampling
-from forerun.tree import Tree
+from forerun.tree import Tree, signed
 
 if TYPE_CHECKING:
     from forerun.engine.api import Model, Run, Sample
@@ -102,6 +101,7 @@ class Worker:
         )
         self.fresh.keep(tenant)
         self.drafter = Twice(self.main, self.fresh)
+        self.drafter.warm_up()
 
     def snapshot(self) -> Snapshot | None:
         """What was learned here, without what the file held before; None if it is nothing."""
@@ -169,6 +169,10 @@ class Twice(Drafter):
     def bind(self, target: Target) -> None:
         self.main.bind(target)
         self.fresh.bind(target)
+
+    def warm_up(self) -> None:
+        self.main.warm_up()
+        self.fresh.warm_up()
 
     def seconds(self, nodes: int) -> float:
         return self.main.seconds(nodes)

@@ -1,7 +1,7 @@
 """C kernels for few-row passes on a CPU: found if the package's build could compile them.
 
 They are plain functions called through ctypes (no lock held), on torch's own OpenMP threads.
-FORERUN_NATIVE=off|avx2|avx512|avx512bf16 overrides what the processor offers; never upwards.
+FORERUN_NATIVE=off|avx2|avx512|avx512bf16|amx overrides what the processor offers; never upwards.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from forerun.errors import ConfigError
 from forerun.native import layout
 
-LEVELS = ("off", "avx2", "avx512", "avx512bf16")
+LEVELS = ("off", "avx2", "avx512", "avx512bf16", "amx")
 
 
 @dataclass(frozen=True)

@@ -280,6 +280,17 @@ static int64_t FN(own_cells)(const Span *s, int64_t row, int64_t from, int64_t t
     return n;
 }
 
+/* Asks for the keys or values (part 0, 1) of the cells [from, to), which lie too far apart for the
+   processor to guess. */
+INLINE void FN(fetch)(const Model *m, const void *cells, int64_t head, int64_t part, int64_t from,
+                      int64_t to) {
+    const int64_t width = m->cell_kind == F32 ? 4 : 2, size = m->head_dim * width;
+    for (int64_t i = from; i < to; i++) {
+        const char *at = (const char *)cells + ((2 * i + part) * m->num_kv + head) * size;
+        for (int64_t d = 0; d < size; d += 64) __builtin_prefetch(at + d);
+    }
+}
+
 /* Rows [from, to) of a span, one key-value head, the positions [begin, begin + CHUNK). */
 static void FN(attend_chunk)(const Model *m, const Pass *p, const Span *s, const void *cells,
                              int64_t window, int64_t head, int64_t from, int64_t to, int64_t begin,
@@ -318,6 +329,9 @@ static void FN(attend_chunk)(const Model *m, const Pass *p, const Span *s, const
     shared = shared < begin ? begin : shared > begin + CHUNK ? begin + CHUNK : shared;
     for (int64_t i = 0; i < CHUNK + LANES; i++) index[i] = begin + i;
     for (int64_t at = low; at < shared; at += LANES) {
+        const int64_t next = at + 2 * LANES, left = shared - next;
+        FN(fetch)(m, cells, head, 0, next, next + (left < LANES ? left : LANES));
+        FN(fetch)(m, cells, head, 1, at, at + LANES < shared ? at + LANES : shared);
         FN(read_keys)(keys, m, cells, head, index + (at - begin), shared - at);
         FN(scores)(m, queries, num, keys, scores + (at - begin));
     }

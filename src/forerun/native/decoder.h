@@ -186,6 +186,14 @@ static void FN(cap_logits)(const Model *m, const Pass *p, int64_t thread) {
     }
 }
 
+/* The product with these weights comes next: who waits may fetch the beginning of its share. */
+static void FN(expect)(Team *team, const Linear *w) {
+    const int64_t size = FN(group_bytes)(w), first = w->groups * team->thread / team->num;
+    const int64_t num = w->groups * (team->thread + 1) / team->num - first;
+    team->soon = (const char *)w->weight + first * size;
+    team->soon_end = team->soon + (num * size < SOON ? num * size : SOON);
+}
+
 /* next: zeros [num_layers + 1], counters of the pieces of attention that threads take in turn, and
    of arrivals. */
 static void FN(pass)(const Model *m, const Pass *given, const int64_t *cell_of, int64_t *next) {
@@ -208,6 +216,7 @@ static void FN(pass)(const Model *m, const Pass *given, const int64_t *cell_of, 
             FN(norm_rows)(m, p, &layer->attn, t);
             meet(&team);
             FN(linear)(&layer->qkv, p->act, p->act_stride, p->num_rows, &to_qkv, t, n);
+            FN(expect)(&team, &layer->out);
             meet(&team);
             if (m->qk_norm == WIDTH_QK_NORM) {
                 FN(squares)(m, p, layer, t);
@@ -222,6 +231,7 @@ static void FN(pass)(const Model *m, const Pass *given, const int64_t *cell_of, 
             const int is_post = layer->post_attn.weight != NULL;
             FN(linear)(&layer->out, p->act, p->act_stride, p->num_rows, is_post ? &to_wide : &to_x,
                        t, n);
+            FN(expect)(&team, &layer->up);
             meet(&team);
             if (is_post) {
                 FN(add_norm_rows)(m, p, &layer->post_attn, t);
@@ -232,10 +242,12 @@ static void FN(pass)(const Model *m, const Pass *given, const int64_t *cell_of, 
             to_act.how = layer->up.is_gated ? FN(GATE) : FN(ACTIVATE);
             to_act.act = p->inner;
             FN(linear)(&layer->up, p->act, p->act_stride, p->num_rows, &to_act, t, n);
+            FN(expect)(&team, &layer->down);
             meet(&team);
             const int is_post_mlp = layer->post_mlp.weight != NULL;
             FN(linear)(&layer->down, p->inner, p->act_stride, p->num_rows,
                        is_post_mlp ? &to_wide : &to_x, t, n);
+            FN(expect)(&team, l + 1 < m->num_layers ? &layer[1].qkv : &m->head);
             if (is_post_mlp) {
                 meet(&team);
                 FN(add_norm_rows)(m, p, &layer->post_mlp, t);

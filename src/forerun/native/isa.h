@@ -15,8 +15,11 @@
 #undef h16
 #undef INLINE
 #undef TILE
-#undef MOST_ROWS
-#undef BLOCKS
+#undef VECTOR_ROWS
+#undef VECTOR_BLOCKS
+#undef MOST_SUMS
+#undef AMX_ROWS
+#undef IS_TILED
 #undef IS_PAIRED
 #undef FN
 #undef ISA_LEVEL

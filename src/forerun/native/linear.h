@@ -5,16 +5,29 @@
 
 #if ISA_LEVEL >= 3
 /* 64 weights of 8 bits as two registers of bf16, exactly. A byte is a sign and seven bits of
-   magnitude, whose two bf16 bytes are looked up; every 16 bytes hold four outputs' pairs of inputs
-   2 i, 2 i + 1 and then the same outputs' pairs of the next two inputs. */
+   magnitude m. The low byte of its bf16 is 2 m and the high one 0x42 from m = 64 on; for less they
+   are looked up. Every 16 bytes hold four outputs' pairs of inputs 2 i, 2 i + 1 and then the same
+   outputs' pairs of the next two inputs. */
 INLINE void FN(widen)(const uint8_t *p, const __m512i *table, __m512i *pair, __m512i *next) {
-    const __m512i bytes = _mm512_loadu_si512(p), sign = _mm512_set1_epi8((char)0x80);
-    const __m512i low = _mm512_permutex2var_epi8(table[0], bytes, table[1]);
-    __m512i high = _mm512_permutex2var_epi8(table[2], bytes, table[3]);
-    high = _mm512_ternarylogic_epi64(high, bytes, sign, 0xf8); /* high | (bytes & sign) */
+    const __m512i bytes = _mm512_loadu_si512(p), twice = _mm512_add_epi8(bytes, bytes);
+    const __mmask64 is_small = ~_mm512_movepi8_mask(twice);
+    const __m512i low = _mm512_mask_permutexvar_epi8(twice, is_small, bytes, table[0]);
+    __m512i high = _mm512_set1_epi8(0x42);
+    high = _mm512_mask_permutexvar_epi8(high, is_small, bytes, table[1]);
+    high = _mm512_ternarylogic_epi64(high, bytes, _mm512_set1_epi8((char)0x80), 0xf8); /* its sign */
     *pair = _mm512_unpacklo_epi8(low, high);
     *next = _mm512_unpackhi_epi8(low, high);
 }
+#endif
+
+#if ISA_LEVEL >= 4
+#include "amx.h"
+#define IS_TILED(w) TAKES_PAIRS((w)->kind)
+#define MOST_SUMS (4 * AMX_ROWS)
+#else
+#define IS_TILED(w) 0
+#define MOST_SUMS 24
+#define AMX_ROWS 0
 #endif
 
 /* One tile: R rows times B blocks of 16 outputs over inputs [first, first + count); sums in
@@ -53,11 +66,9 @@ INLINE void FN(tile)(const int R, const int B, const Linear *w, const void *x, i
         const int64_t fours = (count + 3) / 4, step = (k + 3) / 4 * 64;
         const uint8_t *from = (const uint8_t *)w->weight + block * step + first / 4 * 64;
         const uint32_t *in = (const uint32_t *)x + first / 2;
-        __m512i table[4];
-        for (int j = 0; j < 4; j++) {
-            table[j] = _mm512_loadu_si512((j < 2 ? BF16_LOW : BF16_HIGH) + j % 2 * 64);
+        __m512i table[2] = {_mm512_loadu_si512(BF16_LOW), _mm512_loadu_si512(BF16_HIGH)};
+        for (int j = 0; j < 2; j++)
             __asm__("" : "+v"(table[j])); /* kept in a register, not read again every time */
-        }
         for (int64_t i = 0; i < fours; i++)
 #pragma GCC unroll 4
             for (int b = 0; b < B; b++) {
@@ -116,15 +127,15 @@ typedef void FN(tile_t)(const Linear *, const void *, int64_t, int64_t, int64_t,
 #if ISA_LEVEL >= 2
 TILE(1, 4) TILE(2, 4) TILE(3, 4) TILE(4, 4) TILE(5, 4) TILE(6, 4)
 TILE(7, 2) TILE(8, 2) TILE(9, 2) TILE(10, 2) TILE(11, 2) TILE(12, 2)
-#define MOST_ROWS 12
-#define BLOCKS(rows) ((rows) <= 6 ? 4 : 2)
+#define VECTOR_ROWS 12
+#define VECTOR_BLOCKS(rows) ((rows) <= 6 ? 4 : 2)
 static FN(tile_t) *const FN(tiles)[] = {
     0, FN(tile_1), FN(tile_2), FN(tile_3), FN(tile_4), FN(tile_5), FN(tile_6),
     FN(tile_7), FN(tile_8), FN(tile_9), FN(tile_10), FN(tile_11), FN(tile_12)};
 #else
 TILE(1, 4) TILE(2, 2) TILE(3, 2) /* 16 registers of 8 lanes: no more fits */
-#define MOST_ROWS 3
-#define BLOCKS(rows) ((rows) == 1 ? 4 : 2)
+#define VECTOR_ROWS 3
+#define VECTOR_BLOCKS(rows) ((rows) == 1 ? 4 : 2)
 static FN(tile_t) *const FN(tiles)[] = {0, FN(tile_1), FN(tile_2), FN(tile_3)};
 #endif
 
@@ -164,23 +175,43 @@ static void FN(finish)(const FN(Sink) *s, const Linear *w, int64_t row, int64_t 
     }
 }
 
-/* All of k: one tile, or one for every scale of its outputs. */
+/* Sums [rows][blocks] over inputs [first, first + count). */
+INLINE void FN(sums_over)(const Linear *w, const void *x, int64_t stride, int64_t block, int rows,
+                          int blocks, int64_t first, int64_t count, v16 *sums) {
+#if ISA_LEVEL >= 4
+    if (IS_TILED(w)) {
+        FN(amx_sums)(w, x, stride, block, rows, first, count, sums);
+        return;
+    }
+#endif
+    FN(tiles)[rows](w, x, stride, block, first, count, sums);
+}
+
+/* All of k: at once, or in one part for every scale of the outputs. */
 INLINE void FN(sums_of)(const Linear *w, const void *x, int64_t stride, int64_t block, int rows,
                         int blocks, v16 *sums) {
     if (w->num_scales <= 1) {
-        FN(tiles)[rows](w, x, stride, block, 0, w->k, sums);
+        FN(sums_over)(w, x, stride, block, rows, blocks, 0, w->k, sums);
         return;
     }
     for (int i = 0; i < rows * blocks; i++) sums[i] = (v16){0};
     for (int64_t s = 0; s < w->num_scales; s++) {
         const int64_t first = s * w->scaled, left = w->k - first;
         const float *scale = w->scale + s * w->groups * GROUP + block * LANES;
-        v16 part[24];
-        FN(tiles)[rows](w, x, stride, block, first, left < w->scaled ? left : w->scaled, part);
+        v16 part[MOST_SUMS];
+        FN(sums_over)(w, x, stride, block, rows, blocks, first,
+                      left < w->scaled ? left : w->scaled, part);
         for (int r = 0; r < rows; r++)
             for (int b = 0; b < blocks; b++)
                 sums[r * blocks + b] += part[r * blocks + b] * FN(load)(scale + b * LANES);
     }
+}
+
+/* Bytes of the weights of GROUP outputs. */
+INLINE int64_t FN(group_bytes)(const Linear *w) {
+    if (w->kind == BF16_PAIRS) return (w->k + 1) / 2 * 4 * GROUP;
+    if (w->kind == INT8_PAIRS) return (w->k + 3) / 4 * 4 * GROUP;
+    return w->k * GROUP * (w->kind == F32 ? 4 : w->kind == INT8 ? 1 : 2);
 }
 
 /* One thread's share: neighbouring groups of outputs, every row; the same ones in every pass, so
@@ -190,17 +221,20 @@ static void FN(linear)(const Linear *w, const void *x, int64_t stride, int64_t r
     const int64_t first = w->groups * thread / num_threads;
     const int64_t last = w->groups * (thread + 1) / num_threads;
     if (!rows) return;
-    const int64_t parts = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    const int64_t most = IS_TILED(w) ? AMX_ROWS : VECTOR_ROWS, parts = (rows + most - 1) / most;
     const int64_t width = TAKES_PAIRS(w->kind) ? 2 : 4;
     for (int64_t group = first; group < last; group++)
         for (int64_t part = 0; part < parts; part++) {
             const int64_t row = rows * part / parts, n = rows * (part + 1) / parts - row;
-            const int blocks = BLOCKS(n);
+            const int blocks = IS_TILED(w) ? 4 : VECTOR_BLOCKS(n);
             const void *in = (const char *)x + row * stride * width;
             for (int b = 0; b < 4; b += blocks) {
-                v16 sums[24];
+                v16 sums[MOST_SUMS];
                 FN(sums_of)(w, in, stride, 4 * group + b, (int)n, blocks, sums);
                 FN(finish)(sink, w, row, 4 * group + b, (int)n, blocks, sums);
             }
         }
+#if ISA_LEVEL >= 4
+    if (IS_TILED(w)) _tile_release();
+#endif
 }

@@ -11,7 +11,7 @@ enum { NO_QK_NORM = 0, HEAD_QK_NORM = 1, WIDTH_QK_NORM = 2 };
 #define STATE(dim) ((dim) + 2)  /* floats: maximum, sum of weights, weighted values */
 #define MOST_DIM 256            /* head_dim */
 #define MOST_FOLD 64            /* queries that share a key head */
-#define QUERIES 16              /* that a piece of attention takes along, or all of one head */
+#define QUERIES 64              /* that a piece of attention takes along, or all of one head */
 #define CHUNK 256               /* positions that one softmax runs over before it is merged */
 
 #define TAKES_PAIRS(kind) ((kind) == BF16_PAIRS || (kind) == INT8_PAIRS) /* inputs are bf16 */

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numba import njit
 
-from forerun.ngrams.kernels import count_above
+from forerun.ngrams.kernels import select_above
 from forerun.template import Shape, grid
 from forerun.tree import POINT, Tree
 
@@ -149,27 +149,10 @@ def learn_rows(
 
 @njit(cache=True, nogil=True)
 def select_largest(row: np.ndarray, ids: np.ndarray, held: np.ndarray) -> None:
-    """Ids of the K largest entries of row [V], falling; ties: the lowest ids; then UNKNOWN.
-
-    `select_top` of the logit memory for entries of either sign: 64 at a time are compared with the
-    K-th largest so far, and about K log(V / K) get past that.
-    """
-    entries, vocab = len(ids), len(row)
+    """Ids of the K largest entries of row [V], falling; ties: the lowest ids; then UNKNOWN."""
     ids[:] = UNKNOWN
     held[:] = -np.inf
-    least = held[0]
-    for start in range(0, vocab, 64):
-        part = row[start : start + 64]
-        if not count_above(part, least):
-            continue
-        for i in range(len(part)):
-            if part[i] > least:
-                at = entries - 1
-                while at > 0 and part[i] > held[at - 1]:
-                    ids[at], held[at] = ids[at - 1], held[at - 1]
-                    at -= 1
-                ids[at], held[at] = start + i, part[i]
-                least = held[entries - 1]
+    select_above(row, ids, held)
 
 
 def warm_up() -> None:

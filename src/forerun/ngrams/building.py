@@ -20,12 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from forerun.errors import ConfigError, DataError
 from forerun.ngrams import encoders, sorting, tokenising
 from forerun.ngrams.documents import Reading, identity, list_sources, total_bytes
 from forerun.ngrams.store import (
+    KINDS,
     FileInfo,
     Lock,
     Manifest,
@@ -38,6 +37,7 @@ from forerun.ngrams.store import (
 from forerun.ngrams.suffix_array import TYPES, find_buckets, pointer_width, separator
 
 Report = Callable[[str, int, int], None]  # stage, done, total
+Call = Callable[..., Any]
 LEAST_MEMORY = 64 << 20
 
 
@@ -100,11 +100,14 @@ def build(
     overwrite: bool = False,
     restart: bool = False,
     report: Report = silent,
+    call: Call | None = None,
 ) -> Manifest:
     """Builds an index at `path` from files and folders, or goes on with it; its manifest.
 
     overwrite: replace an index that is there, once the new one is finished. restart: drop what a
-    build that was cut short has left. Raises ConfigError, DataError, CapacityError, ModelError.
+    build that was cut short has left. call: runs function(*arguments) in another process, maybe on
+    another machine that has the same folders; without it all is done here. Raises ConfigError,
+    DataError, CapacityError, ModelError.
     """
     options = options or Options()
     path, files = Path(path), list_sources(sources)
@@ -118,7 +121,7 @@ def build(
     except OSError as error:
         raise no_room(path, error) from error
     with Lock(path):
-        return _Build(path, files, options, encoder, report).run(restart)
+        return _Build(path, files, options, encoder, report, call).run(restart)
 
 
 class _Build:
@@ -131,8 +134,10 @@ class _Build:
         options: Options,
         encoder: encoders.Encoder,
         report: Report,
+        call: Call | None,
     ) -> None:
         self.path, self.sources, self.options, self.report = path, sources, options, report
+        self.call = call
         self.encoder, self.folder = encoder, path / "building"
         self.width, self.notes = choose_width(options.width, encoder)
         self.state: dict[str, Any] = {}
@@ -204,11 +209,12 @@ class _Build:
                 self.options.tokenizer,
                 self.folder,
                 self.width,
-                self.encoder.eos,
+                self.encoder,
                 self.options.on_error,
                 self.options.workers,
                 self._keep("tokenise"),
                 lambda at: self.report("tokenise", at, total),
+                self.call,
             ).run(state)
             self._timed("tokenise", start)
         if sum(sizes["tokens"] for sizes in state.sizes) == state.documents * self.width:
@@ -235,7 +241,13 @@ class _Build:
             self.report(stage, min(total, self.done[stage]), total)
 
         sorting.Stage(
-            self.folder, self.width, self.tokenised.tops, o.threads, self._keep("sort"), report
+            self.folder,
+            self.width,
+            self.tokenised.tops,
+            o.threads,
+            self._keep("sort"),
+            report,
+            self.call,
         ).run(state)
         self.parts = [len(borders) - 1 for borders in state.borders]
         self._timed("sort", start)
@@ -244,8 +256,7 @@ class _Build:
         start = time.perf_counter()
         with _disk(self.folder):
             self.encoder.save(self.folder / "tokenizer")
-            tops = self.tokenised.tops
-            shards = [self._shard_info(i, tops[i]) for i in range(self.options.shards)]
+            shards = self._shards()
         self._timed("checksums", start)
         manifest = self._manifest(tuple(shards))
         final = self.path / manifest.folder
@@ -258,20 +269,13 @@ class _Build:
                 shutil.rmtree(old, ignore_errors=True)
         return manifest
 
-    def _shard_info(self, shard: int, top: int) -> ShardInfo:
-        text = np.fromfile(self.folder / file_name("tokens", shard), TYPES[self.width], 0)
-        size = self.tokenised.sizes[shard]["tokens"]
-        if size:
-            text = np.memmap(self.folder / file_name("tokens", shard), TYPES[self.width], "r")
-        buckets, shift = find_buckets(np.asarray(text), top)
-        buckets.astype("<i8").tofile(self.folder / file_name("buckets", shard))
-        kinds = (*tokenising.STREAMS, "suffixes", "buckets")
-        paths = {kind: self.folder / file_name(kind, shard) for kind in kinds}
+    def _shards(self) -> list[ShardInfo]:
+        jobs = [(self.folder, i, self.width, top) for i, top in enumerate(self.tokenised.tops)]
         with ThreadPoolExecutor(self.options.threads) as pool:
-            sums = dict(zip(kinds, pool.map(sha256_of, paths.values()), strict=True))
-        files = {k: FileInfo(paths[k].stat().st_size, sums[k]) for k in kinds}
-        documents = files["documents"].bytes // 8
-        return ShardInfo(len(text), documents, top, pointer_width(len(text)), shift, files)
+            if self.call is None:
+                return list(pool.map(lambda job: shard_info(*job), jobs))
+            call = self.call
+            return list(pool.map(lambda job: call(shard_info, *job), jobs))
 
     def _manifest(self, shards: tuple[ShardInfo, ...]) -> Manifest:
         skipped = {"count": self.tokenised.skipped, "examples": self.tokenised.examples}
@@ -296,6 +300,17 @@ class _Build:
                 "parts": self.parts,
             },
         )
+
+
+def shard_info(folder: Path, shard: int, width: int, top: int) -> ShardInfo:
+    """Writes where first tokens start in a sorted shard; what all its files are."""
+    text = sorting.text_of(folder, shard, width)
+    buckets, shift = find_buckets(text, top)
+    buckets.astype("<i8").tofile(folder / file_name("buckets", shard))
+    paths = {kind: folder / file_name(kind, shard) for kind in KINDS}
+    files = {kind: FileInfo(path.stat().st_size, sha256_of(path)) for kind, path in paths.items()}
+    documents = files["documents"].bytes // 8
+    return ShardInfo(len(text), documents, top, pointer_width(len(text)), shift, files)
 
 
 def choose_width(wanted: int, encoder: encoders.Encoder) -> tuple[int, list[str]]:

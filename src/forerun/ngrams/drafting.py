@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from forerun.ngrams.kernels import Table, Temper, recall, snapshot
+from forerun.ngrams.kernels import Table, Temper, look_up_into
 from forerun.template import Shape
 from forerun.tree import POINT, SWOR, Tree
 
@@ -120,11 +120,12 @@ def fill_places(
             continue
         if place >= 0 and depths[place] >= depth:
             break
-        slot = recall(table, lengths, contexts[node + 1], hashes)
-        if slot < 0:
+        context = contexts[node + 1]
+        size = look_up_into(
+            table, lengths, clock, context, temper, hashes, out.q_ids, out.q_probs, filled
+        )
+        if not size:
             continue
-        table.stamps[slot] = clock
-        size = snapshot(table, slot, temper, out.q_ids, out.q_probs, filled)
         count = min(widths[place], size)
         if is_drawn:
             race(uniforms, used, out.q_probs[filled : filled + size], order[:count])

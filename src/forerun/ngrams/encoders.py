@@ -12,10 +12,14 @@ import json
 import shutil
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from forerun.errors import ConfigError, DataError, ModelError
+from forerun.ngrams.words import ShortWay, short_way
 
 Spec = str | Callable[[str], Many[int]]
 DEFAULT = "reasoner"
@@ -39,6 +43,10 @@ class Encoder:
     def encode(self, text: str) -> Many[int]:
         """Ids of one text."""
         return self.encode_batch([text])[0]
+
+    def encode_arrays(self, texts: list[str]) -> list[np.ndarray]:
+        """Ids of each text as int64 or int32 arrays, by the fastest way that gives the same."""
+        return [np.asarray(ids, np.int64) for ids in self.encode_batch(texts)]
 
     def decode(self, ids: Many[int]) -> str:
         """Text of ids."""
@@ -123,6 +131,18 @@ class Fast(Encoder):
 
     def encode_batch(self, texts: list[str]) -> list[Many[int]]:
         return [e.ids for e in self.inner.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def encode_arrays(self, texts: list[str]) -> list[np.ndarray]:
+        way = self._short_way
+        found = [None if way is None else way.encode(text) for text in texts]
+        long = iter(
+            super().encode_arrays([t for t, f in zip(texts, found, strict=True) if f is None])
+        )
+        return [next(long) if f is None else f for f in found]
+
+    @cached_property
+    def _short_way(self) -> ShortWay | None:
+        return short_way(self.inner)
 
     def decode(self, ids: Many[int]) -> str:
         return self.inner.decode(list(ids), skip_special_tokens=False)

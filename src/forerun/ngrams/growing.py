@@ -11,7 +11,7 @@ from numba import njit
 
 from forerun.chances import RANKS, grade
 from forerun.ngrams.drafting import Buffers, buffers, race
-from forerun.ngrams.kernels import Table, Temper, recall, snapshot
+from forerun.ngrams.kernels import Table, Temper, look_up_into
 from forerun.records import Plan
 from forerun.tree import POINT, SWOR, Tree
 
@@ -29,17 +29,17 @@ def grow(
     """A tree below the context `root`: at most plan.nodes nodes of chances above plan.least.
 
     With uniforms, children are drawn without replacement; without, they are the best tokens.
-    Returns the tree, with its grades, and how many uniforms were used: one per entry of every q
+    Returns the tree, with its cells, and how many uniforms were used: one per entry of every q
     that has children.
     """
     entries = table.ids.shape[1]
     out = buffers(plan.nodes, entries)
-    grades = np.zeros(plan.nodes + 1, np.int8)
+    cells = np.empty(plan.nodes, np.int8)
     is_drawn = uniforms is not None
     given = out.q_probs if uniforms is None else uniforms
     limits = plan.nodes, plan.depth, max(0.0, plan.least)
     nodes, rows, used = grow_places(
-        table, lengths, clock, temper, root, *limits, rates, is_drawn, given, out, grades
+        table, lengths, clock, temper, root, *limits, rates, is_drawn, given, out, cells
     )
     tree = Tree(
         tokens=out.tokens[:nodes],
@@ -49,7 +49,7 @@ def grow(
         starts=out.starts[: rows + 1],
         q_ids=out.q_ids[: out.starts[rows]],
         q_probs=out.q_probs[: out.starts[rows]],
-        grades=grades[: nodes + 1],
+        cells=cells[:nodes],
     )
     return tree, used
 
@@ -68,7 +68,7 @@ def grow_places(
     is_drawn: bool,
     uniforms: np.ndarray,
     out: Buffers,
-    grades: np.ndarray,
+    cells: np.ndarray,
 ) -> tuple[int, int, int]:
     """Best first, node i in row i + 1 of the arrays; returns nodes, proposals and uniforms used."""
     longest, entries = len(root), table.ids.shape[1]
@@ -76,6 +76,7 @@ def grow_places(
     contexts[0] = root
     depths, ranks = np.zeros(most + 1, np.int64), np.zeros(most + 1, np.int64)
     sizes, rows_of = np.zeros(most + 1, np.int64), np.full(most + 1, -1, np.int64)
+    grades = np.zeros(most + 1, np.int64)
     left, value = np.zeros(most + 1), np.zeros(most + 1)  # see growers.dynamic
     q_ids, q_probs = np.empty((most + 1) * entries, np.int32), np.empty((most + 1) * entries)
     order, hashes = np.empty((most + 1, entries), np.int64), np.empty(longest, np.uint64)
@@ -83,11 +84,11 @@ def grow_places(
     nodes = rows = used = filled = new = 0
     while True:
         if depths[new] < deepest:
-            slot = recall(table, lengths, contexts[new], hashes)
-            if slot >= 0:
-                table.stamps[slot] = clock
-                start = new * entries
-                sizes[new] = snapshot(table, slot, temper, q_ids, q_probs, start)
+            context, start = contexts[new], new * entries
+            sizes[new] = look_up_into(
+                table, lengths, clock, context, temper, hashes, q_ids, q_probs, start
+            )
+            if sizes[new]:
                 grades[new] = grade(q_probs[start])
                 value[new] = left[new] * rates[grades[new], 0]
         at = np.argmax(value[: nodes + 1])
@@ -106,6 +107,7 @@ def grow_places(
         out.tokens[nodes], out.parents[nodes] = token, at - 1
         out.laws[nodes] = SWOR if is_drawn else POINT
         out.rows[nodes] = rows_of[at]
+        cells[nodes] = grades[at] * RANKS + min(rank, RANKS - 1)
         nodes += 1
         new = nodes
         left[new], depths[new] = value[at], depths[at] + 1

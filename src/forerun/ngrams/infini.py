@@ -11,13 +11,13 @@ methods may be called from many threads at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from forerun.errors import ConfigError, DataError
 from forerun.ngrams import answers, clauses, encoders, passages, searching, spans, store
 from forerun.ngrams.answers import Match, Next, Prob
 from forerun.ngrams.suffix_array import TYPES, Shard, largest_id, separator, shard_of
+
+if TYPE_CHECKING:
+    from forerun.models.tokenizer import Tokenizer
 
 MAX_SUPPORT = 1000
 WORTH_THREADS = 64  # queries of a batch
@@ -164,7 +167,7 @@ class Index:
     def count_many(self, queries: Many[Ids]) -> np.ndarray:
         """Counts of a batch, int64 [m]."""
         flat, starts = self._flat(queries)
-        found = self._batch(searching.find_many, flat, starts, 2)
+        found = self._batch("find_many", flat, starts, 2)
         return (found[:, :, 1] - found[:, :, 0]).sum(axis=0)
 
     def prob(self, context: Ids, token: int) -> Prob:
@@ -200,15 +203,12 @@ class Index:
     ) -> list[Next]:
         """`infgram_ntd` of a batch."""
         flat, starts = self._flat(contexts)
-        found = self._batch(searching.longest_suffixes, flat, starts, 3)
+        found = self._batch("longest_suffixes", flat, starts, 3)
         best = found[:, :, 0].max(axis=0)
         found[:, :, 1:] *= found[:, :, :1] == best[None, :, None]
         totals = (found[:, :, 2] - found[:, :, 1]).sum(axis=0)
         units = np.array([answers.unit_for(int(total), max_support) for total in totals], np.int64)
-        parts = [
-            searching.next_tokens_many(shard, rows, units, self._most)
-            for shard, rows in zip(self.shards, found, strict=True)
-        ]
+        parts = self._next_tokens(found, units)
         return [
             answers.add_up(
                 self.eos,
@@ -271,11 +271,9 @@ class Index:
         searching.clean(flat, self.eos, self.separator, ABSENT)
         return flat, starts
 
-    def _batch(
-        self, kernel: Callable[..., None], flat: np.ndarray, starts: np.ndarray, columns: int
-    ) -> np.ndarray:
+    def _batch(self, name: str, flat: np.ndarray, starts: np.ndarray, columns: int) -> np.ndarray:
         """A kernel over all shards and queries, in threads where that pays. [S, m, columns]."""
-        m = len(starts) - 1
+        m, kernel = len(starts) - 1, getattr(searching, name)
         out = np.empty((len(self.shards), m, columns), np.int64)
         pieces = 1 if m < WORTH_THREADS else self.threads
         borders = np.linspace(0, m, pieces + 1).astype(int).tolist()
@@ -293,16 +291,30 @@ class Index:
 
     def _prob(self, match: Match, whole: np.ndarray, length: int) -> Prob:
         """The share of a context's interval that goes on with the last id of `whole`."""
+        count = self._followed(match.intervals, whole, length)
+        prob = count / match.count if match.count else None
+        return Prob(prob, count, match.count, length)
+
+    def _followed(self, intervals: list[tuple[int, int]], whole: np.ndarray, length: int) -> int:
+        """How often the last id of `whole` follows, where the `length` ids before it stand."""
         low, n, count = len(whole) - 1 - length, len(whole), 0
-        for shard, (left, right) in zip(self.shards, match.intervals, strict=True):
+        for shard, (left, right) in zip(self.shards, intervals, strict=True):
             if left == right:
                 continue
             a, b = searching.find_within(shard, whole, low, n, left, right)
             count += b - a
             if whole[-1] == self.separator:  # the shard's last document ends without one
                 count += searching.next_token(shard, left, length) == searching.END
-        prob = count / match.count if match.count else None
-        return Prob(prob, count, match.count, length)
+        return count
+
+    def _next_tokens(
+        self, found: np.ndarray, units: np.ndarray
+    ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """What follows matches (length, left, right) int64 [S, m, 3], by shard."""
+        return [
+            searching.next_tokens_many(shard, rows, units, self._most)
+            for shard, rows in zip(self.shards, found, strict=True)
+        ]
 
     def _next(self, match: Match, length: int, max_support: int | None) -> Next:
         unit = answers.unit_for(match.count, max_support)
@@ -326,3 +338,18 @@ def same_tokenizer(path: Path, manifest: store.Manifest, encoder: encoders.Encod
         f"ids), which is not {encoder.name!r} ({encoder.size} ids): the same text has other ids; "
         "use that tokenizer, or build another index"
     )
+
+
+def check_tokenizer(index: Index, tokenizer: Tokenizer) -> None:
+    """Raises ConfigError if the index on disk was built with another vocabulary."""
+    if index.manifest is None:
+        return
+    built = index.manifest.tokenizer
+    if built["fingerprint"] and built["fingerprint"] != encoders.fingerprint(
+        tokenizer.vocabulary()
+    ):
+        raise ConfigError(
+            f"the index was built with tokenizer {built['name']!r} ({built['vocabulary']} ids), "
+            f"which is not the target's ({tokenizer.vocab_size} ids); build one with --tokenizer "
+            "and the target's folder"
+        )

@@ -135,11 +135,28 @@ def look_up(
     probs: np.ndarray,
 ) -> int:
     """q after one context; returns the size of its support, 0 if no length is known."""
-    slot = recall(table, lengths, context, np.empty(len(context), np.uint64))
+    hashes = np.empty(len(context), np.uint64)
+    return look_up_into(table, lengths, clock, context, temper, hashes, ids, probs, 0)
+
+
+@njit(cache=True, nogil=True)
+def look_up_into(
+    table: Table,
+    lengths: np.ndarray,
+    clock: int,
+    context: np.ndarray,
+    temper: Temper,
+    hashes: np.ndarray,
+    ids: np.ndarray,
+    probs: np.ndarray,
+    at: int,
+) -> int:
+    """As `look_up`, written from `at` on; hashes uint64 [longest] is room to work in."""
+    slot = recall(table, lengths, context, hashes)
     if slot < 0:
         return 0
     table.stamps[slot] = clock
-    return snapshot(table, slot, temper, ids, probs, 0)
+    return snapshot(table, slot, temper, ids, probs, at)
 
 
 @njit(cache=True, nogil=True)
@@ -261,15 +278,21 @@ def count_above(part: np.ndarray, least: float) -> int:
 
 @njit(cache=True, nogil=True)
 def select_top(row: np.ndarray, ids: np.ndarray, probs: np.ndarray) -> None:
-    """The K largest positive entries of row [V], falling; ties: the lowest ids; zeros after them.
+    """The K largest positive entries of row [V], falling; ties: the lowest ids; then zeros."""
+    held = np.zeros(len(ids), row.dtype)
+    ids[:] = 0
+    select_above(row, ids, held)
+    probs[:] = held
+
+
+@njit(cache=True, nogil=True)
+def select_above(row: np.ndarray, ids: np.ndarray, held: np.ndarray) -> None:
+    """The K largest entries of row [V] above what `held` begins with, falling, and their ids.
 
     One pass: 64 entries at a time are compared with the K-th largest so far, which is vectorised;
-    about K log(V / K) entries ever get past the comparison.
+    about K log(V / K) entries ever get past the comparison. Ties: the lowest ids.
     """
     entries, vocab = len(ids), len(row)
-    probs[:] = 0.0
-    ids[:] = 0
-    held = np.zeros(entries, row.dtype)
     least = held[0]
     for start in range(0, vocab, 64):
         part = row[start : start + 64]
@@ -283,7 +306,6 @@ def select_top(row: np.ndarray, ids: np.ndarray, probs: np.ndarray) -> None:
                     at -= 1
                 ids[at], held[at] = start + i, part[i]
                 least = held[entries - 1]
-    probs[:] = held
 
 
 @njit(cache=True, nogil=True)

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Many
 
 import numpy as np
 
-from forerun.chances import Chances
+from forerun.chances import Chances, Gain
 from forerun.errors import ConfigError
 from forerun.ngrams import drafting, growing, kernels, memory_rows
 from forerun.ngrams.kernels import Table, Temper, new_table
@@ -48,6 +48,7 @@ class LogitMemory:
             )
         self.table = new_table(min(FIRST_SLOTS, self.slots_within(budget)), entries)
         self.chances = {drawn: Chances(drawn=drawn) for drawn in (True, False)}
+        self.gain = Gain()
         self.clock = 0  # one tick per update
         self.evicted = 0  # contexts dropped so far
         self.observed = 0  # distributions learned so far
@@ -229,6 +230,6 @@ def warm_up() -> None:
     memory.lookup([1, 2])
     memory.draft([1, 2], grid(1).first(1), 1, uniforms=np.full(2, 0.5))
     tree, _ = memory.grow([1, 2], Plan(1, 1), NEUTRAL, np.full(2, 0.5))
-    memory.chances[True].learn(tree, [])
+    memory.chances[True].learn(tree.parents, tree.cells_of(""), [])
     kernels.rehash(memory.table, new_table(64, 2))
     kernels.evict(memory.table, 1, 1)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from forerun.chances import NUM_BYTES, Chances, are_counts
 from forerun.errors import DataError
 from forerun.ngrams.kernels import EMPTY_KEY, Table
 from forerun.records import Snapshot
@@ -24,6 +25,7 @@ COLUMNS = {
     "ids": np.int32,
     "probs": np.float32,
 }
+CHANCES = ("tries", "hits")  # float32 [2, grades, ranks] each: of best tokens, and of drawn ones
 
 
 def row_bytes(entries: int) -> int:
@@ -73,27 +75,54 @@ def merged(snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
     for other in snapshots[1:]:
         other.check(settings)
     counts = {name: sum(s.counts[name] for s in snapshots) for name in ("tokens", "evicted")}
-    rows = blend([from_snapshot(snapshot) for snapshot in snapshots])
-    most = len(rows.keys) if max_bytes is None else max_bytes // row_bytes(settings["entries"])
+    parts = [from_snapshot(snapshot) for snapshot in snapshots]
+    rows = blend([rows for rows, _ in parts])
+    chances = {d: Chances.sum([held[d] for _, held in parts], drawn=d) for d in (True, False)}
+    most = len(rows.keys)
+    if max_bytes is not None:
+        most = max(0, max_bytes - NUM_BYTES) // row_bytes(settings["entries"])
     counts["evicted"] += max(len(rows.keys) - most, 0)
-    return to_snapshot(snapshots[0].kind, newest(rows, most), settings, counts)
+    return to_snapshot(snapshots[0].kind, newest(rows, most), settings, counts, chances)
 
 
 def to_snapshot(
-    kind: str, rows: Table, settings: dict[str, Any], counts: dict[str, int]
+    kind: str,
+    rows: Table,
+    settings: dict[str, Any],
+    counts: dict[str, int],
+    chances: dict[bool, Chances],
 ) -> Snapshot:
-    """Packed rows as they are saved."""
-    return Snapshot(kind, rows._asdict(), settings, counts | {"contexts": len(rows.keys)})
+    """Packed rows as they are saved, with the chances of best tokens and of drawn ones."""
+    arrays = rows._asdict() | {
+        name: np.stack([getattr(chances[drawn], name) for drawn in (False, True)], dtype=np.float32)
+        for name in CHANCES
+    }
+    return Snapshot(kind, arrays, settings, counts | {"contexts": len(rows.keys)})
 
 
-def from_snapshot(snapshot: Snapshot) -> Table:
-    """The rows of a snapshot. Raises DataError if they are none."""
-    if snapshot.arrays.keys() != COLUMNS.keys():
+def from_snapshot(snapshot: Snapshot) -> tuple[Table, dict[bool, Chances]]:
+    """Rows and chances of a snapshot; without counts, as in old files, those believed at first.
+
+    Raises DataError if they are none.
+    """
+    columns = {name: a for name, a in snapshot.arrays.items() if name not in CHANCES}
+    counts = [snapshot.arrays[name] for name in CHANCES if name in snapshot.arrays]
+    if columns.keys() != COLUMNS.keys() or len(counts) == 1:
         raise DataError(
-            f"expected the arrays {', '.join(COLUMNS)}, got {', '.join(snapshot.arrays)}; use "
-            "another memory file"
+            f"expected the arrays {', '.join([*COLUMNS, *CHANCES])}, got "
+            f"{', '.join(snapshot.arrays)}; use another memory file"
         )
-    return check(Table(**snapshot.arrays), snapshot.settings["entries"])
+    rows = check(Table(**columns), snapshot.settings["entries"])
+    chances = {drawn: Chances(drawn=drawn) for drawn in (False, True)}
+    if counts:
+        if not are_counts(*counts):
+            raise DataError(
+                "expected trials and acceptances of draft nodes, got arrays that are none; use "
+                "another memory file"
+            )
+        for drawn, one in chances.items():
+            one.tries, one.hits = (a[int(drawn)].astype(np.float64) for a in counts)
+    return rows, chances
 
 
 def check(rows: Table, entries: int) -> Table:

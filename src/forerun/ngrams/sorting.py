@@ -33,6 +33,9 @@ AT_ONCE = 1 << 17  # positions per write
 MIN_PART = 1 << 16  # tokens
 
 
+Report = Callable[[str, int], None]  # "sort" or "merge", tokens done
+
+
 @dataclass
 class Sorted:
     """Which pieces are finished. borders[s]: where parts of shard s begin and end."""
@@ -76,7 +79,8 @@ class Stage:
     tops: list[int]
     threads: int
     save: Callable[[Sorted], None]
-    report: Callable[[str, int], None]  # "sort" or "merge", tokens done
+    report: Report
+    call: Callable[..., Any] | None = None  # runs function(*arguments) in another process
 
     def run(self, state: Sorted) -> None:
         """Goes on from `state` to the end. Raises CapacityError when the disk is full."""
@@ -88,7 +92,10 @@ class Stage:
                 self.save(state)
 
         def sort(piece: list[int]) -> None:
-            self._sort(state, *piece)
+            shard, part = piece
+            start, stop = state.borders[shard][part : part + 2]
+            where = (self.folder, shard, self.width)
+            self._do(stop - start, sort_piece, *where, start, stop, state.overlap, self.tops[shard])
             finished(state.parts, piece)
 
         parts = [[s, p] for s, b in enumerate(state.borders) for p in range(len(b) - 1)]
@@ -113,11 +120,16 @@ class Stage:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
 
+    def _do(self, count: int, piece: Callable[..., None], *arguments: Any) -> None:
+        """Runs a piece here, or where `call` does; it has `count` tokens."""
+        if self.call is None:
+            piece(*arguments, self.report)
+        else:
+            self.call(piece, *arguments)
+            self.report("sort" if piece is sort_piece else "merge", count)
+
     def _file(self, shard: int, kind: str) -> Path:
-        name = file_name("suffixes", shard)
-        return (
-            self.folder / {"suffixes": name, "parts": f"{name}.parts", "new": f"{name}.new"}[kind]
-        )
+        return table_file(self.folder, shard, kind)
 
     def _allocate(self, state: Sorted, shard: int, kind: str) -> None:
         """Room on the disk for all positions, so that a full disk is noticed before the work."""
@@ -131,41 +143,22 @@ class Stage:
         except OSError as error:
             raise no_room(path, error) from error
 
-    def _text(self, shard: int) -> np.ndarray:
-        path = self.folder / file_name("tokens", shard)
-        dtype = TYPES[self.width]
-        return (
-            np.asarray(np.memmap(path, dtype, "r")) if path.stat().st_size else np.empty(0, dtype)
-        )
-
-    def _sort(self, state: Sorted, shard: int, part: int) -> None:
-        start, stop = state.borders[shard][part : part + 2]
-        text = self._text(shard)
-        order = sort_part(text, start, stop, state.overlap, self.tops[shard])
-        self.report("sort", stop - start)
-        width = pointer_width(len(text))
-        chunks = (
-            pack(order[at : at + AT_ONCE].astype(np.int64) + start, width)
-            for at in range(0, len(order), AT_ONCE)
-        )
-        write_at(self._file(shard, "parts"), start * width, chunks)
-
     def _merge_shard(
         self, state: Sorted, shard: int, finished: Callable[[list[int]], None]
     ) -> None:
         if self._file(shard, "suffixes").exists():
             return
         self._allocate(state, shard, "new")
-        text, borders = self._text(shard), np.array(state.borders[shard], np.int64)
-        width = pointer_width(len(text))
+        text = text_of(self.folder, shard, self.width)
+        borders, limit = np.array(state.borders[shard], np.int64), state.overlap
         table = np.asarray(np.memmap(self._file(shard, "parts"), np.uint8, "r"))
-        cuts = merging.cut(text, table, width, borders, state.slices_each, state.overlap)
+        width = pointer_width(len(text))
+        cuts = merging.cut(text, table, width, borders, state.slices_each, limit)
 
         def merge(piece: list[int]) -> None:
             low, high = cuts[piece[1]], cuts[piece[1] + 1]
-            chunks = self._merged(text, table, width, low, high, state.overlap)
-            begin = int((low - borders[:-1]).sum())
-            write_at(self._file(shard, "new"), begin * width, chunks)
+            begin, where = int((low - borders[:-1]).sum()), (self.folder, shard, self.width)
+            self._do(int((high - low).sum()), merge_slice, *where, begin, low, high, limit)
             finished(piece)
 
         pieces = [[shard, i] for i in range(state.slices_each)]
@@ -173,21 +166,65 @@ class Stage:
         os.replace(self._file(shard, "new"), self._file(shard, "suffixes"))
         self._file(shard, "parts").unlink()
 
-    def _merged(
-        self,
-        text: np.ndarray,
-        table: np.ndarray,
-        width: int,
-        low: np.ndarray,
-        high: np.ndarray,
-        limit: int,
-    ) -> Iterable[np.ndarray]:
-        """The packed positions of one slice, piece by piece."""
+
+def sort_piece(
+    folder: Path,
+    shard: int,
+    width: int,
+    start: int,
+    stop: int,
+    overlap: int,
+    top: int,
+    report: Report = lambda stage, count: None,
+) -> None:
+    """Sorts the suffixes that begin in [start, stop) of a shard into its file of parts."""
+    text = text_of(folder, shard, width)
+    order = sort_part(text, start, stop, overlap, top)
+    report("sort", stop - start)
+    each = pointer_width(len(text))
+    chunks = (
+        pack(order[at : at + AT_ONCE].astype(np.int64) + start, each)
+        for at in range(0, len(order), AT_ONCE)
+    )
+    write_at(table_file(folder, shard, "parts"), start * each, chunks)
+
+
+def merge_slice(
+    folder: Path,
+    shard: int,
+    width: int,
+    begin: int,
+    low: np.ndarray,
+    high: np.ndarray,
+    limit: int,
+    report: Report = lambda stage, count: None,
+) -> None:
+    """Merges ranks [low, high) of a shard's parts and writes them from rank `begin` on."""
+    text = text_of(folder, shard, width)
+    table = np.asarray(np.memmap(table_file(folder, shard, "parts"), np.uint8, "r"))
+    each = pointer_width(len(text))
+
+    def chunks() -> Iterable[np.ndarray]:
         merge = merging.begin(low, high)
-        out = np.empty(AT_ONCE * width, np.uint8)
-        while count := merging.advance(text, table, width, merge, limit, out):
-            self.report("merge", count)
-            yield out[: count * width]
+        out = np.empty(AT_ONCE * each, np.uint8)
+        while count := merging.advance(text, table, each, merge, limit, out):
+            report("merge", count)
+            yield out[: count * each]
+
+    write_at(table_file(folder, shard, "new"), begin * each, chunks())
+
+
+def table_file(folder: Path, shard: int, kind: str) -> Path:
+    """Where a shard's positions are: "suffixes" when finished, "parts" and "new" before."""
+    name = file_name("suffixes", shard)
+    return folder / {"suffixes": name, "parts": f"{name}.parts", "new": f"{name}.new"}[kind]
+
+
+def text_of(folder: Path, shard: int, width: int) -> np.ndarray:
+    """The tokens of a shard, mapped from disk."""
+    path = folder / file_name("tokens", shard)
+    dtype = TYPES[width]
+    return np.asarray(np.memmap(path, dtype, "r")) if path.stat().st_size else np.empty(0, dtype)
 
 
 def warm_up(width: int) -> None:

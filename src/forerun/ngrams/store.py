@@ -21,7 +21,7 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -161,10 +161,16 @@ def _no_index(path: Path) -> str:
     return f"there is no index in {path}: no manifest.json; make one with `forerun index build`"
 
 
-def open_shards(path: Path, manifest: Manifest, *, load: bool = False) -> list[Shard]:
-    """The shards as arrays on disk, or in memory with `load`. Raises DataError for a wrong size."""
+def open_shards(
+    path: Path, manifest: Manifest, *, load: bool = False, numbers: Iterable[int] | None = None
+) -> list[Shard]:
+    """The shards as arrays on disk, or in memory with `load`; all, or those of `numbers`.
+
+    Raises DataError for a file of a wrong size.
+    """
     shards = []
-    for number, info in enumerate(manifest.shards):
+    for number in range(len(manifest.shards)) if numbers is None else numbers:
+        info = manifest.shards[number]
 
         def array(kind: str, dtype: Any, number: int = number, info: ShardInfo = info) -> Any:
             file = path / manifest.folder / file_name(kind, number)

@@ -10,12 +10,13 @@ import contextlib
 import itertools
 import json
 import os
+import platform
 import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
@@ -101,11 +102,12 @@ class Stage:
     spec: encoders.Spec
     folder: Path
     width: int
-    eos: int | None
+    encoder: encoders.Encoder  # what `spec` says
     on_error: str  # "fail" or "skip"
     workers: int
     save: Callable[[Tokenised], None]
     report: Callable[[int], None]  # bytes read
+    call: Callable[..., Any] | None = None  # runs function(*arguments) in another process
 
     def run(self, state: Tokenised) -> None:
         """Goes on from `state` to the end. Raises DataError, CapacityError."""
@@ -142,36 +144,42 @@ class Stage:
 
     def _encoded(
         self, batches: Iterator[tuple[list[Record], int]]
-    ) -> Iterator[tuple[list[Record], int, list[Many[int]]]]:
+    ) -> Iterator[tuple[list[Record], int, list[np.ndarray]]]:
         """Every batch with the ids of its documents, in order, a few batches ahead."""
-        if self.workers <= 1 or self.reading.is_ids:
-            encoder = encoders.load(self.spec)
+        if self.reading.is_ids or (self.workers <= 1 and self.call is None):
             for batch, at in batches:
-                yield batch, at, encode(encoder, texts_of(batch))
+                yield batch, at, self.encoder.encode_arrays(texts_of(batch))
             return
         with contextlib.ExitStack() as stack:
             pool = stack.enter_context(self._pool())
             stack.callback(pool.shutdown, cancel_futures=True)  # if this ends early
             waiting: deque[tuple[list[Record], int, Future[list[np.ndarray]]]] = deque()
             for batch, at in batches:
-                waiting.append((batch, at, _submit(pool, texts_of(batch))))
+                waiting.append((batch, at, self._submit(pool, texts_of(batch))))
                 if len(waiting) > 3 * self.workers:
                     yield _result(*waiting.popleft())
             while waiting:
                 yield _result(*waiting.popleft())
 
     def _pool(self) -> Executor:
-        """Processes that each hold the tokenizer."""
-        return ProcessPoolExecutor(
-            self.workers, get_context("spawn"), initializer=_start, initargs=(self.spec,)
-        )
+        """Processes that each hold the tokenizer; or threads that wait for `call`."""
+        if self.call is not None:
+            return ThreadPoolExecutor(self.workers)
+        return ProcessPoolExecutor(self.workers, get_context("spawn"), initializer=_start)
+
+    def _submit(self, pool: Executor, texts: list[str]) -> Future[list[np.ndarray]]:
+        job = (self.spec, self.encoder.fingerprint, texts)
+        if self.call is not None:
+            return pool.submit(self.call, encode, *job)
+        with deaf_children():  # the pool starts its processes at the first tasks
+            return pool.submit(encode, *job)
 
     def _add(
         self,
         state: Tokenised,
         writers: list[Writer],
         batch: list[Record],
-        encoded: list[Many[int]],
+        encoded: list[np.ndarray],
     ) -> None:
         ids = iter(encoded)
         for record in batch:
@@ -197,17 +205,20 @@ class Stage:
         if len(state.examples) < EXAMPLES:
             state.examples.append(f"{bad.where}: {bad.reason}")
 
-    def _checked(self, given: Many[int], record: Document) -> tuple[np.ndarray, int]:
+    def _checked(self, given: Many[int] | np.ndarray, record: Document) -> tuple[np.ndarray, int]:
         """Ids as they are stored, and the largest; the end id becomes a separator, or goes at the
         borders. Raises DataError for an id that is none or does not fit."""
         dtype = TYPES[self.width]
-        end = separator(dtype)
-        wide = np.asarray(given, dtype=np.int64)
-        is_end = np.zeros(len(wide), bool) if self.eos is None else wide == self.eos
-        inner = np.flatnonzero(~is_end)
-        low, high = (inner[0], inner[-1] + 1) if len(inner) else (0, 0)
-        wide, is_end = wide[low:high], is_end[low:high]
-        ids = wide[~is_end]
+        end, eos = separator(dtype), self.encoder.eos
+        wide = np.asarray(given)
+        ends = np.flatnonzero(wide == eos) if eos is not None else np.empty(0, np.int64)
+        is_end = np.zeros(len(wide), bool)
+        is_end[ends] = True
+        if len(ends):
+            inner = np.flatnonzero(~is_end)
+            low, high = (inner[0], inner[-1] + 1) if len(inner) else (0, 0)
+            wide, is_end = wide[low:high], is_end[low:high]
+        ids = wide[~is_end] if len(ends) else wide
         if len(ids) and (ids.min() < 0 or ids.max() >= end):
             wrong = int(ids.min() if ids.min() < 0 else ids.max())
             hint = "ids start at 0" if wrong < 0 else "build with --width 4"
@@ -215,7 +226,9 @@ class Stage:
                 f"{record.path}:{record.line}: token id {wrong} does not fit {self.width} bytes "
                 f"(0 to {end - 1}); {hint}"
             )
-        return np.where(is_end, end, wide).astype(dtype), int(ids.max(initial=0))
+        stored = wide.astype(dtype)
+        stored[is_end] = end
+        return stored, int(ids.max(initial=0))
 
 
 def in_batches(records: Iterator[Record]) -> Iterator[list[Record]]:
@@ -237,32 +250,30 @@ def texts_of(batch: list[Record]) -> list[str]:
     return [r.text for r in batch if isinstance(r, Document) and r.ids is None]
 
 
-def encode(encoder: encoders.Encoder, texts: list[str]) -> list[Many[int]]:
-    """Ids of texts."""
-    return encoder.encode_batch(texts) if texts else []
+_loaded: dict[Any, encoders.Encoder] = {}  # the one that this process has used last
 
 
-_encoder: encoders.Encoder | None = None  # of a process of the pool
+def encode(spec: encoders.Spec, fingerprint: str, texts: list[str]) -> list[np.ndarray]:
+    """Ids of texts, in another process, maybe on another machine. Raises DataError there."""
+    key = (spec, fingerprint)
+    if key not in _loaded:
+        _loaded.clear()
+        encoder = encoders.load(spec)
+        if encoder.fingerprint != fingerprint:
+            raise DataError(
+                f"tokenizer {spec!r} has another vocabulary on {platform.node()} than where the "
+                "build was started; make them the same"
+            )
+        _loaded[key] = encoder
+    return _loaded[key].encode_arrays(texts)
 
 
-def _start(spec: encoders.Spec) -> None:
-    global _encoder
+def _start() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread each: the pool is the parallelism
-    _encoder = encoders.load(spec)
-
-
-def _work(texts: list[str]) -> list[np.ndarray]:
-    assert _encoder is not None
-    return [np.asarray(ids, np.int64) for ids in encode(_encoder, texts)]
-
-
-def _submit(pool: Executor, texts: list[str]) -> Future[list[np.ndarray]]:
-    with deaf_children():  # the pool starts its processes at the first tasks
-        return pool.submit(_work, texts)
 
 
 def _result(
     batch: list[Record], at: int, future: Future[list[np.ndarray]]
-) -> tuple[list[Record], int, list[Many[int]]]:
-    return batch, at, future.result()  # type: ignore[return-value]
+) -> tuple[list[Record], int, list[np.ndarray]]:
+    return batch, at, future.result()

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.sampling import Sampling
 from forerun.search.answers import Parse, last_answer
-from forerun.search.scorers import AnyScorer, as_scorer
-from forerun.search.session import Session, as_delimiters
+from forerun.search.scorers import AnyScorer
 from forerun.search.steps import Found, Options, search
 
 if TYPE_CHECKING:
@@ -42,14 +41,16 @@ def dvts(
     The options are those of `step_beam`; with width 1 it is best of n, step by step.
     """
     plan = Options(n, width, step_tokens, max_steps, aggregate, select, parse)
-    judge = as_scorer(scorer)
-    with Session(
+    return search(
+        "dvts",
         model,
         prompt,
-        sampling,
-        batch=n if batch is None else batch,
-        delimiters=as_delimiters(step_end),
-        logprobs=judge.needs_logprobs,
+        scorer,
+        plan,
+        groups=n // width,
+        keep=1,
+        step_end=step_end,
+        batch=batch,
+        sampling=sampling,
         **options,
-    ) as session:
-        return search("dvts", session, judge, plan, groups=n // width, keep=1)
+    )

@@ -45,8 +45,6 @@ class StepStops(Stops):
 
     def start(self, seq: Sequence) -> None:
         super().start(seq)
-        for token in seq.generated:
-            self._texts[seq].push(token, may_stop=False)
         self._steps[seq] = self._new(), [""]
 
     def cut(self, seq: Sequence, tokens: list[int]) -> list[int]:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.sampling import Sampling
 from forerun.search.answers import Parse, last_answer
-from forerun.search.scorers import AnyScorer, as_scorer
-from forerun.search.session import Session, as_delimiters
+from forerun.search.scorers import AnyScorer
 from forerun.search.steps import Found, Options, search
 
 if TYPE_CHECKING:
@@ -46,14 +45,16 @@ def step_beam(
     many run at once (all). options: of `Model.run` and Sampling. Raises ConfigError; BranchesLost.
     """
     plan = Options(n, width, step_tokens, max_steps, aggregate, select, parse)
-    judge = as_scorer(scorer)
-    with Session(
+    return search(
+        "step_beam",
         model,
         prompt,
-        sampling,
-        batch=n if batch is None else batch,
-        delimiters=as_delimiters(step_end),
-        logprobs=judge.needs_logprobs,
+        scorer,
+        plan,
+        groups=1,
+        keep=n // width,
+        step_end=step_end,
+        batch=batch,
+        sampling=sampling,
         **options,
-    ) as session:
-        return search("step_beam", session, judge, plan, groups=1, keep=n // width)
+    )

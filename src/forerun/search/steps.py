@@ -14,14 +14,17 @@ import math
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.engine.stats import Stats
 from forerun.errors import ConfigError, UnknownName
 from forerun.records import Sequence
 from forerun.search.answers import Parse, weigh
 from forerun.search.scorers import AnyScorer, Attempt, as_scorer, score_all
-from forerun.search.session import Session
+from forerun.search.session import Session, as_delimiters
+
+if TYPE_CHECKING:
+    from forerun.engine.api import Model
 
 SELECT = ("weighted", "majority", "score")
 AGGREGATE: dict[str, Callable[[Many[float]], float]] = {
@@ -223,6 +226,32 @@ def by_rank(branches: Iterable[Branch]) -> list[Branch]:
 
 
 def search(
+    method: str,
+    model: Model,
+    prompt: str | Many[int],
+    scorer: AnyScorer,
+    plan: Options,
+    *,
+    groups: int,
+    keep: int,
+    step_end: str | Many[str],
+    batch: int | None,
+    **options: Any,
+) -> Found:
+    """A whole search on a session of its own. options: of `Session`. Raises as `grow` does."""
+    judge = as_scorer(scorer)
+    with Session(
+        model,
+        prompt,
+        batch=plan.n if batch is None else batch,
+        delimiters=as_delimiters(step_end),
+        logprobs=judge.needs_logprobs,
+        **options,
+    ) as session:
+        return grow(method, session, judge, plan, groups, keep)
+
+
+def grow(
     method: str, session: Session, scorer: AnyScorer, options: Options, groups: int, keep: int
 ) -> Found:
     """Grows the tree of a session and chooses one branch.

@@ -82,7 +82,9 @@ class Admission:
         self._count(job, -1)
 
     def drop(self, job: Job) -> bool:
-        """Forgets what of a request still waits; False if nothing did."""
+        """Forgets what of a request still waits and gives its places back; False if none waited."""
+        if self._running[job]:
+            self._count(job, -self._running[job])
         return self._waiting.pop(job, None) is not None
 
     def jobs(self) -> list[Job]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from forerun.engine.loop import Engine
 from forerun.engine.stats import Recorder
+from forerun.errors import CapacityError, ConfigError
 from forerun.records import Sequence
 from forerun.serving.admission import Group
 from forerun.serving.errors import ApiError, of_fault
@@ -64,7 +65,17 @@ class Batch:
         return events
 
     def begin(self, group: Group) -> None:
-        """The sequences of one prompt join."""
+        """The sequences of one prompt join, or their request is told why they cannot."""
+        if group.job.is_over:  # another of its prompts has failed in this very step
+            return
+        try:
+            self._join(group)
+        except Exception as fault:
+            if not isinstance(fault, ConfigError | CapacityError):
+                log.exception("a request could not join")
+            self.fail(group.job, of_fault(fault))
+
+    def _join(self, group: Group) -> None:
         job = group.job
         progress = self._progress.get(job)
         if progress is None:
@@ -79,11 +90,7 @@ class Batch:
             if job.traces:
                 choice.trace = self.traces.watch(seq, job.method)
             progress.choices[choice.number] = self._choices[seq] = choice
-            try:
-                self.engine.submit(seq)
-            except Exception as fault:
-                self.fail(job, of_fault(fault))
-                return
+            self.engine.submit(seq)
         self.metrics.prompt_tokens.inc(group.num_tokens)
 
     def step(self) -> None:
@@ -108,14 +115,15 @@ class Batch:
         self._outbox.append((job, error))
         self.drop(job)
 
-    def start_anew(self, fault: Exception) -> None:
-        """Drops all that runs and makes a new engine on the same target."""
+    def start_anew(self, fault: Exception, joining: Iterable[Job] = ()) -> None:
+        """Drops all that runs or was about to, and makes a new engine on the same target."""
         self.metrics.faults.inc()
         for seq in list(self._choices):
             with suppress(Exception):
                 self.engine.target.release(seq)
-        for job in self.jobs():
-            self.fail(job, of_fault(fault))
+        for job in dict.fromkeys([*self.jobs(), *joining]):
+            if not job.is_over:
+                self.fail(job, of_fault(fault))
         self._build()
 
     def _build(self) -> None:
@@ -147,8 +155,7 @@ class Batch:
 
     def _count_reuse(self, choice: Choice) -> None:
         """How much of the prompt an earlier request had left in the cache."""
-        cache = getattr(self.engine.target, "cache", None)
-        found = cache.reused.get(choice.seq, 0) if cache is not None else 0
+        found = self.engine.target.reused(choice.seq)
         self._progress[choice.job].count.cached += found
         self.metrics.cache_queries.inc(choice.seq.num_prompt)
         self.metrics.cache_hits.inc(found)
@@ -159,6 +166,8 @@ class Batch:
         self.metrics.finished(seq.finish or "")
         progress.num_ended += 1
         count.completion += len(seq.generated)
+        self.recorder.of(seq).failures = failures = self.router.failures(seq)
+        self.metrics.failures.inc(failures)
         prediction = self.router.prediction(seq)
         if prediction is not None:
             count.accepted_prediction += prediction.accepted
@@ -196,6 +205,7 @@ class Batch:
 
     def _dismiss(self, job: Job) -> None:
         """No sequence of this job will come any more."""
+        job.is_over = True
         if self._progress.pop(job, None) is not None:
             for i in range(len(job.prompts)):
                 self.router.forget((job.number, i))

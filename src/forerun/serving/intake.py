@@ -201,11 +201,8 @@ class Intake:
 
     def _check_memory(self, count: int, length: int) -> None:
         """Raises ApiError 400 for a request that could not run even alone."""
-        check = getattr(getattr(self.model.target, "cache", None), "check_room", None)
-        if check is None:
-            return
         try:
-            check(min(count, self.settings.max_seqs), length)
+            self.model.target.check_room(min(count, self.settings.max_seqs), length)
         except CapacityError as error:
             raise bad(str(error), "n", "out_of_memory") from None
 

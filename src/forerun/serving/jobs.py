@@ -66,6 +66,7 @@ class Job:
     traces: bool = False  # whether it is to be told how every token came
     arrived: float = field(default_factory=time.monotonic)
     number: int = field(default_factory=lambda: next(_numbers))
+    is_over: bool = False  # it has ended, or was dropped: no sequence of it may join any more
     mailbox: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
 
     @property

@@ -78,9 +78,9 @@ def own(name: str) -> str:
     return f"{name} of its own"
 
 
-def make_verifier(spec: str, allow_lossy: bool) -> Verifier:
+def make_verifier(spec: str, allow_lossy: bool, **build: Any) -> Verifier:
     """The verifier of a name. Raises ConfigError for one that changes the law, unless allowed."""
-    verifier: Verifier = registry.make("verifier", spec)
+    verifier: Verifier = registry.make("verifier", spec, **build)
     return check_lossless(verifier, spec, allow_lossy)
 
 

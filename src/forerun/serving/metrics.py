@@ -23,9 +23,9 @@ MAX_POSITIONS = 64
 class Metrics:
     """Counters of one server. `observe` is a listener of the engine."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, engine: int = 0) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
-        self._labels = {"model_name": model, "engine": "0"}
+        self._labels = {"model_name": model, "engine": str(engine)}
         self.drafts = self._total("spec_decode_num_drafts", "Draft trees that were verified")
         self.drafted = self._total("spec_decode_num_draft_tokens", "Draft tokens")
         self.accepted = self._total("spec_decode_num_accepted_tokens", "Accepted draft tokens")
@@ -55,6 +55,7 @@ class Metrics:
             registry=self.registry,
         )
         self.faults = self._total("engine_faults", "Steps that failed", "forerun")
+        self.failures = self._total("drafter_failures", "Steps without a failed draft", "forerun")
         self.cancelled = self._total("requests_cancelled", "Clients that went away", "forerun")
         for position in range(8):  # dashboards want series that begin at 0
             self._position(position)

@@ -14,8 +14,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from forerun import registry
-from forerun.dice import Dice
 from forerun.drafters.fuse import merge
+from forerun.engine.guard import Guarded
 from forerun.records import Plan, Sequence, Step
 from forerun.roles import Controller, Drafter, Target
 from forerun.serving.prediction import Prediction
@@ -23,14 +23,15 @@ from forerun.tree import EMPTY, Tree
 
 
 class Router(Drafter):
-    """Drafters by name, and who drafts for which sequence.
+    """Drafters by name, and who drafts for which sequence; one that fails costs its drafts only.
 
     A sequence with a prediction copies it first; its method gets the nodes that are left.
     """
 
     def __init__(self, parts: Mapping[str, Drafter]) -> None:
-        self.parts = dict(parts)
-        self._distinct = {id(part): (name, part) for name, part in parts.items()}.values()
+        guarded = {part: Guarded(part) for part in parts.values()}
+        self.parts = {name: guarded[part] for name, part in parts.items()}
+        self._distinct = {part: name for name, part in self.parts.items()}
         self.labels = frozenset().union(*(part.labels for part in self.parts.values()))
         self.needs = frozenset().union(*(part.needs for part in self.parts.values()))
         self._methods: WeakKeyDictionary[Sequence, str] = WeakKeyDictionary()
@@ -47,21 +48,20 @@ class Router(Drafter):
         """Where a sequence stands in its predicted output."""
         return self._predictions.get(seq)
 
+    def failures(self, seq: Sequence) -> int:
+        """How often drafting for a sequence has failed."""
+        return self._part(seq).failures.get(seq, 0)
+
     def bind(self, target: Target) -> None:
-        for _, part in self._distinct:
+        for part in self._distinct:
             part.bind(target)
 
     def warm_up(self) -> None:
-        for _, part in self._distinct:
+        for part in self._distinct:
             part.warm_up()
 
     def start(self, seq: Sequence) -> None:
         self._part(seq).start(seq)
-
-    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        copy, plan = self._copy(seq, plan)
-        tree = EMPTY if plan.is_empty else self._part(seq).propose_one(seq, plan, dice)
-        return self._both(seq, copy, tree)
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
         both = [self._copy(seq, plan) for seq, plan in zip(seqs, plans, strict=True)]
@@ -87,17 +87,17 @@ class Router(Drafter):
         self._part(seq).finish(seq)
 
     def forget(self, group: Hashable) -> None:
-        for _, part in self._distinct:
+        for part in self._distinct:
             part.forget(group)
 
     def memory_report(self) -> dict[str, int]:
         return {
             f"{name}: {what}": size
-            for name, part in self._distinct
+            for part, name in self._distinct.items()
             for what, size in part.memory_report().items()
         }
 
-    def _part(self, seq: Sequence) -> Drafter:
+    def _part(self, seq: Sequence) -> Guarded:
         return self.parts[self._methods[seq]]
 
     def _by_method(self, seqs: Many[Sequence]) -> dict[str, list[int]]:

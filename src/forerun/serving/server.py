@@ -7,38 +7,56 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from forerun.serving.app import create_app
 from forerun.serving.service import Service
 
+IDLE = 75  # seconds; if clients kept connections longer, requests would meet closed ones
 GRACE = 5.0  # seconds for the last bytes after `drain`
 
 
-class Server(uvicorn.Server):
-    """Serves until SIGINT or SIGTERM, then drains; a second signal ends it at once."""
+class Ending(Protocol):
+    """Whoever has requests under way."""
+
+    def close(self) -> None:
+        """Accepts nothing more; what has been accepted goes on."""
+
+    def end(self) -> None:
+        """Ends whatever is left with an error."""
+
+
+class Drained(uvicorn.Server):
+    """Serves an application until SIGINT or SIGTERM, then drains; a second signal ends it at once.
+
+    drain: seconds in which requests may go on. Calls on_start with the URL once it listens.
+    """
 
     def __init__(
         self,
-        service: Service,
+        app: ASGIApp,
+        work: Ending,
+        drain: float,
         host: str,
         port: int,
         on_start: Callable[[str], None] = lambda url: None,
     ) -> None:
-        drain = service.settings.drain
         super().__init__(
             uvicorn.Config(
-                create_app(service),
+                app,
                 host=host,
                 port=port,
                 log_level="warning",
                 access_log=False,
                 server_header=False,
+                timeout_keep_alive=IDLE,
                 timeout_graceful_shutdown=int(drain + GRACE),
             )
         )
-        self.service, self._on_start = service, on_start
+        self._work, self._drain, self._on_start = work, drain, on_start
         self.url = ""
 
     async def startup(self, sockets: list | None = None) -> None:
@@ -50,15 +68,15 @@ class Server(uvicorn.Server):
 
     def drain(self) -> None:
         """Accepts nothing more; ends what is left when `drain` seconds have passed."""
-        self.service.worker.close()
-        timer = threading.Timer(self.service.settings.drain, self.service.worker.end)
+        self._work.close()
+        timer = threading.Timer(self._drain, self._work.end)
         timer.daemon = True
         timer.start()
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
-            self.service.worker.end()
+            self._work.end()
             self.force_exit = True
         else:
             self.drain()
@@ -76,3 +94,18 @@ class Server(uvicorn.Server):
         finally:
             for kind, handler in before.items():
                 signal.signal(kind, handler)
+
+
+class Server(Drained):
+    """The server of one engine."""
+
+    def __init__(
+        self,
+        service: Service,
+        host: str,
+        port: int,
+        on_start: Callable[[str], None] = lambda url: None,
+    ) -> None:
+        self.service = service
+        drain = service.settings.drain
+        super().__init__(create_app(service), service.worker, drain, host, port, on_start)

@@ -13,6 +13,7 @@ from forerun.engine.stats import Recorder
 from forerun.engine.stops import Stops
 from forerun.models.tokenizer import TextStream
 from forerun.roles import Verifier
+from forerun.serving.engine_thread import EngineThread
 from forerun.serving.intake import Intake
 from forerun.serving.methods import Methods, check_lossless, make_verifier
 from forerun.serving.metrics import Metrics
@@ -21,7 +22,6 @@ from forerun.serving.routing import Plans, Router
 from forerun.serving.settings import Settings
 from forerun.serving.streams import Answerer
 from forerun.serving.tenants import Keys
-from forerun.serving.worker import Worker
 from forerun.shaping import Adjust
 
 COPIES = frozenset({"point", "swor"})  # what a verifier must judge where predictions are copied
@@ -43,7 +43,7 @@ class Service:
         self.model, self.settings, self.keys = model, settings, keys or Keys()
         allowed = settings.allow_lossy
         if verifier is None:
-            verifier = make_verifier(settings.verifier, allowed)
+            verifier = make_verifier(settings.verifier, allowed, tokenizer=model.tokenizer)
         self.verifier = check_lossless(verifier, settings.verifier, allowed)
         self.methods = Methods(
             settings.methods,
@@ -51,8 +51,8 @@ class Service:
             tokenizer=model.tokenizer,
             device=model.device,
         )
-        self.metrics = Metrics(settings.name)
-        self.worker = Worker(self._engine, self.metrics, settings.max_waiting)
+        self.metrics = Metrics(settings.name, settings.engine)
+        self.worker = EngineThread(self._engine, self.metrics, settings.max_waiting)
         can_predict = verifier.judges >= COPIES
         self.intake = Intake(model, self.methods, settings, can_predict)
         self.answerer = Answerer(self.worker, settings.request_timeout, self.metrics)

@@ -27,6 +27,7 @@ class Settings:
     body_timeout: float = 30.0  # seconds in which a request must have arrived
     request_timeout: float = 600.0  # seconds from arrival to the last token
     drain: float = 30.0  # seconds that requests may go on after a shutdown began
+    engine: int = 0  # number of this engine among those behind one port
     stall: float = 120.0  # seconds without a step after which /health says so
 
     def __post_init__(self) -> None:

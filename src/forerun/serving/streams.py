@@ -15,11 +15,11 @@ from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from forerun.serving.engine_thread import EngineThread
 from forerun.serving.errors import ApiError, Json
 from forerun.serving.jobs import Event, Job, Piece
 from forerun.serving.metrics import Metrics
 from forerun.serving.replies import Reply
-from forerun.serving.worker import Worker
 
 T = TypeVar("T")
 GONE = 499  # what a client that went away would have been told
@@ -28,7 +28,7 @@ GONE = 499  # what a client that went away would have been told
 class Answerer:
     """Submits jobs and turns what comes back into answers."""
 
-    def __init__(self, worker: Worker, timeout: float, metrics: Metrics) -> None:
+    def __init__(self, worker: EngineThread, timeout: float, metrics: Metrics) -> None:
         self.worker, self.timeout, self.metrics = worker, timeout, metrics
 
     async def answer(self, request: Request, job: Job, reply: Reply) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -20,20 +20,34 @@ STRICT = __debug__  # a draft that breaks its own law: an error, or under `pytho
 log = logging.getLogger("forerun")
 
 
-def follow_argmax(tree: Tree, laws: Laws) -> Verdict:
-    """Descends while a child holds the argmax of its parent's shaped logits."""
+def nowhere(node: int) -> bool:
+    """The default of `waived`."""
+    return False
+
+
+def follow_argmax(tree: Tree, laws: Laws, waived: Callable[[int], bool] = nowhere) -> Verdict:
+    """Descends while a child holds the argmax of its parent's shaped logits.
+
+    waived: asked of the children where none does; the first that it says yes to is kept.
+    """
     node, kept = -1, list[int]()
     while True:
         token = argmax(laws.logits(node))
-        hits = np.flatnonzero((tree.parents == node) & (tree.tokens == token))
-        if not len(hits):
+        hits = np.flatnonzero((tree.parents == node) & (tree.tokens == token)).tolist()
+        hits = hits or [child for child in tree.children(node) if waived(child)]
+        if not hits:
             return Verdict(kept, token)
-        node = int(hits[0])
+        node = hits[0]
         kept.append(node)
 
 
-def reject_recursively(tree: Tree, laws: Laws, dice: Dice) -> Verdict:
-    """Recursive rejection, dense and in float64: see `forerun.verifiers.recursive`."""
+def reject_recursively(
+    tree: Tree, laws: Laws, dice: Dice, waived: Callable[[int], bool] = nowhere
+) -> Verdict:
+    """Recursive rejection, dense and in float64: see `forerun.verifiers.recursive`.
+
+    waived: asked of a node that lost its coin; where it says yes the node is kept all the same.
+    """
     node, kept = -1, list[int]()
     while True:
         p = laws[node].astype(np.float64)
@@ -43,7 +57,7 @@ def reject_recursively(tree: Tree, laws: Laws, dice: Dice) -> Verdict:
                 refuse(why)
                 return Verdict(kept, dice.choice(p))
             q, x = tree.proposal(child, len(p)), tree.tokens[child]
-            if dice.coin(min(1.0, p[x] / q[x])):
+            if dice.coin(min(1.0, p[x] / q[x])) or waived(child):
                 node = child
                 kept.append(child)
                 break

@@ -8,7 +8,7 @@ Only the head moves; what is wrong costs `weight` times as much where a rejectio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from forerun.bench.tasks.reasoning_world import MIX
 from forerun.controllers.acceptance_head import NAME
 from forerun.errors import ConfigError
 from forerun.sampling import Sampling
+from forerun.statistics import auc
 from forerun.training.data import (
     Batches,
     Documents,
@@ -133,8 +134,13 @@ class HeadRecipe:
         return torch.softmax(logits / self.plan.temperature, dim=-1)
 
 
-def run(plan: Plan) -> tuple[Progress, float]:
-    """Texts, training, export to plan.out; progress, and the AUC on a tenth of the texts."""
+def run(
+    plan: Plan, resume: bool = False, on_step: Callable[[Progress, float], None] | None = None
+) -> tuple[Progress, float]:
+    """Texts, training, export to plan.out; progress, and the AUC on a tenth of the texts.
+
+    resume: goes on from the checkpoint in plan.out. on_step hears progress and the share spent.
+    """
     held, trained = texts(plan)
     torch.manual_seed(plan.seed)
     target, draft = _model(plan.target), _model(plan.draft)
@@ -148,7 +154,12 @@ def run(plan: Plan) -> tuple[Progress, float]:
         seed=plan.seed,
     )
     recipe = HeadRecipe(target, draft, head, plan, _batches(trained, plan))
-    progress = Loop(recipe, options, torch.device("cpu"), plan.out / "head.pt").run()
+    loop = Loop(recipe, options, torch.device("cpu"), plan.out / "head.pt")
+    if on_step:
+        loop.on_step = lambda progress: on_step(progress, loop.spent())
+    if resume:
+        loop.resume()
+    progress = loop.run()
     save(head, plan.out / NAME)
     return progress, evaluate(recipe, _batches(held, plan))
 
@@ -180,14 +191,6 @@ def evaluate(recipe: HeadRecipe, data: Batches, steps: int = 8) -> float:
                 scores.append(recipe.head(hidden)[..., 1][keep].numpy())
             labels.append(a[keep].numpy())
     return auc(np.concatenate(scores), np.concatenate(labels))
-
-
-def auc(scores: np.ndarray, labels: np.ndarray) -> float:
-    """P(score of an accepted > score of a rejected), ties half; labels in [0, 1] are shares."""
-    _, at = np.unique(scores, return_inverse=True)
-    yes, no = np.bincount(at, labels), np.bincount(at, 1 - labels)
-    below = np.cumsum(no) - no
-    return float((yes * (below + no / 2)).sum() / (yes.sum() * no.sum()))
 
 
 def save(head: HeadModule, path: Path) -> None:

@@ -21,7 +21,7 @@ log = logging.getLogger("forerun.serving")
 PREFILL = 2048  # prompt tokens that may join in one step, so that a crowd does not halt the others
 
 
-class Worker:
+class EngineThread:
     """Runs one engine in a thread of its own."""
 
     def __init__(self, make: Make, metrics: Metrics, max_waiting: int) -> None:
@@ -30,7 +30,7 @@ class Worker:
         self._batch = Batch(make, metrics, self._left, self._gone)
         self._cancelled: set[Job] = set()
         self._ending: ApiError | None = None  # set: everything ends with this error
-        self._is_closing = False
+        self._is_closing = self._has_died = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="forerun-engine", daemon=True)
         self._beat = time.monotonic()  # of the last step
@@ -48,7 +48,7 @@ class Worker:
         """Queues a request. Raises ApiError 429, or 503 while shutting down or after a crash."""
         with self._lock:
             if self._is_closing or not self._thread.is_alive():
-                raise _closing()
+                raise self._over()
             self._admission.add(job, self._wait())
             self._lock.notify()
 
@@ -85,10 +85,10 @@ class Worker:
 
     def state(self, stall: float) -> str:
         """ok, shutting down, stopped, or stalled: busy, and no step ended for `stall` seconds."""
+        if self._has_died or not self._thread.is_alive():
+            return "stopped"
         if self._is_closing:
             return "shutting down"
-        if not self._thread.is_alive():
-            return "stopped"
         is_late = self.num_running and time.monotonic() - self._beat > stall
         return "stalled" if is_late else "ok"
 
@@ -102,13 +102,14 @@ class Worker:
         try:
             self._serve()
         except BaseException:
+            self._has_died = True
             log.critical("the engine's thread has died", exc_info=True)
             raise
         finally:
             with self._lock:
                 self._is_closing = True
                 left = [*self._batch.jobs(), *self._admission.jobs()]
-            self._deliver([(job, _closing()) for job in left])
+            self._deliver([(job, self._over()) for job in left])
 
     def _serve(self) -> None:
         groups = self._next()
@@ -119,7 +120,7 @@ class Worker:
                 self._batch.step()
             except Exception as fault:
                 log.exception("the engine failed and is made anew")
-                self._batch.start_anew(fault)
+                self._batch.start_anew(fault, [group.job for group in groups])
             self._deliver(self._batch.events())
             self._beat = time.monotonic()
             groups = self._next()
@@ -139,6 +140,10 @@ class Worker:
             if self._batch.is_idle:
                 self._beat = time.monotonic()
             return self._admission.take(self._batch.num_free, PREFILL)
+
+    def _over(self) -> ApiError:
+        """Why nothing is accepted any more."""
+        return _crashed() if self._has_died else _closing()
 
     def _has_work(self) -> bool:
         return bool(len(self._admission) or self._cancelled or not self._batch.is_idle)
@@ -166,3 +171,8 @@ def _put(events: list[tuple[Job, Event]]) -> None:
 def _closing() -> ApiError:
     text = "the server is shutting down; send the request elsewhere, or again in a while"
     return ApiError(503, text, code="shutting_down", retry_after=10)
+
+
+def _crashed() -> ApiError:
+    text = "the engine has stopped after an internal error; the server must be started again"
+    return ApiError(503, text, code="engine_fault", retry_after=60)

@@ -1,0 +1,154 @@
+"""One table of all drafters that need no second model, on text of several kinds. Resumable.
+
+    python benchmarks/drafters.py --size 0.3B --examples 10 --tokens 400 --out drafters
+
+Runs `forerun bench run` once per column group (best of 8 on the reasoning task at temperatures 0,
+0.6 and 1; copying, code and story text at 0.6) on the embedded reasoner, padded to --size, and
+prints Markdown: tau, accepted share of drafted tokens, microseconds of drafting per step, tokens/s
+over plain decoding. Methods take turns on every prompt; the same command goes on where it ended,
+and each group's folder is a run that `forerun bench report` shows. Drafters with a datastore get
+solutions of training problems. Beside it stands the order of the papers (Spec-Bench and STAND).
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from forerun.bench import metrics
+from forerun.bench.inflate import inflate
+from forerun.bench.results import Record, read_records
+from forerun.bench.tasks.reasoning import ReasoningTask
+from forerun.cli.main import main as forerun
+
+METHODS = (
+    "plain",
+    "prompt_lookup",
+    "lookahead",
+    "sam",
+    "suffix",
+    "token_recycling",
+    "aded:corpus={corpus}",
+    "rest:corpus={corpus}",
+    "infini:index={index}",
+    "stand:choice=top",
+    "stand",
+    "stand:choice=measured",
+    "auto",
+    "cascade",
+    "fuse",
+)
+GROUPS = {  # name -> task, temperature, samples per prompt
+    "reasoning, T = 0": ("reasoning", 0.0, 8),
+    "reasoning, T = 0.6": ("reasoning", 0.6, 8),
+    "reasoning, T = 1": ("reasoning", 1.0, 8),
+    "copying": ("copying", 0.6, 2),
+    "code": ("code", 0.6, 2),
+    "story": ("story", 0.6, 2),
+}
+PAPERS = (
+    "Spec-Bench, model-free, greedy: token_recycling > sam > prompt_lookup > lookahead, rest",
+    "STAND's tables, T = 0.6: stand > stand:choice=top > token_recycling > sam > prompt_lookup",
+)
+PROBLEMS = 2000  # training problems in the datastore
+
+
+def datastore(folder: Path) -> dict[str, Path]:
+    """Solutions of training problems as a text file and as an index; made once."""
+    corpus, index = folder / "corpus.txt", folder / "index"
+    if not corpus.exists():
+        task = ReasoningTask("train")
+        texts = [task.example(i).prompt + task.solution(i) for i in range(PROBLEMS)]
+        corpus.write_text("\n\n".join(texts))
+    if not index.exists():
+        run("index", "build", str(index), str(corpus), "--split", "paragraph")
+    return {"corpus": corpus, "index": index}
+
+
+def run(*arguments: str) -> None:
+    """One command of forerun. Raises SystemExit if it fails."""
+    status = forerun([*arguments])
+    if status:
+        raise SystemExit(status)
+
+
+def rows(records: list[Record], methods: list[str]) -> Iterator[list[str]]:
+    """tau, acceptance, draft microseconds per step, speed over plain; a row per method."""
+    for method in methods:
+        mine = [r for r in records if r.method == method]
+        if not mine or any(r.error for r in mine):
+            yield ["failed" if mine else "-"] * 4
+            continue
+        counts = metrics.totals(sample for r in mine for sample in r.samples)
+        steps, drafting = counts.passes or 1, metrics.time_split(mine).get("draft", 0.0)
+        speed = metrics.speed_up(records, method)
+        yield [
+            f"{counts.tau or 0:.2f}",
+            f"{counts.acceptance_rate or 0:.0%}",
+            f"{1e6 * drafting / steps:.0f}",
+            f"{speed.ratio:.2f}" if speed else "-",
+        ]
+
+
+def table(folder: Path, methods: list[str]) -> None:
+    """Prints what the runs of all groups came to."""
+    found = {name: read_records(folder / slug(name)) for name in GROUPS}
+    print("| | " + " | ".join(found) + " |")
+    print("|---" * (1 + len(found)) + "|")
+    columns = [list(rows(records, methods)) for records in found.values()]
+    for i, method in enumerate(methods):
+        cells = [" / ".join(column[i]) for column in columns]
+        print(f"| {method.partition(':corpus')[0].partition(':index')[0]} | {' | '.join(cells)} |")
+    print(
+        "\nEach cell: tau / accepted of drafted / draft us per step / tokens per second over plain."
+    )
+    for line in PAPERS:
+        print(f"Papers: {line}.")
+
+
+def slug(name: str) -> str:
+    return name.replace(", T = ", "-").replace(" ", "-")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, help="folder; without it nothing is kept")
+    parser.add_argument("--size", default="own", help="0.1B, 0.3B, 1B; own: not padded")
+    parser.add_argument("--examples", type=int, default=2, help="prompts per group")
+    parser.add_argument("--tokens", type=int, default=200, help="longest sample")
+    parser.add_argument("--methods", help="only these, joined by ;")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--dtype", default="bf16")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        measure(given, given.out or Path(folder))
+
+
+def measure(given: argparse.Namespace, out: Path) -> None:
+    """All runs, and their table."""
+    out.mkdir(parents=True, exist_ok=True)
+    places = datastore(out)
+    chosen = given.methods.split(";") if given.methods else METHODS
+    methods = [method.format(**places) for method in chosen]
+    model = "reasoner"
+    if given.size != "own":
+        model = str(out / f"reasoner-{given.size}")
+        if not Path(model).exists():
+            inflate("reasoner", model, given.size, dtype=given.dtype)
+    for name, (task, temperature, n) in GROUPS.items():
+        run(
+            *("bench", "run", "--out", str(out / slug(name)), "--model", model),
+            *("--methods", ",".join(methods), "--tasks", task, "-n", str(n)),
+            *("--temperature", str(temperature), "--max-new-tokens", str(given.tokens)),
+            *("--examples", str(given.examples), "--threads", str(given.threads)),
+            *("--dtype", given.dtype),
+        )
+    table(out, methods)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""SEAL beside BM25 on passages of a real book: accuracy@k, R-precision, and what was generated.
+
+    python benchmarks/seal.py --out FOLDER [--book FILE[.gz]] [--minutes 10] [--questions 100]
+
+Splits a book into passages, trains the generator in FOLDER (goes on where it stopped; --minutes 0:
+only evaluates), and asks questions about passages whose questions were not trained on, by the rules
+of `forerun/retrieval/books.py`: clozes of a sentence of the passage, and sentences taken out of it.
+Relevant for accuracy is the passage, for R-precision all passages of its chapter. Intervals: 95 %,
+by resampling questions. SEAL's rows are one generation, ranked three ways; "own n-grams off" drops
+the query's word n-grams, "free" also the constraint, and n-grams that do not occur with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from forerun.retrieval.bm25 import BM25
+from forerun.retrieval.books import Question, passages_of, questions, split
+from forerun.retrieval.measures import accuracy, interval, r_precision
+from forerun.retrieval.passages import Passage, write_passages
+from forerun.retrieval.seal import SCORES, Generated, Options, Seal, spoken
+from forerun.training.loop import Progress
+from forerun.training.recipes import seal as recipe
+
+CUTS, VECTOR = (1, 5, 20, 100), 768  # k of accuracy; numbers of a dense vector
+EVALUATED = 200
+
+
+def report_step(progress: Progress) -> None:
+    """A line every 50 steps."""
+    if progress.step % 50 == 0:
+        print(
+            f"step {progress.step}, {progress.seconds:.0f} s, loss {progress.loss:.3f}", flush=True
+        )
+
+
+def cell(values: list[float]) -> str:
+    """A mean in percent and its interval."""
+    mean, low, high = (100 * v for v in interval(values))
+    return f"{mean:.0f} ({low:.0f}-{high:.0f})"
+
+
+def row(name: str, ranked: list[np.ndarray], asked: list[Question], passages: list[Passage]) -> str:
+    """A line of the table."""
+    chapters: dict[str, set[int]] = {}
+    for number, passage in enumerate(passages):
+        chapters.setdefault(passage.title, set()).add(number)
+    pairs = list(zip(ranked, asked, strict=True))
+    cells = [cell([accuracy(r, {q.passage}, k) for r, q in pairs]) for k in CUTS]
+    cells.append(cell([r_precision(r, chapters[passages[q.passage].title]) for r, q in pairs]))
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def generated(seal: Seal, asked: list[Question]) -> tuple[list[Generated], float]:
+    """What is said about every question, and seconds per question."""
+    start = perf_counter()
+    said = list(seal.generate([q.text for q in asked]))
+    return said, (perf_counter() - start) / len(asked)
+
+
+def compare(
+    kind: str, asked: list[Question], seals: dict[str, Seal], passages: list[Passage]
+) -> None:
+    """The table of one kind of question, and an example."""
+    print(f"\n## {kind}: {len(asked)} questions about {len(passages)} passages\n")
+    print("| % | " + " | ".join(f"@{k}" for k in CUTS) + " | R-precision of chapter |")
+    print("|---|" + "---|" * (len(CUTS) + 1))
+    most = len(passages)
+    print(row("BM25", list(BM25(passages).search([q.text for q in asked], most)), asked, passages))
+    notes, example = [], None
+    for name, seal in seals.items():
+        said, seconds = generated(seal, asked)
+        share = np.mean([s.occurring / max(1, s.num_generated) for s in said])
+        sizes = [len(s.grams.lengths) for s in said]
+        for score in SCORES if name == "SEAL" else SCORES[:1]:
+            start = perf_counter()
+            ranked = [seal.rank(one, score).documents for one in said]
+            each = (perf_counter() - start) / len(asked)
+            print(row(f"{name}, {score}", ranked, asked, passages))
+            candidates = np.mean([len(r) for r in ranked])
+            notes.append(
+                f"{name}, {score}: {candidates:.0f} candidates, ranked in {1e3 * each:.0f} ms"
+            )
+        notes.append(
+            f"{name}: {np.mean(sizes):.0f} n-grams that occur per question, {100 * share:.0f} % of "
+            f"what the model said, {1e3 * seconds:.0f} ms"
+        )
+        example = example or said[0]
+    print("\n" + "\n".join(notes))
+    show(seals["SEAL"], asked[0], example)
+
+
+def show(seal: Seal, question: Question, said: Generated | None) -> None:
+    """The weightiest n-grams of one question."""
+    assert said is not None
+    print(f"\n{question.text!r}, about: {seal.passages.passage(question.passage)}\n")
+    for text, count, logp, weight in spoken(said.grams, seal, 12):
+        print(f"  {weight:7.1f}  F {count:4}  log P {logp:6.2f}  {text!r}")
+    for number in seal.rank(said).documents[:3].tolist():
+        print(f"  found {number}: {seal.passages.passage(number)}")
+
+
+def main() -> None:
+    here = Path(__file__).parents[2] / "shared" / "data" / "corpora" / "sherlock.txt.gz"
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--book", type=Path, default=here)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--questions", type=int, default=100, help="of each kind, at most")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    raw = options.book.read_bytes()
+    raw = gzip.decompress(raw) if options.book.suffix == ".gz" else raw
+    passages = passages_of(raw.decode())
+    file = options.out / "passages.jsonl"
+    write_passages(file, passages)
+    if options.minutes:
+        plan = recipe.Plan(options.out / "run", file, options.minutes, evaluated=EVALUATED)
+        recipe.run(plan, report_step)
+    generator, index = recipe.load(options.out / "run")
+    fm, dense = sum(index.index.nbytes.values()), 4 * VECTOR * len(passages)
+    print(
+        f"{len(passages)} passages, {index.index.length} tokens; index {fm} bytes, text included "
+        f"({index.index.bytes_per_token:.2f} per token); dense vectors of {VECTOR} floats: {dense}"
+    )
+    _, evaluated = split(len(passages), EVALUATED)
+    asked = questions(passages, evaluated, np.random.default_rng(1))
+    seals = {
+        "SEAL": Seal(generator, index),
+        "own n-grams off": Seal(generator, index, Options(query_grams=False)),
+        "free": Seal(generator, index, Options(query_grams=False, constrained=False)),
+    }
+    for kind in ("cloze", "held_out"):
+        some = [q for q in asked if q.kind == kind][: options.questions]
+        compare(kind, some, seals, passages)
+
+
+if __name__ == "__main__":
+    main()

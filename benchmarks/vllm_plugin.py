@@ -1,0 +1,157 @@
+"""Our drafters inside vLLM on a CPU against its own: best of n on held-out problems, in turns.
+
+    make peers
+    python benchmarks/vllm_plugin.py [--size 0.1B] [--problems 3] [--n 8] [--ways sequential batch]
+
+Runs in forerun's own environment and asks vLLM in the peers' (--peers). Every mode is an engine of
+vLLM with its defaults (--eager: without its compiler); all take turns at every problem, in reversed
+order on every other one, each from an empty cache. MODE is NAME[:plain][=K]: the plain form learns
+from tokens, and K (else 5) tokens are drafted at most. Prints, as Markdown, tokens per second, the
+ratio to vLLM without drafts (geometric mean over problems) by the clock and by processor time of
+the engine's process, which other work on the machine distorts less, tau = tokens per pass of a
+sequence, and accepted drafts; --out keeps all runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forerun.assets import embedded
+from forerun.bench.inflate import inflate
+from forerun.bench.peers.catalog import PEERS
+from forerun.bench.peers.client import WorkerProcess
+from forerun.bench.peers.install import DEFAULT_FOLDER, python_of
+from forerun.bench.tasks.reasoning import ReasoningTask
+from forerun.models.tokenizer import Tokenizer
+
+SOURCE = Path(__file__).parents[1] / "src"
+MODES = ("plain", "ngram", "arctic=24", "stand", "stand=8", "stand:plain", "recycling", "suffix=24")
+PATIENCE = 1800.0  # seconds for one answer
+CONTEXT = 640
+
+
+def process_of(folder: Path, threads: int) -> WorkerProcess:
+    """A worker in vLLM's environment; the caller closes it."""
+    cache = (folder / "cache" / "vllm").absolute()
+    env = {key: value.format(cache=cache) for key, value in PEERS["vllm"].env.items()}
+    env["PYTHONPATH"] = str(SOURCE)
+    openmp = folder.absolute() / "vllm" / "lib" / "libiomp5.so"
+    if openmp.exists():  # vLLM asks for it where it speculates on a CPU
+        env["LD_PRELOAD"] = str(openmp)
+    worker = Path(__file__).with_name("vllm_worker.py")
+    return WorkerProcess(python_of(folder, "vllm"), worker, threads=threads, env=env)
+
+
+@contextmanager
+def engines(options: argparse.Namespace, model: Path) -> Iterator[dict[str, WorkerProcess]]:
+    """Loaded engines by mode, each in a process of its own."""
+    with ExitStack() as stack:
+        found = {mode: process_of(options.peers, options.threads) for mode in options.modes}
+        for process in found.values():
+            stack.callback(process.close)
+
+        def load(mode: str) -> None:
+            name, _, num_tokens = mode.partition("=")
+            asked = {"tokens": int(num_tokens or 5), "eager": int(options.eager)}
+            fields = {"model": str(model), "dtype": "bfloat16", "context": CONTEXT}
+            found[mode].request("load", PATIENCE, mode=name, options=asked, **fields)
+            print(f"loaded {mode}", flush=True)
+
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(load, options.modes))
+        yield found
+
+
+def runs(options: argparse.Namespace, model: Path) -> Iterator[dict[str, Any]]:
+    """Every mode at every problem, after a short run that is not counted."""
+    tokenizer, task = Tokenizer.load(str(model)), ReasoningTask("heldout")
+    law = {"temperature": options.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    law |= {"max_new_tokens": options.longest, "ends": list(tokenizer.eos_ids)}
+    with engines(options, model) as found:
+        for number, way in itertools.product(range(-1, options.problems), options.ways):
+            prompt = tokenizer.encode(task.example(options.first + max(number, 0)).prompt)
+            n = 2 if number < 0 else options.n
+            seeds = [1000 * (number + 2) + i for i in range(n)]
+            fields = {"prompt": prompt, "sampling": law | {"seeds": seeds}, "batch": way == "batch"}
+            for mode in options.modes if number % 2 == 0 else options.modes[::-1]:
+                name = mode.partition("=")[0]
+                told = found[mode].request("run", PATIENCE, mode=name, **fields)
+                if number >= 0:
+                    tokens = sum(len(sample["tokens"]) for sample in told["samples"])
+                    what = {"way": way, "mode": mode, "problem": options.first + number}
+                    measured = {"seconds": told["seconds"], "tokens": tokens}
+                    yield what | measured | told["counts"]
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """The summary as Markdown."""
+    plain = {r["problem"]: r for r in records if r["mode"] == "plain"}
+    lines = [
+        "",
+        "| mode | tokens/s | x plain | x plain, CPU time | tau | accepted |",
+        "|---" * 6 + "|",
+    ]
+    for mode in dict.fromkeys(r["mode"] for r in records):
+        own = [r for r in records if r["mode"] == mode]
+        tokens, passes = sum(r["tokens"] for r in own), sum(r["passes"] for r in own)
+        rate = tokens / sum(r["seconds"] for r in own)
+        wall, cpu = (over(own, plain, clock) for clock in ("seconds", "cpu_seconds"))
+        share = sum(r["accepted"] for r in own) / max(1, sum(r["drafted"] for r in own))
+        lines.append(
+            f"| {mode} | {rate:.0f} | {wall} | {cpu} | {tokens / passes:.2f} | {share:.0%} |"
+        )
+    return "\n".join(lines)
+
+
+def over(own: list[dict[str, Any]], plain: dict[int, dict[str, Any]], clock: str) -> str:
+    """Geometric mean over problems of the rate by one clock, over that without drafts."""
+    pairs = [(r, plain[r["problem"]]) for r in own if r["problem"] in plain]
+    logs = [np.log(a["tokens"] / a[clock]) - np.log(b["tokens"] / b[clock]) for a, b in pairs]
+    return f"{np.exp(np.mean(logs)):.2f}" if logs else ""
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, default=Path(embedded("reasoner")))
+    parser.add_argument("--size", default="", help="0.1B, ...: the reasoner inflated, as the model")
+    parser.add_argument("--peers", type=Path, default=DEFAULT_FOLDER)
+    parser.add_argument("--modes", nargs="+", default=[*MODES])
+    parser.add_argument("--problems", type=int, default=3)
+    parser.add_argument("--first", type=int, default=0, help="first problem")
+    parser.add_argument("--n", type=int, default=8)
+    ways = ("sequential", "batch")
+    parser.add_argument("--ways", nargs="+", choices=ways, default=[*ways])
+    parser.add_argument("--longest", type=int, default=300, help="tokens of a sample at most")
+    parser.add_argument("--temperature", type=float, default=0.6)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--out", type=Path, help="file to append every run to")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        model = options.model
+        if options.size:
+            model = inflate("reasoner", Path(temporary) / "model", options.size).folder
+        records = []
+        for record in runs(options, model):
+            records.append(record)
+            print(json.dumps(record), flush=True)
+            if options.out:
+                with options.out.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(record) + "\n")
+    for way in options.ways:
+        print(f"\n{way}\n{table([record for record in records if record['way'] == way])}")
+
+
+if __name__ == "__main__":
+    main()

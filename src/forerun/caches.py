@@ -1,0 +1,12 @@
+"""The folder in which forerun keeps what it can find out again: $FORERUN_CACHE, or the user's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """$FORERUN_CACHE, else $XDG_CACHE_HOME/forerun, else ~/.cache/forerun; it may not exist yet."""
+    own, base = os.environ.get("FORERUN_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    return Path(own) if own else (Path(base) if base else Path.home() / ".cache") / "forerun"

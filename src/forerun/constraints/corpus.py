@@ -1,0 +1,125 @@
+"""Text that occurs in a corpus: only tokens that go on some passage of an FM-index are allowed.
+
+The constraint of Bevilacqua et al., "Autoregressive Search Engines", 2022, for ordinary decoding:
+what has been generated so far must stand in the corpus, token by token, or with `window` every
+window + 1 tokens in a row must. A state is the rows of the index whose text goes on from it.
+
+Law: the target's own, conditioned step by step on the allowed tokens (their logits stay, others
+become -inf). At a document's end the end id is allowed, after it any document may begin, and where
+nothing is left only the end id is. Drafts keep this law exactly.
+Needs: an index made with the target's own tokenizer.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from forerun.errors import ConfigError, UnknownName
+from forerun.ngrams.fm_index import FMIndex, Interval
+from forerun.records import Sequence
+from forerun.roles import Shaper
+
+if TYPE_CHECKING:
+    from forerun.models.tokenizer import Tokenizer
+
+ANYWHERE, DOCUMENT, PROMPT = "anywhere", "document", "prompt"
+BEGINNINGS = (ANYWHERE, DOCUMENT, PROMPT)
+LONGEST = 16  # tokens of a prompt that are looked for
+CACHED = 1024  # states whose continuations are kept
+
+
+class State(NamedTuple):
+    """Where a text stands."""
+
+    rows: Interval
+    tokens: tuple[int, ...]  # that the rows stand for, kept only with a window
+
+
+class Corpus(Shaper):
+    """Allows what goes on a text of the index.
+
+    index: an FM-index or its file. begin: "anywhere"; "document", at a document's beginning; or
+    "prompt", as the longest end of the prompt (16 tokens at most) goes on. window: how many tokens
+    before each one count; None: all generated ones. tokenizer: the target's, to be compared.
+    """
+
+    def __init__(
+        self,
+        index: FMIndex | str | Path,
+        *,
+        begin: str = ANYWHERE,
+        window: int | None = None,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        if begin not in BEGINNINGS:
+            raise UnknownName.of("beginning", begin, BEGINNINGS)
+        if window is not None and window < 1:
+            raise ConfigError(f"window must be at least 1 token, got {window}; 3 or more are usual")
+        self.index = _opened(index, tokenizer)
+        self.begin, self.window = begin, window
+        self._next: dict[Interval, np.ndarray] = {}
+        self._root = State(self.index.all, ())
+        self._document = self._grown(self._root, self.index.eos)
+        self.next(self._document)  # compiles what it runs
+
+    def start(self, seq: Sequence) -> State:
+        """The state before the first generated token."""
+        if self.begin == DOCUMENT:
+            return self._document
+        state = self._root
+        for length in range(min(LONGEST, len(seq.tokens)), 0, -1) if self.begin == PROMPT else ():
+            tail = tuple(seq.tokens[-length:])
+            rows = self.index.find(tail)
+            if rows[0] < rows[1]:
+                return State(rows, tail[-self.window :] if self.window else ())
+        return state
+
+    def advance(self, state: State, token: int) -> State:
+        return self._document if token == self.index.eos else self._grown(state, token)
+
+    def logits(self, state: State, logits: np.ndarray) -> np.ndarray:
+        ids = self.next(state)
+        if self.index.largest_id >= len(logits):
+            raise ConfigError(
+                f"the corpus holds token {self.index.largest_id}, but the ids of this model end at "
+                f"{len(logits) - 1}; index the text with the model's own tokenizer"
+            )
+        shaped = np.full_like(logits, -np.inf)
+        shaped[ids] = logits[ids]
+        return shaped
+
+    def allows(self, state: State, token: int) -> bool:
+        return token in self.next(state)
+
+    def next(self, state: State) -> np.ndarray:
+        """The allowed ids, ascending; the end id alone where nothing goes on."""
+        rows = state.rows
+        if rows not in self._next:
+            if len(self._next) >= CACHED:
+                del self._next[next(iter(self._next))]  # the one that was made first
+            ids, _ = self.index.next_in(rows)
+            self._next[rows] = ids if len(ids) else np.array([self.index.eos])
+        return self._next[rows]
+
+    def _grown(self, state: State, token: int) -> State:
+        if self.window is None:
+            return State(self.index.extend(state.rows, token), ())
+        tokens = (*state.tokens, token)
+        if len(tokens) <= self.window:
+            return State(self.index.extend(state.rows, token), tokens)
+        tokens = tokens[-self.window :]
+        return State(self.index.find(tokens), tokens)
+
+
+def _opened(index: FMIndex | str | Path, tokenizer: Tokenizer | None) -> FMIndex:
+    """The index; raises ConfigError unless its tokenizer, where both are known, is the target's."""
+    from forerun.models.identity import tokenizer_hash
+
+    code = tokenizer_hash(tokenizer) if tokenizer else ""
+    if not isinstance(index, FMIndex):
+        return FMIndex.load(index, code)
+    index.must_suit(code)
+    return index

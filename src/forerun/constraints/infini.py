@@ -1,0 +1,83 @@
+"""A corpus mixed into the model's law: w P_corpus + (1 - w) P_model, by unbounded n-grams.
+
+Liu et al., "Infini-gram: Scaling Unbounded n-gram Language Models to a Trillion Tokens", 2024.
+P_corpus is what followed the longest suffix of the text that occurs in an index; w is one number
+for sparse estimates and another for the rest, or comes from a fitted forest. The end of a document
+counts as the tokenizer's end id.
+
+Law: another one on purpose, the mixture, at every tree node with the text before that node; then
+temperature and cuts. Drafts keep it exactly, as any other. What another shaper has forbidden stays
+so: the corpus's share goes to the tokens that are left. Needs an index of the target's tokenizer.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from forerun.errors import ConfigError
+from forerun.ngrams.infini import Index, check_tokenizer
+from forerun.ngrams.interpolation import TwoWeights, Weigh, features
+from forerun.records import Sequence
+from forerun.roles import Shaper
+from forerun.sampling import log_softmax
+
+if TYPE_CHECKING:
+    from forerun.models.tokenizer import Tokenizer
+
+WEIGHTS = TwoWeights(0.5, 0.1)
+
+
+class InfiniMix(Shaper):
+    """`index` is a folder that `forerun index build` made, or an open Index.
+
+    weigh: TwoWeights, or a Forest (`ngrams/interpolation.py`). context: longest suffix that is
+    looked for. max_support: occurrences that are read; of more, an even sample of ranks.
+    """
+
+    def __init__(
+        self,
+        index: Index | str | Path,
+        weigh: Weigh = WEIGHTS,
+        *,
+        context: int = 64,
+        max_support: int = 1000,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        if min(context, max_support) < 1:
+            raise ConfigError(
+                f"context and max_support must be at least 1, got {context} and {max_support}"
+            )
+        self.index = index if isinstance(index, Index) else Index.open(index)
+        if tokenizer is not None:
+            check_tokenizer(self.index, tokenizer)
+        self.weigh, self.context, self.max_support = weigh, context, max_support
+
+    def start(self, seq: Sequence) -> tuple[int, ...]:
+        """The last tokens."""
+        return tuple(seq.tokens[-self.context :])
+
+    def advance(self, state: tuple[int, ...], token: int) -> tuple[int, ...]:
+        return (*state, token)[-self.context :]
+
+    def logits(self, state: tuple[int, ...], logits: np.ndarray) -> np.ndarray:
+        """log of the mixture, [V]."""
+        if len(logits) <= self.index.largest_id:
+            raise ConfigError(
+                f"the index holds token id {self.index.largest_id}, but the ids of this model end "
+                f"at {len(logits) - 1}; build it with the model's own tokenizer"
+            )
+        found = self.index.infgram_ntd(state, self.max_support)
+        ids, counts = found.ids, found.counts
+        is_free = ids < len(logits)  # the end of a document may have no id
+        is_free[is_free] = logits[ids[is_free]] > -np.inf
+        ids, counts = ids[is_free], counts[is_free]
+        w = float(self.weigh(features(self.index, [state], [found]))[0]) if len(ids) else 0.0
+        if not w:
+            return logits
+        with np.errstate(divide="ignore"):
+            mixed = log_softmax(logits.astype(np.float64)) + np.log1p(-w)
+            mixed[ids] = np.logaddexp(mixed[ids], np.log(w) + np.log(counts / counts.sum()))
+        return mixed.astype(logits.dtype)

@@ -1,0 +1,210 @@
+"""An index on a Ray cluster: a build's pieces are tasks, and actors search the shards.
+
+    build(folder, sources, Options(shards=8, workers=4))
+    with RayIndex.open(folder, actors=4) as index: index.count_many(queries)
+
+The pieces are those of a build on one machine, so its files are the same, byte for byte. All
+machines must see the folders under the same path: what travels is texts, ids and ranks. A task or
+an actor whose process dies is run again by Ray, on whatever machine is left; pieces write to places
+of their own, so it does not matter how far one had come.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forerun.errors import CapacityError, ConfigError, DataError
+from forerun.integrations.ray_batch import MOST_DEATHS, connect, ray_module
+from forerun.ngrams import answers, building, passages, store
+from forerun.ngrams.answers import Match, Next
+from forerun.ngrams.infini import Ids, Index
+from forerun.ngrams.store import Manifest
+
+
+def build(
+    path: str | Path,
+    sources: Many[str | Path],
+    options: building.Options | None = None,
+    **how: Any,
+) -> Manifest:
+    """`building.build` with `options.workers` tasks at a time; `how` are its other arguments."""
+    options = options or building.Options()
+    path = Path(path).resolve()
+    with cluster() as ray:
+        call = tasks(ray, path)
+        # as many pieces at a time as there are workers: each may be on a machine of its own
+        options = replace(options, threads=options.workers)
+        return building.build(path, sources, options, call=call, **how)
+
+
+@contextmanager
+def cluster() -> Iterator[Any]:
+    """The package ray, joined to a cluster; one that was started here ends with the block."""
+    ray = ray_module()
+    is_ours = connect(ray)
+    try:
+        yield ray
+    finally:
+        if is_ours:
+            ray.shutdown()
+
+
+def tasks(ray: Any, folder: Path) -> Callable[..., Any]:
+    """Runs function(*arguments) as a task and waits for it; again if its process dies."""
+    remote = ray.remote(num_cpus=1, max_retries=MOST_DEATHS - 1)(_run)
+
+    def call(function: Callable[..., Any], *arguments: Any) -> Any:
+        return got(ray, remote.options(name=function.__name__).remote(folder, function, arguments))
+
+    return call
+
+
+def _run(folder: Path, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a task is one processor
+    if not folder.is_dir():
+        raise DataError(
+            f"{folder} does not exist on {platform.node()}; build in a folder that all machines "
+            "of the cluster share under the same path"
+        )
+    return function(*arguments)
+
+
+def got(ray: Any, ref: Any) -> Any:
+    """What a task returned; what it raised is raised as if it had happened here."""
+    lost = ray.exceptions
+    try:
+        return ray.get(ref)
+    except lost.RayTaskError as error:
+        raise (error.cause if isinstance(error.cause, Exception) else error) from None
+    except (lost.WorkerCrashedError, lost.RayActorError, lost.OutOfMemoryError) as error:
+        cause = " ".join(str(error).split())[:200]
+        raise CapacityError(
+            f"{MOST_DEATHS} processes died one after another over the same piece; the last: "
+            f"{cause}; if memory ran out, try fewer --workers or a smaller --memory. What was "
+            "finished is kept: the same command goes on from there"
+        ) from None
+
+
+class Searcher:
+    """What runs in an actor: an index of some of the shards."""
+
+    def __init__(self, path: Path, numbers: list[int], load: bool) -> None:
+        manifest = store.read_manifest(path)
+        shards = store.open_shards(path, manifest, load=load, numbers=numbers)
+        library = passages.Library.open(path, manifest, frozenset())
+        self.index = Index(shards, manifest.eos, library=library, threads=1)
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """The answer of a part of Index."""
+        own = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]  # may be written
+        return getattr(self.index, method)(*own)
+
+    def pid(self) -> int:
+        """The process, for people who look after it."""
+        return os.getpid()
+
+
+class RayIndex(Index):
+    """An Index whose shards are searched by actors, shard i by actor i mod `actors`.
+
+    A batch (`count_many`, `infgram_many`) is one call per actor; a single query costs as much as
+    that call, about a millisecond. Documents, passages and clauses are read here, from the same
+    folder. In a `with`: the actors end with the block, and the cluster if it was started here.
+    """
+
+    actors: list[Any]
+    numbers: list[list[int]]  # of the shards of each actor
+    _ray: Any
+    _is_ours: bool
+
+    @classmethod
+    def open(cls, path: str | Path, *, actors: int = 2, load: bool = False, **how: Any) -> RayIndex:
+        """The index in a folder. load: actors hold their shards in memory. how: see Index.open."""
+        if actors < 1:
+            raise ConfigError(f"actors must be at least 1, got {actors}; 2 search in two processes")
+        ray = ray_module()
+        index = super().open(Path(path).resolve(), **how)
+        assert isinstance(index, RayIndex)
+        index._ray, index._is_ours = ray, connect(ray)
+        kind = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=MOST_DEATHS - 1)(Searcher)
+        count, shards = min(actors, len(index.shards)), len(index.shards)
+        index.numbers = [list(range(i, shards, count)) for i in range(count)]
+        index.actors = [kind.remote(index.path, numbers, load) for numbers in index.numbers]
+        return index
+
+    def __enter__(self) -> RayIndex:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the actors, and the cluster if it was started here."""
+        for actor in self.actors:
+            with suppress(Exception):
+                self._ray.kill(actor)
+        self.actors = []
+        if self._is_ours:
+            self._ray.shutdown()
+            self._is_ours = False
+
+    def find(self, query: Ids) -> Match:
+        rows = self._batch("find_many", *self._flat([query]), 2)[:, 0].tolist()
+        return Match(sum(b - a for a, b in rows), [(a, b) for a, b in rows])
+
+    def count(self, query: Ids) -> int:
+        return self.find(query).count
+
+    def longest_suffix(self, context: Ids) -> tuple[int, Match]:
+        rows = self._batch("longest_suffixes", *self._flat([context]), 3)[:, 0].tolist()
+        best = max(length for length, _, _ in rows)
+        intervals = [(a, b) if length == best else (0, 0) for length, a, b in rows]
+        return best, Match(sum(b - a for a, b in intervals), intervals)
+
+    def _batch(self, name: str, flat: np.ndarray, starts: np.ndarray, columns: int) -> np.ndarray:
+        parts = self._all("_batch", [(name, flat, starts, columns)] * len(self.actors))
+        return np.stack(self._in_order([list(part) for part in parts]))
+
+    def _next_tokens(
+        self, found: np.ndarray, units: np.ndarray
+    ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        parts = self._all("_next_tokens", [(found[numbers], units) for numbers in self.numbers])
+        return self._in_order(parts)
+
+    def _followed(self, intervals: list[tuple[int, int]], whole: np.ndarray, length: int) -> int:
+        own = [[intervals[i] for i in numbers] for numbers in self.numbers]
+        return sum(self._all("_followed", [(mine, whole, length) for mine in own]))
+
+    def _next(self, match: Match, length: int, max_support: int | None) -> Next:
+        unit = answers.unit_for(match.count, max_support)
+        found = np.array([[(length, a, b)] for a, b in match.intervals], np.int64)
+        parts = self._next_tokens(found, np.array([unit], np.int64))
+        counted = [(ids, counts) for ids, counts, _ in parts]
+        total = match.count
+        return answers.add_up(self.eos, self.separator, counted, total, length, unit > 1)
+
+    def _all(self, method: str, arguments: Many[tuple[Any, ...]]) -> list[Any]:
+        """A part's answer of every actor, all at work at once."""
+        refs = [
+            actor.ask.remote(method, *own)
+            for actor, own in zip(self.actors, arguments, strict=True)
+        ]
+        return [got(self._ray, ref) for ref in refs]
+
+    def _in_order(self, parts: list[list[Any]]) -> list[Any]:
+        """What actors say of each of their shards, by the number of the shard."""
+        found = {
+            number: one
+            for numbers, part in zip(self.numbers, parts, strict=True)
+            for number, one in zip(numbers, part, strict=True)
+        }
+        return [found[number] for number in range(len(found))]

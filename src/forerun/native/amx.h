@@ -1,0 +1,142 @@
+/* Sums of products by AMX tiles: up to sixteen rows of inputs times the sixteen outputs of a block,
+   over 32 inputs at a time. Packed bf16 pairs are such tiles already; bytes are widened to them.
+
+   Law: a tile multiplies each of its rows for itself, and tiles follow each other in rising order
+   of inputs; so a row's bits depend on nothing else. Within a tile even and odd inputs are summed
+   apart; numbers below 2^-126 count as 0, of inputs as of sums. NaN and infinity spread as always.
+
+   Registers: 0-3 sums, 4 and 5 inputs, 6 and 7 weights. One tile of rows goes with four blocks, two
+   go with two: twice the rows for each reading of a weight. More rows are no faster: the weights of
+   a group stay in the core's cache, and with fewer streams memory is read more slowly. */
+
+#define INPUTS 32 /* of a tile */
+#define TILE_ROWS 16
+#define AMX_ROWS (2 * TILE_ROWS)
+#define AMX_BLOCKS(T) (4 / (T)) /* that T tiles of rows go with */
+
+/* Registers for `rows` rows in T tiles, and `pairs` pairs of inputs; all are cleared. */
+INLINE void FN(shape_tiles)(const int T, int rows, int64_t pairs) {
+    struct {
+        uint8_t palette, start, unused[14];
+        uint16_t bytes[16]; /* of a register's row */
+        uint8_t rows[16];
+    } shape = {.palette = 1};
+    const uint8_t last = (uint8_t)(rows - (T - 1) * TILE_ROWS);
+    for (int i = 0; i < 8; i++) {
+        const int is_of_last_rows = T == 1 || i == 2 || i == 3 || i == 5;
+        shape.bytes[i] = (uint16_t)(i == 4 || i == 5 ? 4 * pairs : 4 * LANES);
+        shape.rows[i] = (uint8_t)(i >= 6 ? pairs : is_of_last_rows ? last : TILE_ROWS);
+    }
+    __asm__ volatile("" ::"m"(shape)); /* the whole of it is read */
+    _tile_loadconfig(&shape);
+}
+
+/* Adds the products of T tiles of rows, in registers, with a tile of weights of block b. */
+INLINE void FN(multiply)(const int T, const int b, const char *weights) {
+#define STEP(sums, more, reg)                                                                \
+    do {                                                                                     \
+        _tile_loadd(reg, weights, 64);                                                       \
+        _tile_dpbf16ps(sums, 4, reg);                                                        \
+        if (T == 2) _tile_dpbf16ps(more, 5, reg);                                            \
+    } while (0)
+    if (b == 0) STEP(0, 2, 6);
+    else if (b == 1) STEP(1, 3, 7);
+    else if (b == 2) STEP(2, 2, 6);
+    else STEP(3, 3, 7);
+#undef STEP
+}
+
+INLINE void FN(load_inputs)(const int T, const uint16_t *in, int64_t stride) {
+    _tile_loadd(4, in, 2 * stride);
+    if (T == 2) _tile_loadd(5, in + TILE_ROWS * stride, 2 * stride);
+}
+
+/* MOVE: _tile_stored or _tile_loadd, between registers and sums [rows][4]. */
+#define MOVE_SUMS(MOVE, T, sums)                                                             \
+    do {                                                                                     \
+        v16 *other = (sums) + ((T) == 1 ? 2 : 4 * TILE_ROWS);                                \
+        MOVE(0, sums, 4 * sizeof(v16));                                                      \
+        MOVE(1, (sums) + 1, 4 * sizeof(v16));                                                \
+        MOVE(2, other, 4 * sizeof(v16));                                                     \
+        MOVE(3, other + 1, 4 * sizeof(v16));                                                 \
+    } while (0)
+
+/* Bytes of 2 * pairs inputs of a block to bf16 pairs [pairs][16][2]. */
+INLINE void FN(widen_tile)(const char *from, int64_t pairs, const __m512i *table, char *to) {
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < pairs; i += 2, from += 64, to += 128) {
+        __m512i pair, next;
+        __builtin_prefetch(from + AHEAD * 64);
+        FN(widen)((const uint8_t *)from, table, &pair, &next);
+        _mm512_store_si512(to, pair);
+        _mm512_store_si512(to + 64, next);
+    }
+}
+
+/* Sums of the rows of T tiles with AMX_BLOCKS(T) blocks, to sums [rows][4]. */
+INLINE void FN(tile_sums)(const int T, const Linear *w, const uint16_t *in, int64_t stride,
+                          int64_t block, int rows, int64_t first, int64_t count, v16 *sums) {
+    const int B = AMX_BLOCKS(T), is_bytes = w->kind == INT8_PAIRS;
+    const int64_t num = count / INPUTS, pairs = (count % INPUTS + 1) / 2;
+    const int64_t line = is_bytes ? 4 : 2; /* inputs in 64 bytes of a block */
+    const int64_t step = (w->k + line - 1) / line * 64;
+    const char *from = (const char *)w->weight + block * step + first / line * 64;
+    const __m512i table[2] = {_mm512_loadu_si512(BF16_LOW), _mm512_loadu_si512(BF16_HIGH)};
+    char wide[2][1024] __attribute__((aligned(64))); /* tiles of bytes, widened one ahead */
+    FN(shape_tiles)(T, rows, INPUTS / 2);
+    if (is_bytes) {
+        if (num) FN(widen_tile)(from, INPUTS / 2, table, wide[0]);
+        for (int64_t i = 0; i < num; i++, from += 512) {
+            FN(load_inputs)(T, in + i * INPUTS, stride);
+#pragma GCC unroll 4
+            for (int b = 0; b < B; b++) {
+                const int is_last = b + 1 == B;
+                const char *next = is_last ? from + 512 : from + (b + 1) * step;
+                if (!is_last || i + 1 < num)
+                    FN(widen_tile)(next, INPUTS / 2, table, wide[(b + 1) % 2]);
+                __asm__ volatile("" ::: "memory"); /* `wide` is read by what follows */
+                FN(multiply)(T, b, wide[b % 2]);
+            }
+        }
+    } else {
+        for (int64_t i = 0; i < num; i++, from += 1024) {
+            /* at a block's end the blocks after these come next */
+            const int64_t far = 4 / B * AHEAD * 64;
+            const int64_t ahead = (num - i) * 1024 > far ? far : far + (B - 1) * step;
+            FN(load_inputs)(T, in + i * INPUTS, stride);
+#pragma GCC unroll 4
+            for (int b = 0; b < B; b++) {
+#pragma GCC unroll 16
+                for (int j = 0; j < 16; j++) __builtin_prefetch(from + b * step + ahead + j * 64);
+                FN(multiply)(T, b, from + b * step);
+            }
+        }
+    }
+    MOVE_SUMS(_tile_stored, T, sums);
+    if (!pairs) return;
+    /* the rest in narrower tiles: beyond the inputs anything may stand, and NaN times 0 is NaN */
+    FN(shape_tiles)(T, rows, pairs);
+    MOVE_SUMS(_tile_loadd, T, sums);
+    FN(load_inputs)(T, in + num * INPUTS, stride);
+#pragma GCC unroll 4
+    for (int b = 0; b < B; b++) {
+        const char *weights = from + b * step;
+        if (is_bytes) FN(widen_tile)(weights, pairs, table, wide[0]);
+        __asm__ volatile("" ::: "memory");
+        FN(multiply)(T, b, is_bytes ? wide[0] : weights);
+    }
+    MOVE_SUMS(_tile_stored, T, sums);
+}
+
+/* Sums [rows][4] of up to AMX_ROWS rows with four blocks over inputs [first, first + count); `first`
+   is a multiple of four. */
+static void FN(amx_sums)(const Linear *w, const void *x, int64_t stride, int64_t block, int rows,
+                         int64_t first, int64_t count, v16 *sums) {
+    const uint16_t *in = (const uint16_t *)x + first;
+    if (rows <= TILE_ROWS) {
+        FN(tile_sums)(1, w, in, stride, block, rows, first, count, sums);
+        return;
+    }
+    for (int b = 0; b < 4; b += 2)
+        FN(tile_sums)(2, w, in, stride, block + b, rows, first, count, sums + b);
+}

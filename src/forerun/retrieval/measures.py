@@ -1,0 +1,30 @@
+"""How good ranked lists are: accuracy@k, R-precision, and intervals by resampling queries."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Sequence as Many
+
+import numpy as np
+
+
+def accuracy(ranked: Many[int] | np.ndarray, relevant: Collection[int], k: int) -> float:
+    """1 if one of the first k is relevant, else 0."""
+    return float(any(int(d) in relevant for d in ranked[:k]))
+
+
+def r_precision(ranked: Many[int] | np.ndarray, relevant: Collection[int]) -> float:
+    """The share of relevant ones among the first R, R being how many are relevant."""
+    if not relevant:
+        return 0.0
+    return sum(int(d) in relevant for d in ranked[: len(relevant)]) / len(relevant)
+
+
+def interval(
+    values: Many[float] | np.ndarray, *, draws: int = 2000, seed: int = 0
+) -> tuple[float, float, float]:
+    """The mean, and the 2.5 and 97.5 % quantiles of means of resampled values."""
+    given = np.asarray(values, float)
+    chosen = np.random.default_rng(seed).integers(0, len(given), (draws, len(given)))
+    low, high = np.quantile(given[chosen].mean(axis=1), [0.025, 0.975])
+    return float(given.mean()), float(low), float(high)

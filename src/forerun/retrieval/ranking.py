@@ -1,0 +1,239 @@
+"""From weighted n-grams to ranked documents (SEAL's "intersective" score).
+
+Bevilacqua et al., "Autoregressive Search Engines", 2022. Rare n-grams name candidates: each one's
+occurrences are looked up, and a document's first score is what its n-grams are worth together. The
+best candidates are then read whole, for all n-grams and for single tokens at places still free.
+
+Within a document n-grams are credited greedily by falling weight, each once, at its first place
+that overlaps none credited before, times `cover`: the share of its tokens that are new there.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from forerun.ngrams.fm_index import FMIndex
+
+
+class Grams(NamedTuple):
+    """The n-grams of one query, by falling weight."""
+
+    tokens: np.ndarray  # int64 [m, longest], -1 behind the end
+    lengths: np.ndarray  # int64 [m]
+    counts: np.ndarray  # int64 [m]: F
+    logps: np.ndarray  # float64 [m]: log P_q
+    weights: np.ndarray  # float64 [m]
+
+    def text(self, i: int) -> tuple[int, ...]:
+        """The tokens of one of them."""
+        return tuple(self.tokens[i, : self.lengths[i]].tolist())
+
+
+class Ranked(NamedTuple):
+    """Documents from best to worst."""
+
+    documents: np.ndarray  # int64 [d]
+    scores: np.ndarray  # float64 [d]
+
+
+NOBODY = Ranked(np.zeros(0, np.int64), np.zeros(0))
+
+
+class Hits(NamedTuple):
+    """Occurrences in the text of an index."""
+
+    documents: np.ndarray  # int64 [h]
+    grams: np.ndarray  # int64 [h]: which n-gram, by falling weight
+    starts: np.ndarray  # int64 [h]: positions
+
+
+def occurrences(index: FMIndex, grams: Grams, limit: int) -> Hits:
+    """Up to `limit` places of every n-gram."""
+    found = [index.locate(index.find(grams.text(i)), limit) for i in range(len(grams.lengths))]
+    each = np.array([len(places) for places in found], np.int64)
+    which = np.repeat(np.arange(len(each)), each)
+    stops = np.concatenate([np.zeros(0, np.int64), *found])
+    # the last token tells the document: a title's n-gram begins with the eos before it
+    return Hits(index.document_of(stops - 1), which, stops - grams.lengths[which])
+
+
+def best_single(hits: Hits, values: np.ndarray) -> Ranked:
+    """Documents by the largest value [m] of an n-gram that they hold."""
+    documents, places = np.unique(hits.documents, return_inverse=True)
+    scores = np.full(len(documents), -np.inf)
+    np.maximum.at(scores, places, values[hits.grams])
+    return _ranked(documents, scores)
+
+
+def first_stage(hits: Hits, grams: Grams, beta: float) -> Ranked:
+    """Documents by what their n-grams are worth together."""
+    order = np.lexsort((hits.starts, hits.grams, hits.documents))
+    documents, grams_at, starts = (part[order] for part in hits)
+    different, begins = np.unique(documents, return_index=True)
+    begins = np.append(begins, len(documents))
+    scores = np.zeros(len(different))
+    credit_all(begins, grams_at, starts, grams.tokens, grams.lengths, grams.weights, beta, scores)
+    return _ranked(different, scores)
+
+
+def full_score(
+    index: FMIndex, documents: np.ndarray, grams: Grams, singles: np.ndarray, beta: float
+) -> Ranked:
+    """Documents by all n-grams and by single tokens at free places. singles: weights [V]."""
+    order = np.lexsort(grams.tokens.T[::-1])  # n-grams in the order of a dictionary
+    table = np.ascontiguousarray(grams.tokens[order])
+    scores = np.zeros(len(documents))
+    for i, number in enumerate(documents.tolist()):
+        start, stop = int(index.starts[number]), int(index.starts[number + 1])
+        text = index.text(start, stop)
+        scores[i] = score_text(
+            text, table, order, grams.tokens, grams.lengths, grams.weights, singles, beta
+        )
+    return _ranked(documents, scores)
+
+
+def _ranked(documents: np.ndarray, scores: np.ndarray) -> Ranked:
+    order = np.lexsort((documents, -scores))
+    return Ranked(documents[order], scores[order])
+
+
+@njit(cache=True, nogil=True)
+def credit_all(
+    begins: np.ndarray,
+    grams_at: np.ndarray,
+    starts: np.ndarray,
+    tokens: np.ndarray,
+    lengths: np.ndarray,
+    weights: np.ndarray,
+    beta: float,
+    out: np.ndarray,
+) -> None:
+    """The score of every document from its hits, sorted by n-gram and place."""
+    for d in range(len(out)):
+        a, b = begins[d], begins[d + 1]
+        out[d], _ = credit(grams_at[a:b], starts[a:b], tokens, lengths, weights, beta)
+
+
+@njit(cache=True, nogil=True)
+def credit(
+    grams_at: np.ndarray,
+    starts: np.ndarray,
+    tokens: np.ndarray,
+    lengths: np.ndarray,
+    weights: np.ndarray,
+    beta: float,
+) -> tuple[float, list[tuple[int, int]]]:
+    """The score of one document, and the (n-gram, place) pairs that were credited."""
+    score, last = 0.0, -1
+    credited = [(0, 0) for _ in range(0)]
+    for k in range(len(grams_at)):
+        gram, start = grams_at[k], starts[k]
+        if gram == last or weights[gram] <= 0:
+            continue
+        stop, is_free = start + lengths[gram], True
+        for other, at in credited:
+            if start < at + lengths[other] and at < stop:
+                is_free = False
+                break
+        if not is_free:
+            continue
+        new, size = novelty(gram, credited, tokens, lengths)
+        score += weights[gram] * (1 - beta + beta * new / size)
+        credited.append((gram, start))
+        last = gram
+    return score, credited
+
+
+@njit(cache=True, nogil=True)
+def novelty(
+    gram: int, credited: list[tuple[int, int]], tokens: np.ndarray, lengths: np.ndarray
+) -> tuple[int, int]:
+    """How many different tokens of an n-gram no credited one has, and how many there are."""
+    new, size = 0, 0
+    for i in range(lengths[gram]):
+        token, is_first = tokens[gram, i], True
+        for j in range(i):
+            is_first = is_first and tokens[gram, j] != token
+        if is_first:
+            size += 1
+            new += not is_held(token, credited, tokens, lengths)
+    return new, size
+
+
+@njit(cache=True, nogil=True)
+def is_held(
+    token: int, credited: list[tuple[int, int]], tokens: np.ndarray, lengths: np.ndarray
+) -> bool:
+    """Whether a credited n-gram has the token."""
+    for other, _ in credited:
+        for i in range(lengths[other]):
+            if tokens[other, i] == token:
+                return True
+    return False
+
+
+@njit(cache=True, nogil=True)
+def score_text(
+    text: np.ndarray,
+    table: np.ndarray,
+    order: np.ndarray,
+    tokens: np.ndarray,
+    lengths: np.ndarray,
+    weights: np.ndarray,
+    singles: np.ndarray,
+    beta: float,
+) -> float:
+    """The score of a text: all n-grams in it, then single tokens where none was credited.
+
+    table: the n-grams in the order of a dictionary, order: which of them stands where.
+    """
+    grams_at, starts = [0 for _ in range(0)], [0 for _ in range(0)]
+    for start in range(len(text)):
+        low, high = 0, len(table)
+        for depth in range(min(table.shape[1], len(text) - start)):
+            low, high = narrowed(table, depth, text[start + depth], low, high)
+            if low == high:
+                break
+            for k in range(low, high):  # those that end here come first
+                if lengths[order[k]] != depth + 1:
+                    break
+                grams_at.append(order[k])
+                starts.append(start)
+    gram_of, place = np.array(grams_at, np.int64), np.array(starts, np.int64)
+    by = np.argsort(gram_of * (len(text) + 1) + place)
+    score, credited = credit(gram_of[by], place[by], tokens, lengths, weights, beta)
+    taken = np.zeros(len(text), np.bool_)
+    for gram, at in credited:
+        taken[at : at + lengths[gram]] = True
+    for i in range(len(text)):
+        token, is_first = text[i], not taken[i]
+        for j in range(i):
+            is_first = is_first and (taken[j] or text[j] != token)
+        if is_first and singles[token] > 0:
+            held = is_held(token, credited, tokens, lengths)
+            score += singles[token] * (1 - beta if held else 1.0)
+    return score
+
+
+@njit(cache=True, nogil=True)
+def narrowed(table: np.ndarray, column: int, token: int, low: int, high: int) -> tuple[int, int]:
+    """The rows among [low, high), sorted by the column, that have the token there."""
+    first, end = low, high
+    while first < end:
+        middle = (first + end) // 2
+        if table[middle, column] < token:
+            first = middle + 1
+        else:
+            end = middle
+    end = high
+    start = first
+    while start < end:
+        middle = (start + end) // 2
+        if table[middle, column] <= token:
+            start = middle + 1
+        else:
+            end = middle
+    return first, start

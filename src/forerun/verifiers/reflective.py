@@ -1,0 +1,139 @@
+"""Lets the target read the draft, think again, and read it once more before it decides.
+
+"Think Before You Accept: Semantic Reflective Verification for Faster Speculative Decoding", 2025.
+Behind the draft d_1 .. d_n the pass holds a reflection text R and the draft again. With z0 the
+logits in the first copy and zr those in the second, the base rule judges by the law of
+z = (1 - a) z0 + a zr. After the whole draft z0 alone counts. No row of R or of the second copy is
+kept. Of several paths each has an R and a copy of its own, and their zr are averaged.
+
+Law: NOT kept, except at a = 0: the fused law depends on the draft. Constraints and sampling
+parameters act on z, once. Needs: n + len(R) - 1 more rows in the pass; any target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from forerun import registry
+from forerun.dice import Dice
+from forerun.errors import ConfigError
+from forerun.records import Rows, Sequence, Verdict
+from forerun.roles import Target, Verifier
+from forerun.sampling import softmax
+from forerun.shaping import Laws
+from forerun.tree import Tree, appended
+
+if TYPE_CHECKING:
+    from forerun.models.tokenizer import Tokenizer
+
+FUSIONS = ("logit", "prob")
+TEMPLATE = " I will check that step by step and say it again. So"
+
+
+class Reflective(Verifier):
+    r"""weight: a. template: R, with \n for a line break. rule: the base rule.
+
+    fusion: of logits, or of probabilities. leaves: paths of a tree that are read again at most.
+    """
+
+    lossless = False
+
+    def __init__(
+        self,
+        *,
+        weight: float = 0.3,
+        template: str = TEMPLATE,
+        rule: str = registry.VERIFIER,
+        fusion: str = "logit",
+        leaves: int = 4,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        if not (0 <= weight <= 1 and fusion in FUSIONS and leaves >= 1):
+            raise ConfigError(
+                f"reflective needs 0 <= weight <= 1, fusion {' or '.join(FUSIONS)} and leaves >= 1,"
+                f" got {weight=}, {fusion=}, {leaves=}; try weight=.3"
+            )
+        self.weight, self.fusion, self.leaves = weight, fusion, leaves
+        self.base: Verifier = registry.make("verifier", rule, tokenizer=tokenizer)
+        self.judges, self.needs = self.base.judges, self.base.needs
+        self.lossless = self.base.lossless and weight == 0
+        self.reflection = list[int]()
+        if tokenizer is not None:
+            self.reflection = tokenizer.encode(template.replace("\\n", "\n"), special=False)
+
+    def bind(self, target: Target) -> None:
+        if self.weight and not self.reflection:
+            raise ConfigError(
+                "reflective needs a template of at least one token, and the tokenizer to encode it;"
+                " name it in generate(verifier='reflective'), or pass tokenizer=model.tokenizer"
+            )
+        self.base.bind(target)
+
+    def check(self, seq: Sequence) -> None:
+        self.base.check(seq)
+
+    def warm_up(self) -> None:
+        self.base.warm_up()
+
+    def probe(self, tree: Tree, room: int) -> Tree:
+        tokens, parents = list[int](), list[int]()
+        for path in self._paths(tree) if self.weight else ():
+            if 2 * len(path) - 1 + len(self.reflection) > room:
+                return tree  # no room in the context: this step is judged without
+            again = [*self.reflection, *tree.tokens[path[:-1]].tolist()]
+            first = len(tree) + len(tokens)
+            parents += [path[-1], *range(first, first + len(again) - 1)]
+            tokens += again
+        return appended(tree, tokens, parents) if tokens else tree
+
+    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+        if laws.rows.probes is None:
+            return self.base.verify(tree, laws, dice)
+        rows = Fused(laws.rows, self._seconds(tree), self.weight, self.fusion)
+        return self.base.verify(tree, laws.over(rows), dice)
+
+    def _paths(self, tree: Tree) -> Iterator[list[int]]:
+        """Nodes of the first paths from below the root to a leaf."""
+        inner = set(tree.parents.tolist())
+        ends = [node for node in range(len(tree)) if node not in inner]
+        for node in ends[: self.leaves]:
+            path = list[int]()
+            while node >= 0:
+                path.append(node)
+                node = int(tree.parents[node])
+            yield path[::-1]
+
+    def _seconds(self, tree: Tree) -> dict[int, list[int]]:
+        """Which probes tell zr of a node; those of the root are the ends of the R."""
+        found: dict[int, list[int]] = {}
+        at = 0
+        for path in self._paths(tree):
+            at += len(self.reflection)
+            for i, node in enumerate([-1, *path[:-1]]):
+                found.setdefault(node, []).append(at - 1 + i)
+            at += len(path) - 1
+        return found
+
+
+class Fused(Rows):
+    """Rows whose nodes with a second reading have z = (1 - a) z0 + a zr, or the same of laws."""
+
+    def __init__(
+        self, rows: Rows, seconds: dict[int, list[int]], weight: float, fusion: str
+    ) -> None:
+        super().__init__(rows.logits, rows.hidden, rows.probes)
+        self.first, self.seconds, self.weight, self.fusion = rows, seconds, weight, fusion
+
+    def row(self, node: int) -> np.ndarray:
+        z0 = self.first.row(node)
+        again = [self.first.probe(i) for i in self.seconds.get(node, ())]
+        if not again:
+            return z0
+        a, zr = self.weight, np.mean(again, axis=0)
+        if self.fusion == "logit":
+            return (1 - a) * z0 + a * zr
+        with np.errstate(divide="ignore"):  # a probability may be 0
+            return np.log((1 - a) * softmax(z0) + a * softmax(zr))

@@ -1,0 +1,121 @@
+"""The law under a corpus constraint is the target law: drafts keep it, whatever drafts and judges.
+
+And it is the definition's: the target's law, its mass on tokens that do not go on the corpus moved
+to the others in proportion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from fakes import VOCAB, TableSource, exact_law, table_law
+from forerun import registry
+from forerun.constraints.corpus import Corpus
+from forerun.drafters.base import Grown
+from forerun.ngrams.fm_index import FMIndex
+from forerun.records import Plan
+from forerun.roles import Drafter, Shaper
+from forerun.sampling import Sampling
+from forerun.shaping import Adjust
+from forerun.template import grid
+from harness import PROMPT, distance
+
+TARGET, DRAFT, EXACT = table_law(1), table_law(2), 1e-12
+END = VOCAB - 1
+DOCUMENTS = [(0, 1, 1, 0), (1, 0, 0), (0, 0, 1, 0, 1)]
+INDEX = FMIndex.of(DOCUMENTS, END)
+CHAIN, TREE = Plan(nodes=2, depth=2), Plan(nodes=4, depth=2)
+
+
+def grown(grower: str, **options: object) -> Callable[[], Drafter]:
+    return lambda: Grown(TableSource(DRAFT), registry.get("grower", grower)(**options))
+
+
+def made(spec: str, **options: object) -> Callable[[], Drafter]:
+    return lambda: registry.make("drafter", spec, **options)
+
+
+def corpus(**options: object) -> Callable[[], tuple[Shaper, ...]]:
+    return lambda: (Corpus(INDEX, **options),)
+
+
+# name -> drafter, plan, lengths of the sequences that share the batch
+DRAFTERS = {
+    "none": (made("none"), TREE, (4,)),
+    "chain": (grown("chain"), CHAIN, (3,)),
+    "chain, ragged batch": (grown("chain"), Plan(1, 1), (1, 2)),
+    "gumbel 2x1": (grown("gumbel", template=grid(2, 1)), TREE, (3,)),
+    "i.i.d. 2": (grown("iid", width=2), Plan(3, 2), (3,)),
+    "top 2x2": (grown("template", template=grid(2, 2)), Plan(6, 2), (4,)),
+    "prompt lookup": (made("prompt_lookup:ngram=2,tokens=2"), CHAIN, (5,)),
+    "stand": (made("stand", context=1, entries=3), Plan(3, 2), (4,)),
+}
+REQUESTS = {
+    "anywhere": (Sampling(), corpus()),
+    "whole documents": (Sampling(), corpus(begin="document")),
+    "after the prompt, 2 tokens count": (Sampling(), corpus(begin="prompt", window=2)),
+    "greedy": (Sampling(temperature=0), corpus(window=1)),
+    "temperature .5, top-k 2": (Sampling(temperature=0.5, top_k=2), corpus(begin="prompt")),
+    "with penalties": (
+        Sampling(temperature=0.7, frequency_penalty=0.5),
+        lambda: (Adjust(), Corpus(INDEX, window=1)),
+    ),
+}
+
+
+CASES = [
+    *((name, request, "recursive") for name in DRAFTERS for request in REQUESTS),
+    *(
+        (name, request, verifier)
+        for name in ("chain", "top 2x2", "stand")
+        for request in ("anywhere", "after the prompt, 2 tokens count", "greedy")
+        for verifier in ("speculative", "match")
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "request_", "verifier"), CASES)
+def test_the_constrained_law_is_kept(name: str, request_: str, verifier: str) -> None:
+    make, plan, lengths = DRAFTERS[name]
+    sampling, shapers = REQUESTS[request_]
+    error = distance(
+        TARGET,
+        make,
+        registry.make("verifier", verifier),
+        plan=plan,
+        sampling=sampling,
+        shapers=shapers,
+        lengths=(2,) if verifier == "match" and len(lengths) == 1 else lengths,
+    )
+    assert error <= EXACT
+
+
+@pytest.mark.parametrize("begin", ["anywhere", "document", "prompt"])
+def test_the_law_is_that_of_the_definition(begin: str) -> None:
+    """Compared with strings: a text may go on while it stands in some document."""
+    borders = [f"{END}" + "".join(map(str, d)) + f"{END}" for d in DOCUMENTS]
+    prefix = {"anywhere": "", "document": str(END), "prompt": "01"}[begin]
+    law = exact_law(TARGET, PROMPT, 4, Sampling(), (Corpus(INDEX, begin=begin),))
+    assert abs(sum(law.values()) - 1) < 1e-12
+    for text, found in law.items():
+        so_far, prob, tokens = prefix, 1.0, list(PROMPT)
+        for token in text:
+            allowed = [t for t in range(VOCAB) if any(so_far + str(t) in b for b in borders)]
+            probs = TARGET(tokens)
+            prob *= probs[token] / probs[allowed].sum() if token in allowed else 0.0
+            so_far = str(END) if token == END else so_far + str(token)
+            tokens.append(token)
+        assert abs(found - prob) < 1e-12
+
+
+def test_the_constraint_bites() -> None:
+    """The equalities above must not hold because nothing was shaped."""
+    shaper = Corpus(INDEX)
+    state = shaper._root
+    for token in (1, 1):
+        state = shaper.advance(state, token)
+    assert shaper.allows(state, 0) and not shaper.allows(state, 1)
+    assert np.isneginf(shaper.logits(state, np.zeros(VOCAB))).sum() == 2

@@ -146,7 +146,8 @@ class PeerContestant:
     def _process(self) -> WorkerProcess:
         if self._host is None:
             raise PeerError(f"{self.name} has not been started")
-        env = {key: value.format(cache=self.cache) for key, value in self.kind.env.items()}
+        places = {"cache": self.cache, "home": self.python.parent.parent}
+        env = {key: value.format(**places) for key, value in self.kind.env.items()}
         return self._host.alive(self.python, self.worker, self.setup.threads, env)
 
     @property

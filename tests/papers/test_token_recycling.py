@@ -41,7 +41,9 @@ def prompts(*levels: int, count: int = 8, first: int = 0) -> list[str]:
 def run(model, drafter, texts, nodes: int = 80, **sampling) -> tuple[list[list[int]], list[Stats]]:
     """Token lists and statistics of all samples; a `fresh` drafter has an empty matrix."""
     given = {"temperature": 0.0, "max_new_tokens": LENGTH, "seed": 5, **sampling}
-    results = model.generate(texts, drafter=drafter, controller=f"fixed:nodes={nodes}", **given)
+    results = model.generate(
+        texts, drafter=drafter, controller=f"fixed:nodes={nodes}", batch=1, **given
+    )
     samples = [sample for result in results for sample in result.samples]
     return [sample.tokens for sample in samples], [sample.stats for sample in samples]
 

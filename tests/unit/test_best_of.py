@@ -68,7 +68,7 @@ def test_majority_and_its_first_sample(model: Model) -> None:
 def test_likelihood_is_the_targets_own(model: Model) -> None:
     sums = best_of(model, PROMPT, n=6, select="likelihood", **FEW)
     means = best_of(model, PROMPT, n=6, select="mean_likelihood", **FEW)
-    (plain,) = model.generate(PROMPT, n=6, logprobs=0, **FEW)
+    (plain,) = model.generate(PROMPT, n=6, logprobs=0, batch=1, **FEW)
     for sample, total, mean in zip(plain.samples, sums.scores, means.scores, strict=True):
         own = [top[t] for top, t in zip(sample.logprobs, sample.tokens, strict=True)]
         assert total == pytest.approx(math.fsum(own))

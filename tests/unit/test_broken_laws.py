@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from fakes import FakeTarget, TableSource, run_all, sequence, table_law
 from forerun import registry
@@ -14,8 +15,11 @@ from forerun.engine.loop import Engine
 from forerun.errors import ConfigError
 from forerun.growers.gumbel import Gumbel
 from forerun.growers.iid import Iid
+from forerun.records import Rows
 from forerun.sampling import Sampling
 from forerun.shaping import Adjust
+from forerun.verifiers.judge import read_head
+from forerun.verifiers.reflective import Reflective
 
 TARGET, DRAFT = table_law(1), table_law(2)
 
@@ -27,12 +31,23 @@ def nan_after_two(tokens):
     return law
 
 
+class Hidden(FakeTarget):
+    """With hidden rows of zeros, as wide as the shipped judge's head."""
+
+    def forward(self, seqs, trees, needs):
+        found = super().forward(seqs, trees, needs)
+        width = read_head("reasoner").width
+        return [Rows(rows.logits, torch.zeros(len(rows.logits), width)) for rows in found]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("verifier", registry.names("verifier"))
 def test_a_broken_law_is_an_error(verifier: str, temperature: float) -> None:
     if verifier == "greedy" and temperature:
         return
     rule = registry.make("verifier", verifier)
+    if isinstance(rule, Reflective):
+        rule.reflection = [0, 1]  # what a tokenizer would have made of its template
     grower = next(g for g in (Gumbel(), Iid()) if g.labels <= rule.judges)
     cases = {
         "no token is left": (TARGET, Sampling(temperature=temperature, banned_tokens=(0, 1, 2))),
@@ -40,7 +55,7 @@ def test_a_broken_law_is_an_error(verifier: str, temperature: float) -> None:
     }
     for message, (law, sampling) in cases.items():
         engine = Engine(
-            FakeTarget(law),
+            Hidden(law),
             Grown(TableSource(DRAFT), grower),
             rule,
             Fixed(nodes=4),

@@ -170,7 +170,9 @@ def test_references_read_no_cell_of_an_earlier_pass(model: Model) -> None:
 def test_honest_half_precision_passes(folder: Path, dtype: str) -> None:
     model = forerun.load(str(folder), dtype=dtype, max_seqs=16)
     cases = list(verifying.check_greedy(model, PROMPTS, Parts(), max_new_tokens=48))
-    assert all(case.passed for case in cases) and any(case.noise > 0 for case in cases)
+    assert all(case.passed for case in cases)
+    if dtype == "fp16":  # in bf16 our kernels give a row the same bits in any company
+        assert any(case.noise > 0 for case in cases)
     report = sampled_law.check_law(
         model, PROMPTS[:1], Parts(), Sampling(seed=1), num_samples=1000, batch=8
     )

@@ -44,6 +44,11 @@ class Target(ABC):
     def release(self, seq: Sequence) -> None:
         """The sequence has ended; its state may be reused."""
 
+    @property
+    def num_held(self) -> int:
+        """Sequences that it holds now."""
+        return 0
+
     def check_room(self, seqs: int, tokens: int) -> None:
         """Raises CapacityError if so many sequences of so many tokens cannot be held."""
 
@@ -216,7 +221,10 @@ class Shaper(ABC):
     """
 
     def start(self, seq: Sequence) -> Any:
-        """State at the end of the prompt; None: this shaper leaves the sequence alone."""
+        """State after all that it holds, which may be more than its prompt: steps of a search.
+
+        None: this shaper leaves the sequence alone.
+        """
         return ()
 
     def advance(self, state: Any, token: int) -> Any:

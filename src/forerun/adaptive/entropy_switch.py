@@ -119,6 +119,17 @@ class EntropySwitch(Target):
             return Mode(wanted, int(wanted == LARGE), () if self.clears else window)
         return Mode(mode.active, None if mode.held is None else mode.held + 1, window)
 
+    @property
+    def num_held(self) -> int:
+        return max(model.num_held for model in self.models)
+
+    def check_room(self, seqs: int, tokens: int) -> None:
+        for model in self.models:
+            model.check_room(seqs, tokens)
+
+    def reused(self, seq: Sequence) -> int:
+        return min(model.reused(seq) for model in self.models)
+
     def forward(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
         """One pass of the small model for sequences whose turn it has, one of the large for others.
 

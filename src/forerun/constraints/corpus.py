@@ -66,16 +66,23 @@ class Corpus(Shaper):
         self.next(self._document)  # compiles what it runs
 
     def start(self, seq: Sequence) -> State:
-        """The state before the first generated token."""
+        """The state after the prompt and what was generated before."""
+        state = self._after(seq.tokens[: seq.num_prompt])
+        for token in seq.generated:
+            state = self.advance(state, token)
+        return state
+
+    def _after(self, prompt: list[int]) -> State:
+        """Where the text may begin: for "prompt" behind its longest end that occurs."""
         if self.begin == DOCUMENT:
             return self._document
-        state = self._root
-        for length in range(min(LONGEST, len(seq.tokens)), 0, -1) if self.begin == PROMPT else ():
-            tail = tuple(seq.tokens[-length:])
+        most = min(LONGEST, self.window or LONGEST, len(prompt)) if self.begin == PROMPT else 0
+        for length in range(most, 0, -1):
+            tail = tuple(prompt[-length:])
             rows = self.index.find(tail)
             if rows[0] < rows[1]:
-                return State(rows, tail[-self.window :] if self.window else ())
-        return state
+                return State(rows, tail if self.window else ())
+        return self._root
 
     def advance(self, state: State, token: int) -> State:
         return self._document if token == self.index.eos else self._grown(state, token)

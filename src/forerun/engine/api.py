@@ -127,7 +127,7 @@ class Model:
         verifier: str | Verifier = registry.VERIFIER,
         controller: str | Controller = registry.CONTROLLER,
         shapers: Many[Shaper] = (),
-        batch: int = registry.BATCH,
+        batch: int | None = None,
         tenant: str = "",
         on_step: Callable[[Step], None] | None = None,
         **overrides: Any,
@@ -136,16 +136,16 @@ class Model:
 
         sampling: one for all prompts, or one for each.
         drafter, verifier, controller: a name with options ("stand:context=4"), or an object.
-        batch: most sequences that run at once, fewer where memory has no room for them; a pass over
-        several costs little more than one over one, but their drafts learn less from each other.
-        tenant: whose prompts these are, for memories that are
-        kept apart by tenant. overrides: fields of Sampling, such as n=16.
+        batch: most sequences that run at once; unless told 8, or fewer where there is no room. A
+        pass over several costs little more than over one, but drafts learn less from each other.
+        tenant: whose prompts these are, for memories that are kept apart by tenant.
+        overrides: fields of Sampling, such as n=16.
         """
         unknown = [name for name in overrides if name not in Sampling.__dataclass_fields__]
         if unknown:
             known = {*Sampling.__dataclass_fields__, "drafter", "verifier", "controller", "batch"}
             raise UnknownName.of("option", unknown[0], known)
-        if batch < 1:
+        if batch is not None and batch < 1:
             raise ConfigError(f"batch must be at least 1, got {batch}; 1 runs one at a time")
         texts = _as_list(prompts)
         given = [sampling or Sampling()] if isinstance(sampling, Sampling | None) else [*sampling]
@@ -172,14 +172,16 @@ class Model:
             stops=Stops(self.tokenizer.eos_ids, lambda: TextStream(self.tokenizer)),
             shapers=(Adjust(self.tokenizer.eos_ids), *shapers),
             listeners=[record_logprobs, *([on_step] if on_step else []), origins, recorder],
-            max_seqs=batch,
+            max_seqs=batch or registry.BATCH,
         )
         if compiled.cold_now():
             log.warning("compiling kernels, once (seconds); later runs find them in Numba's cache")
             engine.drafter.warm_up()
             engine.verifier.warm_up()
         given = [replace(s, **overrides) for s in given]
-        return Run(self, engine, recorder, origins, texts, given, tenant)
+        run = Run(self, engine, recorder, origins, texts, given, tenant)
+        run.fit(warns=batch is not None)
+        return run
 
     def drafter(self, spec: str | Drafter) -> Drafter:
         """The drafter of a name; the same object for the same text: global memories last."""
@@ -231,7 +233,6 @@ class Run:
         self._where: dict[Sequence, int] = {}  # in the order of admission
         for i, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
             self._submit(i, prompt, sampling)
-        self._fit()
 
     def __iter__(self) -> Iterator[Sample]:
         return (event.sample for event in self.events() if event.sample)
@@ -263,20 +264,22 @@ class Run:
         for i in range(len(self.prompts)):
             self.engine.drafter.forget((self._number, i))
 
-    def _fit(self) -> None:
-        """Lets fewer sequences run at once than were asked for if memory has no room for them."""
+    def fit(self, warns: bool) -> None:
+        """Lets fewer sequences run at once where the target has no room for as many."""
         scheduler, target = self.engine.scheduler, self.model.target
         asked = most = min(scheduler.max_seqs, len(scheduler.waiting))
         longest = max((seq.num_prompt + seq.limit for seq in scheduler.waiting), default=0)
+        why: CapacityError | None = None
         while most > 1:
             try:
-                target.check_room(most, longest)
+                target.check_room(target.num_held + most, longest)
                 break
-            except CapacityError:
-                most -= 1
-        if most < asked:
-            log.warning(f"there is room for {most} sequences at once, not {asked}; the others wait")
+            except CapacityError as found:
+                most, why = most - 1, why or found
+        if why:
             scheduler.max_seqs = most
+            if warns:
+                log.warning(f"{most} of {asked} sequences run at once, the others wait: {why}")
 
     def _submit(self, i: int, prompt: str | list[int], sampling: Sampling) -> None:
         tokens = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)

@@ -63,7 +63,7 @@ class Engine:
         return cancelled + self.retire()
 
     def round(self, seqs: list[Sequence], start: float | None = None) -> None:
-        """One round for some of the running ones; all their texts grow, or after an error none."""
+        """One round for some of the running ones: their texts grow together, or not at all."""
         t0 = perf_counter() if start is None else start
         plans = [self.controller.plan(seq).within(seq.num_left - 1) for seq in seqs]
         trees = self.drafter.propose(seqs, plans)

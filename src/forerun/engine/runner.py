@@ -118,6 +118,10 @@ class Runner(Target):
     def release(self, seq: Sequence) -> None:
         self.cache.release(seq)
 
+    @property
+    def num_held(self) -> int:
+        return sum(not slot.is_free for slot in self.cache.slots)
+
     def check_room(self, seqs: int, tokens: int) -> None:
         self.cache.check_room(seqs, tokens)
 

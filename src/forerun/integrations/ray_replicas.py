@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Any
 
 from forerun.errors import CapacityError, ConfigError
@@ -24,6 +25,7 @@ from forerun.serving.tenants import Keys
 from forerun.serving.upstream import LOST, Upstream, fetch
 
 BEAT = 1.0  # seconds between two looks at an engine
+MOST_MISSED = 30  # looks in a row that an engine may leave without an answer
 STOPPING = 10.0  # seconds that an actor gets to end its server
 LONGEST_PAUSE = 30.0  # seconds between two starts of an engine that dies at once
 log = logging.getLogger("forerun.serving")
@@ -180,17 +182,19 @@ class Replicas:
         """One engine, started again whenever it dies."""
         deaths = 0
         while not self._is_stopping:
+            started: float | None = None
             try:
                 if number not in self.up:
                     self._took(number, await self._launch(number))
-                deaths = 0
+                started = monotonic()
                 await self._watch(number)
                 if not self._is_stopping:
                     raise CapacityError("its server has ended")
             except asyncio.CancelledError:
                 raise
             except Exception as error:
-                deaths += 1
+                is_young = started is None or monotonic() - started < LONGEST_PAUSE
+                deaths = deaths + 1 if is_young else 1
                 self._bury(number, error)
             if not self._is_stopping and deaths:
                 await asyncio.sleep(min(LONGEST_PAUSE, 2.0 ** (deaths - MOST_DEATHS)))
@@ -208,12 +212,17 @@ class Replicas:
             ended.cancel()
 
     async def _look(self, upstream: Upstream) -> None:
-        """One that was given up may be there again. Raises where an engine's thread has died."""
-        with suppress(*LOST):
+        """One that was given up may be there again. Raises where it has died, or says nothing."""
+        try:
             _, page = await fetch(upstream, "/health", 2 * BEAT)
-            upstream.is_lost = False
-            if b'"stopped"' in page:
-                raise CapacityError("its engine has stopped after an internal error")
+        except LOST:
+            upstream.is_lost, upstream.num_missed = True, upstream.num_missed + 1
+            if upstream.num_missed >= MOST_MISSED:
+                raise CapacityError(f"it did not answer {MOST_MISSED} times in a row") from None
+            return
+        upstream.is_lost, upstream.num_missed = False, 0
+        if b'"stopped"' in page:
+            raise CapacityError("its engine has stopped after an internal error")
 
     def _bury(self, number: int, error: Exception) -> None:
         self.up.pop(number, None)

@@ -96,6 +96,7 @@ INLINE void FN(tile_sums)(const int T, const Linear *w, const uint16_t *in, int6
                     FN(widen_tile)(next, INPUTS / 2, table, wide[(b + 1) % 2]);
                 __asm__ volatile("" ::: "memory"); /* `wide` is read by what follows */
                 FN(multiply)(T, b, wide[b % 2]);
+                __asm__ volatile("" ::: "memory"); /* and written again after it */
             }
         }
     } else {
@@ -124,6 +125,7 @@ INLINE void FN(tile_sums)(const int T, const Linear *w, const uint16_t *in, int6
         if (is_bytes) FN(widen_tile)(weights, pairs, table, wide[0]);
         __asm__ volatile("" ::: "memory");
         FN(multiply)(T, b, is_bytes ? wide[0] : weights);
+        __asm__ volatile("" ::: "memory");
     }
     MOVE_SUMS(_tile_stored, T, sums);
 }

@@ -77,6 +77,8 @@ class FMIndex:
         cls, documents: Iterable[Ids], eos: int, *, sample: int = SAMPLE, tokenizer: str = ""
     ) -> FMIndex:
         """An index of documents of token ids. Raises DataError: none, empty, or ids that clash."""
+        if not 0 <= eos < LARGEST:
+            raise DataError(f"the end id must be from 0 to {LARGEST - 1}, got {eos}")
         parts = [np.array([eos], np.int64)]
         for number, document in enumerate(documents):
             part = _checked(document, number, eos)

@@ -84,21 +84,32 @@ class Front:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request; `receive` gives its body whole, then tells when the client goes away."""
-        body = (await receive()).get("body", b"")
+        body, sent = (await receive()).get("body", b""), list[str]()
+
+        async def tell(message: Any) -> None:
+            sent.append(message["type"])
+            await send(message)
+
         pages = {"/health": self._health, "/metrics": self._metrics}
         page = pages.get(scope["path"]) if scope["method"] == "GET" else None
-        work: Any = self._page(page, scope, receive, send) if page else None
-        work = work or self._relay(scope, body, receive, send)
+        work: Any = self._page(page, scope, receive, tell) if page else None
+        work = work or self._relay(scope, body, receive, tell)
         relaying, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
         both = relaying, leaving
         try:
             await asyncio.wait(both, timeout=self._longest, return_when=asyncio.FIRST_COMPLETED)
+            is_late = not (relaying.done() or leaving.done())
             if relaying.done():
                 relaying.result()
         finally:
             for task in both:
                 task.cancel()
             await asyncio.gather(*both, return_exceptions=True)
+        if is_late and not sent:
+            await _late(self._longest).response()(scope, receive, tell)
+        elif is_late:
+            last = b"\n\n" + sse(_late(self._longest).body())
+            await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _page(self, page: Any, scope: Scope, receive: Receive, send: Send) -> None:
         await (await page())(scope, receive, send)
@@ -139,10 +150,10 @@ class Front:
     async def _stream(self, upstream: Upstream, reply: Reply, send: Send) -> None:
         """Passes pieces on; if the server goes away the stream ends with an error event."""
         head: dict[str, Any] = {"type": "http.response.start", "status": reply.status}
-        await send(head | {"headers": reply.headers})
         chunk: dict[str, Any] = {"type": "http.response.body", "more_body": True}
         pieces, last = aiter(reply.chunks), b""
         with suppress(OSError):  # of the client, who may go away
+            await send(head | {"headers": reply.headers})
             while True:
                 try:
                     piece = await anext(pieces, None)
@@ -171,7 +182,11 @@ class Front:
     async def _health(self) -> Response:
         """200 while one server takes requests; counts of all, and which are there."""
         pages = await self._pages("/health")
-        found = {number: json.loads(page) for number, (_, page) in sorted(pages.items())}
+        found = {
+            number: json.loads(page)
+            for number, (status, page) in sorted(pages.items())
+            if status in (200, 503) and page.startswith(b"{")
+        }
         is_up = any(status == 200 for status, _ in pages.values()) and not self._is_closing
         state = "shutting down" if self._is_closing else "ok" if is_up else "no engine is up"
         sums = {name: sum(one[name] for one in found.values()) for name in ("running", "waiting")}
@@ -218,7 +233,7 @@ def merged(pages: Iterable[str]) -> str:
 def _key(headers: Headers, body: bytes) -> bytes:
     """What requests have in common that should meet the same server: tenant and beginning."""
     sent = next((value for name, value in headers if name == b"authorization"), b"")
-    with suppress(ValueError, AttributeError, KeyError, IndexError, RecursionError):
+    with suppress(ValueError, TypeError, AttributeError, LookupError, RecursionError):
         request = json.loads(body)
         named = request.get("prompt_cache_key")
         begin = named or request.get("prompt") or request["messages"][:2]
@@ -242,6 +257,12 @@ def _none(lost: int) -> ApiError:
         else "no engine is up at the moment; they are being started, try again in a while"
     )
     return ApiError(503, text, code="engine_fault", retry_after=1 if lost else 10)
+
+
+def _late(seconds: float) -> ApiError:
+    """An engine that took a request and says nothing."""
+    text = f"the engine of this request did not finish it within {seconds:.0f} s; ask for less"
+    return ApiError(504, text, code="request_timeout")
 
 
 def _closing() -> ApiError:

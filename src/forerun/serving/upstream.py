@@ -24,6 +24,7 @@ class Upstream:
     url: str  # http://host:port
     in_flight: int = 0
     is_lost: bool = False  # a connection broke: nothing more is sent there
+    num_missed: int = 0  # looks in a row that it did not answer
 
 
 @dataclass

@@ -29,7 +29,7 @@ from forerun.bench.tasks.reasoning import Example, ReasoningTask
 from forerun.bench.tasks.reasoning_world import MIX
 from forerun.dice import SeededDice
 from forerun.engine.api import Model
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, DataError
 from forerun.models.load import load_target
 from forerun.records import Rows, Sequence
 from forerun.roles import Target
@@ -154,7 +154,7 @@ class Labeller:
             rows = self._rows(self.model.target, self.prompts[i], tree)
             assert rows.hidden is not None
             for node, (at, token) in enumerate(places.items(), len(tokens)):
-                row = rows.hidden[node + 1].float().numpy()
+                row = rows.hidden[node + 1].float().cpu().numpy()
                 waiting.append((i, [*tokens[:at], token], row))
         prompts = [[*self.prompts[i], *begun] for i, begun, _ in waiting]
         ends = self._generated(self.model, prompts, 0.0, "answers after a swap")
@@ -284,6 +284,11 @@ def best(tokens: Tokens, plan: Plan) -> Found:
     is_swap = tokens.sources == SWAP
     is_used = np.isin(tokens.sources, plan.sources)
     labels, areas, scored = tokens.labels[is_swap], [], []
+    if labels.all() or not labels.any():
+        raise DataError(
+            f"{len(labels)} swaps, and all are {'right' if labels.all() else 'wrong'}; a head "
+            "learns from both kinds: label more problems"
+        )
     for penalty in PENALTIES:
         scores = np.empty(len(tokens.labels))
         for fold in range(plan.folds):

@@ -201,6 +201,10 @@ def _report(board: Board, n: int, is_json: bool) -> None:
         f"[bold]speed-up {found['speed_up']:.2f}x[/] (geometric mean of "
         f"{counted(found['problems'], 'problem')}; {interval}wall time, prefill included)"
     )
+    out.print(
+        f"both sides draw from the same law: by chance alone their majorities differ by some "
+        f"{100 / found['problems'] ** 0.5:.0f} points on so few problems"
+    )
 
 
 def _table(found: dict[str, Any], arms: tuple[str, str], n: int) -> Table:

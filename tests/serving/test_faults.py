@@ -157,7 +157,8 @@ def test_a_drafter_that_fails_costs_drafts_and_one_warning(
         assert {answer.status_code for answer in found} == {200}
         expected = model.tokenizer.decode((3 * model.target.script)[:40])
         assert {answer.json()["choices"][0]["text"] for answer in found} == {expected}
-        counted = sum(answer.json()["speculation"]["failures"] for answer in found)
+        told = [answer.json()["speculation"] for answer in found]
+        counted = sum(one.get("failures", 0) for one in told)  # left out where there was none
         assert served.metric("forerun:drafter_failures_total") == counted > 12
         assert served.metric("forerun:engine_faults_total") == 0
         assert served.metric("vllm:spec_decode_num_accepted_tokens_total") > 0

@@ -1,4 +1,4 @@
-"""Inflation: a small llama checkpoint padded to 0.1B, 0.3B, 1B or 8B, its output law unchanged.
+"""Inflation: a small llama checkpoint padded to 30M up to 8B, its output law unchanged.
 
 An inflated model answers what the small one answers, at the cost of its new size: it is for honest
 timing, and results on it are labelled so. What is added, and why it is not heard: `padding.py`.

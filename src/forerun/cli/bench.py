@@ -217,7 +217,7 @@ def tasks(is_json: options.Json = False) -> None:
 def inflate(
     source: Annotated[str, typer.Argument(help="Folder, hub id, or reasoner.")],
     target: Annotated[Path, typer.Argument(help="Folder to make.")],
-    size: Annotated[str, typer.Option("--size", help="0.1B, 0.3B, 1B, 8B.")] = "0.3B",
+    size: Annotated[str, typer.Option("--size", help="30M, 0.1B, 0.3B, 1B, 8B.")] = "0.3B",
     dtype: Annotated[str, typer.Option("--dtype", help="bf16, fp16, fp32.")] = "bf16",
     seed: Seed = 0,
 ) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Sequence as Many
 
 import numpy as np
 
-from fakes import FakeTarget, exact_law, run_all, sequence
+from fakes import FakeTarget, exact_law, run_all, sequence, table_law
+from forerun import registry
 from forerun.controllers.fixed import Fixed
 from forerun.dice import Dice, EnumeratedDice
 from forerun.engine.loop import Engine
@@ -17,6 +18,10 @@ from forerun.roles import Controller, Drafter, Shaper, Verifier
 from forerun.sampling import Sampling
 
 PROMPT = (0, 1)
+TARGET, DRAFT, EXACT = table_law(1), table_law(2), 1e-12
+# drafter, plan, lengths of the sequences that share the drafter and the batch
+Draft = tuple[Callable[[], Drafter], Plan, Many[int]]
+Request = tuple[Sampling, Callable[[], Many[Shaper]]]
 
 
 class Given(Controller):
@@ -27,6 +32,28 @@ class Given(Controller):
 
     def plan(self, seq):
         return Plan(self.given.nodes, min(self.given.depth, seq.num_left - 1), self.given.stop)
+
+
+def check(draft: Draft, request: Request, verifier: str, lengths: Many[int] = ()) -> None:
+    """The law that `request` makes of TARGET is kept, in texts of the draft's lengths or others."""
+    make, plan, own = draft
+    sampling, shapers = request
+    error = distance(
+        TARGET,
+        make,
+        registry.make("verifier", verifier),
+        plan=plan,
+        sampling=sampling,
+        shapers=shapers,
+        lengths=lengths or own,
+    )
+    assert error <= EXACT, error
+
+
+def check_shaped(draft: Draft, request: Request, verifier: str) -> None:
+    """The same; a single text is short under `match`, whose outcomes are many."""
+    is_short = verifier == "match" and len(draft[2]) == 1
+    check(draft, request, verifier, (2,) if is_short else ())
 
 
 def distance(

@@ -11,49 +11,33 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fakes import VOCAB, TableSource, exact_law, table_law
-from forerun import registry
+from drafts import CHAIN, SHAPED, TREE, grown, made
+from fakes import VOCAB, exact_law
 from forerun.constraints.corpus import Corpus
-from forerun.drafters.base import Grown
 from forerun.ngrams.fm_index import FMIndex
 from forerun.records import Plan
-from forerun.roles import Drafter, Shaper
+from forerun.roles import Shaper
 from forerun.sampling import Sampling
 from forerun.shaping import Adjust
 from forerun.template import grid
-from harness import PROMPT, distance
+from harness import PROMPT, TARGET, Request, check_shaped
 
-TARGET, DRAFT, EXACT = table_law(1), table_law(2), 1e-12
 END = VOCAB - 1
 DOCUMENTS = [(0, 1, 1, 0), (1, 0, 0), (0, 0, 1, 0, 1)]
 INDEX = FMIndex.of(DOCUMENTS, END)
-CHAIN, TREE = Plan(nodes=2, depth=2), Plan(nodes=4, depth=2)
-
-
-def grown(grower: str, **options: object) -> Callable[[], Drafter]:
-    return lambda: Grown(TableSource(DRAFT), registry.get("grower", grower)(**options))
-
-
-def made(spec: str, **options: object) -> Callable[[], Drafter]:
-    return lambda: registry.make("drafter", spec, **options)
 
 
 def corpus(**options: object) -> Callable[[], tuple[Shaper, ...]]:
     return lambda: (Corpus(INDEX, **options),)
 
 
-# name -> drafter, plan, lengths of the sequences that share the batch
-DRAFTERS = {
+DRAFTERS = SHAPED | {
     "none": (made("none"), TREE, (4,)),
-    "chain": (grown("chain"), CHAIN, (3,)),
-    "chain, ragged batch": (grown("chain"), Plan(1, 1), (1, 2)),
-    "gumbel 2x1": (grown("gumbel", template=grid(2, 1)), TREE, (3,)),
     "i.i.d. 2": (grown("iid", width=2), Plan(3, 2), (3,)),
     "top 2x2": (grown("template", template=grid(2, 2)), Plan(6, 2), (4,)),
     "prompt lookup": (made("prompt_lookup:ngram=2,tokens=2"), CHAIN, (5,)),
-    "stand": (made("stand", context=1, entries=3), Plan(3, 2), (4,)),
 }
-REQUESTS = {
+REQUESTS: dict[str, Request] = {
     "anywhere": (Sampling(), corpus()),
     "whole documents": (Sampling(), corpus(begin="document")),
     "after the prompt, 2 tokens count": (Sampling(), corpus(begin="prompt", window=2)),
@@ -79,18 +63,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "request_", "verifier"), CASES)
 def test_the_constrained_law_is_kept(name: str, request_: str, verifier: str) -> None:
-    make, plan, lengths = DRAFTERS[name]
-    sampling, shapers = REQUESTS[request_]
-    error = distance(
-        TARGET,
-        make,
-        registry.make("verifier", verifier),
-        plan=plan,
-        sampling=sampling,
-        shapers=shapers,
-        lengths=(2,) if verifier == "match" and len(lengths) == 1 else lengths,
-    )
-    assert error <= EXACT
+    check_shaped(DRAFTERS[name], REQUESTS[request_], verifier)
 
 
 @pytest.mark.parametrize("begin", ["anywhere", "document", "prompt"])

@@ -2,52 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
-from fakes import VOCAB, NoRepeats, TableSource, table_law
-from forerun import registry
+from drafts import SHAPED, made
+from fakes import VOCAB, NoRepeats
 from forerun.constraints.infini import InfiniMix
-from forerun.drafters.base import Grown
 from forerun.ngrams.infini import Index
 from forerun.ngrams.interpolation import TwoWeights
 from forerun.records import Plan
-from forerun.roles import Drafter, Shaper
 from forerun.sampling import Sampling
 from forerun.shaping import Adjust
-from forerun.template import grid
-from harness import distance
+from harness import TARGET, Request, check_shaped
 
-TARGET, DRAFT, EXACT = table_law(1), table_law(2), 1e-12
 DOCUMENTS = [[0, 1, 2, 0, 1, 1, 0], [1, 2, 2, 0, 1]]
-CHAIN, TREE = Plan(nodes=2, depth=2), Plan(nodes=4, depth=2)
 
 
 def mix(sparse: float, other: float, eos: int | None = None) -> InfiniMix:
     return InfiniMix(Index.of(DOCUMENTS, eos=eos), TwoWeights(sparse, other))
 
 
-def grown(grower: str, **options: object) -> Callable[[], Drafter]:
-    return lambda: Grown(TableSource(DRAFT), registry.get("grower", grower)(**options))
-
-
-def made(spec: str, **options: object) -> Callable[[], Drafter]:
-    return lambda: registry.make("drafter", spec, **options)
-
-
-# name -> drafter, plan, lengths of the sequences that share the batch
-DRAFTERS = {
-    "none": (made("none"), TREE, (3,)),
-    "chain": (grown("chain"), CHAIN, (3,)),
-    "chain, ragged batch": (grown("chain"), Plan(1, 1), (1, 2)),
-    "gumbel 2x1": (grown("gumbel", template=grid(2, 1)), TREE, (3,)),
-    "top 2x2": (grown("template", template=grid(2, 2)), Plan(6, 2), (3,)),
-    "infini": (made("infini:corpus=0+1+2+0+0+2+1+1"), Plan(3, 2), (3,)),
-    "stand": (made("stand", context=1, entries=3), Plan(3, 2), (4,)),
-}
-REQUESTS: dict[str, tuple[Sampling, Callable[[], tuple[Shaper, ...]]]] = {
+DRAFTERS = SHAPED | {"infini": (made("infini:corpus=0+1+2+0+0+2+1+1"), Plan(3, 2), (3,))}
+del DRAFTERS["prompt lookup"]
+REQUESTS: dict[str, Request] = {
     "two weights": (Sampling(), lambda: (mix(0.7, 0.2),)),
     "sparse estimates alone": (Sampling(), lambda: (mix(1.0, 0.0),)),
     "greedy": (Sampling(temperature=0), lambda: (mix(0.4, 0.3),)),
@@ -64,18 +41,7 @@ REQUESTS: dict[str, tuple[Sampling, Callable[[], tuple[Shaper, ...]]]] = {
 @pytest.mark.parametrize("request_", REQUESTS)
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_the_mixture_is_kept(name: str, request_: str, verifier: str) -> None:
-    make, plan, lengths = DRAFTERS[name]
-    sampling, shapers = REQUESTS[request_]
-    error = distance(
-        TARGET,
-        make,
-        registry.make("verifier", verifier),
-        plan=plan,
-        sampling=sampling,
-        shapers=shapers,
-        lengths=(2,) if verifier == "match" and len(lengths) == 1 else lengths,
-    )
-    assert error <= EXACT
+    check_shaped(DRAFTERS[name], REQUESTS[request_], verifier)
 
 
 def test_the_mixture_is_that_of_its_formula() -> None:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forerun.catalog import rows as methods
-    from forerun.engine.api import Event, Model, Result, Sample, generate, load
+    from forerun.engine.api import Model, Result, generate, load
     from forerun.engine.loop import Engine
+    from forerun.engine.run import Event, Sample
     from forerun.engine.stats import Stats
     from forerun.errors import ForerunError
     from forerun.sampling import Sampling
@@ -37,11 +38,11 @@ __all__ = [
 
 _HOMES = {  # imported when first used: `import forerun` stays cheap
     "Engine": "forerun.engine.loop:Engine",
-    "Event": "forerun.engine.api:Event",
+    "Event": "forerun.engine.run:Event",
     "ForerunError": "forerun.errors:ForerunError",
     "Model": "forerun.engine.api:Model",
     "Result": "forerun.engine.api:Result",
-    "Sample": "forerun.engine.api:Sample",
+    "Sample": "forerun.engine.run:Sample",
     "Sampling": "forerun.sampling:Sampling",
     "Stats": "forerun.engine.stats:Stats",
     "generate": "forerun.engine.api:generate",

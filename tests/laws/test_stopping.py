@@ -115,7 +115,7 @@ def test_the_law_of_where_it_ends(request_: str, grower: str) -> None:
 def test_logprobs_are_the_targets_own_whatever_is_drafted() -> None:
     """Equal to -log of the unshaped law at each position, with penalties, truncation, drafts on."""
     from forerun.dice import SeededDice
-    from forerun.engine.api import record_logprobs
+    from forerun.engine.run import record_logprobs
 
     sampling = Sampling(temperature=0.5, top_k=2, frequency_penalty=0.7, logprobs=2)
     accepted = Recorder()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -271,3 +273,25 @@ def test_fewer_run_at_once_where_there_is_no_room(tiny_folder, caplog) -> None:
     model.generate(["the dog"], sampling, on_step=count, batch=4)
     assert "2 of 4 sequences run at once" in caplog.text and most == 2
     assert sum(event.sample is not None for event in streaming) == 4
+
+
+def test_any_number_of_samples_begins_at_once(model) -> None:
+    options = {"batch": 2, "max_new_tokens": 2, "seed": 3, "drafter": "none"}
+    run = model.run(PROMPT, n=10**12, **options)
+    events = run.events()
+    samples = (event.sample for event in events if event.sample)
+    found = {sample.index: sample.tokens for sample in itertools.islice(samples, 6)}
+    assert len(run.engine.scheduler.waiting) <= 2
+    events.close()
+    assert all(slot.is_free for slot in model.target.cache.slots)
+    (few,) = model.generate(PROMPT, n=6, **options)
+    assert found == {sample.index: sample.tokens for sample in few.samples}
+
+
+def test_a_prompt_alone_has_the_randomness_of_its_place_in_a_batch(model) -> None:
+    options = {"n": 2, "max_new_tokens": 8, "seed": 5, "drafter": "none"}
+    many = model.generate([PROMPT] * 4, **options)
+    alone = sorted(model.run([PROMPT], numbers=[3], **options), key=lambda sample: sample.index)
+    assert [sample.tokens for sample in alone] == [sample.tokens for sample in many[3].samples]
+    assert [sample.tokens for sample in alone] != [sample.tokens for sample in many[0].samples]
+    assert {sample.prompt_index for sample in alone} == {0}

@@ -18,7 +18,7 @@ import forerun
 from forerun import memories
 from forerun.cli.generate_ray import progress_line
 from forerun.cli.main import main
-from forerun.engine.api import Sample
+from forerun.engine.run import Sample
 from forerun.engine.stats import Stats
 from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.integrations import ray_batch

@@ -22,7 +22,8 @@ from forerun.sampling import Sampling
 
 if TYPE_CHECKING:
     from forerun.bench.tasks.base import Example
-    from forerun.engine.api import Model, Run, Sample
+    from forerun.engine.api import Model
+    from forerun.engine.run import Run, Sample
     from forerun.records import Step
 
 KINDS = ("drafter", "controller", "verifier")

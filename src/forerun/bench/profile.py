@@ -18,7 +18,8 @@ from forerun.sampling import Sampling
 
 if TYPE_CHECKING:
     from forerun.bench.own import Parts
-    from forerun.engine.api import Model, Run
+    from forerun.engine.api import Model
+    from forerun.engine.run import Run
     from forerun.models.transformer import Transformer
 
 

@@ -29,7 +29,7 @@ from forerun.integrations.ray_worker import Asked, Setup
 from forerun.interrupts import uninterrupted
 
 if TYPE_CHECKING:
-    from forerun.engine.api import Sample
+    from forerun.engine.run import Sample
     from forerun.integrations.ray_batch import Pool
     from forerun.models.tokenizer import Tokenizer
 
@@ -227,7 +227,7 @@ def _shown(
 
 def _sample(record: dict[str, Any]) -> Sample:
     """A sample as far as its log-probabilities are shown."""
-    from forerun.engine.api import Sample
+    from forerun.engine.run import Sample
 
     fields = {name: record[name] for name in ("prompt_index", "index", "text", "tokens", "finish")}
     tops = [{int(token): value for token, value in top.items()} for top in record["logprobs"]]

@@ -15,7 +15,7 @@ from forerun.errors import CapacityError, DataError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from forerun.engine.api import Sample
+    from forerun.engine.run import Sample
     from forerun.engine.stats import Stats
 
 WIDE = 200  # columns where nobody looks, so that a row stays a line

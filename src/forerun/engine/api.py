@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import operator
-import secrets
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
@@ -13,19 +11,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from forerun import compiled, registry
 from forerun.assets import embedded
-from forerun.dice import SeededDice
 from forerun.engine.guard import Guarded
 from forerun.engine.loop import Engine, check_pair
+from forerun.engine.run import Event, Run, Sample, record_logprobs
 from forerun.engine.stats import Recorder, Stats
 from forerun.engine.stops import Stops
-from forerun.errors import CapacityError, ConfigError, DataError, UnknownName
+from forerun.errors import ConfigError, DataError, UnknownName
 from forerun.models.tokenizer import TextStream, Tokenizer
-from forerun.origins import Origins, Piece
-from forerun.records import Sequence, Step
+from forerun.origins import Origins
+from forerun.records import Step
 from forerun.roles import Controller, Drafter, Shaper, Target, Verifier
 from forerun.sampling import Sampling
 from forerun.shaping import Adjust
@@ -33,24 +29,10 @@ from forerun.shaping import Adjust
 if TYPE_CHECKING:
     from forerun.memories import Kept
 
-_numbers = itertools.count()
 log = logging.getLogger("forerun")
 
 Prompts = str | Many[str] | Many[Many[int]]
 Samplings = Sampling | Many[Sampling] | None
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One finished trajectory."""
-
-    prompt_index: int
-    index: int  # trajectory number, from 0
-    text: str
-    tokens: list[int]
-    finish: str  # "stop", "length" or "cancelled"
-    stats: Stats
-    logprobs: list[dict[int, float]] | None = None  # per token: id -> the target's log-probability
 
 
 @dataclass(frozen=True)
@@ -66,17 +48,6 @@ class Result:
     def text(self) -> str:
         """Text of the first sample."""
         return self.samples[0].text
-
-
-@dataclass(frozen=True)
-class Event:
-    """A piece of streamed text; `sample` is set on the last one of a trajectory."""
-
-    prompt_index: int
-    index: int
-    text: str
-    sample: Sample | None = None
-    pieces: tuple[Piece, ...] = ()  # the text, cut by how it came
 
 
 class Model:
@@ -129,6 +100,7 @@ class Model:
         shapers: Many[Shaper] = (),
         batch: int | None = None,
         tenant: str = "",
+        numbers: Many[int] | None = None,
         on_step: Callable[[Step], None] | None = None,
         **overrides: Any,
     ) -> Run:
@@ -139,6 +111,7 @@ class Model:
         batch: most sequences that run at once; unless told 8, or fewer where there is no room. A
         pass over several costs little more than over one, but drafts learn less from each other.
         tenant: whose prompts these are, for memories that are kept apart by tenant.
+        numbers: those of the prompts in a larger batch, whose randomness they then have.
         overrides: fields of Sampling, such as n=16.
         """
         unknown = [name for name in overrides if name not in Sampling.__dataclass_fields__]
@@ -175,11 +148,11 @@ class Model:
             max_seqs=batch or registry.BATCH,
         )
         if compiled.cold_now():
-            log.warning("compiling kernels, once (seconds); later runs find them in Numba's cache")
+            log.warning(compiled.NOTICE)
             engine.drafter.warm_up()
             engine.verifier.warm_up()
         given = [replace(s, **overrides) for s in given]
-        run = Run(self, engine, recorder, origins, texts, given, tenant)
+        run = Run(self, engine, recorder, origins, texts, given, numbers=numbers, tenant=tenant)
         run.fit(warns=batch is not None)
         return run
 
@@ -210,136 +183,6 @@ class Model:
         for spec, drafter in self._drafters.items():
             report |= {f"{spec}: {part}": size for part, size in drafter.memory_report().items()}
         return report
-
-
-class Run:
-    """One call's sequences on one engine."""
-
-    def __init__(
-        self,
-        model: Model,
-        engine: Engine,
-        recorder: Recorder,
-        origins: Origins,
-        prompts: list[str | list[int]],
-        samplings: list[Sampling],
-        tenant: str = "",
-    ) -> None:
-        self.model, self.engine = model, engine
-        self.recorder, self.origins = recorder, origins
-        self.prompts, self.samplings, self.tenant = prompts, samplings, tenant
-        self.seed = next((s.seed for s in samplings if s.seed is not None), secrets.randbits(31))
-        self._number = next(_numbers)  # no two runs share a group
-        self._where: dict[Sequence, int] = {}  # in the order of admission
-        for i, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
-            self._submit(i, prompt, sampling)
-
-    def __iter__(self) -> Iterator[Sample]:
-        return (event.sample for event in self.events() if event.sample)
-
-    def events(self) -> Iterator[Event]:
-        """Steps the engine to the end; yields text pieces and finished samples."""
-        sent: dict[Sequence, int] = {}
-        try:
-            while not self.engine.scheduler.is_idle:
-                running = list(self.engine.scheduler.running)
-                ended = self.engine.step()
-                for seq in dict.fromkeys([*running, *self.engine.scheduler.running, *ended]):
-                    text = self.engine.stops.text(seq)
-                    start, sent[seq] = sent.get(seq, 0), len(text)
-                    sample = self._sample(seq, text) if seq in ended else None
-                    if len(text) > start or sample:
-                        begins = self.engine.stops.begins(seq)
-                        pieces = tuple(self.origins.pieces(seq, text, start, begins))
-                        where = self._where[seq], seq.index
-                        yield Event(*where, text[start:], sample, pieces)
-        finally:  # also when the caller stops early: nothing may stay in the drafter or the cache
-            self._abandon()
-
-    def _abandon(self) -> None:
-        scheduler = self.engine.scheduler
-        for seq in [*scheduler.running, *scheduler.waiting]:
-            self.engine.cancel(seq)
-        self.engine.retire()
-        for i in range(len(self.prompts)):
-            self.engine.drafter.forget((self._number, i))
-
-    def fit(self, warns: bool) -> None:
-        """Lets fewer sequences run at once where the target has no room for as many."""
-        scheduler, target = self.engine.scheduler, self.model.target
-        asked = most = min(scheduler.max_seqs, len(scheduler.waiting))
-        longest = max((seq.num_prompt + seq.limit for seq in scheduler.waiting), default=0)
-        why: CapacityError | None = None
-        while most > 1:
-            try:
-                target.check_room(target.num_held + most, longest)
-                break
-            except CapacityError as found:
-                most, why = most - 1, why or found
-        if why:
-            scheduler.max_seqs = most
-            if warns:
-                log.warning(f"{most} of {asked} sequences run at once, the others wait: {why}")
-
-    def _submit(self, i: int, prompt: str | list[int], sampling: Sampling) -> None:
-        tokens = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        if not tokens or prompt == "":
-            raise DataError(f"prompt {i} is empty; give it at least one token")
-        vocab = self.model.target.vocab_size
-        for name in ("logit_bias", "banned_tokens", "stop_token_ids"):
-            if (most := max(getattr(sampling, name), default=0)) >= vocab:
-                raise ConfigError(
-                    f"{name} names token {most}, but the ids of this model end at {vocab - 1}"
-                )
-        if not 0 <= min(tokens) <= max(tokens) < vocab:
-            raise DataError(f"prompt {i} has token ids outside 0..{vocab - 1}")
-        room = self.model.target.context - len(tokens)
-        if room < 1:
-            raise CapacityError(
-                f"prompt {i} has {len(tokens)} tokens, but the context of this model is "
-                f"{self.model.target.context}; keep {self.model.target.context - 1} or fewer"
-            )
-        seed = self.seed if sampling.seed is None else sampling.seed
-        for k in range(sampling.n):
-            seq = Sequence(
-                list(tokens),
-                len(tokens),
-                sampling,
-                SeededDice(seed, i, k),
-                limit=min(sampling.max_new_tokens, room),
-                group=(self._number, i),
-                index=k,
-                tenant=self.tenant,
-            )
-            self._where[seq] = i
-            self.engine.submit(seq)
-
-    def _sample(self, seq: Sequence, text: str) -> Sample:
-        tokens = seq.generated
-        logprobs = None if seq.sampling.logprobs is None else seq.logprobs[: len(tokens)]
-        stats = self.recorder.of(seq)
-        stats.failures = self.engine.drafter.failures.get(seq, 0)  # type: ignore[attr-defined]
-        return Sample(self._where[seq], seq.index, text, tokens, seq.finish or "", stats, logprobs)
-
-
-def record_logprobs(step: Step) -> None:
-    """Listener: the target's own log-probabilities of each emitted token and the top m."""
-    for i, (seq, law) in enumerate(zip(step.seqs, step.laws, strict=True)):
-        if seq.sampling.logprobs is None:
-            continue
-        for node, token in zip(step.visited(i), step.emitted[i], strict=True):
-            logprobs = law.logprobs(node)
-            top = top_ids(logprobs, seq.sampling.logprobs)
-            seq.logprobs.append({t: float(logprobs[t]) for t in dict.fromkeys([token, *top])})
-
-
-def top_ids(values: np.ndarray, count: int) -> list[int]:
-    """Ids of the `count` largest of values [V], falling; ties: the lowest id."""
-    if count == 0:
-        return []
-    border = np.partition(values, -count)[-count] if count < len(values) else -np.inf
-    best = np.flatnonzero(values >= border)
-    return best[np.lexsort((best, -values[best]))][:count].tolist()
 
 
 def _as_list(prompts: Prompts) -> list[str | list[int]]:

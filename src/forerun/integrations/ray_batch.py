@@ -27,7 +27,7 @@ from forerun.records import Snapshot
 from forerun.roles import Drafter
 
 if TYPE_CHECKING:
-    from forerun.engine.api import Sample
+    from forerun.engine.run import Sample
 
 MOST_DEATHS = 3  # actors that may die over one piece of work, or while they start in a row
 FILLS = 4  # a piece of work fills an actor's batch so many times: its end runs half empty

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forerun import registry
-from forerun.dice import Dice, SeededDice
+from forerun.dice import Dice
 from forerun.errors import ConfigError, ForerunError
 from forerun.ngrams.files import Origin
 from forerun.records import Plan, Sequence, Snapshot, Step
@@ -24,7 +24,8 @@ from forerun.sampling import Sampling
 from forerun.tree import Tree, signed
 
 if TYPE_CHECKING:
-    from forerun.engine.api import Model, Run, Sample
+    from forerun.engine.api import Model
+    from forerun.engine.run import Run, Sample
 
 
 class Asked(NamedTuple):
@@ -140,7 +141,7 @@ class Worker:
         """A run whose dice are those that the prompts would have in one run of the whole batch."""
         s = self.setup
         try:
-            run = self.model.run(
+            return self.model.run(
                 [one.prompt for one in asked],  # type: ignore[arg-type]
                 [one.sampling for one in asked],
                 drafter=self.drafter,
@@ -149,14 +150,10 @@ class Worker:
                 shapers=self.shapers,
                 batch=s.batch,
                 tenant=s.tenant,
+                numbers=[one.index for one in asked],
             )
         except ForerunError as error:
             raise _renumbered(error, asked) from None
-        numbers = [one.index for one in asked for _ in range(one.sampling.n)]
-        for number, seq in zip(numbers, run.engine.scheduler.waiting, strict=True):
-            seed = run.seed if seq.sampling.seed is None else seq.sampling.seed
-            seq.dice = SeededDice(seed, number, seq.index)
-        return run
 
 
 class Twice(Drafter):

@@ -15,7 +15,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forerun.engine.api import Sample
+from forerun.engine.run import Sample
 from forerun.engine.stats import Stats
 from forerun.errors import ConfigError, UnknownName
 from forerun.records import Sequence

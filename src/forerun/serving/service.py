@@ -7,8 +7,9 @@ import hashlib
 from fastapi import Request
 
 from forerun import __version__
-from forerun.engine.api import Model, record_logprobs
+from forerun.engine.api import Model
 from forerun.engine.loop import Engine
+from forerun.engine.run import record_logprobs
 from forerun.engine.stats import Recorder
 from forerun.engine.stops import Stops
 from forerun.models.tokenizer import TextStream

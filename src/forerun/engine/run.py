@@ -1,0 +1,212 @@
+"""One call's sequences on one engine: made as places come free, stepped, and given back as text."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from forerun.dice import SeededDice
+from forerun.engine.stats import Stats
+from forerun.errors import CapacityError, ConfigError, DataError
+from forerun.origins import Piece
+from forerun.records import Sequence, Step
+
+if TYPE_CHECKING:
+    from forerun.engine.api import Model
+    from forerun.engine.loop import Engine
+    from forerun.engine.stats import Recorder
+    from forerun.origins import Origins
+    from forerun.sampling import Sampling
+
+_numbers = itertools.count()
+log = logging.getLogger("forerun")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One finished trajectory."""
+
+    prompt_index: int
+    index: int  # trajectory number, from 0
+    text: str
+    tokens: list[int]
+    finish: str  # "stop", "length" or "cancelled"
+    stats: Stats
+    logprobs: list[dict[int, float]] | None = None  # per token: id -> the target's log-probability
+
+
+@dataclass(frozen=True)
+class Event:
+    """A piece of streamed text; `sample` is set on the last one of a trajectory."""
+
+    prompt_index: int
+    index: int
+    text: str
+    sample: Sample | None = None
+    pieces: tuple[Piece, ...] = ()  # the text, cut by how it came
+
+
+class Run:
+    """One call's sequences on one engine.
+
+    samplings: one for each prompt. numbers: those of the prompts in a larger batch, whose
+    randomness they then have; unless told 0, 1, 2 ... Raises DataError, ConfigError or
+    CapacityError for a prompt that cannot be served.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        engine: Engine,
+        recorder: Recorder,
+        origins: Origins,
+        prompts: list[str | list[int]],
+        samplings: list[Sampling],
+        *,
+        numbers: Many[int] | None = None,
+        tenant: str = "",
+    ) -> None:
+        self.model, self.engine = model, engine
+        self.recorder, self.origins = recorder, origins
+        self.prompts, self.tenant = prompts, tenant
+        self.seed = next((s.seed for s in samplings if s.seed is not None), secrets.randbits(31))
+        self._number = next(_numbers)  # no two runs share a group
+        pairs = zip(prompts, samplings, strict=True)
+        firsts = [self._first(i, *pair) for i, pair in enumerate(pairs)]
+        self._longest = max(seq.num_prompt + seq.limit for seq in firsts)
+        self._left = self._sequences(firsts, range(len(prompts)) if numbers is None else numbers)
+        self._queue()
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (event.sample for event in self.events() if event.sample)
+
+    def events(self) -> Iterator[Event]:
+        """Steps the engine to the end; yields text pieces and finished samples."""
+        sent: dict[Sequence, int] = {}
+        try:
+            while self._queue():
+                running = list(self.engine.scheduler.running)
+                ended = self.engine.step()
+                for seq in dict.fromkeys([*running, *self.engine.scheduler.running, *ended]):
+                    text = self.engine.stops.text(seq)
+                    start, sent[seq] = sent.get(seq, 0), len(text)
+                    sample = self._sample(seq, text) if seq in ended else None
+                    if len(text) > start or sample:
+                        begins = self.engine.stops.begins(seq)
+                        pieces = tuple(self.origins.pieces(seq, text, start, begins))
+                        yield Event(_prompt(seq), seq.index, text[start:], sample, pieces)
+                    if sample:
+                        del sent[seq]
+        finally:  # also when the caller stops early: nothing may stay in the drafter or the cache
+            self._abandon()
+
+    def _abandon(self) -> None:
+        self._left = iter(())
+        scheduler = self.engine.scheduler
+        for seq in [*scheduler.running, *scheduler.waiting]:
+            self.engine.cancel(seq)
+        self.engine.retire()
+        for i in range(len(self.prompts)):
+            self.engine.drafter.forget((self._number, i))
+
+    def fit(self, warns: bool) -> None:
+        """Lets fewer sequences run at once where the target has no room for as many."""
+        scheduler, target = self.engine.scheduler, self.model.target
+        asked = most = min(scheduler.max_seqs, len(scheduler.waiting))
+        why: CapacityError | None = None
+        while most > 1:
+            try:
+                target.check_room(target.num_held + most, self._longest)
+                break
+            except CapacityError as found:
+                most, why = most - 1, why or found
+        if why:
+            scheduler.max_seqs = most
+            if warns:
+                log.warning(f"{most} of {asked} sequences run at once, the others wait: {why}")
+
+    def _queue(self) -> bool:
+        """As many wait as may run, and no more are made: n may be huge. Is anything left to do?"""
+        scheduler = self.engine.scheduler
+        free = max(scheduler.max_seqs - len(scheduler.waiting), 0)
+        for seq in itertools.islice(self._left, free):
+            self.engine.submit(seq)
+        return not scheduler.is_idle
+
+    def _first(self, i: int, prompt: str | list[int], sampling: Sampling) -> Sequence:
+        """The first trajectory of a prompt that can be served."""
+        tokens = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not tokens or prompt == "":
+            raise DataError(f"prompt {i} is empty; give it at least one token")
+        vocab = self.model.target.vocab_size
+        for name in ("logit_bias", "banned_tokens", "stop_token_ids"):
+            if (most := max(getattr(sampling, name), default=0)) >= vocab:
+                raise ConfigError(
+                    f"{name} names token {most}, but the ids of this model end at {vocab - 1}"
+                )
+        if not 0 <= min(tokens) <= max(tokens) < vocab:
+            raise DataError(f"prompt {i} has token ids outside 0..{vocab - 1}")
+        room = self.model.target.context - len(tokens)
+        if room < 1:
+            raise CapacityError(
+                f"prompt {i} has {len(tokens)} tokens, but the context of this model is "
+                f"{self.model.target.context}; keep {self.model.target.context - 1} or fewer"
+            )
+        seq = Sequence(
+            tokens,
+            len(tokens),
+            sampling,
+            SeededDice(self.seed if sampling.seed is None else sampling.seed),
+            limit=min(sampling.max_new_tokens, room),
+            group=(self._number, i),
+            tenant=self.tenant,
+        )
+        self.engine.verifier.check(seq)
+        return seq
+
+    def _sequences(self, firsts: list[Sequence], numbers: Many[int]) -> Iterator[Sequence]:
+        """Every trajectory, prompt by prompt, with randomness of its own."""
+        for number, first in zip(numbers, firsts, strict=True):
+            seed = self.seed if first.sampling.seed is None else first.sampling.seed
+            for k in range(first.sampling.n):
+                own, dice = list(first.tokens), SeededDice(seed, number, k)
+                yield replace(first, tokens=own, dice=dice, index=k, logprobs=[])
+
+    def _sample(self, seq: Sequence, text: str) -> Sample:
+        tokens = seq.generated
+        logprobs = None if seq.sampling.logprobs is None else seq.logprobs[: len(tokens)]
+        stats = self.recorder.of(seq)
+        stats.failures = self.engine.drafter.failures.get(seq, 0)  # type: ignore[attr-defined]
+        return Sample(_prompt(seq), seq.index, text, tokens, seq.finish or "", stats, logprobs)
+
+
+def _prompt(seq: Sequence) -> int:
+    """The number of its prompt in its run."""
+    return seq.group[1]  # type: ignore[index]
+
+
+def record_logprobs(step: Step) -> None:
+    """Listener: the target's own log-probabilities of each emitted token and the top m."""
+    for i, (seq, law) in enumerate(zip(step.seqs, step.laws, strict=True)):
+        if seq.sampling.logprobs is None:
+            continue
+        for node, token in zip(step.visited(i), step.emitted[i], strict=True):
+            logprobs = law.logprobs(node)
+            top = top_ids(logprobs, seq.sampling.logprobs)
+            seq.logprobs.append({t: float(logprobs[t]) for t in dict.fromkeys([token, *top])})
+
+
+def top_ids(values: np.ndarray, count: int) -> list[int]:
+    """Ids of the `count` largest of values [V], falling; ties: the lowest id."""
+    if count == 0:
+        return []
+    border = np.partition(values, -count)[-count] if count < len(values) else -np.inf
+    best = np.flatnonzero(values >= border)
+    return best[np.lexsort((best, -values[best]))][:count].tolist()

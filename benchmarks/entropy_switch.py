@@ -25,7 +25,7 @@ from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.bench.tasks.reasoning_world import MIX
 from forerun.bench.theory import pass_cost
 from forerun.engine.api import Model
-from forerun.training.recipes.acceptance_head import auc
+from forerun.statistics import auc
 
 FIRST_SEED = 620_000  # problems of this benchmark
 THRESHOLDS = (2.0, 1.0, 0.7, 0.5)

@@ -11,8 +11,8 @@ import time
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import forerun
+from forerun.assets import embedded
 from forerun.bench.tasks.reasoning import ReasoningTask
-from forerun.engine.api import embedded
 
 path = sys.argv[1] if len(sys.argv) > 1 else embedded("reasoner")
 prompt = sys.argv[2] if len(sys.argv) > 2 else ReasoningTask("heldout").example(2).prompt

@@ -16,7 +16,7 @@ import pytest
 from forerun.adaptive.entropy_switch import LARGE, SMALL, EntropySwitch, load
 from forerun.bench.switching import RandomSwitch, Score, gap, score, traces
 from forerun.bench.tasks.reasoning import ReasoningTask
-from forerun.training.recipes.acceptance_head import auc
+from forerun.statistics import auc
 
 pytestmark = [pytest.mark.paper, pytest.mark.slow]
 

@@ -24,7 +24,7 @@ from forerun.drafters.draft_model import DraftModel
 from forerun.engine.stats import Stats
 from forerun.models.load import load_target
 from forerun.records import Step
-from forerun.training.recipes.acceptance_head import auc
+from forerun.statistics import auc
 
 pytestmark = [pytest.mark.paper, pytest.mark.slow]
 

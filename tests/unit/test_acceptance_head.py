@@ -16,6 +16,7 @@ from forerun.engine.loop import Engine
 from forerun.errors import ConfigError, ModelError
 from forerun.records import Plan
 from forerun.sampling import Sampling
+from forerun.statistics import auc
 from forerun.training.recipes import acceptance_head as recipe
 from harness import PROMPT
 
@@ -182,9 +183,9 @@ def test_loss_with_weight_one_and_hard_labels_is_bce():
 
 
 def test_auc_by_hand():
-    assert recipe.auc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1])) == 0.75
-    assert recipe.auc(np.zeros(4), np.array([0, 1, 1, 0.5])) == 0.5
-    assert recipe.auc(np.array([0.0, 1.0]), np.array([0.25, 0.75])) == 0.75
+    assert auc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1])) == 0.75
+    assert auc(np.zeros(4), np.array([0, 1, 1, 0.5])) == 0.5
+    assert auc(np.array([0.0, 1.0]), np.array([0.25, 0.75])) == 0.75
 
 
 def test_the_recipe_runs_whole(tmp_path):

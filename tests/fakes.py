@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from forerun.dice import Dice
-from forerun.engine.cost import Cost
 from forerun.engine.loop import Engine
-from forerun.records import Rows, Sequence, Verdict
+from forerun.records import Cost, Rows, Sequence, Verdict
 from forerun.roles import Path, Shaper, Source, Target
 from forerun.sampling import Sampling, to_probs
 from forerun.shaping import advance

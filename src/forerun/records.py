@@ -139,6 +139,24 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """Seconds of a pass at some numbers of rows, rising; lines between them and beyond the last."""
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def at(self, rows: float | np.ndarray) -> np.ndarray:
+        """Seconds of a pass over so many rows, all sequences together."""
+        within = np.interp(rows, self.rows, self.seconds)
+        return within + np.maximum(np.subtract(rows, self.rows[-1]), 0) * self._last
+
+    @property
+    def _last(self) -> float:
+        (a, b), (x, y) = self.rows[-2:], self.seconds[-2:]
+        return (y - x) / (b - a)
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """What a part has learned, as arrays and plain values: what is saved, restored and merged."""
 

@@ -14,11 +14,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from forerun.dice import SeededDice
-from forerun.engine.cost import Cost
 from forerun.engine.stats import Recorder, Stats
 from forerun.errors import ConfigError
 from forerun.recordings import Trace
-from forerun.records import Plan, Rows, Sequence, Step, Verdict
+from forerun.records import Cost, Plan, Rows, Sequence, Step, Verdict
 from forerun.roles import Drafter, Target
 from forerun.sampling import Sampling
 from forerun.tree import Tree

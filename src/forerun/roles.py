@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forerun.errors import ConfigError
-from forerun.records import Plan, Rows, Sequence, Snapshot, Step, Verdict
+from forerun.records import Cost, Plan, Rows, Sequence, Snapshot, Step, Verdict
 from forerun.tree import EMPTY, Proposal, Tree
 
 if TYPE_CHECKING:
     from forerun.dice import Dice
-    from forerun.engine.cost import Cost
     from forerun.shaping import Laws
 
 Path = tuple[int, ...]  # tokens below the root
@@ -31,7 +30,7 @@ class Target(ABC):
     vocab_size: int
     context: int  # longest sequence, in tokens
     shape: str = ""  # all that a pass's time hangs on, beside the machine; empty: not known
-    cost: Cost | None = None  # of a pass, once `engine.cost.cost_of` has found it
+    cost: Cost | None = None  # of a pass, once it was measured
 
     @abstractmethod
     def forward(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:

@@ -21,9 +21,8 @@ import openai
 import torch
 
 from forerun.engine.api import Model
-from forerun.engine.cost import Cost
 from forerun.models.tokenizer import Tokenizer
-from forerun.records import Rows, Sequence, Verdict
+from forerun.records import Cost, Rows, Sequence, Verdict
 from forerun.roles import Target
 from forerun.tree import Tree
 

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fakes import FakeTarget, sequence, table_law
 from forerun.controllers.budget import PATIENCE, Budget
 from forerun.dice import SeededDice
 from forerun.engine import cost
-from forerun.engine.cost import Cost, cost_of, measure
+from forerun.engine.cost import cost_of, measure
 from forerun.errors import ConfigError
-from forerun.records import Plan, Step, Verdict
+from forerun.records import Cost, Plan, Step, Verdict
 from forerun.roles import Drafter
 from forerun.tree import EMPTY, Tree, chain
 
@@ -126,6 +127,18 @@ def test_a_measured_curve_rises_and_is_remembered(
     assert cost_of(Shaped(table_law(1))) == first  # read, not measured again
     file.write_text("{")
     assert cost_of(Shaped(table_law(1))).rows == first.rows
+
+
+def test_a_curve_of_one_gpu_does_not_serve_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    def key(shape: str, gpu: str) -> str:
+        target = Shaped(table_law(1))
+        target.shape = shape
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: gpu)
+        return cost._key(target)
+
+    assert key("a model on cuda:0", "H200") != key("a model on cuda:0", "A10")
+    assert key("a model on cpu", "H200") == key("a model on cpu", "A10")
 
 
 def test_a_folder_that_cannot_be_written_costs_a_measurement(

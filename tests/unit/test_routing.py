@@ -16,12 +16,11 @@ from forerun.drafters.base import followed
 from forerun.drafters.cascade import Cascade
 from forerun.drafters.fuse import Fuse
 from forerun.drafters.router import EXPLORE, LOOK, Router
-from forerun.engine.cost import Cost
 from forerun.engine.guard import Guarded
 from forerun.engine.loop import Engine
 from forerun.engine.stats import Recorder, Stats
 from forerun.errors import ConfigError
-from forerun.records import Plan, Sequence
+from forerun.records import Cost, Plan, Sequence
 from forerun.roles import Drafter
 from forerun.sampling import Sampling
 from forerun.tree import EMPTY, Tree, chain

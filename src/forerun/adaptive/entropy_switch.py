@@ -19,10 +19,10 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from forerun.engine.cost import Cost, cost_of
+from forerun.engine.cost import cost_of
 from forerun.engine.runner import Runner
 from forerun.errors import ConfigError
-from forerun.records import Rows, Sequence, Verdict
+from forerun.records import Cost, Rows, Sequence, Verdict
 from forerun.roles import Target
 from forerun.tree import Tree
 

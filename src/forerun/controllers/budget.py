@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from forerun.engine.cost import Cost, cost_of
+from forerun.engine.cost import cost_of
 from forerun.errors import ConfigError
-from forerun.records import Plan, Sequence, Step
+from forerun.records import Cost, Plan, Sequence, Step
 from forerun.roles import Controller, Drafter, Target
 
 FIRST = 0.5, 0.8  # belief in node 0, and of each node in the one before it

@@ -21,8 +21,8 @@ import numpy as np
 
 from forerun.dice import Dice
 from forerun.drafters.base import Composite, followed
-from forerun.engine.cost import Cost, cost_of
-from forerun.records import Plan, Sequence, Step
+from forerun.engine.cost import cost_of
+from forerun.records import Cost, Plan, Sequence, Step
 from forerun.roles import Target
 from forerun.tree import POINT, Tree, signed
 

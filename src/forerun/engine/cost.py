@@ -11,7 +11,6 @@ import json
 import os
 import platform
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
@@ -19,7 +18,7 @@ import numpy as np
 
 from forerun.caches import cache_folder
 from forerun.dice import SeededDice
-from forerun.records import Rows, Sequence
+from forerun.records import Cost, Rows, Sequence
 from forerun.roles import Target
 from forerun.sampling import Sampling
 from forerun.tree import EMPTY, Tree, TreeBuilder
@@ -29,24 +28,6 @@ PREFIX = 48  # tokens before the root: few enough that the cache slot is given u
 TRIES = 7  # rounds at least, as far as time allows
 SECONDS = 0.5, 3.0  # of measuring, at least and at most
 FORMAT = 2
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Seconds of a pass at some numbers of rows, rising; lines between them and beyond the last."""
-
-    rows: tuple[int, ...]
-    seconds: tuple[float, ...]
-
-    def at(self, rows: float | np.ndarray) -> np.ndarray:
-        """Seconds of a pass over so many rows, all sequences together."""
-        within = np.interp(rows, self.rows, self.seconds)
-        return within + np.maximum(np.subtract(rows, self.rows[-1]), 0) * self._last
-
-    @property
-    def _last(self) -> float:
-        (a, b), (x, y) = self.rows[-2:], self.seconds[-2:]
-        return (y - x) / (b - a)
 
 
 def cost_of(target: Target) -> Cost:
@@ -107,7 +88,7 @@ def _key(target: Target) -> str:
     from forerun.native import kernels
 
     threads = torch.get_num_threads()
-    machine = platform.machine(), _processor(), kernels().level
+    machine = platform.machine(), _processor(), kernels().level, *_gpus(target.shape)
     told = repr((FORMAT, target.shape, threads, machine, torch.__version__))
     return hashlib.sha256(told.encode()).hexdigest()[:24]
 
@@ -116,6 +97,15 @@ def _processor() -> str:
     with suppress(OSError), open("/proc/cpuinfo") as lines:
         return next((line.partition(":")[2].strip() for line in lines if "model name" in line), "")
     return ""
+
+
+def _gpus(shape: str) -> list[str]:
+    """Names of the GPUs, where the model's shape says that it runs on one."""
+    import torch
+
+    if "cuda" not in shape:
+        return []
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 
 
 def _read(path: Path | None) -> Cost | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+NOTICE = "compiling kernels, once (up to a minute); later runs find them in Numba's cache"
 KERNELS = {  # the outermost kernels of each module: compiling them compiles what they call
     "forerun.ngrams.kernels": ("learn", "look_up", "select_top"),
     "forerun.chances": ("count",),

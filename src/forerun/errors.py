@@ -32,7 +32,11 @@ class UnknownName(ConfigError, KeyError):
         """The house message: what came, the nearest known names, where all of them are listed."""
         known = sorted(known)
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {known}"
+        hint = (
+            f"did you mean {' or '.join(map(repr, near))}?"
+            if near
+            else f"known: {', '.join(known)}"
+        )
         return cls(f"unknown {kind} {name!r}; {hint}" + (f" ({listing})" if listing else ""))
 
 

@@ -51,7 +51,7 @@ class Sampling:
         for name, holds, expected in _CHECKS:
             value = getattr(self, name)
             if not _holds(holds, value):
-                raise ConfigError(f"{name} must be {expected}, got {value!r}")
+                raise ConfigError(f"{name} must be {expected}, got {_shown(value)}")
         if self.min_new_tokens > self.max_new_tokens:
             raise ConfigError(
                 f"min_new_tokens {self.min_new_tokens} exceeds max_new_tokens "
@@ -59,7 +59,10 @@ class Sampling:
             )
         overlap = sorted(set(self.banned_tokens) & {t for t, b in self.logit_bias.items() if b > 0})
         if overlap:
-            raise ConfigError(f"tokens {overlap} are banned and have a positive logit_bias")
+            raise ConfigError(
+                f"tokens {_shown(tuple(overlap))} are banned and have a positive logit_bias; drop "
+                "the one or the other"
+            )
 
     @property
     def is_greedy(self) -> bool:
@@ -100,10 +103,19 @@ _CHECKS = (
     ("min_new_tokens", lambda v: isinstance(v, int) and v >= 0, "an integer >= 0"),
     ("max_new_tokens", lambda v: isinstance(v, int) and v >= 1, "an integer >= 1"),
     ("stop", lambda v: all(isinstance(s, str) and s for s in v), "non-empty strings"),
-    ("seed", lambda v: v is None or _ids([v]), "an integer >= 0, or None"),
+    ("seed", lambda v: v is None or _ids([v]), "an integer >= 0, or left out"),
     ("n", lambda v: isinstance(v, int) and v >= 1, "an integer >= 1"),
-    ("logprobs", lambda v: v is None or v in range(1001), "an integer in 0..1000, or None"),
+    ("logprobs", lambda v: v is None or v in range(1001), "an integer in 0..1000, or left out"),
 )
+
+
+def _shown(value: Any) -> str:
+    """As users write it: 5, 6 for ids; 5=-1.5 for biases."""
+    if isinstance(value, tuple):
+        return ", ".join(map(repr, value))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{token}={bias}" for token, bias in value.items())
+    return "nothing" if value is None else repr(value)
 
 
 def _holds(check: Any, value: Any) -> bool:

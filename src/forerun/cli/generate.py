@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,8 @@ from forerun.interrupts import uninterrupted
 from forerun.sampling import Sampling
 
 if TYPE_CHECKING:
-    from forerun.engine.api import Model, Sample
+    from forerun.engine.api import Model
+    from forerun.engine.run import Sample
 
 Prompt = Annotated[list[str], typer.Option("--prompt", "-p", help="Prompt; may come again.")]
 PromptFile = Annotated[
@@ -71,6 +72,8 @@ MemoryFile = Annotated[
 Tenant = Annotated[str, typer.Option("--tenant", help="Whose text it is: memories stay apart.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also with --json: the call.")]
 
+MANY = 1000  # samples of a call that had better be announced
+
 
 @dataclass
 class Output:
@@ -81,7 +84,7 @@ class Output:
     num_samples: int
     results: Results
     call: str
-    decode: Callable[[list[int]], str]  # shows the tokens of --logprobs
+    decode: Callable[[list[int]], str] = str  # shows the tokens of --logprobs
     num_done: int = 0
 
     def __post_init__(self) -> None:
@@ -120,6 +123,14 @@ class Output:
         err = console(stderr=True)
         for line in stats_lines(self.stats, self.num_done, seconds):
             err.print(line, style="dim", soft_wrap=True, markup=False)
+
+    def interrupted(self) -> str:
+        """What Ctrl-C left."""
+        asked = counted(self.num_samples, "sample")
+        if not self.num_done:
+            return f"interrupted before the first of {asked} was finished; there is nothing to keep"
+        where = f", kept in {self.results.path}" if self.results.path else ""
+        return f"interrupted: {self.num_done} of {asked} finished{where}"
 
     def _text(self, sample: Sample) -> None:
         if self.num_samples > 1:
@@ -180,35 +191,62 @@ def command(
     seed = generate_ray.waiting_seed(engine, out) if seed is None else seed
     seed = secrets.randbits(31) if seed is None else seed
     jobs = read_jobs(prompt, prompt_file, _sampling(ctx.params | {"seed": seed}))
-    parts = {
-        "drafter": drafter,
-        "verifier": verifier,
-        "controller": _controller(controller, nodes, depth),
-    }
-    options.check_parts(**parts)
+    parts = _parts(ctx.params)
     styles.check(ctx.params)
     call = options.call_line(ctx, seed=seed)
     if verbose or not is_json:
-        notice(f"# {call}")
+        options.announce(ctx, seed=seed)
     if engine == "ray":
-        how: dict[str, Any] = {
-            name: ctx.params[name] for name in ("model", "dtype", "device", "weights", "batch")
-        }
-        made = partial(styles.shapers, given=dict(ctx.params))
-        setup = generate_ray.Setup(**how | parts, tenant=tenant, shapers=made)
-        generate_ray.run(ctx.params, jobs, setup, call, seed, is_json)
-        return
-    with Results(out) as results:
-        loaded = options.load(model, dtype=dtype, device=device, batch=batch, weights=weights)
-        shapers = styles.shapers(loaded, ctx.params)
-        jobs = [replace(job, prompt=_prompt(loaded, job.prompt, chat)) for job in jobs]
-        total = sum(job.sampling.n for job in jobs)
-        streams = total == 1 and not is_json and sys.stdout.isatty()
-        options.warm_up(loaded, **parts)
-        output = Output(is_json, streams, total, results, call, loaded.tokenizer.decode)
-        with kept(loaded, memory, drafter, tenant, is_quiet=is_json):
-            how = parts | {"tenant": tenant, "shapers": shapers}
-            _run(loaded, jobs, how, batch, output)
+        _on_ray(ctx.params, jobs, parts, call, seed)
+    else:
+        _here(ctx.params, jobs, parts, call)
+
+
+def _parts(given: dict[str, Any]) -> dict[str, str]:
+    """Drafter, verifier and controller, as they were named. Raises ConfigError."""
+    parts = {"drafter": given["drafter"], "verifier": given["verifier"]}
+    parts["controller"] = _controller(given["controller"], given["nodes"], given["depth"])
+    options.check_parts(**parts)
+    return parts
+
+
+def _on_ray(
+    given: dict[str, Any], jobs: list[Job], parts: dict[str, str], call: str, seed: int
+) -> None:
+    names = ("model", "dtype", "device", "weights", "batch", "tenant")
+    how: dict[str, Any] = {name: given[name] for name in names}
+    made = partial(styles.shapers, given=dict(given))
+    setup = generate_ray.Setup(**how | parts, shapers=made)
+    generate_ray.run(given, jobs, setup, call, seed, given["is_json"])
+
+
+def _here(given: dict[str, Any], jobs: list[Job], parts: dict[str, str], call: str) -> None:
+    """All prompts in this process; whatever ends it, finished samples are out and counted."""
+    batch, drafter, tenant = given["batch"], given["drafter"], given["tenant"]
+    total, is_json = sum(job.sampling.n for job in jobs), given["is_json"]
+    streams = total == 1 and not is_json and sys.stdout.isatty()
+    if total >= MANY and not is_json:
+        notice(f"{total} samples, {batch} at a time; Ctrl-C ends them and keeps what is finished")
+    with Results(given["out"]) as results:
+        output = Output(is_json, streams, total, results, call)
+        try:
+            how = {name: given[name] for name in ("dtype", "device", "weights")}
+            loaded = options.load(given["model"], batch=batch, **how)
+            output.decode = loaded.tokenizer.decode
+            shapers = styles.shapers(loaded, given)
+            chat = given["chat"]
+            jobs = [replace(job, prompt=_prompt(loaded, job.prompt, chat)) for job in jobs]
+            options.warm_up(loaded, **parts)
+            with kept(loaded, given["memory"], drafter, tenant, is_quiet=is_json):
+                _run(loaded, jobs, parts | {"tenant": tenant, "shapers": shapers}, batch, output)
+        except KeyboardInterrupt:
+            output.footer()
+            notice(output.interrupted())
+            raise typer.Exit(130) from None
+        except Exception:
+            output.footer()
+            raise
+        output.footer()
 
 
 def _sampling(given: dict[str, Any]) -> Sampling:
@@ -251,32 +289,14 @@ def _prompt(model: Model, prompt: str | list[int], chat: bool) -> str | list[int
     return as_shown(model.name, prompt)
 
 
-def _run(model: Model, jobs: list[Job], parts: dict[str, Any], batch: int, output: Output) -> None:
-    """Runs all jobs; whatever ends it, finished samples are out and counted."""
-    try:
-        for sample, job, seed in _samples(model, jobs, parts, batch, output):
-            with uninterrupted():
-                output.sample(sample, job, seed)
-    except KeyboardInterrupt:
-        output.footer()
-        asked = counted(output.num_samples, "sample")
-        notice(f"interrupted: {output.num_done} of {asked} finished")
-        raise typer.Exit(130) from None
-    except Exception:
-        output.footer()
-        raise
-    output.footer()
-
-
-def _samples(
-    model: Model, jobs: list[Job], parts: dict[str, Any], batch: int, output: Output
-) -> Iterator[tuple[Sample, Job, int]]:
-    """Finished samples with their job and seed; text goes out as it comes."""
+def _run(model: Model, jobs: list[Job], how: dict[str, Any], batch: int, output: Output) -> None:
+    """Runs all jobs; text goes out as it comes, samples as they finish."""
     prompts: Any = [job.prompt for job in jobs]
-    run = model.run(prompts, [job.sampling for job in jobs], batch=batch, **parts)
+    run = model.run(prompts, [job.sampling for job in jobs], batch=batch, **how)
     for event in run.events():
         output.piece(event.text)
         if event.sample:
             job = jobs[event.prompt_index]
             seed = run.seed if job.sampling.seed is None else job.sampling.seed
-            yield event.sample, job, seed
+            with uninterrupted():
+                output.sample(event.sample, job, seed)

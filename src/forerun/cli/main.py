@@ -109,7 +109,7 @@ def main(argv: Many[str] | None = None) -> int:
             sys.stdout.flush()
             return status if isinstance(status, int) else 0
         except (KeyboardInterrupt, Interrupted, typer.Abort):
-            return _fail("interrupted", 130)
+            return _end("interrupted; what was printed or written by then stays", 130)
         except (BrokenPipeError, SystemExit) as end:
             if not isinstance(end, OSError) and not isinstance(end.__context__, BrokenPipeError):
                 raise
@@ -161,12 +161,17 @@ def _internal(error: Exception) -> str:
 
 
 def _fail(message: str, status: int) -> int:
-    """One line on standard error; what is left in a broken standard output is dropped."""
+    """A mistake as one line on standard error."""
+    return _end("error: " + " ".join(message.split()), status)
+
+
+def _end(line: str, status: int) -> int:
+    """The last line, on standard error; what is left in a broken standard output is dropped."""
     try:
         sys.stdout.flush()
     except OSError:
         _drop_output()
-    print("error: " + " ".join(message.split()), file=sys.stderr)
+    print(line, file=sys.stderr)
     return status
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,6 +37,7 @@ Out = Annotated[
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", help="Longest text, in tokens.")]
 
 
+SHOWN = 200  # characters of an option's value, where people see it
 NESTED = {"grower": "grower", "parts": "drafter"}  # options that name other parts, and their kind
 
 
@@ -84,15 +86,25 @@ def warm_up(model: Any = None, **specs: str) -> None:
         parts.append(model.drafter(specs.get("drafter", registry.DRAFTER)))
     is_cold, start = bool(compiled.cold_now()), time.perf_counter()
     if is_cold:
-        notice("compiling kernels, once; later runs find them in Numba's cache")
+        notice(compiled.NOTICE)
     for part in parts:
         part.warm_up()
     if is_cold:
         notice(f"compiled in {time.perf_counter() - start:.0f} s")
 
 
-def call_line(ctx: typer.Context, **changed: Any) -> str:
-    """The call that does the same again: every option that is not at its default."""
+def announce(ctx: typer.Context, **changed: Any) -> None:
+    """The call as a remark, its long values shortened."""
+    from forerun.cli.output import notice
+
+    notice(f"# {call_line(ctx, SHOWN, **changed)}")
+
+
+def call_line(ctx: typer.Context, most: int = sys.maxsize, /, **changed: Any) -> str:
+    """The call that does the same again: every option that is not at its default.
+
+    Of a longer value than `most` characters the beginning is told, and how many more there are.
+    """
     words = ["forerun", str(ctx.info_name)]
     for param in ctx.command.params:
         value = changed.get(str(param.name), ctx.params.get(str(param.name)))
@@ -104,12 +116,14 @@ def call_line(ctx: typer.Context, **changed: Any) -> str:
         else:
             many = value if isinstance(value, list | tuple) else [value]
             join = "=" if flag.startswith("--") else " "
-            words += [f"{flag}{join}{_quoted(str(v))}" for v in many if v is not False]
+            words += [f"{flag}{join}{_quoted(str(v), most)}" for v in many if v is not False]
     return " ".join(words)
 
 
-def _quoted(text: str) -> str:
+def _quoted(text: str, most: int) -> str:
     """Shell quoting that stays on one line."""
+    if len(text) > most:
+        text = f"{text[:most]}... ({len(text) - most} more characters)"
     if "\n" not in text:
         return shlex.quote(text)
     escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")

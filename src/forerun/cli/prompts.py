@@ -77,7 +77,7 @@ def _decoded(where: str, data: bytes) -> str:
 
 
 def _from_option(prompt: str, sampling: Sampling) -> Job:
-    if not prompt:
+    if not prompt.strip():
         raise DataError("--prompt is empty; write a text after it, or - for standard input")
     return Job(check_text("--prompt", prompt), sampling)
 
@@ -124,7 +124,7 @@ def _jobs(where: str, text: str, is_lines: bool, sampling: Sampling) -> list[Job
     """The prompts of a text; none if it is empty."""
     if not is_lines:
         text = _without_last_break(text)
-        return [Job(text, sampling)] if text else []
+        return [Job(text, sampling)] if text.strip() else []
     lines = [(i, line) for i, line in enumerate(text.split("\n"), start=1) if line.strip()]
     return [_job(f"{where} line {i}", line, sampling) for i, line in lines]
 
@@ -138,7 +138,7 @@ def _job(where: str, line: str, sampling: Sampling) -> Job:
     prompt = record.pop("prompt", None) if isinstance(record, dict) else None
     if prompt is None or not _is_prompt(prompt):
         raise DataError(f'{where} needs an object with "prompt": a text or a list of token ids')
-    if not prompt:
+    if not prompt or (isinstance(prompt, str) and not prompt.strip()):
         raise DataError(f"{where} has an empty prompt; expected a text or a list of token ids")
     if isinstance(prompt, str):
         check_text(where, prompt)

@@ -16,8 +16,9 @@ from forerun import registry
 from forerun.cli import options
 from forerun.cli import superposed as superposing
 from forerun.cli.output import Results, console, counted, notice, print_json, stats_lines
-from forerun.cli.prompts import as_shown, check_text, is_embedded, read_jobs
+from forerun.cli.prompts import Job, as_shown, check_text, is_embedded, read_jobs
 from forerun.errors import ConfigError, UnknownName
+from forerun.interrupts import uninterrupted
 from forerun.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from forerun.search.steps import Found
 
 NUMBERS = {"superposed": 3}  # of -n, where it is not 16
+MOST = 1 << 16  # of -n: a search holds everything that it samples until it has chosen
 METHODS = ("best_of", "step_beam", "dvts", "superposed")
 SCORERS = ("arithmetic", "likelihood", "reward:MODEL", "MODULE:FUNCTION")
 EMBEDDED_STEPS = (".", "\n")  # the reasoner writes one sentence per computation
@@ -133,33 +135,58 @@ def command(
         superposing.command(ctx, given)
         return
     seed = secrets.randbits(31) if seed is None else seed
-    for text in stop:
-        check_text("--stop", text)
-    sampling = Sampling(
-        temperature=temperature,
-        top_p=top_p,
-        max_new_tokens=max_new_tokens,
-        stop=tuple(stop),
-        seed=seed,
-    )
-    jobs = read_jobs(prompt, prompt_file, sampling)
+    jobs = read_jobs(prompt, prompt_file, _sampling(given, seed))
     parts = {"drafter": drafter, "verifier": verifier, "controller": controller}
     options.check_parts(**parts)
-    how = _options(method, given | {"seed": seed}, is_embedded(model))
+    how = _options(method, given | {"seed": seed}, is_embedded(model)) | parts
     call = options.call_line(ctx, seed=seed)
     if not is_json:
-        notice(f"# {call}")
+        options.announce(ctx, seed=seed)
     with Results(out) as results:
+        _search(method, given, jobs, how, results, call)
+
+
+def _sampling(given: dict[str, Any], seed: int) -> Sampling:
+    """What is asked of every trajectory. Raises ConfigError, DataError."""
+    for text in given["stop"]:
+        check_text("--stop", text)
+    names = ("temperature", "top_p", "max_new_tokens")
+    shared = {name: given[name] for name in names}
+    return Sampling(**shared, stop=tuple(given["stop"]), seed=seed)
+
+
+def _search(
+    method: str,
+    given: dict[str, Any],
+    jobs: list[Job],
+    how: dict[str, Any],
+    results: Results,
+    call: str,
+) -> None:
+    """One prompt after another; whatever ends it, finished ones are out."""
+    num_done, n = 0, given["n"]
+    try:
         # beside those that run, the cells of stems are kept
-        loaded = options.load(model, dtype=dtype, device=device, batch=(batch or n) + n)
-        options.warm_up(loaded, **parts)
+        room = (given["batch"] or n) + n
+        model = options.load(
+            given["model"], dtype=given["dtype"], device=given["device"], batch=room
+        )
+        options.warm_up(model, **{kind: how[kind] for kind in ("drafter", "verifier")})
         for i, job in enumerate(jobs):
-            own = {"sampling": replace(job.sampling, n=1), "prompt_index": i, **how, **parts}
+            own = how | {"sampling": replace(job.sampling, n=1), "prompt_index": i}
             start = time.perf_counter()
-            found = _run(method, loaded, as_shown(loaded.name, job.prompt), own)
+            found = _run(method, model, as_shown(model.name, job.prompt), own)
             record = to_record(found, call) | ({} if job.id is None else {"id": job.id})
-            results.write(record)
-            print_json(record) if is_json else _show(found, time.perf_counter() - start)
+            with uninterrupted():
+                results.write(record)
+                is_json = given["is_json"]
+                print_json(record) if is_json else _show(found, time.perf_counter() - start)
+                num_done += 1
+    except KeyboardInterrupt:
+        asked = counted(len(jobs), "prompt")
+        where = f", kept in {results.path}" if num_done and results.path else ""
+        notice(f"interrupted: {num_done} of {asked} finished{where}")
+        raise typer.Exit(130) from None
 
 
 def _method(name: str) -> str:
@@ -172,6 +199,11 @@ def _method(name: str) -> str:
 
 def _check(method: str, given: dict[str, Any]) -> None:
     """Options of one method are no options of the others. Raises ConfigError."""
+    if given["n"] > MOST:
+        raise ConfigError(
+            f"-n must be at most {MOST}, got {given['n']}: a search holds all its samples until it "
+            "has chosen; `forerun generate` writes as many as you like, one after the other"
+        )
     own: dict[str, dict[str, Any]] = {
         "best_of": {"early_stop": False, "alone": 0},
         "steps": {

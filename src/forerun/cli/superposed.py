@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from forerun.cli import options
-from forerun.cli.output import Results, console, counted, notice, print_json
+from forerun.cli.output import Results, console, counted, print_json
 from forerun.cli.prompts import Job, as_shown, read_jobs
 from forerun.errors import ConfigError
 from forerun.sampling import Sampling
@@ -33,7 +33,7 @@ def command(ctx: typer.Context, given: dict[str, Any]) -> None:
     jobs = read_jobs(given["prompt"], given["prompt_file"], Sampling(max_new_tokens=length))
     call = options.call_line(ctx)
     if not given["is_json"]:
-        notice(f"# {call}")
+        options.announce(ctx)
     _run(given, jobs, call)
 
 

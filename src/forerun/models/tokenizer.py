@@ -42,7 +42,7 @@ class Tokenizer:
         Raises ModelError if there is none, or it cannot be read.
         """
         name = model if isinstance(model, str | Path) else model.config._name_or_path
-        from forerun.models.load import model_folder
+        from forerun.models.load import model_folder, read_config
 
         folder = model_folder(name)
         if not any((folder / file).exists() for file in FILES):
@@ -55,6 +55,8 @@ class Tokenizer:
         try:
             inner = AutoTokenizer.from_pretrained(folder)
         except Exception as cause:  # bad JSON, a missing part, a class that is not installed
+            if (folder / "config.json").exists():
+                read_config(folder)  # which the tokenizer reads, too: the fault may be there
             first = str(cause).strip().partition("\n")[0]
             raise ModelError(f"the tokenizer in {folder} cannot be used: {first}") from cause
         return cls(inner, [*as_ids(inner.eos_token_id), *declared_eos(folder)])

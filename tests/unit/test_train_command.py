@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from forerun.cli.train import Display
+from forerun.cli.train import RECIPES, Display, check
+from forerun.errors import ConfigError
 from forerun.interrupts import uninterrupted
 from forerun.training.loop import Progress
 from forerun.training.processes import in_processes
@@ -59,7 +60,7 @@ def test_ctrl_c_waits_for_the_end_of_a_step(tmp_path, monkeypatch):
     flags = ["--out", str(plan.out), "--threads", "1", "--problems", "40"]
     ended = python("-c", INTERRUPTED, *flags)
     assert ended.returncode == 130, ended.stderr
-    call = f"forerun train reasoner --out='{plan.out}' --threads=1 --problems=40 --resume"
+    call = f"forerun train reasoner --out='{plan.out}' --problems=40 --threads=1 --resume"
     assert f"continue with: {call}\n" in ended.stdout
     line = r"reasoner  0%  step 1  0\.0\d M tokens  [\d,]+ tokens/s  loss \d\.\d+  \d+ min left"
     assert re.search(line, ended.stdout)
@@ -153,3 +154,54 @@ def test_bad_input_is_one_line_and_status_2(args, capsys):
 
     assert main(["train", *args]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "flag", "option"),
+    [
+        ("judge_head", ["--resume"], "resume"),
+        ("judge_head", ["--minutes", "3"], "minutes"),
+        ("judge_head", ["--threads", "2"], "threads"),
+        ("acceptance_head", ["--held-out", "9"], "held_out"),
+        ("acceptance_head", ["--draft-minutes", "9"], "draft_minutes"),
+    ],
+)
+def test_a_recipe_refuses_options_that_it_does_not_have(name, flag, option, capsys, tmp_path):
+    """Before anything is loaded or written."""
+    from forerun.cli.main import main
+
+    folder = tmp_path / "new"
+    assert main(["train", name, "--out", str(folder), *flag]) == 2
+    said = capsys.readouterr().err
+    assert f"recipe '{name}' has no {flag[0]}; it takes --" in said and "--problems" in said
+    assert option not in RECIPES[name].options and not folder.exists()
+
+
+def test_every_option_belongs_to_a_recipe_and_is_a_field_of_its_plan(tmp_path):
+    """What a recipe takes reaches its plan; what the command offers, some recipe takes."""
+    import dataclasses
+    import inspect
+
+    from forerun.cli import train
+    from forerun.training.recipes import acceptance_head, judge_head
+
+    plans = {"reasoner": reasoner, "acceptance_head": acceptance_head, "judge_head": judge_head}
+    renamed = {"problems": {"num_problems", "num_texts"}, "held_out": {"num_held_out"}}
+    for name, module in plans.items():
+        fields = {field.name for field in dataclasses.fields(module.Plan)}
+        for option in RECIPES[name].options - {"resume"}:
+            assert renamed.get(option, {option}) & fields, (name, option)
+    offered = inspect.signature(train.command).parameters.keys() - {"ctx", "name"}
+    assert offered == set().union(*(recipe.options for recipe in RECIPES.values()))
+    with pytest.raises(ConfigError, match="has no --device, --threads; it takes --out, --problems"):
+        check("judge_head", {"threads": 1, "device": "cpu"})
+
+
+def test_unset_options_are_the_plans_own(tmp_path):
+    from forerun.cli.train import _plan
+    from forerun.training.recipes import acceptance_head, judge_head
+
+    assert _plan(judge_head.Plan, {"out": tmp_path}) == judge_head.Plan(tmp_path)
+    given = {"out": tmp_path, "problems": 7, "minutes": 0.5, "resume": True}
+    found = _plan(acceptance_head.Plan, given, problems="num_texts")
+    assert found == acceptance_head.Plan(tmp_path, num_texts=7, minutes=0.5)

@@ -6,83 +6,130 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from forerun.cli import options
-from forerun.errors import UnknownName
+from forerun.errors import ConfigError, UnknownName
 
 if TYPE_CHECKING:
     from forerun.training.loop import Progress
 
-RECIPES = ("reasoner", "acceptance_head", "judge_head")
-
 
 def command(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help=f"What to train: {', '.join(RECIPES)}.")],
+    name: Annotated[
+        str, typer.Argument(help="What to train: reasoner, acceptance_head or judge_head.")
+    ],
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for data, checkpoints and what is made [the recipe's name]."),
     ] = None,
-    minutes: Annotated[float, typer.Option(min=0.01, help="Training time, at most.")] = 60.0,
-    draft_minutes: Annotated[
-        float, typer.Option(min=0.01, help="Training time of the reasoner's small draft.")
-    ] = 10.0,
-    threads: Annotated[int, typer.Option(min=1, help="CPU cores for the reasoner.")] = 2,
-    device: Annotated[str, typer.Option(help="cpu or cuda, for the reasoner.")] = "cpu",
-    seed: Annotated[int, typer.Option(help="Decides data, initial weights and order.")] = 0,
     problems: Annotated[
-        int | None, typer.Option(min=2, help="Training problems [160000; 2000 for a head].")
+        int | None,
+        typer.Option(
+            min=2,
+            help="Training problems [reasoner 160000, acceptance_head 2000, judge_head 800].",
+        ),
     ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Decides data, initial weights and order [0].")
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            help="Training time, at most [reasoner 60; acceptance_head: its 600 steps]. "
+            "Not for judge_head, which is solved for.",
+        ),
+    ] = None,
+    draft_minutes: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="Training time of the reasoner's small draft [10]."),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU cores, reasoner only [2].")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda, reasoner only [cpu].")] = None,
     held_out: Annotated[
-        int, typer.Option(min=1, help="Held-out problems to evaluate the reasoner on.")
-    ] = 200,
-    resume: Annotated[bool, typer.Option(help="Continue the run in --out.")] = False,
+        int | None,
+        typer.Option(min=1, help="Held-out problems for evaluation, reasoner only [200]."),
+    ] = None,
+    resume: Annotated[
+        bool | None,
+        typer.Option(
+            "--resume",
+            help="Continue the run in --out. Not for judge_head: labels found there serve again.",
+        ),
+    ] = None,
 ) -> None:
     """Train a model or a head by its recipe and export it. Ctrl-C saves; --resume continues."""
-    if name not in RECIPES:
-        raise UnknownName.of("recipe", name, RECIPES)
-    set_up(device)
-    given = ctx.params | {"out": out or Path(name)}
+    given = {key: value for key, value in ctx.params.items() if value is not None}
+    recipe = check(given.pop("name"), given)
+    set_up(given.get("device", "cpu"))
     with Display() as display:
         try:
-            recipes = _reasoner, _acceptance_head, _judge_head
-            lines = dict(zip(RECIPES, recipes, strict=True))[name](given, display)
+            lines = recipe.run({"out": Path(name)} | given, display)
         except KeyboardInterrupt:
-            call = options.call_line(ctx, name=None, resume=True)
-            call = call.replace("train", f"train {name}", 1)
-            typer.echo(f"\nstopped and saved; continue with: {call}")
+            typer.echo(f"\n{_stopped(ctx, name, recipe)}")
             raise typer.Exit(130) from None
     for line in lines:
         typer.echo(line)
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """run: from the options given to the lines that say what was made. options: all that it has."""
+
+    run: Callable[[dict[str, Any], Display], list[str]]
+    options: frozenset[str]
+
+
+def check(name: str, given: dict[str, Any]) -> Recipe:
+    """The recipe of a name. Raises UnknownName, and ConfigError for an option it does not have."""
+    if name not in RECIPES:
+        raise UnknownName.of("recipe", name, list(RECIPES))
+    known = RECIPES[name].options
+    if foreign := sorted(given.keys() - known):
+        flags, own = (
+            ", ".join(f"--{option.replace('_', '-')}" for option in options)
+            for options in (foreign, sorted(known))
+        )
+        raise ConfigError(f"recipe {name!r} has no {flags}; it takes {own}")
+    return RECIPES[name]
+
+
+def _stopped(ctx: typer.Context, name: str, recipe: Recipe) -> str:
+    """What Ctrl-C leaves behind."""
+    again = {"resume": True} if "resume" in recipe.options else {}
+    call = options.call_line(ctx, name=None, **again).replace("train", f"train {name}", 1)
+    if again:
+        return f"stopped and saved; continue with: {call}"
+    return f"stopped; nothing is kept of a step that was not finished; begin again with: {call}"
+
+
+def _plan(cls: type[Any], given: dict[str, Any], **names: str) -> Any:
+    """A recipe's plan: its own defaults where nothing was given. names: option -> field."""
+    fields = {names.get(key, key): value for key, value in given.items() if key != "resume"}
+    return cls(**fields)
+
+
 def _reasoner(given: dict[str, Any], display: Display) -> list[str]:
     from forerun.training.recipes.reasoner import Plan, run
 
-    out, minutes, draft_minutes = (given[key] for key in ("out", "minutes", "draft_minutes"))
-    plan = Plan(
-        out,
-        minutes,
-        draft_minutes,
-        given["threads"],
-        given["device"],
-        given["seed"],
-        given["problems"] or 160_000,
-        num_held_out=given["held_out"],
-    )
+    plan = _plan(Plan, given, problems="num_problems", held_out="num_held_out")
     typer.echo(
-        f"training reasoner in {out}: {minutes:g} + {draft_minutes:g} min on {plan.device}, "
-        f"seed {plan.seed}"
+        f"training reasoner in {plan.out}: {plan.minutes:g} + {plan.draft_minutes:g} min on "
+        f"{plan.device}, seed {plan.seed}"
     )
-    reports = run(plan, given["resume"], display.events())
+    reports = run(plan, given.get("resume", False), display.events())
     return [
         f"{model}: one sample {r.one_sample:.1f} %, majority@{r.num_samples} {r.majority:.1f} %"
         f", entropy {r.mean_entropy:.2f} nats per token, {r.fork_share:.0f} % forks"
-        f", tau {r.tau:.2f} -> {out / model}"
+        f", tau {r.tau:.2f} -> {plan.out / model}"
         for model, r in reports.items()
     ]
 
@@ -90,18 +137,14 @@ def _reasoner(given: dict[str, Any], display: Display) -> list[str]:
 def _acceptance_head(given: dict[str, Any], display: Display) -> list[str]:
     from forerun.training.recipes.acceptance_head import Plan, run
 
-    plan = Plan(
-        given["out"],
-        num_texts=given["problems"] or Plan.num_texts,
-        minutes=given["minutes"],
-        seed=given["seed"],
-    )
+    plan = _plan(Plan, given, problems="num_texts")
+    limit = f", at most {plan.minutes:g} min" if plan.minutes else ""
     typer.echo(
-        f"training acceptance_head in {plan.out}: {plan.max_steps} steps, at most "
-        f"{plan.minutes:g} min, seed {plan.seed}"
+        f"training acceptance_head in {plan.out}: {plan.max_steps} steps{limit}, seed {plan.seed}"
     )
     show = display.events().on_step
-    progress, area = run(plan, given["resume"], lambda p, spent: show("head", p, spent))
+    resume = given.get("resume", False)
+    progress, area = run(plan, resume, lambda p, spent: show("head", p, spent))
     return [
         f"head: {progress.step} steps, area under the curve {area:.3f} on a tenth of the texts"
         f" -> {plan.out}"
@@ -111,17 +154,26 @@ def _acceptance_head(given: dict[str, Any], display: Display) -> list[str]:
 def _judge_head(given: dict[str, Any], display: Display) -> list[str]:
     from forerun.training.recipes.judge_head import Plan, run
 
-    plan = Plan(
-        given["out"], num_problems=given["problems"] or Plan.num_problems, seed=given["seed"]
-    )
+    plan = _plan(Plan, given, problems="num_problems")
     typer.echo(f"training judge_head in {plan.out}: {plan.num_problems} problems, seed {plan.seed}")
     found = run(plan, lambda what, share: display.draw(what, share, ""))
     return [
-        f"head: area under the curve {found.auc:.3f} on {found.correct} correct and "
-        f"{found.mistakes} wrong tokens held out; delta {found.head.delta:.3f} keeps "
-        f"{found.kept_correct:.1%} of the former, {found.kept_mistakes:.1%} of the latter"
+        f"head: delta {found.head.delta:.3f}; on {found.correct} correct and {found.mistakes} "
+        f"wrong tokens that neither it nor delta has seen: area under the curve {found.auc:.3f}, "
+        f"{found.kept_correct:.1%} of the former kept, {found.kept_mistakes:.1%} of the latter"
         f" -> {plan.out}"
     ]
+
+
+COMMON = {"out", "problems", "seed"}
+LOOP = COMMON | {"minutes", "resume"}  # what is trained in steps
+RECIPES = {
+    "reasoner": Recipe(
+        _reasoner, frozenset(LOOP | {"draft_minutes", "threads", "device", "held_out"})
+    ),
+    "acceptance_head": Recipe(_acceptance_head, frozenset(LOOP)),
+    "judge_head": Recipe(_judge_head, frozenset(COMMON)),
+}
 
 
 def set_up(device: str) -> None:

@@ -11,15 +11,18 @@ after that one are left out ("slips"). Only problems of the training split are u
 
 The head is a logistic regression on the target's hidden row at the token, both classes of equal
 mass, fitted to swaps, which did better than with the other tokens; folds are by problem. Penalty
-and delta come from swaps that were held out: the best AUC, and a share `recall` of mistakes gone.
+and delta come from swaps that a head did not see: the best AUC, and a share `recall` of mistakes
+gone. What is reported comes from swaps that nothing saw: fit and choice are made once more without
+each fold (nested cross-validation), so that all problems serve all three.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -89,7 +92,10 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Found:
-    """The head and what it does to swaps of problems that were held out; shares are above delta."""
+    """The head, and what heads made as it was do to swaps of problems that they were made without.
+
+    Shares are of swaps above the delta that was chosen with each of those heads.
+    """
 
     head: Head
     auc: float
@@ -257,7 +263,11 @@ def labelled(plan: Plan, on_progress: Progress = silent) -> Tokens:
 
 
 def fit(tokens: Tokens, penalty: float, steps: int = 30) -> Head:
-    """Logistic regression by Newton's method; both labels have the same mass."""
+    """Logistic regression by Newton's method; both labels have the same mass.
+
+    Raises DataError where there is one label only.
+    """
+    check_kinds(tokens.labels)
     mean, scale = tokens.rows.mean(0), tokens.rows.std(0) + 1e-6
     x = np.hstack([(tokens.rows - mean) / scale, np.ones((len(tokens.rows), 1))]).astype(np.float64)
     y = tokens.labels.astype(np.float64)
@@ -276,36 +286,69 @@ def fit(tokens: Tokens, penalty: float, steps: int = 30) -> Head:
     return Head(weight.astype(np.float32), float(w[-1] - weight @ mean))
 
 
-def best(tokens: Tokens, plan: Plan) -> Found:
-    """The penalty with the best AUC on held-out swaps, delta from them, the head from all tokens.
+def check_kinds(labels: np.ndarray) -> None:
+    """Raises DataError unless there are labels [n] of both kinds."""
+    if labels.all() or not labels.any():
+        raise DataError(
+            f"{len(labels)} labelled tokens, and all are {'right' if labels.all() else 'wrong'}; "
+            "a head learns from both kinds: label more problems"
+        )
 
-    Every swap is scored by a head that saw no token of its problem.
+
+class Choice(NamedTuple):
+    """A penalty and the log-odds above which a token is kept."""
+
+    penalty: float
+    border: float
+
+
+def choose(tokens: Tokens, plan: Plan) -> Choice:
+    """The penalty with the best AUC on swaps of held-out folds, and the border on the same scores.
+
+    Raises DataError where swaps are all of one kind.
     """
     is_swap = tokens.sources == SWAP
     is_used = np.isin(tokens.sources, plan.sources)
     labels, areas, scored = tokens.labels[is_swap], [], []
-    if labels.all() or not labels.any():
-        raise DataError(
-            f"{len(labels)} swaps, and all are {'right' if labels.all() else 'wrong'}; a head "
-            "learns from both kinds: label more problems"
-        )
+    check_kinds(labels)
     for penalty in PENALTIES:
         scores = np.empty(len(tokens.labels))
-        for fold in range(plan.folds):
-            is_held = tokens.problems % plan.folds == fold
+        for is_held in held_out(tokens, plan.folds):
             head = fit(tokens.where(is_used & ~is_held), penalty)
             scores[is_held] = head.scores(tokens.rows[is_held])
         scored.append(scores[is_swap])
         areas.append(auc(scored[-1], labels.astype(float)))
     chosen = int(np.argmax(areas))
-    head, scores = fit(tokens.where(is_used), PENALTIES[chosen]), scored[chosen]
-    border = float(np.quantile(scores[~labels], plan.recall, method="higher"))
+    border = np.quantile(scored[chosen][~labels], plan.recall, method="higher")
+    return Choice(PENALTIES[chosen], float(border))
+
+
+def held_out(tokens: Tokens, folds: int) -> Iterator[np.ndarray]:
+    """Masks bool [n]: every `folds`-th of the problems that there are, in turns."""
+    rank = np.unique(tokens.problems, return_inverse=True)[1]
+    return (rank % folds == fold for fold in range(folds))
+
+
+def best(tokens: Tokens, plan: Plan) -> Found:
+    """The head from all tokens with its own choice, and what is to be expected of it."""
+    is_swap = tokens.sources == SWAP
+    scores = np.empty(len(tokens.labels))  # log-odds above the border
+    for is_held in held_out(tokens, plan.folds):
+        head, border = made(tokens.where(~is_held), plan)
+        scores[is_held] = head.scores(tokens.rows[is_held]) - border
+    labels, scores = tokens.labels[is_swap], scores[is_swap]
+    head, border = made(tokens, plan)
     head.delta = 1 / (1 + np.exp(-border))
-    kept = scores > border
-    counts = int(labels.sum()), int((~labels).sum())
-    return Found(
-        head, areas[chosen], *counts, float(kept[labels].mean()), float(kept[~labels].mean())
-    )
+    kept, counts = scores > 0, (int(labels.sum()), int((~labels).sum()))
+    area = auc(scores, labels.astype(float))
+    return Found(head, area, *counts, float(kept[labels].mean()), float(kept[~labels].mean()))
+
+
+def made(tokens: Tokens, plan: Plan) -> tuple[Head, float]:
+    """A head fitted to tokens with the penalty that they choose, and its border."""
+    choice = choose(tokens, plan)
+    used = tokens.where(np.isin(tokens.sources, plan.sources))
+    return fit(used, choice.penalty), choice.border
 
 
 def run(plan: Plan, on_progress: Progress = silent) -> Found:

@@ -135,7 +135,9 @@ def to_probs(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
         probs = np.zeros_like(logits)
         probs[best] = 1
         return probs
-    probs = softmax(logits, sampling.temperature)
+    probs = softmax(logits, sampling.temperature, logits[best])
+    if not (sampling.top_k or sampling.top_p < 1.0 or sampling.min_p > 0.0):
+        return probs
     if 0 < sampling.top_k < len(probs):
         probs = _top_k(probs, sampling.top_k)
     if sampling.top_p < 1.0:
@@ -161,9 +163,17 @@ def argmax(logits: np.ndarray) -> int:
     return best
 
 
-def softmax(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
-    """exp(logits / T), normalised; [V] -> [V]. Below T = 1e-30 nothing changes any more."""
-    probs = np.exp((logits - logits.max()) / logits.dtype.type(max(temperature, 1e-30)))
+def softmax(
+    logits: np.ndarray, temperature: float = 1.0, highest: np.floating | None = None
+) -> np.ndarray:
+    """exp(logits / T), normalised; [V] -> [V]. Below T = 1e-30 nothing changes any more.
+
+    highest: the largest logit, where it is known.
+    """
+    probs = logits - (logits.max() if highest is None else highest)
+    if temperature != 1.0:
+        probs *= logits.dtype.type(1.0 / max(temperature, 1e-30))
+    np.exp(probs, out=probs)
     probs /= probs.sum()
     return probs
 
@@ -195,11 +205,12 @@ def _top_p(probs: np.ndarray, p: float) -> np.ndarray:
 
 def _descending(probs: np.ndarray, p: float, head: int = 512) -> np.ndarray:
     """Ids by falling probability, as many as needed to reach mass p: a full sort is rarely due."""
-    if len(probs) > 4 * head:
+    while len(probs) > 4 * head:
         border = np.partition(probs, -head)[-head]
         top = np.flatnonzero(probs >= border)  # all that tie with the last one
         if border > 0 and probs[top].sum(dtype=np.float64) > p:
             return top[np.lexsort((top, -probs[top]))]
+        head *= 8
     return np.argsort(-probs, kind="stable")
 
 

@@ -104,6 +104,13 @@ def test_fast_path_of_top_p_is_taken_where_it_may_be():
     assert len(module._descending(np.full(3000, 1 / 3000), 0.5)) == 3000
 
 
+def test_fast_path_of_top_p_grows_before_it_gives_up():
+    """A flat law of a large vocabulary: some thousand tokens, not a sort of all."""
+    probs = softmax(np.random.default_rng(0).normal(size=100_000).astype(np.float32) * 2.5)
+    fast, full = module._descending(probs, 0.6), np.argsort(-probs, kind="stable")
+    assert len(fast) == 4096 and np.array_equal(fast, full[:4096])
+
+
 def test_ties_at_the_border_of_the_fast_path_keep_the_lowest_ids():
     logits = np.zeros(3000)
     logits[2500] = 1.0

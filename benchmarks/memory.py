@@ -233,7 +233,7 @@ def _show_bytes(n: int, what: str, drafters: list[Stand]) -> None:
 
 def costs(contexts: int, vocabs: list[int], rng: np.random.Generator) -> None:
     """Drafting, learning, selection and verification on one large memory."""
-    speculative.warm_up()
+    speculative.Speculative().warm_up()
     drafter, seq, text = filled_drafter(contexts, rng)
     show("microseconds", f"{'median':>9} {'least':>9}")
     drafting(drafter, seq, text, rng)

@@ -24,6 +24,7 @@ KERNELS = {  # the outermost kernels of each module: compiling them compiles wha
     "forerun.ngrams.trigram_kernels": ("nudge",),
     "forerun.ngrams.tree_search": ("fill_tree",),
     "forerun.ngrams.ngram_model": ("descend", "shares"),
+    "forerun.tensor_walk": ("measure", "holds", "plant"),
     "forerun.verifiers.speculative": ("judge",),
     "forerun.verifiers.k_seq": ("division_factor",),
     "forerun.verifiers.transport": ("judge",),

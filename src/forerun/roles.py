@@ -31,6 +31,7 @@ class Target(ABC):
     context: int  # longest sequence, in tokens
     shape: str = ""  # all that a pass's time hangs on, beside the machine; empty: not known
     cost: Cost | None = None  # of a pass, once it was measured
+    gives: frozenset[str] = frozenset({"hidden", "probes"})  # of what others may need of a pass
 
     @abstractmethod
     def forward(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
@@ -187,6 +188,10 @@ class Verifier(ABC):
     @abstractmethod
     def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
         """Walks the tree; laws[node] is the processed law [V] at a node, -1 the root."""
+
+    def verify_all(self, trees: Many[Tree], laws: Many[Laws], dice: Many[Dice]) -> list[Verdict]:
+        """The verdicts of a batch; must equal `verify` for each."""
+        return [self.verify(*one) for one in zip(trees, laws, dice, strict=True)]
 
     def warm_up(self) -> None:
         """Compiles what it runs."""

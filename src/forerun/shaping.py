@@ -8,7 +8,7 @@ from collections.abc import Sequence as Many
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from forerun.records import Rows, Sequence
 from forerun.roles import Shaper
 from forerun.sampling import Sampling, log_softmax, softmax, to_probs
 from forerun.tree import Tree
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Laws:
@@ -37,6 +40,16 @@ class Laws:
         if node not in self._probs:
             self._probs[node] = to_probs(self.logits(node), self.sampling)
         return self._probs[node]
+
+    def on_device(self) -> Tensor | None:
+        """Laws [n + 1, V] of the root and all nodes where their rows lie; None where more shapes
+        them than a temperature above 0."""
+        s, logits = self.sampling, self.rows.logits
+        is_cut = s.top_k > 0 or s.top_p < 1.0 or s.min_p > 0.0
+        if s.is_greedy or is_cut or not self._is_plain or type(self.rows) is not Rows:
+            return None
+        wide = logits if logits.element_size() >= 4 else logits.float()
+        return (wide / max(s.temperature, 1e-30)).softmax(-1)
 
     def over(self, rows: Rows) -> Laws:
         """The same shaping of other rows of this tree."""

@@ -10,7 +10,7 @@ from forerun.errors import ConfigError
 from forerun.sampling import Sampling
 from forerun.tree import IID, POINT, SWOR, Proposal, Tree, TreeBuilder
 from forerun.verifiers.recursive import Recursive
-from forerun.verifiers.speculative import Speculative, warm_up
+from forerun.verifiers.speculative import Speculative
 
 VOCAB = 50
 
@@ -34,7 +34,7 @@ class LateDice(SeededDice):
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
-    warm_up()
+    Speculative().warm_up()
 
 
 def random_proposal(rng: np.random.Generator, vocab: int) -> Proposal:
@@ -107,7 +107,7 @@ def test_same_outcome_as_plain_on_random_trees(dice: type, dtype: type) -> None:
         assert ours.uniform() == theirs.uniform()  # and as many uniforms were used
         depths.append(len(fast.verify(tree, laws, ours).nodes))
     assert max(depths) >= 2 and min(depths) == 0
-    assert not any(room.marks.any() for room in fast._scratch.values())
+    assert not any(room.marks.any() for room in fast._rooms.values())
 
 
 def test_same_outcome_on_a_large_vocabulary() -> None:

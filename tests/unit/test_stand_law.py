@@ -14,7 +14,6 @@ from forerun.controllers.fixed import Fixed
 from forerun.dice import EnumeratedDice
 from forerun.drafters.stand import Stand
 from forerun.engine.loop import Engine
-from forerun.ngrams.memory import warm_up
 from forerun.records import Plan, Sequence, Step
 from forerun.sampling import Sampling
 from forerun.template import best_first, grid
@@ -26,7 +25,7 @@ from forerun.verifiers.speculative import Speculative
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
-    warm_up()
+    Speculative().warm_up()
 
 
 def test_greedy_decoding_is_token_identical() -> None:

@@ -38,7 +38,9 @@ from forerun.records import Plan
 from forerun.roles import Path
 from forerun.sampling import Sampling
 from forerun.template import grid
-from forerun.tree import EMPTY, chain
+from forerun.tree import EMPTY
+from forerun.verifiers.judge import Head, Judge
+from forerun.verifiers.reflective import Reflective
 from harness import PROMPT, Given
 
 LAWS = table_law(4), table_law(5)
@@ -226,17 +228,33 @@ def test_bad_options_are_refused(options):
         switch(**{"threshold": 1.0} | options)
 
 
-def test_hidden_rows_are_refused():
-    with pytest.raises(ConfigError, match="rows of two models"):
-        switch(threshold=1.0).forward([], [], frozenset({"hidden"}))
+class Letters:
+    """A tokenizer of three tokens."""
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        return ["abc".index(letter) for letter in text]
 
 
-def test_rows_that_a_verifier_appends_are_refused():
-    target, seq = switch(threshold=1.0), sequence(PROMPT, 3, SeededDice(0))
-    (rows,) = target.forward([seq], [chain([1, 2])], frozenset())
-    assert rows.split(2) is rows
-    with pytest.raises(ConfigError, match="rows that a verifier appends"):
-        rows.split(1)
+@pytest.mark.parametrize(
+    ("verifier", "missing"),
+    [
+        (lambda: Judge(head=Head(np.zeros(4, np.float32), 0.0)), "hidden rows"),
+        (lambda: Reflective(template="cb", tokenizer=Letters()), "rows behind a draft"),
+        (lambda: Reflective(weight=0.0), None),
+    ],
+)
+def test_what_needs_more_than_its_logits_is_refused_when_an_engine_is_built(verifier, missing):
+    """Not in the middle of a text."""
+    make, plan = DRAFTERS["chain"]
+
+    def engine() -> Engine:
+        return Engine(switch(threshold=1.0), make(), verifier(), Given(plan))
+
+    if missing is None:
+        assert len(run_all(engine(), [sequence(PROMPT, 5, SeededDice(0))])[0]) == 5
+        return
+    with pytest.raises(ConfigError, match=f"target 'entropy_switch' gives no {missing}; use"):
+        engine()
 
 
 def test_other_vocabularies_are_refused(tiny_folder):

@@ -17,7 +17,7 @@ from forerun.records import Plan
 from forerun.sampling import Sampling
 from forerun.tree import POINT, SWOR, Proposal, Tree, TreeBuilder
 from forerun.verifiers.recursive import Recursive
-from forerun.verifiers.transport import Transport, plainly
+from forerun.verifiers.transport import Transport
 
 A = (np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5]), 2)
 B = (np.array([0.4, 0.3, 0.2, 0.1]), np.array([0.1, 0.2, 0.3, 0.4]), 2)
@@ -104,7 +104,7 @@ def test_kernel_has_the_outcome_of_the_plain_form(dice: type, dtype: type, vocab
         )
         ours, theirs = dice(seed), dice(seed)
         verdict = fast.verify(tree, laws, ours)
-        assert verdict == plainly(tree, laws, theirs), seed
+        assert verdict == fast.plainly(tree, laws, theirs), seed
         assert ours.uniform() == theirs.uniform()  # and as many uniforms were used
         depths.append(len(verdict.nodes))
     assert max(depths) >= 2 and min(depths) == 0

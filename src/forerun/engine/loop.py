@@ -12,7 +12,7 @@ from forerun.engine.scheduler import Scheduler
 from forerun.engine.stops import Stops
 from forerun.errors import ConfigError
 from forerun.records import Sequence, Step
-from forerun.roles import Controller, Drafter, Shaper, Target, Verifier
+from forerun.roles import Controller, Drafter, Shaper, Target, Verifier, name_of
 from forerun.shaping import Laws, advance
 from forerun.tree import Tree
 
@@ -20,7 +20,8 @@ from forerun.tree import Tree
 class Engine:
     """Draft, check in one pass, keep the target's law; one sequence or many.
 
-    Raises ConfigError when the verifier cannot judge what the drafter may propose.
+    Raises ConfigError when the verifier cannot judge what the drafter may propose, or the target
+    does not give what they need.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Engine:
         max_seqs: int = 1,
     ) -> None:
         check_pair(drafter, verifier)
+        check_needs(target, drafter.needs | verifier.needs)
         drafter.bind(target)
         verifier.bind(target)
         controller.bind(target, drafter)
@@ -73,10 +75,7 @@ class Engine:
         t2 = perf_counter()
         rows = [part.split(len(tree)) for part, tree in zip(found, trees, strict=True)]
         laws = [Laws(*part, self.shapers) for part in zip(rows, seqs, trees, strict=True)]
-        verdicts = [
-            self.verifier.verify(tree, law, seq.dice)
-            for tree, law, seq in zip(trees, laws, seqs, strict=True)
-        ]
+        verdicts = self.verifier.verify_all(trees, laws, [seq.dice for seq in seqs])
         t3 = perf_counter()
         drawn = [v.tokens(tree) for v, tree in zip(verdicts, trees, strict=True)]
         emitted = self._extend(seqs, drawn)
@@ -152,4 +151,17 @@ def check_pair(drafter: Drafter, verifier: Verifier) -> None:
         raise ConfigError(
             f"{rule} judges {'/'.join(sorted(verifier.judges))} drafts, but drafter {name!r} "
             f"makes {'/'.join(foreign)} drafts; use another verifier or another grower"
+        )
+
+
+NEEDS = {"hidden": "hidden rows", "probes": "rows behind a draft"}
+
+
+def check_needs(target: Target, needs: frozenset[str]) -> None:
+    """Refuses parts that need of a pass what the target does not give."""
+    if missing := sorted(needs - target.gives):
+        what = " and ".join(NEEDS.get(need, need) for need in missing)
+        raise ConfigError(
+            f"target {name_of(target)!r} gives no {what}; use a drafter and a verifier that need "
+            "none, such as 'stand' and 'speculative'"
         )

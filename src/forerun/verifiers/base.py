@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
+from numba import njit
 
-from forerun.dice import Dice
+from forerun.dice import Dice, SeededDice
 from forerun.errors import ConfigError
 from forerun.records import Verdict
+from forerun.roles import Verifier
 from forerun.sampling import argmax
 from forerun.shaping import Laws
-from forerun.tree import SWOR, Proposal, Tree
+from forerun.tree import IID, SWOR, Proposal, Tree, TreeBuilder
 
 NO_MASS = 1e-12  # a residual below this share of its law is rounding error
 STRICT = __debug__  # a draft that breaks its own law: an error, or under `python -O` a refusal
+EMITTED = -1  # what a kernel tells instead of an accepted child
+BLOCK = 256  # tokens that a kernel sums at once
+CHANGED, TRIED, IN_Q = 1, 2, 4  # bits of a kernel's marks
 log = logging.getLogger("forerun")
 
 
@@ -129,3 +136,96 @@ def check_mass(mass: float, depth: int) -> None:
             f"{mass}: its logits are not finite or no token is allowed; try dtype float32 or "
             "fewer constraints"
         )
+
+
+class Walk(Verifier):
+    """Down from the root, one kernel call per visited node. One instance serves one thread."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[int, tuple[np.ndarray, ...]] = {}
+
+    @abstractmethod
+    def judge(self, p: np.ndarray, *more: Any) -> tuple[int, int, int, float, int]:
+        """The kernel: where the walk goes from a node whose law is p [V], with p's mass taken as 1
+        (a float32 row is within 1e-7 of it).
+
+        more: the node, uniforms, how many are used, `arrays` of the tree, `new_room`. Returns
+        (accepted child, its token) or (EMITTED, token); the number of uniforms used so far; a mass
+        that shows a broken law; the first child whose q cannot be one (see `flaw`; -1: none), which
+        ends the trials.
+        """
+
+    @abstractmethod
+    def plainly(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+        """The rule, dense and in float64: what tests enumerate."""
+
+    @staticmethod
+    @abstractmethod
+    def new_room(vocab: int) -> tuple[np.ndarray, ...]:
+        """Working memory of the kernel for rows of `vocab` tokens."""
+
+    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+        if laws.sampling.is_greedy:
+            return follow_argmax(tree, laws)
+        if not isinstance(dice, SeededDice):
+            return self.plainly(tree, laws, dice)
+        flat, uniforms = arrays(tree), dice.peek(2 * len(tree) + 1)
+        node, used, kept = -1, 0, list[int]()
+        while True:
+            p = np.ascontiguousarray(laws[node])
+            room = self._room(len(p))
+            child, token, used, mass, bad = self.judge(p, node, uniforms, used, *flat, *room)
+            if bad >= 0:
+                refuse(flaw(tree, bad, len(p)) or f"node {bad} and its q do not fit")
+            check_mass(mass, len(kept))
+            if child == EMITTED:
+                dice.skip(used)
+                return Verdict(kept, token)
+            node = child
+            kept.append(child)
+
+    def warm_up(self) -> None:
+        """Compiles the kernel for both float types, or loads it from the cache."""
+        builder = TreeBuilder()
+        builder.add(0, -1, IID, Proposal(np.array([0], np.int32), np.ones(1)))
+        flat, uniforms = arrays(builder.build()), np.full(2, 0.75)
+        for dtype in (np.float32, np.float64):
+            self.judge(np.full(2, 0.5, dtype), -1, uniforms, 0, *flat, *self.new_room(2))
+
+    def _room(self, vocab: int) -> tuple[np.ndarray, ...]:
+        if vocab not in self._rooms:
+            self._rooms[vocab] = self.new_room(vocab)
+        return self._rooms[vocab]
+
+
+def arrays(tree: Tree) -> tuple[np.ndarray, ...]:
+    """The tree as kernels take it."""
+    return (tree.tokens, tree.parents, tree.laws, tree.rows, tree.starts, tree.q_ids, tree.q_probs)
+
+
+@njit(cache=True, nogil=True)
+def conditional(
+    ids: np.ndarray, probs: np.ndarray, x: int, is_swor: bool, marks: np.ndarray
+) -> tuple[float, float]:
+    """q(x) and the mass of q; draws without replacement leave out the tokens marked TRIED.
+
+    (0, NaN) for an id that is no token and for a probability that is NaN or negative.
+    """
+    q_x = total = 0.0
+    for i in range(len(ids)):
+        if not (0 <= ids[i] < len(marks) and probs[i] >= 0.0):
+            return 0.0, math.nan
+        if not (is_swor and marks[ids[i]] & TRIED):
+            total += probs[i]
+            if ids[i] == x:
+                q_x = probs[i]
+    return q_x, total
+
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "nsz", "contract"})
+def mass_of(weights: np.ndarray) -> float:
+    """The sum of some weights in float64."""
+    total = 0.0
+    for i in range(len(weights)):
+        total += np.float64(weights[i])
+    return total

@@ -58,7 +58,8 @@ class Reflective(Verifier):
             )
         self.weight, self.fusion, self.leaves = weight, fusion, leaves
         self.base: Verifier = registry.make("verifier", rule, tokenizer=tokenizer)
-        self.judges, self.needs = self.base.judges, self.base.needs
+        self.judges = self.base.judges
+        self.needs = self.base.needs | ({"probes"} if weight else frozenset())
         self.lossless = self.base.lossless and weight == 0
         self.reflection = list[int]()
         if tokenizer is not None:
@@ -67,8 +68,9 @@ class Reflective(Verifier):
     def bind(self, target: Target) -> None:
         if self.weight and not self.reflection:
             raise ConfigError(
-                "reflective needs a template of at least one token, and the tokenizer to encode it;"
-                " name it in generate(verifier='reflective'), or pass tokenizer=model.tokenizer"
+                "reflective needs a template of at least one token, and the tokenizer to encode it:"
+                " name it to a model of forerun, generate(verifier='reflective'), or build it,"
+                " Reflective(tokenizer=Tokenizer.load(FOLDER))"
             )
         self.base.bind(target)
 

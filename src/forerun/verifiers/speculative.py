@@ -9,28 +9,32 @@ changed weights, and the mass of both. Only the final draw reads the whole row. 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence as Many
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
 from forerun.dice import Dice, SeededDice
 from forerun.records import Verdict
-from forerun.roles import Verifier
 from forerun.shaping import Laws
-from forerun.tree import IID, POINT, SWOR, Proposal, Tree, TreeBuilder
+from forerun.tree import POINT, SWOR, Tree
 from forerun.verifiers.base import (
+    BLOCK,
+    CHANGED,
+    EMITTED,
+    IN_Q,
     NO_MASS,
-    check_mass,
-    flaw,
-    follow_argmax,
-    refuse,
+    TRIED,
+    Walk,
+    conditional,
+    mass_of,
     reject_recursively,
 )
 
-CHANGED, TRIED, IN_Q = 1, 2, 4  # bits of Scratch.marks
-EMITTED = -1  # instead of an accepted child
-BLOCK = 256
+if TYPE_CHECKING:
+    from torch import Tensor
+
 CANCELLED = 1 / 16  # below this share of the mass before, a difference is summed anew
 
 
@@ -43,55 +47,57 @@ class Scratch(NamedTuple):
     sums: np.ndarray  # float64 [V / BLOCK], masses of blocks
 
 
-class Speculative(Verifier):
-    """One kernel call per visited node. One instance serves one thread."""
+class Speculative(Walk):
+    """One kernel call per visited node. One instance serves one thread.
 
-    def __init__(self) -> None:
-        self._scratch: dict[int, Scratch] = {}
+    tensors: a batch is judged by `tensor_walk` where the rows lie; None: if that is an accelerator.
+    Sequences with more than a temperature are judged on the host.
+    """
+
+    def __init__(self, *, tensors: bool | None = None) -> None:
+        super().__init__()
+        self.tensors = tensors
+
+    def judge(self, p: np.ndarray, *more: Any) -> tuple[int, int, int, float, int]:
+        return judge(p, *more)
+
+    def plainly(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+        return reject_recursively(tree, laws, dice)
+
+    @staticmethod
+    def new_room(vocab: int) -> Scratch:
+        return Scratch(
+            np.zeros(vocab),
+            np.zeros(vocab, np.uint8),
+            np.zeros(vocab, np.int32),
+            np.zeros((vocab + BLOCK - 1) // BLOCK),
+        )
+
+    def verify_all(self, trees: Many[Tree], laws: Many[Laws], dice: Many[Dice]) -> list[Verdict]:
+        rows = [self._rows(law, own) for law, own in zip(laws, dice, strict=True)]
+        there = [i for i, row in enumerate(rows) if row is not None]
+        if not there:
+            return super().verify_all(trees, laws, dice)
+        from forerun import tensor_walk  # compiles kernels of its own
+
+        chosen = ([part[i] for i in there] for part in (rows, trees, dice))
+        found = dict(zip(there, tensor_walk.verdicts(*chosen), strict=True))  # type: ignore[arg-type]
+        return [
+            found[i] if i in found else self.verify(tree, laws[i], dice[i])
+            for i, tree in enumerate(trees)
+        ]
 
     def warm_up(self) -> None:
-        warm_up()
+        super().warm_up()
+        if self.tensors:
+            from forerun import tensor_walk
 
-    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
-        if laws.sampling.is_greedy:
-            return follow_argmax(tree, laws)
-        if not isinstance(dice, SeededDice):
-            return reject_recursively(tree, laws, dice)
-        flat = arrays(tree)
-        uniforms = dice.peek(len(tree) + 1)
-        node, used, kept = -1, 0, list[int]()
-        while True:
-            p = np.ascontiguousarray(laws[node])
-            room = self._room(len(p))
-            child, token, used, mass, bad = judge(p, node, uniforms, used, *flat, *room)
-            if bad >= 0:
-                refuse(flaw(tree, bad, len(p)) or f"node {bad} and its q do not fit")
-            check_mass(mass, len(kept))
-            if child == EMITTED:
-                dice.skip(used)
-                return Verdict(kept, token)
-            node = child
-            kept.append(child)
+            tensor_walk.warm_up()
 
-    def _room(self, vocab: int) -> tuple[np.ndarray, ...]:
-        if vocab not in self._scratch:
-            self._scratch[vocab] = new_scratch(vocab)
-        return self._scratch[vocab]
-
-
-def arrays(tree: Tree) -> tuple[np.ndarray, ...]:
-    """The tree as the kernel takes it."""
-    return (tree.tokens, tree.parents, tree.laws, tree.rows, tree.starts, tree.q_ids, tree.q_probs)
-
-
-def new_scratch(vocab: int) -> Scratch:
-    """Working memory for rows of `vocab` tokens."""
-    return Scratch(
-        np.zeros(vocab),
-        np.zeros(vocab, np.uint8),
-        np.zeros(vocab, np.int32),
-        np.zeros((vocab + BLOCK - 1) // BLOCK),
-    )
+    def _rows(self, laws: Laws, dice: Dice) -> Tensor | None:
+        """The laws of a tree as tensors, if they are to be judged so."""
+        is_away = laws.rows.logits.device.type != "cpu" if self.tensors is None else self.tensors
+        return laws.on_device() if is_away and isinstance(dice, SeededDice) else None
 
 
 @njit(cache=True, nogil=True)
@@ -112,13 +118,7 @@ def judge(
     marked: np.ndarray,
     sums: np.ndarray,
 ) -> tuple[int, int, int, float, int]:
-    """Tries the children of `node` in the order drawn against its law p [V].
-
-    The mass of p is taken to be 1: a float32 row is within 1e-7 of it.
-    Returns (accepted child, its token) or (EMITTED, token); then the number of uniforms used so
-    far, a mass that shows a broken law, and the first child whose q cannot be one (see
-    `verifiers.base.flaw`; -1 if there is none), which ends the trials.
-    """
+    """Tries the children of `node` in the order drawn against its law p [V]: see `Walk`."""
     room = Scratch(weights, marks, marked, sums)
     outcome, token, mass, num_marked, bad = EMITTED, 0, 1.0, 0, -1
     unit = np.ones(1)
@@ -130,9 +130,6 @@ def judge(
         if laws[child] != POINT:
             part = slice(starts[rows[child]], starts[rows[child] + 1])
             ids, probs = q_ids[part], q_probs[part]
-        if outside(ids, len(p)) >= 0:
-            bad = child
-            break
         q_x, total = conditional(ids, probs, x, is_swor, room.marks)
         if not (q_x > 0.0 and total < math.inf):
             bad = child
@@ -149,39 +146,11 @@ def judge(
             mass = left
         num_marked = mark(room, x, TRIED, num_marked)
     if outcome == EMITTED:
-        token, mass = pick(p, room, uniforms[used], num_marked > 0)
+        token, mass = pick(p, room, uniforms[used], num_marked)
         used += 1
     for i in range(num_marked):
         room.marks[room.marked[i]] = 0
     return outcome, token, used, mass, bad
-
-
-@njit(cache=True, nogil=True)
-def outside(ids: np.ndarray, vocab: int) -> int:
-    """The first index of an id that is no token; -1 if there is none."""
-    for i in range(len(ids)):
-        if not 0 <= ids[i] < vocab:
-            return i
-    return -1
-
-
-@njit(cache=True, nogil=True)
-def conditional(
-    ids: np.ndarray, probs: np.ndarray, x: int, is_swor: bool, marks: np.ndarray
-) -> tuple[float, float]:
-    """q(x) and the mass of q; draws without replacement leave out the tokens already tried.
-
-    The mass is NaN if a probability is NaN or negative.
-    """
-    q_x = total = 0.0
-    for i in range(len(ids)):
-        if not probs[i] >= 0.0:
-            return 0.0, math.nan
-        if not (is_swor and marks[ids[i]] & TRIED):
-            total += probs[i]
-            if ids[i] == x:
-                q_x = probs[i]
-    return q_x, total
 
 
 @njit(cache=True, nogil=True)
@@ -249,15 +218,20 @@ def subtract(
 
 
 @njit(cache=True, nogil=True)
-def pick(p: np.ndarray, room: Scratch, uniform: float, is_changed: bool) -> tuple[int, float]:
+def pick(p: np.ndarray, room: Scratch, uniform: float, num_marked: int) -> tuple[int, float]:
     """The token where the running sum of the weights passes uniform x mass, and the mass."""
-    total = 0.0
+    total, is_many = 0.0, num_marked > len(room.sums)
     for block in range(len(room.sums)):
         part = slice(block * BLOCK, (block + 1) * BLOCK)
-        if is_changed:
+        if is_many:
             room.sums[block] = block_mass(p[part], room.weights[part], room.marks[part])
         else:
-            room.sums[block] = plain_mass(p[part])
+            room.sums[block] = mass_of(p[part])
+    for i in range(0 if is_many else num_marked):  # p alone is a third of what blocks read else
+        block = room.marked[i] // BLOCK
+        part = slice(block * BLOCK, (block + 1) * BLOCK)
+        room.sums[block] = block_mass(p[part], room.weights[part], room.marks[part])
+    for block in range(len(room.sums)):
         total += room.sums[block]
     if not 0.0 < total < math.inf:
         return 0, total
@@ -285,22 +259,3 @@ def block_mass(p: np.ndarray, weights: np.ndarray, marks: np.ndarray) -> float:
         weight = changed if bits & CHANGED else weight
         total += 0.0 if bits & IN_Q else weight
     return total
-
-
-@njit(cache=True, nogil=True, fastmath={"reassoc", "nsz", "contract"})
-def plain_mass(p: np.ndarray) -> float:
-    """The sum of p over a block of tokens."""
-    total = 0.0
-    for i in range(len(p)):
-        total += np.float64(p[i])
-    return total
-
-
-def warm_up() -> None:
-    """Compiles the kernels for both float types, or loads them from the cache."""
-    scratch: tuple[np.ndarray, ...] = new_scratch(2)
-    builder = TreeBuilder()
-    builder.add(0, -1, IID, Proposal(np.array([0], np.int32), np.ones(1)))
-    tree, uniforms = builder.build(), np.full(2, 0.75)
-    for dtype in (np.float32, np.float64):
-        judge(np.full(2, 0.5, dtype), -1, uniforms, 0, *arrays(tree), *scratch)

@@ -14,91 +14,66 @@ chosen, it accepts as often. Lossless.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numba import njit
 
-from forerun.dice import Dice, SeededDice
+from forerun.dice import Dice
 from forerun.records import Verdict
-from forerun.roles import Verifier
 from forerun.shaping import Laws
-from forerun.tree import IID, POINT, SWOR, Proposal, Tree, TreeBuilder
-from forerun.verifiers.base import NO_MASS, check_mass, flaw, follow_argmax, refuse, residual
+from forerun.tree import POINT, SWOR, Tree
+from forerun.verifiers.base import (
+    BLOCK,
+    EMITTED,
+    NO_MASS,
+    TRIED,
+    Walk,
+    check_mass,
+    conditional,
+    flaw,
+    mass_of,
+    refuse,
+    residual,
+)
 
-EMITTED = -1  # instead of an accepted child
-BLOCK = 256
 
-
-class Transport(Verifier):
+class Transport(Walk):
     """One kernel call per visited node. One instance serves one thread."""
 
-    def __init__(self) -> None:
-        self._rooms: dict[int, tuple[np.ndarray, ...]] = {}
+    def judge(self, p: np.ndarray, *more: Any) -> tuple[int, int, int, float, int]:
+        return judge(p, *more)
 
-    def warm_up(self) -> None:
-        warm_up()
-
-    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
-        if laws.sampling.is_greedy:
-            return follow_argmax(tree, laws)
-        if not isinstance(dice, SeededDice):
-            return plainly(tree, laws, dice)
-        flat, uniforms = arrays(tree), dice.peek(2 * len(tree) + 1)
-        node, used, kept = -1, 0, list[int]()
+    def plainly(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+        node, kept = -1, list[int]()
         while True:
-            p = np.ascontiguousarray(laws[node])
-            child, token, used, mass, bad = judge(p, node, uniforms, used, *flat, *self._room(p))
-            if bad >= 0:
-                refuse(flaw(tree, bad, len(p)) or f"node {bad} and its q do not fit")
-            check_mass(mass, len(kept))
-            if child == EMITTED:
-                dice.skip(used)
-                return Verdict(kept, token)
+            p, chosen = laws[node].astype(np.float64), dict[int, int]()
+            check_mass(p.sum(), len(kept))
+            for child in tree.children(node):
+                if why := flaw(tree, child, len(p)):
+                    refuse(why)
+                    return Verdict(kept, dice.choice(p))
+                x = int(tree.tokens[child])
+                if tree.laws[child] == POINT:
+                    chosen.setdefault(x, child)
+                    continue
+                q = tree.proposal(child, len(p))
+                if dice.coin(min(1.0, p[x] / q[x])):
+                    break
+                p = residual(p, q)
+            else:
+                token = dice.choice(p)
+                if token not in chosen:
+                    return Verdict(kept, token)
+                child = chosen[token]
             node = child
             kept.append(child)
 
-    def _room(self, p: np.ndarray) -> tuple[np.ndarray, ...]:
-        if len(p) not in self._rooms:
-            self._rooms[len(p)] = new_room(len(p))
-        return self._rooms[len(p)]
-
-
-def plainly(tree: Tree, laws: Laws, dice: Dice) -> Verdict:
-    """The rule, dense and in float64: what tests enumerate."""
-    node, kept = -1, list[int]()
-    while True:
-        p, chosen = laws[node].astype(np.float64), dict[int, int]()
-        check_mass(p.sum(), len(kept))
-        for child in tree.children(node):
-            if why := flaw(tree, child, len(p)):
-                refuse(why)
-                return Verdict(kept, dice.choice(p))
-            x = int(tree.tokens[child])
-            if tree.laws[child] == POINT:
-                chosen.setdefault(x, child)
-                continue
-            q = tree.proposal(child, len(p))
-            if dice.coin(min(1.0, p[x] / q[x])):
-                break
-            p = residual(p, q)
-        else:
-            token = dice.choice(p)
-            if token not in chosen:
-                return Verdict(kept, token)
-            child = chosen[token]
-        node = child
-        kept.append(child)
-
-
-def arrays(tree: Tree) -> tuple[np.ndarray, ...]:
-    """The tree as the kernel takes it."""
-    return (tree.tokens, tree.parents, tree.laws, tree.rows, tree.starts, tree.q_ids, tree.q_probs)
-
-
-def new_room(vocab: int) -> tuple[np.ndarray, ...]:
-    """Working memory for rows of `vocab` tokens: r, what it was, marks (0 between calls), sums."""
-    blocks = (vocab + BLOCK - 1) // BLOCK
-    return np.empty(vocab), np.empty(vocab), np.zeros(vocab, np.uint8), np.empty(blocks)
+    @staticmethod
+    def new_room(vocab: int) -> tuple[np.ndarray, ...]:
+        """r, what it was, marks (0 between calls), sums of blocks."""
+        blocks = (vocab + BLOCK - 1) // BLOCK
+        return np.empty(vocab), np.empty(vocab), np.zeros(vocab, np.uint8), np.empty(blocks)
 
 
 @njit(cache=True, nogil=True)
@@ -119,11 +94,9 @@ def judge(
     marks: np.ndarray,
     sums: np.ndarray,
 ) -> tuple[int, int, int, float, int]:
-    """Where the walk goes from `node`, whose law is p [V]; p's mass is taken to be 1.
+    """Where the walk goes from `node`: see `Walk`.
 
-    Returns (accepted child, its token) or (EMITTED, token); the number of uniforms used so far; a
-    mass that shows a broken law; the first child whose q cannot be one (-1 if there is none), which
-    ends the trials. `left` holds r, not normalised, once a rejection has changed it.
+    `left` holds r, not normalised, once a rejection has changed it.
     """
     outcome, token, mass, bad, is_changed = EMITTED, 0, 1.0, -1, False
     for child in range(node + 1, len(tokens)):
@@ -149,7 +122,7 @@ def judge(
                 left[:] = p
                 is_changed = True
             mass = subtract(left, before, ids, probs, scale, mass, is_swor, marks, sums)
-        marks[x] = 1
+        marks[x] = TRIED
     if outcome == EMITTED:
         token, mass = (
             pick(left, uniforms[used], sums) if is_changed else pick(p, uniforms[used], sums)
@@ -175,25 +148,6 @@ def chosen_child(
 
 
 @njit(cache=True, nogil=True)
-def conditional(
-    ids: np.ndarray, probs: np.ndarray, x: int, is_swor: bool, marks: np.ndarray
-) -> tuple[float, float]:
-    """q(x) and the mass of q, without replacement only of tokens that are not marked.
-
-    (0, NaN) for an id that is no token and for a probability that is NaN or negative.
-    """
-    q_x = total = 0.0
-    for i in range(len(ids)):
-        if not (0 <= ids[i] < len(marks) and probs[i] >= 0.0):
-            return 0.0, math.nan
-        if not (is_swor and marks[ids[i]]):
-            total += probs[i]
-            if ids[i] == x:
-                q_x = probs[i]
-    return q_x, total
-
-
-@njit(cache=True, nogil=True)
 def subtract(
     left: np.ndarray,
     before: np.ndarray,
@@ -208,7 +162,7 @@ def subtract(
     """left becomes (left - scale q)+; returns its mass. Nothing changes if none would be left."""
     for i in range(len(ids)):
         before[i] = left[ids[i]]
-        if not (is_swor and marks[ids[i]]):
+        if not (is_swor and marks[ids[i]] & TRIED):
             left[ids[i]] = max(before[i] - scale * probs[i], 0.0)
     total = 0.0
     for block in range(len(sums)):
@@ -241,21 +195,3 @@ def pick(weights: np.ndarray, uniform: float, sums: np.ndarray) -> tuple[int, fl
                 if below > target:
                     return token, total
     return last, total
-
-
-@njit(cache=True, nogil=True, fastmath={"reassoc", "nsz", "contract"})
-def mass_of(weights: np.ndarray) -> float:
-    """The sum of some weights in float64."""
-    total = 0.0
-    for i in range(len(weights)):
-        total += np.float64(weights[i])
-    return total
-
-
-def warm_up() -> None:
-    """Compiles the kernels for both float types, or loads them from the cache."""
-    builder = TreeBuilder()
-    builder.add(0, -1, IID, Proposal(np.array([0], np.int32), np.ones(1)))
-    flat, uniforms = arrays(builder.build()), np.full(2, 0.75)
-    for dtype in (np.float32, np.float64):
-        judge(np.full(2, 0.5, dtype), -1, uniforms, 0, *flat, *new_room(2))

@@ -309,3 +309,24 @@ def test_the_first_path_of_a_tree() -> None:
     for token, parent in ((3, -1), (4, -1), (5, 0), (6, 0), (7, 2)):
         tree.add(token, parent)
     assert first_path(tree.build()).tokens.tolist() == [3, 5, 7]
+
+
+class Numbers:
+    """A tokenizer whose texts are digits."""
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        return [int(letter) for letter in text]
+
+
+def test_a_rule_that_needs_a_tokenizer_says_so_by_name_and_runs_when_built(model: Any) -> None:
+    """There is no tokenizer in `generate`: `reflective` by name cannot know its template."""
+    from forerun.verifiers.reflective import Reflective
+
+    options = {**PROMPTS, "max_new_tokens": 12, "do_sample": False, "custom_generate": generate}
+    with pytest.raises(ConfigError, match=r"build it, Reflective\(tokenizer=Tokenizer.load"):
+        model.generate(**options, verifier="reflective")
+    plain = model.generate(**PROMPTS, max_new_tokens=12, do_sample=False)
+    for weight in (0.0, 0.3):
+        rule = Reflective(weight=weight, template="56", tokenizer=Numbers())  # type: ignore[arg-type]
+        ids = model.generate(**options, verifier=rule, drafter="prompt_lookup")
+        assert ids.shape == plain.shape and (weight or torch.equal(ids, plain))

@@ -27,7 +27,7 @@ from forerun.engine.stops import Stops
 from forerun.errors import ConfigError
 from forerun.models.hf import HFTarget
 from forerun.records import Sequence, Step
-from forerun.roles import Drafter, Shaper
+from forerun.roles import Drafter, Shaper, Verifier
 from forerun.sampling import Sampling
 
 WARPERS = {  # transformers' class -> (its attribute, our parameter), in the order of both chains
@@ -46,7 +46,7 @@ def generate(
     stopping_criteria: Any,
     generation_config: Any,
     drafter: str | Drafter = registry.DRAFTER,
-    verifier: str = registry.VERIFIER,
+    verifier: str | Verifier = registry.VERIFIER,
     controller: str = registry.CONTROLLER,
     stream_to: Any = None,
     **model_kwargs: Any,
@@ -54,8 +54,8 @@ def generate(
     """What `GenerationMixin.generate` calls as its decoding loop; returns what generate returns.
 
     input_ids [B, L], left-padded by attention_mask. drafter, verifier, controller: names with
-    options, or a Drafter. stream_to: a streamer; generate does not hand its own `streamer` to a
-    custom loop. Raises ConfigError for what a tree pass cannot give.
+    options, or a Drafter, a Verifier. stream_to: a streamer; generate does not hand its own
+    `streamer` to a custom loop. Raises ConfigError for what a tree pass cannot give.
     """
     _check(model, generation_config)
     sampling, kept = split_processors(logits_processor, generation_config.do_sample)
@@ -67,7 +67,7 @@ def generate(
     engine = Engine(
         target,
         Guarded(made),
-        registry.make("verifier", verifier),
+        registry.make("verifier", verifier) if isinstance(verifier, str) else verifier,
         registry.make("controller", controller),
         stops=Criteria(ends, stopping_criteria, input_ids),
         shapers=(Processors(kept, input_ids),) if kept else (),

@@ -1,0 +1,27 @@
+"""A server whose operator allowed a lossy rule serves it, and tells; one that was not told, not."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from served import command
+
+
+@pytest.mark.parametrize("rule", ["typical", "judge", "reflective:weight=0.1"])
+def test_it_is_refused_by_default(rule: str) -> None:
+    with (
+        pytest.raises(AssertionError, match="is lossy: texts would not follow the model's law"),
+        command("--verifier", rule),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("rule", ["typical", "judge"])
+def test_it_serves_where_it_is_allowed_and_says_what_it_is(rule: str) -> None:
+    with command("--verifier", rule, "--allow-lossy") as served:
+        told = httpx.get(f"{served.url}/v1/models").json()["data"][0]["speculation"]
+        assert told["verifier"] == rule and told["lossless"] is False
+        body = {"model": "reasoner", "prompt": "Problem: Ann has 3 plums.", "max_tokens": 12}
+        answer = served.post("/v1/completions", json=body).json()
+        assert answer["usage"]["completion_tokens"] == 12

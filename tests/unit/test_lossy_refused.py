@@ -1,0 +1,33 @@
+"""Rules that change the law are refused unless asked for: by `verify`, and by `serve` by default.
+
+What a server does that was told `--allow-lossy` is shown in tests/serving.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun import registry
+from forerun.cli.main import main
+
+LOSSY = ["typical", "judge", "reflective", "judge:delta=0.9"]
+
+
+def test_these_are_all_lossy_rules() -> None:
+    """Some need what only a target has, so classes are asked where they can be built."""
+    names = registry.names("verifier")
+    found = {name for name in names if not registry.make("verifier", name).lossless}
+    assert found == {spec.partition(":")[0] for spec in LOSSY}
+
+
+@pytest.mark.parametrize("rule", LOSSY)
+def test_verify_refuses_it_before_a_model_is_loaded(rule: str, capsys) -> None:
+    assert main(["verify", "--verifier", rule, "--model", "no such folder"]) == 2
+    said = capsys.readouterr().err
+    assert f"verifier '{rule}' is lossy" in said and len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("rule", ["typical", "reflective"])
+def test_a_server_refuses_it_and_does_not_start(rule: str, capsys) -> None:
+    assert main(["serve", "--verifier", rule, "--port", "0"]) == 2
+    assert "is lossy: texts would not follow the model's law" in capsys.readouterr().err

@@ -140,8 +140,10 @@ def tally(case: Case, count: Count, p: np.ndarray, tree: Tree, drafts: list[int]
     count.examined += 1
     if (best := optimum.for_drafts(tree, drafts, p)) is not None:
         count.optima.append(best)
+        if case.rule == "transport":  # which reaches it
+            count.expected.append(best)
     q, chance = tree.q(drafts[0]), EXPECTED.get(case.rule)
-    if q is not None and chance is not None and case.grower != "chain":
+    if q and chance and case.grower != "chain":
         count.expected.append(chance(*dense(p, q), len(drafts)))
 
 
@@ -285,9 +287,6 @@ def budget_cases() -> dict[int, list[Case]]:
     }
 
 
-TABLES = ["position", "chain", "rules", "length", "budget"]
-
-
 def row(*cells: object) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"
 
@@ -375,25 +374,26 @@ def best_table(
     print(f"\nr = {pair.share:.3f}, what a pass of the draft reads over one of the target\n")
 
 
+TABLES = {
+    "position": position_table,
+    "chain": chain_table,
+    "rules": rules_table,
+    "length": partial(best_table, name="depth", groups=length_cases()),
+    "budget": partial(best_table, name="budget", groups=budget_cases()),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tables", nargs="+", default=TABLES, choices=TABLES)
+    parser.add_argument("--tables", nargs="+", default=[*TABLES], choices=[*TABLES])
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.6, 1.0])
     parser.add_argument("--problems", type=int, default=8)
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--length", type=int, default=128, help="most new tokens per sample")
     options = parser.parse_args()
     pair = Pair(options.problems, options.samples, options.length)
-    if "position" in options.tables:
-        position_table(pair, options.temperatures)
-    if "chain" in options.tables:
-        chain_table(pair, options.temperatures)
-    if "rules" in options.tables:
-        rules_table(pair, options.temperatures)
-    if "length" in options.tables:
-        best_table(pair, options.temperatures, "depth", length_cases())
-    if "budget" in options.tables:
-        best_table(pair, options.temperatures, "budget", budget_cases())
+    for name in options.tables:
+        TABLES[name](pair, options.temperatures)
 
 
 if __name__ == "__main__":

@@ -108,8 +108,25 @@ JOINT = {
         "chain, ragged batch",
         "chain of 3",
         "chain of 3, misses",
+        "chain of 2, ragged batch",
+        "chain of 2, one ends first",
         "fuse chosen + chain",
         "prompt lookup",
+    ),
+    "match": (
+        "chain",
+        "chain of 2, one ends first",
+        "i.i.d. 1x2",
+        "i.i.d. 2, ragged batch",
+        "gumbel 2x1, one ends first",
+        "top 2x2, ragged batch",
+    ),
+    "speculative": (
+        "chain of 2, ragged batch",
+        "chain of 2, one ends first",
+        "i.i.d. 1x2",
+        "gumbel 2x1, one ends first",
+        "top 2x2, ragged batch",
     ),
     "k_seq": (
         "chain",
@@ -118,6 +135,8 @@ JOINT = {
         "i.i.d. 1x2",
         "i.i.d. 2, misses",
         "i.i.d. 2, ragged batch",
+        "i.i.d. 2, one goes on",
+        "i.i.d. 1x2, ragged batch",
     ),
     "transport": (
         "greedy mix 2x1",
@@ -125,6 +144,7 @@ JOINT = {
         "greedy mix 3, misses",
         "greedy mix, ragged batch",
         "gumbel 2x1",
+        "gumbel 2x1, one ends first",
         "i.i.d. 2, ragged batch",
         "stochastic beam 2, last level cut",
         "top 2x2",
@@ -135,10 +155,20 @@ JOINT = {
         "fuse two draws",
     ),
 }
-LONGER = {"chain of 3": (grown("chain"), Plan(3, 3), (4,))}
+LONGER = {
+    "chain of 3": (grown("chain"), Plan(3, 3), (4,)),
+    "chain of 2, ragged batch": (grown("chain"), Plan(2, 2), (2, 3)),
+    "chain of 2, one ends first": (grown("chain"), Plan(2, 2), (1, 3)),
+    "i.i.d. 1x2, ragged batch": (grown("iid", width=(1, 2)), Plan(3, 2), (2, 3)),
+    "i.i.d. 2, one goes on": (grown("iid", width=2), Plan(2, 1), (1, 3)),
+    "gumbel 2x1, one ends first": (grown("gumbel", template=grid(2, 1)), TREE, (1, 3)),
+    "top 2x2, ragged batch": (grown("template", template=grid(2, 2)), Plan(6, 2), (2, 3)),
+}
 SLOW_JOINT = {
     "i.i.d. 2",
+    "i.i.d. 1x2, ragged batch",
     "chain of 3",
+    "chain of 2, ragged batch",
     "chain, ragged batch",
     "i.i.d. 2, ragged batch",
     "fuse two draws",

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,12 +50,11 @@ class Forest:
 
     def to(self, device: torch.device | str) -> Forest:
         """The same on another device."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved = {
-            k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v
-            for k, v in values.items()
-        }
-        return Forest(**moved)
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                values[name] = value.to(device, non_blocking=True)
+        return Forest(**values)
 
 
 def verdicts(p: Many[Tensor], trees: Many[Tree], dice: Many[SeededDice]) -> list[Verdict]:
@@ -71,8 +71,8 @@ def verdicts(p: Many[Tensor], trees: Many[Tree], dice: Many[SeededDice]) -> list
         rows = torch.cat([p[i] for i in sound])
         kept, ends = walk(rows, grown)
         told = torch.cat([kept.double(), ends.flatten()]).cpu().numpy()  # the one transfer
-        at, ends = 0, told[len(kept) :].reshape(3, -1)
-        for i, (token, used, mass) in zip(sound, ends.T, strict=True):
+        at, last = 0, told[len(kept) :].reshape(3, -1).T
+        for i, (token, used, mass) in zip(sound, last, strict=True):
             size = len(trees[i]) + 1
             nodes = (np.flatnonzero(told[at : at + size])[1:] - 1).tolist()
             at += size
@@ -162,7 +162,8 @@ def forest(trees: Many[Tree], uniforms: Many[np.ndarray], vocab: int) -> Forest:
     slots, row, family = np.full(vocab, -1, np.int64), 0, 0
     names = ("parents", "ids", "q", "place", "child", "trial", "up", "family", "draw")
     for i, (tree, own) in enumerate(zip(trees, uniforms, strict=True)):
-        family = plant(*arrays(tree), slots, row, family, *(made[name] for name in names))
+        flat: tuple[Any, ...] = arrays(tree)
+        family = plant(slots, row, family, *flat, *(made[name] for name in names))
         made["tree"][row : row + len(tree) + 1] = i
         made["uniforms"][i, : len(own)] = own
         row += len(tree) + 1
@@ -172,7 +173,8 @@ def forest(trees: Many[Tree], uniforms: Many[np.ndarray], vocab: int) -> Forest:
 
 def is_sound(tree: Tree, vocab: int) -> bool:
     """Whether every node's q can be one, and holds its token: see `verifiers.base.flaw`."""
-    return bool(holds(*arrays(tree), vocab))
+    flat: tuple[Any, ...] = arrays(tree)
+    return bool(holds(vocab, *flat))
 
 
 def warm_up() -> None:
@@ -201,6 +203,7 @@ def measure(parents: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> tuple[
 
 @njit(cache=True, nogil=True)
 def holds(
+    vocab: int,
     tokens: np.ndarray,
     parents: np.ndarray,
     laws: np.ndarray,
@@ -208,7 +211,6 @@ def holds(
     starts: np.ndarray,
     q_ids: np.ndarray,
     q_probs: np.ndarray,
-    vocab: int,
 ) -> bool:
     """`is_sound`, from the arrays of a tree."""
     for token in tokens:
@@ -231,6 +233,9 @@ def holds(
 
 @njit(cache=True, nogil=True)
 def plant(
+    slots: np.ndarray,
+    root: int,
+    family: int,
     tokens: np.ndarray,
     parents: np.ndarray,
     laws: np.ndarray,
@@ -238,9 +243,6 @@ def plant(
     starts: np.ndarray,
     q_ids: np.ndarray,
     q_probs: np.ndarray,
-    slots: np.ndarray,
-    root: int,
-    family: int,
     of: np.ndarray,
     ids: np.ndarray,
     q: np.ndarray,

@@ -19,7 +19,7 @@ from forerun.engine.stops import Stops
 from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.growers.chain import Chain
 from forerun.growers.iid import Iid
-from forerun.roles import Drafter
+from forerun.roles import Drafter, Shaper
 from forerun.sampling import Sampling
 from forerun.verifiers.greedy import Greedy
 from forerun.verifiers.recursive import Recursive
@@ -150,10 +150,33 @@ def test_a_queue_of_cancelled_sequences_drains():
     assert engine.scheduler.is_idle
 
 
+def test_a_step_that_fails_does_not_undo_a_cancel():
+    """Another thread may cancel at any moment of a step, also of one that takes its tokens back."""
+
+    class Interrupted(Shaper):
+        def start(self, seq):
+            return "calm"
+
+        def advance(self, state, token):
+            engine.cancel(seq)
+            raise RuntimeError("a shaper failed")
+
+        def logits(self, state, logits):
+            return logits
+
+    (seq,), engine = seqs_of(1), engine_of(shapers=(Interrupted(),))
+    engine.submit(seq)
+    with pytest.raises(RuntimeError, match="a shaper failed"):
+        engine.step()
+    assert engine.step() == [seq]
+    assert seq.finish == "cancelled" and engine.scheduler.is_idle
+
+
 def test_cancelling_does_not_rename_a_finish():
     (seq,), engine = seqs_of(1, length=1), engine_of()
     run_all(engine, [seq])
     engine.cancel(seq)
+    engine.retire()
     assert seq.finish == "length"
 
 

@@ -3,6 +3,7 @@ pending tokens that the target catches up on."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from time import perf_counter
@@ -48,6 +49,7 @@ class Engine:
         self.listeners = [drafter.observe, controller.observe, *listeners]
         self.needs = drafter.needs | verifier.needs
         self.scheduler = Scheduler(max_seqs)
+        self._cancelled: deque[Sequence] = deque()  # by any thread; only ours writes seq.finish
 
     def submit(self, seq: Sequence) -> None:
         """Queues a sequence. Raises ConfigError if the verifier cannot serve its sampling."""
@@ -89,11 +91,14 @@ class Engine:
             self.step()
 
     def cancel(self, seq: Sequence) -> None:
-        """Ends a sequence, waiting or running; its state is freed at the next step."""
-        seq.finish = seq.finish or "cancelled"
+        """Ends a sequence, waiting or running, at the next step; for any thread."""
+        self._cancelled.append(seq)
 
     def retire(self) -> list[Sequence]:
         """Lets finished and cancelled sequences leave; returns them."""
+        while self._cancelled:
+            seq = self._cancelled.popleft()
+            seq.finish = seq.finish or "cancelled"
         ended, dropped = self.scheduler.retire()
         for seq in ended:
             self.drafter.finish(seq)

@@ -4,8 +4,9 @@ A pass over N nodes takes T(1 + N) seconds (`engine/cost.py`); node i of a draft
 probability a_i, counted as steps go by and scaled to the sequence's own recent luck. The plan is
 the N that maximises (1 + sum of a_i) / time. Growers that know chances beforehand get a threshold
 as well: a node is worth a row if its chance exceeds tokens per second times seconds per row, on
-average over the plan. Where nothing pays nothing is drafted, except a probe now and then. No clock
-is read while it runs: the same curve, texts and seeds give the same plans.
+average over the plan. Where nothing pays nothing is drafted, except a probe now and then: one
+sequence tries for all that share the controller. No clock is read while it runs: the same curve,
+texts and seeds give the same plans.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ WEIGHT = 4.0  # trials that the belief stands for
 REVIEW = 4  # steps of a sequence between two decisions
 KEEP = 0.99  # of the counts of nodes, per decision
 SLOW, FAST = 0.98, 0.9  # memory of the step's averages, and of a sequence's luck
-PATIENCE = 8, 256  # steps between two probes of a hopeless sequence: at first, at most
+REST = 32  # steps of a sequence without a draft between two decisions
+PATIENCE = 32, 1024  # such steps, of all sequences, between two probes: at first, at most
 PROBE = 4  # nodes
+MARGIN = 0.2  # of the tokens hoped for, without which drafting must pay: the best guess is too good
+ASIDE = 1e-4  # seconds that a step spends on each sequence, whatever it drafts
 NOTHING = Plan(0)
 
 
@@ -37,9 +41,7 @@ class Luck:
     plan: Plan = NOTHING
     promised: float = 1.0
     accepted: float = 1.0
-    left: int = REVIEW  # drafts until the next decision
-    rest: int = 0  # steps until the next probe
-    pause: int = PATIENCE[0]
+    left: int = REVIEW  # drafts, or steps without one, until the next decision
 
     @property
     def factor(self) -> float:
@@ -64,7 +66,9 @@ class Budget(Controller):
         self._cost = Cost((1, 2), (1.0, 1.0))
         self._drafting = np.zeros(nodes + 1)  # seconds beside the pass, by nodes
         self._luck: WeakKeyDictionary[Sequence, Luck] = WeakKeyDictionary()
-        self._tokens, self._rows, self._seqs = 1.0, 1.0, 1.0  # means per step
+        self._others = 0  # sequences beside one in the last step
+        self._tokens, self._rows = 1.0, 1.0  # of a sequence in a step, means
+        self._idle, self._pause = 0, PATIENCE[0]  # steps since the last probe, and until the next
 
     def bind(self, target: Target, drafter: Drafter) -> None:
         self._cost = cost_of(target)
@@ -74,16 +78,19 @@ class Budget(Controller):
         luck = self._luck.get(seq)
         if luck is None:
             luck = self._luck[seq] = Luck()
-            luck.plan = self._best(luck)
-        if luck.rest:
-            luck.rest -= 1
-            return NOTHING
+            self._decide(luck)
+        elif luck.plan is NOTHING:
+            self._idle += 1
+            luck.left -= 1
+            if luck.left <= 0 or self._idle >= self._pause:
+                self._decide(luck)
         return luck.plan
 
     def observe(self, step: Step) -> None:
-        self._tokens = _mean(self._tokens, sum(map(len, step.emitted)), SLOW)
-        self._rows = _mean(self._rows, sum(1 + len(tree) for tree in step.trees), SLOW)
-        self._seqs = _mean(self._seqs, len(step.seqs), SLOW)
+        num = len(step.seqs)
+        self._others = num - 1
+        self._tokens = _mean(self._tokens, sum(map(len, step.emitted)) / num, SLOW)
+        self._rows = _mean(self._rows, 1 + sum(map(len, step.trees)) / num, SLOW)
         for seq, tree, verdict in zip(step.seqs, step.trees, step.verdicts, strict=True):
             if len(tree) and (luck := self._luck.get(seq)):
                 self._learn(luck, min(len(tree), self.nodes), verdict.nodes)
@@ -103,22 +110,29 @@ class Budget(Controller):
             return
         self.tries, self.hits = KEEP * self.tries, KEEP * self.hits
         self.gains = self._sums()
+        was_probe = luck.plan is self._probe
+        self._decide(luck)
+        if was_probe and luck.plan not in (NOTHING, self._probe):
+            self._pause = max(self._pause // 4, PATIENCE[0])
+
+    def _decide(self, luck: Luck) -> None:
+        """What a sequence drafts until the next decision: what pays best, nothing, or a probe."""
         luck.left, luck.plan = REVIEW, self._best(luck)
-        if luck.plan is not self._probe:
-            luck.pause = PATIENCE[0]
-        else:
-            luck.rest, luck.pause = luck.pause, min(2 * luck.pause, PATIENCE[1])
+        if luck.plan is NOTHING and self._idle >= self._pause:
+            luck.plan = self._probe
+            self._idle, self._pause = 0, min(2 * self._pause, PATIENCE[1])
+        elif luck.plan is NOTHING:
+            luck.left = REST
 
     def _best(self, luck: Luck) -> Plan:
-        """The nodes with the most tokens per second and the least chance that pays, or a probe."""
+        """The nodes with the most tokens per second and the least chance that pays."""
         gains = np.array(self.gains) * luck.factor
-        others = 1 - 1 / self._seqs  # share of the batch's rows and tokens that is not this one's
-        first = 1 + others * self._rows
-        seconds = self._cost.at(first + np.arange(self.nodes + 1)) + self._drafting
-        tokens = 1 + others * self._tokens + gains
+        rows = 1 + self._others * self._rows + np.arange(self.nodes + 1)
+        seconds = self._cost.at(rows) + ASIDE * (1 + self._others) + self._drafting
+        tokens = 1 + self._others * self._tokens + gains
         best = int(np.argmax(tokens / seconds))
-        if not best:
-            return self._probe
+        if tokens[best] - MARGIN * gains[best] <= tokens[0] / seconds[0] * seconds[best]:
+            return NOTHING
         per_row = (seconds[best] - seconds[1]) / max(best - 1, 1)
         return Plan(best, self.depth, least=float(per_row * tokens[best] / seconds[best]))
 

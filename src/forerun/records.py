@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -136,6 +137,12 @@ class Step:
     def visited(self, i: int) -> list[int]:
         """Nodes of tree i whose law produced an emitted token, one per token; -1 is the root."""
         return [-1, *self.verdicts[i].nodes][: len(self.emitted[i])]
+
+    def of(self, rows: Many[int]) -> Step:
+        """The same as if only some of its sequences had taken part."""
+        lists = ("seqs", "plans", "trees", "laws", "verdicts", "emitted")
+        some: dict[str, Any] = {name: [getattr(self, name)[i] for i in rows] for name in lists}
+        return replace(self, **some)
 
 
 @dataclass(frozen=True)

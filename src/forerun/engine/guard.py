@@ -2,6 +2,9 @@
 
 That is so where failing does not depend on the tokens that were drawn: a drafter that fails at some
 tokens only leaves the others more often than their q says.
+
+A sequence for which nothing is planned costs the drafter nothing: it begins at its first plan, and
+learns from steps that had one.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from forerun.records import Plan, Sequence, Step
 from forerun.roles import Drafter, Target, name_of
@@ -29,6 +32,7 @@ class Guarded(Drafter):
         self.drafter, self.name = drafter, name_of(drafter)
         self.labels, self.needs = drafter.labels, drafter.needs
         self.failures: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
+        self._begun: WeakSet[Sequence] = WeakSet()  # sequences that it was asked to draft for
         self._seen: Counter[str] = Counter()
 
     def bind(self, target: Target) -> None:
@@ -40,30 +44,49 @@ class Guarded(Drafter):
     def warm_up(self) -> None:
         self.drafter.warm_up()
 
-    def start(self, seq: Sequence) -> None:
-        self._try(lambda: self.drafter.start(seq), [seq])
-
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
-        try:
-            return [signed(tree, self.name) for tree in self.drafter.propose(seqs, plans)]
-        except Exception as error:
-            if len(seqs) == 1:
-                self._note(error, seqs)
-                return [EMPTY]
-        pairs = zip(seqs, plans, strict=True)  # the others of the batch keep their drafts
-        return [self.propose([seq], [plan])[0] for seq, plan in pairs]
+        trees = [EMPTY] * len(seqs)
+        asked = [i for i, plan in enumerate(plans) if not plan.is_empty]
+        for i in asked:
+            self._begin(seqs[i])
+        found = self._propose([seqs[i] for i in asked], [plans[i] for i in asked])
+        for i, tree in zip(asked, found, strict=True):
+            trees[i] = tree
+        return trees
 
     def observe(self, step: Step) -> None:
-        self._try(lambda: self.drafter.observe(step), step.seqs)
+        pairs = enumerate(zip(step.seqs, step.plans, strict=True))
+        rows = [i for i, (seq, plan) in pairs if plan.nodes > 0 and seq in self._begun]
+        if rows:
+            part = step if len(rows) == len(step.seqs) else step.of(rows)
+            self._try(lambda: self.drafter.observe(part), part.seqs)
 
     def finish(self, seq: Sequence) -> None:
-        self._try(lambda: self.drafter.finish(seq), [seq])
+        if seq in self._begun:
+            self._begun.discard(seq)
+            self._try(lambda: self.drafter.finish(seq), [seq])
 
     def forget(self, group: Hashable) -> None:
         self._try(lambda: self.drafter.forget(group), [])
 
     def memory_report(self) -> dict[str, int]:
         return self.drafter.memory_report()
+
+    def _begin(self, seq: Sequence) -> None:
+        if seq not in self._begun:
+            self._begun.add(seq)
+            self._try(lambda: self.drafter.start(seq), [seq])
+
+    def _propose(self, seqs: list[Sequence], plans: list[Plan]) -> list[Tree]:
+        try:
+            found = self.drafter.propose(seqs, plans) if seqs else []
+            return [signed(tree, self.name) for tree in found]
+        except Exception as error:
+            if len(seqs) == 1:
+                self._note(error, seqs)
+                return [EMPTY]
+        pairs = zip(seqs, plans, strict=True)  # the others of the batch keep their drafts
+        return [self._propose([seq], [plan])[0] for seq, plan in pairs]
 
     def _try(self, work: Callable[[], None], seqs: Many[Sequence]) -> None:
         try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import replace
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from forerun import registry
@@ -81,7 +80,7 @@ class Router(Drafter):
                 self._judge(step, i)
         methods = self._by_method(step.seqs)
         for name, rows in methods.items():
-            self.parts[name].observe(step if len(methods) == 1 else part_of(step, rows))
+            self.parts[name].observe(step if len(methods) == 1 else step.of(rows))
 
     def finish(self, seq: Sequence) -> None:
         self._part(seq).finish(seq)
@@ -166,7 +165,7 @@ class Plans(Controller):
         shared = set(self._shared.values())
         for controller, own in rows.items():
             is_all = controller in shared or len(own) == len(step.seqs)
-            controller.observe(step if is_all else part_of(step, own))
+            controller.observe(step if is_all else step.of(own))
 
     def finish(self, seq: Sequence) -> None:
         controller = self._of[seq]
@@ -185,10 +184,3 @@ class Plans(Controller):
         assert self._target is not None, "bind comes first"
         controller.bind(self._target, self._router.parts[method])
         return controller
-
-
-def part_of(step: Step, rows: Many[int]) -> Step:
-    """A step as if only some of its sequences had taken part."""
-    lists = ("seqs", "plans", "trees", "laws", "verdicts", "emitted")
-    some: dict[str, Any] = {name: [getattr(step, name)[i] for i in rows] for name in lists}
-    return replace(step, **some)

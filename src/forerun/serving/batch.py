@@ -101,7 +101,13 @@ class Batch:
             self._isolate(fault)
         now = time.monotonic()
         for choice in list(self._choices.values()):
-            self._report(choice, now)
+            if choice.job.is_over:  # another choice of it has failed just now
+                continue
+            try:
+                self._report(choice, now)
+            except Exception as fault:
+                log.exception("what came of a request cannot be told")
+                self.fail(choice.job, of_fault(fault))
 
     def drop(self, job: Job) -> None:
         """Ends the sequences of a request; their state is freed at the next step."""

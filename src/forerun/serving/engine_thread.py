@@ -1,6 +1,8 @@
 """The engine's thread: requests join and leave between steps, events go back to the event loop.
 
-One lock guards what other threads may touch: the queue, cancellations, and whether to go on.
+One lock guards what other threads may touch: the queue, cancellations, and whether to go on. A
+fault of one request is the batch's business; any other costs what runs, and the thread goes on
+with a new engine.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from forerun.serving.jobs import Event, Job
 from forerun.serving.metrics import Metrics
 
 log = logging.getLogger("forerun.serving")
+MOST_FAULTS = 3  # in a row, without a good step between them, after which /health says so
 PREFILL = 2048  # prompt tokens that may join in one step, so that a crowd does not halt the others
 
 
@@ -29,11 +32,13 @@ class EngineThread:
         self._lock = threading.Condition()
         self._batch = Batch(make, metrics, self._left, self._gone)
         self._cancelled: set[Job] = set()
+        self._open: set[Job] = set()  # of which somebody still waits for the end
         self._ending: ApiError | None = None  # set: everything ends with this error
         self._is_closing = self._has_died = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="forerun-engine", daemon=True)
         self._beat = time.monotonic()  # of the last step
+        self._num_faults = 0  # in a row
 
     def warm_up(self) -> None:
         """Compiles what the drafters run; before `start`."""
@@ -50,6 +55,7 @@ class EngineThread:
             if self._is_closing or not self._thread.is_alive():
                 raise self._over()
             self._admission.add(job, self._wait())
+            self._open.add(job)
             self._lock.notify()
 
     def cancel(self, job: Job) -> None:
@@ -84,11 +90,13 @@ class EngineThread:
         return len(self._admission)
 
     def state(self, stall: float) -> str:
-        """ok, shutting down, stopped, or stalled: busy, and no step ended for `stall` seconds."""
+        """ok, shutting down, stopped, failing, or stalled: busy, no step for `stall` seconds."""
         if self._has_died or not self._thread.is_alive():
             return "stopped"
         if self._is_closing:
             return "shutting down"
+        if self._num_faults >= MOST_FAULTS:
+            return "failing"
         is_late = self.num_running and time.monotonic() - self._beat > stall
         return "stalled" if is_late else "ok"
 
@@ -100,7 +108,8 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            self._serve()
+            while self._turn():
+                """The next one."""
         except BaseException:
             self._has_died = True
             log.critical("the engine's thread has died", exc_info=True)
@@ -108,22 +117,39 @@ class EngineThread:
         finally:
             with self._lock:
                 self._is_closing = True
-                left = [*self._batch.jobs(), *self._admission.jobs()]
+                left = list(self._open)
             self._deliver([(job, self._over()) for job in left])
 
-    def _serve(self) -> None:
-        groups = self._next()
-        while groups is not None:
-            try:
-                for group in groups:
-                    self._batch.begin(group)
-                self._batch.step()
-            except Exception as fault:
-                log.exception("the engine failed and is made anew")
-                self._batch.start_anew(fault, [group.job for group in groups])
-            self._deliver(self._batch.events())
-            self._beat = time.monotonic()
+    def _turn(self) -> bool:
+        """Waits for something to do and does a step of it; False: it is all over."""
+        try:
             groups = self._next()
+            if groups is None:
+                return False
+            for group in groups:
+                self._batch.begin(group)
+            is_busy = self._batch.num_running > 0
+            self._batch.step()
+            if is_busy:
+                self._num_faults = 0
+        except Exception as fault:
+            self._mend(fault)
+        self._deliver(self._batch.events())
+        self._beat = time.monotonic()
+        return True
+
+    def _mend(self, fault: Exception) -> None:
+        """A new engine; what ran or joined is told. What waits is served, if this is the first try.
+
+        Raises the fault where nothing was under way: no request is to blame, it would come again.
+        """
+        log.error("the engine failed and is made anew", exc_info=fault)
+        with self._lock:
+            if not self._open:
+                raise fault
+            self._num_faults += 1
+            waiting = set(self._admission.jobs()) if self._num_faults == 1 else set[Job]()
+            self._batch.start_anew(fault, self._open - waiting)
 
     def _next(self) -> list[Group] | None:
         """Waits for something to do; the groups that join, or None: it is all over."""
@@ -132,13 +158,15 @@ class EngineThread:
             if not self._has_work():
                 return None
             if self._ending is not None:
-                for job in {*self._batch.jobs(), *self._admission.jobs()}:
+                for job in list(self._open):
                     self._batch.fail(job, self._ending)
             for job in self._cancelled:
                 self._batch.drop(job)
             self._cancelled.clear()
             if self._batch.is_idle:
                 self._beat = time.monotonic()
+            if not len(self._admission):
+                return []
             return self._admission.take(self._batch.num_free, PREFILL)
 
     def _over(self) -> ApiError:
@@ -154,6 +182,7 @@ class EngineThread:
 
     def _gone(self, job: Job) -> None:
         with self._lock:
+            self._open.discard(job)
             self._admission.drop(job)
 
     def _deliver(self, events: list[tuple[Job, Event]]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -27,6 +29,8 @@ from forerun.roles import Target
 from forerun.tree import Tree
 
 SOURCE = Path(__file__).parents[2] / "src"
+TEXT = "one two three four five six seven eight nine ten "  # what a script says after "go"
+GO: dict[str, Any] = {"prompt": "go", "temperature": 0, "model": "tiny"}
 
 
 @dataclass
@@ -123,6 +127,23 @@ def thread(model: Any, keys: Any = None, verifier: Any = None, **settings: Any) 
         server.should_exit = True
         runner.join(20)
         assert not runner.is_alive()
+
+
+@contextmanager
+def asked(served: Served, buffer: int | None = None, **fields: Any) -> Iterator[socket.socket]:
+    """A connection on which a completion was asked for and nothing read; gone after the block.
+
+    buffer: bytes that the system may receive for it.
+    """
+    body = json.dumps(GO | fields).encode()
+    host, port = served.url.removeprefix("http://").split(":")
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.socket() as client:
+        if buffer is not None:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        client.connect((host, int(port)))
+        client.sendall(head.encode() + body)
+        yield client
 
 
 class Script(Target):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,10 +16,9 @@ import pytest
 from forerun.records import Plan
 from forerun.roles import Drafter
 from forerun.serving.tenants import Keys
-from served import Served, scripted, thread
+from served import GO, TEXT, Served, asked, scripted, thread
 
-TEXT = "one two three four five six seven eight nine ten "
-GO = {"prompt": "go", "temperature": 0, "model": "tiny", "max_tokens": 12}
+SHORT = GO | {"max_tokens": 12}
 Post = Callable[[dict[str, Any]], Any]
 
 
@@ -36,7 +33,7 @@ def held(served: Served, count: int) -> Iterator[Post]:
         def post(body: dict[str, Any]) -> Any:
             nonlocal sent
             sent += 1
-            found = pool.submit(served.post, "/v1/completions", json=GO | body)
+            found = pool.submit(served.post, "/v1/completions", json=SHORT | body)
             served.wait_until(lambda: len(admission) == sent)
             return found
 
@@ -81,9 +78,9 @@ def test_the_places_of_samples_that_never_joined_are_free_again(tiny_chat: Path)
     with thread(scripted(tiny_chat, TEXT), max_seqs=3) as served:
         fails_at(served.server.service.worker._batch.engine, lambda s: s.index == 1)
         for _ in range(3):
-            assert served.post("/v1/completions", json=GO | {"n": 3}).status_code == 503
+            assert served.post("/v1/completions", json=SHORT | {"n": 3}).status_code == 503
             check_clean(served)
-        assert served.post("/v1/completions", json=GO).is_success
+        assert served.post("/v1/completions", json=SHORT).is_success
 
 
 def test_a_second_prompt_of_a_request_that_failed_does_not_run(tiny_chat: Path) -> None:
@@ -108,7 +105,65 @@ def test_a_fault_beside_all_requests_is_told_to_those_about_to_join(tiny_chat: P
         assert [one.result().status_code for one in found] == [503, 503]
         batch.begin = begin
         check_clean(served)
-        assert served.post("/v1/completions", json=GO).is_success
+        assert served.post("/v1/completions", json=SHORT).is_success
+
+
+def test_a_fault_beside_all_steps_costs_what_runs_and_what_waits_is_served(tiny_chat: Path) -> None:
+    with (
+        thread(scripted(tiny_chat, TEXT, seconds=0.01), max_seqs=1) as served,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        worker = served.server.service.worker
+        take, broken = worker._admission.take, worker._batch.engine
+
+        def fail_once(*limits: int) -> Any:
+            if worker._batch.engine is broken and len(worker._admission) == 1:
+                raise RuntimeError("the queue is confused")
+            return take(*limits)
+
+        first = pool.submit(served.post, "/v1/completions", json=SHORT | {"max_tokens": 4000})
+        served.wait_until(lambda: served.metric("vllm:num_requests_running") == 1)
+        worker._admission.take = fail_once
+        second = pool.submit(served.post, "/v1/completions", json=SHORT)
+        assert first.result().status_code == 503
+        assert first.result().json()["error"]["code"] == "engine_fault"
+        assert second.result().is_success and served.post("/v1/completions", json=SHORT).is_success
+        assert httpx.get(f"{served.url}/health").json()["status"] == "ok"
+        check_clean(served)
+
+
+def test_a_fault_that_stays_is_told_to_all_and_health_says_so_until_it_goes(
+    tiny_chat: Path,
+) -> None:
+    with thread(scripted(tiny_chat, TEXT)) as served:
+        admission = served.server.service.worker._admission
+        take, admission.take = admission.take, lambda *_: 1 / 0
+        for _ in range(3):
+            answer = served.post("/v1/completions", json=SHORT)
+            assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_fault"
+        health = httpx.get(f"{served.url}/health")
+        assert health.status_code == 503 and health.json()["status"] == "failing"
+        admission.take = take
+        assert served.post("/v1/completions", json=SHORT).is_success
+        assert httpx.get(f"{served.url}/health").is_success
+        check_clean(served)
+
+
+def test_what_cannot_be_told_of_one_request_costs_that_request_only(tiny_chat: Path) -> None:
+    with thread(scripted(tiny_chat, TEXT), max_seqs=8) as served:
+        batch = served.server.service.worker._batch
+        report = batch._report
+
+        def choke(choice: Any, now: float) -> None:
+            if choice.job.sampling.n == 2 and choice.number == 0:
+                raise ValueError("no such character")
+            report(choice, now)
+
+        batch._report = choke
+        with held(served, 2) as post:
+            found = [post({"n": 2}), post({})]
+        assert [one.result().status_code for one in found] == [503, 200]
+        check_clean(served)
 
 
 class Shaky(Drafter):
@@ -150,7 +205,7 @@ def test_a_drafter_that_fails_costs_drafts_and_one_warning(
             if name == "stand"
         ]
         guarded.drafter = Shaky(guarded.drafter)
-        body = GO | {"temperature": temperature, "max_tokens": 40}
+        body = SHORT | {"temperature": temperature, "max_tokens": 40}
         body["speculation"] = {"method": "stand", "statistics": True}
         with caplog.at_level(logging.WARNING):
             found = list(pool.map(lambda _: served.post("/v1/completions", json=body), range(12)))
@@ -185,7 +240,7 @@ def test_neither_keys_nor_prompts_are_logged(
         said = "my own words, which nobody else may read, however this request may end"
         good = {"Authorization": "Bearer secret-one"}
         for headers in (good, {"Authorization": "Bearer secret-too"}, {}):
-            for body in (GO | {"prompt": said}, GO, GO | {"prompt": [said, 3]}):
+            for body in (SHORT | {"prompt": said}, SHORT, SHORT | {"prompt": [said, 3]}):
                 served.post("/v1/completions", json=body, headers=headers)
             served.post("/v1/completions", content=f'{{"{said}', headers=headers)
         assert served.metric("forerun:engine_faults_total") > 0
@@ -219,16 +274,10 @@ def test_a_cancelled_request_frees_its_cells_at_the_next_step(tiny_model: Any) -
 def test_a_client_that_never_reads_is_cut_off_in_time(tiny_chat: Path) -> None:
     """Its answer fills all buffers; others are served meanwhile, and its places come free."""
     with thread(scripted(tiny_chat, TEXT), max_seqs=8, request_timeout=1.0) as served:
-        call = GO | {"max_tokens": 4000, "n": 7, "stream": True, "logprobs": 20}
-        body = json.dumps(call).encode()
-        host, port = served.url.removeprefix("http://").split(":")
-        with socket.socket() as slow:
-            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            slow.connect((host, int(port)))
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
-            slow.sendall(head.encode() + b"\r\n" + body)
+        call = {"max_tokens": 4000, "n": 7, "stream": True, "logprobs": 20}
+        with asked(served, buffer=4096, **call):
             served.wait_until(lambda: served.metric("vllm:num_requests_running") == 7)
-            assert served.post("/v1/completions", json=GO).is_success
+            assert served.post("/v1/completions", json=SHORT).is_success
             served.wait_until(lambda: served.metric("vllm:num_requests_running") == 0, 30)
         check_clean(served)
 

@@ -24,10 +24,8 @@ from forerun.serving.server import Drained
 from forerun.serving.settings import Settings
 from forerun.serving.tenants import Keys
 from forerun.serving.upstream import Upstream
-from served import Served, command, scripted, thread
+from served import GO, TEXT, Served, asked, command, scripted, thread
 
-TEXT = "one two three four five six seven eight nine ten "
-GO = {"prompt": "go", "temperature": 0, "model": "tiny"}
 HEAD = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -177,6 +175,31 @@ def test_what_had_not_begun_is_sent_to_another_engine(tiny_chat: Path, said: str
         assert served.metric("forerun:requests_retried_total") == 1  # then it is known
 
 
+FAULT = json.dumps({"error": {"message": "of 503", "code": "engine_fault"}})
+REFUSAL = (
+    "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+    f"Content-Length: {len(FAULT)}\r\n\r\n{FAULT}"
+)
+
+
+def test_what_one_engine_failed_at_is_sent_to_another_one(tiny_chat: Path) -> None:
+    """Its thread has ended, or it has no memory left: it still answers, with 503."""
+    with (
+        thread(scripted(tiny_chat, TEXT)) as good,
+        dying(REFUSAL) as bad,
+        fronted(bad, good.url) as served,
+    ):
+        for i in range(8):
+            body = GO | {"max_tokens": 4, "prompt_cache_key": f"conversation {i}"}
+            assert served.post("/v1/completions", json=body).is_success
+        assert served.metric("forerun:requests_retried_total") >= 1
+        assert served.metric("forerun:replicas_up") == 2  # it is not given up for that
+    with dying(REFUSAL) as one, dying(REFUSAL) as other, fronted(one, other) as served:
+        answer = served.post("/v1/completions", json=GO)  # no more than two are asked
+        assert answer.status_code == 503 and answer.json()["error"]["message"] == "of 503"
+        assert answer.headers["retry-after"] == "1"
+
+
 def test_a_request_over_which_engines_die_does_not_kill_them_all(tiny_chat: Path) -> None:
     with (
         thread(scripted(tiny_chat, TEXT)) as good,
@@ -209,11 +232,7 @@ def test_a_full_engine_passes_requests_on_and_all_full_is_429(tiny_chat: Path) -
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_client_that_vanishes_frees_its_place(tiny_chat: Path, streams: bool) -> None:
     with two(tiny_chat, seconds=0.01) as (served, engines):
-        body = json.dumps(GO | {"max_tokens": 4000, "stream": streams}).encode()
-        host, port = served.url.removeprefix("http://").split(":")
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-        with socket.create_connection((host, int(port))) as client:
-            client.sendall(head.encode() + body)
+        with asked(served, max_tokens=4000, stream=streams) as client:
             served.wait_until(lambda: served.metric("vllm:num_requests_running") == 1)
             if streams:
                 assert client.recv(10)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,10 +16,7 @@ import openai
 import pytest
 
 from forerun.serving.tenants import Keys
-from served import Served, command, scripted, thread
-
-TEXT = "one two three four five six seven eight nine ten "
-GO = {"prompt": "go", "temperature": 0, "model": "tiny"}
+from served import GO, TEXT, Served, asked, command, scripted, thread
 
 
 def test_requests_join_and_leave_at_any_step(tiny_chat: Path) -> None:
@@ -91,11 +87,7 @@ def test_a_request_that_takes_too_long_is_ended(tiny_chat: Path) -> None:
 def test_a_client_that_vanishes_frees_its_place(tiny_chat: Path, streams: bool) -> None:
     model = scripted(tiny_chat, TEXT, seconds=0.01)
     with thread(model, max_seqs=1) as served:
-        body = json.dumps(GO | {"max_tokens": 4000, "stream": streams}).encode()
-        host, port = served.url.removeprefix("http://").split(":")
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-        with socket.create_connection((host, int(port))) as client:
-            client.sendall(head.encode() + body)
+        with asked(served, max_tokens=4000, stream=streams) as client:
             served.wait_until(lambda: served.metric("vllm:num_requests_running") == 1)
             if streams:
                 assert client.recv(10)
@@ -199,13 +191,12 @@ def test_an_engine_that_cannot_go_on_is_made_anew(tiny_chat: Path) -> None:
         assert httpx.get(f"{served.url}/health").is_success
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_dead_engine_thread_is_told(tiny_chat: Path) -> None:
     with thread(scripted(tiny_chat, TEXT, seconds=0.01)) as served:
         worker = served.server.service.worker
 
         def die(*_: Any) -> Any:
-            raise SystemError("out of order")
+            raise SystemExit("no exception of ours")
 
         worker._admission.take = die
         answer = served.post("/v1/completions", json=GO | {"max_tokens": 10})

@@ -3,7 +3,8 @@
 A request goes where its beginning has been before, as long as that server is not much busier than
 the others: there its prefix is in the cache, and its tenant's texts have been learned from. A
 server that goes away costs the streams that it had begun an error event; what had not begun is sent
-to another one. All else (keys, queues, parameters) is each server's own business.
+to another one, as is what a server is too full for or failed at. All else (keys, queues,
+parameters) is each server's own business.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from forerun.serving.upstream import LOST, Headers, Reply, Upstream, exchange, f
 log = logging.getLogger("forerun.serving")
 SLACK = 4  # requests that a server may have more than the least busy one, to keep a conversation
 HEAD = 512  # characters of a prompt or first message that tell conversations apart
-TRIES = 2  # servers that may die over one request
+TRIES = 2  # servers that may die or fail over one request
+ELSEWHERE = (429, 503)  # one is full, or cannot go on: another one may answer
 
 
 class Backend(Protocol):
@@ -120,9 +122,11 @@ class Front:
         target = scope.get("raw_path") or scope["path"].encode()
         if scope["query_string"]:
             target += b"?" + scope["query_string"]
-        key, tried, full, lost = _key(headers, body), set[int](), None, 0
+        key, tried, failed = _key(headers, body), set[int](), 0
+        told: ASGIApp | None = None
         while not self._is_closing and (upstream := self._pick(key, tried)) is not None:
             tried.add(upstream.number)
+            self._retried.inc(failed > 0)
             try:
                 async with exchange(upstream, scope["method"], target, headers, body) as reply:
                     if reply.streams:
@@ -134,18 +138,15 @@ class Front:
                 await found(scope, receive, send)
                 return
             except LOST:
-                upstream.is_lost, lost = True, lost + 1
-                if lost == TRIES:
+                upstream.is_lost, failed, told = True, failed + 1, _none(1).response()
+            else:
+                told, failed = _whole(reply, whole), failed + (reply.status == 503)
+                if reply.status not in ELSEWHERE:
                     break
-                self._retried.inc()
-                continue
-            answer = _whole(reply, whole)
-            if reply.status != 429:
-                await answer(scope, receive, send)
-                return
-            full = answer  # another one may have room
-        error = _closing() if self._is_closing else _none(lost)
-        await (full or error.response())(scope, receive, send)
+            if failed == TRIES:
+                break
+        error = _closing() if self._is_closing else _none(0)
+        await (told or error.response())(scope, receive, send)
 
     async def _stream(self, upstream: Upstream, reply: Reply, send: Send) -> None:
         """Passes pieces on; if the server goes away the stream ends with an error event."""

@@ -1,13 +1,15 @@
 """Servers under concurrent streaming clients: throughput, time to first token, gaps between chunks.
 
     python benchmarks/serving.py                              # ours, started here
-    python benchmarks/serving.py --url vllm=http://127.0.0.1:8001/v1 --model vllm=reasoner
+    python benchmarks/serving.py --vllm .peers                # beside vLLM's, started here, too
+    python benchmarks/serving.py --url other=http://127.0.0.1:8001/v1 --model other=reasoner
     python benchmarks/serving.py --clients 1 4 16 64 --rounds 3 --out serving.json
     python benchmarks/serving.py --soak 600 --clients 16      # and is memory flat?
 
 All servers stand side by side and take turns, A B then B A, at the same prompts of the reasoning
-task, so that a busy machine troubles them alike. Ours is measured by default as `stand` and, in the
-same process, as `plain` (method none). Every client streams one request after the other. TTFT is
+task, so that a busy machine troubles them alike. Ours is measured as `default` (requests that say
+nothing of speculation) and, in the same process, as `plain` (method none). --vllm takes the folder
+of `make peers`. Every client streams one request after the other. TTFT is
 from sending to the first text; a gap is the time between two chunks with text of one stream; ITL is
 (last - first) / (tokens - 1) of a stream, which does not depend on how tokens are put into chunks.
 A request that brings no end, no usage or an error counts as lost, and the exit status is then 1.
@@ -18,14 +20,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -34,7 +39,10 @@ from typing import Any
 import httpx
 import numpy as np
 
+from forerun.bench.peers.client import environment
+from forerun.bench.peers.install import env_of, python_of
 from forerun.bench.tasks.reasoning import ReasoningTask
+from forerun.models.load import model_folder
 
 
 @dataclass(frozen=True)
@@ -263,7 +271,7 @@ def ours(model: str, max_seqs: int) -> Iterator[list[Side]]:
         else:
             raise SystemExit("forerun serve did not start")
         yield [
-            Side("stand", url, "model", {"speculation": {"method": "stand"}}, process.pid),
+            Side("default", url, "model", {}, process.pid),
             Side("plain", url, "model", {"speculation": {"method": "none"}}, process.pid),
         ]
     finally:
@@ -271,11 +279,45 @@ def ours(model: str, max_seqs: int) -> Iterator[list[Side]]:
         process.wait(60)
 
 
+@contextmanager
+def vllm(peers: Path, model: str, max_seqs: int) -> Iterator[list[Side]]:
+    """vLLM's server in an environment of its own, as one contestant."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = str(door.getsockname()[1])
+    call = [str(python_of(peers, "vllm")), "-m", "vllm.entrypoints.openai.api_server"]
+    call += ["--model", str(model_folder(model)), "--served-model-name", "model", "--port", port]
+    call += ["--host", "127.0.0.1", "--dtype", "bfloat16", "--max-num-seqs", str(max_seqs)]
+    env = environment(0, env_of(peers, "vllm") | {"VLLM_CPU_KVCACHE_SPACE": "2"})
+    env.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)  # a server runs its engine beside it
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(call, env=env, stdout=said, stderr=said, start_new_session=True)
+        try:
+            while not answers(f"{url}/health"):
+                if process.poll() is not None:
+                    said.seek(0)
+                    raise SystemExit("no server of vLLM:\n" + said.read()[-4000:].decode())
+                time.sleep(1)
+            yield [Side("vllm", f"{url}/v1", "model", {}, process.pid)]
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(60)
+
+
+def answers(url: str) -> bool:
+    """Whether a page is there."""
+    try:
+        return httpx.get(url, timeout=5).is_success
+    except httpx.HTTPError:
+        return False
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ours", default="reasoner", help="model that our server runs")
     parser.add_argument("--url", action="append", default=[], help="NAME=URL of another server")
     parser.add_argument("--model", action="append", default=[], help="NAME=MODEL that it serves")
+    parser.add_argument("--vllm", type=Path, help="folder of `make peers`: vLLM's server, too")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--requests", type=int, default=32, help="of one turn, at least")
     parser.add_argument("--rounds", type=int, default=2)
@@ -286,7 +328,10 @@ def main() -> int:
     models = dict(text.split("=", 1) for text in options.model)
     urls = dict(text.split("=", 1) for text in options.url)
     others = [Side(name, url.rstrip("/"), models.get(name, name)) for name, url in urls.items()]
-    with ours(options.ours, max(options.clients)) as own:
+    with ExitStack() as stack:
+        own = stack.enter_context(ours(options.ours, max(options.clients)))
+        if options.vllm:
+            others += stack.enter_context(vllm(options.vllm, options.ours, max(options.clients)))
         if options.soak:
             found: Any = soak(own[0], options)
             lost = found["lost"]

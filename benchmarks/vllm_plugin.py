@@ -28,9 +28,8 @@ import numpy as np
 
 from forerun.assets import embedded
 from forerun.bench.inflate import inflate
-from forerun.bench.peers.catalog import PEERS
 from forerun.bench.peers.client import WorkerProcess
-from forerun.bench.peers.install import DEFAULT_FOLDER, python_of
+from forerun.bench.peers.install import DEFAULT_FOLDER, env_of, python_of
 from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.models.tokenizer import Tokenizer
 
@@ -42,12 +41,7 @@ CONTEXT = 640
 
 def process_of(folder: Path, threads: int) -> WorkerProcess:
     """A worker in vLLM's environment; the caller closes it."""
-    cache = (folder / "cache" / "vllm").absolute()
-    env = {key: value.format(cache=cache) for key, value in PEERS["vllm"].env.items()}
-    env["PYTHONPATH"] = str(SOURCE)
-    openmp = folder.absolute() / "vllm" / "lib" / "libiomp5.so"
-    if openmp.exists():  # vLLM asks for it where it speculates on a CPU
-        env["LD_PRELOAD"] = str(openmp)
+    env = env_of(folder, "vllm") | {"PYTHONPATH": str(SOURCE)}
     worker = Path(__file__).with_name("vllm_worker.py")
     return WorkerProcess(python_of(folder, "vllm"), worker, threads=threads, env=env)
 

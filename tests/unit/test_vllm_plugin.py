@@ -23,9 +23,8 @@ import torch
 import forerun
 from forerun.assets import embedded
 from forerun.bench.peers import law
-from forerun.bench.peers.catalog import PEERS
 from forerun.bench.peers.client import WorkerProcess
-from forerun.bench.peers.install import problem, python_of
+from forerun.bench.peers.install import env_of, problem, python_of
 from forerun.errors import ConfigError, UnknownName
 from forerun.integrations import vllm, vllm_taps
 from forerun.sampling import Sampling, softmax
@@ -137,11 +136,17 @@ def params(temperature: float = 1.0, **options: Any) -> Any:
     return SimpleNamespace(temperature=temperature, **plain | options)
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Requests without a seed take theirs from torch."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Builds a proposer in one of its forms, without vLLM."""
     monkeypatch.setattr(vllm, "check_release", lambda: None)
-    monkeypatch.setattr(vllm, "keep_law", lambda: None)
+    monkeypatch.setattr(vllm, "mend", lambda: False)
 
     def built(name: str, *, full: bool = True, k: int = 3, options: str = "") -> vllm.Proposer:
         monkeypatch.setattr(vllm, "open_taps", lambda world_size: full)
@@ -390,9 +395,7 @@ def process() -> Iterator[WorkerProcess]:
     """A process of vLLM's environment; it holds one engine."""
     if reason := problem(PEERS_DIR, "vllm"):
         pytest.skip(f"vLLM {reason}")
-    cache = (PEERS_DIR / "cache" / "vllm").absolute()
-    env = {key: value.format(cache=cache) for key, value in PEERS["vllm"].env.items()}
-    env["PYTHONPATH"] = str(ROOT / "src")
+    env = env_of(PEERS_DIR, "vllm") | {"PYTHONPATH": str(ROOT / "src")}
     path = ROOT / "benchmarks" / "vllm_worker.py"
     process = WorkerProcess(python_of(PEERS_DIR, "vllm"), path, threads=1, env=env)
     yield process

@@ -75,15 +75,20 @@ def load(name: str, *, dtype: str, device: str, batch: int, weights: str = "auto
 
 
 def warm_up(model: Any = None, **specs: str) -> None:
-    """Compiles the kernels of the parts in use before the clock runs; says so where it is slow."""
+    """Compiles the kernels of the parts in use before the clock runs."""
+    parts = [registry.make("verifier", specs.get("verifier", "speculative"))]
+    if model is not None:
+        parts.append(model.drafter(specs.get("drafter", registry.DRAFTER)))
+    warm(*parts)
+
+
+def warm(*parts: Any) -> None:
+    """Compiles what parts run, or loads it from the cache; says so where it is slow."""
     import time
 
     from forerun import compiled
     from forerun.cli.output import notice
 
-    parts = [registry.make("verifier", specs.get("verifier", "speculative"))]
-    if model is not None:
-        parts.append(model.drafter(specs.get("drafter", registry.DRAFTER)))
     is_cold, start = bool(compiled.cold_now()), time.perf_counter()
     if is_cold:
         notice(compiled.NOTICE)

@@ -18,7 +18,7 @@ from forerun.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from forerun.engine.api import Model
-    from forerun.integrations.ray_replicas import ReplicaSetup
+    from forerun.serving.replicas import ReplicaSetup
     from forerun.serving.server import Drained
     from forerun.serving.settings import Settings
     from forerun.serving.tenants import Keys
@@ -120,7 +120,7 @@ def command(
     options.check_parts(verifier=verifier, controller=controller)
     logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     if replicas != 1:
-        from forerun.integrations.ray_replicas import ReplicaSetup
+        from forerun.serving.replicas import ReplicaSetup
 
         setup = ReplicaSetup(model, settings, keys, dtype, device, context, template)
         _serve_many(setup, replicas, host, port)
@@ -134,17 +134,18 @@ def _serve(model: Model, settings: Settings, keys: Keys, host: str, port: int) -
     from forerun.serving.service import Service
 
     service = Service(model, settings, keys)
-    service.warm_up()
+    options.warm(service)
     started = _started(settings, keys, service.describe())
     _run(Server(service, host, port, started), host, port)
 
 
 def _serve_many(setup: ReplicaSetup, count: int, host: str, port: int) -> None:
     """The same with several engines."""
-    from forerun.integrations.ray_replicas import Replicas
+    from forerun.serving.replicas import Replicas
     from forerun.serving.front import Front
     from forerun.serving.server import Drained
 
+    notice(f"starting the first of {count} engines; where kernels must be compiled, in minutes")
     backend = Replicas(setup, count, notice)
     settings, offer = setup.settings, backend.open()
     front = Front(backend, settings)

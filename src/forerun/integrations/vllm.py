@@ -31,6 +31,7 @@ from forerun import registry
 from forerun.dice import SeededDice
 from forerun.engine.guard import Guarded
 from forerun.errors import ConfigError
+from forerun.integrations.vllm_mend import mend
 from forerun.integrations.vllm_taps import Tap, check_release, open_taps
 from forerun.records import Plan, Rows, Sequence, Step, Verdict
 from forerun.roles import Target
@@ -81,7 +82,7 @@ class Proposer(Tap):
 
     def __init__(self, vllm_config: Any) -> None:
         check_release()
-        keep_law()
+        mend()
         config = vllm_config.model_config
         self.num_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
         self.is_full = open_taps(vllm_config.parallel_config.world_size)
@@ -315,14 +316,3 @@ def sampling_of(params: Any) -> Sampling:
         top_p=params.top_p,
         min_p=params.min_p,
     )
-
-
-def keep_law() -> None:
-    """Mends vLLM 0.32 on CPUs without Triton: drafted positions got the temperature of others."""
-    from vllm.platforms import current_platform
-    from vllm.v1.sample import rejection_sampler
-
-    from forerun.bench.peers.workers.vllm import expanded
-
-    if current_platform.is_cpu():
-        rejection_sampler.expand_batch_to_tokens = expanded

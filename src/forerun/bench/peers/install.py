@@ -42,6 +42,12 @@ def python_of(folder: Path, name: str) -> Path:
     return folder.absolute() / name / "bin" / "python"
 
 
+def env_of(folder: Path, name: str) -> dict[str, str]:
+    """What a peer's process wants to find in its environment."""
+    home, cache = python_of(folder, name).parent.parent, folder.absolute() / "cache" / name
+    return {key: text.format(home=home, cache=cache) for key, text in PEERS[name].env.items()}
+
+
 def read_state(folder: Path) -> dict[str, dict[str, Any]]:
     """What peers.json says; empty if there is none."""
     try:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from forerun.bench.contestants import Outcome, PeerError, Setup, SkippedPeer, short
 from forerun.bench.peers.catalog import PEERS, WORKERS, Name
 from forerun.bench.peers.client import WorkerProcess
-from forerun.bench.peers.install import DEFAULT_FOLDER, problem, python_of
+from forerun.bench.peers.install import DEFAULT_FOLDER, env_of, problem, python_of
 from forerun.bench.results import SampleRecord
 from forerun.sampling import Sampling
 
@@ -146,8 +146,7 @@ class PeerContestant:
     def _process(self) -> WorkerProcess:
         if self._host is None:
             raise PeerError(f"{self.name} has not been started")
-        places = {"cache": self.cache, "home": self.python.parent.parent}
-        env = {key: value.format(**places) for key, value in self.kind.env.items()}
+        env = env_of(self.folder, self.parts.peer)
         return self._host.alive(self.python, self.worker, self.setup.threads, env)
 
     @property

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 ROOM = 40  # sequences of full length that the cache holds
+MEND = Path(__file__).parents[3] / "integrations" / "vllm_mend.py"
 NUM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
@@ -153,30 +155,9 @@ def grown(before: dict[str, Any], after: dict[str, Any], num_tokens: int) -> dic
 
 
 def mended() -> list[str]:
-    """Mends the check of drafts where it would sample another law; what was done, for the record.
-
-    Without a Triton for CPUs, vLLM 0.32 converts the tensor that should receive every row's
-    temperature (and top-p) to integers and fills the copy: the logits of drafted positions are then
-    divided by uninitialised memory.
-    """
-    import torch
-    from vllm.platforms import current_platform
-    from vllm.v1.sample import rejection_sampler
-
-    current_platform.import_kernels()
-    current_platform.register_triton_kernel_overrides()
-    asked = torch.tensor([0.7, 0.3]), torch.tensor([2, 3], dtype=torch.int32)
-    if rejection_sampler.expand_batch_to_tokens(*asked, 3).tolist() == asked[0][[0, 0, 1]].tolist():
-        return []
-    rejection_sampler.expand_batch_to_tokens = expanded
-    return ["temperature of drafted positions mended (expand_batch_to_tokens)"]
-
-
-def expanded(x: Any, ends: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Any:
-    """x [requests], repeated to [num_tokens]; the tokens of each request end at `ends`."""
-    counts = ends.diff(prepend=ends.new_zeros(1))
-    x = x.masked_fill(x == replace_from, replace_to)
-    return x.repeat_interleave(counts, output_size=num_tokens)
+    """What was mended in the check of drafts, for the record; see the file itself."""
+    mend = run_path(str(MEND))["mend"]  # by its path: forerun is not installed here
+    return ["temperature of drafted positions mended (expand_batch_to_tokens)"] if mend() else []
 
 
 def cell_bytes(folder: str, dtype: str) -> int:

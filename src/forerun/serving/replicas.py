@@ -221,8 +221,8 @@ class Replicas:
                 raise CapacityError(f"it did not answer {MOST_MISSED} times in a row") from None
             return
         upstream.is_lost, upstream.num_missed = False, 0
-        if b'"stopped"' in page:
-            raise CapacityError("its engine has stopped after an internal error")
+        if b'"stopped"' in page or b'"failing"' in page:
+            raise CapacityError("its engine has met internal errors again and again")
 
     def _bury(self, number: int, error: Exception) -> None:
         self.up.pop(number, None)

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from forerun.ngrams.fm_index import FMIndex
 from forerun.ngrams.infini import Index
-from forerun.ngrams.suffix_array import shard_of
+from forerun.ngrams.shards import shard_of
 
 END = 65535  # the separator of 2-byte tokens
 BOOKS = ("don_quixote_pg996", "sherlock", "tinyshakespeare")

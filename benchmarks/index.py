@@ -239,7 +239,7 @@ def show_build(path: Path, built: dict[str, Any]) -> None:
     )
     print(
         f"peak memory of its largest process {built['peak'] / 2**20:,.0f} MB with --memory "
-        f"{built['memory']}; {manifest.bytes_of('tokens', 'suffixes') / n:.2f} bytes per token, "
+        f"{built['memory']}; {manifest.bytes_of('tokens', 'suffixes', 'fences') / n:.2f} bytes per token, "
         f"{manifest.bytes_of() / n:.2f} with everything"
     )
 

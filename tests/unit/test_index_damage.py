@@ -94,3 +94,36 @@ def test_a_wrong_order_with_right_checksums_is_found_deep(sharded: Path) -> None
         assert check(sharded) == []
         (found,) = check(sharded, deep=True)
         assert found.file == "suffixes.00000.bin"
+
+
+def test_fences_of_other_suffixes_are_found_deep(sharded: Path) -> None:
+    file = file_of(sharded, "fences", 1)
+    fences = np.fromfile(file, "<u8")
+    fences[len(fences) // 2] += 1
+    fences.tofile(file)
+    manifest = store.read_manifest(sharded)
+    first, info = manifest.shards
+    files = dict(info.files) | {
+        "fences": store.FileInfo(file.stat().st_size, store.sha256_of(file))
+    }
+    whole = replace(manifest, shards=(first, replace(info, files=files)))
+    (sharded / "manifest.json").write_text(whole.to_json())
+    (found,) = check(sharded, deep=True)
+    assert found.file == "fences.00001.bin"
+
+
+def test_an_index_of_before_there_were_fences_is_read(sharded: Path) -> None:
+    expected = Index.open(sharded).count_many([[1, 2], [3], [0, 0, 4]]).tolist()
+    manifest = store.read_manifest(sharded)
+    shards = []
+    for number, info in enumerate(manifest.shards):
+        file_of(sharded, "fences", number).unlink()
+        files = {kind: file for kind, file in info.files.items() if kind != "fences"}
+        shards.append(replace(info, files=files, step=0))
+    (sharded / "manifest.json").write_text(replace(manifest, shards=tuple(shards)).to_json())
+    assert Index.open(sharded).count_many([[1, 2], [3], [0, 0, 4]]).tolist() == expected
+    assert check(sharded, deep=True) == []
+
+
+def test_only_what_memory_cannot_hold_is_read_without_reading_ahead() -> None:
+    assert not store.is_larger_than_cache(1 << 20) and store.is_larger_than_cache(1 << 60)

@@ -12,8 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.errors import ConfigError, DataError
+from forerun.ngrams import searching
 from forerun.ngrams.answers import unit_for
+from forerun.ngrams.fences import narrow
 from forerun.ngrams.infini import Index
+from forerun.ngrams.shards import shard_of
 from forerun.ngrams.spans import maximal, novelty
 from forerun.ngrams.suffix_array import TYPES, separator, unpack
 
@@ -393,3 +396,37 @@ def test_many_threads_read_one_index() -> None:
                 lambda q: (index.count(q), index.infgram_ntd(q).counts.tolist()), asked
             )
             assert list(found) == expected
+
+
+@settings(max_examples=150, deadline=None)
+@given(documents, st.lists(queries, min_size=1, max_size=6), widths, st.integers(1, 4))
+def test_fences_change_no_interval(docs, asked, width, step) -> None:
+    """Also of queries that are longer than a fence, end in id 0, or hold what no text does."""
+    (plain,) = Index.of(docs, width=width).shards
+    fenced = shard_of(plain.text, step=step)
+    plain = shard_of(plain.text, step=0)
+    assert len(fenced.fences) == -(-len(plain.text) // step) and len(plain.fences) == 0
+    end = separator(TYPES[width])
+    asked += [[*q, 0] for q in asked] + [[*q, end] for q in asked] + [[1, -2], docs[0]]
+    for query in asked:
+        q = np.array(query, np.int64)
+        assert searching.find(fenced, q, 0, len(q)) == searching.find(plain, q, 0, len(q)) or (
+            Index([fenced]).count(q) == Index([plain]).count(q) == 0
+        )
+        lengths = [Index([s]).longest_matches(query).tolist() for s in (fenced, plain)]
+        assert lengths[0] == lengths[1]
+        assert Index([fenced]).infgram_ntd(query).ids.tolist() == (
+            Index([plain]).infgram_ntd(query).ids.tolist()
+        )
+
+
+def test_fences_leave_few_ranks() -> None:
+    """Of 20,000 ids an interval's edges are within 16 ranks each, whatever its length."""
+    ids = np.random.default_rng(0).integers(0, 40, 20_000)
+    (shard,) = Index.of([ids]).shards
+    for query in ([7], [7, 3], [7, 3, 9], [1, 2, 3, 4]):
+        q = np.array(query)
+        a, b, c, d = narrow(shard, q, 0, len(q), 0, len(shard.text))
+        left, right = searching.find(shard, q, 0, len(q))
+        assert a <= left <= b and c <= right <= d
+        assert b - a <= shard.step and d - c <= shard.step

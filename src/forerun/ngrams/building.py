@@ -20,9 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from forerun.errors import ConfigError, DataError
 from forerun.ngrams import encoders, sorting, tokenising
 from forerun.ngrams.documents import Reading, identity, list_sources, total_bytes
+from forerun.ngrams.fences import STEP, fence_pieces
 from forerun.ngrams.store import (
     KINDS,
     FileInfo,
@@ -303,14 +306,19 @@ class _Build:
 
 
 def shard_info(folder: Path, shard: int, width: int, top: int) -> ShardInfo:
-    """Writes where first tokens start in a sorted shard; what all its files are."""
+    """Writes what shortens searches in a sorted shard; what all its files are."""
     text = sorting.text_of(folder, shard, width)
     buckets, shift = find_buckets(text, top)
     buckets.astype("<i8").tofile(folder / file_name("buckets", shard))
+    positions = pointer_width(len(text))
+    table = np.asarray(np.memmap(folder / file_name("suffixes", shard), np.uint8, "r"))
+    with (folder / file_name("fences", shard)).open("wb") as stream:
+        for piece in fence_pieces(text, table, positions):
+            stream.write(piece.astype("<u8").data)
     paths = {kind: folder / file_name(kind, shard) for kind in KINDS}
     files = {kind: FileInfo(path.stat().st_size, sha256_of(path)) for kind, path in paths.items()}
     documents = files["documents"].bytes // 8
-    return ShardInfo(len(text), documents, top, pointer_width(len(text)), shift, files)
+    return ShardInfo(len(text), documents, top, positions, shift, files, STEP)
 
 
 def choose_width(wanted: int, encoder: encoders.Encoder) -> tuple[int, list[str]]:

@@ -12,6 +12,7 @@ from numba import njit
 
 from forerun.errors import DataError
 from forerun.ngrams import store
+from forerun.ngrams.fences import AT_ONCE, fence_pieces
 from forerun.ngrams.merging import is_before
 from forerun.ngrams.suffix_array import Shard, pointer
 
@@ -92,6 +93,12 @@ def _structure(path: Path, manifest: store.Manifest, number: int, shard: Shard) 
         if rank >= 0:
             problem = f"the suffixes at ranks {rank} and {rank + 1} are in the wrong order"
             found.append(Finding(store.file_name("suffixes", number), problem))
+    if not found and shard.step:
+        pieces = enumerate(fence_pieces(shard.text, shard.table, shard.width, shard.step))
+        kept = shard.fences
+        if any(not np.array_equal(p, kept[i * AT_ONCE : (i + 1) * AT_ONCE]) for i, p in pieces):
+            problem = "the fences are not the first tokens of their suffixes"
+            found.append(Finding(store.file_name("fences", number), problem))
     info = manifest.shards[number].files["documents"]
     file = path / manifest.folder / store.file_name("documents", number)
     starts = store.open_array(file, info.bytes, np.int64)

@@ -17,7 +17,8 @@ from forerun.errors import ConfigError, DataError
 from forerun.ngrams import corpora
 from forerun.ngrams.encoders import fingerprint
 from forerun.ngrams.infini import Index
-from forerun.ngrams.suffix_array import TYPES, separator, shard_of
+from forerun.ngrams.shards import shard_of
+from forerun.ngrams.suffix_array import TYPES, separator
 from forerun.roles import Target
 
 if TYPE_CHECKING:

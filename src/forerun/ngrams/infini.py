@@ -24,7 +24,8 @@ import numpy as np
 from forerun.errors import ConfigError, DataError
 from forerun.ngrams import answers, clauses, encoders, passages, searching, spans, store
 from forerun.ngrams.answers import Match, Next, Prob
-from forerun.ngrams.suffix_array import TYPES, Shard, largest_id, separator, shard_of
+from forerun.ngrams.shards import shard_of
+from forerun.ngrams.suffix_array import TYPES, Shard, largest_id, separator
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
@@ -141,7 +142,7 @@ class Index:
         """Bytes in memory; what is mapped from disk counts nothing."""
         if self.manifest is not None and not self._is_loaded:
             return 0
-        return sum(a.nbytes for shard in self.shards for a in (shard.text, shard.table))
+        return sum(a.nbytes for s in self.shards for a in (s.text, s.table, s.fences))
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:

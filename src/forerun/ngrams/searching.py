@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from forerun.ngrams.fences import narrow
 from forerun.ngrams.suffix_array import Shard, pointer
 
 END = -1  # the next token where the text ends
@@ -37,6 +38,10 @@ def find_within(
 ) -> tuple[int, int]:
     """The interval of query[low:high] within [left, right); empty at its place if there is none."""
     text, table, width = shard.text, shard.table, shard.width
+    left, below, above, right = narrow(shard, query, low, high, left, right)
+    if below < above:  # a fence stands inside the interval
+        first = first_not_below(shard, query, low, high, left, below)
+        return first, first_above(shard, query, low, high, above, right)
     while left < right:  # until any hit
         middle = (left + right) // 2
         order = compare(text, pointer(table, width, middle), query, low, high)
@@ -45,25 +50,37 @@ def find_within(
         elif order > 0:
             right = middle
         else:
-            break
-    if left >= right:
-        return left, left
-    first, last = left, (left + right) // 2
-    start = last + 1
-    while first < last:  # the first rank that is not below
-        middle = (first + last) // 2
-        if compare(text, pointer(table, width, middle), query, low, high) < 0:
-            first = middle + 1
+            first = first_not_below(shard, query, low, high, left, middle)
+            return first, first_above(shard, query, low, high, middle + 1, right)
+    return left, left
+
+
+@njit(cache=True, nogil=True)
+def first_not_below(
+    shard: Shard, query: np.ndarray, low: int, high: int, left: int, right: int
+) -> int:
+    """The first rank of [left, right) whose suffix is not below query[low:high]; else `right`."""
+    while left < right:
+        middle = (left + right) // 2
+        at = pointer(shard.table, shard.width, middle)
+        if compare(shard.text, at, query, low, high) < 0:
+            left = middle + 1
         else:
-            last = middle
-    end = right
-    while start < end:  # the first rank that is above
-        middle = (start + end) // 2
-        if compare(text, pointer(table, width, middle), query, low, high) > 0:
-            end = middle
+            right = middle
+    return left
+
+
+@njit(cache=True, nogil=True)
+def first_above(shard: Shard, query: np.ndarray, low: int, high: int, left: int, right: int) -> int:
+    """The first rank of [left, right) whose suffix is above query[low:high]; else `right`."""
+    while left < right:
+        middle = (left + right) // 2
+        at = pointer(shard.table, shard.width, middle)
+        if compare(shard.text, at, query, low, high) > 0:
+            right = middle
         else:
-            start = middle + 1
-    return first, start
+            left = middle + 1
+    return left
 
 
 @njit(cache=True, nogil=True)
@@ -220,12 +237,8 @@ def longest_prefixes(shard: Shard, query: np.ndarray, longest: int, out: np.ndar
         if query[low] < 0 or len(text) == 0:
             continue
         left, right = bucket(shard, query[low])
-        while left < right:
-            middle = (left + right) // 2
-            if compare(text, pointer(table, width, middle), query, low, high) < 0:
-                left = middle + 1
-            else:
-                right = middle
+        left, right, _, _ = narrow(shard, query, low, high, left, right)
+        left = first_not_below(shard, query, low, high, left, right)
         for rank in (left - 1, left):
             if 0 <= rank < len(text):
                 here = common(text, pointer(table, width, rank), query, low, high)

@@ -4,6 +4,8 @@
     INDEX/data-XXXXXXXX/    tokens.S.bin     token ids, little-endian, a separator before a document
                             suffixes.S.bin   the suffix array: a position per token, packed
                             buckets.S.bin    int64: where suffixes of each first token start
+                            buckets.S.bin    int64: where suffixes of each first token start
+                            fences.S.bin     uint64: first tokens of every 16th suffix
                             documents.S.bin  int64: where each document's separator stands
                             metadata.S.jsonl one object per document; lines.S.bin: where lines start
                             tokenizer/       what made the ids, as far as it can be saved
@@ -30,13 +32,16 @@ from typing import Any
 import numpy as np
 
 from forerun.errors import CapacityError, ConfigError, DataError
-from forerun.ngrams.suffix_array import TYPES, Shard, read_only, separator
+from forerun.ngrams.fences import NONE
+from forerun.ngrams.shards import read_only
+from forerun.ngrams.suffix_array import TYPES, Shard, separator
 
 FORMAT, VERSION = "forerun-index", 1
 KINDS = {
     "tokens": "bin",
     "suffixes": "bin",
     "buckets": "bin",
+    "fences": "bin",
     "documents": "bin",
     "metadata": "jsonl",
     "lines": "bin",
@@ -66,6 +71,7 @@ class ShardInfo:
     pointer_width: int  # bytes per position in the suffix array
     shift: int  # see Shard
     files: Mapping[str, FileInfo]
+    step: int = 0  # ranks from fence to fence; 0: an index of before there were any
 
 
 @dataclass(frozen=True)
@@ -168,27 +174,34 @@ def open_shards(
 
     Raises DataError for a file of a wrong size.
     """
-    shards = []
+    shards, is_sparse = [], is_larger_than_cache(manifest.bytes_of())
     for number in range(len(manifest.shards)) if numbers is None else numbers:
         info = manifest.shards[number]
 
         def array(kind: str, dtype: Any, number: int = number, info: ShardInfo = info) -> Any:
             file = path / manifest.folder / file_name(kind, number)
-            return open_array(file, info.files[kind].bytes, dtype, load=load)
+            sparse = is_sparse and kind in ("tokens", "suffixes")
+            return open_array(file, info.files[kind].bytes, dtype, load=load, is_sparse=sparse)
 
         shards.append(
             read_only(
-                array("tokens", TYPES[manifest.width]),
-                array("suffixes", np.uint8),
-                info.pointer_width,
-                array("buckets", np.int64),
-                info.shift,
+                Shard(
+                    array("tokens", TYPES[manifest.width]),
+                    array("suffixes", np.uint8),
+                    info.pointer_width,
+                    array("buckets", np.int64),
+                    info.shift,
+                    array("fences", np.uint64) if info.step else NONE,
+                    info.step,
+                )
             )
         )
     return shards
 
 
-def open_array(file: Path, size: int, dtype: Any, *, load: bool = False) -> np.ndarray:
+def open_array(
+    file: Path, size: int, dtype: Any, *, load: bool = False, is_sparse: bool = False
+) -> np.ndarray:
     """A file as an array. Raises DataError if it is missing or not `size` bytes long."""
     problem = wrong_size(file, size)
     if problem:
@@ -196,16 +209,29 @@ def open_array(file: Path, size: int, dtype: Any, *, load: bool = False) -> np.n
     little = np.dtype(dtype).newbyteorder("<")
     if load or not size:
         return np.fromfile(file, little)
-    return mapped(file, little)
+    return mapped(file, little, is_sparse)
 
 
-def mapped(file: Path, dtype: Any) -> np.ndarray:
-    """A file as a read-only array; the system is told not to read ahead."""
+def mapped(file: Path, dtype: Any, is_sparse: bool = False) -> np.ndarray:
+    """A file as a read-only array; `is_sparse`: the system is told not to read ahead.
+
+    Reading ahead brings an index into memory within its first queries, which pays where it stays
+    there. Of one that is larger it would push out what other queries have brought.
+    """
     with file.open("rb") as stream:
         pages = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-    if hasattr(mmap, "MADV_RANDOM"):
+    if is_sparse and hasattr(mmap, "MADV_RANDOM"):
         pages.madvise(mmap.MADV_RANDOM)
     return np.frombuffer(pages, dtype)
+
+
+def is_larger_than_cache(size: int) -> bool:
+    """Whether so many bytes are more than half of the machine's memory."""
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return False
+    return 2 * size > memory
 
 
 def wrong_size(file: Path, size: int) -> str:

@@ -26,6 +26,8 @@ class Shard(NamedTuple):
     width: int  # bytes per position
     buckets: np.ndarray  # int64 [b + 1]: where suffixes with a first token of each bucket start
     shift: int  # the bucket of an id is id >> shift, at most b - 1
+    fences: np.ndarray  # uint64 [n / step]: first tokens of every step-th suffix; or empty
+    step: int
 
 
 def suffix_array(text: np.ndarray, top: int | None = None) -> np.ndarray:
@@ -112,21 +114,3 @@ def find_buckets(text: np.ndarray, top: int) -> tuple[np.ndarray, int]:
     for at in range(0, len(text), 1 << 24):
         count_firsts(np.asarray(text[at : at + (1 << 24)]), shift, counts)
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]), shift
-
-
-def shard_of(text: np.ndarray, top: int | None = None) -> Shard:
-    """A shard in memory."""
-    top = largest_id(text) if top is None else top
-    buckets, shift = find_buckets(text, top)
-    width = pointer_width(len(text))
-    return read_only(text, pack(suffix_array(text, top), width), width, buckets, shift)
-
-
-def read_only(
-    text: np.ndarray, table: np.ndarray, width: int, buckets: np.ndarray, shift: int
-) -> Shard:
-    """A shard whose arrays all have one type for kernels, wherever they come from."""
-    arrays = [np.asarray(a).view() for a in (text, table, buckets)]
-    for array in arrays:
-        array.flags.writeable = False
-    return Shard(arrays[0], arrays[1], width, arrays[2], shift)

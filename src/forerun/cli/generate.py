@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun import registry
-from forerun.cli import generate_ray, options
+from forerun.cli import corpora, generate_ray, options
 from forerun.cli import style as styles
 from forerun.cli.memory import kept
 from forerun.cli.output import (
@@ -35,6 +35,7 @@ from forerun.sampling import Sampling
 if TYPE_CHECKING:
     from forerun.engine.api import Model
     from forerun.engine.run import Sample
+    from forerun.roles import Shaper
 
 Prompt = Annotated[list[str], typer.Option("--prompt", "-p", help="Prompt; may come again.")]
 PromptFile = Annotated[
@@ -168,6 +169,11 @@ def command(
     style: styles.Files = [],  # noqa: B006
     style_lambda: styles.Strength = None,
     style_form: styles.Form = None,
+    mix: corpora.Mix = None,
+    mix_weights: corpora.MixWeights = None,
+    within: corpora.Within = None,
+    within_begin: corpora.Begin = None,
+    within_window: corpora.Window = None,
     drafter: options.DrafterSpec = registry.DRAFTER,
     verifier: options.VerifierSpec = registry.VERIFIER,
     controller: options.ControllerSpec = registry.CONTROLLER,
@@ -193,6 +199,7 @@ def command(
     jobs = read_jobs(prompt, prompt_file, _sampling(ctx.params | {"seed": seed}))
     parts = _parts(ctx.params)
     styles.check(ctx.params)
+    corpora.check(ctx.params)
     call = options.call_line(ctx, seed=seed)
     if verbose or not is_json:
         options.announce(ctx, seed=seed)
@@ -215,7 +222,7 @@ def _on_ray(
 ) -> None:
     names = ("model", "dtype", "device", "weights", "batch", "tenant")
     how: dict[str, Any] = {name: given[name] for name in names}
-    made = partial(styles.shapers, given=dict(given))
+    made = partial(_shapers, given=dict(given))
     setup = generate_ray.Setup(**how | parts, shapers=made)
     generate_ray.run(given, jobs, setup, call, seed, given["is_json"])
 
@@ -233,7 +240,7 @@ def _here(given: dict[str, Any], jobs: list[Job], parts: dict[str, str], call: s
             how = {name: given[name] for name in ("dtype", "device", "weights")}
             loaded = options.load(given["model"], batch=batch, **how)
             output.decode = loaded.tokenizer.decode
-            shapers = styles.shapers(loaded, given)
+            shapers = _shapers(loaded, given)
             chat = given["chat"]
             jobs = [replace(job, prompt=_prompt(loaded, job.prompt, chat)) for job in jobs]
             options.warm_up(loaded, **parts)
@@ -247,6 +254,11 @@ def _here(given: dict[str, Any], jobs: list[Job], parts: dict[str, str], call: s
             output.footer()
             raise
         output.footer()
+
+
+def _shapers(model: Model, given: dict[str, Any]) -> list[Shaper]:
+    """What changes the law: corpora that are mixed in, a style, a corpus to stay within."""
+    return [*styles.shapers(model, given), *corpora.shapers(model, given)]
 
 
 def _sampling(given: dict[str, Any]) -> Sampling:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun.cli import options
-from forerun.cli.output import counted, notice, print_json
-from forerun.errors import ConfigError, DataError, UnknownName
+from forerun.cli import index_fm, options
+from forerun.cli.index_fm import read_ids
+from forerun.cli.output import counted, print_json
+from forerun.errors import ConfigError, UnknownName
 
 if TYPE_CHECKING:
     from forerun.ngrams.infini import Index
@@ -25,6 +26,8 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Count n-grams of any length in a corpus of your own.",
 )
+
+app.add_typer(index_fm.app, name="fm")
 
 Where = Annotated[Path, typer.Argument(help="Folder of the index.", show_default=False)]
 Query = Annotated[str, typer.Argument(help="Text, or token ids with --ids.", show_default=False)]
@@ -83,11 +86,10 @@ def build(
 ) -> None:
     """Build an index. A build that was cut short goes on when the same is asked for again."""
     from forerun.bench.machine import num_cores
-    from forerun.cli.index_show import Bars, summary
+    from forerun.cli.index_show import Bars, remark, summary
     from forerun.ngrams import building
     from forerun.ngrams.documents import Reading
 
-    run = builder(engine)
     is_ids = tokenizer == "ids"
     asked = building.Options(
         tokenizer=tokenizer,
@@ -100,15 +102,10 @@ def build(
         workers=workers or num_cores(),
     )
     with Bars() as bars:
-        manifest = run(
+        manifest = builder(engine)(
             index, sources, asked, overwrite=overwrite, restart=restart, report=bars.report
         )
-    for note in manifest.notes:
-        notice(note)
-    if manifest.skipped["count"]:
-        notice(f"left out {counted(manifest.skipped['count'], 'unreadable record')}:")
-        for example in manifest.skipped["examples"]:
-            notice(f"  {example}")
+    remark(manifest)
     print_json(summary(index, manifest)) if is_json else _show(summary(index, manifest))
 
 
@@ -364,12 +361,7 @@ def load(path: Path, tokenizer: str | None) -> Index:
 
 def read_query(index: Index, text: str, is_ids: bool) -> list[int]:
     """Token ids of a query. Raises DataError for what is neither text nor ids."""
-    if not is_ids:
-        return list(index.encoder.encode(text))
-    try:
-        return [int(word) for word in text.replace(",", " ").split()]
-    except ValueError:
-        raise DataError(f"expected token ids such as '5 17 3', got {text!r:.60}") from None
+    return read_ids(text) if is_ids else list(index.encoder.encode(text))
 
 
 def read_size(text: str) -> int:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.cli.output import notice
+from forerun.cli.output import counted, notice
 
 if TYPE_CHECKING:
     from forerun.ngrams.infini import Ids, Index, Next
@@ -68,7 +68,7 @@ class Bars:
 def summary(path: Path, manifest: Manifest) -> dict[str, Any]:
     """What `info` says of an index."""
     tokens = max(1, manifest.tokens)
-    core = manifest.bytes_of("tokens", "suffixes")
+    core = manifest.bytes_of("tokens", "suffixes", "fences")
     seconds = dict(manifest.build["seconds"])
     total = sum(seconds.values())
     return {
@@ -107,6 +107,16 @@ def lines(found: dict[str, Any]) -> list[str]:
     if found["skipped"]["count"]:
         shown.append(f"{found['skipped']['count']} unreadable records left out")
     return shown + found["notes"]
+
+
+def remark(manifest: Manifest) -> None:
+    """Tells what a build did other than asked, and what it left out."""
+    for note in manifest.notes:
+        notice(note)
+    if manifest.skipped["count"]:
+        notice(f"left out {counted(manifest.skipped['count'], 'unreadable record')}:")
+        for example in manifest.skipped["examples"]:
+            notice(f"  {example}")
 
 
 def next_record(index: Index, ids: Ids, found: Next, top: int) -> dict[str, Any]:

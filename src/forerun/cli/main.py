@@ -32,6 +32,7 @@ COMMANDS = {
     "memory": "Show, merge and cap what methods have learned.",
     "replay": "What drafts would have gained on recorded text; no model needed.",
     "index": "Count n-grams of any length in a corpus of your own.",
+    "seal": "Find passages by generating n-grams of them.",
     "train": "Train a model by one of the recipes.",
     "fit-tree": "Fit the draft tree's template to a model and its prompts.",
     "doctor": "Say what this machine and installation can do.",

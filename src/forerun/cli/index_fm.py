@@ -1,0 +1,184 @@
+"""`forerun index fm`: an FM-index of a corpus in one file: build, count, locate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun.cli import options
+from forerun.cli.output import counted, notice, print_json
+from forerun.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from forerun.models.tokenizer import Tokenizer
+    from forerun.ngrams.fm_index import FMIndex
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="An FM-index: the counts of a corpus in one small file, read whole.",
+)
+
+File = Annotated[Path, typer.Argument(help="File of the FM-index.", show_default=False)]
+AsIds = Annotated[bool, typer.Option("--ids", help="The text is token ids, as '5 17 3'.")]
+TokenizerName = Annotated[
+    str, typer.Option("--tokenizer", help="Model folder, hub id or embedded model.")
+]
+
+
+@app.command("build")
+def build(
+    file: File,
+    sources: Annotated[
+        list[Path],
+        typer.Argument(help="Text, .jsonl (.gz, .zst), .parquet, folders, datasets on disk."),
+    ],
+    tokenizer: TokenizerName = "reasoner",
+    field: Annotated[str, typer.Option(help="Where JSON lines and datasets have text.")] = "text",
+    split: Annotated[str, typer.Option(help="Document of a text file: file, paragraph, line.")] = (
+        "file"
+    ),
+    on_error: Annotated[str, typer.Option(help="Unreadable records: fail, or skip them.")] = "fail",
+    sample: Annotated[int, typer.Option(help="Positions from one kept place to the next.")] = 32,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
+    is_json: options.Json = False,
+) -> None:
+    """Build an FM-index in memory and write it. `generate --within` is held to such a file."""
+    from forerun.models.identity import tokenizer_hash
+    from forerun.ngrams.documents import Reading
+    from forerun.ngrams.fm_index import FMIndex
+
+    if on_error not in ("fail", "skip"):
+        raise ConfigError(f"--on-error must be fail or skip, got {on_error!r}")
+    if file.exists() and not overwrite:
+        raise ConfigError(f"{file} is there already; name another, or replace it with --overwrite")
+    reader = tokenizer_of(tokenizer)
+    if not reader.eos_ids:
+        raise ConfigError(f"tokenizer {tokenizer} has no end id, which stands between documents")
+    texts = read_texts(sources, Reading(field, split), on_error)
+    documents = (ids for text in texts if (ids := reader.encode(text, special=False)))
+    code = tokenizer_hash(reader)
+    index = FMIndex.of(documents, reader.eos_ids[0], sample=sample, tokenizer=code)
+    index.save(file)
+    found = {
+        "file": str(file),
+        "tokens": index.length,
+        "documents": index.num_documents,
+        "bytes": file.stat().st_size,
+        "bytes_per_token": round(index.bytes_per_token, 3),
+    }
+    if is_json:
+        print_json(found)
+    else:
+        typer.echo(
+            f"{file}: {counted(index.length, 'token')}, "
+            f"{counted(index.num_documents, 'document')}, {found['bytes']:,} bytes "
+            f"({index.bytes_per_token:.2f} per token, without the text beside it)"
+        )
+
+
+@app.command("count")
+def count(
+    file: File,
+    queries: Annotated[list[str], typer.Argument(help="Texts, or token ids with --ids.")],
+    ids: AsIds = False,
+    tokenizer: TokenizerName = "reasoner",
+    is_json: options.Json = False,
+) -> None:
+    """How often texts occur."""
+    index, reader = load(file, tokenizer, ids)
+    for query in queries:
+        tokens = read_query(reader, query)
+        n = index.count(tokens)
+        if is_json:
+            print_json({"query": query, "ids": tokens, "count": n})
+        else:
+            typer.echo(f"{n}\t{query}" if len(queries) > 1 else str(n))
+
+
+@app.command("locate")
+def locate(
+    file: File,
+    query: Annotated[str, typer.Argument(help="Text, or token ids with --ids.")],
+    ids: AsIds = False,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Places to show.")] = 10,
+    window: Annotated[int, typer.Option(min=0, help="Tokens to show on either side.")] = 12,
+    tokenizer: TokenizerName = "reasoner",
+    is_json: options.Json = False,
+) -> None:
+    """Where a text occurs: documents, places in them, and the text around."""
+    index, reader = load(file, tokenizer, ids)
+    tokens = read_query(reader, query)
+    if not tokens:
+        raise ConfigError("expected a text to look for, got nothing")
+    rows = index.find(tokens)
+    places = index.locate(rows, limit) - len(tokens)
+    documents = index.document_of(places + len(tokens) - 1)
+    for place, document in sorted(zip(places.tolist(), documents.tolist(), strict=True)):
+        start, stop = int(index.starts[document]) + 1, int(index.starts[document + 1])
+        around = index.text(
+            max(start, place - window), min(stop, place + len(tokens) + window)
+        ).tolist()
+        shown = reader.decode(around) if reader else " ".join(map(str, around))
+        record = {"document": document, "offset": place - start, "ids": around, "text": shown}
+        if is_json:
+            print_json(record)
+        else:
+            typer.echo(f"document {document}, token {place - start}: {shown!r}")
+    if not is_json:
+        typer.echo(f"{counted(rows[1] - rows[0], 'occurrence')} in all")
+
+
+def read_texts(sources: list[Path], how: Any, on_error: str) -> Any:
+    """The texts of all sources. Raises DataError at a record that cannot be read, or skips it."""
+    from forerun.ngrams.documents import Document, list_sources, read
+
+    skipped = 0
+    for record in read(list_sources(sources), how):
+        if isinstance(record, Document):
+            yield record.text
+        elif on_error == "fail":
+            raise DataError(
+                f"{record.where}: {record.reason}; mend it, or leave such records out with "
+                "--on-error skip"
+            )
+        else:
+            skipped += 1
+    if skipped:
+        notice(f"left out {counted(skipped, 'unreadable record')}")
+
+
+def load(file: Path, tokenizer: str, is_ids: bool) -> tuple[FMIndex, Tokenizer | None]:
+    """The index, and the tokenizer of its queries: none for ids. Raises ConfigError, DataError."""
+    from forerun.ngrams.fm_index import FMIndex
+
+    if is_ids:
+        return FMIndex.load(file), None
+    from forerun.models.identity import tokenizer_hash
+
+    reader = tokenizer_of(tokenizer)
+    return FMIndex.load(file, tokenizer_hash(reader)), reader
+
+
+def tokenizer_of(name: str) -> Tokenizer:
+    """A model's tokenizer. Raises ModelError."""
+    from forerun.assets import embedded
+    from forerun.models.tokenizer import Tokenizer
+
+    return Tokenizer.load(embedded(name))
+
+
+def read_query(reader: Tokenizer | None, text: str) -> list[int]:
+    """Ids of a query. Raises DataError for what is neither text nor ids."""
+    return read_ids(text) if reader is None else reader.encode(text, special=False)
+
+
+def read_ids(text: str) -> list[int]:
+    """Ids between spaces or commas. Raises DataError."""
+    try:
+        return [int(word) for word in text.replace(",", " ").split()]
+    except ValueError:
+        raise DataError(f"expected token ids such as '5 17 3', got {text!r:.60}") from None

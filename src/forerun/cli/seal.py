@@ -1,0 +1,100 @@
+"""`forerun seal`: passages found by generating n-grams of them; trains the generator, searches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun.cli import options
+from forerun.cli.output import counted, print_json
+from forerun.errors import DataError
+
+if TYPE_CHECKING:
+    from forerun.retrieval.seal import Found, Seal
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Find passages by generating n-grams of them (SEAL).",
+)
+
+Run = Annotated[Path, typer.Argument(help="Folder of the generator and index.")]
+
+
+@app.command("build")
+def build(
+    run: Run,
+    passages: Annotated[Path, typer.Argument(help="JSON lines with a title and a body each.")],
+    minutes: Annotated[float, typer.Option(min=0.01, help="Training time, over all calls.")] = 10.0,
+    held_out: Annotated[
+        int, typer.Option(min=1, help="Passages that give no questions to train on.")
+    ] = 1,
+    seed: Annotated[int, typer.Option(help="Decides weights, questions and order.")] = 0,
+) -> None:
+    """Index passages and train a generator on them. The same call goes on with longer --minutes."""
+    from forerun.cli.train import Display
+    from forerun.training.recipes import seal as recipe
+
+    plan = recipe.Plan(run, passages, minutes, evaluated=held_out, seed=seed)
+    with Display() as display:
+        try:
+            done = recipe.run(
+                plan,
+                lambda p: display.draw(
+                    "generator", p.seconds / (60 * minutes), f"step {p.step}  loss {p.loss:.3f}"
+                ),
+            )
+        except KeyboardInterrupt:
+            typer.echo("\nstopped and saved; give the same command again to go on")
+            raise typer.Exit(130) from None
+    typer.echo(f"{run}: {counted(done.step, 'step')}, loss {done.loss:.3f}")
+
+
+@app.command("search")
+def search(
+    run: Run,
+    queries: Annotated[list[str], typer.Argument(help="What is asked.")],
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Passages to show.")] = 5,
+    score: Annotated[str, typer.Option(help="intersective, lm_fm or lm.")] = "intersective",
+    beams: Annotated[int, typer.Option(min=1, help="Beams of the search for n-grams.")] = 15,
+    ngrams: Annotated[int, typer.Option(min=0, help="N-grams to show beside them.")] = 0,
+    is_json: options.Json = False,
+) -> None:
+    """Show the passages that generated n-grams lead to, best first."""
+    from forerun.retrieval.seal import Options, Seal
+    from forerun.training.recipes import seal as recipe
+
+    for part in (recipe.MODEL, recipe.INDEX):
+        if not (run / part).exists():
+            raise DataError(f"{run} has no {part}; make one with `forerun seal build`")
+    seal = Seal(*recipe.load(run), Options(beams=beams))
+    for query, found in zip(queries, seal.search(queries, k=limit, score=score), strict=True):
+        record = record_of(seal, query, found, ngrams)
+        if is_json:
+            print_json(record)
+            continue
+        typer.echo(f"{query!r}: {counted(len(record['passages']), 'passage')}")
+        for row in record["passages"]:
+            typer.echo(f"{row['score']:9.1f}  [{row['number']}] {row['title']}: {row['body']}")
+        for row in record["ngrams"]:
+            typer.echo(f"    {row['weight']:9.1f}  {row['count']:>6}x  {row['text']!r}")
+
+
+def record_of(seal: Seal, query: str, found: Found, ngrams: int) -> dict[str, Any]:
+    """An answer as JSON."""
+    from forerun.retrieval.seal import spoken
+
+    rows = zip(found.passages.tolist(), found.scores.tolist(), strict=True)
+    names = ("text", "count", "logp", "weight")
+    said = spoken(found.said.grams, seal, ngrams)
+    return {
+        "query": query,
+        "passages": [
+            {"number": number, "score": score, **vars(seal.passages.passage(number))}
+            for number, score in rows
+        ],
+        "ngrams": [dict(zip(names, gram, strict=True)) for gram in said],
+    }

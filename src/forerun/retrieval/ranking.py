@@ -16,6 +16,7 @@ import numpy as np
 from numba import njit
 
 from forerun.ngrams.fm_index import FMIndex
+from forerun.retrieval.weights import cover
 
 
 class Grams(NamedTuple):
@@ -141,7 +142,7 @@ def credit(
         if not is_free:
             continue
         new, size = novelty(gram, credited, tokens, lengths)
-        score += weights[gram] * (1 - beta + beta * new / size)
+        score += weights[gram] * cover(new, size, beta)
         credited.append((gram, start))
         last = gram
     return score, credited
@@ -213,8 +214,8 @@ def score_text(
         for j in range(i):
             is_first = is_first and (taken[j] or text[j] != token)
         if is_first and singles[token] > 0:
-            held = is_held(token, credited, tokens, lengths)
-            score += singles[token] * (1 - beta if held else 1.0)
+            is_new = not is_held(token, credited, tokens, lengths)
+            score += singles[token] * cover(int(is_new), 1, beta)
     return score
 
 

@@ -8,6 +8,7 @@ clipped at 0, to the power alpha.
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 
 ALMOST = 1e-10  # kept off log P_q, whose complement has a logarithm too
 
@@ -31,6 +32,7 @@ def _log_complement(logp: np.ndarray) -> np.ndarray:
     return np.log(-np.expm1(logp))
 
 
+@njit(cache=True, nogil=True)
 def cover(new: int, size: int, beta: float = 0.8) -> float:
     """What of a weight counts if `new` of an n-gram's `size` different tokens are new.
 

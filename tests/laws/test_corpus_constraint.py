@@ -14,8 +14,9 @@ import pytest
 from drafts import CHAIN, SHAPED, TREE, grown, made
 from fakes import VOCAB, exact_law
 from forerun.constraints.corpus import Corpus
+from forerun.dice import SeededDice
 from forerun.ngrams.fm_index import FMIndex
-from forerun.records import Plan
+from forerun.records import Plan, Sequence
 from forerun.roles import Shaper
 from forerun.sampling import Sampling
 from forerun.shaping import Adjust
@@ -80,6 +81,30 @@ def test_the_law_is_that_of_the_definition(begin: str) -> None:
             probs = TARGET(tokens)
             prob *= probs[token] / probs[allowed].sum() if token in allowed else 0.0
             so_far = str(END) if token == END else so_far + str(token)
+            tokens.append(token)
+        assert abs(found - prob) < 1e-12
+
+
+@pytest.mark.parametrize("begin", ["anywhere", "document", "prompt"])
+@pytest.mark.parametrize("window", [1, 2])
+def test_the_law_of_a_window_is_that_of_the_definition(begin: str, window: int) -> None:
+    """Compared with strings; and a text that was begun before goes on by the same law."""
+    borders = [f"{END}" + "".join(map(str, d)) + f"{END}" for d in DOCUMENTS]
+    shaper = Corpus(INDEX, begin=begin, window=window)
+    law = exact_law(TARGET, PROMPT, 4, Sampling(), (shaper,))
+    assert abs(sum(law.values()) - 1) < 1e-12
+    tails = ["".join(map(str, PROMPT[-n:])) for n in range(window, 0, -1)] + [""]
+    occurring = next(tail for tail in tails if any(tail in b for b in borders))
+    first = {"anywhere": "", "document": str(END), "prompt": occurring}[begin]
+    for text, found in law.items():
+        last, prob, tokens = first, 1.0, list(PROMPT)
+        for token in text:
+            allowed = [t for t in range(VOCAB) if any(last + str(t) in b for b in borders)]
+            begun = Sequence(list(tokens), len(PROMPT), Sampling(), SeededDice(0), limit=8)
+            assert shaper.next(shaper.start(begun)).tolist() == allowed
+            probs = TARGET(tokens)
+            prob *= probs[token] / probs[allowed].sum() if token in allowed else 0.0
+            last = str(END) if token == END else (last + str(token))[-window:]
             tokens.append(token)
         assert abs(found - prob) < 1e-12
 

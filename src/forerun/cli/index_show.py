@@ -99,8 +99,8 @@ def lines(found: dict[str, Any]) -> list[str]:
         f"{found['shards']} shard{'s' if found['shards'] != 1 else ''}",
         f"{found['width']} bytes per token of tokenizer {tokenizer['name']} "
         f"({tokenizer['vocabulary'] or 'unknown number of'} ids)",
-        f"{found['bytes']:,} bytes on disk: {found['bytes_per_token']:.2f} per token for ids and "
-        f"suffix array, {found['bytes_per_token_all']:.2f} with documents and metadata",
+        f"{found['bytes']:,} bytes on disk: {found['bytes_per_token']:.2f} per token for ids, "
+        f"suffix array and fences, {found['bytes_per_token_all']:.2f} with documents and metadata",
         f"built {build['created']}: {seconds}; {found['tokens_per_second']:,} tokens/s, "
         f"peak memory {build['peak_bytes'] / 2**20:,.0f} MB of one process",
     ]

@@ -182,17 +182,16 @@ class Pass:
         for group in grouped(spans):
             self.groups.append(Group(group, at, cache, config, masks))
             at += self.groups[-1].num
-        layers, _, cells = cache.data.shape[:3]
+        cells, self.index = cache.data.flatten(3, 4), None  # [L, slots, n, 2 KV, D]
         if len(spans) == 1:
             span = spans[0]
-            new = cache.data[:, span.slot, span.start : span.stop]
-            shape = layers, span.num_rows, self.num_kv, config.head_dim
-            self.cells = new.view(shape).unbind(0)
-            self.index = None
+            cells = cells[:, span.slot, span.start : span.stop]
         else:
-            self.cells = cache.flat
-            index = np.concatenate([s.slot * cells + np.arange(s.start, s.stop) for s in spans])
-            self.index = torch.from_numpy(index).to(cache.device)
+            slots = np.repeat([s.slot for s in spans], [s.num_rows for s in spans])
+            places = np.concatenate([np.arange(s.start, s.stop) for s in spans])
+            where = slots, places
+            self.index = tuple(torch.from_numpy(at).to(cache.device) for at in where)
+        self.cells = cells.unbind(0)
 
     def __call__(self, layer: int, qkv: Tensor) -> Tensor:
         """[R, H + 2 KV, D], rotated, to [R, H D]."""
@@ -200,7 +199,7 @@ class Pass:
         if self.index is None:
             self.cells[layer].copy_(kv)
         else:
-            self.cells[layer].index_copy_(0, self.index, kv)
+            self.cells[layer].index_put_(self.index, kv)
         q = qkv.narrow(1, 0, self.num_heads)
         if len(self.groups) == 1:
             return self.groups[0](layer, q)

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 
 from forerun.errors import CapacityError
+from forerun.native.pages import in_large_pages
 from forerun.records import Sequence
 
 TAIL = 64  # tokens compared again where a list that was synced before has grown
@@ -203,7 +204,11 @@ class Slots(ABC):
 
 
 class Cache(Slots):
-    """The cells: data [layers, slots, cells, 2, kv_heads, head_dim], grown as needed."""
+    """The cells: data [layers, slots, cells, 2, kv_heads, head_dim], grown as needed.
+
+    In memory the cells of a head are neighbours, [layers, slots, 2, kv_heads, cells, head_dim]: a head
+    reads its keys, or its values, as one stream.
+    """
 
     def __init__(
         self,
@@ -218,8 +223,7 @@ class Cache(Slots):
     ) -> None:
         super().__init__(max_slots)
         self.max_cells, self.dtype, self.device = max_cells, dtype, device
-        shape = num_layers, 0, 0, 2, num_kv_heads, head_dim
-        self._hold(torch.zeros(shape, dtype=dtype, device=device))
+        self._hold(self._zeros((num_layers, 0, 0, 2, num_kv_heads, head_dim)))
 
     @property
     def nbytes(self) -> int:
@@ -271,7 +275,7 @@ class Cache(Slots):
         free = available_bytes(self.device)
         self._check(shape, free)
         try:
-            data = torch.zeros(shape, dtype=self.dtype, device=self.device)
+            data = self._zeros(shape)
             data[:, : self.data.shape[1], : self.data.shape[2]] = self.data
         except (MemoryError, RuntimeError) as cause:
             raise CapacityError(self._too_large(shape, free)) from cause
@@ -289,10 +293,16 @@ class Cache(Slots):
             "at once, shorter prompts, or a lower `context` when loading"
         )
 
+    def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
+        layers, slots, cells, two, heads, size = shape
+        stored = layers, slots, two, heads, cells, size
+        data = torch.empty(stored, dtype=self.dtype, device=self.device)
+        if data.device.type == "cpu":
+            in_large_pages(data)
+        return data.zero_().permute(0, 1, 4, 2, 3, 5)
+
     def _hold(self, data: torch.Tensor) -> None:
-        layers, slots, cells, _, heads, size = data.shape
-        flat = data.view(layers, slots * cells, 2 * heads, size).unbind(0)
-        self.data, self.flat = data, flat  # flat: cells of all slots, per layer
+        self.data = data
         # the same memory for moves; NumPy's indexing costs a fraction of torch's
         self._words: Any = data
         if data.device.type == "cpu":

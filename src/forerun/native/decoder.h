@@ -128,7 +128,7 @@ static void FN(place_heads)(const Model *m, const Pass *p, int64_t l, const int6
                 FN(store)(x + i, FN(load)(x + i) * (float)m->attn_scale);
         } else {
             char *cells = (char *)p->cells + l * p->layer_stride * width;
-            const int64_t to = cell_of[r] + (head - m->num_heads) * dim;
+            const int64_t to = cell_of[r] + (head - m->num_heads) * p->head_stride;
             for (int64_t i = 0; i < dim; i += LANES)
                 FN(store_as)(cells, to + i, FN(load)(x + i), m->cell_kind);
         }
@@ -147,18 +147,18 @@ static void FN(squares)(const Model *m, const Pass *p, const Layer *layer, int64
     }
 }
 
-/* Merges the chunks of every query and divides by the sum of its weights. */
+/* Merges the runs of every query and divides by the sum of its weights. */
 static void FN(combine)(const Model *m, const Pass *p, int64_t layer, int64_t thread) {
     const int64_t dim = m->head_dim, window = m->layers[layer].window;
     const int64_t total = p->num_rows * m->num_heads;
     for (int64_t at = total * thread / p->num_threads; at < total * (thread + 1) / p->num_threads;
          at++) {
         const int64_t r = at / m->num_heads, head = at % m->num_heads, position = p->positions[r];
-        const int64_t first = window && position >= window ? (position - window + 1) / CHUNK : 0;
+        const int64_t first = lowest(position, window) / RUN;
         float *state = FN(part_of)(m, p, r, head, p->is_split ? first : 0);
         if (p->is_split)
-            for (int64_t c = first + 1; c < FN(num_chunks)(position); c++)
-                FN(merge)(state, FN(part_of)(m, p, r, head, c), dim);
+            for (int64_t run = first + 1; run <= position / RUN; run++)
+                FN(merge)(state, FN(part_of)(m, p, r, head, run), dim);
         const float scale = 1.0f / state[1];
         for (int64_t i = 0; i < dim; i += LANES)
             FN(store_as)(p->act, r * p->act_stride + head * dim + i,
@@ -264,6 +264,19 @@ static void FN(pass)(const Model *m, const Pass *given, const int64_t *cell_of, 
                 FN(cap_logits)(m, p, t);
             }
         }
+    }
+}
+
+/* Attention of the first layer alone, from qkv and cells to act; next: zeros [num_layers + 1]. */
+static void FN(attention)(const Model *m, const Pass *given, int64_t *next) {
+#pragma omp parallel num_threads((int)given->num_threads)
+    {
+        Team team = join(next + m->num_layers);
+        Pass own = *given;
+        own.num_threads = team.num;
+        FN(attend)(m, &own, 0, next);
+        meet(&team);
+        FN(combine)(m, &own, 0, team.thread);
     }
 }
 

@@ -14,12 +14,12 @@ from forerun.native import kernels
 from forerun.native.layout import (
     ACTIVATIONS,
     BF16,
-    CHUNK,
     F32,
     LANES,
     MOST_DIM,
     MOST_FOLD,
     QK_NORMS,
+    RUN,
     STATE,
     Layer,
     Model,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from forerun.models.layers import GatedMLP, LayerNorm, PlainMLP, RMSNorm
     from forerun.models.transformer import DecoderConfig, Transformer
 
-SPLIT = 2048  # most rows x chunks for which every chunk is a piece of work of its own
+SPLIT = 1024  # most rows x runs for which every run is a piece of work of its own
 
 
 def missing(config: DecoderConfig) -> str:
@@ -85,10 +85,10 @@ class NativeDecoder:
         embeddings that ids stand for, instead of tokens'."""
         c, num, work = self.model.config, len(ids), self._work
         top = int(positions.max())
-        chunks = top // CHUNK + 1
-        work.is_split = num * chunks <= SPLIT
-        work.max_chunks = chunks = chunks if work.is_split else 1
-        self._reserve(num, chunks)
+        runs = top // RUN + 1
+        work.is_split = num * runs <= SPLIT
+        work.max_runs = runs = runs if work.is_split else 1
+        self._reserve(num, runs)
         numbers = self._numbers(3 * num + len(wanted))
         numbers[:num] = ids
         numbers[num : 2 * num] = positions
@@ -102,6 +102,7 @@ class NativeDecoder:
         work.rope = self._rope_table(top)
         work.cells = cache.data.data_ptr()
         work.layer_stride, work.slot_stride = cache.data.stride(0), cache.data.stride(1)
+        work.head_stride = cache.data.stride(4)
         logits = torch.empty(len(wanted), work.logit_stride)
         work.logits = logits.data_ptr()
         hidden = torch.empty(len(wanted) if needs_hidden else 0, c.hidden_size)
@@ -122,7 +123,7 @@ class NativeDecoder:
         """Bytes of the buffers."""
         return self._rope.nbytes + sum(buffer.nbytes for buffer in self._buffers.values())
 
-    def _reserve(self, rows: int, chunks: int) -> None:
+    def _reserve(self, rows: int, runs: int) -> None:
         """Scratch memory for a pass; it grows and persists."""
         c = self.model.config
         half = torch.bfloat16 if self._record.act_kind == BF16 else torch.float32
@@ -130,7 +131,7 @@ class NativeDecoder:
             "x": rows * c.hidden_size,
             "wide": rows * c.hidden_size,
             "qkv": rows * c.num_lanes * c.head_dim,
-            "partial": rows * c.num_heads * chunks * (c.head_dim + STATE),
+            "partial": rows * c.num_heads * runs * (c.head_dim + STATE),
             "act": rows * self._work.act_stride,
             "inner_act": rows * self._work.act_stride,
         }

@@ -3,6 +3,12 @@
 
 #include "linear.h"
 
+#include "scores.h"
+
+#if ISA_LEVEL >= 4
+#include "tiles.h"
+#endif
+
 #include "attend.h"
 
 #include "decoder.h"

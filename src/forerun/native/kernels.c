@@ -14,6 +14,7 @@
 #endif
 
 #include "types.h"
+#include "pieces.h"
 #include "team.h"
 
 #if defined(__x86_64__)
@@ -114,6 +115,10 @@ int64_t forerun_layout(void) {
 void forerun_pass(int64_t level, const Model *m, const Pass *p, const int64_t *cell_of,
                   int64_t *next) {
     CALL(level, pass, m, p, cell_of, next);
+}
+
+void forerun_attention(int64_t level, const Model *m, const Pass *p, int64_t *next) {
+    CALL(level, attention, m, p, next);
 }
 
 void forerun_product(int64_t level, const Linear *w, const void *x, int64_t stride, int64_t rows,

@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, c_double, c_int64, c_void_p
 
 F32, BF16, F16, BF16_PAIRS, INT8, INT8_PAIRS = range(6)  # how numbers are stored
-LANES, GROUP, CHUNK, STATE = 16, 64, 256, 2
+LANES, GROUP, CHUNK, RUN, STATE = 16, 64, 256, 1024, 2
 MOST_DIM, MOST_FOLD = 256, 64
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 QK_NORMS = ("", "head", "width")
@@ -74,8 +74,9 @@ Pass = _record(
     cells=c_void_p,
     layer_stride=c_int64,
     slot_stride=c_int64,
+    head_stride=c_int64,
     **dict.fromkeys(("x", "wide", "qkv", "partial", "act", "inner_act"), c_void_p),
-    **dict.fromkeys(("wide_stride", "act_stride", "max_chunks"), c_int64),
+    **dict.fromkeys(("wide_stride", "act_stride", "max_runs"), c_int64),
     hidden=c_void_p,
     logits=c_void_p,
     logit_stride=c_int64,
@@ -83,6 +84,7 @@ Pass = _record(
 SIGNATURES: dict[str, list[type]] = {
     "forerun_read": [c_int64, c_void_p, c_int64, c_int64],
     "forerun_pass": [c_int64, POINTER(Model), POINTER(Pass), c_void_p, c_void_p],
+    "forerun_attention": [c_int64, POINTER(Model), POINTER(Pass), c_void_p],
     "forerun_product": [
         c_int64,
         POINTER(Linear),

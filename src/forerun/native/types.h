@@ -13,7 +13,9 @@ enum { NO_QK_NORM = 0, HEAD_QK_NORM = 1, WIDTH_QK_NORM = 2 };
 #define MOST_FOLD 64            /* queries that share a key head */
 #define QUERIES 64              /* that a piece of attention takes along, or all of one head */
 #define CHUNK 256               /* positions that one softmax runs over before it is merged */
+#define RUN (4 * CHUNK)         /* positions that are merged before they are merged with others */
 
+#define LOG2E 1.44269504f
 #define TAKES_PAIRS(kind) ((kind) == BF16_PAIRS || (kind) == INT8_PAIRS) /* inputs are bf16 */
 
 /* weight [groups * 4][k][16], or [groups * 4][k / 2][16][2] for bf16 pairs, or for int8 pairs
@@ -65,12 +67,12 @@ typedef struct {
     const int64_t *ids, *positions, *wanted;
     const Span *spans;
     const float *rope; /* [position][cos, sin][head_dim / 2], or NULL */
-    void *cells;       /* [layers, slots, cells, 2, kv, head_dim] */
-    int64_t layer_stride, slot_stride;
+    void *cells;       /* [layers, slots, 2, kv, cells, head_dim] */
+    int64_t layer_stride, slot_stride, head_stride;
     /* buffers: see layout.py for their shapes */
     float *x, *wide, *qkv, *partial;
     void *act, *inner; 
-    int64_t wide_stride, act_stride, max_chunks;
+    int64_t wide_stride, act_stride, max_runs;
     float *hidden, *logits; /* of the wanted rows */
     int64_t logit_stride;
 } Pass;

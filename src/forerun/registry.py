@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -17,6 +18,7 @@ from typing import Any
 from forerun.errors import ConfigError, UnknownName
 
 DRAFTER, VERIFIER, CONTROLLER = "stand", "speculative", "budget"  # what users get unasked
+OFFERED = frozenset({"tokenizer", "device"})  # what a model has for all parts made for it
 BATCH = 8  # sequences at once: with more, drafts lose what batches gain
 KINDS = {
     "drafter": ("forerun.drafters", "Drafter"),
@@ -88,9 +90,13 @@ def options(cls: type) -> dict[str, inspect.Parameter]:
 
 
 def make(kind: str, spec: str, /, *args: Any, **extra: Any) -> Any:
-    """Builds a part from text such as "stand:context=4,entries=10"; `extra` options win."""
+    """Builds a part from text such as "stand:context=4,entries=10"; `extra` options win.
+
+    Those that are OFFERED reach the parts that take them. Raises UnknownName, ConfigError.
+    """
     cls, given = resolve(kind, spec)
     known = options(cls)
+    _check_options(kind, parse(spec)[0], extra.keys() - OFFERED, known)
     return cls(*args, **given | {k: v for k, v in extra.items() if k in known})
 
 
@@ -102,15 +108,16 @@ def resolve(kind: str, spec: str) -> tuple[type, dict[str, Any]]:
     name, texts = parse(spec)
     cls = get(kind, name)
     known = options(cls)
-    for key in texts:
-        if key not in known:
-            raise UnknownName.of(
-                f"option of {kind} {name!r}:", key, known, f"`forerun methods {name}`"
-            )
+    _check_options(kind, name, texts, known)
     try:
         return cls, {key: _typed(text, known[key]) for key, text in texts.items()}
     except ValueError as error:
         raise ConfigError(f"{kind} {name!r}: {error}; see `forerun methods {name}`") from None
+
+
+def _check_options(kind: str, name: str, given: Iterable[str], known: Iterable[str]) -> None:
+    for key in sorted(set(given) - set(known)):
+        raise UnknownName.of(f"option of {kind} {name!r}:", key, known, f"`forerun methods {name}`")
 
 
 def parse(spec: str) -> tuple[str, dict[str, str]]:
@@ -146,4 +153,13 @@ def _typed(text: str, parameter: inspect.Parameter) -> Any:
     plain = {"bool", "int", "float", "None"}
     if not inner and not plain.issuperset(kinds):
         return text
-    raise ValueError(f"option {parameter.name} takes {parameter.annotation}, got {text!r}")
+    raise ValueError(f"option {parameter.name} takes {_in_words(kinds)}, got {text!r}")
+
+
+def _in_words(kinds: list[str]) -> str:
+    """What may be written for a parameter of these types."""
+    words = {"bool": "true or false", "int": "a whole number", "float": "a number", "None": "none"}
+    found = [text for kind, text in words.items() if kind in kinds]
+    if any(kind.startswith("tuple") for kind in kinds):
+        found.append("whole numbers joined by + (4+3+2)")
+    return " or ".join(found)

@@ -6,7 +6,7 @@ Randomness is always an argument (`seq.dice`, or `dice`), so that tests can enum
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Hashable
+from collections.abc import Generator, Hashable, Iterator
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +85,11 @@ class Drafter:
 
     labels: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
+    alias: str = ""  # its name where others of its class draft beside it
+
+    def within(self) -> Iterator[Drafter]:
+        """Itself, and the drafters that it is made of."""
+        yield self
 
     def bind(self, target: Target) -> None:
         """Learns whom it drafts for. Raises ConfigError if it cannot."""
@@ -159,8 +164,8 @@ def _cannot_keep(cls: type) -> str:
 
 
 def name_of(part: object) -> str:
-    """What users call a part: the name of its file."""
-    return _module(type(part))
+    """What users call a part: the name of its file, numbered where several stand side by side."""
+    return getattr(part, "alias", "") or _module(type(part))
 
 
 def _module(cls: type) -> str:

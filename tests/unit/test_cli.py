@@ -400,7 +400,7 @@ def test_a_run_without_a_result_leaves_no_file(
         (["generate", "-p", "-", "-f", "-"], "can be read once"),
         (["verify", "--law-prompts", "-1"], "--law-prompts must be at least 0"),
         (["generate", *CAT, "-d", "stand:context"], "context=VALUE"),
-        (["generate", *CAT, "-d", "stand:entries=many"], "takes int"),
+        (["generate", *CAT, "-d", "stand:entries=many"], "takes a whole number"),
         (["generate", *CAT, "-d", "draft_model"], "needs model"),
         (["generate", *CAT, "--verifier", "recursiv"], "'recursive'"),
         (["generate", *CAT, "--controller", "fixd"], "'fixed'"),

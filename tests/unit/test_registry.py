@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from forerun import catalog, registry
@@ -113,10 +115,24 @@ def test_texts_become_values_of_the_declared_types(kind, spec, options):
     assert [type(v) for v in found.values()] == [type(v) for v in options.values()]
 
 
-@pytest.mark.parametrize("spec", ["fixed:nodes=many", "fixed:nodes=1.5", "fixed:nodes=none"])
-def test_a_value_of_another_type_is_refused(spec):
-    with pytest.raises(ConfigError, match="nodes takes int"):
-        registry.resolve("controller", spec)
+@pytest.mark.parametrize(
+    ("kind", "spec", "said"),
+    [
+        ("controller", "fixed:nodes=many", "nodes takes a whole number, got 'many'"),
+        ("controller", "fixed:nodes=1.5", "nodes takes a whole number, got '1.5'"),
+        ("controller", "fixed:nodes=none", "nodes takes a whole number, got 'none'"),
+        ("drafter", "stand:refit=7", "refit takes true or false, got '7'"),
+        ("drafter", "stand:budget_mb=x", "budget_mb takes a number, got 'x'"),
+        (
+            "drafter",
+            "stand:context=abc",
+            "context takes a whole number or whole numbers joined by + (4+3+2), got 'abc'",
+        ),
+    ],
+)
+def test_a_value_of_another_type_is_refused_in_plain_words(kind, spec, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        registry.resolve(kind, spec)
 
 
 def test_an_option_without_a_value_is_refused():
@@ -129,6 +145,13 @@ def test_make_passes_options_and_lets_extra_ones_win():
     assert registry.make("grower", "iid:width=3").width == 3
     assert registry.make("grower", "iid:width=3", width=5).width == 5
     assert registry.make("grower", "iid", tokenizer=None).width == 2  # not an option of iid
+
+
+def test_make_refuses_an_extra_that_the_part_has_not():
+    with pytest.raises(UnknownName, match=r"option of grower 'iid': 'widht'; did you mean 'width'"):
+        registry.make("grower", "iid", widht=5)
+    with pytest.raises(UnknownName, match="option of drafter 'prompt_lookup': 'template'"):
+        registry.make("drafter", "prompt_lookup", template=None)
 
 
 def test_options_are_the_keyword_arguments():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fakes import FakeTarget, run_all, sequence, table_law
+from forerun.chances import Chances
 from forerun.controllers.fixed import Fixed
 from forerun.dice import SeededDice
 from forerun.drafters.auto import Auto
@@ -16,12 +17,14 @@ from forerun.drafters.base import followed
 from forerun.drafters.cascade import Cascade
 from forerun.drafters.fuse import Fuse
 from forerun.drafters.router import EXPLORE, LOOK, Router
+from forerun.drafters.sam import Sam
+from forerun.drafters.stand import Stand
 from forerun.engine.guard import Guarded
 from forerun.engine.loop import Engine
 from forerun.engine.stats import Recorder, Stats
 from forerun.errors import ConfigError
 from forerun.records import Cost, Plan, Sequence
-from forerun.roles import Drafter
+from forerun.roles import Drafter, name_of
 from forerun.sampling import Sampling
 from forerun.tree import EMPTY, Tree, chain
 from forerun.verifiers.recursive import Recursive
@@ -29,6 +32,7 @@ from harness import distance
 
 LAW = table_law(1)
 GREEDY = Sampling(temperature=0)
+FIRST, SECOND = "test_routing", "test_routing 2"  # what two drafters of this file are called
 
 
 class Says(Drafter):
@@ -75,11 +79,10 @@ def run(drafter: Drafter, count: int = 120, seqs: int = 1) -> tuple[list, list[S
 @pytest.mark.parametrize("seqs", [1, 3])
 def test_the_router_finds_who_pays(order, seqs: int) -> None:
     parts = tuple(Says(say) for say in order)
-    router = Router(parts=parts)  # what "auto" is made of
-    router.names = ["first", "second"]
+    router = Router(parts=parts)
     texts, stats = run(router, count=1500, seqs=seqs)
     assert texts == [truth([0, 1], 1500)] * seqs
-    best = "first" if order[0] is truth else "second"
+    best = FIRST if order[0] is truth else SECOND
     for one in stats:
         assert one.accepted_by[best] > 0.9 * one.accepted > 0
         assert one.tau > 3.5
@@ -123,9 +126,8 @@ def test_a_followed_path_is_counted_from_the_root() -> None:
 
 
 def test_a_cascade_asks_in_order_until_somebody_answers() -> None:
-    for order, name in (((truth, wrong), "first"), ((silent, truth), "second")):
-        cascade = Cascade(parts=tuple(Says(say) for say in order))  # "cascade" by name
-        cascade.names = ["first", "second"]
+    for order, name in (((truth, wrong), FIRST), ((silent, truth), SECOND)):
+        cascade = Cascade(parts=tuple(Says(say) for say in order))
         texts, (stats,) = run(cascade)
         assert texts == [truth([0, 1], 120)]
         assert set(stats.drafted_by) == {name}
@@ -141,12 +143,38 @@ def test_a_short_answer_is_kept_if_nobody_has_a_longer_one() -> None:
 
 def test_fuse_gives_credit_to_who_came_first() -> None:
     fuse = Fuse(parts=(Says(wrong), Says(truth)))
-    fuse.names = ["first", "second"]
     _, (stats,) = run(fuse)
-    assert stats.accepted_by["second"] == stats.accepted > 0
-    assert stats.drafted_by["first"] > 0 == stats.accepted_by["first"]
+    assert stats.accepted_by[SECOND] == stats.accepted > 0
+    assert stats.drafted_by[FIRST] > 0 == stats.accepted_by[FIRST]
     told = stats.to_dict()["by_drafter"]
-    assert told["second"]["accepted"] == stats.accepted
+    assert told[SECOND]["accepted"] == stats.accepted
+
+
+def test_two_of_one_class_learn_from_their_own_nodes_alone() -> None:
+    """The second STAND knows nothing, so its chances stay what is believed at first."""
+    taught, fresh = Stand(context=1), Stand(context=1, scope="request")
+    run(Router(parts=(taught, fresh)), seqs=2)
+    fuse = Fuse(parts=(taught, fresh))
+    seq = sequence((0, 1), 5, SeededDice(0), GREEDY)
+    before = taught.memory(seq).chances[False].tries.sum()
+    assert fresh.memory(seq).chances[False].tries.sum() == Chances(drawn=False).tries.sum()
+    _, (stats,) = run(fuse)
+    assert set(stats.drafted_by) == {"stand", "stand 2"}
+    assert taught.memory(seq).chances[False].tries.sum() > before
+
+
+def test_names_are_told_apart_however_deep_they_lie() -> None:
+    inner = Router(parts=("stand", "suffix"))
+    sam = Sam(other="stand")
+    outer = Fuse(parts=(inner, sam, "stand"))
+    assert inner.names == ["stand", "suffix"] and outer.names == ["router", "sam", "stand 3"]
+    assert sam.other is not None and name_of(sam.other) == "stand 2"
+
+
+def test_what_another_drafts_for_sam_is_its_own() -> None:
+    sam = Sam(other=Says(truth), threshold=1000)
+    _, (stats,) = run(Guarded(sam))
+    assert set(stats.drafted_by) == {FIRST}
 
 
 @pytest.mark.parametrize("make", [Router, Cascade, Fuse])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as Many
 from typing import Any
 
@@ -47,9 +48,19 @@ class Composite(Drafter):
             else registry.make("drafter", part, tokenizer=tokenizer)
             for part in parts
         ]
-        self.names = [name_of(part) for part in self.parts]
+        _tell_apart(self)
         self.labels = frozenset().union(*(part.labels for part in self.parts))
         self.needs = frozenset().union(*(part.needs for part in self.parts))
+
+    @property
+    def names(self) -> list[str]:
+        """What statistics call the parts; no two are the same."""
+        return [name_of(part) for part in self.parts]
+
+    def within(self) -> Iterator[Drafter]:
+        yield self
+        for part in self.parts:
+            yield from part.within()
 
     def bind(self, target: Target) -> None:
         for part in self.parts:
@@ -114,6 +125,17 @@ class Composite(Drafter):
             else:
                 return part
         raise ConfigError(f"no part of {name_of(self)} can be saved ({'; '.join(reasons)})")
+
+
+def _tell_apart(whole: Drafter) -> None:
+    """Numbers the second and later drafters of one name: who drafted what is told by names."""
+    seen: Counter[str] = Counter()
+    for part in dict.fromkeys(whole.within()):
+        part.alias = ""
+        name = name_of(part)
+        seen[name] += 1
+        if seen[name] > 1:
+            part.alias = f"{name} {seen[name]}"
 
 
 def followed(tree: Tree, tokens: list[int]) -> tuple[int, bool]:

@@ -23,7 +23,7 @@ from forerun.dice import Dice
 from forerun.drafters.base import Composite, followed
 from forerun.engine.cost import cost_of
 from forerun.records import Cost, Plan, Sequence, Step
-from forerun.roles import Target
+from forerun.roles import Target, name_of
 from forerun.tree import POINT, Tree, signed
 
 LOOK, EXPLORE = 6, 12  # steps between two comparisons, comparisons between two trials
@@ -72,7 +72,7 @@ class Router(Composite):
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         used, compares = self._turn(seq)
         if not compares:
-            return signed(self.parts[used].propose_one(seq, plan, dice), self.names[used])
+            return self._signed(used, self.parts[used].propose_one(seq, plan, dice))
         trees = [part.propose_one(seq, plan, dice) for part in self.parts]
         return self._use(seq, used, trees)
 
@@ -85,7 +85,7 @@ class Router(Composite):
             for i, tree in zip(asked, trees, strict=True):
                 found[i].append(tree)
         return [
-            self._use(seq, used, trees) if compares else signed(trees[0], self.names[used])
+            self._use(seq, used, trees) if compares else self._signed(used, trees[0])
             for seq, (used, compares), trees in zip(seqs, turns, found, strict=True)
         ]
 
@@ -119,7 +119,10 @@ class Router(Composite):
     def _use(self, seq: Sequence, used: int, trees: list[Tree]) -> Tree:
         self._settle(seq)
         self._compared[seq] = Comparison(len(seq.tokens), used, trees)
-        return signed(trees[used], self.names[used])
+        return self._signed(used, trees[used])
+
+    def _signed(self, used: int, tree: Tree) -> Tree:
+        return signed(tree, name_of(self.parts[used]))
 
     def _ranking(self, seq: Sequence) -> list[int]:
         """Parts by falling score; ties go to the earlier one, and nearly so to the first."""

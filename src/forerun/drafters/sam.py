@@ -12,7 +12,7 @@ any temperature. Needs: what the other drafter needs.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
@@ -26,8 +26,8 @@ from forerun.ngrams import responses, suffix_automaton
 from forerun.ngrams.responses import Reader, Responses
 from forerun.ngrams.suffix_automaton import Generations, SuffixAutomaton, Text
 from forerun.records import Plan, Sequence, Snapshot, Step
-from forerun.roles import Drafter, Target
-from forerun.tree import EMPTY, Tree, chain
+from forerun.roles import Drafter, Target, name_of
+from forerun.tree import EMPTY, Tree, chain, signed
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
@@ -80,6 +80,11 @@ class Sam(Drafter):
         self.corpus = _built(files, tokenizer, self.is_latest) if files else None
         self._heard: WeakKeyDictionary[Reader, Heard] = WeakKeyDictionary()
 
+    def within(self) -> Iterator[Drafter]:
+        yield self
+        if self.other is not None:
+            yield from self.other.within()
+
     def bind(self, target: Target) -> None:
         if self.corpus is not None and (largest := self.corpus.largest()) >= target.vocab_size:
             raise ConfigError(
@@ -102,7 +107,9 @@ class Sam(Drafter):
 
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         tree = self._copied(seq, plan)
-        return self.other.propose_one(seq, plan, dice) if self.other and not len(tree) else tree
+        if self.other is None or len(tree):
+            return tree
+        return signed(self.other.propose_one(seq, plan, dice), name_of(self.other))
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
         trees = [self._copied(seq, plan) for seq, plan in zip(seqs, plans, strict=True)]
@@ -110,7 +117,7 @@ class Sam(Drafter):
         if self.other is not None and short:
             others = self.other.propose([seqs[i] for i in short], [plans[i] for i in short])
             for i, tree in zip(short, others, strict=True):
-                trees[i] = tree
+                trees[i] = signed(tree, name_of(self.other))
         return trees
 
     def observe(self, step: Step) -> None:

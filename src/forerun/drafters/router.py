@@ -1,8 +1,8 @@
 """Learns which drafter pays for a sequence: the one whose drafts buy most tokens for their rows.
 
-Every LOOK steps all parts draft. A tree of chosen tokens is scored by how far the text follows it,
-whether or not it was used (where a longer path may yet come true, that is waited for); one of drawn
-tokens is fairly scored by use alone, so the second best part is tried at every EXPLORE-th
+Every LOOK steps all parts draft. A tree of chosen tokens is scored by how far the text has followed
+it when the next comparison begins, whether or not it was used; one of drawn tokens is fairly scored
+by use alone, so the second best part is tried at every EXPLORE-th
 comparison. In between only the best one drafts. A score is tokens per second: 1 + accepted nodes
 over the seconds of a pass over its rows (`engine/cost.py`) and of drafting; recent steps weigh
 more, and a new sequence begins with what the others of its tenant have taught.
@@ -13,7 +13,7 @@ Law: the choice rests on earlier steps alone, so labels stay true. Needs: what i
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -33,25 +33,32 @@ MARGIN = 1.15  # by which a later part must be better than the first: scores are
 
 @dataclass
 class Comparison:
-    """What all parts drafted at one place of a text; scored when the text has shown enough."""
+    """What all parts drafted at one place of a text; scored when the next one begins."""
 
     start: int  # tokens before it
     used: int
     trees: list[Tree]
     accepted: int | None = None  # nodes of the used tree; None until it was judged
 
-    @property
-    def others(self) -> list[int]:
-        """Trees that were not used and whose tokens were chosen."""
-        all_chosen = ((tree.laws == POINT).all() for tree in self.trees)
-        return [k for k, chosen in enumerate(all_chosen) if chosen and k != self.used]
+    def scores(self, seq: Sequence) -> dict[int, int]:
+        """Accepted nodes by part: of the used tree, and of those whose tokens were chosen.
 
-    def followed(self, k: int, seq: Sequence) -> tuple[int, bool]:
-        """How far the text follows tree k, and whether that is final."""
-        return followed(self.trees[k], seq.tokens[self.start :])
+        How far the text follows a chosen path shows later; where it has not ended yet, so far.
+        """
+        assert self.accepted is not None, "nothing is scored before it was judged"
+        after = seq.tokens[self.start :]
+        others = (k for k, tree in enumerate(self.trees) if (tree.laws == POINT).all())
+        return {k: followed(self.trees[k], after)[0] for k in others} | {self.used: self.accepted}
 
-    def is_final(self, seq: Sequence) -> bool:
-        return all(self.followed(k, seq)[1] for k in self.others)
+
+@dataclass
+class Contest:
+    """How the parts fare on one sequence."""
+
+    turn: int = -1
+    known: np.ndarray | None = None  # mean tokens and seconds [2, parts]
+    ranking: list[int] = field(default_factory=list)  # by `known`; empty as long as that is None
+    compared: Comparison | None = None
 
 
 class Router(Composite):
@@ -61,9 +68,7 @@ class Router(Composite):
         super().__init__(parts, tokenizer)
         self._cost = Cost((1, 2), (1.0, 1.0))
         self._all: dict[str, np.ndarray] = {}  # by tenant: tokens and seconds of the parts
-        self._own: WeakKeyDictionary[Sequence, np.ndarray] = WeakKeyDictionary()
-        self._turns: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
-        self._compared: WeakKeyDictionary[Sequence, Comparison] = WeakKeyDictionary()
+        self._own: WeakKeyDictionary[Sequence, Contest] = WeakKeyDictionary()
 
     def bind(self, target: Target) -> None:
         super().bind(target)
@@ -81,6 +86,8 @@ class Router(Composite):
         found: list[list[Tree]] = [[] for _ in seqs]
         for k, part in enumerate(self.parts):
             asked = [i for i, (used, compares) in enumerate(turns) if compares or used == k]
+            if not asked:
+                continue
             trees = part.propose([seqs[i] for i in asked], [plans[i] for i in asked])
             for i, tree in zip(asked, trees, strict=True):
                 found[i].append(tree)
@@ -90,19 +97,15 @@ class Router(Composite):
         ]
 
     def observe(self, step: Step) -> None:
-        for i, seq in enumerate(step.seqs):
-            found = self._compared.get(seq)
-            if found is not None:
-                if found.accepted is None:
-                    found.accepted = len(step.verdicts[i].nodes)
-                if found.is_final(seq):
-                    self._settle(seq)
+        for seq, verdict in zip(step.seqs, step.verdicts, strict=True):
+            contest = self._own.get(seq)
+            if contest and contest.compared and contest.compared.accepted is None:
+                contest.compared.accepted = len(verdict.nodes)
         super().observe(step)
 
     def finish(self, seq: Sequence) -> None:
         self._settle(seq)
         self._own.pop(seq, None)
-        self._turns.pop(seq, None)
         super().finish(seq)
 
     def scores(self, seq: Sequence) -> dict[str, float]:
@@ -112,13 +115,14 @@ class Router(Composite):
 
     def _turn(self, seq: Sequence) -> tuple[int, bool]:
         """Whose tree is used in this step, and whether all parts draft."""
-        self._turns[seq] = turn = self._turns.get(seq, -1) + 1
-        explores = turn % (LOOK * EXPLORE) == LOOK * (EXPLORE - 1)
-        return self._ranking(seq)[explores], turn % LOOK == 0
+        contest = self._own.setdefault(seq, Contest())
+        contest.turn += 1
+        explores = contest.turn % (LOOK * EXPLORE) == LOOK * (EXPLORE - 1)
+        return self._ranking(seq)[explores], contest.turn % LOOK == 0
 
     def _use(self, seq: Sequence, used: int, trees: list[Tree]) -> Tree:
         self._settle(seq)
-        self._compared[seq] = Comparison(len(seq.tokens), used, trees)
+        self._own[seq].compared = Comparison(len(seq.tokens), used, trees)
         return self._signed(used, trees[used])
 
     def _signed(self, used: int, tree: Tree) -> Tree:
@@ -126,36 +130,44 @@ class Router(Composite):
 
     def _ranking(self, seq: Sequence) -> list[int]:
         """Parts by falling score; ties go to the earlier one, and nearly so to the first."""
-        tokens, seconds = self._known(seq)
-        scores = tokens / seconds
-        scores[0] *= MARGIN
-        return np.argsort(-scores, kind="stable").tolist()
+        contest = self._own.get(seq)
+        return (contest and contest.ranking) or _ranked(self._known(seq))
 
     def _known(self, seq: Sequence) -> np.ndarray:
         """Mean tokens and seconds [2, parts] of this sequence, or of its tenant's others."""
-        known = self._own.get(seq)
-        if known is None:
-            known = self._all.get(seq.tenant)
-        if known is None:
+        contest = self._own.get(seq)
+        if contest is not None and contest.known is not None:
+            return contest.known
+        if (known := self._all.get(seq.tenant)) is None:
             known = np.ones((2, len(self.parts)))
             known[1] = self._cost.at(1)
         return known
 
     def _settle(self, seq: Sequence) -> None:
         """Learns from the last comparison what the text has shown of it."""
-        found = self._compared.pop(seq, None)
-        if found is not None and found.accepted is not None and any(map(len, found.trees)):
-            chosen = {k: found.followed(k, seq)[0] for k in found.others}
-            self._learn(seq, found.trees, {found.used: found.accepted} | chosen)
+        contest = self._own.get(seq)
+        found = contest and contest.compared
+        if contest is None or not found:
+            return
+        contest.compared = None
+        if found.accepted is not None and any(map(len, found.trees)):
+            self._learn(seq, contest, found)
 
-    def _learn(self, seq: Sequence, trees: list[Tree], accepted: dict[int, int]) -> None:
-        new = np.full((2, len(trees)), np.nan)  # of parts that cannot be scored in this step
-        for k, count in accepted.items():
-            rows = len(trees[k])
+    def _learn(self, seq: Sequence, contest: Contest, found: Comparison) -> None:
+        new = np.full((2, len(found.trees)), np.nan)  # of parts that cannot be scored in this step
+        for k, count in found.scores(seq).items():
+            rows = len(found.trees[k])
             new[:, k] = 1 + count, float(self._cost.at(1 + rows)) + self.parts[k].seconds(rows)
         before, theirs = self._known(seq), self._all.get(seq.tenant)
-        self._own[seq] = _mean(before, new, KEEP)
+        contest.known = _mean(before, new, KEEP)
+        contest.ranking = _ranked(contest.known)
         self._all[seq.tenant] = _mean(before if theirs is None else theirs, new, KEEP_ALL)
+
+
+def _ranked(known: np.ndarray) -> list[int]:
+    scores = known[0] / known[1]
+    scores[0] *= MARGIN
+    return np.argsort(-scores, kind="stable").tolist()
 
 
 def _mean(old: np.ndarray, new: np.ndarray, keep: float) -> np.ndarray:

@@ -145,9 +145,11 @@ def look_up_all(
     table: Table, lengths: np.ndarray, contexts: np.ndarray, ids: np.ndarray, probs: np.ndarray
 ) -> int:
     """Looks up every context [m, longest]; returns how many are known at some length."""
-    found = 0
+    found, hashes = 0, np.empty(contexts.shape[1], np.uint64)  # room as drafting has it
     for i in range(len(contexts)):
-        found += kernels.look_up(table, lengths, 0, contexts[i], NEUTRAL, ids, probs) > 0
+        context = contexts[i]
+        size = kernels.look_up_into(table, lengths, 0, context, NEUTRAL, hashes, ids, probs, 0)
+        found += size > 0
     return found
 
 

@@ -84,7 +84,7 @@ def find(keys: np.ndarray, key: np.uint64) -> int:
     return slot
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")  # passing a table on costs more than looking it up
 def recall(table: Table, lengths: np.ndarray, context: np.ndarray, hashes: np.ndarray) -> int:
     """The slot of the longest known context among `lengths` (falling); -1 if none is known."""
     known = hash_context(context, hashes)
@@ -139,7 +139,7 @@ def look_up(
     return look_up_into(table, lengths, clock, context, temper, hashes, ids, probs, 0)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def look_up_into(
     table: Table,
     lengths: np.ndarray,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from drafts import DRAFTERS, grown, made
+from drafts import DRAFTERS, TREE, grown, made
 from fakes import FakeRunner, NoRepeats
 from forerun import catalog, registry
 from forerun.records import Plan
 from forerun.sampling import Sampling
 from forerun.shaping import Adjust
+from forerun.template import grid
 from harness import DRAFT, PROMPT, TARGET, Given, Request, check
 
 REQUESTS: dict[str, Request] = {

@@ -141,8 +141,8 @@ def _serve(model: Model, settings: Settings, keys: Keys, host: str, port: int) -
 
 def _serve_many(setup: ReplicaSetup, count: int, host: str, port: int) -> None:
     """The same with several engines."""
-    from forerun.serving.replicas import Replicas
     from forerun.serving.front import Front
+    from forerun.serving.replicas import Replicas
     from forerun.serving.server import Drained
 
     notice(f"starting the first of {count} engines; where kernels must be compiled, in minutes")

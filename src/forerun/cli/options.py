@@ -125,7 +125,7 @@ def call_line(ctx: typer.Context, most: int = sys.maxsize, /, **changed: Any) ->
     return " ".join(words)
 
 
-def _quoted(text: str, most: int) -> str:
+def _quoted(text: str, most: int = sys.maxsize) -> str:
     """Shell quoting that stays on one line."""
     if len(text) > most:
         text = f"{text[:most]}... ({len(text) - most} more characters)"

@@ -257,12 +257,12 @@ def test_folds_are_by_problem():
 
 
 def test_the_recipe_runs_whole(tmp_path):
-    plan = recipe.Plan(tmp_path, num_problems=48, swaps=4, folds=2, batch=48, max_tokens=80)
+    plan = recipe.Plan(tmp_path, num_problems=40, swaps=6, folds=2, batch=40, max_tokens=200)
     found = recipe.run(plan)
     tokens = recipe.labelled(plan)  # read from the file now
     assert tokens.rows.shape == (len(tokens.labels), 256)
     slips = tokens.where(tokens.sources == recipe.SLIP)
-    assert (slips.labels.sum(), (~slips.labels).sum()) == (48, 48)
+    assert (slips.labels.sum(), (~slips.labels).sum()) == (40, 40)
     assert tokens.where(tokens.sources == recipe.REPLY).labels.all()
     assert Judge(head=str(tmp_path)).head.width == 256 and 0 <= found.auc <= 1
 

@@ -237,10 +237,10 @@ def show_build(path: Path, built: dict[str, Any]) -> None:
         f"tokens/s ({stages}; tokenised {n / seconds['tokenise']:,.0f}, sorted "
         f"{n / seconds['sort']:,.0f} tokens/s, {manifest.build['parts'][0]} parts)"
     )
-    searched = manifest.bytes_of("tokens", "suffixes", "fences") / n
+    core = manifest.bytes_of("tokens", "suffixes", "fences")
     print(
         f"peak memory of its largest process {built['peak'] / 2**20:,.0f} MB with --memory "
-        f"{built['memory']}; {searched:.2f} bytes per token, "
+        f"{built['memory']}; {core / n:.2f} bytes per token, "
         f"{manifest.bytes_of() / n:.2f} with everything"
     )
 

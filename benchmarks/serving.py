@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import re
 import signal
 import socket
@@ -39,10 +38,10 @@ from typing import Any
 import httpx
 import numpy as np
 
+from forerun.assets import embedded
 from forerun.bench.peers.client import environment
 from forerun.bench.peers.install import env_of, python_of
 from forerun.bench.tasks.reasoning import ReasoningTask
-from forerun.models.load import model_folder
 
 
 @dataclass(frozen=True)
@@ -285,13 +284,13 @@ def vllm(peers: Path, model: str, max_seqs: int) -> Iterator[list[Side]]:
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = str(door.getsockname()[1])
     call = [str(python_of(peers, "vllm")), "-m", "vllm.entrypoints.openai.api_server"]
-    call += ["--model", str(model_folder(model)), "--served-model-name", "model", "--port", port]
+    call += ["--model", embedded(model), "--served-model-name", "model", "--port", port]
     call += ["--host", "127.0.0.1", "--dtype", "bfloat16", "--max-num-seqs", str(max_seqs)]
     env = environment(0, env_of(peers, "vllm") | {"VLLM_CPU_KVCACHE_SPACE": "2"})
     env.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)  # a server runs its engine beside it
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(call, env=env, stdout=said, stderr=said, start_new_session=True)
+        process = subprocess.Popen(call, env=env, stdout=said, stderr=said)
         try:
             while not answers(f"{url}/health"):
                 if process.poll() is not None:
@@ -300,8 +299,11 @@ def vllm(peers: Path, model: str, max_seqs: int) -> Iterator[list[Side]]:
                 time.sleep(1)
             yield [Side("vllm", f"{url}/v1", "model", {}, process.pid)]
         finally:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait(60)
+            process.terminate()
+            try:
+                process.wait(30)
+            finally:
+                process.kill()
 
 
 def answers(url: str) -> bool:

@@ -191,6 +191,7 @@ def test_an_engine_that_cannot_go_on_is_made_anew(tiny_chat: Path) -> None:
         assert httpx.get(f"{served.url}/health").is_success
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_dead_engine_thread_is_told(tiny_chat: Path) -> None:
     with thread(scripted(tiny_chat, TEXT, seconds=0.01)) as served:
         worker = served.server.service.worker

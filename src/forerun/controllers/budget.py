@@ -127,9 +127,10 @@ class Budget(Controller):
     def _best(self, luck: Luck) -> Plan:
         """The nodes with the most tokens per second and the least chance that pays."""
         gains = np.array(self.gains) * luck.factor
-        rows = 1 + self._others * self._rows + np.arange(self.nodes + 1)
-        seconds = self._cost.at(rows) + ASIDE * (1 + self._others) + self._drafting
-        tokens = 1 + self._others * self._tokens + gains
+        others = max(self._others, len(self._luck) - 1)  # some may have joined just now
+        rows = 1 + others * self._rows + np.arange(self.nodes + 1)
+        seconds = self._cost.at(rows) + ASIDE * (1 + others) + self._drafting
+        tokens = 1 + others * self._tokens + gains
         best = int(np.argmax(tokens / seconds))
         if tokens[best] - MARGIN * gains[best] <= tokens[0] / seconds[0] * seconds[best]:
             return NOTHING

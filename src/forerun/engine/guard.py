@@ -55,10 +55,11 @@ class Guarded(Drafter):
         return trees
 
     def observe(self, step: Step) -> None:
-        pairs = enumerate(zip(step.seqs, step.plans, strict=True))
-        rows = [i for i, (seq, plan) in pairs if plan.nodes > 0 and seq in self._begun]
+        rows = [i for i, plan in enumerate(step.plans) if plan.nodes > 0]
         if rows:
             part = step if len(rows) == len(step.seqs) else step.of(rows)
+            for seq in part.seqs:
+                self._begin(seq)
             self._try(lambda: self.drafter.observe(part), part.seqs)
 
     def finish(self, seq: Sequence) -> None:

@@ -348,6 +348,7 @@ METHODS = {
     "table": TABLE,
     "accuracy": {"plain": "none", "STAND": "stand"},
 }
+COMPARED = {"ablation": (), "table": ("plain",), "accuracy": ("plain", "STAND")}
 SHOW = {"ablation": show_ablations, "table": show_table, "accuracy": show_accuracy}
 
 
@@ -371,7 +372,12 @@ def main() -> None:
     mode = "accuracy" if given.accuracy else given.mode
     methods = METHODS[mode]
     if given.methods:
-        methods = {name: methods[name] for name in given.methods.split(";")}
+        names = given.methods.split(";")
+        if unknown := [name for name in names if name not in methods]:
+            parser.error(f"{mode} has no row {unknown[0]!r}; it has {'; '.join(methods)}")
+        if missing := [name for name in COMPARED[mode] if name not in names]:
+            parser.error(f"{mode} compares with {missing[0]!r}; add it to --methods")
+        methods = {name: methods[name] for name in names}
     nodes = given.nodes if given.nodes is not None else 16 if mode == "ablation" else 0
     fields = (given.size, given.dtype, given.threads, given.temperature, given.tokens)
     contest = Contest(mode, *fields, nodes, given.seed, given.first)

@@ -154,10 +154,12 @@ class Router(Composite):
             self._learn(seq, contest, found)
 
     def _learn(self, seq: Sequence, contest: Contest, found: Comparison) -> None:
-        new = np.full((2, len(found.trees)), np.nan)  # of parts that cannot be scored in this step
+        rows = np.array([len(tree) for tree in found.trees])
+        drafting = [part.seconds(n) for part, n in zip(self.parts, rows.tolist(), strict=True)]
+        seconds = self._cost.at(1 + rows) + drafting
+        new = np.full((2, len(rows)), np.nan)  # of parts that cannot be scored in this step
         for k, count in found.scores(seq).items():
-            rows = len(found.trees[k])
-            new[:, k] = 1 + count, float(self._cost.at(1 + rows)) + self.parts[k].seconds(rows)
+            new[:, k] = 1 + count, seconds[k]
         before, theirs = self._known(seq), self._all.get(seq.tenant)
         contest.known = _mean(before, new, KEEP)
         contest.ranking = _ranked(contest.known)

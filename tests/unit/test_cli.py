@@ -19,6 +19,7 @@ import pytest
 from tiny import make_tiny
 
 from forerun import catalog, compiled
+from forerun.bench import machine
 from forerun.cli import main as cli
 from forerun.cli import options, prompts
 from forerun.cli.main import main
@@ -757,9 +758,18 @@ def test_a_full_disk_keeps_what_the_demo_measured(
     assert "best of 2 on 2 held-out problems" in text and "speed-up" in text
 
 
-def test_doctor_reports(call: Call) -> None:
-    status, out, _ = call("doctor", "--json")
+def test_doctor_reports(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "read_bandwidth", lambda threads: 1e-9)  # any pass is faster
+    status, out, err = call("doctor", "--json")
     found = json.loads(out)
     assert status == 0 and found["number types"]["fp32"].startswith("works")
     assert {"versions", "processor", "gpu", "kernels", "embedded model"} <= found.keys()
-    assert "torch" in call("doctor")[1]
+    assert {"weights, 1 row", "weights, 8 rows", "weights, 16 rows"} <= found["speed"].keys()
+    assert "how fast memory" in err  # nobody wonders what takes so long
+
+    def refuse(threads: int) -> float:
+        raise CapacityError("no room")
+
+    monkeypatch.setattr(machine, "read_bandwidth", refuse)
+    _, out, _ = call("doctor")
+    assert "torch" in out and "not measured: no room" in out and "advice" in out

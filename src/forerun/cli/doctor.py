@@ -7,12 +7,15 @@ import platform
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun import __version__
 from forerun.cli.options import Json
-from forerun.cli.output import print_json
-from forerun.errors import ForerunError
+from forerun.cli.output import notice, print_json
+from forerun.errors import CapacityError, ForerunError
+
+if TYPE_CHECKING:
+    from forerun.native import Kernels
 
 PACKAGES = ("torch", "numpy", "numba", "transformers", "tokenizers", "safetensors", "typer", "rich")
 FLAGS = {
@@ -21,6 +24,7 @@ FLAGS = {
     "avx512_bf16": "AVX-512 BF16",
     "amx_bf16": "AMX BF16",
 }
+REACHED = 0.75  # share of the read limit from which a pass over one row is as fast as it gets
 
 
 def command(is_json: Json = False) -> None:
@@ -36,16 +40,20 @@ def command(is_json: Json = False) -> None:
 
 
 def examine() -> dict[str, dict[str, Any]]:
-    """All findings by topic, each a name and a short answer."""
-    return {
+    """All findings by topic, each a name and a short answer; says on standard error what lasts."""
+    notice("doctor: versions, processor, number types")
+    found: dict[str, dict[str, Any]] = {
         "versions": _versions(),
         "processor": _processor(),
         "gpu": _gpu(),
         "number types": _dtypes(),
         "kernels": _kernels(),
-        "speed": _speed(),
-        "embedded model": _embedded(),
     }
+    notice("doctor: how fast memory and weights are read (some seconds)")
+    found["speed"] = _speed()
+    notice("doctor: the embedded model")
+    found["embedded model"] = _embedded()
+    return found
 
 
 def _versions() -> dict[str, str]:
@@ -122,13 +130,17 @@ def _kernels() -> dict[str, str]:
 
 
 def _speed() -> dict[str, str]:
-    """How fast memory can be read, and how fast a bf16 product reads its weights."""
+    """How fast memory can be read, how fast a bf16 product reads its weights, and what to do."""
     import torch
 
     from forerun.bench.machine import best_seconds, read_bandwidth
     from forerun.models.layers import Linear
+    from forerun.native import kernels
 
-    limit = read_bandwidth(torch.get_num_threads())
+    try:
+        limit = read_bandwidth(torch.get_num_threads())
+    except CapacityError as error:
+        return {"memory reads at": f"not measured: {error}", "advice": _advice(kernels(), None)}
     found = {"memory reads at": f"{limit:.1f} GB/s; plain decoding on a CPU can be no faster"}
     size, share = (32768, 4096), 0.0  # 256 MiB, beyond most caches
     linear = Linear(torch.ones(size, dtype=torch.bfloat16))
@@ -140,12 +152,23 @@ def _speed() -> dict[str, str]:
         found[f"weights, {rows} rows" if rows > 1 else "weights, 1 row"] = (
             f"{rate:.1f} GB/s, {share:.0%} of that"
         )
-    found["advice"] = (
-        "plain decoding runs at the limit of this memory; what helps now is drafting"
-        if share > 0.75
-        else "other programs or missing kernels keep passes below the limit of this memory"
+    return found | {"advice": _advice(kernels(), share)}
+
+
+def _advice(native: Kernels, share: float | None) -> str:
+    """What makes decoding faster here; share: of the read limit that one row reaches."""
+    import torch
+
+    if torch.cuda.is_available():
+        return "models run on the GPU unless --device cpu is given"
+    if not native:
+        return f"passes run on torch, which reads weights more slowly: {native.why}"
+    if share is not None and share < REACHED:
+        return "a pass stays below the limit of this memory: close other programs, or give fewer threads"
+    return (
+        "plain decoding runs near the limit of this memory; what helps now is drafting (--drafter "
+        "stand), several samples at once, or --weights int8, which changes the model's law"
     )
-    return found
 
 
 def _embedded() -> dict[str, str]:

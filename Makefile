@@ -1,6 +1,7 @@
 # make demo    set up, then best-of-16 on held-out word problems, STAND beside plain decoding
 # make test    set up, then run the tests
 # make check   lint, format and types
+# make sanitize  the kernels' tests with address and undefined-behaviour checks
 # make docs    every link resolves, every working method has its page
 # make bench   the benchmarks that docs/results quotes
 # make peers   environments of the libraries that forerun is measured against (docs/peers.md)
@@ -16,12 +17,13 @@ VENV ?= .venv
 DATA_DIR ?=
 PEERS_DIR ?= .peers
 ARGS ?=
+CHECKS := -g -fsanitize=address,undefined -fno-sanitize=alignment -fno-sanitize-recover=undefined
 BIN := $(VENV)/bin
 # what an installation is made of: the C kernels are compiled by it
 SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/forerun/native/*.[ch])
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
-.PHONY: demo test check docs bench peers clean
+.PHONY: demo test check sanitize docs bench peers clean
 
 demo: $(VENV)/.ready
 	@$(BIN)/forerun demo $(ARGS)
@@ -35,6 +37,14 @@ check: $(VENV)/.ready-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+sanitize: $(VENV)/.ready-dev
+	@echo "sanitize: kernels built with checks (minutes), and as they were afterwards"
+	@CFLAGS="$(CHECKS)" $(BIN)/python setup.py -q build_ext --inplace --force
+	@status=0; LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=2 \
+		$(BIN)/python -m pytest $(wildcard tests/unit/test_native*.py) $(ARGS) || status=$$?; \
+		$(BIN)/python setup.py -q build_ext --inplace --force; exit $$status
 
 docs: $(VENV)/.ready
 	@$(BIN)/python docs/check.py

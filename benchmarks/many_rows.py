@@ -90,7 +90,10 @@ def main() -> None:
         weight = (torch.randn(n, k) / k**0.5).to(DTYPES[options.dtype])
         with torch.inference_mode():
             times = {key: statistics.median(t) for key, t in measure(weight, options).items()}
-        names = ["torch", *(f"{level}{how}" for level in options.levels for how in ("", " unpacked"))]
+        names = [
+            "torch",
+            *(f"{level}{how}" for level in options.levels for how in ("", " unpacked")),
+        ]
         print(f"{shape} {options.dtype}, {options.threads} threads, ms: rows, {', '.join(names)}")
         for num in options.rows:
             print(f"{num:6}  " + "  ".join(f"{1e3 * times[name, num]:8.2f}" for name in names))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,15 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from parity import CASES, branching, forward, prompt, saved, sequence
+from parity import CASES, VOCAB, branching, forward, prompt, saved, sequence
 
 from forerun.engine.attention import TorchDecoder
 from forerun.engine.runner import ModelRunner
 from forerun.errors import ConfigError
+from forerun.models.layers import Linear
 from forerun.models.load import load_target
 from forerun.native import LEVELS, kernels, layout
-from forerun.native.decoder import NativeDecoder, missing
-from forerun.native.packing import Packed, Rounding, rounded, row_stride
+from forerun.native.decoder import NativeDecoder, missing, say_once
+from forerun.native.packing import HUGE, Arena, Packed, Rounding, can_pack, rounded, row_stride
 from forerun.tree import EMPTY, TreeBuilder
 
 pytestmark = pytest.mark.skipif(not kernels(), reason=f"native kernels: {kernels().why}")
@@ -150,6 +152,21 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(
         assert torch.equal(packed.product(x), whole)
 
 
+@pytest.mark.parametrize("rounding", ["auto", "int8:36"])
+@pytest.mark.parametrize("k", [96, 91])
+def test_tiny_numbers_do_not_depend_on_the_others(level: str, k: int, rounding: str) -> None:
+    """Where inputs or sums fall below 2^-126, few rows round and flush as many do."""
+    weight = random(192, k, dtype=torch.float32)
+    weight *= torch.exp2(-random(192, 1, dtype=torch.float32, seed=2).abs() * 8 - 56)
+    packed = Packed(weight.bfloat16(), rounding=Rounding.parse(rounding))
+    tiny = 2.0**-127 if packed.is_rounded else 2.0**-66
+    x = random(40, k, dtype=torch.float32, seed=1).mul(tiny).bfloat16().float()
+    whole = packed.product(x)
+    assert (whole != 0).any() and (not packed.takes_bf16 or packed.is_rounded or (whole == 0).any())
+    for rows in (1, 2, 3, 4, 5, 17):
+        assert torch.equal(packed.product(x[7 : 7 + rows]), whole[7 : 7 + rows])
+
+
 def runners(case: str, folder: Path, dtype: str) -> tuple[ModelRunner, ModelRunner]:
     """The same checkpoint on the kernels and on torch."""
     saved(case, folder, **NATIVE[case])
@@ -211,11 +228,72 @@ def test_long_contexts_are_split_and_merged(case: str, tmp_path: Path) -> None:
         assert (got - want).abs().max() <= 1e-5 * want.abs().max()
 
 
-def test_what_the_kernels_lack_runs_on_torch(tmp_path: Path) -> None:
+def test_what_the_kernels_lack_runs_on_torch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And is said once, however many such models are loaded."""
+    say_once.cache_clear()
     saved("qwen3_moe", tmp_path)
-    runner = load_target(tmp_path, dtype="fp32")
-    assert "experts" in missing(runner.model.config)
-    assert isinstance(runner.decode, TorchDecoder)
+    for _ in range(2):
+        runner = load_target(tmp_path, dtype="fp32")
+        assert "experts" in missing(runner.model.config)
+        assert isinstance(runner.decode, TorchDecoder)
+    said = [text for text in caplog.messages if "passes run on torch" in text]
+    assert len(said) == 1 and said[0].endswith("experts")
+
+
+def test_types_and_devices_without_kernels_run_on_torch() -> None:
+    """Products of float64 and of weights elsewhere are torch's own."""
+    weight = random(64, 32, dtype=torch.float64)
+    plain = Linear(weight)
+    assert plain.packed is None and not can_pack(weight)
+    x = random(3, 32, dtype=torch.float64, seed=1)
+    assert torch.equal(plain(x), torch.nn.functional.linear(x, weight))
+    assert not can_pack(torch.empty(64, 32, dtype=torch.bfloat16, device="meta"))
+
+
+def test_strided_and_misaligned_tensors_are_taken_as_they_are() -> None:
+    """Weights and inputs that are views: transposed, every second row, beginning anywhere."""
+    wide = random(2 * 70 * 34 + 1, dtype=torch.bfloat16)
+    flat = wide[1:].view(2 * 70, 34)  # begins two bytes after a boundary
+    for weight in (flat[:70], flat[::2], flat[:, 1:], flat[:34].T, flat[:1].expand(70, -1)):
+        same, k = weight.clone(memory_format=torch.contiguous_format), weight.shape[1]
+        packed = Packed(weight)
+        assert torch.equal(packed.unpack(), same)
+        x = random(2 * k * 5 + 1, dtype=torch.bfloat16, seed=1)[1:].view(5, 2 * k)
+        for rows in (x[:, :k], x[:, ::2], x[::2, k:]):
+            assert torch.equal(packed.product(rows), Packed(same).product(rows.contiguous()))
+
+
+@pytest.mark.parametrize("shape", [(3, 31), (3, 33), (32,), (1, 3, 32), (3, 0)])
+def test_inputs_of_another_width_are_refused(shape: tuple[int, ...]) -> None:
+    packed = Packed(random(64, 32, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match=r"rows of 32 numbers.*" + re.escape(str(shape))):
+        packed.product(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("shape", [(32,), (2, 32, 3)])
+def test_weights_that_are_no_matrix_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=re.escape(str(shape))):
+        Packed(torch.zeros(shape))
+
+
+def test_tokens_without_a_row_are_refused(tmp_path: Path) -> None:
+    """Never read out of bounds."""
+    runner, _ = runners("llama", tmp_path, "fp32")
+    with pytest.raises(IndexError, match="token 100"):
+        forward(runner, [sequence([3, VOCAB, 4])], [EMPTY])
+    with pytest.raises(IndexError, match="token -1"):
+        forward(runner, [sequence([3, -1, 4])], [EMPTY])
+
+
+def test_arenas_hold_weights_apart_and_aligned() -> None:
+    arena = Arena(block=HUGE)
+    parts = [arena.take(size) for size in (0, 1, 100, 64, HUGE - 400, 3 * HUGE + 1, 70)]
+    for number, part in enumerate(parts):
+        assert part.data_ptr() % 64 == 0
+        part.fill_(number)
+    assert all((part == number).all() for number, part in enumerate(parts))
 
 
 @pytest.mark.parametrize("level", LEVELS[: kernels().level + 1])

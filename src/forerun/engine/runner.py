@@ -19,7 +19,7 @@ from torch import Tensor
 from forerun.engine.attention import Span, TorchDecoder
 from forerun.engine.cache import Cache, Slot, Slots
 from forerun.errors import CapacityError
-from forerun.native.decoder import NativeDecoder, missing
+from forerun.native.decoder import NativeDecoder, lacking, say_once
 from forerun.records import Rows, Sequence, Verdict
 from forerun.roles import Path, Target
 from forerun.tree import Tree
@@ -253,8 +253,12 @@ class ModelRunner(Runner):
 
 def decoder(model: Transformer) -> NativeDecoder | TorchDecoder:
     """What computes the passes of a model: our kernels where they cover it, else torch."""
-    is_packed = model.head.packed is not None
-    return NativeDecoder(model) if is_packed and not missing(model.config) else TorchDecoder(model)
+    lack = lacking(model)
+    if not lack:
+        return NativeDecoder(model)
+    if model.device.type == "cpu":
+        say_once(lack)
+    return TorchDecoder(model)
 
 
 def _wanted(works: list[Work], order: list[Work]) -> np.ndarray:

@@ -62,11 +62,11 @@ def kernels() -> Kernels:
     return Kernels(library, level, LEVELS[level] if level else "switched off by FORERUN_NATIVE")
 
 
-def read(words: np.ndarray, threads: int) -> None:
-    """Reads all of an array once, every thread its part in several streams."""
+def read(words: np.ndarray, threads: int, streams: int) -> None:
+    """Reads all of an array once, every thread its part in one stream or in four."""
     found = kernels()
     found.library.forerun_read(  # type: ignore[union-attr]
-        found.level, words.ctypes.data, words.nbytes // 4, threads
+        found.level, words.ctypes.data, words.nbytes // 4, threads, streams
     )
 
 

@@ -13,6 +13,7 @@
 #define TILE_ROWS 16
 #define AMX_ROWS (2 * TILE_ROWS)
 #define AMX_BLOCKS(T) (4 / (T)) /* that T tiles of rows go with */
+#define FEW 2 /* most rows that vectors take instead of tiles; of bytes, which cost more, one */
 
 /* Registers for `rows` rows in T tiles, and `pairs` pairs of inputs; all are cleared. */
 INLINE void FN(shape_tiles)(const int T, int rows, int64_t pairs) {
@@ -130,11 +131,105 @@ INLINE void FN(tile_sums)(const int T, const Linear *w, const uint16_t *in, int6
     MOVE_SUMS(_tile_stored, T, sums);
 }
 
+/* Adds to acc [R][4] the products of R rows, inputs `in`, with `pairs` pairs of inputs of block b. */
+INLINE void FN(add_pairs)(const int R, const int b, const int is_bytes, const char *from,
+                          int64_t ahead, int64_t pairs, const float (*in)[2][16],
+                          const __m512i *table, __m512 (*acc)[4]) {
+    const __m512i high = _mm512_set1_epi32((int)0xffff0000);
+    __m512 even[FEW], odd[FEW];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) even[r] = odd[r] = _mm512_setzero_ps();
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < pairs; i += is_bytes ? 2 : 1) {
+        const char *at = from + (is_bytes ? i / 2 : i) * 64;
+        __m512i part[2];
+        __builtin_prefetch(at + ahead);
+        if (is_bytes) FN(widen)((const uint8_t *)at, table, &part[0], &part[1]);
+        else part[0] = _mm512_loadu_si512(at);
+        for (int j = 0; j < 1 + is_bytes && i + j < pairs; j++) {
+            const __m512 first = _mm512_castsi512_ps(_mm512_slli_epi32(part[j], 16));
+            const __m512 second = _mm512_castsi512_ps(_mm512_and_si512(part[j], high));
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) {
+                even[r] = _mm512_fmadd_ps(first, _mm512_set1_ps(in[r][0][i + j]), even[r]);
+                odd[r] = _mm512_fmadd_ps(second, _mm512_set1_ps(in[r][1][i + j]), odd[r]);
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++)
+        acc[r][b] = _mm512_add_ps(acc[r][b], _mm512_add_ps(even[r], odd[r]));
+}
+
+/* The sums of R rows with four blocks on vectors, which stream memory a tenth faster than tiles.
+
+   Law: bit for bit what tiles compute. A tile sums the products of 16 even inputs by fused multiply
+   and add in rising order, those of the 16 odd ones likewise, adds the two and then the whole to its
+   sums; numbers below 2^-126 count as 0, which the caller asks of the processor. */
+INLINE void FN(vector_sums)(const int R, const int is_bytes, const Linear *w, const uint16_t *in,
+                            int64_t stride, int64_t block, int64_t first, int64_t count,
+                            v16 *sums) {
+    const int64_t line = is_bytes ? 4 : 2, size = is_bytes ? 512 : 1024; /* of 32 inputs */
+    const int64_t step = (w->k + line - 1) / line * 64, far = AHEAD * 64;
+    const __m512i table[2] = {_mm512_loadu_si512(BF16_LOW), _mm512_loadu_si512(BF16_HIGH)};
+    const __m512i high = _mm512_set1_epi32((int)0xffff0000);
+    const char *from = (const char *)w->weight + block * step + first / line * 64;
+    __m512 acc[FEW][4];
+    float wide[FEW][2][16] __attribute__((aligned(64)));
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int b = 0; b < 4; b++) acc[r][b] = _mm512_setzero_ps();
+    for (int64_t at = 0; at < count; at += INPUTS, from += size) {
+        const int64_t pairs = count - at < INPUTS ? (count - at + 1) / 2 : INPUTS / 2;
+        const int64_t left = (count - at) / INPUTS * size;
+        /* at a block's end the blocks after these come next */
+        const int64_t ahead = left > far ? far : far + 3 * step;
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+            const __m512i x = _mm512_maskz_loadu_epi32((__mmask16)((1u << pairs) - 1),
+                                                       in + r * stride + at);
+            _mm512_store_si512(wide[r][0], _mm512_slli_epi32(x, 16));
+            _mm512_store_si512(wide[r][1], _mm512_and_si512(x, high));
+        }
+#define ADD(pairs)                                                                           \
+    _Pragma("GCC unroll 4") for (int b = 0; b < 4; b++)                                      \
+        FN(add_pairs)(R, b, is_bytes, from + b * step, ahead, pairs, wide, table, acc)
+        if (pairs == INPUTS / 2) ADD(INPUTS / 2);
+        else ADD(pairs);
+#undef ADD
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int b = 0; b < 4; b++) sums[4 * r + b] = (v16)acc[r][b];
+}
+
+typedef void FN(few_t)(const Linear *, const uint16_t *, int64_t, int64_t, int64_t, int64_t, v16 *);
+#define SOME(R)                                                                              \
+    __attribute__((noinline)) static void FN(some_##R)(                                      \
+        const Linear *w, const uint16_t *in, int64_t stride, int64_t block, int64_t first,   \
+        int64_t count, v16 *sums) {                                                          \
+        if (R == 1 && w->kind == INT8_PAIRS)                                                 \
+            FN(vector_sums)(R, 1, w, in, stride, block, first, count, sums);                 \
+        else FN(vector_sums)(R, 0, w, in, stride, block, first, count, sums);                \
+    }
+SOME(1) SOME(2)
+#undef SOME
+static FN(few_t) *const FN(some)[] = {0, FN(some_1), FN(some_2)};
+
 /* Sums [rows][4] of up to AMX_ROWS rows with four blocks over inputs [first, first + count); `first`
    is a multiple of four. */
 static void FN(amx_sums)(const Linear *w, const void *x, int64_t stride, int64_t block, int rows,
                          int64_t first, int64_t count, v16 *sums) {
     const uint16_t *in = (const uint16_t *)x + first;
+    if (rows <= (w->kind == INT8_PAIRS ? 1 : FEW)) {
+        const unsigned mode = _mm_getcsr();
+        _mm_setcsr(mode | 0x8040); /* small numbers are 0, of inputs as of results */
+        FN(some)[rows](w, in, stride, block, first, count, sums);
+        _mm_setcsr(mode);
+        return;
+    }
     if (rows <= TILE_ROWS) {
         FN(tile_sums)(1, w, in, stride, block, rows, first, count, sums);
         return;

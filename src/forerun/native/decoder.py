@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Sequence as Many
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from forerun.models.layers import GatedMLP, LayerNorm, PlainMLP, RMSNorm
     from forerun.models.transformer import DecoderConfig, Transformer
 
+log = logging.getLogger("forerun")
 SPLIT = 1024  # most rows x runs for which every run is a piece of work of its own
 
 
@@ -48,6 +51,21 @@ def missing(config: DecoderConfig) -> str:
     if config.num_heads // config.num_kv_heads > MOST_FOLD:
         return f"more than {MOST_FOLD} query heads per key head"
     return ""
+
+
+def lacking(model: Transformer) -> str:
+    """Why the kernels do not run this model; empty if they do."""
+    if model.head.packed is not None:
+        return missing(model.config)
+    if model.device.type != "cpu":
+        return f"they are for CPUs, and the model is on {model.device}"
+    return f"weights in {model.dtype}" if kernels() else kernels().why
+
+
+@cache
+def say_once(lack: str) -> None:
+    """One line per reason and process."""
+    log.warning("passes run on torch, not on our own kernels: %s", lack)
 
 
 class NativeDecoder:
@@ -82,7 +100,7 @@ class NativeDecoder:
     ) -> tuple[Tensor, Tensor]:
         """Hidden rows [w, d] (empty if not needed) and logits fp32 [w, V] of the wanted rows,
         int64 [w]; the other rows only fill their cells. table [n, d], of the model's dtype: the
-        embeddings that ids stand for, instead of tokens'."""
+        embeddings that ids stand for, instead of tokens'. Raises IndexError for an id without one."""
         c, num, work = self.model.config, len(ids), self._work
         top = int(positions.max())
         runs = top // RUN + 1
@@ -109,6 +127,7 @@ class NativeDecoder:
         work.hidden = hidden.data_ptr() if needs_hidden else None
         self._counters[:] = 0
         embed = self.model.embed if table is None else table.contiguous()
+        _check_ids(numbers[:num], c.vocab_size if table is None else len(table))
         self._record.embed = None if embed is None else embed.data_ptr()
         self._kernels.library.forerun_pass(  # type: ignore[union-attr]
             self._kernels.level, self._record, work, at + 16 * num, self._counters_at
@@ -214,6 +233,13 @@ class NativeDecoder:
         is_layer = type(norm).__name__ == "LayerNorm"
         address = None if bias is None else bias.data_ptr()
         return Norm(weight=weight.data_ptr(), bias=address, is_layer=is_layer, eps=norm.eps)
+
+
+def _check_ids(ids: np.ndarray, num: int) -> None:
+    """No row is read that is not there."""
+    if ids.view(np.uint64).max() >= num:  # negative ones are large then
+        wrong = ids[(ids < 0) | (ids >= num)][0]
+        raise IndexError(f"token {wrong} has no embedding: there are {num}")
 
 
 def records(spans: Many[attention.Span]) -> tuple[ctypes.Array[Any], list[np.ndarray]]:

@@ -127,11 +127,12 @@ void forerun_product(int64_t level, const Linear *w, const void *x, int64_t stri
     CALL(level, product, w, x, stride, rows, y, y_stride, act, act_kind, activation, num_threads);
 }
 
-int64_t forerun_read(int64_t level, const int32_t *words, int64_t n, int64_t num_threads) {
+int64_t forerun_read(int64_t level, const int32_t *words, int64_t n, int64_t num_threads,
+                     int64_t streams) {
 #if defined(__x86_64__)
-    return CALL(level, read, words, n, num_threads);
+    return CALL(level, read, words, n, num_threads, streams);
 #else
-    (void)level, (void)words, (void)n, (void)num_threads;
+    (void)level, (void)words, (void)n, (void)num_threads, (void)streams;
     return 0;
 #endif
 }

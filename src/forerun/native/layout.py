@@ -82,7 +82,7 @@ Pass = _record(
     logit_stride=c_int64,
 )
 SIGNATURES: dict[str, list[type]] = {
-    "forerun_read": [c_int64, c_void_p, c_int64, c_int64],
+    "forerun_read": [c_int64, c_void_p, c_int64, c_int64, c_int64],
     "forerun_pass": [c_int64, POINTER(Model), POINTER(Pass), c_void_p, c_void_p],
     "forerun_attention": [c_int64, POINTER(Model), POINTER(Pass), c_void_p],
     "forerun_product": [

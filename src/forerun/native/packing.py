@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import threading
 from dataclasses import dataclass
 
 import torch
@@ -33,7 +34,7 @@ from forerun.native.layout import (
     Linear,
 )
 
-HUGE = 1 << 21  # bytes of a large page
+HUGE, LINE = 1 << 21, 64  # bytes of a large page and of a cache line
 _madvise = getattr(ctypes.CDLL(None), "madvise", None)
 KINDS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
 
@@ -74,6 +75,8 @@ class Packed:
     __slots__ = ("_bias", "_kernels", "_scale", "data", "dtype", "is_gated", "record", "shape")
 
     def __init__(self, weight: Tensor, is_gated: bool = False, rounding: Rounding = KEPT) -> None:
+        if weight.dim() != 2:
+            raise ValueError(f"a weight is a matrix, got the shape {tuple(weight.shape)}")
         n, k = weight.shape
         if is_gated and n % (2 * LANES):
             raise ValueError(f"a gated weight needs a multiple of 32 rows, got {n}")
@@ -167,8 +170,16 @@ class Packed:
         return rows.view(-1, 2, LANES, k).transpose(0, 1).reshape(n, k)
 
     def product(self, x: Tensor, act: str = "silu") -> Tensor:
-        """x [R, k] to [R, n]; of a gated weight, act(gate x) * up x [R, n / 2]. Same dtype as x."""
+        """x [R, k] to [R, n]; of a gated weight, act(gate x) * up x [R, n / 2]. Same dtype as x.
+
+        Any strides; raises ValueError for another width.
+        """
         n, k = self.shape
+        if x.dim() != 2 or x.shape[1] != k:
+            raise ValueError(
+                f"expected rows of {k} numbers for a weight {self.shape}, got the shape "
+                f"{tuple(x.shape)}"
+            )
         inside = torch.bfloat16 if self.takes_bf16 else torch.float32
         source = torch.zeros(len(x), row_stride(k), dtype=inside)
         source[:, :k] = x
@@ -211,10 +222,40 @@ def row_stride(k: int) -> int:
 
 
 def _copied(source: Tensor) -> Tensor:
-    """A contiguous copy, in large pages where the system gives them: fewer table walks per byte."""
-    copy = torch.empty(source.shape, dtype=source.dtype)
-    first = -(-copy.data_ptr() // HUGE) * HUGE
-    last = (copy.data_ptr() + copy.nbytes) // HUGE * HUGE
-    if last > first and _madvise is not None and hasattr(mmap, "MADV_HUGEPAGE"):
-        _madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_HUGEPAGE)
+    """A contiguous copy, in the arena."""
+    size = source.numel() * source.element_size()
+    copy = ARENA.take(size).view(source.dtype).view(source.shape)
     return copy.copy_(source)
+
+
+class Arena:
+    """Memory for weights in large pages, where the system gives them: fewer table walks per byte.
+
+    Weights lie one after another, because one of a few megabytes alone fills few whole pages. A
+    block is freed with the last weight in it; what is never written takes no memory.
+    """
+
+    def __init__(self, block: int = 64 * HUGE) -> None:
+        self._block, self._lock = block, threading.Lock()
+        self._free = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, size: int) -> Tensor:
+        """uint8 [size], beginning on a cache line."""
+        with self._lock:
+            if len(self._free) < size:
+                self._free = _in_large_pages(max(self._block, -(-size // HUGE) * HUGE))
+            taken = self._free[:size]
+            self._free = self._free[-(-size // LINE) * LINE :]
+        return taken
+
+
+def _in_large_pages(size: int) -> Tensor:
+    """uint8 [size] that begins on a large page; size: a multiple of one."""
+    memory = torch.empty(size + HUGE, dtype=torch.uint8)
+    memory = memory[-memory.data_ptr() % HUGE :][:size]
+    if _madvise is not None and hasattr(mmap, "MADV_HUGEPAGE"):
+        _madvise(ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(size), mmap.MADV_HUGEPAGE)
+    return memory
+
+
+ARENA = Arena()

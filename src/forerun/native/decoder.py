@@ -100,7 +100,7 @@ class NativeDecoder:
     ) -> tuple[Tensor, Tensor]:
         """Hidden rows [w, d] (empty if not needed) and logits fp32 [w, V] of the wanted rows,
         int64 [w]; the other rows only fill their cells. table [n, d], of the model's dtype: the
-        embeddings that ids stand for, instead of tokens'. Raises IndexError for an id without one."""
+        embeddings that ids stand for, instead of tokens'. Raises IndexError for ids without."""
         c, num, work = self.model.config, len(ids), self._work
         top = int(positions.max())
         runs = top // RUN + 1

@@ -157,7 +157,8 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(
 def test_tiny_numbers_do_not_depend_on_the_others(level: str, k: int, rounding: str) -> None:
     """Where inputs or sums fall below 2^-126, few rows round and flush as many do."""
     weight = random(192, k, dtype=torch.float32)
-    weight *= torch.exp2(-random(192, 1, dtype=torch.float32, seed=2).abs() * 8 - 56)
+    if rounding == "auto":
+        weight *= torch.exp2(-random(192, 1, dtype=torch.float32, seed=2).abs() * 8 - 56)
     packed = Packed(weight.bfloat16(), rounding=Rounding.parse(rounding))
     tiny = 2.0**-127 if packed.is_rounded else 2.0**-66
     x = random(40, k, dtype=torch.float32, seed=1).mul(tiny).bfloat16().float()

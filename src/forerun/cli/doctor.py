@@ -164,7 +164,7 @@ def _advice(native: Kernels, share: float | None) -> str:
     if not native:
         return f"passes run on torch, which reads weights more slowly: {native.why}"
     if share is not None and share < REACHED:
-        return "passes stay below the limit of this memory: close other programs, or use fewer threads"
+        return "passes stay below the limit of this memory: close other programs, use fewer threads"
     return (
         "plain decoding runs near the limit of this memory; what helps now is drafting (--drafter "
         "stand), several samples at once, or --weights int8, which changes the model's law"

@@ -85,7 +85,7 @@ class Linear:
         return F.embedding(index, self.weight)  # type: ignore[arg-type]
 
 
-MOST_ROWS = 256  # beyond these torch's own product is faster, unpacking included
+MOST_ROWS = 512  # beyond these torch is faster, unpacking included (benchmarks/many_rows.py)
 
 
 def can_block(weight: Tensor) -> bool:

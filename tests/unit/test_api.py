@@ -86,6 +86,7 @@ def test_a_seed_means_the_same_samples_at_any_batch_size(model, batch: int) -> N
         "seed": 11,
         "max_new_tokens": 24,
         "drafter": "stand:scope=request",
+        "controller": "fixed:nodes=4",  # the default one plans by what else is in the batch
     }
     (alone,) = model.generate(PROMPT, batch=1, **options)
     (shared,) = model.generate(PROMPT, batch=batch, **options)

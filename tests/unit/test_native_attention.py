@@ -19,7 +19,7 @@ from forerun.native.packing import KINDS
 pytestmark = pytest.mark.skipif(not kernels(), reason=f"native kernels: {kernels().why}")
 ERROR = {torch.float32: 1e-5, torch.float16: 1e-5, torch.bfloat16: 5e-3}
 LENGTHS = [1, 5, 31, 32, 33, 255, 256, 258, 1023, 1024, 1030, 2500]
-LAW = [(dim, fold, window) for dim in (64, 96, 48) for fold in (1, 2, 3) for window in (0, 70)]
+LAW = [(64, 2, 0), (64, 3, 70), (64, 20, 0), (96, 1, 0), (96, 2, 70), (48, 3, 0), (48, 1, 70)]
 
 
 @pytest.fixture(params=LEVELS[1 : kernels().level + 1])
@@ -45,7 +45,13 @@ class Layer:
         self.data = normal(2, self.kv, self.cells, self.dim, seed=self.dim).to(self.dtype)
 
     def __call__(
-        self, level: int, q: torch.Tensor, spans: list[Span], *, threads: int = 1, split: bool = True
+        self,
+        level: int,
+        q: torch.Tensor,
+        spans: list[Span],
+        *,
+        threads: int = 1,
+        split: bool = True,
     ) -> torch.Tensor:
         """q [R, H, D] (scaled) to fp32 [R, H D]."""
         num, heads = len(q), self.kv * self.fold
@@ -122,7 +128,7 @@ def cases() -> Iterator[tuple[int, int, int, int, float]]:
     """Head sizes, heads per key head, lengths, windows and caps, drawn together."""
     dice = np.random.default_rng(0)
     for dim in (16, 32, 48, 64, 80, 96, 128, 160, 256):
-        for _ in range(3):
+        for _ in range(2):
             fold = int(dice.choice([1, 2, 3, 4, 7, 20]))
             window = int(dice.choice([0, 0, 9, 300]))
             yield dim, fold, int(dice.choice(LENGTHS)), window, float(dice.choice([0.0, 0.0, 2.0]))
@@ -154,14 +160,14 @@ def test_a_row_has_the_same_bits_in_any_company(
     level: int, dim: int, fold: int, window: int
 ) -> None:
     """In a tree, among the rows of a prefill, on two threads, in pieces or in one: as alone."""
-    for base in (1, 31, 250, 1017, 2065):
+    for base in (1, 250, 1017):
         layer = Layer(dim, 2, fold, window, cells=base + 60)
         span = tree(base, 37, 2)
         q = normal(span.num_rows, 2 * fold, dim, seed=base)
         together = layer(level, q, [span])
         for threads, split in ((2, True), (1, False)):
             assert torch.equal(layer(level, q, [span], threads=threads, split=split), together)
-        for row in range(0, span.num_rows, 5):
+        for row in range(0, span.num_rows, 8):
             cells = path(span, row)
             alone = Layer(dim, 2, fold, window, cells=len(cells))
             alone.data = layer.data[:, :, cells].contiguous()
@@ -200,7 +206,7 @@ def test_sequences_of_a_batch_do_not_mix(level: int) -> None:
 def test_strange_numbers_reach_the_rows_that_see_them(
     level: int, dim: int, what: str, bad: float
 ) -> None:
-    """In a node's cell, or in a row's query; cells behind the last one hold NaN and reach nobody."""
+    """In a node's cell, or in a row's query; cells behind the last hold NaN and reach nobody."""
     base, span = 300, tree(300, 20)
     layer = Layer(dim, cells=base + 30)
     assert span.sees is not None

@@ -206,8 +206,8 @@ class Slots(ABC):
 class Cache(Slots):
     """The cells: data [layers, slots, cells, 2, kv_heads, head_dim], grown as needed.
 
-    In memory the cells of a head are neighbours, [layers, slots, 2, kv_heads, cells, head_dim]: a head
-    reads its keys, or its values, as one stream.
+    In memory a head's cells are neighbours, [layers, slots, 2, kv_heads, cells, head_dim], so its
+    keys, or its values, are read as one stream.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-/* Pieces of attention that threads take in turn: rows of a span that go together, one key-value head,
-   a run of positions or all of them. */
+/* Pieces of attention that threads take in turn: rows of a span that go together, one key-value
+   head, a run of positions or all of them. */
 #pragma once
 
 typedef struct {

@@ -1,5 +1,5 @@
-/* Scores and weighted values of few cells at a time in vector registers; cells of a key-value head are
-   rows [dim], given by their indices. */
+/* Scores and weighted values of few cells at a time in vector registers; the cells of a key-value
+   head are rows [dim], given by their indices. */
 
 #if ISA_LEVEL >= 3 /* bf16 keys and queries are multiplied as pairs */
 #define IS_PAIRED(m) ((m)->cell_kind == BF16 && (m)->head_dim % (2 * LANES) == 0)
@@ -45,8 +45,7 @@ INLINE void FN(transpose)(v16 *rows) {
 #undef SWAP
 }
 
-/* Keys of sixteen cells of a head [cells][dim], transposed: [dim][16] floats, or [dim / 2][16] pairs
-   of bf16. */
+/* Keys of sixteen cells of a head, transposed: [dim][16] floats, or [dim / 2][16] pairs of bf16. */
 static void FN(read_keys)(float *keys, const Model *m, const void *cells, const int64_t *index,
                           int64_t num) {
     const int64_t dim = m->head_dim;

@@ -1,12 +1,12 @@
 /* Attention by AMX tiles, where cells are bf16 and heads are whole tiles of 32 numbers.
 
    Scores: tiles of keys [16 cells][32 numbers], as they lie in the cache, times tiles of queries
-   [16 pairs][16 queries][2], turned over so that a query's scores are a row. Values: tiles of weights
-   [16 queries][32 positions] times tiles of values [16 pairs of positions][16 numbers][2]. So up to
-   sixteen queries share every reading of a cell.
+   [16 pairs][16 queries][2], turned over so that a query's scores are a row. Values: tiles of
+   weights [16 queries][32 positions] times tiles of values [16 pairs of positions][16 numbers][2].
+   So up to sixteen queries share every reading of a cell.
 
-   Law: as in attend.h, with blocks of 32 positions. The maximum of a query is that of its run so far;
-   where a chunk raises it, sums are scaled down before the chunk is added. */
+   Law: as in attend.h, with blocks of 32 positions. The maximum of a query is that of its run so
+   far; where a chunk raises it, sums are scaled down before the chunk is added. */
 
 #define BLOCK 32                      /* positions of a tile of weights */
 #define PART (4 * LANES)              /* numbers of values that are summed together: four tiles */
@@ -27,14 +27,33 @@ typedef struct {
     int64_t cells[CHUNK + LANES];
 } __attribute__((aligned(64))) FN(Tiles);
 
-/* Memory that is going to be read, fetched a few lines at a time. */
+/* Cells that come next, fetched a few lines at a time from four streams: one alone would not keep
+   memory busy. */
 typedef struct {
-    const char *at, *end;
+    const char *at[4], *end[4];
 } FN(Soon);
 
+/* Keys and values of a piece in the chunk from begin on, in two halves each. */
+static FN(Soon) FN(soon)(const Model *m, const Piece *x, int64_t begin) {
+    const int64_t size = 2 * m->head_dim, low = x->low > begin ? x->low : begin;
+    const int64_t end = x->top + 1 < begin + CHUNK ? x->top + 1 : begin + CHUNK;
+    FN(Soon) soon;
+    for (int i = 0; i < 4; i++) {
+        const char *cells = i < 2 ? x->keys : x->values;
+        soon.at[i] = cells + (i % 2 ? (low + end) / 2 : low) * size;
+        soon.end[i] = cells + (i % 2 ? end : (low + end) / 2) * size;
+    }
+    return soon;
+}
+
 INLINE void FN(pull)(FN(Soon) *soon, int64_t lines) {
-    const char *end = soon->at + lines * 64 < soon->end ? soon->at + lines * 64 : soon->end;
-    for (; soon->at < end; soon->at += 64) __builtin_prefetch(soon->at, 0, 2);
+    for (; lines > 0; lines--)
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++)
+            if (soon->at[i] < soon->end[i]) {
+                __builtin_prefetch(soon->at[i], 0, 2);
+                soon->at[i] += 64;
+            }
 }
 
 /* Queries of a piece as tiles; those of the last tile that are not there are zeros. */
@@ -56,8 +75,8 @@ static void FN(lay_queries)(FN(Tiles) *t, const Model *m, const Pass *p, const P
         }
 }
 
-/* Products of the keys of a block with one or two tiles of queries, to products [2 tiles][2 halves of
-   the block][cell][query]. */
+/* Products of the keys of a block with one or two tiles of queries, to products [2 tiles][2 halves
+   of the block][cell][query]. */
 INLINE void FN(multiply_keys)(const int N, FN(Tiles) *t, int64_t dim, const uint16_t *keys,
                               int64_t first) {
     __asm__ volatile("" ::: "memory"); /* what was stored is read by tiles */
@@ -94,7 +113,7 @@ INLINE void FN(turn)(const float *products, int64_t num, v16 *scores) {
         scores[i] = (v16)_mm512_i32gather_ps((__m512i)lanes, products + i, 4);
 }
 
-/* Which of the cells [cell, cell + BLOCK) a row sees, as bits; the row's own ones and all before. */
+/* Which of the cells [cell, cell + BLOCK) a row sees, as bits. */
 INLINE uint32_t FN(seen)(const Span *s, int64_t row, int64_t cell) {
     const int64_t num = s->stop - s->base, lead = s->base > cell ? s->base - cell : 0;
     const int64_t from = cell + lead - s->base, left = num - from;
@@ -103,8 +122,8 @@ INLINE uint32_t FN(seen)(const Span *s, int64_t row, int64_t cell) {
     return (_mm256_test_epi8_mask(bytes, bytes) << lead) | ((1u << lead) - 1);
 }
 
-/* Scores of the cells that a row sees among a block: positions from `at` on of its text; those of the
-   chunk are kept. */
+/* Scores of the cells that a row sees among a block: positions from `at` on of its text; those of
+   the chunk are kept. */
 INLINE void FN(keep_seen)(float *scores, uint32_t seen, int64_t at, int64_t begin, v16 low,
                           v16 high) {
     const int num = __builtin_popcount(seen);
@@ -173,7 +192,7 @@ static void FN(score_own)(FN(Tiles) *t, const Model *m, const Piece *x, const Sp
     }
 }
 
-/* e^(s - top), s and top in units of ln 2, to 3e-6 of itself: more than bf16 holds. 0 below 2^-127. */
+/* e^s / 2^top, to 3e-6 of itself, which is more than bf16 holds; about 0 below 2^-127. */
 INLINE __m512 FN(power)(__m512 s, __m512 top) {
     s = _mm512_max_ps(_mm512_set1_ps(-127.0f), _mm512_fmsub_ps(s, _mm512_set1_ps(LOG2E), top));
     const __m512 whole = _mm512_roundscale_ps(s, 0), f = _mm512_sub_ps(s, whole);
@@ -190,8 +209,8 @@ INLINE __mmask16 FN(within)(int64_t i, int64_t low, int64_t high) {
     return first < last ? (__mmask16)((1u << last) - (1u << first)) : 0;
 }
 
-/* Scores of a query's chunk to weights in bf16, 0 outside [low, high); brings its maximum, its sum of
-   weights and its sums of values up to date. */
+/* Scores of a query's chunk to weights in bf16, 0 outside [low, high); brings its maximum, its sum
+   of weights and its sums of values up to date. */
 static void FN(weigh)(FN(Tiles) *t, const Model *m, int64_t q, int64_t low, int64_t high) {
     float *scores = t->scores + q * SCORE_STRIDE, *sums = t->sums + q * m->head_dim;
     uint16_t *weights = t->weights + q * WEIGHT_STRIDE;
@@ -231,17 +250,18 @@ static void FN(weigh)(FN(Tiles) *t, const Model *m, int64_t q, int64_t low, int6
     t->total[q] = t->total[q] * scale + _mm512_reduce_add_ps(total);
 }
 
-/* Values of up to BLOCK cells, numbers [d, d + PART) of them, as tiles; zeros where there are none. In
-   a tile numbers are in the order of `unpack`. */
-INLINE void FN(lay_values)(FN(Tiles) *t, const Model *m, const uint16_t *values, const int64_t *cells,
-                           int64_t num, int64_t d, int64_t block) {
+/* Values of up to BLOCK cells, numbers [d, d + PART) of them, as tiles; zeros where there are none.
+   In a tile numbers are in the order of `unpack`. cells NULL: neighbours, from `values` on. */
+INLINE void FN(lay_values)(FN(Tiles) *t, const Model *m, const uint16_t *values,
+                           const int64_t *cells, int64_t num, int64_t d, int64_t block) {
     const int64_t dim = m->head_dim, end = d + PART < dim ? d + PART : dim;
     for (int64_t j = 0; j < LANES; j++) {
-        const uint16_t *even = values + cells[2 * j] * dim, *odd = values + cells[2 * j + 1] * dim;
+        const uint16_t *even = values + (cells ? cells[2 * j] : 2 * j) * dim;
+        const uint16_t *odd = values + (cells ? cells[2 * j + 1] : 2 * j + 1) * dim;
         for (int64_t from = d; from < end; from += BLOCK) {
-            const __m512i a = 2 * j < num ? _mm512_loadu_si512(even + from) : _mm512_setzero_si512();
-            const __m512i b = 2 * j + 1 < num ? _mm512_loadu_si512(odd + from)
-                                              : _mm512_setzero_si512();
+            __m512i a = _mm512_setzero_si512(), b = a;
+            if (2 * j < num) a = _mm512_loadu_si512(even + from);
+            if (2 * j + 1 < num) b = _mm512_loadu_si512(odd + from);
             uint16_t(*tiles)[LANES * BLOCK] = t->values[block] + (from - d) / LANES;
             _mm512_store_si512(tiles[0] + j * BLOCK, _mm512_unpacklo_epi16(a, b));
             _mm512_store_si512(tiles[1] + j * BLOCK, _mm512_unpackhi_epi16(a, b));
@@ -249,8 +269,8 @@ INLINE void FN(lay_values)(FN(Tiles) *t, const Model *m, const uint16_t *values,
     }
 }
 
-/* Adds the weighted values of the blocks [first, last) of values, blocks `at` and on of weights, to the
-   sums [d, d + PART) of the queries from q on. */
+/* Adds the weighted values of the blocks [first, last) of values, blocks `at` and on of weights, to
+   the sums [d, d + PART) of the queries from q on. */
 INLINE void FN(add_values)(FN(Tiles) *t, const Model *m, int64_t q, int64_t at, int64_t first,
                            int64_t last, int64_t d) {
     const int64_t stride = m->head_dim * 4;
@@ -299,41 +319,44 @@ static void FN(add_own)(FN(Tiles) *t, const Model *m, const Pass *p, const Piece
                 const int64_t rows = fold - f < TILE_ROWS ? fold - f : TILE_ROWS;
                 if (rows != shaped) FN(shape_tiles)(1, (int)rows, LANES);
                 shaped = rows;
-                FN(add_values)(t, m, (r - x->from) * fold + f, (shared - begin) / BLOCK, 0, blocks, d);
+                FN(add_values)(t, m, (r - x->from) * fold + f, (shared - begin) / BLOCK, 0, blocks,
+                               d);
             }
         }
     }
     if (shaped != TILE_ROWS) FN(shape_tiles)(1, TILE_ROWS, LANES);
 }
 
-/* The positions [begin, begin + CHUNK) of a piece; `next`: where keys are read after this. */
-static void FN(tile_chunk)(FN(Tiles) *t, const Model *m, const Pass *p, const Piece *x, int64_t begin,
-                           FN(Soon) next) {
+/* The positions [begin, begin + CHUNK) of a piece; `soon` are the cells that come after them. */
+static void FN(tile_chunk)(FN(Tiles) *t, const Model *m, const Pass *p, const Piece *x,
+                           int64_t begin, FN(Soon) *soon) {
     const Span *s = &p->spans[x->span];
     const int64_t dim = m->head_dim, fold = m->num_heads / m->num_kv;
-    const int64_t num = (x->to - x->from) * fold, lines = dim * 2 * BLOCK / 64;
+    const int64_t num = (x->to - x->from) * fold;
+    /* of each stream per block, where a block counts for as much as eight queries' weights */
+    const int64_t lines = CHUNK * dim / 64 / (2 * CHUNK / BLOCK + num / 8) + 1;
     const int64_t low = x->low < begin ? begin : x->low / BLOCK * BLOCK, end = begin + CHUNK;
     /* up to `shared` a block of positions is the same cells for every row */
     int64_t shared = s->sees ? s->base / BLOCK * BLOCK : x->top + 1;
     shared = shared < begin ? begin : shared > end ? end : shared;
     const uint16_t *values = x->values;
-    FN(Soon) soon = {(const char *)(values + low * dim), (const char *)(values + shared * dim)};
     for (int64_t at = low; at < shared; at += BLOCK) {
-        FN(pull)(&soon, lines);
+        FN(pull)(soon, lines);
         FN(score_block)(t, m, x, at, shared - at < BLOCK ? shared - at : BLOCK, begin, NULL, NULL);
     }
     if (s->sees && shared < end) FN(score_own)(t, m, x, s, begin);
     for (int64_t q = 0; q < num; q++) {
         const int64_t position = p->positions[s->first_row + x->from + q / fold];
         const int64_t first = lowest(position, x->window), last = position + 1;
+        if (q % 8 == 7) FN(pull)(soon, lines);
         FN(weigh)(t, m, q, first > begin ? first - begin : 0, (last < end ? last : end) - begin);
     }
     const int64_t first = (low - begin) / BLOCK, blocks = (shared - begin + BLOCK - 1) / BLOCK;
-    for (int64_t i = 0; i < CHUNK; i++) t->cells[i] = begin + i;
     for (int64_t d = 0; d < dim; d += PART) {
         for (int64_t b = first; b < blocks; b++) {
-            FN(pull)(&next, lines);
-            FN(lay_values)(t, m, values, t->cells + b * BLOCK, shared - begin - b * BLOCK, d, b);
+            if (d == 0) FN(pull)(soon, lines);
+            const int64_t at = begin + b * BLOCK;
+            FN(lay_values)(t, m, values + at * dim, NULL, shared - at, d, b);
         }
         for (int64_t q = 0; q < num && first < blocks; q += TILE_ROWS)
             FN(add_values)(t, m, q, first, first, blocks, d);
@@ -351,7 +374,8 @@ INLINE void FN(in_order)(const float *sums, int64_t dim, float *out) {
     }
 }
 
-/* A run of positions of a piece, to states; after it comes run `next_run` of piece `next`, if given. */
+/* A run of positions of a piece, to states; after it comes run `next_run` of piece `next`, if
+   given. */
 static void FN(tile_run)(FN(Tiles) *t, const Model *m, const Pass *p, const Piece *x, int64_t run,
                          const Piece *next, int64_t next_run, float *const *states) {
     const int64_t dim = m->head_dim, num = (x->to - x->from) * (m->num_heads / m->num_kv);
@@ -361,16 +385,10 @@ static void FN(tile_run)(FN(Tiles) *t, const Model *m, const Pass *p, const Piec
     memset(t->weights + num * WEIGHT_STRIDE, 0, 2 * (size_t)((padded - num) * WEIGHT_STRIDE));
     for (int64_t q = 0; q < num; q++) t->top[q] = -INFINITY, t->total[q] = 0;
     for (int64_t begin = first_chunk(x, run); begin < end; begin += CHUNK) {
-        FN(Soon) soon = {NULL, NULL};
-        const Piece *then = begin + CHUNK < end ? x : next;
-        if (then) {
-            const int64_t from = then == x && begin + CHUNK < end ? begin + CHUNK
-                                                                  : first_chunk(then, next_run);
-            const int64_t left = then->top + 1 - from, size = 2 * dim;
-            soon.at = (const char *)then->keys + from * size;
-            soon.end = soon.at + (left < CHUNK ? left : CHUNK) * size;
-        }
-        FN(tile_chunk)(t, m, p, x, begin, soon);
+        FN(Soon) soon = {{0}, {0}};
+        if (begin + CHUNK < end) soon = FN(soon)(m, x, begin + CHUNK);
+        else if (next) soon = FN(soon)(m, next, first_chunk(next, next_run));
+        FN(tile_chunk)(t, m, p, x, begin, &soon);
     }
     for (int64_t q = 0; q < num; q++) {
         states[q][0] = t->top[q];

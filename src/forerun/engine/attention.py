@@ -182,7 +182,8 @@ class Pass:
         for group in grouped(spans):
             self.groups.append(Group(group, at, cache, config, masks))
             at += self.groups[-1].num
-        cells, self.index = cache.data.flatten(3, 4), None  # [L, slots, n, 2 KV, D]
+        cells = cache.data.flatten(3, 4)  # [L, slots, n, 2 KV, D]
+        self.index: tuple[Tensor, ...] | None = None
         if len(spans) == 1:
             span = spans[0]
             cells = cells[:, span.slot, span.start : span.stop]

@@ -759,7 +759,7 @@ def test_a_full_disk_keeps_what_the_demo_measured(
 
 
 def test_doctor_reports(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "read_bandwidth", lambda threads: 1e-9)  # any pass is faster
+    monkeypatch.setattr(machine, "read_bandwidth", lambda threads, tries=8: 1e-9)
     status, out, err = call("doctor", "--json")
     found = json.loads(out)
     assert status == 0 and found["number types"]["fp32"].startswith("works")

@@ -139,7 +139,7 @@ DRAFTERS: dict[str, Draft] = {
     "sam": (made("sam", tokens=2), CHAIN, (5,)),
     "sam, ragged batch": (made("sam", bias=0, place="latest"), Plan(2, 2), (2, 3)),
     "sam and another": (
-        lambda: registry.make("drafter", "sam:threshold=2", other=grown("chain")),
+        lambda: registry.make("drafter", "sam:threshold=2", other=grown("chain")()),
         CHAIN,
         (4,),
     ),

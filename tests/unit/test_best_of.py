@@ -130,7 +130,7 @@ def test_fewer_at_a_time_where_memory_is_short(
 ) -> None:
     """Cells for three sequences only: all samples come, the same ones, and a note says so."""
     small = forerun.load(make_tiny(tmp_path / "small"), dtype="fp32", max_seqs=16)
-    options = FEW | {"drafter": "stand:scope=request"}
+    options = FEW | {"drafter": "stand:scope=request", "controller": "fixed:nodes=4"}
     wanted = best_of(model, PROMPT, n=8, batch=1, parse=first_word, **options)
     cells = small.target.cache
     layers, _, _, *cell = cells.data.shape

@@ -43,7 +43,7 @@ def test_a_near_miss_names_the_nearest_and_the_listing():
 
 
 def test_a_far_miss_lists_what_is_known():
-    with pytest.raises(UnknownName, match=r"known: \[.*'chain'.*\]"):
+    with pytest.raises(UnknownName, match="known: .*, chain, .*"):
         registry.get("grower", "xyzzy")
 
 

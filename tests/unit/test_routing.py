@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fakes import FakeTarget, run_all, sequence, table_law
+from forerun import registry
 from forerun.chances import Chances
 from forerun.controllers.fixed import Fixed
 from forerun.dice import SeededDice
@@ -175,6 +176,13 @@ def test_what_another_drafts_for_sam_is_its_own() -> None:
     sam = Sam(other=Says(truth), threshold=1000)
     _, (stats,) = run(Guarded(sam))
     assert set(stats.drafted_by) == {FIRST}
+
+
+@pytest.mark.parametrize("name", ["auto", "cascade", "router", "fuse"])
+def test_by_its_name_it_drafts_and_keeps_the_text(name: str) -> None:
+    texts, (stats,) = run(registry.make("drafter", name))
+    assert texts == [truth([0, 1], 120)]
+    assert stats.accepted > 60 and stats.drafted_by.keys() <= {"stand", "suffix", "prompt_lookup"}
 
 
 @pytest.mark.parametrize("make", [Router, Cascade, Fuse])

@@ -200,7 +200,8 @@ def test_greedy_texts_are_plain_greedy_texts(is_garbage: bool, tensors: bool) ->
     law = table_law(3, vocab=VOCAB, order=1)
     texts, recorder = {}, Recorder()
     for name in ("none", "token_recycling"):
-        drafter = registry.make("drafter", name, tensors=tensors)
+        options = {} if name == "none" else {"tensors": tensors}
+        drafter = registry.make("drafter", name, **options)
         if is_garbage and name != "none":
             rng = np.random.default_rng(0)
             drafter.observe(

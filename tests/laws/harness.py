@@ -61,7 +61,7 @@ def distance(
     make_drafter: Callable[[], Drafter],
     verifier: Verifier,
     *,
-    plan: Plan | None = None,
+    plan: Plan | Controller | None = None,
     sampling: Sampling | None = None,
     shapers: Callable[[], Many[Shaper]] = tuple,
     lengths: Many[int] = (3,),
@@ -75,7 +75,7 @@ def distance(
     sampling = sampling or Sampling()
 
     def program(dice: Dice) -> tuple[tuple[int, ...], ...]:
-        controller = Given(plan) if plan else Fixed(nodes=2, depth=2)
+        controller = Given(plan) if isinstance(plan, Plan) else plan or Fixed(nodes=2, depth=2)
         engine = Engine(
             FakeTarget(target_law),
             make_drafter(),

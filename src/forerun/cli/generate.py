@@ -198,8 +198,6 @@ def command(
     seed = secrets.randbits(31) if seed is None else seed
     jobs = read_jobs(prompt, prompt_file, _sampling(ctx.params | {"seed": seed}))
     parts = _parts(ctx.params)
-    styles.check(ctx.params)
-    corpora.check(ctx.params)
     call = options.call_line(ctx, seed=seed)
     if verbose or not is_json:
         options.announce(ctx, seed=seed)
@@ -210,7 +208,9 @@ def command(
 
 
 def _parts(given: dict[str, Any]) -> dict[str, str]:
-    """Drafter, verifier and controller, as they were named. Raises ConfigError."""
+    """Drafter, verifier and controller, as they were named. Raises ConfigError for any option."""
+    for check in (styles.check, corpora.check):
+        check(given)
     parts = {"drafter": given["drafter"], "verifier": given["verifier"]}
     parts["controller"] = _controller(given["controller"], given["nodes"], given["depth"])
     options.check_parts(**parts)

@@ -69,6 +69,7 @@ class Lookahead(Drafter):
                 state.pool.add(first, rest)
             if self.from_prompt:
                 state.pool.read(seq.tokens[-count - self.ngram + 1 :])
+            state.length = len(seq.tokens)
 
     def finish(self, seq: Sequence) -> None:
         self._states.pop(seq, None)
@@ -78,11 +79,13 @@ class Lookahead(Drafter):
         return {"n-gram pools": grams * (160 + 8 * self.ngram)}  # a tuple, a dict slot
 
     def _state(self, seq: Sequence) -> State:
-        if seq not in self._states:
-            self._states[seq] = state = State(self.ngram, self.guesses)
+        """Up to the last token: the window begins anew where text came without its passes."""
+        state = self._states.setdefault(seq, State(self.ngram, self.guesses))
+        if missed := len(seq.tokens) - state.length:
+            state.window, state.length = Window(self.ngram), len(seq.tokens)
             if self.from_prompt:
-                state.pool.read(seq.tokens)
-        return self._states[seq]
+                state.pool.read(seq.tokens[-missed - self.ngram + 1 :])
+        return state
 
 
 class State:
@@ -90,6 +93,7 @@ class State:
 
     def __init__(self, ngram: int, guesses: int) -> None:
         self.pool, self.window = Pool(ngram, guesses), Window(ngram)
+        self.length = 0  # tokens that it knows of
 
 
 class Pool:

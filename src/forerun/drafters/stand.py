@@ -130,8 +130,8 @@ class Stand(Drafter):
         self._memories.join(self._key(seq), seq)
         mark = seq if seq.group is None else seq.group
         if self.seed_from_prompt and mark not in self._seeded:
-            self._seeded.add(mark)
             self._seed(seq)
+            self._seeded.add(mark)
 
     def finish(self, seq: Sequence) -> None:
         if trial := self._trials.pop(seq, None):

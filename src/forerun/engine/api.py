@@ -128,33 +128,50 @@ class Model:
                 f"expected one sampling setting for all prompts, or one for each; prompts: "
                 f"{len(texts)}, settings: {len(given)}"
             )
-        recorder, origins, chosen = Recorder(), Origins(), self.drafter(drafter)
-        rule = (
-            verifier
-            if isinstance(verifier, Verifier)
-            else registry.make("verifier", verifier, tokenizer=self.tokenizer)
-        )
+        if numbers is not None and len(numbers) != len(texts):
+            raise ConfigError(
+                f"expected a number for each prompt or none; prompts: {len(texts)}, numbers: "
+                f"{len(numbers)}"
+            )
+        recorder, origins = Recorder(), Origins()
+        heard = [record_logprobs, *([on_step] if on_step else []), origins, recorder]
+        engine = self._engine(drafter, verifier, controller, shapers, heard, batch)
+        given = [replace(s, **overrides) for s in given]
+        run = Run(self, engine, recorder, origins, texts, given, numbers=numbers, tenant=tenant)
+        run.fit(warns=batch is not None)
+        return run
+
+    def _engine(
+        self,
+        drafter: str | Drafter,
+        verifier: str | Verifier,
+        controller: str | Controller,
+        shapers: Many[Shaper],
+        listeners: Many[Callable[[Step], None]],
+        batch: int | None,
+    ) -> Engine:
+        """An engine of these parts, compiled."""
+        chosen, rule, planner = self.drafter(drafter), verifier, controller
+        if isinstance(rule, str):
+            rule = registry.make("verifier", rule, tokenizer=self.tokenizer)
+        if isinstance(planner, str):
+            planner = registry.make("controller", planner)
         check_pair(chosen, rule)
         engine = Engine(
             self.target,
             Guarded(chosen),
             rule,
-            controller
-            if isinstance(controller, Controller)
-            else registry.make("controller", controller),
+            planner,
             stops=Stops(self.tokenizer.eos_ids, lambda: TextStream(self.tokenizer)),
             shapers=(Adjust(self.tokenizer.eos_ids), *shapers),
-            listeners=[record_logprobs, *([on_step] if on_step else []), origins, recorder],
+            listeners=listeners,
             max_seqs=batch or registry.BATCH,
         )
         if compiled.cold_now():
             log.warning(compiled.NOTICE)
             engine.drafter.warm_up()
             engine.verifier.warm_up()
-        given = [replace(s, **overrides) for s in given]
-        run = Run(self, engine, recorder, origins, texts, given, numbers=numbers, tenant=tenant)
-        run.fit(warns=batch is not None)
-        return run
+        return engine
 
     def drafter(self, spec: str | Drafter) -> Drafter:
         """The drafter of a name; the same object for the same text: global memories last."""

@@ -4,7 +4,7 @@ That is so where failing does not depend on the tokens that were drawn: a drafte
 tokens only leaves the others more often than their q says.
 
 A sequence for which nothing is planned costs the drafter nothing: it begins at its first plan, and
-learns from steps that had one.
+learns from steps that had one. So a drafter may find that a text has grown without it.
 """
 
 from __future__ import annotations

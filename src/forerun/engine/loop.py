@@ -168,5 +168,5 @@ def check_needs(target: Target, needs: frozenset[str]) -> None:
         what = " and ".join(NEEDS.get(need, need) for need in missing)
         raise ConfigError(
             f"target {name_of(target)!r} gives no {what}; use a drafter and a verifier that need "
-            "none, such as 'stand' and 'speculative'"
+            "none"
         )

@@ -12,7 +12,6 @@ float) numbers, so they are those of the rounded weight.
 from __future__ import annotations
 
 import ctypes
-import mmap
 import threading
 from dataclasses import dataclass
 
@@ -33,9 +32,9 @@ from forerun.native.layout import (
     LANES,
     Linear,
 )
+from forerun.native.pages import HUGE, in_large_pages
 
-HUGE, LINE = 1 << 21, 64  # bytes of a large page and of a cache line
-_madvise = getattr(ctypes.CDLL(None), "madvise", None)
+LINE = 64  # bytes of a cache line
 KINDS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
 
 
@@ -253,8 +252,7 @@ def _in_large_pages(size: int) -> Tensor:
     """uint8 [size] that begins on a large page; size: a multiple of one."""
     memory = torch.empty(size + HUGE, dtype=torch.uint8)
     memory = memory[-memory.data_ptr() % HUGE :][:size]
-    if _madvise is not None and hasattr(mmap, "MADV_HUGEPAGE"):
-        _madvise(ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(size), mmap.MADV_HUGEPAGE)
+    in_large_pages(memory)
     return memory
 
 

@@ -111,6 +111,8 @@ class Responses(Generic[Own, Common]):
 
     def finish(self, seq: Sequence) -> None:
         """The sequence has ended; what it said stays with those it shares with."""
+        if seq in self._readers:
+            self.follow(seq)  # it may have gone on without drafts
         reader = self._readers.pop(seq, None)
         if reader is not None and reader.shared is not None:
             reader.shared.end(reader.entry)

@@ -4,7 +4,6 @@
     INDEX/data-XXXXXXXX/    tokens.S.bin     token ids, little-endian, a separator before a document
                             suffixes.S.bin   the suffix array: a position per token, packed
                             buckets.S.bin    int64: where suffixes of each first token start
-                            buckets.S.bin    int64: where suffixes of each first token start
                             fences.S.bin     uint64: first tokens of every 16th suffix
                             documents.S.bin  int64: where each document's separator stands
                             metadata.S.jsonl one object per document; lines.S.bin: where lines start
@@ -71,7 +70,7 @@ class ShardInfo:
     pointer_width: int  # bytes per position in the suffix array
     shift: int  # see Shard
     files: Mapping[str, FileInfo]
-    step: int = 0  # ranks from fence to fence; 0: an index of before there were any
+    step: int = 0  # ranks from fence to fence; 0: no fences
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ class EngineThread:
     def _run(self) -> None:
         try:
             while self._turn():
-                """The next one."""
+                pass
         except BaseException:
             self._has_died = True
             log.critical("the engine's thread has died", exc_info=True)
@@ -141,13 +141,13 @@ class EngineThread:
     def _mend(self, fault: Exception) -> None:
         """A new engine; what ran or joined is told. What waits is served, if this is the first try.
 
-        Raises the fault where nothing was under way: no request is to blame, it would come again.
+        Raises the fault where it comes again and again with nothing under way.
         """
         log.error("the engine failed and is made anew", exc_info=fault)
         with self._lock:
-            if not self._open:
-                raise fault
             self._num_faults += 1
+            if not self._open and self._num_faults >= MOST_FAULTS:
+                raise fault
             waiting = set(self._admission.jobs()) if self._num_faults == 1 else set[Job]()
             self._batch.start_anew(fault, self._open - waiting)
 

@@ -89,7 +89,9 @@ class Speculative(Walk):
 
     def warm_up(self) -> None:
         super().warm_up()
-        if self.tensors:
+        import torch
+
+        if torch.cuda.is_available() if self.tensors is None else self.tensors:
             from forerun import tensor_walk
 
             tensor_walk.warm_up()

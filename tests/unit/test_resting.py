@@ -1,0 +1,72 @@
+"""Drafters that are left alone for some steps: they go on from the text, and share all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from fakes import FakeTarget, run_all, sequence, table_law
+from forerun import registry
+from forerun.dice import SeededDice
+from forerun.engine.guard import Guarded
+from forerun.engine.loop import Engine
+from forerun.engine.stats import Recorder
+from forerun.records import Plan, Sequence
+from forerun.roles import Controller, Drafter
+from forerun.sampling import Sampling
+from forerun.verifiers.recursive import Recursive
+from harness import distance
+
+LAW = table_law(1)
+GREEDY = Sampling(temperature=0)
+DRAFTERS = ["stand", "suffix", "sam", "lookahead", "token_recycling", "prompt_lookup", "auto"]
+
+
+class Resting(Controller):
+    """Plans while the text's length, over a period or in all, is below a number; else nothing."""
+
+    def __init__(self, plan: Plan, below: int, period: int = 1 << 30) -> None:
+        self.given, self.below, self.period = plan, below, period
+
+    def plan(self, seq: Sequence) -> Plan:
+        return self.given if len(seq.tokens) % self.period < self.below else Plan(0)
+
+
+def engine(drafter: Drafter, controller: Controller, recorder: Recorder) -> Engine:
+    parts = FakeTarget(LAW), Guarded(drafter), Recursive(), controller
+    return Engine(*parts, listeners=[recorder])
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_drafter_goes_on_where_the_text_is(name: str) -> None:
+    recorder = Recorder()
+    loop = engine(registry.make("drafter", name), Resting(Plan(6, 4), 22, 29), recorder)
+    seq = sequence((0, 1), 200, SeededDice(0), GREEDY)
+    run_all(loop, [seq])
+    text = [0, 1]
+    while len(text) < len(seq.tokens):
+        text.append(int(np.argmax(LAW(text))))
+    stats = recorder.of(seq)
+    assert seq.tokens == text and not loop.drafter.failures
+    assert stats.accepted > 30, "the text repeats, so many drafts hold"
+
+
+@pytest.mark.parametrize("name", ["suffix:scope=tenant", "sam:scope=tenant"])
+def test_what_was_said_without_drafts_is_shared_too(name: str) -> None:
+    held = []
+    for below in (20, 1000):  # all of the text was drafted for, or its beginning
+        drafter = registry.make("drafter", name)
+        loop = engine(drafter, Resting(Plan(6, 4), below), Recorder())
+        run_all(loop, [sequence((0, 1), 500, SeededDice(0), Sampling())])
+        held.append(drafter.snapshot("").counts["tokens"])
+    assert held == [502, 502]  # the prompt is part of it
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_the_law_is_kept_through_rests(name: str) -> None:
+    make: Callable[[], Drafter] = lambda: Guarded(registry.make("drafter", name))  # noqa: E731
+    rests = Resting(Plan(2, 1), 3, 4)  # at every other of four places
+    error = distance(LAW, make, Recursive(), plan=rests, lengths=(5,))
+    assert error <= 1e-12

@@ -134,7 +134,8 @@ class Model:
                 f"{len(numbers)}"
             )
         recorder, origins = Recorder(), Origins()
-        heard = [record_logprobs, *([on_step] if on_step else []), origins, recorder]
+        heard: list[Callable[[Step], None]] = [record_logprobs, origins, recorder]
+        heard[1:1] = [on_step] if on_step else []
         engine = self._engine(drafter, verifier, controller, shapers, heard, batch)
         given = [replace(s, **overrides) for s in given]
         run = Run(self, engine, recorder, origins, texts, given, numbers=numbers, tenant=tenant)

@@ -40,6 +40,12 @@ class UnknownName(ConfigError, KeyError):
         return cls(f"unknown {kind} {name!r}; {hint}" + (f" ({listing})" if listing else ""))
 
 
+def in_a_line(cause: BaseException, most: int = 300) -> str:
+    """What another library's error says, on one line of at most so many characters."""
+    words = " ".join(str(cause).split())
+    return words if len(words) <= most else words[:most] + " ..."
+
+
 class ModelError(ForerunError):
     """A model folder, its weights or its tokenizer cannot be used."""
 

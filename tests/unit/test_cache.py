@@ -307,3 +307,14 @@ def test_limits_of_a_container_count(
     write_group(root / base / "a/b", names, "max", 300)
     assert container_bytes(root, own) == 450
     assert container_bytes(root, tmp_path / "nothing") == UNLIMITED
+
+
+def test_cells_that_grew_within_a_pass_are_copied_outside_of_one() -> None:
+    """Searches take up stems between passes, where torch does not run in inference mode."""
+    c, first, second = cache(), Slot(0), Slot(1)
+    with torch.inference_mode():
+        c.reserve(first, 300)
+        c.reserve(second, 600)
+        c.data[:, 0, :4] = 1.0
+    c.copy(second, first, 4)
+    assert bool((c.data[:, 1, :4] == 1.0).all())

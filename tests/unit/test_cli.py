@@ -465,7 +465,7 @@ def test_bad_prompt_files(refuses: Callable[..., str], tiny: Path, tmp_path: Pat
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     for name in ("empty.jsonl", "empty.txt"):
         said = refuses("generate", "-m", tiny, "-f", tmp_path / name)
-        assert f"{name} is empty: it holds no prompt; write" in said
+        assert f"{name} is empty or blank: it holds no prompt; write" in said
     assert "UTF-8" in refuses("generate", "-m", tiny, "-f", tmp_path / "latin.txt")
 
 

@@ -47,7 +47,7 @@ def test_blank_prompts_are_empty_ones(call: Call, tmp_path: Path, command: str) 
     text, lines = tmp_path / "blank.txt", tmp_path / "blank.jsonl"
     text.write_text(" \n\n  \n")
     lines.write_text('{"prompt": "fine"}\n{"prompt": " \\n"}\n')
-    assert "blank.txt is empty: it holds no prompt" in call(command, "-f", text)[2]
+    assert "blank.txt is empty or blank: it holds no prompt" in call(command, "-f", text)[2]
     status, out, err = call(command, "-f", lines)
     assert (status, out) == (2, "") and "line 2 has an empty prompt" in err
 

@@ -88,10 +88,12 @@ def test_chat(tmp_path: Path) -> None:
 
 
 def test_a_missing_or_broken_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no config.json in .*; is it a model folder"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError, match="no tokenizer in"):
         Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
-    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError, match="cannot be used"):
         Tokenizer.load(tmp_path)
 

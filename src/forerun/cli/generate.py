@@ -91,7 +91,12 @@ class Output:
     def __post_init__(self) -> None:
         from forerun.engine.stats import Stats
 
-        self.stats, self.start = Stats(), time.perf_counter()
+        self.stats = Stats()
+        self.begin()
+
+    def begin(self) -> None:
+        """What is timed begins: the model has been loaded and its kernels compiled."""
+        self.start = time.perf_counter()
 
     def piece(self, text: str) -> None:
         """Text as it becomes certain, on a terminal."""
@@ -245,6 +250,7 @@ def _here(given: dict[str, Any], jobs: list[Job], parts: dict[str, str], call: s
             jobs = [replace(job, prompt=_prompt(loaded, job.prompt, chat)) for job in jobs]
             options.warm_up(loaded, **parts)
             with kept(loaded, given["memory"], drafter, tenant, is_quiet=is_json):
+                output.begin()
                 _run(loaded, jobs, parts | {"tenant": tenant, "shapers": shapers}, batch, output)
         except KeyboardInterrupt:
             output.footer()

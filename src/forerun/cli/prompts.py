@@ -78,7 +78,9 @@ def _decoded(where: str, data: bytes) -> str:
 
 def _from_option(prompt: str, sampling: Sampling) -> Job:
     if not prompt.strip():
-        raise DataError("--prompt is empty; write a text after it, or - for standard input")
+        raise DataError(
+            "--prompt is empty or blank; write a text after it, or - for standard input"
+        )
     return Job(check_text("--prompt", prompt), sampling)
 
 
@@ -91,8 +93,8 @@ def _from_stdin(sampling: Sampling) -> list[Job]:
     jobs = _jobs("standard input", text, is_jsonl(text), sampling)
     if not jobs:
         raise DataError(
-            "standard input is empty: it holds no prompt; pipe a text in, or give --prompt TEXT or "
-            "--prompt-file FILE"
+            "standard input is empty or blank: it holds no prompt; pipe a text in, or give "
+            "--prompt TEXT or --prompt-file FILE"
         )
     return jobs
 
@@ -106,7 +108,7 @@ def _from_file(file: Path, sampling: Sampling) -> list[Job]:
     jobs = _jobs(str(file), text, is_lines, sampling)
     if not jobs:
         form = "write one JSON object per line" if is_lines else "write the prompt into it"
-        raise DataError(f"prompt file {file} is empty: it holds no prompt; {form}")
+        raise DataError(f"prompt file {file} is empty or blank: it holds no prompt; {form}")
     return jobs
 
 

@@ -165,6 +165,8 @@ def _search(
 ) -> None:
     """One prompt after another; whatever ends it, finished ones are out."""
     num_done, n = 0, given["n"]
+    if n < 1:
+        raise ConfigError(f"-n must be at least 1, got {n}")
     try:
         # beside those that run, the cells of stems are kept
         room = (given["batch"] or n) + n

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from forerun.controllers.fixed import MOST
 from forerun.engine.cost import cost_of
 from forerun.errors import ConfigError
 from forerun.records import Cost, Plan, Sequence, Step
@@ -52,10 +53,10 @@ class Budget(Controller):
     """At most `nodes` nodes and `depth` levels; fewer, or none, where that is faster."""
 
     def __init__(self, *, nodes: int = 32, depth: int = 16) -> None:
-        if nodes < 1 or depth < 1:
+        if not 1 <= nodes <= MOST or depth < 1:
             raise ConfigError(
-                f"budget needs nodes and depth of at least 1, got {nodes=} and {depth=}; to draft "
-                "nothing use the drafter 'none'"
+                f"budget needs 1 to {MOST} nodes and a depth of at least 1, got {nodes=} and "
+                f"{depth=}; to draft nothing use the drafter 'none'"
             )
         self.nodes, self.depth = nodes, depth
         self._probe = Plan(min(PROBE, nodes), depth)

@@ -6,13 +6,18 @@ from forerun.errors import ConfigError
 from forerun.records import Plan, Sequence
 from forerun.roles import Controller
 
+MOST = 1024  # nodes, as many as a target has cells for beside its context
+
 
 class Fixed(Controller):
     """Always `nodes` nodes and `depth` levels."""
 
     def __init__(self, *, nodes: int = 8, depth: int = 16) -> None:
-        if min(nodes, depth) < 0:
-            raise ConfigError(f"nodes and depth must be at least 0, got {nodes} and {depth}")
+        if min(nodes, depth) < 0 or nodes > MOST:
+            raise ConfigError(
+                f"expected 0 to {MOST} nodes and a depth of at least 0, got {nodes} and {depth}; "
+                "8 to 64 nodes are usual"
+            )
         self._plan = Plan(nodes, depth)
 
     def plan(self, seq: Sequence) -> Plan:

@@ -293,7 +293,9 @@ class Cache(Slots):
             "at once, shorter prompts, or a lower `context` when loading"
         )
 
+    @torch.inference_mode(mode=False)
     def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Cells that may be written within passes and between them."""
         layers, slots, cells, two, heads, size = shape
         stored = layers, slots, two, heads, cells, size
         data = torch.empty(stored, dtype=self.dtype, device=self.device)

@@ -7,6 +7,7 @@ its `Linear` as soon as it is complete, so memory never holds a second copy of t
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,8 @@ def tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
                 for name in shard.keys():  # noqa: SIM118 - not a dict
                     yield name, shard.get_tensor(name)
         except (SafetensorError, OSError) as cause:
+            if not os.access(path, os.R_OK):
+                raise ModelError(f"{path} may not be read; look at its permissions") from cause
             raise ModelError(
                 f"{path} is not a readable safetensors file ({cause}); fetch or copy it again"
             ) from cause

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forerun.engine.runner import ModelRunner
-from forerun.errors import ConfigError, ModelError, UnknownName
+from forerun.errors import ConfigError, ModelError, UnknownName, in_a_line
 from forerun.models.checkpoint import load_decoder, shard_files, stored_dtype
 from forerun.models.families import Unsupported, plan_for
 from forerun.native import kernels
@@ -125,8 +125,7 @@ def read_config(folder: Path) -> Any:
     try:
         return AutoConfig.from_pretrained(folder)
     except Exception as cause:  # bad JSON, unknown type, invalid fields
-        first = str(cause).strip().partition("\n")[0]
-        raise ModelError(f"{path} cannot be used: {first}") from cause
+        raise ModelError(f"{path} cannot be used: {in_a_line(cause)}") from cause
 
 
 def choose_device(name: str) -> torch.device:

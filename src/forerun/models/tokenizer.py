@@ -10,7 +10,7 @@ from collections.abc import Sequence as Many
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import ModelError
+from forerun.errors import ModelError, in_a_line
 
 FILES = (
     "tokenizer.json",
@@ -46,6 +46,8 @@ class Tokenizer:
 
         folder = model_folder(name)
         if not any((folder / file).exists() for file in FILES):
+            if not (folder / "config.json").exists():
+                read_config(folder)  # which says that there is no model
             raise ModelError(
                 f"there is no tokenizer in {folder} (none of {', '.join(FILES[:4])}); copy it from "
                 "the original model"
@@ -57,8 +59,9 @@ class Tokenizer:
         except Exception as cause:  # bad JSON, a missing part, a class that is not installed
             if (folder / "config.json").exists():
                 read_config(folder)  # which the tokenizer reads, too: the fault may be there
-            first = str(cause).strip().partition("\n")[0]
-            raise ModelError(f"the tokenizer in {folder} cannot be used: {first}") from cause
+            raise ModelError(
+                f"the tokenizer in {folder} cannot be used: {in_a_line(cause)}"
+            ) from cause
         return cls(inner, [*as_ids(inner.eos_token_id), *declared_eos(folder)])
 
     @property

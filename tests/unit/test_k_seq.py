@@ -7,7 +7,7 @@ from collections.abc import Sequence as Many
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq, linprog
 
@@ -138,6 +138,7 @@ def test_output_law_for_every_valid_rho(case, share) -> None:
 
 @settings(deadline=None, max_examples=200)
 @given(LAWS)
+@example((3911, 2, 8))  # f is flat: it falls with the eighth power of a hundredth
 def test_rho_is_the_root_from_above(case) -> None:
     p, q, k = random_case(*case)
     on = q > 0
@@ -150,7 +151,8 @@ def test_rho_is_the_root_from_above(case) -> None:
     found = division_factor(p, q, k)
     assert 1 <= found <= k
     if k > 1 and p.sum() > 1e-9 and f(1.0) > 1e-12 and f(float(k)) < 0:
-        assert found == pytest.approx(brentq(f, 1, k, xtol=1e-13), abs=1e-9)
+        root = brentq(f, 1, k, xtol=1e-13)
+        assert found == pytest.approx(root, abs=1e-9) or abs(f(found) - f(root)) <= 1e-14
         assert f(found) <= 1e-15
 
 

@@ -2,13 +2,16 @@
 
     python benchmarks/stand.py [--problems 20] [--out stand.jsonl]  # ablations, tau only
     python benchmarks/stand.py --mode table --size 0.3B --out table.jsonl
+    python benchmarks/stand.py --mode table --model FOLDER --task story:characters=200 --out t.jsonl
     python benchmarks/stand.py --accuracy 200 --out accuracy.jsonl
 
 Methods take turns on every problem, in reversed order on every other one, each from an empty cache.
 One run is one line of --out (JSON); the same command goes on where it ended, and prints Markdown.
 ablation: 8 trajectories, trees of --nodes nodes; tau with the ratio to the first row and its 95 %
 interval (bootstrap over problems). table: tokens/s over plain decoding in the same way, tau in
-brackets; trajectories 4 and 8 of the sequential way are the first ones of 16. accuracy: plain
+brackets; trajectories 4 and 8 of the sequential way are the first ones of 16. DVTS: steps are lines
+scored by a checker of arithmetic; sentences scored by likelihood where texts state no answer.
+accuracy: plain
 against STAND, single samples and majority of 16. What outlives a prompt (scope tenant, refitted
 templates) begins anew when a run is gone on with.
 """
@@ -31,10 +34,11 @@ import torch
 import forerun
 from forerun import registry
 from forerun.bench.inflate import inflate
-from forerun.bench.tasks.reasoning import ReasoningTask, read_answer
+from forerun.bench.tasks import get_task
 from forerun.sampling import Sampling
 from forerun.search.arithmetic import arithmetic
 from forerun.search.dvts import dvts
+from forerun.search.scorers import Likelihood
 from forerun.statistics import majority
 from forerun.verifying import forget
 
@@ -68,6 +72,7 @@ TABLE = {
 TRAJECTORIES = 4, 8, 16
 WAYS = {"sequential": 1, "batch of 4": 4, "DVTS": 1}  # -> sequences at once
 WIDTH = 4  # continuations per step of DVTS
+SENTENCES = {"scorer": Likelihood(), "step_end": ".", "select": "score"}  # DVTS on open text
 DRAWS = 2000  # of the bootstrap
 
 
@@ -86,6 +91,8 @@ class Contest:
     """What all units of a run have in common; files of other contests are not gone on with."""
 
     mode: str
+    model: str
+    task: str
     size: str
     dtype: str
     threads: int
@@ -124,7 +131,7 @@ class Runner:
 
     def __init__(self, contest: Contest, methods: dict[str, str]) -> None:
         self.contest, self.methods = contest, methods
-        self.task = ReasoningTask("heldout")
+        self.task = get_task(contest.task)
         self.model = load(contest)
         self.shared: dict[str, Any] = {}  # drafters that are made once: those that outlive prompts
         warm = Contest(**asdict(contest) | {"tokens": 64})
@@ -152,7 +159,7 @@ class Runner:
         )
         samples = sorted(found, key=lambda sample: sample.index)
         seconds = time.perf_counter() - start
-        answers = [read_answer(sample.text) for sample in samples]
+        answers = [self.task.read(sample.text) for sample in samples]
         return {
             "seconds": seconds,
             "generated": [s.stats.generated for s in samples],
@@ -163,25 +170,26 @@ class Runner:
         }
 
     def search(self, unit: Unit) -> dict[str, Any]:
-        """A tree search over steps, scored by a checker of arithmetic that sees no answer key."""
+        """A tree search over steps; its scorer sees no answer key."""
         example, contest = self.task.example(self.contest.first + unit.problem), self.contest
+        how = {"scorer": arithmetic} if example.answer else SENTENCES
         start = time.perf_counter()
         found = dvts(
             self.model,
             example.prompt,
-            scorer=arithmetic,
             n=unit.n,
             width=WIDTH,
             batch=WAYS["DVTS"],
             sampling=contest.sampling,
             drafter=self.drafter(unit.method),
+            **how,
             **contest.controller,
         )
         return {
             "seconds": time.perf_counter() - start,
             "generated": [found.stats.generated],
             "passes": [found.stats.passes],
-            "majority": read_answer(found.text) == example.answer,
+            "majority": self.task.read(found.text) == example.answer,
         }
 
     def drafter(self, method: str) -> Any:
@@ -194,7 +202,7 @@ class Runner:
             from forerun.template import DEFAULT
 
             return self.shared.setdefault(text, Stand(template=DEFAULT))
-        if "scope=tenant" in text:
+        if "scope=tenant" in text or "refit" in text:
             made = registry.make("drafter", text, tokenizer=self.model.tokenizer)
             return self.shared.setdefault(text, made)
         return text
@@ -214,12 +222,14 @@ def latest(tokenizer: Any) -> Any:
 
 
 def load(contest: Contest) -> forerun.Model:
-    """The embedded reasoner, padded to a size unless that is "own"."""
+    """The model, padded to a size unless that is "own"."""
     batch = max(WAYS.values())
     if contest.size == "own":
-        return forerun.load("reasoner", dtype=contest.dtype, max_seqs=batch)
+        return forerun.load(contest.model, dtype=contest.dtype, max_seqs=batch)
     with tempfile.TemporaryDirectory() as folder:
-        made = inflate("reasoner", Path(folder) / contest.size, contest.size, dtype=contest.dtype)
+        made = inflate(
+            contest.model, Path(folder) / contest.size, contest.size, dtype=contest.dtype
+        )
         return forerun.load(str(made.folder), dtype=contest.dtype, max_seqs=batch)
 
 
@@ -359,6 +369,8 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=20)
     parser.add_argument("--first", type=int, default=0, help="number of the first problem")
     parser.add_argument("--methods", help="only these rows, joined by ;")
+    parser.add_argument("--model", default="reasoner")
+    parser.add_argument("--task", default="reasoning")
     parser.add_argument("--size", default="own", help="own, or padded: 0.1B, 0.3B, 1B")
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -380,7 +392,7 @@ def main() -> None:
         methods = {name: methods[name] for name in names}
     nodes = given.nodes if given.nodes is not None else 16 if mode == "ablation" else 0
     fields = (given.size, given.dtype, given.threads, given.temperature, given.tokens)
-    contest = Contest(mode, *fields, nodes, given.seed, given.first)
+    contest = Contest(mode, given.model, given.task, *fields, nodes, given.seed, given.first)
     records = measure(contest, methods, given.accuracy or given.problems, given.out)
     SHOW[mode](records, methods)
 

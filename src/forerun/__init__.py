@@ -10,9 +10,11 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # true for type checkers: `typing` itself takes longer than the rest
 if TYPE_CHECKING:
+    from typing import Any
+
     from forerun.catalog import rows as methods
     from forerun.engine.api import Model, Result, generate, load
     from forerun.engine.loop import Engine

@@ -1,11 +1,12 @@
-"""Which Numba kernels will have to be compiled, found without compiling them."""
+"""Which Numba kernels will have to be compiled, and a word when that begins."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,44 @@ KERNELS = {  # the outermost kernels of each module: compiling them compiles wha
     "forerun.verifiers.k_seq": ("division_factor",),
     "forerun.verifiers.transport": ("judge",),
 }
+
+
+class Watch:
+    """Hears of every kernel that is compiled in this process; of the first it says so, once."""
+
+    say: Callable[[str], object] | None = None
+    num_compiled = 0
+
+    def begins(self) -> None:
+        """A kernel is about to be compiled."""
+        self.num_compiled += 1
+        if self.num_compiled == 1 and self.say:
+            self.say(NOTICE)
+
+
+@cache
+def _watch() -> Watch:
+    """The one of this process; Numba tells it of compilations, not of what its cache holds."""
+    from numba.core import event
+
+    found = Watch()
+
+    class Listener(event.Listener):  # type: ignore[misc]
+        def on_start(self, event: Any) -> None:
+            found.begins()
+
+        def on_end(self, event: Any) -> None:
+            pass
+
+    event.register("numba:compile", Listener())
+    return found
+
+
+def watch(say: Callable[[str], object]) -> Watch:
+    """From the first call on, whoever calls first says when a kernel has to be compiled."""
+    found = _watch()
+    found.say = found.say or say
+    return found
 
 
 def cold(modules: Iterable[str] = KERNELS) -> list[str]:

@@ -158,7 +158,8 @@ def argmax(logits: np.ndarray) -> int:
     if not np.isfinite(logits[best]):
         raise ConfigError(
             f"the target's logit of token {best} is {logits[best]}, expected a finite number; "
-            "half precision may have overflowed: load the model with dtype fp32"
+            "half precision may have overflowed (load the model with dtype fp32), or its weights "
+            "are damaged"
         )
     return best
 

@@ -49,6 +49,16 @@ def index(call: Call, corpus: Path, tmp_path: Path) -> Path:
     return path
 
 
+def test_what_a_build_left_out_is_said_once(call: Call, tmp_path: Path) -> None:
+    lines = tmp_path / "c.jsonl"
+    lines.write_text('{"text": "the cat"}\nbroken\n')
+    words = ("build", tmp_path / "ix", lines, "--tokenizer", "bytes", "--workers", 1)
+    status, out, err = call(*words, "--on-error", "skip")
+    assert status == 0 and (out + err).count("unreadable record") == 1
+    assert "left out 1 unreadable record:" in err and "line 2" in err
+    assert call("info", tmp_path / "ix")[1].count("unreadable record") == 1
+
+
 def test_count_prob_ntd(call: Call, index: Path) -> None:
     assert call("count", index, "the cat") == (0, "3\n", "")
     assert call("count", index, "cat", "dog", "cow")[1] == "3\tcat\n1\tdog\n0\tcow\n"

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from brute import both, documents, queries, shard_counts, widths
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,41 +23,6 @@ from forerun.ngrams.suffix_array import TYPES, separator, unpack
 
 WORKED = [[1, 2, 3, 1, 2], [2, 3, 4]]
 END = 65535
-
-documents = st.lists(st.lists(st.integers(0, 3), max_size=14), min_size=1, max_size=7)
-queries = st.lists(st.integers(0, 4), max_size=6)
-widths = st.sampled_from([1, 2, 4])
-shard_counts = st.sampled_from([1, 3])
-
-
-class Brute:
-    """The same answers from lists."""
-
-    def __init__(self, docs: list[list[int]], shards: int, end: int) -> None:
-        self.texts = [[t for doc in docs[s::shards] for t in (end, *doc)] for s in range(shards)]
-        self.end = end
-
-    def hits(self, query: list[int]) -> list[tuple[int, int]]:
-        return [
-            (s, i)
-            for s, text in enumerate(self.texts)
-            for i in range(len(text))
-            if text[i : i + len(query)] == query and i + len(query) <= len(text)
-        ]
-
-    def count(self, query: list[int]) -> int:
-        return len(self.hits(query))
-
-    def following(self, query: list[int]) -> Counter[int]:
-        """The end of the data counts as the end of a document."""
-        return Counter((self.texts[s] + [self.end])[i + len(query)] for s, i in self.hits(query))
-
-    def longest_suffix(self, query: list[int]) -> int:
-        return next(n for n in range(len(query), -1, -1) if self.count(query[len(query) - n :]))
-
-
-def both(docs: list[list[int]], width: int, shards: int) -> tuple[Index, Brute]:
-    return Index.of(docs, width=width, shards=shards), Brute(docs, shards, separator(TYPES[width]))
 
 
 @settings(max_examples=120, deadline=None)
@@ -212,121 +178,6 @@ def test_novelty_is_what_no_long_match_covers() -> None:
     new = novelty(index, [1, 2, 3, 9, 7, 8], lengths=(2, 3, 4))
     assert np.allclose(new.uncovered, [1 / 6, 3 / 6, 1.0])
     assert math.isclose(new.index, (1 / 6 + 3 / 6 + 1) / 3)
-
-
-# several terms
-
-
-def ranges_by_definition(brute: Brute, shard: int, cnf, most: int) -> list[tuple[int, int]]:
-    """Clause after clause, rarest first, looking at all positions."""
-    text = brute.texts[shard]
-    clauses = [
-        sorted({i for term in clause for s, i in brute.hits(term) if s == shard}) for clause in cnf
-    ]
-    clauses.sort(key=len)
-    ranges = [(p, p) for p in clauses[0]]
-
-    def fits(first: int | None, last: int | None) -> bool:
-        if first is None or last is None:
-            return False
-        return last - first <= most and brute.end not in text[first : last + 1]
-
-    for positions in clauses[1:]:
-        grown = []
-        for low, high in ranges:
-            if any(low <= p <= high for p in positions):
-                grown.append((low, high))
-                continue
-            left = max((p for p in positions if p < low), default=None)
-            right = min((p for p in positions if p > high), default=None)
-            if fits(left, right):
-                grown.append((left, right))
-                continue
-            if fits(left, high):
-                grown.append((left, high))
-            if fits(low, right):
-                grown.append((low, right))
-        ranges = grown
-    return [r for r in ranges if brute.end not in text[r[0] : r[1] + 1]]
-
-
-terms = st.lists(st.integers(0, 3), min_size=1, max_size=2)
-cnfs = st.lists(st.lists(terms, min_size=1, max_size=2), min_size=1, max_size=3)
-
-
-@settings(max_examples=150, deadline=None)
-@given(documents, cnfs, shard_counts, st.integers(0, 9))
-def test_cnf(docs, cnf, shards, most) -> None:
-    index, brute = both(docs, 2, shards)
-    found = index.find_cnf(cnf, max_diff_tokens=most)
-    for s, ranges in enumerate(found.ranges):
-        assert sorted(map(tuple, ranges.tolist())) == sorted(
-            ranges_by_definition(brute, s, cnf, most)
-        )
-        for low, high in ranges.tolist():
-            assert high - low <= most
-            for clause in cnf:
-                assert any(s2 == s and low <= i <= high for t in clause for s2, i in brute.hits(t))
-    assert found.count == sum(map(len, found.ranges)) and not found.is_approximate
-    if len(cnf) == 1 and len(cnf[0]) == 1:
-        assert found.count == index.count(cnf[0][0])
-
-
-def test_cnf_of_too_many_matches_is_scaled_by_a_real_quotient() -> None:
-    index = Index.of([[1, 2] * 50])
-    found = index.find_cnf([[[1]]], max_clause_freq=30)
-    assert found.is_approximate and len(found.ranges[0]) == 30
-    assert found.count == 50.0  # 30 x 50/30; whole division would give 30
-    again = index.find_cnf([[[1]]], max_clause_freq=30)
-    other = index.find_cnf([[[1]]], max_clause_freq=30, seed=5)
-    assert np.array_equal(found.ranges[0], again.ranges[0])
-    assert not np.array_equal(found.ranges[0], other.ranges[0])
-
-
-# documents
-
-
-@settings(max_examples=60, deadline=None)
-@given(documents, shard_counts, st.integers(1, 9))
-def test_documents_and_windows(docs, shards, window) -> None:
-    index = Index.of(docs, shards=shards)
-    if len(docs) >= shards:
-        for i, doc in enumerate(docs):
-            passage = index.document(i, window=100)
-            assert (passage.ids, passage.length, passage.document) == (doc, len(doc), i)
-    for p in index.search([1], limit=50, window=window):
-        doc = docs[p.document]
-        at = p.position - int(index.library.starts[p.shard][p.document // shards]) - 1
-        low = max(0, at - window // 2)
-        assert doc[at] == 1 and p.ids == doc[low : low + window] and p.offset == at - low
-        assert p.shown == len(p.ids) <= window
-    hits = {(p.shard, p.position) for p in index.search([1], limit=1000)}
-    assert len(hits) == index.count([1])
-
-
-def test_search_draws_fairly_and_by_seed() -> None:
-    index = Index.of([[1], [1], [1], [1]], shards=2)
-    counts = Counter(index.search([1], seed=seed)[0].document for seed in range(400))
-    assert set(counts) == {0, 1, 2, 3} and max(counts.values()) < 160
-    one, two = index.search([1], seed=3), index.search([1], seed=3)
-    assert one == two and index.search([2]) == []
-
-
-def test_search_of_several_terms() -> None:
-    index = Index.of([[1, 5, 5, 2], [1, 5, 5, 5, 5, 2], [2, 1]])
-    found = index.search_cnf([[[1]], [[2]]], limit=9, limits={"max_diff_tokens": 3})
-    assert sorted(p.document for p in found) == [0, 2]
-
-
-def test_blocked_documents_show_nothing() -> None:
-    from forerun.ngrams import passages
-
-    docs = [[1, 2], [1, 3]]
-    plain = Index.of(docs)
-    library = passages.Library(plain.library.starts, [], [], frozenset({1}))
-    index = Index(plain.shards, library=library)
-    shown = {p.document: p for p in index.search([1], limit=9)}
-    assert shown[1].is_blocked and shown[1].ids == [] and shown[0].ids == [1, 2]
 
 
 # the sheet's example, ends, unknown ids

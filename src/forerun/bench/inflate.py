@@ -27,7 +27,8 @@ from forerun.bench.padding import LAYER, SIZES, Padding, Part, Shape, grown, sha
 from forerun.errors import CapacityError, ConfigError, DataError, ModelError, UnknownName
 from forerun.models.checkpoint import shard_files
 from forerun.models.families import Unsupported
-from forerun.models.load import DTYPES, model_folder
+from forerun.models.folder import model_folder
+from forerun.models.load import DTYPES
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 MARK = "inflated_from"  # in config.json

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("torch", "transformers", "numba", "numpy")
 LEAST, TIMES_CACHE = 256 << 20, 8  # bytes of the buffer that is read: far larger than the caches
+PIECE = 8 << 20  # numbers that are written at once
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 WIDE = (512, 1024, 2048, 4096, 8192)  # rows and columns of the products
 SLOW = 0.05  # seconds of a product after which no larger one is tried
@@ -159,7 +160,10 @@ def _buffer() -> np.ndarray:
     """Numbers, int64, that no cache can hold; kept, so that a later try touches no new page."""
     size = max(LEAST, TIMES_CACHE * cache_bytes())
     try:
-        return np.ones(size // 8, dtype=np.int64)
+        words = np.empty(size // 8, dtype=np.int64)
+        for start in range(0, len(words), PIECE):  # Ctrl-C is heard in between
+            words[start : start + PIECE] = 1
+        return words
     except MemoryError:
         raise CapacityError(
             f"measuring the memory takes {size >> 20} MiB, which are not free"

@@ -25,7 +25,7 @@ class Bench:
         from forerun.bench import contestants, planning
         from forerun.bench.own import Own
         from forerun.bench.tasks import get_task
-        from forerun.models.load import model_folder
+        from forerun.models.folder import model_folder
 
         planning.check_asked(asked)
         self.asked, self.out = asked, out

@@ -43,6 +43,16 @@ def check(given: dict[str, Any]) -> None:
         if given[name] is not None and given[other] is None:
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} needs --{other}, a corpus; got {given[name]!r}")
+    if given["mix"] is not None:
+        from forerun.ngrams.store import read_manifest
+
+        read_manifest(given["mix"])
+    if given["within"] is not None and not given["within"].is_file():
+        raise DataError(f"no file {given['within']}; make it with `forerun index fm build`")
+    if given["within_begin"] is not None or given["within_window"] is not None:
+        from forerun.constraints import corpus
+
+        corpus.check(given["within_begin"] or corpus.ANYWHERE, given["within_window"])
     if given["mix_weights"]:
         weights_of(given["mix_weights"])
 

@@ -227,6 +227,8 @@ def _on_ray(
 ) -> None:
     names = ("model", "dtype", "device", "weights", "batch", "tenant")
     how: dict[str, Any] = {name: given[name] for name in names}
+    named = ("dtype", "device", "batch", "weights")
+    options.check_model(given["model"], **{name: given[name] for name in named})
     made = partial(_shapers, given=dict(given))
     setup = generate_ray.Setup(**how | parts, shapers=made)
     generate_ray.run(given, jobs, setup, call, seed, given["is_json"])

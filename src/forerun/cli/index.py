@@ -105,8 +105,10 @@ def build(
         manifest = builder(engine)(
             index, sources, asked, overwrite=overwrite, restart=restart, report=bars.report
         )
-    remark(manifest)
-    print_json(summary(index, manifest)) if is_json else _show(summary(index, manifest))
+    remark(manifest)  # which tells what `info` tells at its end
+    found = summary(index, manifest)
+    said = {"notes": [], "skipped": {"count": 0}}
+    print_json(found) if is_json else _show(found | said)
 
 
 @app.command("info")

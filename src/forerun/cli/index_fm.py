@@ -13,6 +13,7 @@ from forerun.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
+    from forerun.ngrams.encoders import Encoder
     from forerun.ngrams.fm_index import FMIndex
 
 app = typer.Typer(
@@ -151,16 +152,19 @@ def read_texts(sources: list[Path], how: Any, on_error: str) -> Any:
         notice(f"left out {counted(skipped, 'unreadable record')}")
 
 
-def load(file: Path, tokenizer: str, is_ids: bool) -> tuple[FMIndex, Tokenizer | None]:
-    """The index, and the tokenizer of its queries: none for ids. Raises ConfigError, DataError."""
+def load(file: Path, tokenizer: str, is_ids: bool) -> tuple[FMIndex, Encoder | None]:
+    """The index, and what encodes its queries: none for ids. Raises ConfigError, DataError."""
+    from forerun.ngrams import encoders
     from forerun.ngrams.fm_index import FMIndex
 
+    index = FMIndex.load(file)
     if is_ids:
-        return FMIndex.load(file), None
+        return index, None
     from forerun.models.identity import tokenizer_hash
 
-    reader = tokenizer_of(tokenizer)
-    return FMIndex.load(file, tokenizer_hash(reader)), reader
+    reader = encoders.load(tokenizer)
+    index.must_suit(tokenizer_hash(reader), file)
+    return index, reader
 
 
 def tokenizer_of(name: str) -> Tokenizer:
@@ -171,9 +175,9 @@ def tokenizer_of(name: str) -> Tokenizer:
     return Tokenizer.load(embedded(name))
 
 
-def read_query(reader: Tokenizer | None, text: str) -> list[int]:
+def read_query(reader: Encoder | None, text: str) -> list[int]:
     """Ids of a query. Raises DataError for what is neither text nor ids."""
-    return read_ids(text) if reader is None else reader.encode(text, special=False)
+    return read_ids(text) if reader is None else list(reader.encode(text))
 
 
 def read_ids(text: str) -> list[int]:

@@ -39,21 +39,11 @@ COMMANDS = {
 }
 
 
-class Interrupted(Exception):
-    """Ctrl-C, which typer would turn into a status without a word."""
-
-
 class Group(TyperGroup):
     """Lists the commands without importing them; imports the one that is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise Interrupted from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
@@ -106,14 +96,12 @@ def main(argv: Many[str] | None = None) -> int:
         if not is_debug:
             _hush()
         try:
-            status = build().main(args=args, prog_name="forerun", standalone_mode=False)
+            status = _run(args)
             sys.stdout.flush()
-            return status if isinstance(status, int) else 0
-        except (KeyboardInterrupt, Interrupted, typer.Abort):
+            return status
+        except (KeyboardInterrupt, EOFError, typer.Abort):
             return _end("interrupted; what was printed or written by then stays", 130)
-        except (BrokenPipeError, SystemExit) as end:
-            if not isinstance(end, OSError) and not isinstance(end.__context__, BrokenPipeError):
-                raise
+        except BrokenPipeError:
             _drop_output()  # the reader has gone, as `head` does
             return 141
         except Exception as error:
@@ -121,6 +109,17 @@ def main(argv: Many[str] | None = None) -> int:
                 raise
             message = _message(error)
             return _fail(_internal(error), 70) if message is None else _fail(message, 2)
+
+
+def _run(args: list[str]) -> int:
+    """The status of a command line; Ctrl-C, a closed pipe and errors go through as they are."""
+    command = build()
+    try:
+        with command.make_context("forerun", args) as context:
+            status = command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    return status if isinstance(status, int) else 0
 
 
 def _hush() -> None:

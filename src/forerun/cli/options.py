@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shlex
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from forerun import registry
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, DataError
 
 ModelName = Annotated[
     str, typer.Option("--model", "-m", help="Folder or hub id; without it the embedded reasoner.")
@@ -39,6 +42,10 @@ MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", help="Longest tex
 
 SHOWN = 200  # characters of an option's value, where people see it
 NESTED = {"grower": "grower", "parts": "drafter"}  # options that name other parts, and their kind
+FILES = {"index", "corpus", "matrix"}  # options of drafters that name files or folders
+# With one of these a drafter loads a model or a corpus, or is made of others: built later.
+COSTLY = FILES | {"model", "ids", "drafter", "other", "parts", "retrievers"}
+PATIENCE = 1.0  # seconds without a word on a terminal
 
 
 def check_parts(**specs: str) -> None:
@@ -48,7 +55,6 @@ def check_parts(**specs: str) -> None:
 
 
 def _check_part(kind: str, spec: str) -> None:
-
     cls, given = registry.resolve(kind, spec)
     name, known = registry.parse(spec)[0], registry.options(cls)
     for option, parameter in known.items():
@@ -61,17 +67,66 @@ def _check_part(kind: str, spec: str) -> None:
         value = given[option]
         for inner in [value] if isinstance(value, str) else value:
             _check_part(NESTED[option], inner)
-    if kind != "drafter":  # those may load a model
+    if kind != "drafter" or not COSTLY & given.keys():
         cls(**given)
+    else:
+        _check_sources(name, given)
+
+
+def _check_sources(name: str, given: dict[str, Any]) -> None:
+    """Refuses a drafter whose model or files are not there."""
+    for option in sorted(FILES & given.keys()):
+        value = given[option]
+        for file in value if isinstance(value, tuple) else (value,):
+            if isinstance(file, str) and not Path(file).expanduser().exists():
+                raise DataError(f"{option} of drafter {name!r}: there is no {file}; check the path")
+    if isinstance(given.get("model"), str):
+        check_model(given["model"], given.get("dtype", "auto"), given.get("device", "auto"))
+
+
+def check_model(
+    name: str, dtype: str = "auto", device: str = "auto", batch: int = 1, weights: str = "auto"
+) -> None:
+    """Refuses what needs no loading to be refused. Raises ConfigError, ModelError."""
+    from forerun.assets import embedded
+    from forerun.models import folder
+    from forerun.native.rounding import Rounding
+
+    if batch < 1:
+        raise ConfigError(f"--batch must be at least 1, got {batch}; 1 runs one at a time")
+    folder.check_dtype(dtype)
+    folder.check_device(device)
+    Rounding.parse(weights)
+    folder.check_folder(folder.model_folder(embedded(name)))
 
 
 def load(name: str, *, dtype: str, device: str, batch: int, weights: str = "auto") -> Any:
     """The model, with room for `batch` sequences. Raises ConfigError, ModelError."""
-    if batch < 1:
-        raise ConfigError(f"--batch must be at least 1, got {batch}; 1 runs one at a time")
+    check_model(name, dtype, device, batch, weights)
     import forerun
 
-    return forerun.load(name, dtype=dtype, device=device, max_seqs=batch, weights=weights)
+    with said_if_slow(f"loading {name} ..."):
+        loaded = forerun.load(name, dtype=dtype, device=device, max_seqs=batch, weights=weights)
+    from forerun import compiled
+    from forerun.cli.output import notice
+
+    compiled.watch(notice)
+    return loaded
+
+
+@contextmanager
+def said_if_slow(text: str) -> Iterator[None]:
+    """Says a text on a terminal if the block takes longer than people wait without a word."""
+    from forerun.cli.output import notice
+
+    timer = threading.Timer(PATIENCE, notice, [text])
+    timer.daemon = True
+    if sys.stderr.isatty():
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def warm_up(model: Any = None, **specs: str) -> None:
@@ -89,12 +144,11 @@ def warm(*parts: Any) -> None:
     from forerun import compiled
     from forerun.cli.output import notice
 
-    is_cold, start = bool(compiled.cold_now()), time.perf_counter()
-    if is_cold:
-        notice(compiled.NOTICE)
+    watch, start = compiled.watch(notice), time.perf_counter()
+    before = watch.num_compiled
     for part in parts:
         part.warm_up()
-    if is_cold:
+    if watch.num_compiled > before:
         notice(f"compiled in {time.perf_counter() - start:.0f} s")
 
 

@@ -38,6 +38,14 @@ class State(NamedTuple):
     tokens: tuple[int, ...]  # that the rows stand for, kept only with a window
 
 
+def check(begin: str, window: int | None) -> None:
+    """Raises ConfigError for options that no constraint can have."""
+    if begin not in BEGINNINGS:
+        raise UnknownName.of("beginning", begin, BEGINNINGS)
+    if window is not None and window < 1:
+        raise ConfigError(f"window must be at least 1 token, got {window}; 3 or more are usual")
+
+
 class Corpus(Shaper):
     """Allows what goes on a text of the index.
 
@@ -54,10 +62,7 @@ class Corpus(Shaper):
         window: int | None = None,
         tokenizer: Tokenizer | None = None,
     ) -> None:
-        if begin not in BEGINNINGS:
-            raise UnknownName.of("beginning", begin, BEGINNINGS)
-        if window is not None and window < 1:
-            raise ConfigError(f"window must be at least 1 token, got {window}; 3 or more are usual")
+        check(begin, window)
         self.index = _opened(index, tokenizer)
         self.begin, self.window = begin, window
         self._next: dict[Interval, np.ndarray] = {}

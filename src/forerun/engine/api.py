@@ -168,8 +168,8 @@ class Model:
             listeners=listeners,
             max_seqs=batch or registry.BATCH,
         )
+        compiled.watch(log.warning)
         if compiled.cold_now():
-            log.warning(compiled.NOTICE)
             engine.drafter.warm_up()
             engine.verifier.warm_up()
         return engine

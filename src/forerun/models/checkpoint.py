@@ -7,6 +7,7 @@ its `Linear` as soon as it is complete, so memory never holds a second copy of t
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,9 @@ from forerun.models.families import Plan, Unsupported
 from forerun.models.layers import Experts, GatedMLP, LayerNorm, Linear, PlainMLP, RMSNorm
 from forerun.models.names import IGNORED, canonical, norm_names
 from forerun.models.transformer import DecoderConfig, Layer, Transformer
-from forerun.native.packing import KEPT, Rounding
+from forerun.native.rounding import KEPT, Rounding
+
+MOST_HEADER = 100 << 20  # bytes; a longer one is none
 
 
 def shard_files(folder: Path) -> list[Path]:
@@ -54,9 +57,52 @@ def tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
         except (SafetensorError, OSError) as cause:
             if not os.access(path, os.R_OK):
                 raise ModelError(f"{path} may not be read; look at its permissions") from cause
-            raise ModelError(
-                f"{path} is not a readable safetensors file ({cause}); fetch or copy it again"
-            ) from cause
+            raise ModelError(f"{path} {_damage(path, cause)}; fetch or copy it again") from cause
+
+
+def _damage(path: Path, cause: Exception) -> str:
+    """What is wrong with a safetensors file: 8 bytes of length, as long a JSON header, the data."""
+    unknown = f"is not a readable safetensors file ({cause})"
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length)) if 8 + length <= size else {}
+        ends = [row["data_offsets"][1] for name, row in header.items() if name != "__metadata__"]
+        whole = 8 + length + max(ends, default=0)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return unknown
+    if whole == size or length > MOST_HEADER:
+        return unknown
+    return f"has {size:,} bytes where its header tells of {whole:,}{' or more' * (not ends)}"
+
+
+def check_finite(name: str, tensor: Tensor, dtype: torch.dtype, files: list[Path]) -> None:
+    """Raises ModelError for NaN or infinity in a weight, or where `dtype` would make it one."""
+    if not tensor.is_floating_point() or tensor.element_size() < 2 or not tensor.numel():
+        return
+    low, high = (float(edge) for edge in torch.aminmax(tensor))  # NaN, if there is one
+    if not math.isfinite(low) or not math.isfinite(high):
+        bad = int((~tensor.isfinite()).sum())
+        raise ModelError(
+            f"tensor {name} in {_file_of(name, files)} holds {bad:,} values of {tensor.numel():,} "
+            "that are NaN or infinite: these weights are damaged; fetch or copy them again"
+        )
+    most = torch.finfo(dtype).max
+    if max(-low, high) > most:
+        raise ModelError(
+            f"tensor {name} reaches {max(-low, high):.3g}, and {dtype} ends at {most:.3g}; load "
+            "the model with dtype bf16 or fp32"
+        )
+
+
+def _file_of(name: str, files: list[Path]) -> Path:
+    """The shard that a tensor is in."""
+    for path in files:
+        with safe_open(path, framework="pt") as shard:
+            if name in shard.keys():  # noqa: SIM118 - not a dict
+                return path
+    raise KeyError(name)
 
 
 def stored_dtype(files: list[Path]) -> torch.dtype:
@@ -81,6 +127,8 @@ def load_decoder(
     check_memory(plan, dtype.itemsize if rounding == KEPT else 1, device)
     parts = Parts(plan, dtype, device, rounding)
     for name, tensor in tensors(files):
+        if canonical(name) in plan.pieces:
+            check_finite(name, tensor, dtype, files)
         parts.add(name, tensor)
     parts.check()
     return parts.build()

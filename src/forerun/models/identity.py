@@ -6,17 +6,20 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.assets import embedded
 from forerun.errors import ModelError
 from forerun.models.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from forerun.ngrams.encoders import Encoder
+
 WHOLE = 64 << 20  # weight files up to this size are hashed whole
 PIECES, PIECE = 16, 1 << 16  # of larger ones: so many pieces of so many bytes, evenly spread
 
 
-def tokenizer_hash(tokenizer: Tokenizer) -> str:
+def tokenizer_hash(tokenizer: Tokenizer | Encoder) -> str:
     """SHA-256 of the vocabulary: equal where every id stands for the same token."""
     pairs = sorted((i, token) for token, i in tokenizer.vocabulary().items())
     return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
@@ -56,7 +59,7 @@ def _folder(name: str) -> Path | None:
     place = Path(embedded(name)).expanduser()
     if place.is_dir():
         return place
-    from forerun.models.load import is_hub_id
+    from forerun.models.folder import is_hub_id
 
     if not is_hub_id(name):
         return None

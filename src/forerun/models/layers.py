@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forerun.native.packing import KEPT, Packed, Rounding, can_pack
+from forerun.native.packing import Packed, can_pack
+from forerun.native.rounding import KEPT, Rounding
 
 GELU_TANH = "gelu_tanh"
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forerun.engine.runner import ModelRunner
-from forerun.errors import ConfigError, ModelError, UnknownName, in_a_line
+from forerun.errors import ConfigError, ModelError
 from forerun.models.checkpoint import load_decoder, shard_files, stored_dtype
 from forerun.models.families import Unsupported, plan_for
+from forerun.models.folder import check_device, check_dtype, model_folder, read_config
 from forerun.native import kernels
-from forerun.native.packing import KEPT, Rounding
+from forerun.native.rounding import KEPT, Rounding
 
 if TYPE_CHECKING:
     from forerun.roles import Target
 
 log = logging.getLogger("forerun")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]  # files of a hub repository
 
 
 def load_target(
@@ -39,8 +39,7 @@ def load_target(
     the rest. weights: "int8" rounds them to 8 bits with a scale per output, "int8:128" with one per
     128 inputs; needs our kernels. Raises ModelError with the cause.
     """
-    if dtype != "auto" and dtype not in DTYPES:
-        raise UnknownName.of("dtype", dtype, ["auto", *DTYPES])
+    check_dtype(dtype)
     if not isinstance(max_seqs, int) or max_seqs < 1:
         raise ConfigError(
             f"max_seqs must be an integer of at least 1, got {max_seqs!r}; it is how many "
@@ -88,56 +87,12 @@ def can_round(path_or_model: Any, device: torch.device) -> bool:
     return isinstance(path_or_model, str | Path) and device.type == "cpu" and bool(kernels())
 
 
-def model_folder(name: str | Path) -> Path:
-    """The local folder of a model; a hub id is fetched, or found in the hub's cache."""
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.is_file():
-        raise ModelError(f"{name} is a file; give the folder that holds config.json")
-    if not is_hub_id(str(name)):
-        raise ModelError(f"there is no model folder {name}; check the path")
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(str(name), allow_patterns=WANTED))
-    except Exception as cause:  # the hub client raises many kinds
-        first = str(cause).strip().partition("\n")[0]
-        raise ModelError(
-            f"{name} is neither a folder here nor a model that the hub could deliver ({first}); "
-            "check the spelling or the connection"
-        ) from cause
-
-
-def is_hub_id(name: str) -> bool:
-    """Whether a name has the form of a hub id: NAME or OWNER/NAME."""
-    parts = name.split("/")
-    return len(parts) <= 2 and all(parts) and not name.startswith((".", "~", "/"))
-
-
-def read_config(folder: Path) -> Any:
-    """The transformers config of a folder. Raises ModelError if it is absent or unknown."""
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ModelError(f"there is no config.json in {folder}; is it a model folder?")
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(folder)
-    except Exception as cause:  # bad JSON, unknown type, invalid fields
-        raise ModelError(f"{path} cannot be used: {in_a_line(cause)}") from cause
-
-
 def choose_device(name: str) -> torch.device:
     """The torch device of a name."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as cause:
-        raise ConfigError(
-            f"expected device auto, cpu, cuda or cuda:N, got {name!r}; check the spelling"
-        ) from cause
+    check_device(name)
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {name!r} was asked for, but torch sees no GPU; use cpu")
     return device

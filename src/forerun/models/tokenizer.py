@@ -42,7 +42,7 @@ class Tokenizer:
         Raises ModelError if there is none, or it cannot be read.
         """
         name = model if isinstance(model, str | Path) else model.config._name_or_path
-        from forerun.models.load import model_folder, read_config
+        from forerun.models.folder import model_folder, read_config
 
         folder = model_folder(name)
         if not any((folder / file).exists() for file in FILES):

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from forerun.errors import ConfigError
 from forerun.native import Kernels, kernels
 from forerun.native.layout import (
     ACTIVATIONS,
@@ -33,6 +31,7 @@ from forerun.native.layout import (
     Linear,
 )
 from forerun.native.pages import HUGE, in_large_pages
+from forerun.native.rounding import KEPT, Rounding
 
 LINE = 64  # bytes of a cache line
 KINDS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
@@ -41,31 +40,6 @@ KINDS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
 def can_pack(weight: Tensor) -> bool:
     """Whether the kernels take this weight."""
     return weight.device.type == "cpu" and weight.dtype in KINDS and bool(kernels())
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """How weights are held: their own 16 or 32 bits, or 8 and a scale per `scaled` inputs."""
-
-    bits: int = 16
-    scaled: int = 0  # inputs of an output that share a scale; 0: all
-
-    @classmethod
-    def parse(cls, text: str) -> Rounding:
-        """From "auto", "int8" or "int8:128"."""
-        name, _, scaled = text.partition(":")
-        if text == "auto":
-            return cls()
-        if name != "int8" or (scaled and not scaled.isdecimal()):
-            raise ConfigError(f"weights must be auto, int8 or int8:INPUTS, got {text!r}")
-        if scaled and (int(scaled) < 32 or int(scaled) % 4):
-            raise ConfigError(
-                f"inputs per scale must be a multiple of 4 and at least 32, got {scaled}"
-            )
-        return cls(8, int(scaled or 0))
-
-
-KEPT = Rounding()
 
 
 class Packed:

@@ -35,6 +35,7 @@ class Encoder:
         self.size = max(vocabulary.values()) + 1 if vocabulary else None  # ids lie below it
         self.fingerprint = fingerprint(vocabulary) if vocabulary else ""
         self.starts: Callable[[], set[int]] = lambda: word_starts(vocabulary or {})
+        self.vocabulary = lambda: vocabulary or {}  # token strings and their ids
 
     def encode_batch(self, texts: list[str]) -> list[Many[int]]:
         """Ids of each text, without what a model expects around a prompt."""

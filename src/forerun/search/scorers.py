@@ -168,7 +168,7 @@ def _checked(score: Any) -> float | str:
 def _load(name: str | Path) -> tuple[Any, Any]:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    from forerun.models.load import model_folder
+    from forerun.models.folder import model_folder
 
     folder = model_folder(name)
     try:

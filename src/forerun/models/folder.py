@@ -1,0 +1,83 @@
+"""What can be said of a model before it is loaded: its folder, its config, dtype and device names.
+
+Nothing here needs torch, so that a wrong word is refused at once.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import ConfigError, ModelError, UnknownName, in_a_line
+
+WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]  # files of a hub repository
+DTYPES = ("auto", "bf16", "fp16", "fp32")
+DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu)(:\d{1,3})?")
+
+
+def check_dtype(name: str) -> None:
+    """Raises UnknownName for a number type that models cannot be loaded in."""
+    if name not in DTYPES:
+        raise UnknownName.of("dtype", name, DTYPES)
+
+
+def check_device(name: str) -> None:
+    """Raises ConfigError for what is not the name of a device."""
+    if not DEVICE.fullmatch(name):
+        raise ConfigError(
+            f"expected device auto, cpu, cuda or cuda:N, got {name!r}; check the spelling"
+        )
+
+
+def model_folder(name: str | Path) -> Path:
+    """The local folder of a model; a hub id is fetched, or found in the hub's cache."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_file():
+        raise ModelError(f"{name} is a file; give the folder that holds config.json")
+    if not is_hub_id(str(name)):
+        raise ModelError(f"there is no model folder {name}; check the path")
+    return _fetched(str(name))
+
+
+@cache
+def _fetched(name: str) -> Path:
+    """The folder of a hub id, asked for once per process."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=WANTED))
+    except Exception as cause:  # the hub client raises many kinds
+        first = str(cause).strip().partition("\n")[0]
+        raise ModelError(
+            f"{name} is neither a folder here nor a model that the hub could deliver ({first}); "
+            "check the spelling or the connection"
+        ) from cause
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name has the form of a hub id: NAME or OWNER/NAME."""
+    parts = name.split("/")
+    return len(parts) <= 2 and all(parts) and not name.startswith((".", "~", "/"))
+
+
+def check_folder(folder: Path) -> Path:
+    """The config file of a model folder. Raises ModelError if there is none."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelError(f"there is no config.json in {folder}; is it a model folder?")
+    return path
+
+
+def read_config(folder: Path) -> Any:
+    """The transformers config of a folder. Raises ModelError if it is absent or unknown."""
+    path = check_folder(folder)
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder)
+    except Exception as cause:  # bad JSON, unknown type, invalid fields
+        raise ModelError(f"{path} cannot be used: {in_a_line(cause)}") from cause

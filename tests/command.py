@@ -1,0 +1,28 @@
+"""What tests of the command line share."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+Call = Callable[..., tuple[int, str, str]]
+HEAVY = ("torch", "numba", "transformers", "numpy")
+CAT = ("--prompt", "the cat sat on")
+
+
+def records(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.split("\n") if line]
+
+
+def python(code: str) -> str:
+    """What a fresh interpreter prints."""
+    paths = os.pathsep.join(sys.path)
+    environment = os.environ | {"PYTHONPATH": paths}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout

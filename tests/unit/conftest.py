@@ -1,0 +1,68 @@
+"""Fixtures of all that calls the command line."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import Call
+from tiny import make_tiny
+
+from forerun.cli.main import main
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("cli") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("cli") / "other", vocab=300)
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    """Runs a command line in this process; gives status, standard output, standard error."""
+
+    def run(*words: Any) -> tuple[int, str, str]:
+        status = main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+@pytest.fixture
+def generate(call: Call, tiny: Path) -> Call:
+    """`forerun generate` on the tiny model, few tokens."""
+    return lambda *words: call("generate", "-m", tiny, "--max-new-tokens", 8, *words)
+
+
+@pytest.fixture
+def refuses(call: Call) -> Callable[..., str]:
+    """Runs a command line that must end in one line of error and status 2; gives that line."""
+
+    def run(*words: Any) -> str:
+        status, out, err = call(*words)
+        lines = [line for line in err.splitlines() if not line.startswith("#")]
+        assert status == 2 and len(lines) == 1 and lines[0].startswith("error: "), err
+        assert out == ""
+        return lines[0]
+
+    return run
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a text on standard input."""
+
+    def put(text: str) -> None:
+        stream = io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8")
+        monkeypatch.setattr(sys, "stdin", stream)
+
+    return put

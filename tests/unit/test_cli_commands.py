@@ -1,0 +1,174 @@
+"""`forerun methods`, `verify`, `demo` and `doctor`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import Call, records
+from tiny import make_tiny
+
+from forerun import catalog
+from forerun.bench import machine
+from forerun.cli.output import Results
+from forerun.errors import CapacityError
+
+
+def test_methods_table_lists_all(call: Call) -> None:
+    status, out, _ = call("methods")
+    assert status == 0
+    assert all(f"{row.name} " in out and row.title in out for row in catalog.rows())
+    assert "41 systems" in out
+
+
+def test_methods_as_json(call: Call) -> None:
+    found = json.loads(call("methods", "--json")[1])
+    assert [row["name"] for row in found] == [row.name for row in catalog.rows()]
+    assert {row["state"] for row in found} <= {"works", "partial", "missing"}
+
+
+def test_methods_explains_one(call: Call) -> None:
+    _, out, _ = call("methods", "stand")
+    for said in ("2506.04708", "context = 4", "scope = group", "docs/methods/stand.md", "works"):
+        assert said in out
+    assert "(missing)" in call("methods", "kangaroo")[1]
+    assert "gumbel (grower)" in call("methods", "gumbel")[1]
+    found = json.loads(call("methods", "draft-model", "--json")[1])
+    assert found["parts"]["drafter"]["options"]["model"] == "required"
+
+
+def test_verify_passes_and_reports(call: Call, tiny: Path) -> None:
+    words = ("verify", "-m", tiny, "--prompts", 2, "--max-new-tokens", 12)
+    words += ("--law-prompts", 1, "--samples", 200)
+    status, out, _ = call(*words)
+    assert status == 0 and "4 of 4 identical" in out and "verify passed" in out
+    status, out, _ = call(*words, "--json", "--drafter", "none")
+    found = json.loads(out)
+    assert status == 0 and found["passed"] and found["law"]["is_vacuous"]
+    assert found["dtype"] == "float32" and found["law"]["num_samples"] == 200
+
+
+def test_verify_says_what_it_could_have_found(call: Call, tiny: Path) -> None:
+    words = ("verify", "-m", tiny, "--prompts", 1, "--max-new-tokens", 4, "--law-prompts", 1)
+    law = json.loads(call(*words, "--samples", 200, "--json")[1])["law"]
+    assert law["power"] == 0.8 and 0.1 < law["detectable"] < 0.5
+    assert law["detectable"] == max(test["detectable"] for test in law["tests"])
+    assert 20_000 < law["samples_for_one_percent"] < 500_000
+    _, out, _ = call(*words, "--samples", 200)
+    last = out.splitlines()[-1]
+    assert last.startswith("verify passed; at these counts the law test finds a mistake that moves")
+    assert f"{law['detectable']:.1%} of a position's probability with 80% certainty" in last
+    _, out, _ = call(*words, "--samples", 5)
+    assert "too few samples to find anything" in out.splitlines()[-1]
+    _, out, _ = call(*words[:-1], 0)
+    assert out.splitlines()[-1] == "verify passed"
+
+
+@pytest.mark.parametrize("at", [1, 2, 5])
+def test_interrupted_verify_prints_what_was_finished(
+    call: Call, tiny: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Ctrl-C at the n-th result: within the greedy texts, or before the second law prompt."""
+    from forerun import sampled_law, verifying
+
+    results = iter(range(1, 10))
+
+    def stops(real: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any, **options: Any) -> Any:
+            for result in real(*given, **options):
+                if next(results) == at:
+                    raise KeyboardInterrupt
+                yield result
+
+        return run
+
+    monkeypatch.setattr(verifying, "check_greedy", stops(verifying.check_greedy))
+    monkeypatch.setattr(sampled_law, "prompt_laws", stops(sampled_law.prompt_laws))
+    words = ("verify", "-m", tiny, "--prompts", 2, "--max-new-tokens", 4, "--samples", 100)
+    status, out, err = call(*words, "--law-prompts", 2)
+    assert status == 130 and "Traceback" not in err
+    done = f"{min(at - 1, 4)} of 4 greedy texts and {max(at - 5, 0)} of 2 law prompts finished"
+    assert f"interrupted: {done}" in err
+    assert out.count(": 4 tokens, identical") == min(at - 1, 4)
+    assert "verify interrupted, and nothing wrong in what was finished" in out
+    results = iter(range(1, 10))
+    found = json.loads(call(*words, "--law-prompts", 2, "--json")[1])
+    assert found["interrupted"] and found["passed"] is None
+
+
+def test_verify_fails_with_status_1(
+    call: Call, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forerun.verifiers import greedy
+    from forerun.verifiers.greedy import Greedy
+
+    def second_best(tree: Any, laws: Any) -> Any:
+        from forerun.records import Verdict
+
+        return Verdict([], int(laws.logits(-1).argsort()[-2]))
+
+    monkeypatch.setattr(greedy, "follow_argmax", second_best)
+    assert Greedy.lossless
+    words = ("verify", "-m", tiny, "--verifier", "greedy", "--prompts", 1, "--law-prompts", 0)
+    status, out, _ = call(*words)
+    assert status == 1 and "violation at position 0" in out and "gap" in out
+
+
+def test_demo_counts_both_arms(call: Call, tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path / "long", context=1024)
+    out = tmp_path / "demo.jsonl"
+    words = ("demo", "-m", folder, "--problems", 2, "-n", 3, "--max-new-tokens", 12)
+    status, text, _ = call(*words)
+    assert status == 0 and "speed-up" in text and "majority@3" in text and "3-4" in text
+    status, text, _ = call(*words, "--json", "--out", out)
+    found = json.loads(text)
+    assert found["problems"] == 2 and found["speed_up"] > 0
+    assert found["arms"]["none"]["stats"]["tau"] == 1.0
+    arms = [r["arm"] for r in records(out.read_text())]
+    assert sorted(arms[:2]) == sorted(arms[2:]) == ["none", "stand"]
+
+
+def test_a_full_disk_keeps_what_the_demo_measured(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, out = make_tiny(tmp_path / "long", context=1024), tmp_path / "demo.jsonl"
+    whole, counts = Results.write, iter(range(10))
+
+    def write(self: Results, record: dict[str, Any]) -> None:
+        if next(counts) < 3:
+            return whole(self, record)
+        monkeypatch.setattr(os, "write", no_space)
+        return whole(self, record)
+
+    def no_space(file: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Results, "write", write)
+    words = ("demo", "-m", folder, "--problems", 3, "-n", 2, "--max-new-tokens", 8, "--out", out)
+    status, text, err = call(*words)
+    last = err.splitlines()[-1]
+    assert status == 2 and last.startswith(f"error: cannot write {out}: No space left on device")
+    assert "the 3 results written before are kept" in last
+    assert len(records(out.read_text())) == 3
+    assert "best of 2 on 2 held-out problems" in text and "speed-up" in text
+
+
+def test_doctor_reports(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "read_bandwidth", lambda threads, tries=8: 1e-9)
+    status, out, err = call("doctor", "--json")
+    found = json.loads(out)
+    assert status == 0 and found["number types"]["fp32"].startswith("works")
+    assert {"versions", "processor", "gpu", "kernels", "embedded model"} <= found.keys()
+    assert {"weights, 1 row", "weights, 8 rows", "weights, 16 rows"} <= found["speed"].keys()
+    assert "how fast memory" in err  # nobody wonders what takes so long
+
+    def refuse(threads: int) -> float:
+        raise CapacityError("no room")
+
+    monkeypatch.setattr(machine, "read_bandwidth", refuse)
+    _, out, _ = call("doctor")
+    assert "torch" in out and "not measured: no room" in out and "advice" in out

@@ -1,0 +1,259 @@
+"""Bad input on the command line: one line, status 2, nothing lost."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command import CAT, Call, python, records
+from safetensors.torch import load_file, save_file
+
+from forerun.cli.output import Results
+from forerun.errors import CapacityError
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["generate", "--drafer", "stand"], "--drafter"),
+        (["genrate"], "'generate'"),
+        (["generate", *CAT, "-d", "stnd"], "'stand'"),
+        (["generate", *CAT, "-d", "stand:contxt=3"], "'context'"),
+        (["generate", *CAT, "-d", "kangaroo"], "'kangaroo' is not built yet"),
+        (["generate", *CAT, "-d", "rsd"], "grower=gumbel --verifier recursive"),
+        (["generate", *CAT, "--verifier", "transfer"], "verifiers that work: "),
+        (["generate", "-p", ""], "--prompt is empty"),
+        (["generate", "-p", "-", "-f", "-"], "can be read once"),
+        (["verify", "--law-prompts", "-1"], "--law-prompts must be at least 0"),
+        (["generate", *CAT, "-d", "stand:context"], "context=VALUE"),
+        (["generate", *CAT, "-d", "stand:entries=many"], "takes a whole number"),
+        (["generate", *CAT, "-d", "draft_model"], "needs model"),
+        (["generate", *CAT, "--verifier", "recursiv"], "'recursive'"),
+        (["generate", *CAT, "--controller", "fixd"], "'fixed'"),
+        (["generate", *CAT, "--controller", "additive", "--nodes", "3"], "'fixed'"),
+        (["generate", *CAT, "--nodes", "-1"], "nodes"),
+        (["generate", *CAT, "--controller", "additive:least=9,most=3"], "least <= depth"),
+        (["generate", *CAT, "-d", "draft_model:model=X,grower=gumbl"], "'gumbel'"),
+        (["generate", *CAT, "-d", "fuse:parts=stand+promt_lookup"], "'prompt_lookup'"),
+        (["generate", *CAT, "-d", "fuse:parts=stand+draft_model"], "needs model"),
+        (["generate", "-p", "a\udcffb"], "--prompt is not UTF-8"),
+        (["generate", *CAT, "--stop", "\udcff"], "--stop is not UTF-8"),
+        (["generate", *CAT, "--temperature", "-0.5"], "temperature"),
+        (["generate", *CAT, "--top-p", "0"], "top_p"),
+        (["generate", *CAT, "-n", "0"], "n must be"),
+        (["generate", *CAT, "-n", "two"], "integer"),
+        (["generate", *CAT, "--min-new-tokens", "9", "--max-new-tokens", "8"], "min_new_tokens"),
+        (["generate", *CAT, "--logit-bias", "5"], "ID=BIAS"),
+        (["generate", *CAT, "--batch", "0"], "batch"),
+        (["generate", *CAT, "--prompt-file", "no/such.txt"], "no/such.txt"),
+        (["generate", *CAT, "-m", "./no-such-folder"], "no-such-folder"),
+        (["methods", "stnad"], "'stand'"),
+        (["verify", "--prompts", "0"], "--prompts"),
+        (["verify", "--temperature", "0"], "temperature"),
+        (["demo", "--problems", "0"], "--problems"),
+        (["demo", "--drafter", "none"], "plain decoding"),
+        (["train", "reasner"], "'reasoner'"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
+)
+def test_refused_before_a_model_is_loaded(
+    refuses: Callable[..., str], words: list[str], said: str
+) -> None:
+    assert said in refuses(*words)
+
+
+EARLY = {
+    "--dtype fp8": "unknown dtype 'fp8'",
+    "--device gpu": "expected device auto, cpu, cuda or cuda:N, got 'gpu'",
+    "--weights int9": "weights must be auto, int8",
+    "-m ./nowhere": "there is no model folder ./nowhere",
+    "-d stand:context=-3": "context must be a length or lengths in 1..32, got -3",
+    "-d suffix:min_prob=2": "min_prob",
+    "-d fuse:parts=suffix+stand,parts=x": "'x'",
+    "-d rasd": "rasd needs a draft to add to",
+    "-d infini": "infini",
+    "-d infini:index=nope": "index of drafter 'infini': there is no nope",
+    "-d rest:corpus=nope": "corpus of drafter 'rest': there is no nope",
+    "-d draft_model:model=./nowhere": "there is no model folder ./nowhere",
+    "-d draft_model:model=draft,dtype=fp8": "unknown dtype 'fp8'",
+    "--mix nope": "there is no index at nope",
+    "--within nope": "no file nope",
+    "--style nope": "--style: there is no file nope",
+}
+
+
+def test_nothing_is_loaded_for_what_cannot_work(tmp_path: Path) -> None:
+    """Real command lines in one fresh interpreter that cannot import torch."""
+    code = (
+        "import os, shlex, sys; sys.modules['torch'] = None; sys.stderr = sys.stdout; "
+        f"os.chdir({str(tmp_path)!r}); from forerun.cli.main import main\n"
+        f"for words in {list(EARLY)!r}:\n"
+        "    print(main(['generate', '-p', 'the cat', '--json', *shlex.split(words)]))"
+    )
+    lines = python(code).splitlines()
+    assert lines[1::2] == ["2"] * len(EARLY)
+    for line, (words, said) in zip(lines[::2], EARLY.items(), strict=True):
+        assert line.startswith("error: ") and said in line, words
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("not json", "line 2 is not JSON"),
+        ('"a text"', 'line 2 needs an object with "prompt"'),
+        ('{"prompt": [1, "a"]}', 'line 2 needs an object with "prompt"'),
+        ('{"prompt": ""}', "line 2 has an empty prompt"),
+        ('{"prompt": []}', "line 2 has an empty prompt"),
+        ('{"prompt": "a", "temprature": 1}', "'temperature'"),
+        ('{"prompt": "\\ud800"}', "line 2 is not UTF-8"),
+        ('{"prompt": "a", "top_p": 0}', "line 2: top_p"),
+        ('{"prompt": "a", "logit_bias": {"x": 1}}', "line 2: logit_bias"),
+    ],
+)
+def test_bad_prompt_lines_are_named(
+    refuses: Callable[..., str], tiny: Path, tmp_path: Path, line: str, said: str
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "fine"}\n' + line + "\n")
+    assert said in refuses("generate", "-m", tiny, "-f", file)
+
+
+def test_bad_prompt_files(refuses: Callable[..., str], tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "empty.txt").write_text("\n")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    for name in ("empty.jsonl", "empty.txt"):
+        said = refuses("generate", "-m", tiny, "-f", tmp_path / name)
+        assert f"{name} is empty or blank: it holds no prompt; write" in said
+    assert "UTF-8" in refuses("generate", "-m", tiny, "-f", tmp_path / "latin.txt")
+
+
+@pytest.mark.parametrize("text", ["", "\n", "\r\n"])
+def test_empty_standard_input_says_where_a_prompt_may_stand(
+    refuses: Callable[..., str], pipe: Callable[[str], None], text: str
+) -> None:
+    pipe(text)
+    said = refuses("generate")
+    assert "standard input is empty" in said and "--prompt TEXT or --prompt-file FILE" in said
+    pipe(text)
+    assert refuses("generate", *CAT, "-p", "-") == said
+
+
+def test_bad_lines_on_standard_input_are_named(
+    refuses: Callable[..., str], pipe: Callable[[str], None]
+) -> None:
+    pipe('{"prompt": "fine"}\n{"prompt": "a", "temprature": 1}\n')
+    assert "standard input line 2: 'temprature'" in refuses("generate")
+
+
+def test_bytes_that_are_no_text_on_standard_input(
+    refuses: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"))
+    assert "standard input is not UTF-8" in refuses("generate")
+
+
+def test_prompts_that_cannot_be_served(refuses: Callable[..., str], tiny: Path) -> None:
+    assert "empty" in refuses("generate", "-m", tiny, "-p", "")
+    assert "context" in refuses("generate", "-m", tiny, "-p", "cat " * 200)
+
+
+def test_token_ids_beyond_the_vocabulary(refuses: Callable[..., str], tiny: Path) -> None:
+    for flag in (["--ban", 9999], ["--logit-bias", "300=2"], ["--stop-token-id", 288]):
+        assert "end at 287" in refuses("generate", "-m", tiny, *CAT, *flag)
+
+
+def test_draft_with_another_vocabulary(
+    refuses: Callable[..., str], tiny: Path, other: Path
+) -> None:
+    spec = f"draft_model:model={other}"
+    assert "vocabulary" in refuses("generate", "-m", tiny, *CAT, "-d", spec)
+
+
+def test_broken_model_folders(refuses: Callable[..., str], tiny: Path, tmp_path: Path) -> None:
+    def broken(name: str) -> Path:
+        return Path(shutil.copytree(tiny, tmp_path / name))
+
+    corrupt = broken("corrupt")
+    weights = corrupt / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    assert "model.safetensors" in refuses("generate", "-m", corrupt, *CAT)
+    silent = broken("silent")
+    for file in silent.glob("tokenizer*"):
+        file.unlink()
+    assert "tokenizer" in refuses("generate", "-m", silent, *CAT)
+    strange = broken("strange")
+    config = json.loads((strange / "config.json").read_text())
+    config |= {"model_type": "warbler", "architectures": ["WarblerForCausalLM"]}
+    (strange / "config.json").write_text(json.dumps(config))
+    assert "warbler" in refuses("generate", "-m", strange, *CAT)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert str(empty) in refuses("generate", "-m", empty, *CAT)
+
+
+def test_damaged_weights_are_named(refuses: Callable[..., str], tiny: Path, tmp_path: Path) -> None:
+    """Cut short, with a header cut short, with a NaN, and too large for a number type."""
+    folder = Path(shutil.copytree(tiny, tmp_path / "damaged"))
+    file, words = folder / "model.safetensors", ("generate", "-m", folder, *CAT)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1000])
+    expected = f"{file} has {len(whole) - 1000:,} bytes where its header tells of {len(whole):,};"
+    assert expected in refuses(*words)
+    file.write_bytes(whole[:1000])
+    assert f"{file} has 1,000 bytes where its header tells of " in refuses(*words)
+    held = load_file(tiny / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    for value, dtype, said in (
+        (float("nan"), "auto", f"tensor {name} in {file} holds 1 values"),
+        (float("inf"), "fp32", "NaN or infinite: these weights are damaged"),
+        (1e5, "fp16", f"tensor {name} reaches 1e+05, and torch.float16 ends at"),
+    ):
+        held[name][3, 2] = value
+        save_file(held, file)
+        assert said in refuses(*words, "--dtype", dtype)
+
+
+def test_results_are_never_overwritten(
+    refuses: Callable[..., str], tiny: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "samples.jsonl"
+    out.write_text("precious\n")
+    assert "exists" in refuses("generate", "-m", tiny, *CAT, "--out", out)
+    assert out.read_text() == "precious\n"
+    assert "cannot write" in refuses("generate", "-m", tiny, *CAT, "--out", tmp_path / "a" / "b")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_disk_is_named_and_the_sample_is_shown(generate: Call) -> None:
+    status, out, err = generate(*CAT, "--json", "--out", "/dev/full")
+    assert status == 2 and len(records(out)) == 1
+    assert err.splitlines()[-1].startswith("error: cannot write /dev/full: No space left")
+
+
+def test_a_line_that_does_not_fit_leaves_the_lines_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = Results(tmp_path / "samples.jsonl")
+    results.write({"a": 1})
+    whole = os.write
+    rooms = iter([3])
+
+    def short(file: int, data: bytes) -> int:
+        room = next(rooms, None)
+        if room is None:
+            raise OSError(28, "No space left on device")
+        return whole(file, data[:room])
+
+    monkeypatch.setattr(os, "write", short)
+    with pytest.raises(CapacityError, match="the 1 result written before is kept"):
+        results.write({"b": 2})
+    monkeypatch.undo()
+    results.close()
+    assert (tmp_path / "samples.jsonl").read_text() == '{"a": 1}\n'

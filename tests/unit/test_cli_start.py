@@ -1,0 +1,140 @@
+"""The first second of a command: Ctrl-C, what is imported, a word while a model loads."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import python
+
+from forerun import compiled
+
+INTERRUPTING = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["INTERRUPT_AT"]:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+"""  # Ctrl-C while a module is looked for, in any command of this interpreter
+
+
+def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`python -m forerun` in a process of its own."""
+    paths = [environment.pop("first", ""), *sys.path]
+    return subprocess.run(
+        [sys.executable, "-m", "forerun", *words],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("forerun.cli", "interrupted before anything was begun"),
+        ("typer", "interrupted before anything was begun"),
+        ("forerun.errors", "interrupted before anything was begun"),
+        ("forerun.cli.methods", "interrupted; what was printed or written by then stays"),
+        ("forerun.catalog", "interrupted; what was printed or written by then stays"),
+    ],
+)
+def test_ctrl_c_at_the_start_is_one_line(tmp_path: Path, module: str, said: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTING)
+    done = run("methods", first=str(tmp_path), INTERRUPT_AT=module)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", said + "\n")
+
+
+def test_the_module_is_the_command() -> None:
+    assert run("--version").stdout == "forerun 0.1.0\n"
+    assert run("methods", "stnd").returncode == 2
+
+
+def test_nothing_slow_comes_before_the_first_handler_of_ctrl_c() -> None:
+    """What `forerun.__main__` imports: modules that Python itself has already, and ours."""
+    code = (
+        "import sys; before = {*sys.modules}; import forerun.__main__; "
+        "print(*sorted({*sys.modules} - before - {'importlib', 'importlib._abc', 'warnings'}))"
+    )
+    assert python(code).split() == ["forerun", "forerun.__main__"]
+
+
+def test_a_count_in_an_fm_index_needs_no_torch(tmp_path: Path) -> None:
+    text, index = tmp_path / "a.txt", tmp_path / "a.fm"
+    text.write_text("one two one")
+    assert run("index", "fm", "build", str(index), str(text)).returncode == 0
+    printed = python(
+        "import sys; from forerun.cli.main import main; "
+        f"print(main(['index', 'fm', 'count', {str(index)!r}, 'one'])); "
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    assert printed.splitlines() == ["2", "0", "[]"]
+
+
+LOADS = """
+import sys
+from forerun.cli import options
+from forerun.cli.main import main
+options.PATIENCE = 0.0
+sys.exit(main(["generate", "-m", sys.argv[1], "-p", "the cat", "--max-new-tokens", "1"]))
+"""
+
+
+def test_a_terminal_is_told_that_a_model_loads_and_a_pipe_is_not(tiny_folder: Path) -> None:
+    words = [sys.executable, "-c", LOADS, str(tiny_folder)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    piped = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert piped.returncode == 0 and "loading" not in piped.stderr + piped.stdout
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    try:
+        while piece := os.read(ours, 4096):
+            shown += piece
+    except OSError:  # how Linux says that the other end is closed
+        pass
+    assert process.wait() == 0
+    os.close(ours)
+    assert shown.decode().count(f"loading {tiny_folder} ...") == 1
+
+
+KERNELS = """
+from numba import njit
+@njit(cache=True)
+def twice(x):
+    return 2 * x
+@njit(cache=True)
+def thrice(x):
+    return twice(x) + x
+"""
+
+
+def test_compiling_is_announced_once_and_only_if_it_happens(tmp_path: Path) -> None:
+    (tmp_path / "kernels_of_a_test.py").write_text(KERNELS)
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from forerun import compiled; "
+        "compiled.watch(print); compiled.watch(lambda text: print('again', text)); "
+        "import kernels_of_a_test as k; k.thrice(1); k.twice(2.0); print('done')"
+    )
+    assert python(code).splitlines() == [compiled.NOTICE, "done"]
+    assert python(code).splitlines() == ["done"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["stand", "suffix"])
+def test_the_first_call_says_once_that_it_compiles_and_the_second_nothing(
+    tiny_folder: Path, tmp_path: Path, drafter: str
+) -> None:
+    words = ("generate", "-m", str(tiny_folder), "-p", "the cat", "-d", drafter, "--json")
+    words += ("--max-new-tokens", "8")
+    for times in (1, 0):
+        done = run(*words, NUMBA_CACHE_DIR=str(tmp_path))
+        assert done.returncode == 0
+        assert done.stderr.count(compiled.NOTICE) == times
+        assert done.stderr.count("compiled in") == times

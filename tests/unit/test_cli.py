@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,19 @@ def test_help_lists_every_command(call: Call) -> None:
 def test_every_command_has_help(call: Call, name: str) -> None:
     status, out, _ = call(name, "--help")
     assert status == 0 and f"forerun {name}" in out
+
+
+def test_what_several_commands_ask_for_is_declared_once() -> None:
+    """`chat` asks for its temperature itself."""
+    declared = Counter(
+        ast.unparse(node)
+        for file in Path(cli.__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Annotated"
+        if file.name != "chat.py"
+    )
+    assert len(declared) > 100
+    assert [option for option, times in declared.items() if times > 1] == []
 
 
 def test_version(call: Call) -> None:

@@ -79,7 +79,7 @@ EARLY = {
     "-d rasd": "rasd needs a draft to add to",
     "-d infini": "infini",
     "-d infini:index=nope": "index of drafter 'infini': there is no nope",
-    "-d rest:corpus=nope": "corpus of drafter 'rest': there is no nope",
+    "-d sam:corpus=nope": "corpus of drafter 'sam': there is no nope",
     "-d draft_model:model=./nowhere": "there is no model folder ./nowhere",
     "-d draft_model:model=draft,dtype=fp8": "unknown dtype 'fp8'",
     "--mix nope": "there is no index at nope",

@@ -56,12 +56,12 @@ def test_the_module_is_the_command() -> None:
 
 
 def test_nothing_slow_comes_before_the_first_handler_of_ctrl_c() -> None:
-    """What `forerun.__main__` imports: modules that Python itself has already, and ours."""
+    """What `forerun.__main__` imports: ours, and what takes no time."""
     code = (
         "import sys; before = {*sys.modules}; import forerun.__main__; "
-        "print(*sorted({*sys.modules} - before - {'importlib', 'importlib._abc', 'warnings'}))"
+        "print(*sorted({name.partition('.')[0] for name in {*sys.modules} - before}))"
     )
-    assert python(code).split() == ["forerun", "forerun.__main__"]
+    assert {*python(code).split()} <= {"__future__", "forerun", "importlib", "warnings"}
 
 
 def test_a_count_in_an_fm_index_needs_no_torch(tmp_path: Path) -> None:
@@ -70,10 +70,10 @@ def test_a_count_in_an_fm_index_needs_no_torch(tmp_path: Path) -> None:
     assert run("index", "fm", "build", str(index), str(text)).returncode == 0
     printed = python(
         "import sys; from forerun.cli.main import main; "
-        f"print(main(['index', 'fm', 'count', {str(index)!r}, 'one'])); "
+        f"print(main(['index', 'fm', 'count', {str(index)!r}, ' two'])); "
         "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
-    assert printed.splitlines() == ["2", "0", "[]"]
+    assert printed.splitlines() == ["1", "0", "[]"]
 
 
 LOADS = """
@@ -91,7 +91,7 @@ def test_a_terminal_is_told_that_a_model_loads_and_a_pipe_is_not(tiny_folder: Pa
     piped = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert piped.returncode == 0 and "loading" not in piped.stderr + piped.stdout
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=theirs)
+    process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=theirs)
     os.close(theirs)
     shown = b""
     try:

@@ -32,8 +32,6 @@ PeersDir = Annotated[
 ]
 Tasks = Annotated[str, typer.Option("--tasks", help="Tasks by name, as reasoning,code.")]
 RunFolder = Annotated[Path, typer.Option("--out", help="Run folder; one that is there goes on.")]
-Number = Annotated[int, typer.Option("-n", help="Samples per prompt.")]
-Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
 TopK = Annotated[int, typer.Option("--top-k", help="0: off.")]
 TopP = Annotated[float, typer.Option("--top-p", help="1: off.")]
 Examples = Annotated[int, typer.Option("--examples", help="Prompts per task.")]
@@ -48,7 +46,6 @@ Optimum = Annotated[
         help="Decode every prompt once more, untimed: how many drafts the best rule would accept.",
     ),
 ]
-Folder = Annotated[Path, typer.Argument(help="A run folder.")]
 
 
 @app.command("run")
@@ -60,8 +57,8 @@ def run(
     model: options.ModelName = "reasoner",
     peers: Peers = "",
     peers_dir: PeersDir = None,
-    n: Number = 16,
-    temperature: Temperature = 0.6,
+    n: options.Number = 16,
+    temperature: options.Temperature = 0.6,
     top_k: TopK = 0,
     top_p: TopP = 1.0,
     max_new_tokens: options.MaxNewTokens = 512,
@@ -107,7 +104,7 @@ def run(
 
 
 @app.command("report")
-def report(folder: Folder) -> None:
+def report(folder: options.RunFolder) -> None:
     """Make a page and a table of a run."""
     from forerun.bench.report import write_report
 
@@ -153,8 +150,8 @@ def profile(
         str, typer.Option("--drafter", "-d", help="Method, as stand:context=4,nodes=32.")
     ] = "stand",
     task: Annotated[str, typer.Option("--task", help="Where the prompt comes from.")] = "reasoning",
-    n: Number = 4,
-    temperature: Temperature = 0.6,
+    n: options.Number = 4,
+    temperature: options.Temperature = 0.6,
     max_new_tokens: options.MaxNewTokens = 256,
     rounds: Rounds = 3,
     threads: Threads = None,

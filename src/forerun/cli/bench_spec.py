@@ -15,7 +15,7 @@ TASK = "spec_bench:"
 
 
 def answers(
-    folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    folder: options.RunFolder,
     method: Annotated[str, typer.Option("--method", help="One of the run's methods.")],
     out: Annotated[Path, typer.Option("--out", help="Answer file to write.")],
     number: Annotated[int, typer.Option("--round", help="Which round, from 0.")] = 0,

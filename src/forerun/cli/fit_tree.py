@@ -39,7 +39,6 @@ HeldOut = Annotated[
     int, typer.Option("--held-out", min=1, help="Other prompts, to measure before and after.")
 ]
 Sizes = Annotated[str, typer.Option("--sizes", help="Tree sizes to measure, joined by +.")]
-Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
 OutFile = Annotated[
     Path | None,
     typer.Option(
@@ -67,7 +66,7 @@ def command(
     n: Number = 4,
     held_out: HeldOut = 10,
     sizes: Sizes = "8+16+32",
-    temperature: Temperature = 0.6,
+    temperature: options.Temperature = 0.6,
     max_new_tokens: options.MaxNewTokens = 512,
     batch: options.Batch = 1,
     out: OutFile = None,

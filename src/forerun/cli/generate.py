@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from forerun.engine.run import Sample
     from forerun.roles import Shaper
 
-Prompt = Annotated[list[str], typer.Option("--prompt", "-p", help="Prompt; may come again.")]
 PromptFile = Annotated[
     Path | None,
     typer.Option(
@@ -46,10 +45,7 @@ PromptFile = Annotated[
         help="A text file is one prompt; .jsonl: an object with a prompt per line.",
     ),
 ]
-Number = Annotated[int, typer.Option("-n", help="Samples per prompt.")]
-Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
 TopK = Annotated[int, typer.Option("--top-k", help="Keep the k likeliest; 0: off.")]
-TopP = Annotated[float, typer.Option("--top-p", help="Keep the likeliest of mass p; 1: off.")]
 MinP = Annotated[float, typer.Option("--min-p", help="Least share of the largest; 0: off.")]
 Repetition = Annotated[float, typer.Option("--repetition-penalty", help="1: off.")]
 Presence = Annotated[float, typer.Option("--presence-penalty", help="0: off.")]
@@ -152,12 +148,12 @@ class Output:
 def command(
     ctx: typer.Context,
     model: options.ModelName = "reasoner",
-    prompt: Prompt = [],  # noqa: B006 - typer makes a new list per call
+    prompt: options.Prompt = [],  # noqa: B006 - typer makes a new list per call
     prompt_file: PromptFile = None,
-    n: Number = 1,
-    temperature: Temperature = 1.0,
+    n: options.Number = 1,
+    temperature: options.Temperature = 1.0,
     top_k: TopK = 0,
-    top_p: TopP = 1.0,
+    top_p: options.TopP = 1.0,
     min_p: MinP = 0.0,
     repetition_penalty: Repetition = 1.0,
     presence_penalty: Presence = 0.0,

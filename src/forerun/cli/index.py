@@ -32,7 +32,6 @@ app.add_typer(index_fm.app, name="fm")
 Where = Annotated[Path, typer.Argument(help="Folder of the index.", show_default=False)]
 Query = Annotated[str, typer.Argument(help="Text, or token ids with --ids.", show_default=False)]
 Terms = Annotated[list[str], typer.Argument(help="Text; several: each must be near the others.")]
-AsIds = Annotated[bool, typer.Option("--ids", help="The text is token ids, as '5 17 3'.")]
 Tokenizer = Annotated[
     str | None, typer.Option("--tokenizer", help="Must be the index's; without it, its own copy.")
 ]
@@ -50,10 +49,7 @@ Seed = Annotated[int, typer.Option("--seed", help="Decides which occurrences are
 @app.command("build")
 def build(
     index: Where,
-    sources: Annotated[
-        list[Path],
-        typer.Argument(help="Text, .jsonl (.gz, .zst), .parquet, folders, datasets on disk."),
-    ],
+    sources: options.Sources,
     tokenizer: Annotated[
         str,
         typer.Option(help="Model folder, tokenizer.json, hub id, bytes, or ids."),
@@ -72,10 +68,8 @@ def build(
         int | None, typer.Option(min=1, help="Threads that sort; else one per core.")
     ] = None,
     field: Annotated[str, typer.Option(help="Where JSON lines and datasets have the text.")] = "",
-    split: Annotated[str, typer.Option(help="Document of a text file: file, paragraph, line.")] = (
-        "file"
-    ),
-    on_error: Annotated[str, typer.Option(help="Unreadable records: fail, or skip them.")] = "fail",
+    split: options.Split = "file",
+    on_error: options.OnError = "fail",
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the index there, once this one is done.")
     ] = False,
@@ -153,8 +147,8 @@ def check(
 @app.command("count")
 def count(
     index: Where,
-    queries: Annotated[list[str], typer.Argument(help="Texts, or token ids with --ids.")],
-    ids: AsIds = False,
+    queries: options.Queries,
+    ids: options.AsIds = False,
     tokenizer: Tokenizer = None,
     is_json: options.Json = False,
 ) -> None:
@@ -174,7 +168,7 @@ def prob(
     index: Where,
     context: Query,
     following: Annotated[str, typer.Argument(help="What follows; its first token counts.")],
-    ids: AsIds = False,
+    ids: options.AsIds = False,
     whole: Whole = False,
     tokenizer: Tokenizer = None,
     is_json: options.Json = False,
@@ -208,7 +202,7 @@ def prob(
 def ntd(
     index: Where,
     context: Query,
-    ids: AsIds = False,
+    ids: options.AsIds = False,
     whole: Whole = False,
     max_support: Support = 1000,
     top: Annotated[int, typer.Option("--top", help="Tokens to show; 0: all.")] = 20,
@@ -238,7 +232,7 @@ def ntd(
 def search(
     index: Where,
     terms: Terms,
-    ids: AsIds = False,
+    ids: options.AsIds = False,
     limit: Limit = 3,
     window: Window = 100,
     seed: Seed = 0,
@@ -283,7 +277,7 @@ def search(
 def attribute(
     index: Where,
     text: Annotated[str, typer.Argument(help="The text, or - for standard input.")],
-    ids: AsIds = False,
+    ids: options.AsIds = False,
     min_length: Annotated[int, typer.Option("--min-length", help="Tokens of a span.")] = 5,
     max_count: Annotated[
         int, typer.Option("--max-count", help="Leave out what occurs more often; 0: nothing.")

@@ -24,7 +24,6 @@ app = typer.Typer(
 )
 
 File = Annotated[Path, typer.Argument(help="File of the FM-index.", show_default=False)]
-AsIds = Annotated[bool, typer.Option("--ids", help="The text is token ids, as '5 17 3'.")]
 TokenizerName = Annotated[
     str, typer.Option("--tokenizer", help="Model folder, hub id or embedded model.")
 ]
@@ -33,16 +32,11 @@ TokenizerName = Annotated[
 @app.command("build")
 def build(
     file: File,
-    sources: Annotated[
-        list[Path],
-        typer.Argument(help="Text, .jsonl (.gz, .zst), .parquet, folders, datasets on disk."),
-    ],
+    sources: options.Sources,
     tokenizer: TokenizerName = "reasoner",
     field: Annotated[str, typer.Option(help="Where JSON lines and datasets have text.")] = "text",
-    split: Annotated[str, typer.Option(help="Document of a text file: file, paragraph, line.")] = (
-        "file"
-    ),
-    on_error: Annotated[str, typer.Option(help="Unreadable records: fail, or skip them.")] = "fail",
+    split: options.Split = "file",
+    on_error: options.OnError = "fail",
     sample: Annotated[int, typer.Option(help="Positions from one kept place to the next.")] = 32,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
     is_json: options.Json = False,
@@ -84,8 +78,8 @@ def build(
 @app.command("count")
 def count(
     file: File,
-    queries: Annotated[list[str], typer.Argument(help="Texts, or token ids with --ids.")],
-    ids: AsIds = False,
+    queries: options.Queries,
+    ids: options.AsIds = False,
     tokenizer: TokenizerName = "reasoner",
     is_json: options.Json = False,
 ) -> None:
@@ -104,7 +98,7 @@ def count(
 def locate(
     file: File,
     query: Annotated[str, typer.Argument(help="Text, or token ids with --ids.")],
-    ids: AsIds = False,
+    ids: options.AsIds = False,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Places to show.")] = 10,
     window: Annotated[int, typer.Option(min=0, help="Tokens to show on either side.")] = 12,
     tokenizer: TokenizerName = "reasoner",

@@ -101,7 +101,9 @@ def main(argv: Many[str] | None = None) -> int:
             return status
         except (KeyboardInterrupt, EOFError, typer.Abort):
             return _end("interrupted; what was printed or written by then stays", 130)
-        except BrokenPipeError:
+        except (BrokenPipeError, SystemExit) as end:  # rich makes an exit of a broken pipe
+            if not isinstance(end, OSError) and not isinstance(end.__context__, BrokenPipeError):
+                raise
             _drop_output()  # the reader has gone, as `head` does
             return 141
         except Exception as error:

@@ -37,8 +37,24 @@ Json = Annotated[bool, typer.Option("--json", help="For machines: JSON on standa
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="Results as JSON lines, written as they come.")
 ]
+Prompt = Annotated[list[str], typer.Option("--prompt", "-p", help="Prompt; may come again.")]
+Number = Annotated[int, typer.Option("-n", help="Samples per prompt.")]
+Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Keep the likeliest of mass p; 1: off.")]
+RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", help="Longest text, in tokens.")]
 
+# of corpora and queries
+AsIds = Annotated[bool, typer.Option("--ids", help="The text is token ids, as '5 17 3'.")]
+Queries = Annotated[list[str], typer.Argument(help="Texts, or token ids with --ids.")]
+Sources = Annotated[
+    list[Path],
+    typer.Argument(help="Text, .jsonl (.gz, .zst), .parquet, folders, datasets on disk."),
+]
+Split = Annotated[
+    str, typer.Option("--split", help="Document of a text file: file, paragraph, line.")
+]
+OnError = Annotated[str, typer.Option("--on-error", help="Unreadable records: fail, or skip them.")]
 
 SHOWN = 200  # characters of an option's value, where people see it
 NESTED = {"grower": "grower", "parts": "drafter"}  # options that name other parts, and their kind

@@ -32,7 +32,6 @@ METHODS = ("best_of", "step_beam", "dvts", "superposed")
 SCORERS = ("arithmetic", "likelihood", "reward:MODEL", "MODULE:FUNCTION")
 EMBEDDED_STEPS = (".", "\n")  # the reasoner writes one sentence per computation
 
-Prompt = Annotated[list[str], typer.Option("--prompt", "-p", help="Prompt; may come again.")]
 PromptFile = Annotated[
     Path | None, typer.Option("--prompt-file", "-f", help="As for `forerun generate`.")
 ]
@@ -83,15 +82,13 @@ Ngrams = Annotated[
 NgramWeight = Annotated[
     float | None, typer.Option("--ngram-weight", help="superposed: 0 to 1, 0.54 unasked.")
 ]
-Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
-TopP = Annotated[float, typer.Option("--top-p", help="Keep the likeliest of mass p; 1: off.")]
 Stop = Annotated[list[str], typer.Option("--stop", help="Text that ends a trajectory.")]
 
 
 def command(
     ctx: typer.Context,
     model: options.ModelName = "reasoner",
-    prompt: Prompt = [],  # noqa: B006 - typer makes a new list per call
+    prompt: options.Prompt = [],  # noqa: B006 - typer makes a new list per call
     prompt_file: PromptFile = None,
     method: Method = "best_of",
     n: Number = None,
@@ -105,8 +102,8 @@ def command(
     step_tokens: StepTokens = 128,
     max_steps: MaxSteps = 40,
     aggregate: Aggregate = "last",
-    temperature: Temperature = 0.6,
-    top_p: TopP = 1.0,
+    temperature: options.Temperature = 0.6,
+    top_p: options.TopP = 1.0,
     max_new_tokens: options.MaxNewTokens = 512,
     stop: Stop = [],  # noqa: B006
     ngrams: Ngrams = [],  # noqa: B006

@@ -15,7 +15,8 @@ from tiny import make_tiny
 from forerun.engine.runner import ModelRunner
 from forerun.errors import CapacityError, ConfigError, ModelError, UnknownName
 from forerun.models.hf import HFTarget
-from forerun.models.load import is_hub_id, load_target
+from forerun.models.folder import is_hub_id
+from forerun.models.load import load_target
 from forerun.records import Step
 from forerun.tree import EMPTY
 

@@ -13,8 +13,6 @@ import importlib
 
 TYPE_CHECKING = False  # true for type checkers: `typing` itself takes longer than the rest
 if TYPE_CHECKING:
-    from typing import Any
-
     from forerun.catalog import rows as methods
     from forerun.engine.api import Model, Result, generate, load
     from forerun.engine.loop import Engine
@@ -53,7 +51,7 @@ _HOMES = {  # imported when first used: `import forerun` stays cheap
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'forerun' has no attribute {name!r}")
     module, _, there = _HOMES[name].partition(":")

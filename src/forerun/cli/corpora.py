@@ -43,6 +43,8 @@ def check(given: dict[str, Any]) -> None:
         if given[name] is not None and given[other] is None:
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} needs --{other}, a corpus; got {given[name]!r}")
+    if given["mix_weights"]:
+        weights_of(given["mix_weights"])
     if given["mix"] is not None:
         from forerun.ngrams.store import read_manifest
 
@@ -53,8 +55,6 @@ def check(given: dict[str, Any]) -> None:
         from forerun.constraints import corpus
 
         corpus.check(given["within_begin"] or corpus.ANYWHERE, given["within_window"])
-    if given["mix_weights"]:
-        weights_of(given["mix_weights"])
 
 
 def shapers(model: Model, given: dict[str, Any]) -> list[Shaper]:

@@ -19,6 +19,8 @@ from forerun.bench import machine, planning, streams, theory
 from forerun.bench.metrics import Totals
 from forerun.bench.results import Manifest, Record, SampleRecord
 from forerun.bench.theory import PassCost
+from forerun.engine import cache
+from forerun.errors import CapacityError
 
 COST = PassCost(weight_bytes=1_000_000_000, kv_bytes_per_token=1_000_000, flops_per_row=10**9)
 LIMITS = {"read_gb_s": 10.0, "gflop_s": 50.0}
@@ -65,7 +67,7 @@ def test_the_readers_read_everything() -> None:
 
 def test_limits_are_positive_and_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "LEAST", 1 << 20)
-    monkeypatch.setattr(machine, "TIMES_CACHE", 0)
+    monkeypatch.setattr(machine, "TIMES_CACHE", (0,))
     machine._buffer.cache_clear()
     found = machine.limits(2, torch.float32)
     machine._buffer.cache_clear()
@@ -81,8 +83,22 @@ def test_the_buffer_exceeds_the_caches(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(machine, "LEAST", 1 << 20)
     machine._buffer.cache_clear()
     assert machine.cache_bytes() == 2 << 20
-    assert machine._buffer().nbytes == machine.TIMES_CACHE * (2 << 20)
+    assert machine._buffer().nbytes == machine.TIMES_CACHE[0] * (2 << 20)
     machine._buffer.cache_clear()
+
+
+def test_the_buffer_leaves_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "LEAST", 1 << 20)
+    monkeypatch.setattr(machine, "cache_bytes", lambda: 1 << 20)
+    many, few = (times << 20 for times in machine.TIMES_CACHE)
+    for free, expected in ((2 * many, many), (2 * many - 1, few), (2 * few, few)):
+        machine._buffer.cache_clear()
+        monkeypatch.setattr(cache, "available_bytes", lambda device, free=free: free)
+        assert machine._buffer().nbytes == expected
+    machine._buffer.cache_clear()
+    monkeypatch.setattr(cache, "available_bytes", lambda device: 2 * few - 1)
+    with pytest.raises(CapacityError, match="takes 3 MiB .* but 5 MiB are"):
+        machine._buffer()
 
 
 def test_roofline_by_hand() -> None:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     import torch
 
 PACKAGES = ("torch", "transformers", "numba", "numpy")
-LEAST, TIMES_CACHE = 256 << 20, 8  # bytes of the buffer that is read: far larger than the caches
+LEAST = 256 << 20  # bytes of the buffer that is read
+TIMES_CACHE = 8, 3  # how far it exceeds the caches: as a rule, and where memory is short
 PIECE = 8 << 20  # numbers that are written at once
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 WIDE = (512, 1024, 2048, 4096, 8192)  # rows and columns of the products
@@ -157,17 +158,27 @@ def read_bandwidth(threads: int, *, tries: int = 8, device: str = "cpu") -> floa
 
 @cache
 def _buffer() -> np.ndarray:
-    """Numbers, int64, that no cache can hold; kept, so that a later try touches no new page."""
-    size = max(LEAST, TIMES_CACHE * cache_bytes())
-    try:
-        words = np.empty(size // 8, dtype=np.int64)
-        for start in range(0, len(words), PIECE):  # Ctrl-C is heard in between
-            words[start : start + PIECE] = 1
-        return words
-    except MemoryError:
+    """Numbers, int64, that no cache can hold; kept, so that a later try touches no new page.
+
+    Raises CapacityError before it takes more than half of the memory that is free: the system
+    would grant it, and end a process once it is written.
+    """
+    import torch
+
+    from forerun.engine.cache import available_bytes
+
+    sizes = [max(LEAST, times * cache_bytes()) for times in TIMES_CACHE]
+    free = available_bytes(torch.device("cpu"))
+    size = next((size for size in sizes if size <= free // 2), None)
+    if size is None:
         raise CapacityError(
-            f"measuring the memory takes {size >> 20} MiB, which are not free"
-        ) from None
+            f"measuring the memory takes {sizes[-1] >> 20} MiB and leaves as much free, but "
+            f"{free >> 20} MiB are; end other programs, or raise the limit of the container"
+        )
+    words = np.empty(size // 8, dtype=np.int64)
+    for start in range(0, len(words), PIECE):  # Ctrl-C is heard in between
+        words[start : start + PIECE] = 1
+    return words
 
 
 def cache_bytes() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -87,14 +88,20 @@ class Rows:
     def split(self, nodes: int) -> Rows:
         """The rows of the root and of `nodes` nodes; what comes after them are probes."""
         stop = nodes + 1
-        if len(self.logits) <= stop:
+        if self.logits.shape[0] <= stop:
             return self
         hidden = None if self.hidden is None else self.hidden[:stop]
         return Rows(self.logits[:stop], hidden, self.logits[stop:])
 
+    @cached_property
+    def _host(self) -> np.ndarray | None:
+        """All logits where they lie, if NumPy can read them there."""
+        can_read = self.logits.is_cpu and self.logits.element_size() >= 4
+        return self.logits.detach().numpy() if can_read else None
+
     def row(self, node: int) -> np.ndarray:
         """Logits of `node` (-1: the root) as NumPy [V]; half precisions are widened."""
-        return _wide(self.logits[node + 1])
+        return _wide(self.logits[node + 1]) if self._host is None else self._host[node + 1]
 
     def probe(self, i: int) -> np.ndarray:
         """Logits of the i-th appended node, as `row` gives them."""

@@ -33,6 +33,9 @@ class Target(ABC):
     cost: Cost | None = None  # of a pass, once it was measured
     gives: frozenset[str] = frozenset({"hidden", "probes"})  # of what others may need of a pass
 
+    def warm_up(self) -> None:
+        """Compiles what it runs."""
+
     @abstractmethod
     def forward(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
         """Rows for the root and every node of each tree, in one pass."""

@@ -152,12 +152,13 @@ def argmax(logits: np.ndarray) -> int:
 
     Raises ConfigError if all tokens are forbidden, or a logit is NaN or +inf.
     """
-    best = int(np.argmax(logits))  # the first NaN, if there is one
-    if logits[best] == -np.inf:
+    best = int(logits.argmax())  # the first NaN, if there is one
+    highest = float(logits[best])
+    if highest == -math.inf:
         raise ConfigError("no token is left: banned_tokens and constraints forbid all; loosen one")
-    if not np.isfinite(logits[best]):
+    if not math.isfinite(highest):
         raise ConfigError(
-            f"the target's logit of token {best} is {logits[best]}, expected a finite number; "
+            f"the target's logit of token {best} is {highest}, expected a finite number; "
             "half precision may have overflowed (load the model with dtype fp32), or its weights "
             "are damaged"
         )
@@ -175,7 +176,7 @@ def softmax(
     if temperature != 1.0:
         probs *= logits.dtype.type(1.0 / max(temperature, 1e-30))
     np.exp(probs, out=probs)
-    probs /= probs.sum()
+    probs /= np.add.reduce(probs)
     return probs
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from forerun import shaping
 from forerun.bench import timers
 from forerun.bench.budget import LIMIT, NATIVE, PYTHON, REST, Measured, budget
 from forerun.bench.own import Parts
-from forerun.bench.profile import profile
+from forerun.bench.profile import consume, profile
 from forerun.bench.timers import Clock, Patches, calibrate
 from forerun.engine.attention import Pass
 from forerun.models import layers
@@ -214,6 +215,24 @@ def test_models_that_transformers_runs_have_one_line_for_the_pass(tmp_path: Path
     sampling = Sampling(max_new_tokens=6, seed=0, ignore_eos=True)
     found = profile(loaded, PROMPT, sampling, Parts("none"), rounds=1)
     assert [line.name for line in found.lines if line.name.startswith("forward")] == [REST]
+
+
+def test_no_step_pays_for_a_collection_of_all_that_was_imported(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen: list[int] = []
+
+    def watched(run: Any) -> None:
+        frozen.append(gc.get_freeze_count())
+        consume(run)
+
+    monkeypatch.setattr("forerun.bench.profile.consume", watched)
+    before = gc.get_freeze_count()
+    sampling = Sampling(max_new_tokens=4, seed=0, ignore_eos=True)
+    profile(model, PROMPT, sampling, Parts("none"), rounds=2)
+    assert len(frozen) == 1 + 2 * 2  # the first computes the prompt and is not counted
+    assert all(count > 10_000 for count in frozen[1:])
+    assert gc.get_freeze_count() == before
 
 
 def test_time_is_the_real_one_again() -> None:

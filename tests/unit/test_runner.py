@@ -12,6 +12,7 @@ from parity import branching, error, expected, forward, prompt, saved, sequence,
 
 from forerun.engine.attention import Masks, Span, lowest
 from forerun.engine.runner import CHUNK, ModelRunner
+from forerun.engine.work import lay_out
 from forerun.errors import CapacityError
 from forerun.models.load import load_target
 from forerun.tree import EMPTY, Tree, TreeBuilder, chain
@@ -134,6 +135,22 @@ def test_many_steps_in_a_batch_that_changes(model: Any, runner: ModelRunner) -> 
         if step == 2:  # one leaves, two join
             runner.release(running.pop(0))
             running += [sequence(prompt(14)), sequence(prompt(10))]
+
+
+def test_cells_are_laid_out_as_the_tree_says() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        num, total = int(rng.integers(0, 4)), int(rng.integers(0, 12))
+        tree = TreeBuilder()
+        for node in range(total):
+            tree.add(node, int(rng.integers(-1, node)) if node else -1)
+        made = tree.build()
+        rows = num + total if num else int(rng.integers(0, total + 1))  # old nodes: no pending
+        places, sees = lay_out(7, num, made.parents, rows)
+        assert places.tolist() == [*range(7, 7 + num), *(6 + num + made.depths).tolist()]
+        want = np.tri(num + total, dtype=bool)  # each pending token sees those before it
+        want[num:, num:] = made.ancestors
+        assert np.array_equal(sees, want[num + total - rows :])
 
 
 def test_what_exceeds_the_context_is_refused(folder: Path, model: Any) -> None:

@@ -19,7 +19,8 @@ from forerun import sampling as sampling_module
 from forerun.dice import Dice
 from forerun.engine.api import Model
 from forerun.engine.cache import Cache
-from forerun.engine.runner import ModelRunner, Work
+from forerun.engine.runner import ModelRunner
+from forerun.engine.work import Work
 from forerun.records import Sequence, Verdict
 from forerun.roles import Verifier
 from forerun.sampled_law import LawReport, LawTest
@@ -128,7 +129,10 @@ def seen_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def blind(self: ModelRunner, seq: Sequence, tree: Tree, num_seqs: int) -> Work:
         work = real(self, seq, tree, num_seqs)
         if len(tree):
-            work.ancestors = work.depths[:, None] >= work.depths
+            places, num = work.span.places, len(work.pending)
+            sees = work.span.sees.copy()
+            sees[num:, num:] = places[num:, None] >= places[num:]
+            work.span = replace(work.span, sees=sees)
         return work
 
     monkeypatch.setattr(ModelRunner, "_tree_work", blind)

@@ -54,9 +54,10 @@ class Own:
         return {"forerun": __version__}
 
     def start(self) -> None:
-        drafter = self._model().drafter(self.parts.drafter)
-        drafter.warm_up()
-        registry.make("verifier", self.parts.verifier).warm_up()
+        model = self._model()
+        verifier = registry.make("verifier", self.parts.verifier)
+        for part in (model.target, model.drafter(self.parts.drafter), verifier):
+            part.warm_up()
 
     def warm_up(self, example: Example, sampling: Sampling) -> None:
         self.run(example, short(sampling, self.parts.batch))

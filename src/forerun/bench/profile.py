@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from forerun.bench.budget import FORWARD, NATIVE, PYTHON, REST, Budget, Measured, budget
-from forerun.bench.timers import Clock, Patches, calibrate, seconds_of
+from forerun.bench.timers import Clock, Patches, calibrate, seconds_of, young_garbage
 from forerun.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -38,9 +38,10 @@ def profile(
     start_run = Runs(model, prompt, sampling, parts)
     start_run.plain()  # computes the prompt, compiles, touches pages
     cost, clock, bare, timed = calibrate(), Clock(_wait_for(model)), Measured(), Measured()
-    for _ in range(rounds):
-        bare.add(start_run.plain())
-        timed.add(start_run.timed(clock))
+    with young_garbage():
+        for _ in range(rounds):
+            bare.add(start_run.plain())
+            timed.add(start_run.timed(clock))
     alone: dict[str, float] = {}
     if NATIVE in clock.seconds:
         from forerun.bench.products import seconds_alone

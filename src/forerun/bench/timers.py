@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 CALLS = 4000  # of the empty functions that calibrate the timers
@@ -81,6 +83,21 @@ def seconds_of(work: Callable[[], Any]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
+
+
+@contextmanager
+def young_garbage() -> Iterator[None]:
+    """Lets the garbage collector look at what is made from here on only.
+
+    A full collection walks all that was ever imported, a sixth of a second at any moment: in a run
+    of fifty steps the step that it falls into made 3 ms a step of some innocent part.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 class Patches:

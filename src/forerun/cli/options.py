@@ -149,7 +149,7 @@ def warm_up(model: Any = None, **specs: str) -> None:
     """Compiles the kernels of the parts in use before the clock runs."""
     parts = [registry.make("verifier", specs.get("verifier", "speculative"))]
     if model is not None:
-        parts.append(model.drafter(specs.get("drafter", registry.DRAFTER)))
+        parts += [model.target, model.drafter(specs.get("drafter", registry.DRAFTER))]
     warm(*parts)
 
 

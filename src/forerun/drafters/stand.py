@@ -167,11 +167,8 @@ class Stand(Drafter):
                 self._compare(seq, step, i)
         for i, seq in enumerate(step.seqs):
             nodes, tree = step.visited(i), step.trees[i]
-            cells = tree.cells_of(name_of(self))
-            if len(own := np.flatnonzero(cells >= 0)):
-                is_drawn = bool(tree.laws[own[0]] != POINT)
-                chances = self.memory(seq).chances[is_drawn]
-                chances.learn(tree.parents, cells, step.verdicts[i].nodes)
+            if len(tree):
+                self._count(self.memory(seq), tree, step.verdicts[i].nodes)
             if self._refit and self._filled.get(seq) is step.trees[i].tokens:
                 self._refit.count(step.trees[i], step.verdicts[i].nodes, step.plans[i])
             if nodes:
@@ -281,6 +278,14 @@ class Stand(Drafter):
                 gain.learn(seq, difference)
                 del self._trials[seq]
         gain.step(seq)
+
+    def _count(self, memory: LogitMemory, tree: Tree, accepted: list[int]) -> None:
+        """The memory's chances learn what became of nodes that were valued by them."""
+        cells = tree.cells_of(name_of(self))
+        first = int((cells >= 0).argmax())
+        if cells[first] >= 0:
+            is_drawn = bool(tree.laws[first] != POINT)
+            memory.chances[is_drawn].learn(tree.parents, cells, accepted)
 
     def _is_own(self, tree: Tree) -> bool:
         return tree.sources.count(name_of(self)) == len(tree.sources)

@@ -170,8 +170,8 @@ class Model:
         )
         compiled.watch(log.warning)
         if compiled.cold_now():
-            engine.drafter.warm_up()
-            engine.verifier.warm_up()
+            for part in (engine.target, engine.drafter, engine.verifier):
+                part.warm_up()
         return engine
 
     def drafter(self, spec: str | Drafter) -> Drafter:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.engine.attention import Span, TorchDecoder
+from forerun.engine.attention import TorchDecoder
 from forerun.engine.cache import Cache, Slot, Slots
+from forerun.engine.work import Work, warm_up
 from forerun.errors import CapacityError
 from forerun.native.decoder import NativeDecoder, lacking, say_once
 from forerun.records import Rows, Sequence, Verdict
@@ -33,55 +32,7 @@ SCRATCH = 1024  # cells beyond the context, for tree nodes
 LOGITS: frozenset[str] = frozenset({"logits"})
 HIDDEN: frozenset[str] = frozenset({"hidden"})
 NOTHING: frozenset[str] = frozenset()
-NO_DEPTHS, NO_ANCESTORS = np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=bool)
-
-
-@dataclass
-class Work:
-    """Rows of one sequence in a pass: pending tokens, then new scratch nodes.
-
-    Law of order: cells of a slot are committed tokens, pending ones, then scratch nodes, oldest
-    first; pending tokens come only into a slot without scratch. depths [m] and ancestors [m, m]
-    cover all m scratch nodes, old and new.
-    """
-
-    slot: Slot
-    pending: list[int]
-    nodes: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    depths: np.ndarray = field(default_factory=lambda: NO_DEPTHS)
-    ancestors: np.ndarray = field(default_factory=lambda: NO_ANCESTORS)
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.pending) + len(self.nodes)
-
-    @property
-    def first(self) -> int:
-        """The first row whose logits are wanted: the root, or the first node."""
-        return max(len(self.pending) - 1, 0)
-
-    @cached_property
-    def span(self) -> Span:
-        """Cells, positions and visibility of the rows."""
-        base, num, total = len(self.slot.tokens), len(self.pending), len(self.depths)
-        first = num + total - self.num_rows  # nodes computed earlier
-        places = np.arange(base, base + num + total)  # positions of the cells from base on
-        if not total:
-            return Span(self.slot.index, base, places, self.num_rows)
-        places[num:] = base + num - 1 + self.depths
-        sees = np.zeros((num + total, num + total), dtype=bool)
-        sees[:num, :num] = np.tri(num, dtype=bool)
-        sees[num:, :num] = True
-        sees[num:, num:] = self.ancestors
-        return Span(self.slot.index, base, places, self.num_rows, sees[first:])
-
-    def keep(self) -> None:
-        """The rows have been computed: pending tokens are committed, new nodes are scratch."""
-        if self.pending:
-            self.slot.clear_scratch()
-            self.slot.tokens += self.pending
-        self.slot.add(self.nodes, self.parents)
+NO_ROWS = np.zeros(0, dtype=np.int64)
 
 
 class Runner(Target):
@@ -97,6 +48,9 @@ class Runner(Target):
 
         What `needs` does not name may be empty. Calls `Work.keep` on each once it is computed.
         """
+
+    def warm_up(self) -> None:
+        warm_up()
 
     @torch.inference_mode()
     def forward(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
@@ -159,8 +113,7 @@ class Runner(Target):
 
     def _tree_work(self, seq: Sequence, tree: Tree, num_seqs: int) -> Work:
         """All rows of a tree pass; at least the last token is pending."""
-        depth = int(tree.depths.max()) if len(tree) else 0
-        slot = self._synced(seq, depth)
+        slot = self._synced(seq, tree)
         if len(slot.tokens) == len(seq.tokens):
             slot.truncate(len(seq.tokens) - 1)
         slot.clear_scratch()
@@ -168,12 +121,12 @@ class Runner(Target):
         pending = seq.tokens[len(slot.tokens) :]
         if not len(tree):
             return Work(slot, pending)
-        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
-        return Work(slot, pending, tokens, parents, tree.depths, tree.ancestors)
+        parents = np.ascontiguousarray(tree.parents, np.int32)
+        return Work(slot, pending, tree.tokens.tolist(), parents.tolist(), parents)
 
     def _path_work(self, seq: Sequence, paths: list[Path]) -> Work:
         """Pending tokens and new nodes of one sequence; no rows if all are known."""
-        slot = self._synced(seq, max(map(len, paths)))
+        slot = self._synced(seq, max(paths, key=len))
         if len(slot.tokens) == len(seq.tokens) and -1 not in slot.logits:
             slot.truncate(len(seq.tokens) - 1)  # `forward` made these cells and kept no logits
         self._prefill(slot, seq, SMALL)
@@ -181,16 +134,19 @@ class Runner(Target):
         if pending:
             slot.clear_scratch()
         nodes, parents = _missing(slot, paths)
-        return Work(slot, pending, nodes, parents, *_ancestry(slot.parents + parents))
+        scratch = np.array(slot.parents + parents, dtype=np.int32)
+        return Work(slot, pending, nodes, parents, scratch)
 
-    def _synced(self, seq: Sequence, depth: int) -> Slot:
+    def _synced(self, seq: Sequence, draft: Tree | Path) -> Slot:
         length = len(seq.tokens)
-        if length + depth > self.context:
-            what = f"{length} tokens" + (f" and a tree of depth {depth}" if depth else "")
-            raise CapacityError(
-                f"the sequence has {what}, but the context is {self.context}; shorten the prompt, "
-                "or load the model with a larger `context` if it supports one"
-            )
+        if length + len(draft) > self.context:  # a tree may have fewer levels than nodes
+            depth = int(draft.depths.max(initial=0)) if isinstance(draft, Tree) else len(draft)
+            if length + depth > self.context:
+                what = f"{length} tokens" + (f" and a tree of depth {depth}" if depth else "")
+                raise CapacityError(
+                    f"the sequence has {what}, but the context is {self.context}; shorten the "
+                    "prompt, or load the model with a larger `context` if it supports one"
+                )
         return self.cache.sync(seq)
 
     def _prefill(self, slot: Slot, seq: Sequence, most: int) -> None:
@@ -234,14 +190,13 @@ class ModelRunner(Runner):
 
     def run(self, works: list[Work], needs: frozenset[str]) -> tuple[Tensor, Tensor]:
         order = sorted(works, key=lambda work: work.slot.index)
-        for work in order:
-            self.cache.reserve(work.slot, work.span.stop)
         spans = [work.span for work in order]
+        self.cache.reserve(order[-1].slot, max(span.stop for span in spans))
         positions = spans[0].positions
         if len(spans) > 1:
             positions = np.concatenate([span.positions for span in spans])
         ids = [t for work in order for t in (*work.pending, *work.nodes)]
-        wanted = _wanted(works, order) if "logits" in needs else NO_DEPTHS
+        wanted = _wanted(works, order) if "logits" in needs else NO_ROWS
         hidden, logits = self.decode(
             ids, positions, spans, self.cache, wanted, needs_hidden="hidden" in needs
         )
@@ -302,14 +257,3 @@ def _keep(works: list[Work], rows: Tensor, name: str) -> None:
         total = len(work.slot.nodes)
         first = total - len(work.nodes) - bool(work.pending)
         getattr(work.slot, name).update({node: next(left) for node in range(first, total)})
-
-
-def _ancestry(parents: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Depths [n] (children of the root: 1) and ancestors bool [n, n]."""
-    depths = np.ones(len(parents), dtype=np.int64)
-    sees = np.eye(len(parents), dtype=bool)
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            depths[node] = depths[parent] + 1
-            sees[node] |= sees[parent]
-    return depths, sees

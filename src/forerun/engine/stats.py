@@ -68,10 +68,10 @@ class Stats:
         self.spend(other.seconds)
         return self
 
-    def spend(self, seconds: dict[str, float], share: float = 1.0) -> None:
-        """Adds a share of the time spent, part by part."""
+    def spend(self, seconds: dict[str, float]) -> None:
+        """Adds time spent, part by part."""
         for name, value in seconds.items():
-            self.seconds[name] = self.seconds.get(name, 0.0) + share * value
+            self.seconds[name] = self.seconds.get(name, 0.0) + value
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers for JSON."""
@@ -105,26 +105,31 @@ class Recorder:
 
     def __call__(self, step: Step) -> None:
         spent = step.times | {"other": perf_counter() - step.clock}
+        share = {name: value / len(step.seqs) for name, value in spent.items()}
         for i, (seq, tree, verdict) in enumerate(
             zip(step.seqs, step.trees, step.verdicts, strict=True)
         ):
             stats = self.of(seq)
-            accepted = min(len(verdict.nodes), len(step.emitted[i]))
+            emitted, drafted = len(step.emitted[i]), len(tree)
+            accepted = min(len(verdict.nodes), emitted)
             stats.passes += 1
-            stats.drafted += len(tree)
-            stats.accepted += accepted
-            is_whole = len(step.emitted[i]) > len(verdict.nodes)  # not cut off within the draft
-            stats.examined += accepted + (is_whole and _was_rejected(tree, verdict.nodes))
-            stats.generated += len(step.emitted[i])
+            stats.generated += emitted
             if seq.end is not None:  # a stop string reached back: what it cut off is no output
                 stats.generated -= len(seq.tokens) - seq.end
-            stats.accepted_at.update(range(1, accepted + 1))
+            stats.spend(share)  # a pass is shared evenly by its batch
+            if not drafted:
+                continue
+            is_whole = emitted > len(verdict.nodes)  # not cut off within the draft
+            stats.drafted += drafted
+            stats.accepted += accepted
+            stats.examined += accepted + (is_whole and _was_rejected(tree, verdict.nodes))
+            for depth in range(1, accepted + 1):
+                stats.accepted_at[depth] += 1
             if tree.sources:
                 stats.drafted_by.update(tree.sources)
                 stats.accepted_by.update(tree.sources[n] for n in verdict.nodes[:accepted])
-            stats.spend(spent, 1 / len(step.seqs))  # a pass is shared evenly by its batch
 
 
 def _was_rejected(tree: Tree, nodes: list[int]) -> bool:
     """Whether the walk ended at a node that had children."""
-    return bool(len(tree) and (tree.parents == (nodes[-1] if nodes else -1)).any())
+    return (nodes[-1] if nodes else -1) in tree.parents

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from forerun.dice import SeededDice
 from forerun.engine.cache import Slot, Slots
-from forerun.engine.runner import LOGITS, Runner, Work
+from forerun.engine.runner import LOGITS, Runner
+from forerun.engine.work import Work
 from forerun.errors import CapacityError, ModelError
 from forerun.records import Sequence
 from forerun.sampling import Sampling

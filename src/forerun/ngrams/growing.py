@@ -96,20 +96,16 @@ def grow_places(
             return nodes, rows, used
         start, size, rank = at * entries, sizes[at], ranks[at]
         if rank == 0 and is_drawn:
-            race(uniforms, used, q_probs[start : start + size], order[at, :size])
-            out.q_ids[filled : filled + size] = q_ids[start : start + size]
-            out.q_probs[filled : filled + size] = q_probs[start : start + size]
-            used, filled = used + size, filled + size
+            part = slice(start, start + size)
+            race(uniforms, used, q_probs[part], order[at, :size])
+            filled = keep_q(out, rows, filled, q_ids[part], q_probs[part])
             rows_of[at] = rows
-            rows += 1
-            out.starts[rows] = filled
+            used, rows = used + size, rows + 1
         token = q_ids[start + (order[at, rank] if is_drawn else rank)]
         out.tokens[nodes], out.parents[nodes] = token, at - 1
-        out.laws[nodes] = SWOR if is_drawn else POINT
-        out.rows[nodes] = rows_of[at]
+        out.laws[nodes], out.rows[nodes] = SWOR if is_drawn else POINT, rows_of[at]
         cells[nodes] = grades[at] * RANKS + min(rank, RANKS - 1)
-        nodes += 1
-        new = nodes
+        new = nodes = nodes + 1
         left[new], depths[new] = value[at], depths[at] + 1
         contexts[new, 1:] = contexts[at, :-1]
         contexts[new, 0] = token
@@ -118,3 +114,12 @@ def grow_places(
         value[at] = left[at] * rates[grades[at], min(ranks[at], RANKS - 1)]
         if ranks[at] == size:
             value[at] = 0.0
+
+
+@njit(cache=True, nogil=True, inline="always")
+def keep_q(out: Buffers, row: int, start: int, ids: np.ndarray, probs: np.ndarray) -> int:
+    """Writes a proposal from `start` on; returns where the next one begins."""
+    stop = start + len(ids)
+    out.q_ids[start:stop], out.q_probs[start:stop] = ids, probs
+    out.starts[row + 1] = stop
+    return stop

@@ -40,6 +40,7 @@ class LogitMemory:
             raise ConfigError(f"entries must be in 1..256, got {entries}")
         self.longest = int(self.lengths[0])
         self.entries = entries
+        self.slot_bytes = memory_rows.row_bytes(entries)  # key, count, stamp, ids, probabilities
         self.budget = budget  # bytes; may be changed at any time, takes effect at the next growth
         if self.slots_within(budget) < 64:
             raise ConfigError(
@@ -57,11 +58,6 @@ class LogitMemory:
     def __len__(self) -> int:
         """Contexts held."""
         return self._size
-
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of one slot: key, count, stamp, ids and probabilities."""
-        return memory_rows.row_bytes(self.entries)
 
     @property
     def nbytes(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,6 +83,7 @@ class Rows:
     logits: torch.Tensor  # [n + 1, V]
     hidden: torch.Tensor | None = None  # [n + 1, d], last layer after the norm; absent unless asked
     probes: torch.Tensor | None = None  # logits [k, V] of nodes that the verifier appended
+    host: np.ndarray | None = None  # the logits once more, where NumPy can read them in place
 
     def split(self, nodes: int) -> Rows:
         """The rows of the root and of `nodes` nodes; what comes after them are probes."""
@@ -91,17 +91,12 @@ class Rows:
         if self.logits.shape[0] <= stop:
             return self
         hidden = None if self.hidden is None else self.hidden[:stop]
-        return Rows(self.logits[:stop], hidden, self.logits[stop:])
-
-    @cached_property
-    def _host(self) -> np.ndarray | None:
-        """All logits where they lie, if NumPy can read them there."""
-        can_read = self.logits.is_cpu and self.logits.element_size() >= 4
-        return self.logits.detach().numpy() if can_read else None
+        host = None if self.host is None else self.host[:stop]
+        return Rows(self.logits[:stop], hidden, self.logits[stop:], host)
 
     def row(self, node: int) -> np.ndarray:
         """Logits of `node` (-1: the root) as NumPy [V]; half precisions are widened."""
-        return _wide(self.logits[node + 1]) if self._host is None else self._host[node + 1]
+        return _wide(self.logits[node + 1]) if self.host is None else self.host[node + 1]
 
     def probe(self, i: int) -> np.ndarray:
         """Logits of the i-th appended node, as `row` gives them."""

@@ -174,7 +174,7 @@ def softmax(
     """
     probs = logits - (logits.max() if highest is None else highest)
     if temperature != 1.0:
-        probs *= logits.dtype.type(1.0 / max(temperature, 1e-30))
+        probs *= 1.0 / max(temperature, 1e-30)
     np.exp(probs, out=probs)
     probs /= np.add.reduce(probs)
     return probs

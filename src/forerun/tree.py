@@ -13,7 +13,7 @@ A rejection verifier needs nothing else. Only growers draw, so only growers labe
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -191,7 +191,11 @@ def chain(tokens: Iterable[int]) -> Tree:
 
 def signed(tree: Tree, name: str) -> Tree:
     """The tree with every node said to come from the drafter `name`, unless it tells already."""
-    return tree if tree.sources or not len(tree) else replace(tree, sources=(name,) * len(tree))
+    num, t = len(tree), tree
+    if t.sources or not num:
+        return tree
+    rest = t.tokens, t.parents, t.laws, t.rows, t.starts, t.q_ids, t.q_probs, t.cells
+    return Tree(*rest, sources=(name,) * num)  # half the time of `replace`, for every draft
 
 
 EMPTY = chain(())

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.bench.timers import Clock
+
+if TYPE_CHECKING:
+    from forerun.records import Step
 
 LIMIT = 0.10  # share of a step above which a part outside the pass is flagged
 FORWARD = "forward: "
 REST = FORWARD + "rest"
 NATIVE = FORWARD + "native kernels"
 PYTHON = "Python rest"
+COUNTING = "counting"  # what the profile itself does in a step: no part of a budget
 ORDER = (  # of the lines of a budget; kinds of layers are sorted by time
     "draft",
     "plan",
@@ -67,6 +71,12 @@ class Measured:
     tokens: int = 0
     rows: int = 0  # of all passes
 
+    def count(self, step: Step) -> None:
+        """Listener: one more step of the run."""
+        self.steps += 1
+        self.rows += sum(1 + len(tree) for tree in step.trees)
+        self.tokens += sum(map(len, step.emitted))
+
     def add(self, other: Measured) -> None:
         """Adds another run's figures."""
         for name, value in vars(other).items():
@@ -86,6 +96,7 @@ def budget(
     kernels.
     """
     spent, steps = clock.corrected(cost), max(run.steps, 1)
+    spent.pop(COUNTING, None)
     total, timers = sum(spent.values()) or 1.0, clock.overhead(cost)
     calls = {name: clock.calls[name] / steps for name in spent}
     notes = _divide(spent, {kind: steps * seconds for kind, seconds in (alone or {}).items()})

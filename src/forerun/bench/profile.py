@@ -12,7 +12,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from forerun.bench.budget import FORWARD, NATIVE, PYTHON, REST, Budget, Measured, budget
+from forerun.bench.budget import (
+    COUNTING,
+    FORWARD,
+    NATIVE,
+    PYTHON,
+    REST,
+    Budget,
+    Measured,
+    budget,
+)
 from forerun.bench.timers import Clock, Patches, calibrate, seconds_of, young_garbage
 from forerun.sampling import Sampling
 
@@ -73,12 +82,6 @@ class Runs:
 
     def _run(self) -> tuple[Run, Measured]:
         found = Measured()
-
-        def count(step: Any) -> None:
-            found.steps += 1
-            found.rows += sum(1 + len(tree) for tree in step.trees)
-            found.tokens += sum(map(len, step.emitted))
-
         self._number += 1
         sampling = replace(self.sampling, seed=(self.sampling.seed or 0) + self._number)
         run = self.model.run(
@@ -88,7 +91,7 @@ class Runs:
             controller=self.parts.controller,
             verifier=self.parts.verifier,
             batch=self.parts.batch,
-            on_step=count,
+            on_step=found.count,
         )
         return run, found
 
@@ -123,8 +126,10 @@ def wrapped_engine(run: Run, clock: Clock) -> Iterator[None]:
 
 
 def _label(hear: Callable[..., Any], engine: Any) -> str:
-    is_drafter = getattr(hear, "__self__", None) is engine.drafter
-    return "learn" if is_drafter else "statistics"
+    owner = getattr(hear, "__self__", None)
+    if isinstance(owner, Measured):
+        return COUNTING
+    return "learn" if owner is engine.drafter else "statistics"
 
 
 @contextmanager

@@ -169,11 +169,11 @@ class Stand(Drafter):
             nodes, tree = step.visited(i), step.trees[i]
             if len(tree):
                 self._count(self.memory(seq), tree, step.verdicts[i].nodes)
-            if self._refit and self._filled.get(seq) is step.trees[i].tokens:
-                self._refit.count(step.trees[i], step.verdicts[i].nodes, step.plans[i])
+            if self._refit and self._filled.get(seq) is tree.tokens:
+                self._refit.count(tree, step.verdicts[i].nodes, step.plans[i])
             if nodes:
                 before = len(seq.tokens) - len(step.emitted[i])
-                self._learn(seq, before, step.trees[i], nodes, step.laws[i])
+                self._learn(seq, before, tree, nodes, step.laws[i])
         if self._refit and self._refit.is_due:  # between steps: trees under way keep their places
             self._fill(self._refit.ranked())
 
@@ -282,9 +282,9 @@ class Stand(Drafter):
     def _count(self, memory: LogitMemory, tree: Tree, accepted: list[int]) -> None:
         """The memory's chances learn what became of nodes that were valued by them."""
         cells = tree.cells_of(name_of(self))
-        first = int((cells >= 0).argmax())
-        if cells[first] >= 0:
-            is_drawn = bool(tree.laws[first] != POINT)
+        own = int(cells.argmax())  # a node of ours, if there is one
+        if cells[own] >= 0:
+            is_drawn = bool(tree.laws[own] != POINT)
             memory.chances[is_drawn].learn(tree.parents, cells, accepted)
 
     def _is_own(self, tree: Tree) -> bool:

@@ -20,7 +20,6 @@ from forerun.engine.stats import Recorder, Stats
 from forerun.engine.stops import Stops
 from forerun.errors import ConfigError, DataError, UnknownName
 from forerun.models.tokenizer import TextStream, Tokenizer
-from forerun.origins import Origins
 from forerun.records import Step
 from forerun.roles import Controller, Drafter, Shaper, Target, Verifier
 from forerun.sampling import Sampling
@@ -133,12 +132,13 @@ class Model:
                 f"expected a number for each prompt or none; prompts: {len(texts)}, numbers: "
                 f"{len(numbers)}"
             )
-        recorder, origins = Recorder(), Origins()
-        heard: list[Callable[[Step], None]] = [record_logprobs, origins, recorder]
-        heard[1:1] = [on_step] if on_step else []
-        engine = self._engine(drafter, verifier, controller, shapers, heard, batch)
         given = [replace(s, **overrides) for s in given]
-        run = Run(self, engine, recorder, origins, texts, given, numbers=numbers, tenant=tenant)
+        recorder = Recorder()
+        heard: list[Callable[[Step], None]] = [on_step] if on_step else []
+        if any(s.logprobs is not None for s in given):
+            heard.insert(0, record_logprobs)
+        engine = self._engine(drafter, verifier, controller, shapers, [*heard, recorder], batch)
+        run = Run(self, engine, recorder, texts, given, numbers=numbers, tenant=tenant)
         run.fit(warns=batch is not None)
         return run
 

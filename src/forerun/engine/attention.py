@@ -219,6 +219,7 @@ class TorchDecoder:
         """Bytes of the masks."""
         return self.masks.nbytes
 
+    @torch.inference_mode()
     def __call__(
         self,
         ids: Many[int],

@@ -75,7 +75,8 @@ class Engine:
         t1 = perf_counter()
         found = self.target.forward(seqs, probed, self.needs)  # one tree-attention pass
         t2 = perf_counter()
-        rows = [part.split(len(tree)) for part, tree in zip(found, trees, strict=True)]
+        parts = zip(found, probed, trees, strict=True)
+        rows = [part if own is tree else part.split(len(tree)) for part, own, tree in parts]
         laws = [Laws(*part, self.shapers) for part in zip(rows, seqs, trees, strict=True)]
         verdicts = self.verifier.verify_all(trees, laws, [seq.dice for seq in seqs])
         t3 = perf_counter()

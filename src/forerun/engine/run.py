@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from collections.abc import Sequence as Many
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,14 +16,13 @@ import numpy as np
 from forerun.dice import SeededDice
 from forerun.engine.stats import Stats
 from forerun.errors import CapacityError, ConfigError, DataError
-from forerun.origins import Piece
+from forerun.origins import Origins, Piece
 from forerun.records import Sequence, Step
 
 if TYPE_CHECKING:
     from forerun.engine.api import Model
     from forerun.engine.loop import Engine
     from forerun.engine.stats import Recorder
-    from forerun.origins import Origins
     from forerun.sampling import Sampling
 
 _numbers = itertools.count()
@@ -66,7 +66,6 @@ class Run:
         model: Model,
         engine: Engine,
         recorder: Recorder,
-        origins: Origins,
         prompts: list[str | list[int]],
         samplings: list[Sampling],
         *,
@@ -74,7 +73,7 @@ class Run:
         tenant: str = "",
     ) -> None:
         self.model, self.engine = model, engine
-        self.recorder, self.origins = recorder, origins
+        self.recorder = recorder
         self.prompts, self.tenant = prompts, tenant
         self.seed = next((s.seed for s in samplings if s.seed is not None), secrets.randbits(31))
         self._number = next(_numbers)  # no two runs share a group
@@ -85,25 +84,35 @@ class Run:
         self._queue()
 
     def __iter__(self) -> Iterator[Sample]:
-        return (event.sample for event in self.events() if event.sample)
+        """Steps the engine to the end; yields finished samples."""
+        with closing(self._steps()) as steps:
+            for _, ended in steps:
+                for seq in ended:
+                    yield self._sample(seq, self.engine.stops.text(seq))
 
     def events(self) -> Iterator[Event]:
         """Steps the engine to the end; yields text pieces and finished samples."""
-        sent: dict[Sequence, int] = {}
-        try:
-            while self._queue():
-                running = list(self.engine.scheduler.running)
-                ended = self.engine.step()
-                for seq in dict.fromkeys([*running, *self.engine.scheduler.running, *ended]):
+        origins, sent = Origins(), dict[Sequence, int]()
+        self.engine.listeners.append(origins)
+        with closing(self._steps()) as steps:
+            for stepped, ended in steps:
+                for seq in dict.fromkeys([*stepped, *self.engine.scheduler.running, *ended]):
                     text = self.engine.stops.text(seq)
                     start, sent[seq] = sent.get(seq, 0), len(text)
                     sample = self._sample(seq, text) if seq in ended else None
                     if len(text) > start or sample:
                         begins = self.engine.stops.begins(seq)
-                        pieces = tuple(self.origins.pieces(seq, text, start, begins))
+                        pieces = tuple(origins.pieces(seq, text, start, begins))
                         yield Event(_prompt(seq), seq.index, text[start:], sample, pieces)
                     if sample:
                         del sent[seq]
+
+    def _steps(self) -> Generator[tuple[list[Sequence], list[Sequence]], None, None]:
+        """Those that ran before each step, and those that ended with it."""
+        try:
+            while self._queue():
+                running = list(self.engine.scheduler.running)
+                yield running, self.engine.step()
         finally:  # also when the caller stops early: nothing may stay in the drafter or the cache
             self._abandon()
 

@@ -52,7 +52,6 @@ class Runner(Target):
     def warm_up(self) -> None:
         warm_up()
 
-    @torch.inference_mode()
     def forward(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
         """Rows of the root and of every node. `needs` may name "hidden".
 
@@ -61,10 +60,16 @@ class Runner(Target):
         works = [self._tree_work(*pair, len(seqs)) for pair in zip(seqs, trees, strict=True)]
         hidden, logits = self.run(works, needs | LOGITS)
         counts = [1 + len(tree) for tree in trees]
-        rows = logits.split(counts)
-        if "hidden" not in needs:
-            return [Rows(row) for row in rows]
-        return [Rows(*pair) for pair in zip(rows, hidden.split(counts), strict=True)]
+        found = [Rows(row) for row in logits.split(counts)]
+        if "hidden" in needs:
+            for rows, own in zip(found, hidden.split(counts), strict=True):
+                rows.hidden = own
+        if logits.is_cpu and logits.dtype is torch.float32:
+            whole, at = logits.numpy(), 0  # once for all: every way into torch is dear
+            for rows, count in zip(found, counts, strict=True):
+                rows.host = whole[at : at + count]
+                at += count
+        return found
 
     def commit(self, seqs: Many[Sequence], trees: Many[Tree], verdicts: Many[Verdict]) -> None:
         """Nothing to do: the next pass finds the accepted nodes by their tokens."""
@@ -82,7 +87,6 @@ class Runner(Target):
     def reused(self, seq: Sequence) -> int:
         return self.cache.reused.get(seq, 0)
 
-    @torch.inference_mode()
     def rows_at(self, requests: Many[tuple[Sequence, Path]]) -> Tensor:
         """Logits [n, V] after seq.tokens + path; only nodes not yet known are computed.
 

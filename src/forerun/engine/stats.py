@@ -101,7 +101,10 @@ class Recorder:
 
     def of(self, seq: Sequence) -> Stats:
         """Counters of one sequence."""
-        return self._stats.setdefault(seq, Stats())
+        stats = self._stats.get(seq)
+        if stats is None:
+            stats = self._stats[seq] = Stats()
+        return stats
 
     def __call__(self, step: Step) -> None:
         spent = step.times | {"other": perf_counter() - step.clock}

@@ -71,37 +71,51 @@ class Stops:
 
 
 class Text:
-    """Text of one sequence, watched for stop strings."""
+    """Text of one sequence, watched for stop strings; without any it is made when asked for."""
 
     def __init__(self, stream: Stream, stop: Many[str]) -> None:
         self._stream, self._stop = stream, stop
         self._hold = max(map(len, stop), default=1) - 1  # a stop string may have begun here
         self._text = ""
-        self.begins: list[int] = []  # length of the text before each token
+        self._late: list[int] = []  # tokens whose text nobody has asked for yet
+        self._begins: list[int] = []
         self._is_cut = False
+
+    @property
+    def begins(self) -> list[int]:
+        """Length of the text before each token."""
+        self._catch_up()
+        return self._begins
 
     def push(self, token: int, may_stop: bool = True) -> int | None:
         """Adds a token; the number of tokens to keep if a stop string has appeared, else None."""
-        before = len(self._text)
-        self.begins.append(before)
-        self._text += self._stream.push(token)
+        self._late.append(token)
         if not (self._stop and may_stop):
             return None
+        self._catch_up()
+        before = self._begins[-1]
         found = [self._text.find(s, max(0, before - len(s) + 1)) for s in self._stop]
         hits = [at for at in found if at >= 0]
         if not hits:
             return None
         self._text, self._is_cut = self._text[: min(hits)], True
         # a token stays if its text begins before the stop string does
-        return sum(begin < min(hits) for begin in self.begins)
+        return sum(begin < min(hits) for begin in self._begins)
 
     def so_far(self, is_final: bool) -> str:
         """Certain text: while more may come, the last characters may belong to a stop string."""
+        self._catch_up()
         if is_final and not self._is_cut:
             self._text += self._flush()
         if is_final or not self._hold:
             return self._text
         return self._text[: max(0, len(self._text) - self._hold)]
+
+    def _catch_up(self) -> None:
+        late, self._late = self._late, []
+        for token in late:
+            self._begins.append(len(self._text))
+            self._text += self._stream.push(token)
 
     def _flush(self) -> str:
         flush = getattr(self._stream, "flush", None)

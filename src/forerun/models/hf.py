@@ -78,6 +78,10 @@ class HFTarget(Runner):
             self._set_way(way)
         self.context = min(context or own, own)
 
+    # cells that transformers makes in inference mode may be moved in no other
+    forward = torch.inference_mode()(Runner.forward)
+    rows_at = torch.inference_mode()(Runner.rows_at)
+
     def memory_report(self) -> dict[str, int]:
         """Bytes of weights, caches, and logits that are kept for draft paths."""
         weights = sum(p.numel() * p.element_size() for p in self.model.parameters())

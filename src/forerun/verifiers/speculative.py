@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Many
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -31,9 +31,6 @@ from forerun.verifiers.base import (
     mass_of,
     reject_recursively,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 CANCELLED = 1 / 16  # below this share of the mass before, a difference is summed anew
 
@@ -74,7 +71,14 @@ class Speculative(Walk):
         )
 
     def verify_all(self, trees: Many[Tree], laws: Many[Laws], dice: Many[Dice]) -> list[Verdict]:
-        rows = [self._rows(law, own) for law, own in zip(laws, dice, strict=True)]
+        # all rows of a pass lie in one place
+        is_away = not laws[0].rows.logits.is_cpu if self.tensors is None else self.tensors
+        if not is_away:
+            return super().verify_all(trees, laws, dice)
+        rows = [
+            law.on_device() if isinstance(own, SeededDice) else None
+            for law, own in zip(laws, dice, strict=True)
+        ]
         there = [i for i, row in enumerate(rows) if row is not None]
         if not there:
             return super().verify_all(trees, laws, dice)
@@ -95,11 +99,6 @@ class Speculative(Walk):
             from forerun import tensor_walk
 
             tensor_walk.warm_up()
-
-    def _rows(self, laws: Laws, dice: Dice) -> Tensor | None:
-        """The laws of a tree as tensors, if they are to be judged so."""
-        is_away = laws.rows.logits.device.type != "cpu" if self.tensors is None else self.tensors
-        return laws.on_device() if is_away and isinstance(dice, SeededDice) else None
 
 
 @njit(cache=True, nogil=True)

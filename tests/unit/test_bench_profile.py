@@ -13,7 +13,7 @@ from tiny import make_tiny
 import forerun
 from forerun import shaping
 from forerun.bench import timers
-from forerun.bench.budget import LIMIT, NATIVE, PYTHON, REST, Measured, budget
+from forerun.bench.budget import COUNTING, LIMIT, NATIVE, PYTHON, REST, Measured, budget
 from forerun.bench.own import Parts
 from forerun.bench.profile import consume, profile
 from forerun.bench.timers import Clock, Patches, calibrate
@@ -129,6 +129,7 @@ def test_a_budget_covers_the_step_and_leaves_no_trace(model: Any, drafter: str) 
     assert not {"forward", "commit"} & vars(model.target).keys()
     assert not any("propose" in vars(drafter) for drafter in model._drafters.values())
     lines = {line.name: line for line in found.lines}
+    assert COUNTING not in lines
     for name in ("draft", "verify", "commit", "logits copy and shaping", PYTHON, REST):
         assert name in lines
     calls = {

@@ -11,7 +11,7 @@ import torch
 from parity import branching, error, expected, forward, prompt, saved, sequence, worst
 
 from forerun.engine.attention import Masks, Span, lowest
-from forerun.engine.runner import CHUNK, ModelRunner
+from forerun.engine.runner import CHUNK, LOGITS, ModelRunner
 from forerun.engine.work import lay_out
 from forerun.errors import CapacityError
 from forerun.models.load import load_target
@@ -92,6 +92,17 @@ def test_paths_grow_level_by_level(model: Any, runner: ModelRunner) -> None:
     row = runner.rows_at([(seq, ())])[0]
     assert error(row, expected(model, seq.tokens)[-1]) < TOLERANCE
     assert runner.num_rows - before == 1
+
+
+def test_rows_read_in_place_are_those_of_their_sequence(runner: ModelRunner) -> None:
+    seqs, trees = [sequence(prompt(n)) for n in (20, 4, 11)], [branching(), EMPTY, chain([4, 5])]
+    for rows, tree in zip(runner.forward(seqs, trees, LOGITS), trees, strict=True):
+        assert rows.host is not None and len(rows.host) == 1 + len(tree)
+        for node in range(-1, len(tree)):
+            assert np.array_equal(rows.row(node), rows.logits[node + 1].numpy())
+        fewer = rows.split(0)  # all nodes are probes
+        assert np.array_equal(fewer.row(-1), rows.row(-1))
+        assert fewer is rows or np.array_equal(fewer.probe(0), rows.row(0))
 
 
 def test_paths_of_a_batch(model: Any, runner: ModelRunner) -> None:

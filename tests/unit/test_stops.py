@@ -121,6 +121,26 @@ def test_without_stop_strings_text_is_shown_at_once_and_with_them_held_back():
     assert cut(["a", "b"], [0, 1, 0, 1], stop="xyz")[1] == "ab"
 
 
+@pytest.mark.parametrize(("stop", "pushed"), [((), []), (("zz",), [0, 1, 0])])
+def test_tokens_become_text_when_somebody_reads_it(stop: tuple[str, ...], pushed: list[int]):
+    seen: list[int] = []
+
+    class Watched(Pieces):
+        def push(self, token: int) -> str:
+            seen.append(token)
+            return super().push(token)
+
+    stops = Stops((), lambda: Watched([b"a", b"b"]))
+    seq = sequence([9], 100, SeededDice(0), Sampling(stop=stop))
+    stops.start(seq)
+    for token in (0, 1, 0):
+        seq.tokens += stops.cut(seq, [token])
+    assert seen == pushed
+    assert stops.begins(seq) == [0, 1, 2] and seen == [0, 1, 0]
+    seq.finish = "length"
+    assert stops.text(seq) == "aba" and seen == [0, 1, 0]
+
+
 def test_incomplete_utf8_is_held_back_and_completed():
     pieces = ["é".encode()[:1], "é".encode()[1:], b"z"]
     assert cut(pieces, [2, 0])[1] == "z"

@@ -45,10 +45,12 @@ class Guarded(Drafter):
         self.drafter.warm_up()
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
-        trees = [EMPTY] * len(seqs)
         asked = [i for i, plan in enumerate(plans) if not plan.is_empty]
         for i in asked:
             self._begin(seqs[i])
+        if len(asked) == len(seqs):
+            return self._propose(seqs, plans)
+        trees = [EMPTY] * len(seqs)
         found = self._propose([seqs[i] for i in asked], [plans[i] for i in asked])
         for i, tree in zip(asked, found, strict=True):
             trees[i] = tree
@@ -78,7 +80,7 @@ class Guarded(Drafter):
             self._begun.add(seq)
             self._try(lambda: self.drafter.start(seq), [seq])
 
-    def _propose(self, seqs: list[Sequence], plans: list[Plan]) -> list[Tree]:
+    def _propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
         try:
             found = self.drafter.propose(seqs, plans) if seqs else []
             return [signed(tree, self.name) for tree in found]

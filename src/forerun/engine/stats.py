@@ -107,8 +107,9 @@ class Recorder:
         return stats
 
     def __call__(self, step: Step) -> None:
-        spent = step.times | {"other": perf_counter() - step.clock}
-        share = {name: value / len(step.seqs) for name, value in spent.items()}
+        num = len(step.seqs)
+        share = {name: seconds / num for name, seconds in step.times.items()}
+        share["other"] = (perf_counter() - step.clock) / num
         for i, (seq, tree, verdict) in enumerate(
             zip(step.seqs, step.trees, step.verdicts, strict=True)
         ):

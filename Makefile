@@ -17,7 +17,7 @@ VENV ?= .venv
 DATA_DIR ?=
 PEERS_DIR ?= .peers
 ARGS ?=
-CHECKS := -g -fsanitize=address,undefined -fno-sanitize=alignment -fno-sanitize-recover=undefined
+CHECKS := -O1 -g -fsanitize=address,undefined -fno-sanitize=alignment -fno-sanitize-recover=undefined
 BIN := $(VENV)/bin
 # what an installation is made of: the C kernels are compiled by it
 SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/forerun/native/*.[ch])

@@ -1,6 +1,10 @@
 """Builds the C kernels where a compiler is at hand; everything else is in pyproject.toml."""
 
+import os
+
 from setuptools import Extension, setup
+
+OPTIMISED = [] if "-O" in os.environ.get("CFLAGS", "") else ["-O3"]  # the last one would win
 
 setup(
     ext_modules=[
@@ -18,6 +22,7 @@ setup(
                     "amx",
                     "pieces",
                     "scores",
+                    "soon",
                     "tiles",
                     "attend",
                     "decoder",
@@ -25,7 +30,7 @@ setup(
                 )
             ],
             # OpenMP's functions are found at run time in the library that torch has loaded
-            extra_compile_args=["-O3", "-std=gnu11", "-fopenmp", "-Wno-psabi"],
+            extra_compile_args=[*OPTIMISED, "-std=gnu11", "-fopenmp", "-Wno-psabi"],
             optional=True,  # without a compiler forerun runs on torch alone
         )
     ]

@@ -12,7 +12,7 @@
 #define PART (4 * LANES)              /* numbers of values that are summed together: four tiles */
 #define WEIGHT_STRIDE (CHUNK + BLOCK) /* an odd count of cache lines */
 #define SCORE_STRIDE (CHUNK + LANES)
-#define FEW 4 /* queries that are gathered out of a tile one by one */
+#define GATHERED 4 /* queries that are gathered out of a tile one by one */
 #define EXCHANGE(order, a, b) _mm512_shuffle_f32x4(a, b, order)
 
 typedef struct {
@@ -26,35 +26,6 @@ typedef struct {
     float top[MOST_FOLD], total[MOST_FOLD];
     int64_t cells[CHUNK + LANES];
 } __attribute__((aligned(64))) FN(Tiles);
-
-/* Cells that come next, fetched a few lines at a time from four streams: one alone would not keep
-   memory busy. */
-typedef struct {
-    const char *at[4], *end[4];
-} FN(Soon);
-
-/* Keys and values of a piece in the chunk from begin on, in two halves each. */
-static FN(Soon) FN(soon)(const Model *m, const Piece *x, int64_t begin) {
-    const int64_t size = 2 * m->head_dim, low = x->low > begin ? x->low : begin;
-    const int64_t end = x->top + 1 < begin + CHUNK ? x->top + 1 : begin + CHUNK;
-    FN(Soon) soon;
-    for (int i = 0; i < 4; i++) {
-        const char *cells = i < 2 ? x->keys : x->values;
-        soon.at[i] = cells + (i % 2 ? (low + end) / 2 : low) * size;
-        soon.end[i] = cells + (i % 2 ? end : (low + end) / 2) * size;
-    }
-    return soon;
-}
-
-INLINE void FN(pull)(FN(Soon) *soon, int64_t lines) {
-    for (; lines > 0; lines--)
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++)
-            if (soon->at[i] < soon->end[i]) {
-                __builtin_prefetch(soon->at[i], 0, 2);
-                soon->at[i] += 64;
-            }
-}
 
 /* Queries of a piece as tiles; those of the last tile that are not there are zeros. */
 static void FN(lay_queries)(FN(Tiles) *t, const Model *m, const Pass *p, const Piece *x,
@@ -76,19 +47,24 @@ static void FN(lay_queries)(FN(Tiles) *t, const Model *m, const Pass *p, const P
 }
 
 /* Products of the keys of a block with one or two tiles of queries, to products [2 tiles][2 halves
-   of the block][cell][query]. */
+   of the block][cell][query]; in between cells are fetched. */
 INLINE void FN(multiply_keys)(const int N, FN(Tiles) *t, int64_t dim, const uint16_t *keys,
-                              int64_t first) {
+                              int64_t first, FN(Soon) *soon) {
     __asm__ volatile("" ::: "memory"); /* what was stored is read by tiles */
     _tile_zero(0);
     _tile_zero(1);
     if (N == 2) _tile_zero(2);
     if (N == 2) _tile_zero(3);
+    const int lines = first ? 0 : soon->is_busy ? 1 : 2;
     for (int64_t d = 0; d < dim / BLOCK; d++) {
+        FN(pull)(soon, lines);
         _tile_loadd(4, keys + d * BLOCK, 2 * dim);
+        FN(pull)(soon, lines);
         _tile_loadd(5, keys + d * BLOCK + LANES * dim, 2 * dim);
+        FN(pull)(soon, lines);
         _tile_loadd(6, t->queries[first][d], 64);
         _tile_dpbf16ps(0, 4, 6);
+        FN(pull)(soon, lines);
         _tile_dpbf16ps(1, 5, 6);
         if (N == 1) continue;
         _tile_loadd(7, t->queries[first + 1][d], 64);
@@ -103,7 +79,7 @@ INLINE void FN(multiply_keys)(const int N, FN(Tiles) *t, int64_t dim, const uint
 
 /* Products [cell][query] to the scores [query] of sixteen cells, of the first num queries. */
 INLINE void FN(turn)(const float *products, int64_t num, v16 *scores) {
-    if (num > FEW) {
+    if (num > GATHERED) {
         for (int i = 0; i < LANES; i++) scores[i] = FN(load)(products + i * LANES);
         FN(transpose)(scores);
         return;
@@ -146,7 +122,7 @@ INLINE void FN(keep_seen)(float *scores, uint32_t seen, int64_t at, int64_t begi
    positions; else bits by row, and at: positions by row. */
 static void FN(score_block)(FN(Tiles) *t, const Model *m, const Piece *x, int64_t cell,
                             int64_t num_cells, int64_t begin, const uint32_t *seen,
-                            const int64_t *at) {
+                            const int64_t *at, FN(Soon) *soon) {
     const int64_t dim = m->head_dim, fold = m->num_heads / m->num_kv;
     const int64_t num = (x->to - x->from) * fold;
     const uint16_t *keys = (const uint16_t *)x->keys + cell * dim;
@@ -156,8 +132,8 @@ static void FN(score_block)(FN(Tiles) *t, const Model *m, const Piece *x, int64_
         keys = t->edge;
     }
     for (int64_t first = 0; first < num; first += 2 * LANES) {
-        if (num - first > LANES) FN(multiply_keys)(2, t, dim, keys, first / LANES);
-        else FN(multiply_keys)(1, t, dim, keys, first / LANES);
+        if (num - first > LANES) FN(multiply_keys)(2, t, dim, keys, first / LANES, soon);
+        else FN(multiply_keys)(1, t, dim, keys, first / LANES, soon);
         for (int64_t q = first, half = 0; q < num && half < 2; q += LANES, half++) {
             const int64_t n = num - q < LANES ? num - q : LANES;
             v16 low[LANES], high[LANES];
@@ -179,7 +155,7 @@ static void FN(score_block)(FN(Tiles) *t, const Model *m, const Piece *x, int64_
 
 /* Scores with the cells from `shared` on, of which rows see their own choice. */
 static void FN(score_own)(FN(Tiles) *t, const Model *m, const Piece *x, const Span *s,
-                          int64_t begin) {
+                          int64_t begin, FN(Soon) *soon) {
     uint32_t seen[MOST_FOLD];
     int64_t at[MOST_FOLD];
     const int64_t num = x->to - x->from, first = s->base / BLOCK * BLOCK;
@@ -187,7 +163,7 @@ static void FN(score_own)(FN(Tiles) *t, const Model *m, const Piece *x, const Sp
     for (int64_t cell = first; cell < s->stop; cell += BLOCK) {
         for (int64_t r = 0; r < num; r++) seen[r] = FN(seen)(s, x->from + r, cell);
         FN(score_block)(t, m, x, cell, s->stop - cell < BLOCK ? s->stop - cell : BLOCK, begin, seen,
-                        at);
+                        at, soon);
         for (int64_t r = 0; r < num; r++) at[r] += __builtin_popcount(seen[r]);
     }
 }
@@ -203,6 +179,11 @@ INLINE __m512 FN(power)(__m512 s, __m512 top) {
     return _mm512_scalef_ps(y, whole);
 }
 
+/* cap * tanh(s / cap) */
+INLINE v16 FN(capped)(v16 s, float cap) {
+    return cap * (1.0f - 2.0f / (FN(exp)(s * (2.0f / cap)) + 1.0f));
+}
+
 /* Lanes of the positions [low, high) among sixteen from i on. */
 INLINE __mmask16 FN(within)(int64_t i, int64_t low, int64_t high) {
     const int64_t first = low > i ? low - i : 0, last = high - i < LANES ? high - i : LANES;
@@ -216,16 +197,22 @@ static void FN(weigh)(FN(Tiles) *t, const Model *m, int64_t q, int64_t low, int6
     uint16_t *weights = t->weights + q * WEIGHT_STRIDE;
     const int64_t begin = low / BLOCK * BLOCK, end = high > low ? high : begin;
     const float cap = (float)m->attn_cap;
-    __m512 most = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps();
-    for (int64_t i = begin; i < end; i += LANES) {
-        v16 s = FN(load)(scores + i);
-        if (cap != 0) { /* cap * tanh(s / cap) */
-            s = cap * (1.0f - 2.0f / (FN(exp)(s * (2.0f / cap)) + 1.0f));
-            FN(store)(scores + i, s);
+    __m512 most = _mm512_set1_ps(-INFINITY), more = most, total = _mm512_setzero_ps();
+    for (int64_t i = begin; i < end; i += BLOCK) {
+        v16 a = FN(load)(scores + i), b = FN(load)(scores + i + LANES);
+        if (cap != 0) {
+            FN(store)(scores + i, a = FN(capped)(a, cap));
+            FN(store)(scores + i + LANES, b = FN(capped)(b, cap));
         }
-        most = _mm512_mask_max_ps(most, FN(within)(i, low, high), (__m512)s, most);
+        if (i >= low && i + BLOCK <= high) {
+            most = _mm512_max_ps((__m512)a, most);
+            more = _mm512_max_ps((__m512)b, more);
+        } else {
+            most = _mm512_mask_max_ps(most, FN(within)(i, low, high), (__m512)a, most);
+            more = _mm512_mask_max_ps(more, FN(within)(i + LANES, low, high), (__m512)b, more);
+        }
     }
-    const float before = t->top[q], now = _mm512_reduce_max_ps(most);
+    const float before = t->top[q], now = _mm512_reduce_max_ps(_mm512_max_ps(most, more));
     const float top = now > before ? now : before;
     const float scale = top == before ? 1.0f : FN(exp)(FN(set)(before - top))[0];
     if (scale != 1.0f)
@@ -236,12 +223,13 @@ static void FN(weigh)(FN(Tiles) *t, const Model *m, int64_t q, int64_t low, int6
     for (int64_t i = 0; i < CHUNK; i += BLOCK) {
         __m512bh pair = (__m512bh)_mm512_setzero_si512();
         if (i >= begin && i < end) {
-            const __mmask16 in_low = FN(within)(i, low, high);
-            const __mmask16 in_high = FN(within)(i + LANES, low, high);
-            const __m512 a = FN(power)((__m512)FN(load)(scores + i), level);
-            const __m512 b = FN(power)((__m512)FN(load)(scores + i + LANES), level);
-            pair = _mm512_cvtne2ps_pbh(_mm512_maskz_mov_ps(in_high, b),
-                                       _mm512_maskz_mov_ps(in_low, a));
+            __m512 a = FN(power)((__m512)FN(load)(scores + i), level);
+            __m512 b = FN(power)((__m512)FN(load)(scores + i + LANES), level);
+            if (i < low || i + BLOCK > high) {
+                a = _mm512_maskz_mov_ps(FN(within)(i, low, high), a);
+                b = _mm512_maskz_mov_ps(FN(within)(i + LANES, low, high), b);
+            }
+            pair = _mm512_cvtne2ps_pbh(b, a);
             total = _mm512_dpbf16_ps(total, pair, ones);
         }
         _mm512_store_si512(weights + i, (__m512i)pair);
@@ -253,9 +241,11 @@ static void FN(weigh)(FN(Tiles) *t, const Model *m, int64_t q, int64_t low, int6
 /* Values of up to BLOCK cells, numbers [d, d + PART) of them, as tiles; zeros where there are none.
    In a tile numbers are in the order of `unpack`. cells NULL: neighbours, from `values` on. */
 INLINE void FN(lay_values)(FN(Tiles) *t, const Model *m, const uint16_t *values,
-                           const int64_t *cells, int64_t num, int64_t d, int64_t block) {
+                           const int64_t *cells, int64_t num, int64_t d, int64_t block,
+                           FN(Soon) *soon) {
     const int64_t dim = m->head_dim, end = d + PART < dim ? d + PART : dim;
     for (int64_t j = 0; j < LANES; j++) {
+        if (j % 2 || !soon->is_busy) FN(pull)(soon, 1);
         const uint16_t *even = values + (cells ? cells[2 * j] : 2 * j) * dim;
         const uint16_t *odd = values + (cells ? cells[2 * j + 1] : 2 * j + 1) * dim;
         for (int64_t from = d; from < end; from += BLOCK) {
@@ -269,10 +259,10 @@ INLINE void FN(lay_values)(FN(Tiles) *t, const Model *m, const uint16_t *values,
     }
 }
 
-/* Adds the weighted values of the blocks [first, last) of values, blocks `at` and on of weights, to
-   the sums [d, d + PART) of the queries from q on. */
-INLINE void FN(add_values)(FN(Tiles) *t, const Model *m, int64_t q, int64_t at, int64_t first,
-                           int64_t last, int64_t d) {
+/* Adds the weighted values of num blocks, blocks `at` and on of weights, to the sums [d, d + PART)
+   of the queries from q on. */
+INLINE void FN(add_values)(FN(Tiles) *t, const Model *m, int64_t q, int64_t at, int64_t num,
+                           int64_t d) {
     const int64_t stride = m->head_dim * 4;
     const int is_whole = m->head_dim - d >= PART;
     float *sums = t->sums + q * m->head_dim + d;
@@ -282,7 +272,7 @@ INLINE void FN(add_values)(FN(Tiles) *t, const Model *m, int64_t q, int64_t at, 
     _tile_loadd(1, sums + LANES, stride);
     if (is_whole) _tile_loadd(2, sums + 2 * LANES, stride);
     if (is_whole) _tile_loadd(3, sums + 3 * LANES, stride);
-    for (int64_t b = first; b < last; b++, weights += BLOCK) {
+    for (int64_t b = 0; b < num; b++, weights += BLOCK) {
         _tile_loadd(4, weights, 2 * WEIGHT_STRIDE);
         _tile_loadd(6, t->values[b][0], 64);
         _tile_dpbf16ps(0, 4, 6);
@@ -302,7 +292,7 @@ INLINE void FN(add_values)(FN(Tiles) *t, const Model *m, int64_t q, int64_t at, 
 
 /* Adds the values of the positions from `shared` on, which are other cells for every row. */
 static void FN(add_own)(FN(Tiles) *t, const Model *m, const Pass *p, const Piece *x, int64_t shared,
-                        int64_t begin) {
+                        int64_t begin, FN(Soon) *soon) {
     const Span *s = &p->spans[x->span];
     const int64_t fold = m->num_heads / m->num_kv;
     int64_t shaped = TILE_ROWS;
@@ -314,54 +304,49 @@ static void FN(add_own)(FN(Tiles) *t, const Model *m, const Pass *p, const Piece
         for (int64_t i = n; i < blocks * BLOCK; i++) t->cells[i] = 0; /* not read */
         for (int64_t d = 0; d < m->head_dim && n > 0; d += PART) {
             for (int64_t b = 0; b < blocks; b++)
-                FN(lay_values)(t, m, x->values, t->cells + b * BLOCK, n - b * BLOCK, d, b);
+                FN(lay_values)(t, m, x->values, t->cells + b * BLOCK, n - b * BLOCK, d, b, soon);
             for (int64_t f = 0; f < fold; f += TILE_ROWS) {
                 const int64_t rows = fold - f < TILE_ROWS ? fold - f : TILE_ROWS;
                 if (rows != shaped) FN(shape_tiles)(1, (int)rows, LANES);
                 shaped = rows;
-                FN(add_values)(t, m, (r - x->from) * fold + f, (shared - begin) / BLOCK, 0, blocks,
-                               d);
+                FN(add_values)(t, m, (r - x->from) * fold + f, (shared - begin) / BLOCK, blocks, d);
             }
         }
     }
     if (shaped != TILE_ROWS) FN(shape_tiles)(1, TILE_ROWS, LANES);
 }
 
-/* The positions [begin, begin + CHUNK) of a piece; `soon` are the cells that come after them. */
+/* The positions [begin, begin + CHUNK) of a piece. */
 static void FN(tile_chunk)(FN(Tiles) *t, const Model *m, const Pass *p, const Piece *x,
-                           int64_t begin, FN(Soon) *soon) {
+                           int64_t begin, FN(Soon) soon) {
     const Span *s = &p->spans[x->span];
     const int64_t dim = m->head_dim, fold = m->num_heads / m->num_kv;
     const int64_t num = (x->to - x->from) * fold;
-    /* of each stream per block, where a block counts for as much as eight queries' weights */
-    const int64_t lines = CHUNK * dim / 64 / (2 * CHUNK / BLOCK + num / 8) + 1;
     const int64_t low = x->low < begin ? begin : x->low / BLOCK * BLOCK, end = begin + CHUNK;
     /* up to `shared` a block of positions is the same cells for every row */
     int64_t shared = s->sees ? s->base / BLOCK * BLOCK : x->top + 1;
     shared = shared < begin ? begin : shared > end ? end : shared;
     const uint16_t *values = x->values;
-    for (int64_t at = low; at < shared; at += BLOCK) {
-        FN(pull)(soon, lines);
-        FN(score_block)(t, m, x, at, shared - at < BLOCK ? shared - at : BLOCK, begin, NULL, NULL);
-    }
-    if (s->sees && shared < end) FN(score_own)(t, m, x, s, begin);
+    soon.is_busy = num > LANES;
+    for (int64_t at = low; at < shared; at += BLOCK)
+        FN(score_block)(t, m, x, at, shared - at < BLOCK ? shared - at : BLOCK, begin, NULL, NULL,
+                        &soon);
+    if (s->sees && shared < end) FN(score_own)(t, m, x, s, begin, &soon);
     for (int64_t q = 0; q < num; q++) {
         const int64_t position = p->positions[s->first_row + x->from + q / fold];
         const int64_t first = lowest(position, x->window), last = position + 1;
-        if (q % 8 == 7) FN(pull)(soon, lines);
+        if (soon.is_busy)
+            for (int64_t d = 0; d < dim; d += PART) FN(pull)(&soon, 4);
         FN(weigh)(t, m, q, first > begin ? first - begin : 0, (last < end ? last : end) - begin);
     }
     const int64_t first = (low - begin) / BLOCK, blocks = (shared - begin + BLOCK - 1) / BLOCK;
-    for (int64_t d = 0; d < dim; d += PART) {
-        for (int64_t b = first; b < blocks; b++) {
-            if (d == 0) FN(pull)(soon, lines);
+    for (int64_t d = 0; d < dim; d += PART)
+        for (int64_t b = first; b < blocks; b++) { /* laid out one by one, to stay in the first cache */
             const int64_t at = begin + b * BLOCK;
-            FN(lay_values)(t, m, values + at * dim, NULL, shared - at, d, b);
+            FN(lay_values)(t, m, values + at * dim, NULL, shared - at, d, 0, &soon);
+            for (int64_t q = 0; q < num; q += TILE_ROWS) FN(add_values)(t, m, q, b, 1, d);
         }
-        for (int64_t q = 0; q < num && first < blocks; q += TILE_ROWS)
-            FN(add_values)(t, m, q, first, first, blocks, d);
-    }
-    if (s->sees && shared < end) FN(add_own)(t, m, p, x, shared, begin);
+    if (s->sees && shared < end) FN(add_own)(t, m, p, x, shared, begin, &soon);
 }
 
 /* Sums of a query in the order of its numbers. */
@@ -385,10 +370,10 @@ static void FN(tile_run)(FN(Tiles) *t, const Model *m, const Pass *p, const Piec
     memset(t->weights + num * WEIGHT_STRIDE, 0, 2 * (size_t)((padded - num) * WEIGHT_STRIDE));
     for (int64_t q = 0; q < num; q++) t->top[q] = -INFINITY, t->total[q] = 0;
     for (int64_t begin = first_chunk(x, run); begin < end; begin += CHUNK) {
-        FN(Soon) soon = {{0}, {0}};
+        FN(Soon) soon = {{0}, 0};
         if (begin + CHUNK < end) soon = FN(soon)(m, x, begin + CHUNK);
         else if (next) soon = FN(soon)(m, next, first_chunk(next, next_run));
-        FN(tile_chunk)(t, m, p, x, begin, &soon);
+        FN(tile_chunk)(t, m, p, x, begin, soon);
     }
     for (int64_t q = 0; q < num; q++) {
         states[q][0] = t->top[q];

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -129,6 +130,33 @@ def test_a_fault_beside_all_steps_costs_what_runs_and_what_waits_is_served(tiny_
         assert first.result().json()["error"]["code"] == "engine_fault"
         assert second.result().is_success and served.post("/v1/completions", json=SHORT).is_success
         assert httpx.get(f"{served.url}/health").json()["status"] == "ok"
+        check_clean(served)
+
+
+def test_others_are_heard_while_an_engine_is_made_anew(tiny_chat: Path) -> None:
+    """Making one takes a while; the event loop must not wait for it, and what comes is served."""
+    with thread(scripted(tiny_chat, TEXT)) as served, ThreadPoolExecutor(2) as pool:
+        worker = served.server.service.worker
+        take, make = worker._admission.take, worker._batch._make
+        begun, go_on = threading.Event(), threading.Event()
+
+        def slowly(recorder: Any) -> Any:
+            begun.set()
+            assert go_on.wait(30)
+            return make(recorder)
+
+        worker._admission.take, worker._batch._make = lambda *_: 1 / 0, slowly
+        first = pool.submit(served.post, "/v1/completions", json=SHORT)
+        try:
+            assert begun.wait(20)
+            worker._admission.take = take
+            second = pool.submit(served.post, "/v1/completions", json=SHORT)
+            served.wait_until(lambda: len(worker._admission) == 2)
+            assert httpx.get(f"{served.url}/health", timeout=10).is_success
+        finally:
+            go_on.set()
+        assert second.result().is_success
+        assert first.result().is_success  # it was waiting: the first try is not its last
         check_clean(served)
 
 

@@ -19,7 +19,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from forerun.serving.front import SLACK, Front, merged
+from forerun.serving.front import SLACK, Front, _key, merged
 from forerun.serving.server import Drained
 from forerun.serving.settings import Settings
 from forerun.serving.tenants import Keys
@@ -175,11 +175,17 @@ def test_what_had_not_begun_is_sent_to_another_engine(tiny_chat: Path, said: str
         assert served.metric("forerun:requests_retried_total") == 1  # then it is known
 
 
-FAULT = json.dumps({"error": {"message": "of 503", "code": "engine_fault"}})
-REFUSAL = (
-    "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
-    f"Content-Length: {len(FAULT)}\r\n\r\n{FAULT}"
-)
+def refusal(status: str, code: str, seconds: int) -> str:
+    """What a server says that answers nothing else."""
+    body = json.dumps({"error": {"message": f"of {status[:3]}", "code": code}})
+    return (
+        f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nRetry-After: {seconds}\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n{body}"
+    )
+
+
+REFUSAL = refusal("503 Service Unavailable", "engine_fault", 1)
+FULL = refusal("429 Too Many Requests", "queue_full", 7)
 
 
 def test_what_one_engine_failed_at_is_sent_to_another_one(tiny_chat: Path) -> None:
@@ -227,6 +233,21 @@ def test_a_full_engine_passes_requests_on_and_all_full_is_429(tiny_chat: Path) -
         assert int(late.headers["retry-after"]) >= 1
         assert late.json()["error"]["code"] == "queue_full"
         assert [one.metric("vllm:request_success_total") for one in engines] == [2, 2]
+
+
+@pytest.mark.parametrize("said", [REFUSAL, "", FULL])
+def test_when_to_come_again_is_told_whoever_was_asked_last(said: str) -> None:
+    """One engine is full; the other fails, dies, or is full, before it or after it."""
+    with dying(FULL) as full, dying(said) as other, fronted(full, other) as served:
+        engines, first = served.server.backend.up, set()
+        for i in range(8):
+            named = GO | {"prompt_cache_key": f"conversation {i}"}
+            first.add(served.server._pick(_key([], json.dumps(named).encode()), ()).number)
+            answer = served.post("/v1/completions", json=named)
+            assert answer.status_code == 429 and answer.headers["retry-after"] == "7"
+            assert answer.json()["error"]["code"] == "queue_full"
+            engines[1].is_lost = False  # as when its keeper has seen it again
+        assert first == {0, 1}
 
 
 @pytest.mark.parametrize("streams", [True, False])

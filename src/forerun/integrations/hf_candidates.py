@@ -90,7 +90,6 @@ class Candidates(CandidateGenerator):
         if self.seq is None:
             seed = int(torch.randint(2**31, ()).item())
             self.seq = Sequence(tokens, len(tokens), self.sampling, SeededDice(seed), limit=1 << 30)
-            self.drafter.start(self.seq)
         elif self.seq.tokens != tokens:
             self.seq.tokens = tokens
         return self.seq

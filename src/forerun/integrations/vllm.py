@@ -221,7 +221,6 @@ class Proposer(Tap):
         seq = Sequence(
             tokens.tolist(), num_prompt, sampling, SeededDice(int(seed)), limit=1 << 30, group=group
         )
-        self.drafter.start(seq)
         return Text(seq)
 
     def _plan(self, seq: Sequence) -> Plan:

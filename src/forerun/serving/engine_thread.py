@@ -149,7 +149,8 @@ class EngineThread:
             if not self._open and self._num_faults >= MOST_FAULTS:
                 raise fault
             waiting = set(self._admission.jobs()) if self._num_faults == 1 else set[Job]()
-            self._batch.start_anew(fault, self._open - waiting)
+            lost = self._open - waiting
+        self._batch.start_anew(fault, lost)  # takes a while, in which others may be queued
 
     def _next(self) -> list[Group] | None:
         """Waits for something to do; the groups that join, or None: it is all over."""

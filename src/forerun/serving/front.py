@@ -124,6 +124,7 @@ class Front:
             target += b"?" + scope["query_string"]
         key, tried, failed = _key(headers, body), set[int](), 0
         told: ASGIApp | None = None
+        full: ASGIApp | None = None  # what one that is full said: when to come again
         while not self._is_closing and (upstream := self._pick(key, tried)) is not None:
             tried.add(upstream.number)
             self._retried.inc(failed > 0)
@@ -142,11 +143,13 @@ class Front:
             else:
                 told, failed = _whole(reply, whole), failed + (reply.status == 503)
                 if reply.status not in ELSEWHERE:
+                    full = None
                     break
+                full = full or (told if reply.status == 429 else None)
             if failed == TRIES:
                 break
         error = _closing() if self._is_closing else _none(0)
-        await (told or error.response())(scope, receive, send)
+        await (full or told or error.response())(scope, receive, send)
 
     async def _stream(self, upstream: Upstream, reply: Reply, send: Send) -> None:
         """Passes pieces on; if the server goes away the stream ends with an error event."""

@@ -59,9 +59,6 @@ class Router(Drafter):
         for part in self._distinct:
             part.warm_up()
 
-    def start(self, seq: Sequence) -> None:
-        self._part(seq).start(seq)
-
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
         both = [self._copy(seq, plan) for seq, plan in zip(seqs, plans, strict=True)]
         trees = [EMPTY] * len(seqs)

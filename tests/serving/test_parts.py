@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from fakes import FakeTarget, sequence, table_law
+from forerun import registry
 from forerun.dice import EnumeratedDice, SeededDice
 from forerun.engine.loop import Engine
 from forerun.models.tokenizer import Tokenizer
@@ -23,6 +25,8 @@ from forerun.serving.methods import Methods, own
 from forerun.serving.pieces import Pieces, byte_alphabet
 from forerun.serving.prediction import FIRST, Expected, Prediction
 from forerun.serving.routing import Plans, Router
+from forerun.serving.service import Service
+from forerun.serving.settings import Settings
 from forerun.tree import Tree, chain
 from forerun.verifiers.recursive import Recursive
 
@@ -163,6 +167,28 @@ def test_every_sequence_drafts_by_its_own_method() -> None:
         for seq, name in zip(seqs, "abab", strict=True)
     ]
     assert most == [2, 1, 0, 2]
+
+
+def test_who_never_drafts_is_never_planned_for() -> None:
+    """No plan, no decision about one, no step to learn from: plain decoding costs no more."""
+    router = Router({"none": registry.make("drafter", "none"), "a": Chain(0)})
+    plans = Plans("budget", router)
+    target = FakeTarget(table_law(1))
+    router.bind(target)
+    plans.bind(target, router)
+    seqs = [sequence([0, 1], 6, SeededDice(i)) for i in range(2)]
+    for seq, name in zip(seqs, ("none", "a"), strict=True):
+        plans.assign([seq], name, None, is_own=False)
+    assert plans.plan(seqs[0]) == Plan(0) and plans.plan(seqs[1]).nodes > 0
+
+
+def test_what_was_there_at_the_start_is_not_searched_for_garbage(tiny_model: Any) -> None:
+    service = Service(tiny_model, Settings())
+    try:
+        service.warm_up()
+        assert gc.get_freeze_count() > 10_000
+    finally:
+        gc.unfreeze()
 
 
 def test_predictions_beside_a_method_keep_the_law() -> None:

@@ -144,7 +144,7 @@ class Plans(Controller):
     def assign(self, seqs: Many[Sequence], method: str, nodes: int | None, is_own: bool) -> None:
         """Who plans for these sequences; to be called before they join. nodes: largest tree."""
         controller = None
-        if nodes != 0:
+        if nodes != 0 and self._router.parts[method].labels:  # who never drafts needs no plan
             make = self._make if is_own else self._of_method
             controller = make(method, nodes)
         self._of.update((seq, controller) for seq in seqs)

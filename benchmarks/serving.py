@@ -3,11 +3,12 @@
     python benchmarks/serving.py                              # ours, started here
     python benchmarks/serving.py --vllm .peers                # beside vLLM's, started here, too
     python benchmarks/serving.py --url other=http://127.0.0.1:8001/v1 --model other=reasoner
-    python benchmarks/serving.py --clients 1 4 16 64 --rounds 3 --out serving.json
+    python benchmarks/serving.py --clients 1 4 16 64 --rounds 4 --out serving.json
     python benchmarks/serving.py --soak 600 --clients 16      # and is memory flat?
 
 All servers stand side by side and take turns, A B then B A, at the same prompts of the reasoning
-task, so that a busy machine troubles them alike. Ours is measured as `default` (requests that say
+task, so that a busy machine troubles them alike; who comes second finds the prompts of ours in its
+cache, so that rounds should be even in number. Ours is measured as `default` (requests that say
 nothing of speculation) and, in the same process, as `plain` (method none). --vllm takes the folder
 of `make peers`. Every client streams one request after the other. TTFT is
 from sending to the first text; a gap is the time between two chunks with text of one stream; ITL is

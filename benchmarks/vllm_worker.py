@@ -16,9 +16,10 @@ CLASSES = "forerun.integrations.vllm."
 
 
 class Worker(peer.Worker):
-    """The peer's worker with more modes: plain, ngram, arctic, and NAME or NAME:plain of OURS.
+    """The peer's worker with more modes: plain, ngram, arctic, and NAME[:FORM] of OURS.
 
-    "arctic" is vLLM's own suffix method; NAME:plain is without the entry point of the plugin.
+    "arctic" is vLLM's own suffix method. NAME:plain is without the entry point of the plugin, and
+    for NAME:installed vLLM has to find it by itself.
     """
 
     def load(
@@ -28,7 +29,7 @@ class Worker(peer.Worker):
         from vllm import LLM
 
         name, _colon, form = mode.partition(":")
-        if form != "plain":
+        if not form:
             vllm_taps.register()  # what vLLM does itself where forerun is installed
         speculation: dict[str, Any] = {"num_speculative_tokens": options["tokens"]}
         if name in OURS:

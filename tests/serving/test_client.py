@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import openai
 import pytest
 
-from served import Served
+from served import GO, TEXT, Served, scripted, thread
 
 PROBLEM = "Problem: Ann has 3 boxes with 12 pens each. How many pens does she have?\nSolution:\n"
 
@@ -74,6 +77,51 @@ def test_chat_in_one_piece_and_in_chunks(chat: Served) -> None:
     assert chunks[-1].choices == [] and chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
     assert all(c.usage is None for c in chunks[:-1])
+
+
+def test_log_probabilities_of_a_chat_in_chunks_are_those_of_the_whole(chat: Served) -> None:
+    call = {"model": "tiny", "messages": [{"role": "user", "content": "the cat"}], "seed": 3}
+    call |= {"max_tokens": 24, "logprobs": True, "top_logprobs": 2}
+    client = chat.client()
+    whole = client.chat.completions.create(**call).choices[0].logprobs.content
+    chunks = client.chat.completions.create(**call, stream=True)
+    parts = [c.choices[0].logprobs for c in chunks if c.choices and c.choices[0].logprobs]
+    told = [row for part in parts for row in part.content]
+    assert [row.token for row in told] == [row.token for row in whole]
+    assert len(told) > 8
+    assert [row.logprob for row in told] == pytest.approx([row.logprob for row in whole], abs=1e-4)
+    assert all(len(row.top_logprobs) == 2 for row in told)
+    assert all(row.top_logprobs[0].logprob >= row.logprob - 1e-6 for row in told)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_predicted_outputs_by_the_client_s_own_parameter(reasoner: Served, streams: bool) -> None:
+    create = reasoner.client().chat.completions.create
+    user = PROBLEM.removeprefix("Problem: ").partition("\n")[0]
+    call = {"model": "reasoner", "messages": [{"role": "user", "content": user}], "temperature": 0}
+    call |= {"max_completion_tokens": 60, "seed": 0}
+    plain = create(**call)
+    said = plain.choices[0].message.content
+    assert plain.usage.completion_tokens_details.accepted_prediction_tokens == 0
+    call["prediction"] = {"type": "content", "content": said.replace("Ann", "Eve", 1)}
+    if streams:
+        *parts, last = create(**call, stream=True, stream_options={"include_usage": True})
+        text, usage = "".join(c.choices[0].delta.content or "" for c in parts), last.usage
+    else:
+        answer = create(**call)
+        text, usage = answer.choices[0].message.content, answer.usage
+    assert text == said
+    assert usage.completion_tokens_details.accepted_prediction_tokens > 10
+
+
+def test_the_client_comes_again_by_itself_when_the_queue_was_full(tiny_chat: Path) -> None:
+    slow = scripted(tiny_chat, TEXT, seconds=0.005)
+    with thread(slow, max_seqs=1, max_waiting=1) as served, ThreadPoolExecutor(4) as pool:
+        client = served.client(max_retries=5)
+        body = GO | {"max_tokens": 40, "extra_body": {"speculation": {"method": "none"}}}
+        found = list(pool.map(lambda _: client.completions.create(**body), range(4)))
+        assert {answer.usage.completion_tokens for answer in found} == {40}
+        assert served.metric("forerun:request_errors_total") >= 1  # 429 came, with Retry-After
 
 
 def test_the_reasoner_speaks_chat_in_its_own_form(reasoner: Served) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from forerun.assets import embedded
 from forerun.bench.peers import law
 from forerun.bench.peers.client import WorkerProcess
 from forerun.bench.peers.install import env_of, problem, python_of
+from forerun.integrations import vllm_taps
 from forerun.sampling import Sampling
 
 ROOT = Path(__file__).parents[2]
@@ -23,16 +26,26 @@ LAW: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.
 LAW |= {"max_new_tokens": 16, "ends": [1]}
 
 
-@pytest.fixture
-def process() -> Iterator[WorkerProcess]:
-    """A process of vLLM's environment; it holds one engine."""
+@contextmanager
+def running(*paths: Path) -> Iterator[WorkerProcess]:
+    """A process of vLLM's environment, which imports from these paths, too."""
     if reason := problem(PEERS_DIR, "vllm"):
         pytest.skip(f"vLLM {reason}")
-    env = env_of(PEERS_DIR, "vllm") | {"PYTHONPATH": str(ROOT / "src")}
+    places = os.pathsep.join(map(str, (ROOT / "src", *paths)))
+    env = env_of(PEERS_DIR, "vllm") | {"PYTHONPATH": places}
     path = ROOT / "benchmarks" / "vllm_worker.py"
     process = WorkerProcess(python_of(PEERS_DIR, "vllm"), path, threads=1, env=env)
-    yield process
-    process.close()
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+@pytest.fixture
+def process() -> Iterator[WorkerProcess]:
+    """A process that holds one engine."""
+    with running() as process:
+        yield process
 
 
 def loaded(process: WorkerProcess, mode: str, **options: int) -> list[int]:
@@ -78,3 +91,17 @@ class TestInVllm:
         check = law.check_texts(model, prompt, found, Sampling(temperature=1.0))
         print(check)
         assert not check.passed
+
+    def test_finds_the_plugin_where_it_is_installed(self, tmp_path: Path) -> None:
+        """The entry points as pip would write them; loading fails where the form is the plain."""
+        group = vllm_taps.GROUP
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        folder = tmp_path / "forerun-0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: forerun\nVersion: 0\n")
+        lines = [f"{name} = {where}" for name, where in project["entry-points"][group].items()]
+        (folder / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
+        with running(tmp_path) as process:
+            prompt = loaded(process, "stand:installed")
+            found, counts = texts(process, "stand:installed", prompt, 20)
+        assert len(found) == 20 and counts["accepted"] > 0

@@ -191,9 +191,11 @@ def command(
     """Talk to a model; colours say how each piece of text came."""
     options.check_parts(drafter=drafter)
     sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
+    out = console()
+    if out.is_terminal:
+        notice(f"loading {model}")
     loaded: Any = options.load(model, dtype=dtype, device=device, batch=2, weights=weights)
     options.warm_up(loaded, drafter=drafter)
-    out = console()
     if out.is_terminal:
         _remember_lines()
         notice("/help lists commands, /quit leaves; colour marks accepted drafts")

@@ -13,7 +13,7 @@ import typer
 
 from forerun import registry
 from forerun.cli import options
-from forerun.cli.output import notice
+from forerun.cli.output import counted, notice
 from forerun.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -125,6 +125,7 @@ def command(
         setup = ReplicaSetup(model, settings, keys, dtype, device, context, template)
         _serve_many(setup, replicas, host, port)
         return
+    notice(f"loading {model}")
     _serve(_load(model, dtype, device, max_seqs, context, template), settings, keys, host, port)
 
 
@@ -161,7 +162,7 @@ def _started(
 ) -> Callable[[str], None]:
     """Says where the server is and what it has."""
     methods = ", ".join(f"{m} (default)" * (m == offer["default"]) or m for m in offer["methods"])
-    guarded = f"{len(keys)} API keys" if len(keys) else "no API key"
+    guarded = counted(len(keys), "API key") if len(keys) else "no API key"
     return lambda url: notice(
         f"serving {settings.name!r} at {url}/v1 ({guarded}{more}); methods: {methods}"
     )

@@ -66,6 +66,7 @@ class Plan:
     depth: int = 16  # longest path
     stop: Callable[[Proposal, int], bool] = never  # asked after a token is kept, never to drop it
     least: float = 0.0  # smallest chance of acceptance worth a node; for growers that know chances
+    learns: bool = True  # whether the drafter hears of this step even if it has nothing to draft
 
     @property
     def is_empty(self) -> bool:

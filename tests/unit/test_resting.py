@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 
 import numpy as np
 import pytest
 
 from fakes import FakeTarget, run_all, sequence, table_law
 from forerun import registry
+from forerun.controllers.budget import Budget
 from forerun.dice import SeededDice
 from forerun.engine.guard import Guarded
 from forerun.engine.loop import Engine
 from forerun.engine.stats import Recorder
-from forerun.records import Plan, Sequence
+from forerun.records import Cost, Plan, Sequence, Step
 from forerun.roles import Controller, Drafter
 from forerun.sampling import Sampling
 from forerun.verifiers.recursive import Recursive
@@ -21,6 +23,7 @@ from harness import distance
 
 LAW = table_law(1)
 GREEDY = Sampling(temperature=0)
+VOCAB = 200
 DRAFTERS = ["stand", "suffix", "sam", "lookahead", "token_recycling", "prompt_lookup", "auto"]
 
 
@@ -51,6 +54,39 @@ def test_a_drafter_goes_on_where_the_text_is(name: str) -> None:
     stats = recorder.of(seq)
     assert seq.tokens == text and not loop.drafter.failures
     assert stats.accepted > 30, "the text repeats, so many drafts hold"
+
+
+@pytest.mark.parametrize("name", ["auto", "suffix", "sam", "stand"])
+def test_a_text_that_begins_to_repeat_late_is_drafted_soon(name: str) -> None:
+    """300 tokens that nobody can tell, then the same again: drafts come back within 150 of them."""
+    text = np.random.default_rng(0).integers(0, VOCAB, 300).tolist()
+
+    def law(tokens: Many[int]) -> np.ndarray:
+        found = np.full(VOCAB, 1e-6)
+        found[text[len(tokens) % 300]] = 1.0
+        return found / found.sum()
+
+    target, recorder = FakeTarget(law, VOCAB), Recorder()
+    target.cost = Cost((1, 65), (0.01, 0.03))
+    accepted: list[int] = []  # by place in the text
+    loop = Engine(
+        target,
+        Guarded(registry.make("drafter", name)),
+        Recursive(),
+        Budget(),
+        listeners=[recorder, lambda step: note(step, accepted)],
+    )
+    run_all(loop, [sequence(tuple(text[:2]), 1198, SeededDice(0), GREEDY)])
+    assert len(accepted) > 1100
+    assert sum(accepted[450:600]) > 30, "most of the repeat's second half is copied"
+    assert sum(accepted[600:]) > 450
+
+
+def note(step: Step, accepted: list[int]) -> None:
+    """1 for every emitted token that was drafted, 0 for the others."""
+    for verdict, emitted in zip(step.verdicts, step.emitted, strict=True):
+        hits = min(len(verdict.nodes), len(emitted))
+        accepted += [1] * hits + [0] * (len(emitted) - hits)
 
 
 @pytest.mark.parametrize("name", ["suffix:scope=tenant", "sam:scope=tenant"])

@@ -5,7 +5,8 @@ probability a_i, counted as steps go by and scaled to the sequence's own recent 
 the N that maximises (1 + sum of a_i) / time. Growers that know chances beforehand get a threshold
 as well: a node is worth a row if its chance exceeds tokens per second times seconds per row, on
 average over the plan. Where nothing pays nothing is drafted, except a probe now and then: one
-sequence tries for all that share the controller. No clock is read while it runs: the same curve,
+sequence tries for all that share the controller; the drafter goes on learning where that is cheap
+beside a pass, so that a probe finds a text that has begun to repeat. No clock is read while it runs: the same curve,
 texts and seeds give the same plans.
 """
 
@@ -32,7 +33,8 @@ PATIENCE = 32, 1024  # such steps, of all sequences, between two probes: at firs
 PROBE = 4  # nodes
 MARGIN = 0.2  # of the tokens hoped for, without which drafting must pay: the best guess is too good
 ASIDE = 1e-4  # seconds that a step spends on each sequence, whatever it drafts
-NOTHING = Plan(0)
+LEARNING = 6e-5, 0.01  # seconds per sequence, about, and the share of a step they may take
+NOTHING, LISTEN = Plan(0, learns=False), Plan(0)
 
 
 @dataclass
@@ -80,7 +82,7 @@ class Budget(Controller):
         if luck is None:
             luck = self._luck[seq] = Luck()
             self._decide(luck)
-        elif luck.plan is NOTHING:
+        elif luck.plan.is_empty:
             self._idle += 1
             luck.left -= 1
             if luck.left <= 0 or self._idle >= self._pause:
@@ -113,16 +115,16 @@ class Budget(Controller):
         self.gains = self._sums()
         was_probe = luck.plan is self._probe
         self._decide(luck)
-        if was_probe and luck.plan not in (NOTHING, self._probe):
+        if was_probe and not luck.plan.is_empty and luck.plan is not self._probe:
             self._pause = max(self._pause // 4, PATIENCE[0])
 
     def _decide(self, luck: Luck) -> None:
         """What a sequence drafts until the next decision: what pays best, nothing, or a probe."""
         luck.left, luck.plan = REVIEW, self._best(luck)
-        if luck.plan is NOTHING and self._idle >= self._pause:
+        if luck.plan.is_empty and self._idle >= self._pause:
             luck.plan = self._probe
             self._idle, self._pause = 0, min(2 * self._pause, PATIENCE[1])
-        elif luck.plan is NOTHING:
+        elif luck.plan.is_empty:
             luck.left = REST
 
     def _best(self, luck: Luck) -> Plan:
@@ -134,7 +136,8 @@ class Budget(Controller):
         tokens = 1 + others * self._tokens + gains
         best = int(np.argmax(tokens / seconds))
         if tokens[best] - MARGIN * gains[best] <= tokens[0] / seconds[0] * seconds[best]:
-            return NOTHING
+            learning, share = LEARNING
+            return LISTEN if learning * (1 + others) <= share * seconds[0] else NOTHING
         per_row = (seconds[best] - seconds[1]) / max(best - 1, 1)
         return Plan(best, self.depth, least=float(per_row * tokens[best] / seconds[best]))
 

@@ -3,8 +3,8 @@
 That is so where failing does not depend on the tokens that were drawn: a drafter that fails at some
 tokens only leaves the others more often than their q says.
 
-A sequence for which nothing is planned costs the drafter nothing: it begins at its first plan, and
-learns from steps that had one. So a drafter may find that a text has grown without it.
+A sequence whose plan neither drafts nor learns costs the drafter nothing: it begins at the first
+plan that does. So a drafter may find that a text has grown without it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Guarded(Drafter):
         return trees
 
     def observe(self, step: Step) -> None:
-        rows = [i for i, plan in enumerate(step.plans) if plan.nodes > 0]
+        rows = [i for i, plan in enumerate(step.plans) if plan.nodes > 0 or plan.learns]
         if rows:
             part = step if len(rows) == len(step.seqs) else step.of(rows)
             for seq in part.seqs:

@@ -151,7 +151,7 @@ class Plans(Controller):
 
     def plan(self, seq: Sequence) -> Plan:
         controller = self._of[seq]
-        return Plan(0) if controller is None else controller.plan(seq)
+        return Plan(0, learns=False) if controller is None else controller.plan(seq)
 
     def observe(self, step: Step) -> None:
         rows: dict[Controller, list[int]] = {}

@@ -91,12 +91,32 @@ def test_the_router_finds_who_pays(order, seqs: int) -> None:
 
 
 def test_a_new_sequence_begins_with_what_others_of_its_tenant_taught() -> None:
-    router = Router(parts=(Says(wrong), Says(truth)))
+    router = Router(parts=(Says(wrong), Says(truth)), scope="tenant")
     run(router, count=1500)
     fresh = sequence((0, 1), 5, SeededDice(0), GREEDY)
     assert router._ranking(fresh) == [1, 0]
     fresh.tenant = "another"
     assert router._ranking(fresh) == [0, 1]
+
+
+def test_what_a_group_taught_ends_with_it() -> None:
+    """So a second call with the same seed drafts the same again."""
+    router = Router(parts=(Says(wrong), Says(truth)))
+    target = FakeTarget(LAW)
+    loop = Engine(target, router, Recursive(), Fixed(nodes=4))
+    told = sequence((0, 1), 1500, SeededDice(0), GREEDY)
+    told.group = "prompt"
+    run_all(loop, [told])
+    fresh = sequence((0, 1), 5, SeededDice(0), GREEDY)
+    assert router._ranking(fresh) == [0, 1]
+    fresh.group = "prompt"
+    assert router._ranking(fresh) == [1, 0]
+    router.forget("prompt")
+    assert router._ranking(fresh) == [0, 1]
+    lone = sequence((0, 1), 300, SeededDice(0), GREEDY)
+    lone.group = None
+    run_all(loop, [lone])
+    assert not router._all, "sequences without a group leave nothing behind"
 
 
 def test_only_the_best_drafts_between_comparisons() -> None:

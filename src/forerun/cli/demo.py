@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun import registry
 from forerun.cli import options
 from forerun.cli.output import Results, console, counted, notice, print_json
 from forerun.errors import ConfigError
@@ -92,7 +91,7 @@ def command(
     n: Number = 16,
     temperature: Temperature = 0.6,
     max_new_tokens: Tokens = 512,
-    drafter: options.DrafterSpec = registry.DRAFTER,
+    drafter: options.DrafterSpec = "stand",
     batch: options.Batch = 1,
     seed: Seed = 0,
     dtype: options.Dtype = "auto",

@@ -6,8 +6,8 @@ the N that maximises (1 + sum of a_i) / time. Growers that know chances beforeha
 as well: a node is worth a row if its chance exceeds tokens per second times seconds per row, on
 average over the plan. Where nothing pays nothing is drafted, except a probe now and then: one
 sequence tries for all that share the controller; the drafter goes on learning where that is cheap
-beside a pass, so that a probe finds a text that has begun to repeat. No clock is read while it runs: the same curve,
-texts and seeds give the same plans.
+beside a pass, so that a probe finds a text that has begun to repeat. No clock is read while it
+runs: the same curve, texts and seeds give the same plans.
 """
 
 from __future__ import annotations

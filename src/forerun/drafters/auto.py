@@ -14,7 +14,7 @@ PARTS = "stand:scope={}", "suffix:scope={}"
 
 
 class Auto(Router):
-    """The router over `parts`; without parts, over STAND and a suffix tree that share a `scope`."""
+    """The router over `parts`; without parts, over STAND and a suffix tree of the same `scope`."""
 
     def __init__(
         self,
@@ -24,4 +24,4 @@ class Auto(Router):
         tokenizer: Any = None,
     ) -> None:
         chosen = parts or tuple(part.format(scope) for part in PARTS)
-        super().__init__(parts=chosen, tokenizer=tokenizer)
+        super().__init__(parts=chosen, scope=scope, tokenizer=tokenizer)

@@ -5,13 +5,14 @@ it when the next comparison begins, whether or not it was used; one of drawn tok
 by use alone, so the second best part is tried at every EXPLORE-th
 comparison. In between only the best one drafts. A score is tokens per second: 1 + accepted nodes
 over the seconds of a pass over its rows (`engine/cost.py`) and of drafting; recent steps weigh
-more, and a new sequence begins with what the others of its tenant have taught.
+more, and a new sequence begins with what others of its prompt have taught.
 
 Law: the choice rests on earlier steps alone, so labels stay true. Needs: what its parts need.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ import numpy as np
 from forerun.dice import Dice
 from forerun.drafters.base import Composite, followed
 from forerun.engine.cost import cost_of
+from forerun.ngrams.sharing import check_scope, key_of
 from forerun.records import Cost, Plan, Sequence, Step
 from forerun.roles import Target, name_of
 from forerun.tree import POINT, Tree, signed
@@ -62,12 +64,24 @@ class Contest:
 
 
 class Router(Composite):
-    """`parts` compete for every sequence; the first one is used where they are about as good."""
+    """`parts` compete for every sequence; the first one is used where they are about as good.
 
-    def __init__(self, *, parts: tuple[Any, ...] = ("stand", "suffix"), tokenizer: Any = None):
+    scope: which sequences share what is known of the parts: "request" (none), "group" (samples of
+    one prompt: a call with the same seed drafts the same again), "tenant" or "global".
+    """
+
+    def __init__(
+        self,
+        *,
+        parts: tuple[Any, ...] = ("stand", "suffix"),
+        scope: str = "group",
+        tokenizer: Any = None,
+    ) -> None:
         super().__init__(parts, tokenizer)
+        check_scope(scope)
+        self.scope = scope
         self._cost = Cost((1, 2), (1.0, 1.0))
-        self._all: dict[str, np.ndarray] = {}  # by tenant: tokens and seconds of the parts
+        self._all: dict[Hashable, np.ndarray] = {}  # by scope: tokens and seconds of the parts
         self._own: WeakKeyDictionary[Sequence, Contest] = WeakKeyDictionary()
 
     def bind(self, target: Target) -> None:
@@ -106,7 +120,12 @@ class Router(Composite):
     def finish(self, seq: Sequence) -> None:
         self._settle(seq)
         self._own.pop(seq, None)
+        self._all.pop(seq, None)  # where nobody shares it
         super().finish(seq)
+
+    def forget(self, group: Hashable) -> None:
+        self._all.pop(group, None)
+        super().forget(group)
 
     def scores(self, seq: Sequence) -> dict[str, float]:
         """Tokens per second of every part, as far as is known of this sequence."""
@@ -134,11 +153,11 @@ class Router(Composite):
         return (contest and contest.ranking) or _ranked(self._known(seq))
 
     def _known(self, seq: Sequence) -> np.ndarray:
-        """Mean tokens and seconds [2, parts] of this sequence, or of its tenant's others."""
+        """Mean tokens and seconds [2, parts] of this sequence, or of others that share them."""
         contest = self._own.get(seq)
         if contest is not None and contest.known is not None:
             return contest.known
-        if (known := self._all.get(seq.tenant)) is None:
+        if (known := self._all.get(key_of(self.scope, seq))) is None:
             known = np.ones((2, len(self.parts)))
             known[1] = self._cost.at(1)
         return known
@@ -160,10 +179,11 @@ class Router(Composite):
         new = np.full((2, len(rows)), np.nan)  # of parts that cannot be scored in this step
         for k, count in found.scores(seq).items():
             new[:, k] = 1 + count, seconds[k]
-        before, theirs = self._known(seq), self._all.get(seq.tenant)
+        key = key_of(self.scope, seq)
+        before, theirs = self._known(seq), self._all.get(key)
         contest.known = _mean(before, new, KEEP)
         contest.ranking = _ranked(contest.known)
-        self._all[seq.tenant] = _mean(before if theirs is None else theirs, new, KEEP_ALL)
+        self._all[key] = _mean(before if theirs is None else theirs, new, KEEP_ALL)
 
 
 def _ranked(known: np.ndarray) -> list[int]:

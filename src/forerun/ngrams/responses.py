@@ -18,10 +18,10 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from forerun.errors import ConfigError, DataError
+from forerun.ngrams.sharing import check_scope
 from forerun.records import Sequence, Snapshot
 from forerun.roles import Target
 
-SCOPES = ("request", "group", "tenant", "global")
 LEAD = 8  # prompt tokens kept before a response, so that its beginning has a context
 TAIL = 16  # tokens compared to notice that a text was changed rather than extended
 
@@ -73,8 +73,7 @@ class Responses(Generic[Own, Common]):
         scope: str,
         budget: int,
     ) -> None:
-        if scope not in SCOPES:
-            raise ConfigError(f"scope must be one of {SCOPES}, got {scope!r}")
+        check_scope(scope)
         self.name, self.scope, self.budget = name, scope, budget
         self._own, self._new = own, shared
         self._readers: weakref.WeakKeyDictionary[Sequence, Reader[Own, Common]]

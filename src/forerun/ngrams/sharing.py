@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 
+from forerun.errors import ConfigError
 from forerun.ngrams.memory import LogitMemory
 from forerun.records import Sequence
+
+SCOPES = ("request", "group", "tenant", "global")
 
 
 class Memories:
@@ -70,6 +73,12 @@ class Memories:
 
     def _new(self) -> LogitMemory:
         return LogitMemory(context=self.context, entries=self.entries, budget=self.budget)
+
+
+def check_scope(scope: str) -> None:
+    """Raises ConfigError for a word that says of nobody who shares what was learned."""
+    if scope not in SCOPES:
+        raise ConfigError(f"scope must be one of {SCOPES}, got {scope!r}")
 
 
 def key_of(scope: str, seq: Sequence) -> Hashable:

@@ -30,7 +30,7 @@ class Methods:
     def __init__(self, extra: Mapping[str, str], default: str | None, **build: Any) -> None:
         known = registry.names("drafter")
         self.specs = {name: name for name in OFFERED if name in known} | dict(extra)
-        self.default = default or ("auto" if "auto" in self.specs else registry.DRAFTER)
+        self.default = default or registry.DRAFTER
         self.specs.setdefault(self.default, self.default)
         self._build = build
 

@@ -29,7 +29,7 @@ REVIEW = 4  # steps of a sequence between two decisions
 KEEP = 0.99  # of the counts of nodes, per decision
 SLOW, FAST = 0.98, 0.9  # memory of the step's averages, and of a sequence's luck
 REST = 32  # steps of a sequence without a draft between two decisions
-PATIENCE = 32, 1024  # such steps, of all sequences, between two probes: at first, at most
+PATIENCE = 32, 1024  # passes with such a step between two probes: at first, at most
 PROBE = 4  # nodes
 MARGIN = 0.2  # of the tokens hoped for, without which drafting must pay: the best guess is too good
 ASIDE = 1e-4  # seconds that a step spends on each sequence, whatever it drafts
@@ -71,7 +71,7 @@ class Budget(Controller):
         self._luck: WeakKeyDictionary[Sequence, Luck] = WeakKeyDictionary()
         self._others = 0  # sequences beside one in the last step
         self._tokens, self._rows = 1.0, 1.0  # of a sequence in a step, means
-        self._idle, self._pause = 0, PATIENCE[0]  # steps since the last probe, and until the next
+        self._idle, self._pause = 0.0, PATIENCE[0]  # passes since the last probe, till the next
 
     def bind(self, target: Target, drafter: Drafter) -> None:
         self._cost = cost_of(target)
@@ -83,7 +83,7 @@ class Budget(Controller):
             luck = self._luck[seq] = Luck()
             self._decide(luck)
         elif luck.plan.is_empty:
-            self._idle += 1
+            self._idle += 1 / (1 + self._others)
             luck.left -= 1
             if luck.left <= 0 or self._idle >= self._pause:
                 self._decide(luck)

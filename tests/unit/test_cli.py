@@ -81,6 +81,10 @@ def test_parts_in_use_are_warmed_up() -> None:
     class Spy:
         warmed = 0
 
+        @property
+        def target(self) -> Any:
+            return self
+
         def drafter(self, spec: str) -> Any:
             assert spec == "fuse"
             return self
@@ -90,7 +94,7 @@ def test_parts_in_use_are_warmed_up() -> None:
 
     spy = Spy()
     options.warm_up(spy, drafter="fuse", verifier="recursive")
-    assert spy.warmed == 1
+    assert spy.warmed == 2
 
 
 @pytest.mark.parametrize(

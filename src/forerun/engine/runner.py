@@ -195,7 +195,8 @@ class ModelRunner(Runner):
     def run(self, works: list[Work], needs: frozenset[str]) -> tuple[Tensor, Tensor]:
         order = sorted(works, key=lambda work: work.slot.index)
         spans = [work.span for work in order]
-        self.cache.reserve(order[-1].slot, max(span.stop for span in spans))
+        for work, span in zip(order, spans, strict=True):
+            self.cache.reserve(work.slot, span.stop)
         positions = spans[0].positions
         if len(spans) > 1:
             positions = np.concatenate([span.positions for span in spans])

@@ -3,8 +3,9 @@
 Example: python benchmarks/int8.py --params 300M --threads 2
          python benchmarks/int8.py --law --problems 40
 
-Without --law: random llama checkpoints, medians over rounds of passes over 1, 9 and 17 rows. With
---law: the embedded reasoner, KL(bf16 || int8) in nats per token on its own solutions, and accuracy.
+Without --law: random llama checkpoints, medians over rounds of passes over 1, 9 and 17 rows, and of
+their linear layers alone. With --law: the embedded reasoner, KL(bf16 || int8) in nats per token on
+its own solutions, and accuracy.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from decode import SIZES, binary_tree, checkpoint
 
 import forerun
 from forerun.assets import embedded
+from forerun.bench.products import seconds_alone
 from forerun.bench.tasks.reasoning import ReasoningTask, read_answer
 from forerun.dice import SeededDice
 from forerun.engine.api import Model
@@ -34,15 +36,20 @@ WEIGHTS = ("auto", "int8", "int8:128")
 ROWS = (1, 9, 17)
 
 
-def passes(size: str, threads: int, rounds: int) -> None:
-    """Prints median milliseconds of a pass, and how much faster than bf16 it is."""
+Times = dict[tuple[str, str, int], list[float]]  # by what, weights and rows: of every round
+
+
+def passes(size: str, threads: int, rounds: int, given: Path | None) -> None:
+    """Prints median milliseconds of a pass and of its linears, and how much faster than bf16."""
     torch.set_num_threads(threads)
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint(size, torch.bfloat16, Path(folder))
+    with tempfile.TemporaryDirectory() as own:
+        folder = given or Path(own)
+        if not (folder / "config.json").exists():
+            checkpoint(size, torch.bfloat16, folder)
         targets = {name: load_target(folder, weights=name) for name in WEIGHTS}
     seqs = {name: Sequence(list(range(3, 259)), 256, Sampling(), SeededDice(0), limit=99)
             for name in WEIGHTS}  # fmt: skip
-    times: dict[tuple[str, int], list[float]] = {(n, r): [] for n in WEIGHTS for r in ROWS}
+    times: Times = {}
     for _ in range(rounds):
         for name, target in targets.items():
             for rows in ROWS:
@@ -50,12 +57,16 @@ def passes(size: str, threads: int, rounds: int) -> None:
                 start = time.perf_counter()
                 for _ in range(5):
                     target.forward([seqs[name]], [tree], frozenset())
-                times[name, rows].append((time.perf_counter() - start) / 5)
+                pass_ = (time.perf_counter() - start) / 5
+                times.setdefault(("pass", name, rows), []).append(pass_)
+                alone = sum(seconds_alone(target.model, rows).values())
+                times.setdefault(("linears", name, rows), []).append(alone)
     for rows in ROWS:
-        base = statistics.median(times["auto", rows])
-        found = [(name, statistics.median(times[name, rows])) for name in WEIGHTS]
-        told = "  ".join(f"{name} {1e3 * t:.2f} ms ({base / t:.2f}x)" for name, t in found)
-        print(f"{size}, {rows} rows: {told}")
+        for what in ("pass", "linears"):
+            base = statistics.median(times[what, "auto", rows])
+            found = [(name, statistics.median(times[what, name, rows])) for name in WEIGHTS]
+            told = "  ".join(f"{name} {1e3 * t:.2f} ms ({base / t:.2f}x)" for name, t in found)
+            print(f"{size}, {rows} rows, {what}: {told}")
 
 
 def logits(target: Target, tokens: list[int]) -> np.ndarray:
@@ -99,6 +110,7 @@ def law(problems: int, samples: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--params", choices=SIZES, default="300M")
+    parser.add_argument("--checkpoint", type=Path, help="folder that keeps the checkpoint")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--law", action="store_true")
@@ -108,7 +120,7 @@ def main() -> None:
     if options.law:
         law(options.problems, options.samples)
     else:
-        passes(options.params, options.threads, options.rounds)
+        passes(options.params, options.threads, options.rounds, options.checkpoint)
 
 
 if __name__ == "__main__":

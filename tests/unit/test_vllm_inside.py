@@ -28,10 +28,10 @@ LAW |= {"max_new_tokens": 16, "ends": [1]}
 
 @contextmanager
 def running(*paths: Path) -> Iterator[WorkerProcess]:
-    """A process of vLLM's environment, which imports from these paths, too."""
+    """A process of vLLM's environment, which imports from these paths first."""
     if reason := problem(PEERS_DIR, "vllm"):
         pytest.skip(f"vLLM {reason}")
-    places = os.pathsep.join(map(str, (ROOT / "src", *paths)))
+    places = os.pathsep.join(map(str, (*paths, ROOT / "src")))
     env = env_of(PEERS_DIR, "vllm") | {"PYTHONPATH": places}
     path = ROOT / "benchmarks" / "vllm_worker.py"
     process = WorkerProcess(python_of(PEERS_DIR, "vllm"), path, threads=1, env=env)

@@ -1,0 +1,323 @@
+"""What drafting 64 nodes and learning a step cost, for every drafter without a second model.
+
+    python benchmarks/draft_times.py [TEXT.gz ...] [--runs 120] [--temperature 1.0]
+
+A history of a million tokens: words of the given files (without files: Zipf's law, half of it in
+passages that come again, changed here and there), as ids spread over a vocabulary of 128,256. Each
+drafter knows it in its own way: `SETUPS`. Then all go on with the same unseen passages, in turns: a
+jump to a random place, three steps to get going and five that count, each of a draft and of four
+accepted tokens and one more to learn. Logits favour what followed a token in the history; a step's
+are written between the draft and the learning, so that caches hold them and not the drafter.
+
+Prints medians and 99th percentiles in microseconds, one thread; nothing is asserted. What a drafter
+puts off until it drafts (prompt lookup, suffix) is in its draft.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import gzip
+import platform
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from forerun import registry
+from forerun.dice import SeededDice
+from forerun.drafters.rasd import graft
+from forerun.drafters.token_recycling import Successors
+from forerun.ngrams import adjacencies
+from forerun.ngrams.datastores import in_memory
+from forerun.ngrams.infini import Index
+from forerun.ngrams.retrieval import Found
+from forerun.ngrams.trigrams import TrigramMatrix
+from forerun.records import Plan, Rows, Sequence, Step, Verdict
+from forerun.roles import Drafter, name_of
+from forerun.sampling import Sampling
+from forerun.shaping import Laws
+from forerun.tree import EMPTY, Tree
+
+VOCAB, PIECE, TOP = 128_256, 1000, 10
+NODES, ACCEPTED, BEFORE, COUNTED = 64, 4, 3, 5
+PROBS = 0.55 * 0.42 ** np.arange(TOP)  # what the logits say of a token's successors
+PLAN = Plan(nodes=NODES, depth=NODES)
+ROOM = "budget_mb=2048"
+
+
+@dataclass
+class Setup:
+    """A drafter, its options, and how much of the history its own sequence holds."""
+
+    spec: str
+    own: int = PIECE
+    options: Callable[[History], dict[str, Any]] = lambda history: {}
+
+
+WHOLE = 10**9
+SETUPS = (
+    Setup("prompt_lookup:tokens=64", WHOLE),
+    Setup("lookahead:window=8,guesses=8,from_prompt=true", WHOLE),
+    Setup("token_recycling"),
+    Setup("aded:top=64"),
+    Setup(f"suffix:factor=8,{ROOM}"),
+    Setup(f"sam:tokens=64,{ROOM}"),
+    Setup("rest", options=lambda history: {"index": history.index}),
+    Setup("infini", options=lambda history: {"index": history.index}),
+    Setup("rasd", options=lambda h: {"index": h.index, "drafter": stand_in(h), "retrievers": ()}),
+    Setup(f"stand:{ROOM}"),
+    Setup(f"auto:parts=stand:{ROOM}+suffix:{ROOM}"),
+    Setup(f"cascade:parts=suffix:{ROOM}+stand:{ROOM}"),
+    Setup(f"fuse:parts=prompt_lookup:tokens=64+stand:{ROOM}", WHOLE),
+)
+
+
+@dataclass
+class History:
+    """A text int64 [n] that drafters know, and one that they do not."""
+
+    text: np.ndarray
+    unseen: np.ndarray
+    rng: np.random.Generator
+    index: Index = field(init=False)
+    after: np.ndarray = field(init=False)  # [V, TOP]: what followed a token, most often first
+
+    def __post_init__(self) -> None:
+        self.index = in_memory([self.text], None)
+        pairs, counts = np.unique(self.text[:-1] * VOCAB + self.text[1:], return_counts=True)
+        first, second = np.divmod(pairs[np.lexsort((-counts, pairs // VOCAB))], VOCAB)
+        rank = np.arange(len(first)) - np.searchsorted(first, first)
+        self.after = self.rng.integers(0, VOCAB, (VOCAB, TOP))  # where fewer are known
+        self.after[first[rank < TOP], rank[rank < TOP]] = second[rank < TOP]
+
+
+def words(files: list[Path], rng: np.random.Generator) -> np.ndarray:
+    """Ids of all words and signs of files, in passages of PIECE that are shuffled."""
+    found: list[str] = []
+    for file in files:
+        with gzip.open(file) as stream:
+            found += re.findall(r"\w+|[^\w\s\0]", stream.read().decode("utf-8", "replace"))
+    _, ids = np.unique(found, return_inverse=True)
+    text = rng.permutation(VOCAB)[ids % VOCAB]
+    pieces = text[: len(text) // PIECE * PIECE].reshape(-1, PIECE)
+    return rng.permutation(pieces).ravel()
+
+
+def made_up(count: int, rng: np.random.Generator) -> np.ndarray:
+    """Ids by Zipf's law, in passages of which every second one is a copy with changes."""
+    stock, ids = rng.integers(0, count // PIECE // 5, count // PIECE), rng.permutation(VOCAB)
+
+    def fresh(*shape: int) -> np.ndarray:
+        return ids[np.minimum(rng.zipf(1.2, shape), VOCAB) - 1]
+
+    pieces, known = fresh(len(stock), PIECE), fresh(stock.max() + 1, PIECE)
+    is_copied = (np.arange(len(stock)) % 2 == 0)[:, None] & (rng.random(pieces.shape) > 0.02)
+    return np.where(is_copied, known[stock], pieces).ravel()
+
+
+# How drafters come to know the history. Others read their own sequence's text.
+
+
+def read_responses(drafter: Drafter, history: History) -> None:
+    """Finished responses of one prompt."""
+    for start in range(0, len(history.text), PIECE):
+        seq = sequence(history.text[start : start + PIECE].tolist(), 0)
+        drafter.start(seq)
+        drafter.finish(seq)
+
+
+def hold_successors(drafter: Any, history: History) -> None:
+    """A full row for every token of the vocabulary."""
+    rows = history.after[:, :8].astype(np.int32)
+    drafter.restore(adjacencies.snapshot("token_recycling", rows))
+
+
+def count_trigrams(drafter: Any, history: History) -> None:
+    drafter.base = TrigramMatrix(budget=1 << 30)
+    drafter.base.count([history.text.astype(np.int32)])
+
+
+def learn_laws(drafter: Any, history: History) -> None:
+    """At every position a law that favours what came; four contexts each."""
+    memory = drafter.memory(sequence([0], 0))
+    probs = np.tile(PROBS.astype(np.float32), (PIECE, 1))
+    for start in range(0, len(history.text) - 1, PIECE):
+        part = history.text[start : start + PIECE + 1]
+        ids = believed(history, part[:-1], part[1:]).astype(np.int32)
+        nodes = np.arange(len(ids), dtype=np.int32)
+        memory.learn(memory.context([]), path_of(part[:-1]).tree, nodes, ids, probs[: len(ids)])
+
+
+KNOWS = {
+    "suffix": read_responses,
+    "sam": read_responses,
+    "token_recycling": hold_successors,
+    "aded": count_trigrams,
+    "stand": learn_laws,
+}
+
+
+def stand_in(history: History) -> Drafter:
+    """For a draft model: 48 nodes by look-ups in a table, and the law of the next token."""
+    drafter = registry.make("drafter", "token_recycling")
+    drafter.source = Successors(drafter)
+    return drafter
+
+
+def believed(history: History, tokens: np.ndarray, following: np.ndarray) -> np.ndarray:
+    """Different ids [m, TOP] after tokens [m], likeliest first; `following` [k <= m] lead."""
+    ids = history.after[tokens]
+    lead = ids[: len(following)]
+    lead[lead == following[:, None]] = lead[:, 0][np.where(lead == following[:, None])[0]]
+    lead[:, 0] = following
+    return ids
+
+
+@dataclass
+class Given:
+    """A path of tokens, as a chain and as something retrieved."""
+
+    tree: Tree
+    found: Found
+
+
+def path_of(tokens: np.ndarray) -> Given:
+    parents = np.arange(-1, len(tokens) - 1, dtype=np.int32)
+    found = Found(tokens.astype(np.int32), parents, np.ones(len(tokens), np.int64), 0, 0)
+    return Given(graft(EMPTY, [found], len(tokens), ["", "text"]), found)
+
+
+def sequence(tokens: list[int], temperature: float) -> Sequence:
+    return Sequence(tokens, 1, Sampling(temperature), SeededDice(0), limit=10**9, group=0)
+
+
+class Case:
+    """A drafter that has read the history, its sequence, and what was measured."""
+
+    def __init__(self, setup: Setup, history: History, temperature: float) -> None:
+        self.name = setup.spec.partition(":")[0]
+        start = perf_counter()
+        self.drafter = registry.make("drafter", setup.spec, **setup.options(history))
+        self.drafter.warm_up()
+        for part in self.drafter.within():
+            if knows := KNOWS.get(type(part).__module__.rpartition(".")[2]):
+                knows(part, history)
+        self.seq = sequence(history.text[-setup.own :].tolist(), temperature)
+        self.drafter.start(self.seq)
+        self.drafter.propose([self.seq], [PLAN])
+        self.filling = perf_counter() - start
+        self.drafts, self.steps, self.sizes = list[float](), list[float](), list[int]()
+
+    def jump(self, tokens: list[int]) -> None:
+        """The text goes on elsewhere."""
+        self.seq.tokens += tokens
+        laws: Any = None  # nobody looks: nothing was judged
+        step = Step([self.seq], [PLAN], [EMPTY], [laws], [Verdict([], 0)], [[]])
+        self.drafter.observe(step)
+
+    def step(self, ahead: np.ndarray, teacher: Teacher, counts: bool) -> None:
+        """Drafts, and learns that the text goes on with `ahead` [ACCEPTED + 1]."""
+        start = perf_counter()
+        tree = self.drafter.propose([self.seq], [PLAN])[0]
+        drafting, size = perf_counter() - start, len(tree)
+        path, names = path_of(ahead[:-1]), [name_of(self.drafter), "text"]
+        tree = graft(tree, [path.found], ACCEPTED, names)
+        nodes = [-1]
+        for token in ahead[:-1]:
+            nodes += [c for c in tree.children(nodes[-1]) if tree.tokens[c] == token][:1]
+        laws, emitted = teacher.laws(self.seq, tree, nodes, ahead), ahead.tolist()
+        self.seq.tokens += emitted
+        verdict = Verdict(nodes[1:], emitted[-1])
+        step = Step([self.seq], [PLAN], [tree], [laws], [verdict], [emitted])
+        start = perf_counter()
+        self.drafter.observe(step)
+        learning = perf_counter() - start
+        if counts:
+            self.drafts.append(1e6 * drafting)
+            self.steps.append(1e6 * learning)
+            self.sizes.append(size)
+
+    def line(self) -> str:
+        drafts, steps, sizes = map(np.array, (self.drafts, self.steps, self.sizes))
+        full = drafts[sizes >= NODES - 1]
+        cells = [f"{value:7.0f}" for value in (*np.quantile(drafts, (0.5, 0.99)), sizes.mean())]
+        cells.append(f"{np.median(full):7.0f}" if len(full) >= 20 else "      -")
+        cells.append(f"{100 * len(full) / len(drafts):6.0f}%")
+        cells += [f"{value:7.0f}" for value in np.quantile(steps, (0.5, 0.99))]
+        return f"{self.name:<16}" + "".join(cells) + f"{self.filling:7.1f} s"
+
+
+class Teacher:
+    """Logits float32 [nodes, V] of a model that believes what followed a token in the history."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.logits = torch.randn(NODES + ACCEPTED + 1, VOCAB)
+        self.before: tuple[np.ndarray, np.ndarray] | None = None  # ids written over, their noise
+
+    def laws(self, seq: Sequence, tree: Tree, nodes: list[int], ahead: np.ndarray) -> Laws:
+        """The laws of a step; those of the accepted nodes are known, as after verification."""
+        held = self.logits.numpy()
+        if self.before is not None:
+            np.put_along_axis(held[: len(self.before[0])], *self.before, axis=1)
+        order = [*nodes, *sorted(set(range(-1, len(tree))) - set(nodes))]
+        tokens = np.array([*tree.tokens, seq.tokens[-1]])[order]
+        ids = np.empty((len(order), TOP), np.int64)
+        ids[np.array(order) + 1] = believed(self.history, tokens, ahead)
+        rows = held[: len(ids)]
+        self.before = ids, np.take_along_axis(rows, ids, axis=1)
+        np.put_along_axis(rows, ids, np.log(PROBS, dtype=np.float32)[None] + 17, axis=1)
+        laws = Laws(Rows(self.logits[: len(ids)]), seq, tree, ())
+        for node in nodes:
+            laws[node]
+        return laws
+
+
+def measure(cases: list[Case], history: History, runs: int) -> None:
+    """Runs of steps from random places of the unseen text, all drafters in turn."""
+    teacher, length = Teacher(history), ACCEPTED + 1
+    most = len(history.unseen) - 20 - length * (BEFORE + COUNTED)
+    for start in history.rng.integers(0, most, runs).tolist():
+        at = start + 20
+        for case in cases:
+            case.jump(history.unseen[start:at].tolist())
+        for step in range(BEFORE + COUNTED):
+            ahead = history.unseen[at : at + length]
+            for i in history.rng.permutation(len(cases)):
+                cases[i].step(ahead, teacher, step >= BEFORE)
+            at += length
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="*", type=Path, help="texts, gzipped")
+    parser.add_argument("--tokens", type=int, default=1_000_000, help="of the history")
+    parser.add_argument("--runs", type=int, default=120)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--only", default="", help="drafters whose name matches this pattern")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(0)
+    text = words(given.files, rng) if given.files else made_up(given.tokens * 5 // 4, rng)
+    if len(text) < given.tokens + 20 * PIECE:
+        parser.error(f"expected {given.tokens + 20 * PIECE} words or more, got {len(text)}")
+    history = History(text[: given.tokens], text[given.tokens :], rng)
+    print(f"machine: {platform.processor() or platform.machine()}; {given}; V = {VOCAB}")
+    setups = [setup for setup in SETUPS if re.search(given.only, setup.spec.partition(":")[0])]
+    cases = [Case(setup, history, given.temperature) for setup in setups]
+    gc.collect()
+    gc.freeze()  # a full collection would walk all that was filled
+    measure(cases, history, given.runs)
+    print(f"{'':<16}  draft    p99  nodes  full: median, share  learn    p99  filling")
+    for case in cases:
+        print(case.line())
+
+
+if __name__ == "__main__":
+    main()

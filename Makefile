@@ -17,7 +17,7 @@ VENV ?= .venv
 DATA_DIR ?=
 PEERS_DIR ?= .peers
 ARGS ?=
-CHECKS := -O1 -g -fsanitize=address,undefined -fno-sanitize=alignment -fno-sanitize-recover=undefined
+CHECKS := -g -fsanitize=address,undefined -fno-sanitize=alignment -fno-sanitize-recover=undefined
 BIN := $(VENV)/bin
 # what an installation is made of: the C kernels are compiled by it
 SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/forerun/native/*.[ch])
@@ -40,7 +40,7 @@ check: $(VENV)/.ready-dev
 
 sanitize: $(VENV)/.ready-dev
 	@echo "sanitize: kernels built with checks (minutes), and as they were afterwards"
-	@CFLAGS="$(CHECKS)" $(BIN)/python setup.py -q build_ext --inplace --force
+	@CFLAGS="$(CHECKS)" FORERUN_OPTIMISE=-O1 $(BIN)/python setup.py -q build_ext --inplace --force
 	@status=0; LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=2 \
 		$(BIN)/python -m pytest $(wildcard tests/unit/test_native*.py) $(ARGS) || status=$$?; \

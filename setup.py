@@ -4,7 +4,7 @@ import os
 
 from setuptools import Extension, setup
 
-OPTIMISED = [] if "-O" in os.environ.get("CFLAGS", "") else ["-O3"]  # the last one would win
+LEVEL = os.environ.get("FORERUN_OPTIMISE", "-O3")  # less where checks are compiled in
 
 setup(
     ext_modules=[
@@ -30,7 +30,7 @@ setup(
                 )
             ],
             # OpenMP's functions are found at run time in the library that torch has loaded
-            extra_compile_args=[*OPTIMISED, "-std=gnu11", "-fopenmp", "-Wno-psabi"],
+            extra_compile_args=[LEVEL, "-std=gnu11", "-fopenmp", "-Wno-psabi"],
             optional=True,  # without a compiler forerun runs on torch alone
         )
     ]

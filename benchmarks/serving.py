@@ -211,10 +211,7 @@ async def mixed(client: httpx.AsyncClient, side: Side, prompt: str, most: int, s
 
 
 def soak(side: Side, options: argparse.Namespace) -> dict[str, Any]:
-    """Mixed requests for so many seconds; the server's memory all the while.
-
-    Seconds are looks at the memory: in those in which the machine has stopped us nothing happens.
-    """
+    """Mixed requests during so many looks at the server's memory, at least a second apart."""
     task, sizes, lost, counter = ReasoningTask("heldout"), list[int](), list[str](), count()
     clients = max(options.clients)
 
@@ -229,7 +226,7 @@ def soak(side: Side, options: argparse.Namespace) -> dict[str, Any]:
         while len(sizes) < options.soak:
             sizes.append(resident(side.pid))
             if len(sizes) % 60 == 0:
-                print(f"soak: {len(sizes)} s, {len(lost)} lost, {sizes[-1] / 2**20:.1f} MiB",
+                print(f"soak: {len(sizes)} looks, {len(lost)} lost, {sizes[-1] / 2**20:.1f} MiB",
                       flush=True)  # fmt: skip
             await asyncio.sleep(1)
 
@@ -328,7 +325,9 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=32, help="of one turn, at least")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--max-tokens", type=int, default=200)
-    parser.add_argument("--soak", type=float, default=0.0, help="seconds; ours only, no comparison")
+    parser.add_argument(
+        "--soak", type=float, default=0.0, help="looks at the memory, a second apart; ours only"
+    )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     models = dict(text.split("=", 1) for text in options.model)

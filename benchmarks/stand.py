@@ -11,9 +11,8 @@ ablation: 8 trajectories, trees of --nodes nodes; tau with the ratio to the firs
 interval (bootstrap over problems). table: tokens/s over plain decoding in the same way, tau in
 brackets; trajectories 4 and 8 of the sequential way are the first ones of 16. DVTS: steps are lines
 scored by a checker of arithmetic; sentences scored by likelihood where texts state no answer.
-accuracy: plain
-against STAND, single samples and majority of 16. What outlives a prompt (scope tenant, refitted
-templates) begins anew when a run is gone on with.
+accuracy: plain against STAND, single samples and majority of 16. What outlives a prompt (scope
+tenant, refitted templates) begins anew when a run is gone on with.
 """
 
 from __future__ import annotations
@@ -40,6 +39,7 @@ from forerun.search.arithmetic import arithmetic
 from forerun.search.dvts import dvts
 from forerun.search.scorers import Likelihood
 from forerun.statistics import majority
+from forerun.template import DEFAULT
 from forerun.verifying import forget
 
 ABLATIONS = {  # what is shown -> drafter; the first is the one that the others are measured by
@@ -71,6 +71,7 @@ TABLE = {
 }
 TRAJECTORIES = 4, 8, 16
 WAYS = {"sequential": 1, "batch of 4": 4, "DVTS": 1}  # -> sequences at once
+LASTING = {"stand:scope=tenant", "stand:refit=true"}  # what they learn outlives a problem
 WIDTH = 4  # continuations per step of DVTS
 SENTENCES = {"scorer": Likelihood(), "step_end": ".", "select": "score"}  # DVTS on open text
 DRAWS = 2000  # of the bootstrap
@@ -198,11 +199,8 @@ class Runner:
         if text == "stand:latest":
             return self.shared.setdefault(text, latest(self.model.tokenizer))
         if text == "stand:template=unfitted":
-            from forerun.drafters.stand import Stand
-            from forerun.template import DEFAULT
-
-            return self.shared.setdefault(text, Stand(template=DEFAULT))
-        if "scope=tenant" in text or "refit" in text:
+            return self.shared.setdefault(text, registry.make("drafter", "stand", template=DEFAULT))
+        if text in LASTING:
             made = registry.make("drafter", text, tokenizer=self.model.tokenizer)
             return self.shared.setdefault(text, made)
         return text

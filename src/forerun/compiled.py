@@ -34,7 +34,7 @@ KERNELS = {  # the outermost kernels of each module: compiling them compiles wha
 
 
 class Watch:
-    """Hears of every kernel that is compiled in this process; of the first it says so, once."""
+    """Hears of every kernel of ours that is compiled in this process; says so of the first."""
 
     say: Callable[[str], object] | None = None
     num_compiled = 0
@@ -55,7 +55,8 @@ def _watch() -> Watch:
 
     class Listener(event.Listener):  # type: ignore[misc]
         def on_start(self, event: Any) -> None:
-            found.begins()
+            if event.data["dispatcher"].py_func.__module__.startswith("forerun."):
+                found.begins()
 
         def on_end(self, event: Any) -> None:
             pass

@@ -17,7 +17,7 @@ from typing import Any
 
 from forerun.errors import ConfigError, UnknownName
 
-DRAFTER, VERIFIER, CONTROLLER = "auto", "speculative", "budget"  # what users get unasked
+DRAFTER, VERIFIER, CONTROLLER = "stand", "speculative", "budget"  # what users get unasked
 OFFERED = frozenset({"tokenizer", "device"})  # what a model has for all parts made for it
 BATCH = 8  # sequences at once: with more, drafts lose what batches gain
 KINDS = {

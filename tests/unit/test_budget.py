@@ -84,6 +84,22 @@ def test_it_comes_back_when_drafts_begin_to_be_accepted() -> None:
     assert np.mean(sizes[-200:]) > 6
 
 
+def test_one_that_rests_among_many_that_draft_is_probed_as_often_as_alone() -> None:
+    budget = bound(Cost((1, 129, 257), (1.0, 1.1, 5.0)))
+    seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(8)]
+    drafted = []  # whether the first one did, of which nothing is ever accepted
+    for _ in range(1000):
+        plans = [budget.plan(seq) for seq in seqs]
+        trees = [chain(range(plan.nodes)) if plan.nodes else EMPTY for plan in plans]
+        counts = [0, *map(len, trees[1:])]
+        verdicts = [Verdict(list(range(count)), 0) for count in counts]
+        emitted = [v.tokens(tree) for v, tree in zip(verdicts, trees, strict=True)]
+        budget.observe(Step(seqs, plans, trees, [], verdicts, emitted))
+        drafted.append(len(trees[0]) > 0)
+        assert all(map(len, trees[1:])), "the others never rest"
+    assert 8 <= sum(drafted[200:]) < 80, "probes of four drafts, after 32, 64, 128, ... passes"
+
+
 def test_a_threshold_comes_with_the_plan_where_rows_cost() -> None:
     plans = steps(bound(Cost((1, 65), (1.0, 4.0))), lambda nodes: min(nodes, 3), 300)
     assert 0 < plans[-1].least < 0.3

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from command import python
 
+import forerun
 from forerun import compiled
 
 INTERRUPTING = """
@@ -51,7 +52,7 @@ def test_ctrl_c_at_the_start_is_one_line(tmp_path: Path, module: str, said: str)
 
 
 def test_the_module_is_the_command() -> None:
-    assert run("--version").stdout == "forerun 0.1.0\n"
+    assert run("--version").stdout == f"forerun {forerun.__version__}\n"
     assert run("methods", "stnd").returncode == 2
 
 
@@ -116,14 +117,18 @@ def thrice(x):
 
 
 def test_compiling_is_announced_once_and_only_if_it_happens(tmp_path: Path) -> None:
-    (tmp_path / "kernels_of_a_test.py").write_text(KERNELS)
+    """Kernels of the user's own say nothing."""
+    for name in ("foreign", "kernels_of_ours"):
+        (tmp_path / f"{name}.py").write_text(KERNELS)
     code = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from forerun import compiled; "
+        f"import sys, forerun; sys.path.append({str(tmp_path)!r}); from forerun import compiled; "
+        f"forerun.__path__.append({str(tmp_path)!r}); "
         "compiled.watch(print); compiled.watch(lambda text: print('again', text)); "
-        "import kernels_of_a_test as k; k.thrice(1); k.twice(2.0); print('done')"
+        "import foreign; foreign.thrice(1); print('so far'); "
+        "import forerun.kernels_of_ours as k; k.thrice(1); k.twice(2.0); print('done')"
     )
-    assert python(code).splitlines() == [compiled.NOTICE, "done"]
-    assert python(code).splitlines() == ["done"]
+    assert python(code).splitlines() == ["so far", compiled.NOTICE, "done"]
+    assert python(code).splitlines() == ["so far", "done"]
 
 
 @pytest.mark.slow

@@ -312,7 +312,9 @@ class Spelling:
 def test_an_error_in_one_text_leaves_all_texts_as_they_were(monkeypatch):
     """The texts of a step grow together or not at all; the step can then be done again."""
     stops = Stops(stream=lambda: Spelling(Letters()))
-    engine, seqs = engine_of(chain_drafter(), max_seqs=4, stops=stops), seqs_of(4, 12)
+    engine = engine_of(chain_drafter(), max_seqs=4, stops=stops)
+    watched = Sampling(stop=("#",))  # so that text is made token by token
+    seqs = [sequence([0], 12, SeededDice(9, k), watched, index=k) for k in range(4)]
     for seq in seqs:
         engine.submit(seq)
     faults = 0

@@ -192,8 +192,6 @@ def command(
     options.check_parts(drafter=drafter)
     sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
     out = console()
-    if out.is_terminal:
-        notice(f"loading {model}")
     loaded: Any = options.load(model, dtype=dtype, device=device, batch=2, weights=weights)
     options.warm_up(loaded, drafter=drafter)
     if out.is_terminal:

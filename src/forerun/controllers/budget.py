@@ -29,7 +29,7 @@ REVIEW = 4  # steps of a sequence between two decisions
 KEEP = 0.99  # of the counts of nodes, per decision
 SLOW, FAST = 0.98, 0.9  # memory of the step's averages, and of a sequence's luck
 REST = 32  # steps of a sequence without a draft between two decisions
-PATIENCE = 32, 1024  # passes with such a step between two probes: at first, at most
+PATIENCE = 32, 1024  # passes in which a sequence rests between two probes: at first, at most
 PROBE = 4  # nodes
 MARGIN = 0.2  # of the tokens hoped for, without which drafting must pay: the best guess is too good
 ASIDE = 1e-4  # seconds that a step spends on each sequence, whatever it drafts
@@ -71,7 +71,8 @@ class Budget(Controller):
         self._luck: WeakKeyDictionary[Sequence, Luck] = WeakKeyDictionary()
         self._others = 0  # sequences beside one in the last step
         self._tokens, self._rows = 1.0, 1.0  # of a sequence in a step, means
-        self._idle, self._pause = 0.0, PATIENCE[0]  # passes since the last probe, till the next
+        self._idle, self._pause = 0, PATIENCE[0]  # passes since the last probe, and until the next
+        self._rests = False  # whether a sequence rests in this pass, so that it counts
 
     def bind(self, target: Target, drafter: Drafter) -> None:
         self._cost = cost_of(target)
@@ -83,7 +84,7 @@ class Budget(Controller):
             luck = self._luck[seq] = Luck()
             self._decide(luck)
         elif luck.plan.is_empty:
-            self._idle += 1 / (1 + self._others)
+            self._rests = True
             luck.left -= 1
             if luck.left <= 0 or self._idle >= self._pause:
                 self._decide(luck)
@@ -91,6 +92,8 @@ class Budget(Controller):
 
     def observe(self, step: Step) -> None:
         num = len(step.seqs)
+        self._idle += self._rests
+        self._rests = False
         self._others = num - 1
         self._tokens = _mean(self._tokens, sum(map(len, step.emitted)) / num, SLOW)
         self._rows = _mean(self._rows, 1 + sum(map(len, step.trees)) / num, SLOW)

@@ -70,6 +70,9 @@ class Stops:
         """A sequence has ended; its text stays readable as long as the sequence lives."""
 
 
+LATE = 64  # tokens whose text may wait; the text of a long answer made at once would halt others
+
+
 class Text:
     """Text of one sequence, watched for stop strings; without any it is made when asked for."""
 
@@ -90,9 +93,10 @@ class Text:
     def push(self, token: int, may_stop: bool = True) -> int | None:
         """Adds a token; the number of tokens to keep if a stop string has appeared, else None."""
         self._late.append(token)
+        if len(self._late) >= LATE or (self._stop and may_stop):
+            self._catch_up()
         if not (self._stop and may_stop):
             return None
-        self._catch_up()
         before = self._begins[-1]
         found = [self._text.find(s, max(0, before - len(s) + 1)) for s in self._stop]
         hits = [at for at in found if at >= 0]
@@ -112,10 +116,11 @@ class Text:
         return self._text[: max(0, len(self._text) - self._hold)]
 
     def _catch_up(self) -> None:
-        late, self._late = self._late, []
-        for token in late:
-            self._begins.append(len(self._text))
-            self._text += self._stream.push(token)
+        while self._late:
+            begin = len(self._text)
+            self._text += self._stream.push(self._late[0])
+            self._begins.append(begin)
+            del self._late[0]
 
     def _flush(self) -> str:
         flush = getattr(self._stream, "flush", None)

@@ -67,18 +67,23 @@ def _damage(path: Path, cause: Exception) -> str:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
+            if length > MOST_HEADER:
+                return unknown
             header = json.loads(file.read(length)) if 8 + length <= size else {}
         ends = [row["data_offsets"][1] for name, row in header.items() if name != "__metadata__"]
         whole = 8 + length + max(ends, default=0)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return unknown
-    if whole == size or length > MOST_HEADER:
+    if whole == size:
         return unknown
     return f"has {size:,} bytes where its header tells of {whole:,}{' or more' * (not ends)}"
 
 
 def check_finite(name: str, tensor: Tensor, dtype: torch.dtype, files: list[Path]) -> None:
-    """Raises ModelError for NaN or infinity in a weight, or where `dtype` would make it one."""
+    """Raises ModelError for NaN or infinity in a weight, or where `dtype` would make it one.
+
+    Reads the tensor once more. Types of one byte are not looked at.
+    """
     if not tensor.is_floating_point() or tensor.element_size() < 2 or not tensor.numel():
         return
     low, high = (float(edge) for edge in torch.aminmax(tensor))  # NaN, if there is one
@@ -88,11 +93,11 @@ def check_finite(name: str, tensor: Tensor, dtype: torch.dtype, files: list[Path
             f"tensor {name} in {_file_of(name, files)} holds {bad:,} values of {tensor.numel():,} "
             "that are NaN or infinite: these weights are damaged; fetch or copy them again"
         )
-    most = torch.finfo(dtype).max
-    if max(-low, high) > most:
+    most = max(-low, high)
+    if math.isinf(torch.tensor(most).to(dtype).item()):
         raise ModelError(
-            f"tensor {name} reaches {max(-low, high):.3g}, and {dtype} ends at {most:.3g}; load "
-            "the model with dtype bf16 or fp32"
+            f"tensor {name} reaches {most:.3g}, and {dtype} ends at "
+            f"{torch.finfo(dtype).max:.3g}; load the model with dtype bf16 or fp32"
         )
 
 

@@ -14,7 +14,8 @@ from forerun.errors import ConfigError, ModelError, UnknownName, in_a_line
 
 WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]  # files of a hub repository
 DTYPES = ("auto", "bf16", "fp16", "fp32")
-DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu)(:\d{1,3})?")
+# auto, and what torch knows; the kinds of extensions have names of their own
+DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu|hpu|npu|xla|mtia|privateuseone)(:\d{1,3})?")
 
 
 def check_dtype(name: str) -> None:

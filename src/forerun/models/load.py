@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forerun.engine.runner import ModelRunner
-from forerun.errors import ConfigError, ModelError
+from forerun.errors import ConfigError, ModelError, in_a_line
 from forerun.models.checkpoint import load_decoder, shard_files, stored_dtype
 from forerun.models.families import Unsupported, plan_for
 from forerun.models.folder import check_device, check_dtype, model_folder, read_config
@@ -92,7 +92,10 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     check_device(name)
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError as cause:  # a kind that this build of torch does not know
+        raise ConfigError(f"device {name!r}: {in_a_line(cause)}; use cpu or cuda") from cause
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {name!r} was asked for, but torch sees no GPU; use cpu")
     return device

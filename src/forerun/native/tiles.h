@@ -341,7 +341,7 @@ static void FN(tile_chunk)(FN(Tiles) *t, const Model *m, const Pass *p, const Pi
     }
     const int64_t first = (low - begin) / BLOCK, blocks = (shared - begin + BLOCK - 1) / BLOCK;
     for (int64_t d = 0; d < dim; d += PART)
-        for (int64_t b = first; b < blocks; b++) { /* laid out one by one, to stay in the first cache */
+        for (int64_t b = first; b < blocks; b++) { /* one by one, to stay in the first cache */
             const int64_t at = begin + b * BLOCK;
             FN(lay_values)(t, m, values + at * dim, NULL, shared - at, d, 0, &soon);
             for (int64_t q = 0; q < num; q += TILE_ROWS) FN(add_values)(t, m, q, b, 1, d);

@@ -147,6 +147,7 @@ class Front:
                     break
                 full = full or (told if reply.status == 429 else None)
             if failed == TRIES:
+                full = None  # who comes again would end two more engines
                 break
         error = _closing() if self._is_closing else _none(0)
         await (full or told or error.response())(scope, receive, send)

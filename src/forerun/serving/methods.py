@@ -18,6 +18,7 @@ from forerun.serving.errors import unknown
 from forerun.serving.routing import Router
 
 OFFERED = ("auto", "stand", "prompt_lookup", "none")  # where the registry has them
+DEFAULT = "auto"  # of requests that name none: they may be of any kind
 SHARED, OWN = ("tenant", "group"), ("group",)  # scopes of memories, best first
 
 
@@ -30,7 +31,7 @@ class Methods:
     def __init__(self, extra: Mapping[str, str], default: str | None, **build: Any) -> None:
         known = registry.names("drafter")
         self.specs = {name: name for name in OFFERED if name in known} | dict(extra)
-        self.default = default or registry.DRAFTER
+        self.default = default or DEFAULT
         self.specs.setdefault(self.default, self.default)
         self._build = build
 

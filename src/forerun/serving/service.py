@@ -69,8 +69,8 @@ class Service:
 
         A full search halted all requests for some 200 ms, as it visits all that libraries made.
         """
-        self.verifier.warm_up()
-        self.worker.warm_up()
+        for part in (self.model.target, self.verifier, self.worker):
+            part.warm_up()
         gc.collect()
         gc.freeze()
 

@@ -252,14 +252,18 @@ def test_when_to_come_again_is_told_whoever_was_asked_last(said: str) -> None:
 
 def test_a_request_that_ends_two_engines_is_not_told_to_come_again_soon() -> None:
     """Also where a third one is full, whose answer would be to come again."""
-    with dying(FULL) as full, dying("") as one, dying("") as other:
-        with fronted(full, one, other) as served:
-            for i in range(8):
-                named = GO | {"prompt_cache_key": f"conversation {i}"}
-                answer = served.post("/v1/completions", json=named)
-                assert answer.status_code == 503
-                for engine in served.server.backend.up.values():
-                    engine.is_lost = False  # as when its keeper has seen it again
+    with (
+        dying(FULL) as full,
+        dying("") as one,
+        dying("") as other,
+        fronted(full, one, other) as served,
+    ):
+        for i in range(8):
+            named = GO | {"prompt_cache_key": f"conversation {i}"}
+            answer = served.post("/v1/completions", json=named)
+            assert answer.status_code == 503
+            for engine in served.server.backend.up.values():
+                engine.is_lost = False  # as when its keeper has seen it again
 
 
 @pytest.mark.parametrize("streams", [True, False])

@@ -69,7 +69,7 @@ def test_a_huge_number_of_samples_comes_piece_by_piece(
     words = (*CAT, "-n", 99_999_999, "--max-new-tokens", 2, "--out", out)
     status, _, err = call("generate", *words)
     assert status == 130 and len(out.read_text().splitlines()) == 3
-    assert "99999999 samples, 8 at a time; Ctrl-C ends them and keeps what is finished" in err
+    assert "99999999 samples, 16 at a time; Ctrl-C ends them and keeps what is finished" in err
     assert err.splitlines()[-1] == f"interrupted: 3 of 99999999 samples finished, kept in {out}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,3 +27,20 @@ def python(code: str) -> str:
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
     return done.stdout
+
+
+def interrupted(*words: Any) -> str:
+    """What a command prints that gets Ctrl-C after its first line, and ends as it should."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "forerun.cli.main", *map(str, words)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    rest, err = process.communicate(timeout=120)
+    assert process.returncode == 130 and "interrupted" in err and "Traceback" not in err
+    return first + rest

@@ -8,18 +8,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command import Call
 from tiny import make_tiny
 
 from forerun.bench import machine, theory
 from forerun.bench.results import read_run
-from forerun.cli.main import main
 
-Call = Callable[..., tuple[int, str, str]]
 SMALL = ("-n", 2, "--max-new-tokens", 6, "--threads", 1)
 
 
@@ -34,18 +33,6 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [{"prompt": f"the cat sat on {i} mats and", "category": "ab"[i % 2]} for i in range(6)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Call:
-    """Runs a command line in this process; gives status, standard output, standard error."""
-
-    def run(*words: Any) -> tuple[int, str, str]:
-        status = main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return run
 
 
 @pytest.fixture

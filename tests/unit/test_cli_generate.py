@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shlex
-import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command import CAT, Call, records
+from command import CAT, Call, interrupted, records
 
 from forerun.cli import options, prompts
 from forerun.cli.output import counted
@@ -198,20 +195,8 @@ def test_results_file_holds_every_sample(generate: Call, tmp_path: Path) -> None
 
 def test_interrupt_keeps_finished_samples(tiny: Path, tmp_path: Path) -> None:
     out = tmp_path / "samples.jsonl"
-    words = ["generate", "-m", tiny, *CAT, "-n", 3000, "--json", "--out", out]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "forerun.cli.main", *map(str, words)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    first = process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    rest, err = process.communicate(timeout=120)
-    assert process.returncode == 130 and "interrupted" in err and "Traceback" not in err
-    found = records(first + rest)
+    printed = interrupted("generate", "-m", tiny, *CAT, "-n", 3000, "--json", "--out", out)
+    found = records(printed)
     assert found and records(out.read_text()) == found
 
 

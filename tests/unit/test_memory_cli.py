@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command import Call, interrupted
 
 from forerun import memories
-from forerun.cli.main import main
 from forerun.models.tokenizer import Tokenizer
 
-Call = Callable[..., tuple[int, str, str]]
 CAT = ("--prompt", "the cat sat on")
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Call:
-    def run(*words: Any) -> tuple[int, str, str]:
-        status = main([str(word) for word in words])
-        return status, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture
@@ -71,20 +56,9 @@ def test_a_run_that_fails_saves_what_it_has_learned(
 
 
 def test_interrupted_runs_save(tiny_folder: Path, path: Path) -> None:
-    words = ["generate", "-m", tiny_folder, *CAT, "-n", 500, "--json", "--memory", path]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "forerun.cli.main", *map(str, words)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    first = process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    rest, err = process.communicate(timeout=120)
-    assert process.returncode == 130 and "interrupted" in err and "Traceback" not in err
-    finished = [json.loads(line) for line in (first + rest).splitlines()]
+    words = ("-m", tiny_folder, *CAT, "-n", 500, "--json", "--memory", path)
+    printed = interrupted("generate", *words)
+    finished = [json.loads(line) for line in printed.splitlines()]
     assert tokens(path) >= sum(record["stats"]["generated"] for record in finished) > 0
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 

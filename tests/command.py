@@ -38,9 +38,11 @@ def interrupted(*words: Any) -> str:
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
-    first = process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    rest, err = process.communicate(timeout=120)
+    with process:
+        assert process.stdout is not None and process.stderr is not None
+        first = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        # not by `communicate`, which misses what was read ahead of the first line
+        rest, err = process.stdout.read(), process.stderr.read()
     assert process.returncode == 130 and "interrupted" in err and "Traceback" not in err
     return first + rest

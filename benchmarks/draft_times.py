@@ -9,8 +9,8 @@ jump to a random place, three steps to get going and five that count, each of a 
 accepted tokens and one more to learn. Logits favour what followed a token in the history; a step's
 are written between the draft and the learning, so that caches hold them and not the drafter.
 
-Prints medians and 99th percentiles in microseconds, one thread; nothing is asserted. What a drafter
-puts off until it drafts (prompt lookup, suffix) is in its draft.
+Prints medians and 99th percentiles, one thread; "full" are drafts of 63 nodes or more. What is put
+off until somebody drafts (prompt lookup, suffix) is in the draft. Nothing is asserted.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from forerun.records import Plan, Rows, Sequence, Step, Verdict
 from forerun.roles import Drafter, name_of
 from forerun.sampling import Sampling
 from forerun.shaping import Laws
-from forerun.tree import EMPTY, Tree
+from forerun.tree import EMPTY, Tree, chain
 
 VOCAB, PIECE, TOP = 128_256, 1000, 10
 NODES, ACCEPTED, BEFORE, COUNTED = 64, 4, 3, 5
 PROBS = 0.55 * 0.42 ** np.arange(TOP)  # what the logits say of a token's successors
 PLAN = Plan(nodes=NODES, depth=NODES)
-ROOM = "budget_mb=2048"
+ROOM, WHOLE = "budget_mb=2048", 10**9
 
 
 @dataclass
@@ -60,7 +60,6 @@ class Setup:
     options: Callable[[History], dict[str, Any]] = lambda history: {}
 
 
-WHOLE = 10**9
 SETUPS = (
     Setup("prompt_lookup:tokens=64", WHOLE),
     Setup("lookahead:window=8,guesses=8,from_prompt=true", WHOLE),
@@ -121,11 +120,7 @@ def made_up(count: int, rng: np.random.Generator) -> np.ndarray:
     return np.where(is_copied, known[stock], pieces).ravel()
 
 
-# How drafters come to know the history. Others read their own sequence's text.
-
-
 def read_responses(drafter: Drafter, history: History) -> None:
-    """Finished responses of one prompt."""
     for start in range(0, len(history.text), PIECE):
         seq = sequence(history.text[start : start + PIECE].tolist(), 0)
         drafter.start(seq)
@@ -133,7 +128,6 @@ def read_responses(drafter: Drafter, history: History) -> None:
 
 
 def hold_successors(drafter: Any, history: History) -> None:
-    """A full row for every token of the vocabulary."""
     rows = history.after[:, :8].astype(np.int32)
     drafter.restore(adjacencies.snapshot("token_recycling", rows))
 
@@ -151,10 +145,10 @@ def learn_laws(drafter: Any, history: History) -> None:
         part = history.text[start : start + PIECE + 1]
         ids = believed(history, part[:-1], part[1:]).astype(np.int32)
         nodes = np.arange(len(ids), dtype=np.int32)
-        memory.learn(memory.context([]), path_of(part[:-1]).tree, nodes, ids, probs[: len(ids)])
+        memory.learn(memory.context([]), chain(part[:-1]), nodes, ids, probs[: len(ids)])
 
 
-KNOWS = {
+KNOWS = {  # how parts come to know the history; others read their own sequence
     "suffix": read_responses,
     "sam": read_responses,
     "token_recycling": hold_successors,
@@ -179,20 +173,6 @@ def believed(history: History, tokens: np.ndarray, following: np.ndarray) -> np.
     return ids
 
 
-@dataclass
-class Given:
-    """A path of tokens, as a chain and as something retrieved."""
-
-    tree: Tree
-    found: Found
-
-
-def path_of(tokens: np.ndarray) -> Given:
-    parents = np.arange(-1, len(tokens) - 1, dtype=np.int32)
-    found = Found(tokens.astype(np.int32), parents, np.ones(len(tokens), np.int64), 0, 0)
-    return Given(graft(EMPTY, [found], len(tokens), ["", "text"]), found)
-
-
 def sequence(tokens: list[int], temperature: float) -> Sequence:
     return Sequence(tokens, 1, Sampling(temperature), SeededDice(0), limit=10**9, group=0)
 
@@ -202,7 +182,6 @@ class Case:
 
     def __init__(self, setup: Setup, history: History, temperature: float) -> None:
         self.name = setup.spec.partition(":")[0]
-        start = perf_counter()
         self.drafter = registry.make("drafter", setup.spec, **setup.options(history))
         self.drafter.warm_up()
         for part in self.drafter.within():
@@ -211,8 +190,7 @@ class Case:
         self.seq = sequence(history.text[-setup.own :].tolist(), temperature)
         self.drafter.start(self.seq)
         self.drafter.propose([self.seq], [PLAN])
-        self.filling = perf_counter() - start
-        self.drafts, self.steps, self.sizes = list[float](), list[float](), list[int]()
+        self.figures: list[tuple[float, float, int]] = []  # microseconds of both verbs, nodes
 
     def jump(self, tokens: list[int]) -> None:
         """The text goes on elsewhere."""
@@ -224,10 +202,11 @@ class Case:
     def step(self, ahead: np.ndarray, teacher: Teacher, counts: bool) -> None:
         """Drafts, and learns that the text goes on with `ahead` [ACCEPTED + 1]."""
         start = perf_counter()
-        tree = self.drafter.propose([self.seq], [PLAN])[0]
-        drafting, size = perf_counter() - start, len(tree)
-        path, names = path_of(ahead[:-1]), [name_of(self.drafter), "text"]
-        tree = graft(tree, [path.found], ACCEPTED, names)
+        drafted = self.drafter.propose([self.seq], [PLAN])[0]
+        drafting = perf_counter() - start
+        text = chain(ahead[:-1])
+        found = Found(text.tokens, text.parents, np.ones(len(text), np.int64), 0, 0)
+        tree = graft(drafted, [found], ACCEPTED, [name_of(self.drafter), "text"])
         nodes = [-1]
         for token in ahead[:-1]:
             nodes += [c for c in tree.children(nodes[-1]) if tree.tokens[c] == token][:1]
@@ -239,18 +218,16 @@ class Case:
         self.drafter.observe(step)
         learning = perf_counter() - start
         if counts:
-            self.drafts.append(1e6 * drafting)
-            self.steps.append(1e6 * learning)
-            self.sizes.append(size)
+            self.figures.append((1e6 * drafting, 1e6 * learning, len(drafted)))
 
     def line(self) -> str:
-        drafts, steps, sizes = map(np.array, (self.drafts, self.steps, self.sizes))
+        drafts, steps, sizes = np.array(self.figures).T
         full = drafts[sizes >= NODES - 1]
         cells = [f"{value:7.0f}" for value in (*np.quantile(drafts, (0.5, 0.99)), sizes.mean())]
-        cells.append(f"{np.median(full):7.0f}" if len(full) >= 20 else "      -")
-        cells.append(f"{100 * len(full) / len(drafts):6.0f}%")
+        cells.append(f"{np.median(full):8.0f}" if len(full) >= 20 else "       -")
+        cells.append(f"{len(full) / len(drafts):6.0%}")
         cells += [f"{value:7.0f}" for value in np.quantile(steps, (0.5, 0.99))]
-        return f"{self.name:<16}" + "".join(cells) + f"{self.filling:7.1f} s"
+        return f"{self.name:<16}" + "".join(cells)
 
 
 class Teacher:
@@ -314,7 +291,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # a full collection would walk all that was filled
     measure(cases, history, given.runs)
-    print(f"{'':<16}  draft    p99  nodes  full: median, share  learn    p99  filling")
+    print(f"{'microseconds':<16}  draft    p99  nodes    full share  learn    p99")
     for case in cases:
         print(case.line())
 

@@ -16,7 +16,7 @@ import numpy as np
 from forerun.dice import Dice
 from forerun.drafters.base import Composite
 from forerun.records import Plan, Sequence
-from forerun.tree import IID, SWOR, Proposal, Tree, TreeBuilder
+from forerun.tree import IID, SWOR, Tree
 
 
 class Fuse(Composite):
@@ -55,23 +55,36 @@ def merge(trees: list[Tree], names: Many[str] = ()) -> Tree:
 
     names: of the drafters, so that every node tells who drafted it first.
     """
-    out, sources, cells = TreeBuilder(), list[str](), list[int]()
+    where: dict[tuple[int, int], int] = {}  # (parent, token) -> node
+    parents, sources, num_laws = list[int](), list[str](), 0
+    columns: list[tuple[np.ndarray, ...]] = []  # tokens, laws, rows and cells of what is kept
     for i, tree in enumerate(trees):
-        where, laws = {-1: -1}, {int(row): tree.q(n) for n, row in enumerate(tree.rows)}
-        for node in range(len(tree)):
-            parent, token = where[int(tree.parents[node])], int(tree.tokens[node])
-            same = [c for c in out.children(parent) if out.tokens[c] == token]
-            where[node] = same[0] if same else _copy(out, tree, node, parent, laws)
-            if same:
-                continue
-            cells.append(-1 if tree.cells is None else int(tree.cells[node]))
-            if names:
-                sources.append(tree.sources[node] if tree.sources else names[i])
-    return replace(out.build(), cells=np.array(cells, dtype=np.int8), sources=tuple(sources))
-
-
-def _copy(
-    out: TreeBuilder, tree: Tree, node: int, parent: int, laws: dict[int, Proposal | None]
-) -> int:
-    law, q = int(tree.laws[node]), laws.get(int(tree.rows[node]))
-    return out.add(int(tree.tokens[node]), parent, SWOR if law == IID else law, q)
+        place, kept, above_of = list[int](), list[int](), tree.parents.tolist()
+        for node, token in enumerate(tree.tokens.tolist()):
+            above = above_of[node]
+            edge = (place[above] if above >= 0 else -1, token)
+            place.append(where.setdefault(edge, len(parents)))
+            if place[node] == len(parents):
+                parents.append(edge[0])
+                kept.append(node)
+        if names:
+            sources += [tree.sources[n] if tree.sources else names[i] for n in kept]
+        own = np.array(kept, np.intp)
+        cells = np.full(len(tree), -1, np.int8) if tree.cells is None else tree.cells
+        rows = tree.rows[own]
+        rows[rows >= 0] += num_laws
+        num_laws += len(tree.starts) - 1
+        columns.append((tree.tokens[own], tree.laws[own], rows, cells[own]))
+    tokens, laws, rows, cells = (np.concatenate(column) for column in zip(*columns, strict=True))
+    laws[laws == IID] = SWOR
+    return Tree(
+        tokens=tokens,
+        parents=np.array(parents, dtype=np.int32),
+        laws=laws,
+        rows=rows,
+        starts=np.concatenate([[0], *(np.diff(tree.starts) for tree in trees)]).cumsum(),
+        q_ids=np.concatenate([tree.q_ids for tree in trees]),
+        q_probs=np.concatenate([tree.q_probs for tree in trees]),
+        cells=cells,
+        sources=tuple(sources),
+    )

@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forerun import registry
-from forerun.dice import Dice
+from forerun.dice import Dice, SeededDice
 from forerun.drafters.base import grow
 from forerun.errors import ConfigError
+from forerun.growers.gumbel import Gumbel
+from forerun.growers.template import TopTemplate
 from forerun.ngrams.infini import Index, Next, check_tokenizer
+from forerun.ngrams.infini_drafting import Wish, draft
 from forerun.records import Plan, Sequence
 from forerun.roles import Drafter, Grower, Path, Source, Target
 from forerun.sampling import Sampling
@@ -85,14 +88,24 @@ class Infini(Drafter):
     def warm_up(self) -> None:
         self.index.infgram_ntd([0])
         self.index.infgram_many([[0], [0, 1]])
+        seq = Sequence([0], 1, Sampling(temperature=0), SeededDice(0), limit=1)
+        self.propose([seq], [Plan()])
 
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         return grow([seq], [plan], [dice], self.source, self._grower(seq))[0]
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
         trees = [EMPTY] * len(seqs)
+        slow = []
+        for i, (seq, plan) in enumerate(zip(seqs, plans, strict=True)):
+            if plan.is_empty:
+                continue
+            if self._has_kernel(seq):
+                trees[i] = self._drafted(seq, plan)
+            else:
+                slow.append(i)
         for grower in dict.fromkeys(self.growers):
-            mine = [i for i, seq in enumerate(seqs) if self._grower(seq) is grower]
+            mine = [i for i in slow if self._grower(seqs[i]) is grower]
             dices = [seqs[i].dice for i in mine]
             grown = grow(
                 [seqs[i] for i in mine], [plans[i] for i in mine], dices, self.source, grower
@@ -107,6 +120,23 @@ class Infini(Drafter):
 
     def _grower(self, seq: Sequence) -> Grower:
         return self.growers[seq.sampling.is_greedy]
+
+    def _has_kernel(self, seq: Sequence) -> bool:
+        """Whether `_drafted` grows the same tree; counts of several shards are added up here."""
+        is_filled = type(self._grower(seq)) in (Gumbel, TopTemplate)
+        return is_filled and len(self.index.shards) == 1 and isinstance(seq.dice, SeededDice)
+
+    def _drafted(self, seq: Sequence, plan: Plan) -> Tree:
+        """The tree of a grower that fills a template, in one call."""
+        grower, source = self._grower(seq), self.source
+        assert isinstance(grower, Gumbel | TopTemplate) and isinstance(seq.dice, SeededDice)
+        wish, query = source.wish(seq.sampling), self.index.ids(seq.tokens[-source.context :])
+        shape = grower.template.first(plan.nodes)
+        most = plan.nodes * wish.entries
+        uniforms = seq.dice.peek(most) if isinstance(grower, Gumbel) else None
+        tree, used = draft(self.index.shards[0], query, wish, shape, plan.depth, uniforms)
+        seq.dice.skip(used)
+        return tree
 
 
 class IndexSource(Source):
@@ -127,6 +157,12 @@ class IndexSource(Source):
         self.index, self.context, self.max_support = index, context, max_support
         self.min_length, self.min_count, self.entries = min_length, min_count, entries
         self.vocab_size = index.eos + 1  # the target's, once it is known
+
+    def wish(self, sampling: Sampling) -> Wish:
+        """The options and the request's temperature, as the kernel takes them."""
+        index, power = self.index, 1.0 if sampling.is_greedy else 1 / sampling.temperature
+        kept = self.context, self.min_length, self.min_count, self.entries, self.max_support
+        return Wish(*kept, self.vocab_size, index.eos, index.separator, power)
 
     def next(self, requests: Many[tuple[Sequence, Path]]) -> list[Proposal | None]:
         n = self.context

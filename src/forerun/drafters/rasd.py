@@ -220,8 +220,9 @@ def graft(tree: Tree, found: Many[Found], room: int, names: Many[str]) -> Tree:
     for i, each in enumerate(found):
         left = -(-(room - len(added)) // (len(found) - i))
         place = {-1: -1}  # retrieved node -> node of the fused tree
+        above = each.parents.tolist()
         for node, token in enumerate(each.tokens.tolist()):
-            edge = (place.get(int(each.parents[node]), -2), token)
+            edge = (place.get(above[node], -2), token)
             if edge not in where and edge[0] >= -1 and left > 0:
                 where[edge] = size + len(added)
                 added.append(edge)

@@ -61,16 +61,7 @@ def draft(
         out.q_probs if uniforms is None else uniforms,
         out,
     )
-    tree = Tree(
-        tokens=out.tokens[:nodes],
-        parents=out.parents[:nodes],
-        laws=out.laws[:nodes],
-        rows=out.rows[:nodes],
-        starts=out.starts[: rows + 1],
-        q_ids=out.q_ids[: out.starts[rows]],
-        q_probs=out.q_probs[: out.starts[rows]],
-    )
-    return tree, used
+    return tree_of(out, nodes, rows), used
 
 
 def buffers(nodes: int, entries: int) -> Buffers:
@@ -83,6 +74,19 @@ def buffers(nodes: int, entries: int) -> Buffers:
         np.zeros(nodes + 1, np.int64),
         np.empty((nodes + 1) * entries, np.int32),
         np.empty((nodes + 1) * entries, np.float64),
+    )
+
+
+def tree_of(out: Buffers, nodes: int, rows: int) -> Tree:
+    """The first `nodes` nodes and `rows` proposals."""
+    return Tree(
+        tokens=out.tokens[:nodes],
+        parents=out.parents[:nodes],
+        laws=out.laws[:nodes],
+        rows=out.rows[:nodes],
+        starts=out.starts[: rows + 1],
+        q_ids=out.q_ids[: out.starts[rows]],
+        q_probs=out.q_probs[: out.starts[rows]],
     )
 
 

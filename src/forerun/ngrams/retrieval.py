@@ -47,15 +47,15 @@ def retrieve(
     `bypass` is not 0). Of several shards, the rarest continuations of each may be counted short.
     """
     query = index.ids(tokens[-lengths[1] :])
-    match, _ = index.longest_suffix(query)
+    match, places = index.longest_suffix(query)
     while match >= lengths[0]:
-        places = index.find(query[len(query) - match :])
         allowed = None if 0 < bypass <= match else firsts
         found = _at(index, match, places, wish, allowed)
         goes_on = len(found[0]) or (allowed and len(_at(index, match, places, wish, None)[0]))
         if goes_on:
             return Found(*found, match, places.count)
         match -= 1
+        places = index.find(query[len(query) - match :])
     return NOTHING
 
 

@@ -15,6 +15,7 @@ KERNELS = {  # the outermost kernels of each module: compiling them compiles wha
     "forerun.engine.work": ("lay_out",),
     "forerun.ngrams.kernels": ("learn", "look_up", "select_top"),
     "forerun.chances": ("count",),
+    "forerun.overlay": ("overlay",),
     "forerun.ngrams.drafting": ("fill_places",),
     "forerun.ngrams.growing": ("grow_places",),
     "forerun.ngrams.adjacency": ("fill_rows", "learn_rows"),

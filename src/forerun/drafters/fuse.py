@@ -15,6 +15,7 @@ import numpy as np
 
 from forerun.dice import Dice
 from forerun.drafters.base import Composite
+from forerun.overlay import overlay, warm_up
 from forerun.records import Plan, Sequence
 from forerun.tree import IID, SWOR, Tree
 
@@ -33,6 +34,10 @@ class Fuse(Composite):
 
     def seconds(self, nodes: int) -> float:
         return sum(part.seconds(-(-nodes // len(self.parts))) for part in self.parts)
+
+    def warm_up(self) -> None:
+        super().warm_up()
+        warm_up()
 
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         shares = zip(self.parts, self._shares(plan), strict=True)
@@ -55,31 +60,25 @@ def merge(trees: list[Tree], names: Many[str] = ()) -> Tree:
 
     names: of the drafters, so that every node tells who drafted it first.
     """
-    where: dict[tuple[int, int], int] = {}  # (parent, token) -> node
-    parents, sources, num_laws = list[int](), list[str](), 0
-    columns: list[tuple[np.ndarray, ...]] = []  # tokens, laws, rows and cells of what is kept
+    most, size, num_laws, sources = sum(map(len, trees)), 0, 0, list[str]()
+    tokens, parents, origins = (np.empty(most, np.int32) for _ in range(3))
+    columns: list[tuple[np.ndarray, ...]] = []  # laws, rows and cells of what is kept
     for i, tree in enumerate(trees):
-        place, kept, above_of = list[int](), list[int](), tree.parents.tolist()
-        for node, token in enumerate(tree.tokens.tolist()):
-            above = above_of[node]
-            edge = (place[above] if above >= 0 else -1, token)
-            place.append(where.setdefault(edge, len(parents)))
-            if place[node] == len(parents):
-                parents.append(edge[0])
-                kept.append(node)
+        start, size = size, overlay(tokens, parents, size, most, tree.tokens, tree.parents, origins)
+        kept = origins[start:size]
         if names:
-            sources += [tree.sources[n] if tree.sources else names[i] for n in kept]
-        own = np.array(kept, np.intp)
-        cells = np.full(len(tree), -1, np.int8) if tree.cells is None else tree.cells
-        rows = tree.rows[own]
+            own = [tree.sources[n] for n in kept] if tree.sources else [names[i]] * len(kept)
+            sources += own
+        rows = tree.rows[kept]
         rows[rows >= 0] += num_laws
         num_laws += len(tree.starts) - 1
-        columns.append((tree.tokens[own], tree.laws[own], rows, cells[own]))
-    tokens, laws, rows, cells = (np.concatenate(column) for column in zip(*columns, strict=True))
+        cells = np.full(len(kept), -1, np.int8) if tree.cells is None else tree.cells[kept]
+        columns.append((tree.laws[kept], rows, cells))
+    laws, rows, cells = (np.concatenate(column) for column in zip(*columns, strict=True))
     laws[laws == IID] = SWOR
     return Tree(
-        tokens=tokens,
-        parents=np.array(parents, dtype=np.int32),
+        tokens=tokens[:size],
+        parents=parents[:size],
         laws=laws,
         rows=rows,
         starts=np.concatenate([[0], *(np.diff(tree.starts) for tree in trees)]).cumsum(),

@@ -23,6 +23,7 @@ from forerun.growers.gumbel import Gumbel
 from forerun.growers.template import TopTemplate
 from forerun.ngrams.infini import Index, Next, check_tokenizer
 from forerun.ngrams.infini_drafting import Wish, draft
+from forerun.ngrams.kernels import TINY
 from forerun.records import Plan, Sequence
 from forerun.roles import Drafter, Grower, Path, Source, Target
 from forerun.sampling import Sampling
@@ -187,5 +188,5 @@ class IndexSource(Source):
         weights = counts / counts.max()
         if not sampling.is_greedy:
             weights = weights ** (1 / sampling.temperature)
-            ids, weights = ids[weights > 0], weights[weights > 0]
+            ids, weights = ids[weights > TINY], weights[weights > TINY]
         return Proposal(ids.astype(np.int32), weights / weights.sum())

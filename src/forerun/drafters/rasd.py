@@ -25,9 +25,10 @@ from forerun.errors import ConfigError
 from forerun.ngrams.infini import Index
 from forerun.ngrams.retrieval import Found
 from forerun.ngrams.retrieval_kernels import Firsts
+from forerun.overlay import overlay, warm_up
 from forerun.records import Plan, Sequence
 from forerun.roles import Drafter, Source, Target, name_of
-from forerun.tree import EMPTY, POINT, Proposal, Tree, signed
+from forerun.tree import EMPTY, POINT, Proposal, Tree
 
 if TYPE_CHECKING:
     from forerun.engine.runner import ModelRunner
@@ -97,6 +98,10 @@ class Rasd(Composite):
     def bind(self, target: Target) -> None:
         super().bind(target)
         self.vocab_size = target.vocab_size
+
+    def warm_up(self) -> None:
+        super().warm_up()
+        warm_up()
 
     def seconds(self, nodes: int) -> float:
         room = self._room(Plan(nodes))
@@ -213,33 +218,27 @@ def graft(tree: Tree, found: Many[Found], room: int, names: Many[str]) -> Tree:
     A path goes along the tree as far as that has it. Retrievers get equal shares of the room, and
     what earlier ones leave. names: of the drafter and the retrievers.
     """
-    where: dict[tuple[int, int], int] = {}  # (parent, token) -> node
-    for node, edge in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
-        where.setdefault(edge, node)
-    size, added, sources = len(tree), list[tuple[int, int]](), list[str]()
+    start = size = len(tree)
+    tokens, parents, origins = (np.empty(size + room, np.int32) for _ in range(3))
+    tokens[:size], parents[:size] = tree.tokens, tree.parents
+    sources: tuple[str, ...] = ()
     for i, each in enumerate(found):
-        left = -(-(room - len(added)) // (len(found) - i))
-        place = {-1: -1}  # retrieved node -> node of the fused tree
-        above = each.parents.tolist()
-        for node, token in enumerate(each.tokens.tolist()):
-            edge = (place.get(above[node], -2), token)
-            if edge not in where and edge[0] >= -1 and left > 0:
-                where[edge] = size + len(added)
-                added.append(edge)
-                sources.append(names[i + 1])
-                left -= 1
-            if edge in where:
-                place[node] = where[edge]
-    if not added:
+        share = -(-(start + room - size) // (len(found) - i))
+        before, size = size, overlay(
+            tokens, parents, size, size + share, each.tokens, each.parents, origins
+        )
+        sources += (names[i + 1],) * (size - before)
+    if size == start:
         return tree
-    parents, tokens = np.array(added, dtype=np.int32).T
-    new = np.full(len(added), -1, np.int8)
-    return replace(
-        tree,
-        tokens=np.concatenate([tree.tokens, tokens]),
-        parents=np.concatenate([tree.parents, parents]),
-        laws=np.concatenate([tree.laws, np.full(len(added), POINT, np.int8)]),
-        rows=np.concatenate([tree.rows, np.full(len(added), -1, np.int32)]),
+    new = np.full(size - start, -1, np.int8)
+    return Tree(
+        tokens=tokens[:size],
+        parents=parents[:size],
+        laws=np.concatenate([tree.laws, np.full(size - start, POINT, np.int8)]),
+        rows=np.concatenate([tree.rows, new], dtype=np.int32),
+        starts=tree.starts,
+        q_ids=tree.q_ids,
+        q_probs=tree.q_probs,
         cells=None if tree.cells is None else np.concatenate([tree.cells, new]),
-        sources=(*signed(tree, names[0]).sources, *sources),
+        sources=(tree.sources or (names[0],) * start) + sources,
     )

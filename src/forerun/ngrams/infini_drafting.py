@@ -18,6 +18,7 @@ import numpy as np
 from numba import njit
 
 from forerun.ngrams.drafting import Buffers, buffers, race, tree_of
+from forerun.ngrams.kernels import TINY
 from forerun.ngrams.retrieval_kernels import bound
 from forerun.ngrams.searching import longest_suffix, next_tokens
 from forerun.ngrams.suffix_array import Shard
@@ -184,7 +185,7 @@ def law_of(
         weight = counts[j] / largest
         if wish.power != 1.0:
             weight = math.pow(weight, wish.power)
-        if weight > 0.0:
+        if weight > TINY:
             out.q_ids[filled + held], out.q_probs[filled + held] = ids[j], weight
             sum_ += weight
             held += 1

@@ -22,7 +22,7 @@ KERNELS = {  # the outermost kernels of each module: compiling them compiles wha
     "forerun.ngrams.suffix_kernels": ("append", "remove"),
     "forerun.ngrams.suffix_drafting": ("speculate",),
     "forerun.ngrams.automaton_kernels": ("extend", "listen", "refresh", "look"),
-    "forerun.ngrams.searching": ("longest_suffix", "next_tokens", "next_tokens_many"),
+    "forerun.ngrams.searching": ("longest_of", "next_tokens", "next_tokens_many"),
     "forerun.ngrams.retrieval_kernels": ("continuations",),
     "forerun.ngrams.infini_drafting": ("fill_places",),
     "forerun.ngrams.trigram_kernels": ("nudge",),

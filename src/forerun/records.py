@@ -72,6 +72,10 @@ class Plan:
     def is_empty(self) -> bool:
         return min(self.nodes, self.depth) <= 0
 
+    def sized(self, nodes: int) -> Plan:
+        """The plan with another number of nodes."""
+        return Plan(nodes, self.depth, self.stop, self.least, self.learns)
+
     def within(self, depth: int) -> Plan:
         """The plan with at most `depth` levels."""
         return self if self.depth <= depth else replace(self, depth=max(depth, 0))

@@ -177,16 +177,17 @@ def _joined(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:
 def chain(tokens: Iterable[int]) -> Tree:
     """A chain of POINT nodes."""
     tokens = np.fromiter(tokens, dtype=np.int32)
-    count = len(tokens)
-    return Tree(
-        tokens=tokens,
-        parents=np.arange(-1, count - 1, dtype=np.int32),
-        laws=np.full(count, POINT, dtype=np.int8),
-        rows=np.full(count, -1, dtype=np.int32),
-        starts=np.zeros(1, dtype=np.int64),
-        q_ids=np.empty(0, dtype=np.int32),
-        q_probs=np.empty(0, dtype=np.float64),
-    )
+    return points(tokens, np.arange(-1, len(tokens) - 1, dtype=np.int32))
+
+
+NO_Q = np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0)  # starts, q_ids, q_probs
+
+
+def points(tokens: np.ndarray, parents: np.ndarray) -> Tree:
+    """A tree of POINT nodes; tokens, parents int32 [n]."""
+    rows = np.empty(len(tokens), np.int32)
+    rows.fill(-1)
+    return Tree(tokens, parents, np.zeros(len(tokens), np.int8), rows, *NO_Q)  # POINT is 0
 
 
 def signed(tree: Tree, name: str) -> Tree:

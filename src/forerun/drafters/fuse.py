@@ -8,7 +8,6 @@ tokens: SWOR, whatever it was drawn as. Lossless by that argument and by enumera
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from forerun.dice import Dice
 from forerun.drafters.base import Composite
 from forerun.overlay import overlay, warm_up
 from forerun.records import Plan, Sequence
-from forerun.tree import IID, SWOR, Tree
+from forerun.tree import IID, NO_Q, SWOR, Tree
 
 
 class Fuse(Composite):
@@ -52,7 +51,7 @@ class Fuse(Composite):
 
     def _shares(self, plan: Plan) -> list[Plan]:
         count = len(self.parts)
-        return [replace(plan, nodes=(plan.nodes + i) // count) for i in reversed(range(count))]
+        return [plan.sized((plan.nodes + i) // count) for i in reversed(range(count))]
 
 
 def merge(trees: list[Tree], names: Many[str] = ()) -> Tree:
@@ -60,30 +59,30 @@ def merge(trees: list[Tree], names: Many[str] = ()) -> Tree:
 
     names: of the drafters, so that every node tells who drafted it first.
     """
-    most, size, num_laws, sources = sum(map(len, trees)), 0, 0, list[str]()
-    tokens, parents, origins = (np.empty(most, np.int32) for _ in range(3))
-    columns: list[tuple[np.ndarray, ...]] = []  # laws, rows and cells of what is kept
+    most, size = sum(map(len, trees)), 0
+    tokens, parents, origins, rows = (np.empty(most, np.int32) for _ in range(4))
+    laws, cells, sources = np.zeros(most, np.int8), np.empty(most, np.int8), list[str]()  # POINT: 0
+    rows.fill(-1)
+    cells.fill(-1)
+    starts, q_ids, q_probs = ([array] for array in NO_Q)
+    num_laws = num_entries = 0
     for i, tree in enumerate(trees):
         start, size = size, overlay(tokens, parents, size, most, tree.tokens, tree.parents, origins)
         kept = origins[start:size]
         if names:
             own = [tree.sources[n] for n in kept] if tree.sources else [names[i]] * len(kept)
             sources += own
-        rows = tree.rows[kept]
-        rows[rows >= 0] += num_laws
-        num_laws += len(tree.starts) - 1
-        cells = np.full(len(kept), -1, np.int8) if tree.cells is None else tree.cells[kept]
-        columns.append((tree.laws[kept], rows, cells))
-    laws, rows, cells = (np.concatenate(column) for column in zip(*columns, strict=True))
+        if tree.cells is not None:
+            cells[start:size] = tree.cells[kept]
+        if len(tree.starts) == 1:  # all are chosen
+            continue
+        laws[start:size], own_rows = tree.laws[kept], tree.rows[kept]
+        rows[start:size] = np.where(own_rows >= 0, own_rows + num_laws, -1)
+        starts.append(tree.starts[1:] + num_entries)
+        q_ids.append(tree.q_ids)
+        q_probs.append(tree.q_probs)
+        num_laws, num_entries = num_laws + len(tree.starts) - 1, num_entries + len(tree.q_ids)
     laws[laws == IID] = SWOR
-    return Tree(
-        tokens=tokens[:size],
-        parents=parents[:size],
-        laws=laws,
-        rows=rows,
-        starts=np.concatenate([[0], *(np.diff(tree.starts) for tree in trees)]).cumsum(),
-        q_ids=np.concatenate([tree.q_ids for tree in trees]),
-        q_probs=np.concatenate([tree.q_probs for tree in trees]),
-        cells=cells,
-        sources=tuple(sources),
-    )
+    entries = (np.concatenate(parts) for parts in (starts, q_ids, q_probs))
+    nodes = (array[:size] for array in (tokens, parents, laws, rows))
+    return Tree(*nodes, *entries, cells=cells[:size], sources=tuple(sources))

@@ -105,7 +105,7 @@ class Infini(Drafter):
                 trees[i] = self._drafted(seq, plan)
             else:
                 slow.append(i)
-        for grower in dict.fromkeys(self.growers):
+        for grower in dict.fromkeys(self.growers) if slow else ():
             mine = [i for i in slow if self._grower(seqs[i]) is grower]
             dices = [seqs[i].dice for i in mine]
             grown = grow(

@@ -13,7 +13,6 @@ and its rejection what is owed is the same law. Lossless under any verifier that
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from forerun.dice import Dice
 from forerun.drafters.base import Composite
 from forerun.errors import ConfigError
 from forerun.ngrams.infini import Index
+from forerun.ngrams.kernels import select_top
 from forerun.ngrams.retrieval import Found
 from forerun.ngrams.retrieval_kernels import Firsts
 from forerun.overlay import overlay, warm_up
@@ -102,6 +102,7 @@ class Rasd(Composite):
     def warm_up(self) -> None:
         super().warm_up()
         warm_up()
+        select_top(np.ones(1), np.empty(1, np.int32), np.empty(1))
 
     def seconds(self, nodes: int) -> float:
         room = self._room(Plan(nodes))
@@ -147,10 +148,10 @@ class Rasd(Composite):
         """
         room = self._room(plan)
         if law is None or not room:
-            return None, replace(plan, nodes=plan.nodes - room)
+            return None, plan.sized(plan.nodes - room)
         found = self.retrieved(seq, plan, law)
         used = min(room, sum(len(each.tokens) for each in found))
-        return found, replace(plan, nodes=plan.nodes - used)
+        return found, plan.sized(plan.nodes - used)
 
     def _fused(self, seq: Sequence, plan: Plan, tree: Tree, found: list[Found] | None) -> Tree:
         if not self._room(plan):
@@ -164,11 +165,12 @@ class Rasd(Composite):
         return 0 if plan.is_empty or not self.top else int(self.share * plan.nodes)
 
     def _firsts(self, law: Proposal) -> Firsts:
-        """The `top` likeliest next tokens and what they multiply counts by."""
-        best = np.lexsort((law.ids, -law.probs))[: self.top]
-        best = best[law.probs[best] > 0]
-        weights = law.probs[best] if self.weigh else np.ones(len(best))
-        return Firsts(law.ids[best].astype(np.int64), np.ascontiguousarray(weights))
+        """The `top` likeliest next tokens and what they multiply counts by; of equal ones the
+        first."""
+        best, probs = np.empty(self.top, np.int32), np.empty(self.top)
+        select_top(law.probs, best, probs)
+        best, probs = best[probs > 0], probs[probs > 0]
+        return Firsts(law.ids[best].astype(np.int64), probs if self.weigh else np.ones(len(best)))
 
     def _from(self, part: Drafter, seq: Sequence, plan: Plan, firsts: Firsts | None) -> Found:
         look = getattr(part, "retrieve", None)  # one that counts prunes before it cuts

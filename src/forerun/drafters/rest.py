@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING
 from forerun.dice import Dice
 from forerun.errors import ConfigError
 from forerun.ngrams import retrieval
-from forerun.ngrams.adjacency import points
 from forerun.ngrams.datastores import check_ids, open_datastore
 from forerun.ngrams.infini import Index
 from forerun.ngrams.retrieval import Found
 from forerun.ngrams.retrieval_kernels import READS, Firsts, Wish
 from forerun.records import Plan, Sequence
 from forerun.roles import Drafter, Target
-from forerun.tree import EMPTY, Tree
+from forerun.tree import EMPTY, Tree, points
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer

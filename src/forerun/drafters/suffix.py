@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from collections.abc import Sequence as Many
 
-import numpy as np
-
 from forerun.dice import Dice
 from forerun.errors import ConfigError
 from forerun.ngrams import responses, suffix_tree
@@ -25,7 +23,7 @@ from forerun.ngrams.suffix_drafting import Wish
 from forerun.ngrams.suffix_tree import NO_LIMIT, Draft, SuffixTree
 from forerun.records import Plan, Sequence, Snapshot, Step
 from forerun.roles import Drafter, Target
-from forerun.tree import EMPTY, POINT, Tree
+from forerun.tree import EMPTY, Tree, points
 
 
 class Suffix(Drafter):
@@ -83,7 +81,7 @@ class Suffix(Drafter):
 
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         draft = None if plan.is_empty else self.best(seq, plan)
-        return EMPTY if draft is None else points(draft)
+        return EMPTY if draft is None else points(draft.tokens, draft.parents)
 
     def best(self, seq: Sequence, plan: Plan) -> Draft | None:
         """The better draft of the two trees, that of the request in a tie; None without one."""
@@ -129,17 +127,3 @@ class Suffix(Drafter):
     @classmethod
     def merged(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
         return responses.merged(snapshots, max_bytes)
-
-
-def points(draft: Draft) -> Tree:
-    """A draft as a tree of chosen nodes."""
-    size = len(draft.tokens)
-    return Tree(
-        tokens=draft.tokens,
-        parents=draft.parents,
-        laws=np.full(size, POINT, dtype=np.int8),
-        rows=np.full(size, -1, dtype=np.int32),
-        starts=np.zeros(1, dtype=np.int64),
-        q_ids=np.empty(0, dtype=np.int32),
-        q_probs=np.empty(0, dtype=np.float64),
-    )

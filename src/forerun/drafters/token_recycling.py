@@ -24,7 +24,7 @@ from forerun.drafters.base import grow
 from forerun.errors import ConfigError
 from forerun.growers.template import TopTemplate
 from forerun.ngrams import adjacencies
-from forerun.ngrams.adjacencies import Matrices, Matrix
+from forerun.ngrams.adjacencies import MOST, Matrices, Matrix
 from forerun.ngrams.adjacency import warm_up
 from forerun.ngrams.sharing import kept_key, key_of
 from forerun.records import Plan, Sequence, Snapshot, Step
@@ -56,6 +56,7 @@ def published() -> Template:
 
 
 PUBLISHED = published()
+FALLING = 1.0 / np.arange(1, MOST + 1)  # weights by rank
 
 
 class TokenRecycling(Drafter):
@@ -195,7 +196,7 @@ class Successors(Source):
         if matrix is None:
             return None
         ids = matrix.successors(path[-1] if path else seq.tokens[-1])
-        falling = 1.0 / np.arange(1, len(ids) + 1)
+        falling = FALLING[: len(ids)]
         return Proposal(ids, falling / falling.sum()) if len(ids) else None
 
 

@@ -15,6 +15,7 @@ from forerun.ngrams.adjacency_tensors import TensorAdjacency
 from forerun.records import Snapshot
 
 Matrix = Adjacency | TensorAdjacency
+MOST = 256  # entries of a row
 ARRAY = "successors"  # name of a matrix, int32 [V, K], in a snapshot
 
 
@@ -26,8 +27,8 @@ class Matrices:
     """
 
     def __init__(self, *, entries: int, budget: int, tensors: bool | None = None) -> None:
-        if not 1 <= entries <= 256:
-            raise ConfigError(f"entries must be in 1..256, got {entries}")
+        if not 1 <= entries <= MOST:
+            raise ConfigError(f"entries must be in 1..{MOST}, got {entries}")
         self.entries, self.budget, self.tensors = entries, budget, tensors
         self._held: OrderedDict[Hashable, Matrix] = OrderedDict()  # least recent first
 

@@ -15,7 +15,7 @@ from numba import njit
 
 from forerun.ngrams.kernels import select_above
 from forerun.template import Shape, grid
-from forerun.tree import POINT, Tree
+from forerun.tree import Tree, points
 
 UNKNOWN = -1
 
@@ -66,20 +66,6 @@ class Adjacency:
             self.matrix, root, shape.depths, shape.widths, shape.firsts, depth, tokens, parents
         )
         return points(tokens[:nodes], parents[:nodes])
-
-
-def points(tokens: np.ndarray, parents: np.ndarray) -> Tree:
-    """A tree of POINT nodes."""
-    count = len(tokens)
-    return Tree(
-        tokens=tokens,
-        parents=parents,
-        laws=np.full(count, POINT, np.int8),
-        rows=np.full(count, -1, np.int32),
-        starts=np.zeros(1, np.int64),
-        q_ids=np.empty(0, np.int32),
-        q_probs=np.empty(0, np.float64),
-    )
 
 
 def flattened(logits: torch.Tensor) -> tuple[np.ndarray, int]:

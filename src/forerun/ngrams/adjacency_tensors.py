@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from forerun.ngrams.adjacency import UNKNOWN, points
+from forerun.ngrams.adjacency import UNKNOWN
 from forerun.template import Shape
-from forerun.tree import Tree
+from forerun.tree import Tree, points
 
 LOW = 0xFFFFFFFF
 SIGN = 0x7FFFFFFF

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from forerun.ngrams.kernels import Table, Temper, look_up_into
+from forerun.ngrams.kernels import Arrays, Table, Temper, look_up_into
 from forerun.template import Shape
 from forerun.tree import POINT, SWOR, Tree
 
@@ -48,7 +48,7 @@ def draft(
     out = buffers(places, table.ids.shape[1])
     is_drawn = uniforms is not None
     nodes, rows, used = fill_places(
-        table,
+        table[:],
         lengths,
         clock,
         temper,
@@ -59,7 +59,7 @@ def draft(
         depth,
         is_drawn,
         out.q_probs if uniforms is None else uniforms,
-        out,
+        out[:],
     )
     return tree_of(out, nodes, rows), used
 
@@ -92,7 +92,7 @@ def tree_of(out: Buffers, nodes: int, rows: int) -> Tree:
 
 @njit(cache=True, nogil=True)
 def fill_places(
-    table: Table,
+    arrays: Arrays,
     lengths: np.ndarray,
     clock: int,
     temper: Temper,
@@ -103,13 +103,15 @@ def fill_places(
     depth: int,
     is_drawn: bool,
     uniforms: np.ndarray,
-    out: Buffers,
+    room: Arrays,
 ) -> tuple[int, int, int]:
     """Walks the places level by level; returns the numbers of nodes, proposals and uniforms used.
 
     A place whose context is unknown gets no children, one with few entries gets fewer: both depend
-    on the parent's path alone, never on the tokens drawn for the children.
+    on the parent's path alone, never on the tokens drawn for the children. arrays: a Table;
+    room: Buffers.
     """
+    table, out = Table(*arrays), Buffers(*room)
     places, longest = len(depths), len(root)
     contexts = np.empty((places + 1, longest), np.int32)  # of tree nodes; row 0 is the root's
     contexts[0] = root

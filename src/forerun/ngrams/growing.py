@@ -11,7 +11,7 @@ from numba import njit
 
 from forerun.chances import RANKS, grade
 from forerun.ngrams.drafting import Buffers, buffers, race
-from forerun.ngrams.kernels import Table, Temper, look_up_into
+from forerun.ngrams.kernels import Arrays, Table, Temper, look_up_into
 from forerun.records import Plan
 from forerun.tree import POINT, SWOR, Tree
 
@@ -39,7 +39,7 @@ def grow(
     given = out.q_probs if uniforms is None else uniforms
     limits = plan.nodes, plan.depth, max(0.0, plan.least)
     nodes, rows, used = grow_places(
-        table, lengths, clock, temper, root, *limits, rates, is_drawn, given, out, cells
+        table[:], lengths, clock, temper, root, *limits, rates, is_drawn, given, out[:], cells
     )
     tree = Tree(
         tokens=out.tokens[:nodes],
@@ -56,7 +56,7 @@ def grow(
 
 @njit(cache=True, nogil=True)
 def grow_places(
-    table: Table,
+    arrays: Arrays,
     lengths: np.ndarray,
     clock: int,
     temper: Temper,
@@ -67,10 +67,14 @@ def grow_places(
     rates: np.ndarray,
     is_drawn: bool,
     uniforms: np.ndarray,
-    out: Buffers,
+    room: Arrays,
     cells: np.ndarray,
 ) -> tuple[int, int, int]:
-    """Best first, node i in row i + 1 of the arrays; returns nodes, proposals and uniforms used."""
+    """Best first, node i in row i + 1 of the arrays; returns nodes, proposals and uniforms used.
+
+    arrays: a Table; room: Buffers.
+    """
+    table, out = Table(*arrays), Buffers(*room)
     longest, entries = len(root), table.ids.shape[1]
     contexts = np.empty((most + 1, longest), np.int32)
     contexts[0] = root

@@ -194,7 +194,7 @@ class Index:
     def longest_suffix(self, context: Ids) -> tuple[int, Match]:
         """The length of the longest suffix that occurs, and where it does."""
         q = self.ids(context)
-        found = [searching.longest_suffix(shard, q, 0, len(q)) for shard in self.shards]
+        found = [searching.longest_of(shard[:], q) for shard in self.shards]
         best = max(length for length, _, _ in found)
         intervals = [(left, right) if n == best else (0, 0) for n, left, right in found]
         return best, Match(sum(right - left for left, right in intervals), intervals)

@@ -18,7 +18,7 @@ import numpy as np
 from numba import njit
 
 from forerun.ngrams.drafting import Buffers, buffers, race, tree_of
-from forerun.ngrams.kernels import TINY
+from forerun.ngrams.kernels import TINY, Arrays
 from forerun.ngrams.retrieval_kernels import bound
 from forerun.ngrams.searching import longest_suffix, next_tokens
 from forerun.ngrams.suffix_array import Shard
@@ -73,15 +73,15 @@ def draft(
     is_drawn = uniforms is not None
     given = out.q_probs if uniforms is None else uniforms
     nodes, rows, used = fill_places(
-        shard, wish, known, shape.depths, shape.widths, shape.firsts, depth, is_drawn, given,
-        out, room,
+        shard[:], wish, known, shape.depths, shape.widths, shape.firsts, depth, is_drawn, given,
+        out[:], room[:],
     )  # fmt: skip
     return tree_of(out, nodes, rows), used
 
 
 @njit(cache=True, nogil=True)
 def fill_places(
-    shard: Shard,
+    index: Arrays,
     wish: Wish,
     known: int,
     depths: np.ndarray,
@@ -90,13 +90,15 @@ def fill_places(
     depth: int,
     is_drawn: bool,
     uniforms: np.ndarray,
-    out: Buffers,
-    room: Room,
+    tree: Arrays,
+    work: Arrays,
 ) -> tuple[int, int, int]:
     """Walks the places level by level; returns the numbers of nodes, proposals and uniforms used.
 
-    As `drafting.fill_places`: whether a child exists depends on its parent's path alone.
+    As `drafting.fill_places`: whether a child exists depends on its parent's path alone. The tuples
+    are a Shard, Buffers and a Room.
     """
+    shard, out, room = Shard(*index), Buffers(*tree), Room(*work)
     places = len(depths)
     where = np.full(places + 1, -2, np.int32)  # place + 1 -> tree node
     where[0] = -1

@@ -21,6 +21,11 @@ LOW = np.uint64(0xFFFFFFFF)
 EMPTY_KEY = np.uint64(0)
 TINY = 1e-200  # smaller weights are 0: an arrival -log(u) / q must stay finite
 
+# A named tuple without its names, `table[:]`. Called from Python, a kernel reads a plain tuple of
+# arrays in half a microsecond and a named one in three to eight, more where the caches are cold:
+# kernels that run for every draft take plain ones and name them inside.
+Arrays = tuple[Any, ...]
+
 
 class Table(NamedTuple):
     """C slots of K entries each."""
@@ -161,7 +166,7 @@ def look_up_into(
 
 @njit(cache=True, nogil=True)
 def learn(
-    table: Table,
+    arrays: Arrays,
     lengths: np.ndarray,
     clock: int,
     root: np.ndarray,
@@ -176,8 +181,9 @@ def learn(
 
     A node's context is its path below `root`; top_ids and top_probs [len(nodes), K] are the
     target's largest probabilities there. `is_once`: a key learns from its first node only.
-    Returns the number of new keys.
+    Returns the number of new keys. arrays: a Table.
     """
+    table = Table(*arrays)
     longest, entries, added = len(root), table.ids.shape[1], 0
     context, hashes = np.empty(longest, np.int32), np.empty(longest, np.uint64)
     ids, probs = np.empty(2 * entries, np.int32), np.empty(2 * entries, np.float32)

@@ -142,7 +142,7 @@ class LogitMemory:
             part = slice(start, start + at_once)
             self._make_room(len(nodes[part]) * len(self.lengths))
             self._size += kernels.learn(
-                self.table,
+                self.table[:],
                 self.lengths,
                 self.clock,
                 root,

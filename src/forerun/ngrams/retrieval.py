@@ -89,13 +89,15 @@ def _of_shard(
     counts = np.empty(wish.nodes, np.int64)
     end = index.eos if index.eos != index.separator else END
     size = continuations(
-        shard, match, *interval, wish, firsts, index.separator, end, tokens, parents, counts
+        shard[:], match, *interval, wish, firsts[:], index.separator, end, tokens, parents, counts
     )
     return tokens[:size], parents[:size], counts[:size]
 
 
 def _as_stored(index: Index, firsts: Firsts) -> Firsts:
     """The end id is a separator in the text."""
+    if index.eos == index.separator:
+        return firsts
     return Firsts(np.where(firsts.ids == index.eos, index.separator, firsts.ids), firsts.weights)
 
 
@@ -124,6 +126,6 @@ def added(parts: Many[Part], allowed: Firsts, nodes: int) -> Part:
 
 def warm_up(index: Index) -> None:
     """Compiles what `retrieve` runs, for the number types of this index."""
-    searching.longest_suffix(index.shards[0], NO_IDS, 0, 0)
+    searching.longest_of(index.shards[0][:], NO_IDS)
     for firsts in (None, Firsts(np.zeros(1, np.int64), np.ones(1))):
         retrieve(index, [int(index.shards[0].text[-1])], Wish(1, 1), lengths=(1, 1), firsts=firsts)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from forerun.ngrams.kernels import Arrays
 from forerun.ngrams.searching import END, next_token
 from forerun.ngrams.suffix_array import Shard
 
@@ -45,12 +46,12 @@ class Waiting(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def continuations(
-    shard: Shard,
+    index: Arrays,
     length: int,
     left: int,
     right: int,
     wish: Wish,
-    firsts: Firsts,
+    allowed: Arrays,
     separator: int,
     end: int,
     tokens: np.ndarray,
@@ -59,9 +60,10 @@ def continuations(
 ) -> int:
     """Writes the best continuations of the matches at ranks [left, right); returns how many.
 
-    end: the id that a separator stands for, END if there is none. Counts are exact.
+    end: the id that a separator stands for, END if there is none. Counts are exact. The tuples are
+    a Shard and Firsts.
     """
-    room = len(tokens)
+    shard, firsts, room = Shard(*index), Firsts(*allowed), len(tokens)
     skip = separator if end == END else END  # where no token says that a document ends
     queue = Waiting(np.empty(room), np.arange(room), np.empty(room), np.empty((room, 5), np.int64))
     drafted = 0

@@ -10,6 +10,7 @@ import numpy as np
 from numba import njit
 
 from forerun.ngrams.fences import narrow
+from forerun.ngrams.kernels import Arrays
 from forerun.ngrams.suffix_array import Shard, pointer
 
 END = -1  # the next token where the text ends
@@ -121,6 +122,12 @@ def longest_suffix(shard: Shard, query: np.ndarray, low: int, high: int) -> tupl
         else:
             absent = length
     return known, left, right
+
+
+@njit(cache=True, nogil=True)
+def longest_of(index: Arrays, query: np.ndarray) -> tuple[int, int, int]:
+    """`longest_suffix` of a whole query, for callers in Python; index: a Shard."""
+    return longest_suffix(Shard(*index), query, 0, len(query))
 
 
 @njit(cache=True, nogil=True)

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from forerun.ngrams.flat import NONE, back, token_at
+from forerun.ngrams.flat import NONE, Texts, back, token_at
+from forerun.ngrams.kernels import Arrays
 from forerun.ngrams.suffix_nodes import COUNT, END, HEAD, LENGTH, NEXT, Nodes
 
 NODE, OFFSET, PARENT, PLACES = 0, 1, 2, 3  # columns of the frontier
@@ -32,7 +33,8 @@ class Wish(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def speculate(
-    tree: Nodes,
+    nodes: Arrays,
+    texts: Arrays,
     state: np.ndarray,
     pointers: np.ndarray,
     wish: Wish,
@@ -45,7 +47,7 @@ def speculate(
     A match of more than half the depth of the tree leaves less than itself for the draft and is not
     tried. Matches of the same number of places have the same continuations: the longest is tried.
     """
-    depth, size = len(pointers), state[0]
+    tree, depth, size = Nodes(*nodes, Texts(*texts)), len(pointers), state[0]
     best, kept, match, seen = at_least, 0, 0, 0
     frontier = np.empty((wish.nodes, 4), np.int32)
     depths = np.empty(wish.nodes, np.int32)

@@ -29,6 +29,7 @@ from forerun.ngrams.flat import (
 from forerun.ngrams.flat import (
     LENGTH as SIZE,
 )
+from forerun.ngrams.kernels import Arrays
 from forerun.ngrams.suffix_nodes import (
     COUNT,
     END,
@@ -51,10 +52,15 @@ from forerun.ngrams.suffix_nodes import (
 
 @njit(cache=True, nogil=True)
 def append(
-    tree: Nodes, state: np.ndarray, pointers: np.ndarray, birth: int, new: np.ndarray
+    nodes: Arrays,
+    texts: Arrays,
+    state: np.ndarray,
+    pointers: np.ndarray,
+    birth: int,
+    new: np.ndarray,
 ) -> int:
     """Appends tokens to a text until room runs out; returns how many. pointers: int32 [D]."""
-    depth = len(pointers)
+    tree, depth = Nodes(*nodes, Texts(*texts)), len(pointers)
     for done in range(len(new)):
         is_full = num_free(tree.texts.pool, len(tree.texts.links)) == 0
         if num_free(tree.node_pool, len(tree.nodes)) < depth or (

@@ -16,6 +16,7 @@ import numpy as np
 from forerun.errors import ConfigError
 from forerun.ngrams import suffix_kernels as kernels
 from forerun.ngrams.flat import LIVE, NONE, PAGE, enlarged, gather, new_text, num_free
+from forerun.ngrams.kernels import Arrays
 from forerun.ngrams.suffix_drafting import Wish, speculate
 from forerun.ngrams.suffix_nodes import (
     COUNT,
@@ -124,14 +125,16 @@ class SuffixTree:
                 self._enter(text)
             self._make_room()
             if text.birth in self.texts:
-                done = kernels.append(self.tree, text.state, text.pointers, text.birth, new)
+                done = kernels.append(
+                    *self._plain, text.state, text.pointers, text.birth, new
+                )
                 new = new[done:]
 
     def draft(self, text: Text, wish: Wish, at_least: float = 0.0) -> Draft | None:
         """The best continuation of a growing text that scores more than `at_least`."""
         tokens, parents = np.empty(wish.nodes, np.int32), np.empty(wish.nodes, np.int32)
         size, score, match = speculate(
-            self.tree, text.state, text.pointers, wish, at_least, tokens, parents
+            *self._plain, text.state, text.pointers, wish, at_least, tokens, parents
         )
         return Draft(tokens[:size], parents[:size], score, match) if size else None
 
@@ -189,6 +192,11 @@ class SuffixTree:
             assert node == ROOT or len(children) != 1 or children[0] < nodes[node, COUNT]
         assert seen == self.num_nodes
         assert sum(len(text) for text in self.texts.values()) == len(self)
+
+    @property
+    def _plain(self) -> tuple[Arrays, Arrays]:
+        """The tree as kernels take it from Python: see `kernels.Arrays`."""
+        return self.tree[:-1], self.tree.texts[:]
 
     def _label(self, node: int) -> list[int]:
         tokens = []

@@ -22,9 +22,8 @@ from forerun.dice import Dice
 from forerun.drafters.base import Composite
 from forerun.errors import ConfigError
 from forerun.ngrams.infini import Index
-from forerun.ngrams.kernels import select_top
 from forerun.ngrams.retrieval import Found
-from forerun.ngrams.retrieval_kernels import Firsts
+from forerun.ngrams.retrieval_kernels import Firsts, likeliest
 from forerun.overlay import overlay, warm_up
 from forerun.records import Plan, Sequence
 from forerun.roles import Drafter, Source, Target, name_of
@@ -102,7 +101,7 @@ class Rasd(Composite):
     def warm_up(self) -> None:
         super().warm_up()
         warm_up()
-        select_top(np.ones(1), np.empty(1, np.int32), np.empty(1))
+        likeliest(np.zeros(1, np.int32), np.ones(1), 1)
 
     def seconds(self, nodes: int) -> float:
         room = self._room(Plan(nodes))
@@ -167,10 +166,8 @@ class Rasd(Composite):
     def _firsts(self, law: Proposal) -> Firsts:
         """The `top` likeliest next tokens and what they multiply counts by; of equal ones the
         first."""
-        best, probs = np.empty(self.top, np.int32), np.empty(self.top)
-        select_top(law.probs, best, probs)
-        best, probs = best[probs > 0], probs[probs > 0]
-        return Firsts(law.ids[best].astype(np.int64), probs if self.weigh else np.ones(len(best)))
+        ids, probs = likeliest(law.ids, law.probs, self.top)
+        return Firsts(ids, probs if self.weigh else np.ones(len(ids)))
 
     def _from(self, part: Drafter, seq: Sequence, plan: Plan, firsts: Firsts | None) -> Found:
         look = getattr(part, "retrieve", None)  # one that counts prunes before it cuts
@@ -226,8 +223,9 @@ def graft(tree: Tree, found: Many[Found], room: int, names: Many[str]) -> Tree:
     sources: tuple[str, ...] = ()
     for i, each in enumerate(found):
         share = -(-(start + room - size) // (len(found) - i))
-        before, size = size, overlay(
-            tokens, parents, size, size + share, each.tokens, each.parents, origins
+        before, size = (
+            size,
+            overlay(tokens, parents, size, size + share, each.tokens, each.parents, origins),
         )
         sources += (names[i + 1],) * (size - before)
     if size == start:

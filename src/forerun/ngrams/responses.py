@@ -102,7 +102,8 @@ class Responses(Generic[Own, Common]):
         if new:
             reader.own.extend(reader.text, new)
             if reader.shared is not None:
-                self._make_room(reader.key, reader.shared.growth(len(new)))
+                if growth := reader.shared.growth(len(new)):
+                    self._make_room(reader.key, growth)
                 reader.shared.extend(reader.entry, new)
             reader.length = len(seq.tokens)
             reader.tail = seq.tokens[-TAIL:]

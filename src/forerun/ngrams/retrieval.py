@@ -10,7 +10,7 @@ import numpy as np
 from forerun.ngrams import searching
 from forerun.ngrams.answers import Match
 from forerun.ngrams.infini import Index
-from forerun.ngrams.retrieval_kernels import Firsts, Wish, continuations
+from forerun.ngrams.retrieval_kernels import Firsts, Wish, continuations, likeliest
 from forerun.ngrams.searching import END
 from forerun.ngrams.suffix_array import Shard
 
@@ -126,6 +126,7 @@ def added(parts: Many[Part], allowed: Firsts, nodes: int) -> Part:
 
 def warm_up(index: Index) -> None:
     """Compiles what `retrieve` runs, for the number types of this index."""
+    likeliest(np.zeros(1, np.int32), np.ones(1), 1)
     searching.longest_of(index.shards[0][:], NO_IDS)
     for firsts in (None, Firsts(np.zeros(1, np.int64), np.ones(1))):
         retrieve(index, [int(index.shards[0].text[-1])], Wish(1, 1), lengths=(1, 1), firsts=firsts)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from forerun.ngrams.kernels import Arrays
+from forerun.ngrams.kernels import Arrays, select_top
 from forerun.ngrams.searching import END, next_token
 from forerun.ngrams.suffix_array import Shard
 
@@ -86,6 +86,17 @@ def continuations(
                 queue, drafted, waiting,
             )  # fmt: skip
     return drafted
+
+
+@njit(cache=True, nogil=True)
+def likeliest(ids: np.ndarray, probs: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids int64 [k <= most] of the largest positive probabilities, and these; ties: the first."""
+    places, held = np.empty(most, np.int32), np.empty(most)
+    select_top(probs, places, held)
+    count = 0
+    while count < most and held[count] > 0:
+        count += 1
+    return ids[places[:count]].astype(np.int64), held[:count]
 
 
 @njit(cache=True, nogil=True)

@@ -123,12 +123,10 @@ class SuffixTree:
         while len(new):
             if text.birth not in self.texts:  # taken out while it grew: it begins anew
                 self._enter(text)
-            self._make_room()
-            if text.birth in self.texts:
-                done = kernels.append(
-                    *self._plain, text.state, text.pointers, text.birth, new
-                )
-                new = new[done:]
+            done = kernels.append(*self._plain, text.state, text.pointers, text.birth, new)
+            new = new[done:]
+            if len(new):
+                self._make_room()
 
     def draft(self, text: Text, wish: Wish, at_least: float = 0.0) -> Draft | None:
         """The best continuation of a growing text that scores more than `at_least`."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from forerun.drafters.fuse import merge
+from forerun.overlay import overlay
 from forerun.tree import EMPTY, IID, POINT, SWOR, Proposal, Tree, TreeBuilder
 
 
@@ -61,3 +62,13 @@ def test_the_fused_tree_has_every_node_once_with_its_own_law(seed: int) -> None:
 
 def test_nothing_fused_with_nothing_is_nothing() -> None:
     assert len(merge([EMPTY, EMPTY])) == 0
+
+
+def test_a_path_is_followed_behind_the_last_node_that_finds_room() -> None:
+    tokens, parents = np.array([5, 6, 0, 0], np.int32), np.array([-1, 0, 0, 0], np.int32)
+    more, above = np.array([7, 5, 6, 8, 9], np.int32), np.array([-1, -1, 1, 2, 0], np.int32)
+    origins = np.zeros(4, np.int32)
+    assert overlay(tokens, parents, 2, 3, more, above, origins) == 3  # 7, then there is no room
+    assert (tokens[2], parents[2], origins[2]) == (7, -1, 0)
+    assert overlay(tokens, parents, 2, 3, more[1:], np.array([-1, 0, 1, 2], np.int32), origins) == 3
+    assert (tokens[2], parents[2], origins[2]) == (8, 1, 2)  # below 5, 6; nothing is left for 9

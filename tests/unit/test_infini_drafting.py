@@ -96,3 +96,9 @@ def test_before_the_target_is_known_the_end_may_be_no_id_of_it() -> None:
     tree, oracle = both(made, [2, 3], Plan(nodes=60), 1.0)
     assert tree.tokens.tolist() == oracle.tokens.tolist()
     assert tree.tokens.max() == made.index.separator
+
+
+def test_a_weight_too_small_to_be_drawn_is_none() -> None:
+    made = Infini(index=Index.of([[1, 2], [1, 2], [1, 3]]))  # .5 ** 1040 is more than 0
+    tree, oracle = both(made, [1], Plan(nodes=2, depth=1), 1 / 1040)
+    assert tree.tokens.tolist() == oracle.tokens.tolist() == [2]

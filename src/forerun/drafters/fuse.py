@@ -83,6 +83,14 @@ def merge(trees: list[Tree], names: Many[str] = ()) -> Tree:
         q_probs.append(tree.q_probs)
         num_laws, num_entries = num_laws + len(tree.starts) - 1, num_entries + len(tree.q_ids)
     laws[laws == IID] = SWOR
-    entries = (np.concatenate(parts) for parts in (starts, q_ids, q_probs))
-    nodes = (array[:size] for array in (tokens, parents, laws, rows))
-    return Tree(*nodes, *entries, cells=cells[:size], sources=tuple(sources))
+    return Tree(
+        tokens=tokens[:size],
+        parents=parents[:size],
+        laws=laws[:size],
+        rows=rows[:size],
+        starts=np.concatenate(starts),
+        q_ids=np.concatenate(q_ids),
+        q_probs=np.concatenate(q_probs),
+        cells=cells[:size],
+        sources=tuple(sources),
+    )

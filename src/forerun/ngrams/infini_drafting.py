@@ -147,13 +147,13 @@ def find(shard: Shard, wish: Wish, known: int, node: int, out: Buffers, room: Ro
             return
     size, at = known, node
     while at >= 0:
-        size, at = size + 1, np.int64(out.parents[at])
+        size, at = size + 1, int(out.parents[at])
     end, at = size, node
     while at >= 0:
         end -= 1
         token = np.int64(out.tokens[at])
         room.query[end] = wish.separator if token == wish.eos else token
-        at = np.int64(out.parents[at])
+        at = int(out.parents[at])
     span[0], span[1], span[2] = longest_suffix(shard, room.query, max(0, size - wish.context), size)
 
 

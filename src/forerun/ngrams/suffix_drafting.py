@@ -47,7 +47,8 @@ def speculate(
     A match of more than half the depth of the tree leaves less than itself for the draft and is not
     tried. Matches of the same number of places have the same continuations: the longest is tried.
     """
-    tree, depth, size = Nodes(*nodes, Texts(*texts)), len(pointers), state[0]
+    tree = Nodes(*nodes, Texts(*texts))  # type: ignore[call-arg]
+    depth, size = len(pointers), state[0]
     best, kept, match, seen = at_least, 0, 0, 0
     frontier = np.empty((wish.nodes, 4), np.int32)
     depths = np.empty(wish.nodes, np.int32)

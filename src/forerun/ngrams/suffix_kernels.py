@@ -60,7 +60,7 @@ def append(
     new: np.ndarray,
 ) -> int:
     """Appends tokens to a text until room runs out; returns how many. pointers: int32 [D]."""
-    tree, depth = Nodes(*nodes, Texts(*texts)), len(pointers)
+    tree, depth = Nodes(*nodes, Texts(*texts)), len(pointers)  # type: ignore[call-arg]
     for done in range(len(new)):
         is_full = num_free(tree.texts.pool, len(tree.texts.links)) == 0
         if num_free(tree.node_pool, len(tree.nodes)) < depth or (

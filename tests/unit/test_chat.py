@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -128,3 +131,34 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_there_is(
     out = terminal(chat, "the cat sat", "/history", monkeypatch=monkeypatch)
     assert "stopped" in out
     assert [role for role, _ in chat.turns] == ["user", "assistant"]
+
+
+def test_words_that_say_what_is_missing_or_unknown(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = terminal(
+        chat, "/save", "/nonsense", "/drafter stand:entries=x", "/history", monkeypatch=monkeypatch
+    )
+    assert "/save needs the name of a file" in said
+    assert "there is no command /nonsense" in said and "/quit" in said
+    assert "takes a whole number, got 'x'" in said and chat.drafter == "prompt_lookup"
+    assert said.endswith("nothing was said yet\n")
+
+
+def test_a_line_that_is_not_utf8_is_refused_and_the_next_is_answered(tiny_folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "forerun.cli.main", "chat", str(tiny_folder), "--max-new-tokens=4"],
+        input=b"the \xff cat\nthe c\xc3\xa4t\n/history\n",
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+    )
+    first, *rest = done.stdout.decode().splitlines()
+    assert first.startswith("error: this line is not UTF-8 text") and done.returncode == 0
+    assert "user: the c\u00e4t" in rest and b"error" not in done.stderr
+
+
+def test_closed_input_is_told(monkeypatch: pytest.MonkeyPatch, tiny_folder: Path) -> None:
+    from forerun.cli.main import main
+
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["chat", str(tiny_folder)]) == 2

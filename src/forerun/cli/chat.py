@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -10,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun import registry
 from forerun.cli import options
 from forerun.cli.output import console, counted, notice
-from forerun.cli.prompts import as_shown
+from forerun.cli.prompts import as_shown, check_text
 from forerun.errors import ConfigError, DataError, ForerunError
 from forerun.sampling import Sampling
 
@@ -95,6 +96,8 @@ class Chat:
 
     def text(self) -> str:
         """The conversation, for people."""
+        if not self.turns:
+            return "nothing was said yet"
         return "\n\n".join(f"{role}: {what}" for role, what in self.turns)
 
 
@@ -110,6 +113,7 @@ class Terminal:
         """Until the input ends or /quit."""
         while (line := self._read()) is not None:
             try:
+                check_text("this line", line)
                 if line.startswith("/"):
                     if not self.obey(*line[1:].strip().partition(" ")[::2]):
                         return
@@ -134,8 +138,10 @@ class Terminal:
         chat, value = self.chat, value.strip()
         if command in ("quit", "exit", "q"):
             return False
+        if command == "save" and not value:
+            raise ConfigError("/save needs the name of a file; e.g. /save said.txt")
         if command == "drafter" and value:
-            registry.resolve("drafter", value)
+            options.check_parts(drafter=value)
             chat.drafter = value
         elif command == "temperature" and value:
             chat.sampling = replace(chat.sampling, temperature=_number(value))
@@ -145,10 +151,12 @@ class Terminal:
             chat.turns = []
         elif command == "colours":
             self.is_coloured = not self.is_coloured
-        elif command == "save" and value:
+        elif command == "save":
             save(Path(value).expanduser(), chat.text())
         told = {"stats": chat.told, "history": chat.text}.get(command, self._settings)
         known = {"drafter", "temperature", "system", "reset", "colours", "save", "stats", "history"}
+        if command not in known | {"help"}:
+            self.out.print(f"there is no command /{command}; these there are:", markup=False)
         self.out.print(told() if command in known else HELP, markup=False)
         return True
 
@@ -190,6 +198,7 @@ def command(
 ) -> None:
     """Talk to a model; colours say how each piece of text came."""
     options.check_parts(drafter=drafter)
+    _read_as_utf8()
     sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
     out = console()
     loaded: Any = options.load(model, dtype=dtype, device=device, batch=2, weights=weights)
@@ -198,6 +207,14 @@ def command(
         _remember_lines()
         notice("/help lists commands, /quit leaves; colour marks accepted drafts")
     Terminal(Chat(loaded, sampling, drafter, system), out).run()
+
+
+def _read_as_utf8() -> None:
+    """Bytes that are no UTF-8 cost their line only: they are let in, and the line is refused."""
+    if sys.stdin is None:
+        raise DataError("standard input is closed; run it at a terminal, or pipe lines in")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
 def _number(text: str) -> float:

@@ -28,6 +28,12 @@ def tiny_chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def tiny_long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One with room for answers that take a while."""
+    return make_tiny(tmp_path_factory.mktemp("serving") / "long", context=8192)
+
+
 @pytest.fixture
 def tiny_model(tiny_chat: Path) -> Any:
     import forerun

@@ -71,8 +71,13 @@ class Served:
         self.wait_until(is_idle)
 
 
+def environment(**more: str) -> dict[str, str]:
+    """Of a process that runs this checkout."""
+    return os.environ | {"PYTHONPATH": str(SOURCE)} | more
+
+
 @contextmanager
-def command(*words: Any, **environment: str) -> Iterator[Served]:
+def command(*words: Any, **more: str) -> Iterator[Served]:
     """`forerun serve` in a process, on a free port."""
     call = [sys.executable, "-m", "forerun.cli.main", "serve", *map(str, words), "--port", "0"]
     process = subprocess.Popen(
@@ -80,7 +85,7 @@ def command(*words: Any, **environment: str) -> Iterator[Served]:
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(SOURCE)} | environment,
+        env=environment(**more),
     )
     assert process.stderr is not None
     reader: threading.Thread | None = None
@@ -110,13 +115,13 @@ def command(*words: Any, **environment: str) -> Iterator[Served]:
 @contextmanager
 def thread(model: Any, keys: Any = None, verifier: Any = None, **settings: Any) -> Iterator[Served]:
     """The same server in a thread of this process, so that tests can reach into it."""
-    from forerun.serving.server import Server
+    from forerun.serving.server import Server, bound
     from forerun.serving.service import Service
     from forerun.serving.settings import Settings
 
     service = Service(model, Settings(**{"name": "tiny"} | settings), keys, verifier)
     up = threading.Event()
-    server = Server(service, "127.0.0.1", 0, lambda url: up.set())
+    server = Server(service, bound("127.0.0.1", 0), lambda url: up.set())
     runner = threading.Thread(target=server.run, daemon=True)
     runner.start()
     assert up.wait(20)

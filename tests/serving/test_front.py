@@ -20,7 +20,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from forerun.serving.front import SLACK, Front, _key, merged
-from forerun.serving.server import Drained
+from forerun.serving.server import Drained, bound
 from forerun.serving.settings import Settings
 from forerun.serving.tenants import Keys
 from forerun.serving.upstream import Upstream
@@ -51,7 +51,7 @@ def fronted(*urls: str, **settings: float) -> Iterator[Served]:
     """A front over servers."""
     backend, up = Still(list(urls)), threading.Event()
     front = Front(backend, Settings(**settings))
-    server = Drained(front, front, 5.0, "127.0.0.1", 0, lambda url: up.set())
+    server = Drained(front, front, 5.0, bound("127.0.0.1", 0), lambda url: up.set())
     runner = threading.Thread(target=server.run, daemon=True)
     runner.start()
     assert up.wait(20)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -13,14 +12,15 @@ import httpx
 import pytest
 
 from forerun.compiled import NOTICE
-from served import SOURCE
+from served import environment
 
 
-def said(folder: Path, **environment: str) -> str:
+def said(folder: Path, **more: str) -> str:
     """All of standard error of a server that answers some requests, good and bad, and ends."""
     call = [sys.executable, "-m", "forerun.cli.main", "serve", str(folder), "--port", "0"]
-    env = os.environ | {"PYTHONPATH": str(SOURCE)} | environment
-    with subprocess.Popen(call, stderr=subprocess.PIPE, text=True, env=env) as process:
+    with subprocess.Popen(
+        call, stderr=subprocess.PIPE, text=True, env=environment(**more)
+    ) as process:
         assert process.stderr is not None
         lines = []
         try:

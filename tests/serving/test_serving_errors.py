@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,12 +35,12 @@ def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
     ("body", "param", "said"),
     [
         ({"prompt": "a", "temperatur": 1}, "temperatur", "did you mean 'temperature'?"),
-        ({"prompt": "a", "temperature": "hot"}, "temperature", "valid number"),
+        ({"prompt": "a", "temperature": "hot"}, "temperature", "expected a number, got 'hot'"),
         ({"prompt": "a", "temperature": -1}, "temperature", "finite number >= 0"),
         ({"prompt": "a", "top_p": 0}, "top_p", "in (0, 1]"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens", ">= 1, got 0"),
         ({"prompt": "a", "min_tokens": 9, "max_tokens": 3}, "min_tokens", "exceeds max_tokens 3"),
-        ({"prompt": "a", "n": 0}, "n", "greater than or equal to 1"),
+        ({"prompt": "a", "n": 0}, "n", "expected at least 1, got 0"),
         ({"prompt": "a", "n": 9}, "n", "n is 9, but this server runs at most 8"),
         ({"prompt": ["a"] * 300}, "n", "300 sequences, but a request may have 256"),
         ({"prompt": ""}, "prompt", "empty"),
@@ -49,21 +51,35 @@ def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"prompt": [999_999]}, "prompt", "outside 0..287"),
         ({"prompt": [-1]}, "prompt", "outside 0..287"),
         ({}, "prompt", "required"),
-        ({"prompt": "a", "logprobs": 21}, "logprobs", "less than or equal to 20"),
-        ({"prompt": "a", "stop": ["x"] * 17}, "stop", "at most 16"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs", "expected at most 20, got 21"),
+        ({"prompt": "a", "stop": ["x"] * 17}, "stop", "at most 16 elements, got 17"),
+        ({"prompt": "a", "stop": "x" * 4097}, "stop", "at most 4096 characters, got 4097"),
+        ({"prompt": "a", "stop": ["x", 3]}, "stop.1", "expected a text, got 3"),
+        ({"prompt": 5}, "prompt", "expected a text or a list, got 5"),
+        ({"prompt": None}, "prompt", "expected a text or a list, got null"),
+        ({"prompt": "a", "temperature of": 1}, "temperature of", "did you mean 'temperature'?"),
+        ({"prompt": "a", "logit_bias": {"5": 1e300}}, "logit_bias.5", "at most 100, got 1e+300"),
+        ({"prompt": "a", "frequency_penalty": -3}, "frequency_penalty", "at least -2, got -3"),
+        ({"prompt": "a", "repetition_penalty": 1e-9}, "repetition_penalty", "at least 0.01"),
+        ({"prompt": "a"} | {f"x{i}": 1 for i in range(2000)}, None, "2000 mistakes"),
         ({"prompt": "a", "stop": ""}, "stop", "non-empty"),
         ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias", "token ids in 0..287"),
         ({"prompt": "a", "logit_bias": {"288": 1}}, "logit_bias", "token ids in 0..287"),
         ({"prompt": "a", "stop_token_ids": [288]}, "stop_token_ids", "ids end at 287"),
         ({"prompt": "a", "echo": True}, "echo", "not supported"),
         ({"prompt": "a", "best_of": 3}, "best_of", "not supported"),
-        ({"prompt": "a", "stream_options": {"x": 1}}, "x", "unknown parameter"),
+        ({"prompt": "a", "stream_options": {"x": 1}}, "stream_options.x", "include_usage"),
+        ({"prompt": "a", "speculation": {"methd": 1}}, "speculation.methd", "mean 'method'?"),
         ({"prompt": "a", "speculation": {"method": "stnd"}}, "speculation.method", "'stand'?"),
         ({"prompt": "a", "speculation": {"max_nodes": 65}}, "speculation.max_nodes", "at most 64"),
-        ({"prompt": "a", "prediction": {"type": "x", "content": "a"}}, "prediction.type", "cont"),
+        (
+            {"prompt": "a", "prediction": {"type": "x", "content": "a"}},
+            "prediction.type",
+            "expected 'cont",
+        ),
     ],
 )
-def test_completions(chat: Served, body: Body, param: str, said: str) -> None:
+def test_completions(chat: Served, body: Body, param: str | None, said: str) -> None:
     error = refused(chat.post("/v1/completions", json=body))
     assert error["type"] == "invalid_request_error"
     assert said in error["message"] and error["param"] == param
@@ -72,8 +88,11 @@ def test_completions(chat: Served, body: Body, param: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({"messages": []}, "at least 1 item"),
-        ({"messages": "hello"}, "valid array"),
+        ({"messages": []}, "messages: expected at least 1 element, got an empty list"),
+        ({"messages": "hello"}, "messages: expected a list, got 'hello'"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content: expected a text or a list of"),
+        ({"messages": [{"role": "user", "content": []}]}, "of text parts, got an empty list"),
+        ({"messages": [{"role": "user", "content": [{"typ": "text"}]}]}, "did you mean 'type'?"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "'system', 'developer'"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "refuses these messages: no tools"),
         ({"messages": USER, "tools": [{"type": "function"}]}, "tools is not supported"),
@@ -106,14 +125,48 @@ def test_neutral_values_of_what_is_not_supported_are_accepted(chat: Served) -> N
     assert chat.post("/v1/completions", json=body | {"logit_bias": None}).status_code == 200
 
 
-def test_context_overflow_says_the_numbers(chat: Served) -> None:
+def test_empty_texts_are_messages_as_elsewhere(chat: Served) -> None:
+    """OpenAI and vLLM take them, too; null and no parts at all they do not."""
+    for content in ("", [{"type": "text", "text": ""}]):
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 2}
+        assert chat.post("/v1/chat/completions", json=body).is_success
+
+
+def test_context_overflow_says_the_numbers_and_who_is_to_blame(chat: Served) -> None:
     error = refused(chat.post("/v1/completions", json={"prompt": [5] * 500, "max_tokens": 13}))
     assert error["code"] == "context_length_exceeded" and error["param"] == "max_tokens"
-    for number in ("512", "500", "13", "513"):
+    for number in ("512", "500", "13", "513", "at most 12"):
         assert number in error["message"]
-    error = refused(chat.post("/v1/completions", json={"prompt": [5] * 513}))
-    assert "513" in error["message"]
+    for count in (512, 513):  # no answer would find room
+        for more in ({}, {"max_tokens": 7}):
+            error = refused(chat.post("/v1/completions", json={"prompt": [5] * count} | more))
+            assert error["code"] == "context_length_exceeded" and error["param"] == "prompt"
+            assert str(count) in error["message"] and "512" in error["message"]
     assert chat.post("/v1/completions", json={"prompt": [5] * 500, "max_tokens": 12}).is_success
+    long = {"messages": [{"role": "user", "content": "the cat " * 300}]}
+    error = refused(chat.post("/v1/chat/completions", json=long | {"max_tokens": 7}))
+    assert error["param"] == "messages"
+    short = {"messages": USER, "max_completion_tokens": 600}
+    error = refused(chat.post("/v1/chat/completions", json=short))
+    assert error["param"] == "max_completion_tokens"
+
+
+def test_a_text_that_cannot_fit_is_refused_without_tokenising_it(tiny_model: Any) -> None:
+    def refuse(text: str, special: bool = True) -> list[int]:
+        assert len(text) < 10_000, "this would take seconds"
+        return [5] * 20
+
+    with thread(tiny_model) as served:
+        tiny_model.tokenizer.encode = refuse
+        error = refused(served.post("/v1/completions", json={"prompt": "the cat " * 100_000}))
+        assert error["param"] == "prompt" and "tokens or more" in error["message"]
+        body = {"messages": [{"role": "user", "content": "the cat " * 100_000}]}
+        assert refused(served.post("/v1/chat/completions", json=body))["param"] == "messages"
+        error = refused(served.post("/v1/completions", json={"prompt": ["the cat"] * 100_000}))
+        assert error["param"] == "n"
+        said = {"type": "content", "content": "the cat " * 100_000}
+        good = {"prompt": "the cat", "max_tokens": 2, "prediction": said}
+        assert served.post("/v1/completions", json=good).is_success
 
 
 def test_what_does_not_fit_into_memory_says_the_numbers(tiny_model: Any) -> None:
@@ -134,9 +187,32 @@ def test_unknown_model_and_path(chat: Served) -> None:
     refused(httpx.get(f"{chat.url}/v1/models/other"), 404)
     error = refused(chat.post("/v1/complitions", json={}), 404)
     assert "POST /v1/completions" in error["message"]
-    assert (
-        "POST /v1/completions" in refused(httpx.get(f"{chat.url}/v1/completions"), 405)["message"]
-    )
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/completions", "POST"),
+        ("HEAD", "/v1/completions", "POST"),
+        ("POST", "/health", "GET, HEAD"),
+        ("DELETE", "/v1/models", "GET, HEAD"),
+    ],
+)
+def test_a_method_that_a_path_lacks_is_told_those_that_it_has(
+    chat: Served, method: str, path: str, allowed: str
+) -> None:
+    answer = httpx.request(method, f"{chat.url}{path}")
+    assert answer.status_code == 405 and answer.headers["allow"] == allowed
+    if method != "HEAD":
+        assert "POST /v1/completions" in refused(answer, 405)["message"]
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/metrics", "/v1/models"])
+def test_head_is_get_without_a_body(chat: Served, path: str) -> None:
+    with httpx.Client(base_url=chat.url) as client:
+        head, whole = client.head(path), client.get(path)
+        assert head.status_code == whole.status_code == 200 and head.content == b""
+        assert head.headers["content-type"] == whole.headers["content-type"]
 
 
 def test_a_request_that_is_too_large_or_too_slow(tiny_model: Any) -> None:
@@ -149,13 +225,16 @@ def test_a_request_that_is_too_large_or_too_slow(tiny_model: Any) -> None:
                 yield b"a" * 10
 
         refused(served.post("/v1/completions", content=pieces()), 413)
-        import socket
-
         host, port = served.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as slow:
             slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
             slow.settimeout(10)
             assert slow.recv(100).startswith(b"HTTP/1.1 408")
+        for status, count in (("413", 2), ("408", 1)):
+            series = (
+                f'forerun:request_errors_total{{engine="0",model_name="tiny",status="{status}"}}'
+            )
+            assert served.metric(re.escape(series)) == count
 
 
 def test_keys(tiny_model: Any) -> None:

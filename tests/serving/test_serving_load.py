@@ -161,11 +161,22 @@ def test_a_fault_drops_the_request_at_fault_and_no_other(tiny_chat: Path) -> Non
         assert served.metric("forerun:engine_faults_total") >= 1
 
 
-def test_parameters_that_leave_no_token_are_the_clients_mistake(chat: Served) -> None:
-    body = GO | {"banned_tokens": list(range(288)), "max_tokens": 5}
-    answer = chat.post("/v1/completions", json=body)
-    assert answer.status_code == 400 and "no token is left" in answer.json()["error"]["message"]
-    assert chat.post("/v1/completions", json=GO | {"max_tokens": 5}).is_success
+def test_parameters_that_leave_no_token_are_the_clients_mistake(tiny_chat: Path) -> None:
+    """They are known before anything runs: no step fails, and nobody else's is repeated."""
+    model = scripted(tiny_chat, TEXT)
+    ends = list(model.tokenizer.eos_ids)
+    others = [token for token in range(model.tokenizer.vocab_size) if token not in ends]
+    late = {"banned_tokens": others, "min_tokens": 1, "max_tokens": 5}
+    early = {"banned_tokens": others[1:], "stop_token_ids": others[:1], "min_tokens": 2}
+    with thread(model) as served:
+        for body in ({"banned_tokens": others + ends}, late, early):
+            answer = served.post("/v1/completions", json=GO | body)
+            assert answer.status_code == 400, answer.text
+            error = answer.json()["error"]
+            assert error["param"] == "banned_tokens" and "no token is left" in error["message"]
+        for body in ({"banned_tokens": others}, late | {"ignore_eos": True}):
+            assert served.post("/v1/completions", json=GO | body | {"max_tokens": 5}).is_success
+        assert served.metric("forerun:engine_faults_total") == 0
 
 
 def test_an_engine_that_cannot_go_on_is_made_anew(tiny_chat: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from socket import socket
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -93,7 +94,7 @@ def command(
     chat_template: Template = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
-) -> None:
+) -> int:
     """Serve a model over HTTP, in OpenAI's form."""
     _check_extra(replicas)
     from forerun.serving.settings import Settings
@@ -118,29 +119,33 @@ def command(
     for spec in specs.values():
         options.check_parts(drafter=spec)
     options.check_parts(verifier=verifier, controller=controller)
+    from forerun.serving.server import bound
+
+    sockets = bound(host, port)  # before anything is loaded
     logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     if replicas != 1:
         from forerun.serving.replicas import ReplicaSetup
 
         setup = ReplicaSetup(model, settings, keys, dtype, device, context, template)
-        _serve_many(setup, replicas, host, port)
-        return
+        return _serve_many(setup, replicas, sockets)
     notice(f"loading {model}")
-    _serve(_load(model, dtype, device, max_seqs, context, template), settings, keys, host, port)
+    loaded = _load(model, dtype, device, max_seqs, context, template)
+    return _serve(loaded, settings, keys, sockets)
 
 
-def _serve(model: Model, settings: Settings, keys: Keys, host: str, port: int) -> None:
+def _serve(model: Model, settings: Settings, keys: Keys, sockets: list[socket]) -> int:
     """Runs until a signal comes and the last request has been answered."""
     from forerun.serving.server import Server
-    from forerun.serving.service import Service
+    from forerun.serving.service import Service, settle
 
     service = Service(model, settings, keys)
     options.warm(service)
+    settle()
     started = _started(settings, keys, service.describe())
-    _run(Server(service, host, port, started), host, port)
+    return _run(Server(service, sockets, started, _draining(settings)))
 
 
-def _serve_many(setup: ReplicaSetup, count: int, host: str, port: int) -> None:
+def _serve_many(setup: ReplicaSetup, count: int, sockets: list[socket]) -> int:
     """The same with several engines."""
     from forerun.serving.front import Front
     from forerun.serving.replicas import Replicas
@@ -152,7 +157,8 @@ def _serve_many(setup: ReplicaSetup, count: int, host: str, port: int) -> None:
     front = Front(backend, settings)
     started = _started(settings, setup.keys, offer, f", {count} engines")
     try:
-        _run(Drained(front, front, settings.drain, host, port, started), host, port)
+        heard = started, _draining(settings)
+        return _run(Drained(front, front, settings.drain, sockets, *heard))
     finally:
         backend.close()
 
@@ -168,14 +174,23 @@ def _started(
     )
 
 
-def _run(server: Drained, host: str, port: int) -> None:
-    try:
-        server.run()
-    except SystemExit:  # uvicorn's answer to an address that it cannot take
-        raise ConfigError(
-            f"cannot listen at {host}:{port}; choose another --port, or 0 for a free one"
-        ) from None
+def _draining(settings: Settings) -> Callable[[int], None]:
+    """Says what is waited for after a signal."""
+    return lambda count: notice(
+        f"finishing {counted(count, 'request')}, at most {settings.drain:g} s; Ctrl-C again ends "
+        "at once"
+    )
+
+
+def _run(server: Drained) -> int:
+    """The exit status."""
+    server.run()
+    if server.num_cut:
+        are = "request was" if server.num_cut == 1 else "requests were"
+        notice(f"{server.num_cut} {are} not finished and got 503; goodbye")
+        return 130 if server.force_exit else 0
     notice("all requests are answered; goodbye")
+    return 0
 
 
 def _check_extra(replicas: int) -> None:

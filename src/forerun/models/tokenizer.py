@@ -86,12 +86,17 @@ class Tokenizer:
 
         Raises ModelError if the model has none.
         """
+        return self.encode(self.chat_text(messages), special=False)
+
+    def chat_text(self, messages: str | list[dict[str, str]]) -> str:
+        """The text of a conversation in that template. Raises as `chat` does."""
         if not self.has_chat_template:
             raise ModelError("this tokenizer has no chat template; give the prompt as plain text")
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        text = self.inner.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return self.encode(text, special=False)
+        return str(
+            self.inner.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        )
 
     def vocabulary(self) -> dict[str, int]:
         """Token strings and their ids."""

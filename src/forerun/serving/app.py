@@ -29,13 +29,16 @@ def create_app(service: Service) -> FastAPI:
         service.worker.start(asyncio.get_running_loop())
         yield
         service.worker.end()
-        await asyncio.to_thread(service.worker.join, 30.0)
+        await asyncio.to_thread(service.worker.join, 5.0)  # a step may be under way
 
     app = FastAPI(
         title="forerun", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.add_middleware(
-        Limits, max_body=service.settings.max_body, seconds=service.settings.body_timeout
+        Limits,
+        max_body=service.settings.max_body,
+        seconds=service.settings.body_timeout,
+        on_error=service.metrics.failed,
     )
     errors.install(app, service.metrics.failed)
     _add_completions(app, service)

@@ -28,11 +28,17 @@ def prompt_list(prompt: str | list[Any]) -> list[str | list[int]]:
 
 
 def plain_message(i: int, message: Message) -> dict[str, str]:
-    """Role, text and name of message i. Raises ApiError for what is not text."""
+    """Role, text and name of message i. Raises ApiError for what is no text; "" is one."""
     where = f"messages.{i}"
     if message.tool_calls or message.function_call or message.audio:
         raise bad(f"{where}: tool calls and audio are not supported", where, "unsupported_value")
-    text = plain_text(message.content or "", f"{where}.content")
+    if not message.content and message.content != "":
+        came = "null" if message.content is None else "an empty list"
+        raise bad(
+            f"{where}.content: expected a text or a list of text parts, got {came}",
+            f"{where}.content",
+        )
+    text = plain_text(message.content, f"{where}.content")
     named = {"name": message.name} if message.name else {}
     return {"role": message.role, "content": text} | named
 

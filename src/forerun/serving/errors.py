@@ -13,7 +13,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
-from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from forerun.errors import CapacityError, ConfigError, ForerunError
@@ -31,7 +30,10 @@ TYPES = {
 
 
 class ApiError(Exception):
-    """An error with its HTTP status; `retry_after`: seconds after which a client may try again."""
+    """An error with its HTTP status.
+
+    retry_after: seconds after which a client may try again. allow: methods that a path has.
+    """
 
     def __init__(
         self,
@@ -41,10 +43,11 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: float | None = None,
+        allow: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
-        self.retry_after = retry_after
+        self.retry_after, self.allow = retry_after, allow
 
     def body(self) -> dict[str, Any]:
         """The error object."""
@@ -57,6 +60,8 @@ class ApiError(Exception):
         headers = {}
         if self.retry_after is not None:
             headers["Retry-After"] = str(max(1, round(self.retry_after)))
+        if self.allow is not None:
+            headers["Allow"] = self.allow
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return Json(self.body(), self.status, headers=headers)
@@ -102,30 +107,6 @@ def of_fault(fault: Exception) -> ApiError:
     )
 
 
-def of_validation(error: ValidationError, fields: Iterable[str]) -> ApiError:
-    """The first mistake of a body."""
-    found = error.errors(include_url=False, include_input=False)
-    field = found[0]["loc"][:1]
-    # of the forms that a field may have, the one that nearly came is wrong in more than its type
-    first = min(
-        (mistake for mistake in found if mistake["loc"][:1] == field),
-        key=lambda mistake: mistake["type"].endswith("_type"),
-    )
-    where = [str(piece) for piece in first["loc"] if _is_name(piece)]
-    if first["type"] == "json_invalid":
-        return bad(f"the body is not valid JSON: {first.get('ctx', {}).get('error', '')}")
-    if first["type"] == "extra_forbidden":
-        return unknown("parameter", where[-1], fields, param=where[-1][:80])
-    param = ".".join(where[:4])[:80] or None
-    text = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return bad(f"{param or 'the body'}: {text}", param=param)
-
-
-def _is_name(piece: int | str) -> bool:
-    """Whether a piece of a place is a field or an index, not one of the forms of a field."""
-    return isinstance(piece, int) or (piece not in ("str", "list") and piece.isidentifier())
-
-
 def install(app: FastAPI, on_error: Callable[[int], None]) -> None:
     """Every error leaves the server in the one form; `on_error` hears its status."""
 
@@ -149,7 +130,9 @@ def as_api(request: Request, error: Exception) -> ApiError:
     if status == 404:
         return unknown("path", where, ROUTES, status=404, code="unknown_url")
     if status == 405:
-        return ApiError(405, f"{where} is not allowed; known: {', '.join(ROUTES)}")
+        allow = (getattr(error, "headers", None) or {}).get("Allow", "")
+        allow = allow.replace("GET", "GET, HEAD")
+        return ApiError(405, f"{where} is not allowed; known: {', '.join(ROUTES)}", allow=allow)
     if isinstance(error, HTTPException):
         return ApiError(status, str(error.detail))
     return ApiError(500, "internal error of the server; it is in its log")

@@ -59,7 +59,10 @@ class Front:
         up.set_function(lambda: len(self._alive()))
         self._retried = Counter("forerun:requests_retried", "Sent to another engine", **made)
         self._cut = Counter("forerun:streams_cut", "Streams whose engine went away", **made)
-        self._limited = Limits(self._answer, settings.max_body, settings.body_timeout)
+        text = "Requests answered with an error, by status"  # here: those that no engine answered
+        self._errors = Counter("forerun:request_errors", text, ["status"], **made)
+        limits = settings.max_body, settings.body_timeout
+        self._limited = Limits(self._answer, *limits, self._failed)
 
     def close(self) -> None:
         """Accepts nothing more; what has been accepted goes on."""
@@ -69,6 +72,9 @@ class Front:
         """Ends whatever is left with an error."""
         self._is_closing = True
         self.backend.end()
+
+    def _failed(self, status: int) -> None:
+        self._errors.labels(str(status)).inc()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -107,6 +113,8 @@ class Front:
             for task in both:
                 task.cancel()
             await asyncio.gather(*both, return_exceptions=True)
+        if is_late:
+            self._failed(504)
         if is_late and not sent:
             await _late(self._longest).response()(scope, receive, tell)
         elif is_late:
@@ -122,7 +130,7 @@ class Front:
         target = scope.get("raw_path") or scope["path"].encode()
         if scope["query_string"]:
             target += b"?" + scope["query_string"]
-        key, tried, failed = _key(headers, body), set[int](), 0
+        key, tried, failed, is_lost = _key(headers, body), set[int](), 0, False
         told: ASGIApp | None = None
         full: ASGIApp | None = None  # what one that is full said: when to come again
         while not self._is_closing and (upstream := self._pick(key, tried)) is not None:
@@ -136,11 +144,13 @@ class Front:
                     whole = await reply.body()
             except h11.LocalProtocolError as wrong:
                 found = bad(f"this request cannot be passed on: {wrong}").response()
+                self._failed(400)
                 await found(scope, receive, send)
                 return
             except LOST:
-                upstream.is_lost, failed, told = True, failed + 1, _none(1).response()
+                upstream.is_lost, failed, told, is_lost = True, failed + 1, None, True
             else:
+                is_lost = False
                 told, failed = _whole(reply, whole), failed + (reply.status == 503)
                 if reply.status not in ELSEWHERE:
                     full = None
@@ -149,8 +159,12 @@ class Front:
             if failed == TRIES:
                 full = None  # who comes again would end two more engines
                 break
-        error = _closing() if self._is_closing else _none(0)
-        await (full or told or error.response())(scope, receive, send)
+        answer = full or told
+        if answer is None:
+            error = _closing() if self._is_closing else _none(is_lost)
+            self._failed(error.status)
+            answer = error.response()
+        await answer(scope, receive, send)
 
     async def _stream(self, upstream: Upstream, reply: Reply, send: Send) -> None:
         """Passes pieces on; if the server goes away the stream ends with an error event."""
@@ -163,7 +177,7 @@ class Front:
                 try:
                     piece = await anext(pieces, None)
                 except LOST:
-                    upstream.is_lost, last = True, b"\n\n" + sse(_none(1).body())
+                    upstream.is_lost, last = True, b"\n\n" + sse(_none(True).body())
                     self._cut.inc()
                     log.warning("engine %d went away in the middle of a stream", upstream.number)
                     break
@@ -254,14 +268,14 @@ def _whole(reply: Reply, body: bytes) -> ASGIApp:
     return found
 
 
-def _none(lost: int) -> ApiError:
+def _none(is_lost: bool) -> ApiError:
     """Nobody could answer: all are gone, or those that were asked went away."""
     text = (
         "the engine of this request went away and is started again; the request may be sent again"
-        if lost
+        if is_lost
         else "no engine is up at the moment; they are being started, try again in a while"
     )
-    return ApiError(503, text, code="engine_fault", retry_after=1 if lost else 10)
+    return ApiError(503, text, code="engine_fault", retry_after=1 if is_lost else 10)
 
 
 def _late(seconds: float) -> ApiError:

@@ -14,9 +14,11 @@ from forerun.engine.api import Model
 from forerun.errors import CapacityError, ConfigError, ForerunError
 from forerun.sampling import Sampling
 from forerun.serving.contents import plain_message, plain_text, prompt_list, token_id
-from forerun.serving.errors import bad, of_validation, unknown
+from forerun.serving.errors import ApiError, bad, unknown
 from forerun.serving.jobs import Job
 from forerun.serving.methods import Methods
+from forerun.serving.mistakes import of_validation
+from forerun.serving.pieces import Sizes
 from forerun.serving.schemas import (
     UNSUPPORTED,
     ChatRequest,
@@ -48,7 +50,7 @@ def parse(kind: type[Body], body: bytes) -> Body:
     try:
         request = kind.model_validate_json(body)
     except ValidationError as error:
-        raise of_validation(error, kind.model_fields) from None
+        raise of_validation(error, kind) from None
     for name, neutral in UNSUPPORTED.items():
         value = getattr(request, name, None)
         is_n = name == "best_of" and isinstance(value, int) and value == request.n
@@ -67,12 +69,15 @@ class Intake:
     ) -> None:
         self.model, self.methods, self.settings = model, methods, settings
         self.can_predict = can_predict  # whether the verifier judges copied drafts
+        self.sizes = Sizes(model.tokenizer)
 
     def completion(self, request: CompletionRequest, tenant: str) -> Job:
         """The job of /v1/completions. Raises ApiError."""
         self._check_model(request.model)
-        prompts = [self._tokens(prompt) for prompt in prompt_list(request.prompt)]
-        return self._job(request, prompts, request.max_tokens, request.logprobs, tenant)
+        given = prompt_list(request.prompt)
+        self._check_samples(request.n or 1, len(given))  # before all of them are tokenised
+        prompts = [self._tokens(prompt) for prompt in given]
+        return self._job(request, prompts, request.max_tokens, request.logprobs, tenant, "prompt")
 
     def chat(self, request: ChatRequest, tenant: str) -> Job:
         """The job of /v1/chat/completions. Raises ApiError."""
@@ -82,8 +87,9 @@ class Intake:
         logprobs = request.top_logprobs or 0 if request.logprobs else None
         most = request.max_completion_tokens
         most = request.max_tokens if most is None else most
+        self._check_samples(request.n or 1, 1)
         prompts = [self._chat_tokens(request.messages)]
-        return self._job(request, prompts, most, logprobs, tenant, fills_context=True)
+        return self._job(request, prompts, most, logprobs, tenant, "messages")
 
     def _job(
         self,
@@ -92,26 +98,30 @@ class Intake:
         max_tokens: int | None,
         logprobs: int | None,
         tenant: str,
-        fills_context: bool = False,
+        source: str,
     ) -> Job:
-        count = (request.n or 1) * len(prompts)
-        self._check_samples(request.n or 1, len(prompts))
-        if max_tokens is None and not fills_context:
+        """source: the field that the prompts came in."""
+        if max_tokens is None and source == "prompt":
             max_tokens = DEFAULT_TOKENS
         longest = max(map(len, prompts))
-        length = self._check_context(longest, max_tokens)
-        self._check_memory(count, longest + length)
+        is_new = getattr(request, "max_completion_tokens", None) is not None
+        limit = "max_completion_tokens" if is_new else "max_tokens"
+        length = self._check_context(longest, max_tokens, source, limit)
+        self._check_memory((request.n or 1) * len(prompts), longest + length)
         spec = request.speculation or Speculation()
+        method, prediction = self.methods.choose(spec.method), self._prediction(request)
+        if spec.method and self.methods.specs[method] == "none":  # plain decoding was asked for
+            prediction = []
         seed = secrets.randbits(62) if request.seed is None else request.seed % 2**64
         return Job(
             prompts,
             self._sampling(request, length, logprobs),
             seed,
-            self.methods.choose(spec.method),
+            method,
             tenant,
             is_seeded=request.seed is not None,
             nodes=self._nodes(spec.max_nodes),
-            prediction=self._prediction(request),
+            prediction=prediction,
             streams=bool(request.stream),
             traces=spec.trace,
         )
@@ -128,7 +138,7 @@ class Intake:
                 raise bad(f"{name} names token {most}, but ids end at {vocab - 1}", name)
         stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
         try:
-            return Sampling(
+            sampling = Sampling(
                 **given,
                 logit_bias=bias,
                 banned_tokens=tuple(request.banned_tokens or ()),
@@ -145,6 +155,22 @@ class Intake:
             for ours, theirs in RENAMED.items():
                 text = text.replace(ours, theirs)
             raise bad(text, param) from None
+        self._check_choice(sampling)
+        return sampling
+
+    def _check_choice(self, sampling: Sampling) -> None:
+        """Raises ApiError 400 where all tokens are forbidden at the beginning of an answer."""
+        forbidden, vocab = {*sampling.banned_tokens}, self.model.target.vocab_size
+        named = "banned_tokens"
+        if sampling.min_new_tokens:
+            ends = () if sampling.ignore_eos else self.model.tokenizer.eos_ids
+            forbidden |= {*sampling.stop_token_ids, *ends}
+            named += " and the ends that min_tokens puts off"
+        if len(forbidden) >= vocab:
+            raise bad(
+                f"no token is left: {named} are all {vocab} tokens of this model; allow some",
+                "banned_tokens",
+            )
 
     def _nodes(self, asked: int | None) -> int | None:
         most = self.settings.max_nodes
@@ -162,7 +188,9 @@ class Intake:
         if not self.can_predict:
             raise bad("the verifier of this server cannot judge predictions", "prediction")
         text = plain_text(request.prediction.content, "prediction.content")
-        return self._encode(text, special=False)[: self.model.target.context]
+        context, most = self.model.target.context, self.sizes.most
+        text = text[: context * most] if most else text
+        return self.model.tokenizer.encode(text, special=False)[:context]
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self.settings.name:
@@ -185,19 +213,29 @@ class Intake:
                 "n",
             )
 
-    def _check_context(self, longest: int, max_tokens: int | None) -> int:
+    def _check_context(self, longest: int, max_tokens: int | None, source: str, limit: str) -> int:
         """How many tokens may come. Raises ApiError 400 if they do not fit."""
         context = self.model.target.context
-        total = longest + (1 if max_tokens is None else max(max_tokens, 1))
-        if total > context:
-            asked = "1 is" if max_tokens is None else f"{max_tokens} are"
+        if longest >= context:
+            raise self._too_long(f"the prompt has {longest} tokens", source)
+        if max_tokens is not None and longest + max_tokens > context:
             raise bad(
                 f"this model's context is {context} tokens, but the prompt has {longest} and "
-                f"{asked} to be generated, {total} in all; shorten the prompt or lower max_tokens",
-                "messages" if max_tokens is None else "max_tokens",
+                f"{max_tokens} are to be generated, {longest + max_tokens} in all; ask for at most "
+                f"{context - longest}, or shorten the prompt",
+                limit,
                 "context_length_exceeded",
             )
         return context - longest if max_tokens is None else max_tokens
+
+    def _too_long(self, what: str, source: str) -> ApiError:
+        """A prompt that leaves no room for an answer."""
+        return bad(
+            f"this model's context is {self.model.target.context} tokens, prompt and answer "
+            f"together, but {what}; shorten it",
+            source,
+            "context_length_exceeded",
+        )
 
     def _check_memory(self, count: int, length: int) -> None:
         """Raises ApiError 400 for a request that could not run even alone."""
@@ -208,7 +246,7 @@ class Intake:
 
     def _tokens(self, prompt: str | list[int]) -> list[int]:
         vocab = self.model.target.vocab_size
-        tokens = self._encode(prompt) if isinstance(prompt, str) else prompt
+        tokens = self._encode(prompt, "prompt") if isinstance(prompt, str) else prompt
         if not tokens or prompt == "":
             raise bad("the prompt is empty; give it at least one token", "prompt")
         if not 0 <= min(tokens) <= max(tokens) < vocab:
@@ -218,16 +256,20 @@ class Intake:
     def _chat_tokens(self, messages: list[Message]) -> list[int]:
         found = [plain_message(i, message) for i, message in enumerate(messages)]
         try:
-            tokens = self.model.tokenizer.chat(found)
+            text = self.model.tokenizer.chat_text(found)
         except ForerunError as error:
             raise bad(f"{error}, to /v1/completions", "messages") from None
         except Exception as error:  # templates are programs of their own, and refuse as they like
             raise bad(
                 f"the model's chat template refuses these messages: {str(error)[:300]}", "messages"
             ) from None
+        tokens = self._encode(text, "messages", special=False)
         if not tokens:
             raise bad("the messages make an empty prompt", "messages")
         return tokens
 
-    def _encode(self, text: str, special: bool = True) -> list[int]:
+    def _encode(self, text: str, source: str, special: bool = True) -> list[int]:
+        """Ids of a text. Raises ApiError, soon, for one that is too long by far."""
+        if (least := self.sizes.least(text)) >= self.model.target.context:
+            raise self._too_long(f"the prompt has {least} tokens or more", source)
         return self.model.tokenizer.encode(text, special=special)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -11,10 +12,16 @@ from forerun.serving.errors import ApiError
 
 
 class Limits:
-    """ASGI middleware: reads the whole body first, within a size and a time."""
+    """ASGI middleware: reads the whole body first, within a size and a time.
 
-    def __init__(self, app: ASGIApp, max_body: int, seconds: float) -> None:
+    on_error hears the status of a request that it refuses.
+    """
+
+    def __init__(
+        self, app: ASGIApp, max_body: int, seconds: float, on_error: Callable[[int], None]
+    ) -> None:
         self.app, self.max_body, self.seconds = app, max_body, seconds
+        self._on_error = on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -57,6 +64,7 @@ class Limits:
             )
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        self._on_error(error.status)
         response = error.response()
         response.headers["Connection"] = "close"  # what is left of the body is not read
         await response(scope, receive, send)

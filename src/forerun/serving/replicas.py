@@ -19,7 +19,7 @@ from typing import Any
 
 from forerun.errors import CapacityError, ConfigError
 from forerun.integrations.ray_batch import MOST_DEATHS, connect, ray_module, shares
-from forerun.serving.service import Service
+from forerun.serving.service import Service, settle
 from forerun.serving.settings import Settings
 from forerun.serving.tenants import Keys
 from forerun.serving.upstream import LOST, Upstream, fetch
@@ -75,12 +75,13 @@ class Replica:
         import ray
         import torch
 
-        from forerun.serving.server import Server
+        from forerun.serving.server import Server, bound
 
         torch.set_num_threads(self.threads)
         service, up = self.setup.service(), threading.Event()
+        settle()
         address = "127.0.0.1" if is_alone else ray.util.get_node_ip_address()
-        self.server = Server(service, address, 0, lambda url: up.set())
+        self.server = Server(service, bound(address, 0), lambda url: up.set())
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.thread.start()
         if not up.wait(60):

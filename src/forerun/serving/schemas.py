@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Text = Annotated[str, Field(max_length=4096)]
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=1024)]
+Bias = Annotated[float, Field(ge=-100, le=100)]  # OpenAI's range, as that of the penalties
 Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
@@ -42,11 +43,14 @@ class Part(_Strict):
     refusal: str | None = None
 
 
+Parts = Annotated[list[Part], Field(fail_fast=True)]  # two million mistakes take seconds to list
+
+
 class Prediction(_Strict):
     """Text that the answer is expected to repeat in good part."""
 
     type: Literal["content"]
-    content: str | list[Part]
+    content: str | Parts
 
 
 class StreamOptions(_Strict):
@@ -61,7 +65,7 @@ class Message(_Strict):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[Part] | None = None
+    content: str | Parts | None = None
     name: Text | None = None
     tool_call_id: Text | None = None
     tool_calls: list[Any] | None = None
@@ -81,14 +85,14 @@ class Shared(_Strict):
     seed: Int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=1024)] | None = None
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = None
     prediction: Prediction | None = None
     # as vLLM names them
     top_k: Int | None = None
     min_p: float | None = None
-    repetition_penalty: float | None = None
+    repetition_penalty: float | None = Field(default=None, ge=0.01, le=100)
     min_tokens: Int | None = None
     stop_token_ids: Ids | None = None
     ignore_eos: bool | None = None
@@ -119,7 +123,7 @@ class CompletionRequest(Shared):
 class ChatRequest(Shared):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
     max_tokens: Int | None = None
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from forerun.errors import ConfigError
 from forerun.serving.app import create_app
 from forerun.serving.service import Service
 
 IDLE = 75  # seconds; if clients kept connections longer, requests would meet closed ones
-GRACE = 5.0  # seconds for the last bytes after `drain`
+GRACE = 5  # seconds for the last bytes after `drain`
 
 
 class Ending(Protocol):
@@ -32,7 +35,9 @@ class Ending(Protocol):
 class Drained(uvicorn.Server):
     """Serves an application until SIGINT or SIGTERM, then drains; a second signal ends it at once.
 
-    drain: seconds in which requests may go on. Calls on_start with the URL once it listens.
+    sockets: as `bound` gives them. drain: seconds in which requests may go on; meanwhile new ones
+    are answered, with 503. on_start hears the URL once it listens, on_drain how many requests are
+    to be finished.
     """
 
     def __init__(
@@ -40,43 +45,70 @@ class Drained(uvicorn.Server):
         app: ASGIApp,
         work: Ending,
         drain: float,
-        host: str,
-        port: int,
+        sockets: list[socket.socket],
         on_start: Callable[[str], None] = lambda url: None,
+        on_drain: Callable[[int], None] = lambda count: None,
     ) -> None:
         super().__init__(
             uvicorn.Config(
-                app,
-                host=host,
-                port=port,
+                _with_head(app),
                 log_level="warning",
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=IDLE,
-                timeout_graceful_shutdown=int(drain + GRACE),
+                timeout_graceful_shutdown=GRACE,
             )
         )
-        self._work, self._drain, self._on_start = work, drain, on_start
+        self._work, self._drain, self._sockets = work, drain, sockets
+        self._on_start, self._on_drain = on_start, on_drain
+        self._is_draining = self._was_told = False
+        self.num_cut = 0  # requests that were not finished
         self.url = ""
 
-    async def startup(self, sockets: list | None = None) -> None:
-        await super().startup(sockets)
-        if not self.should_exit:
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Returns when all is over. Raises ConfigError for an address that was taken meanwhile."""
+        super().run(sockets or self._sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # who was bound to the same address listens by now
+            raise _unheard(*(sockets or [])[0].getsockname()[:2], error) from None
+        if not (self.should_exit or self._is_draining):
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
             self._on_start(self.url)
 
+    async def on_tick(self, counter: int) -> bool:
+        """Whether it is time to stop listening: every tenth of a second."""
+        is_over, left = await super().on_tick(counter), len(self.server_state.tasks)
+        if self._is_draining and left and not self._was_told:
+            self._was_told = True
+            self._on_drain(left)
+        return is_over or (self._is_draining and not left)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:  # then uvicorn leaves this out, and the application ends in a traceback
+            await self.lifespan.shutdown()
+
     def drain(self) -> None:
         """Accepts nothing more; ends what is left when `drain` seconds have passed."""
+        self._is_draining = True
         self._work.close()
-        timer = threading.Timer(self._drain, self._work.end)
+        timer = threading.Timer(self._drain, self._cut)
         timer.daemon = True
         timer.start()
+
+    def _cut(self) -> None:
+        """Ends what is left."""
+        self.num_cut = self.num_cut or len(self.server_state.tasks)
+        self._work.end()
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.should_exit:
-            self._work.end()
+        if self._is_draining:
+            self._cut()
             self.force_exit = True
         else:
             self.drain()
@@ -102,10 +134,68 @@ class Server(Drained):
     def __init__(
         self,
         service: Service,
-        host: str,
-        port: int,
+        sockets: list[socket.socket],
         on_start: Callable[[str], None] = lambda url: None,
+        on_drain: Callable[[int], None] = lambda count: None,
     ) -> None:
         self.service = service
-        drain = service.settings.drain
-        super().__init__(create_app(service), service.worker, drain, host, port, on_start)
+        drain, heard = service.settings.drain, (on_start, on_drain)
+        super().__init__(create_app(service), service.worker, drain, sockets, *heard)
+
+
+def bound(host: str, port: int) -> list[socket.socket]:
+    """Sockets at an address, which is taken from now on; they listen when a server runs.
+
+    host: a name may have several addresses. port: 0 takes a free one. Raises ConfigError.
+    """
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"--port must be in 0..65535, got {port}; 0 takes a free one")
+    found: list[socket.socket] = []
+    cause: OSError | None = None
+    try:
+        for family, kind, protocol, _, address in _addresses(host, port):
+            one = socket.socket(family, kind, protocol)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of a server that has ended
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            try:
+                one.bind((address[0], port, *address[2:]))
+            except OSError as error:
+                one.close()
+                if error.errno != errno.EADDRNOTAVAIL:  # a name may have one that is not here
+                    raise
+                cause = error
+                continue
+            found.append(one)
+            port = one.getsockname()[1]
+    except OSError as error:
+        cause = error
+        for one in found:
+            one.close()
+        found = []
+    if not found:
+        raise _unheard(host, port, cause)
+    return found
+
+
+def _unheard(host: str, port: int, cause: OSError | None) -> ConfigError:
+    """Why nobody can listen at an address."""
+    reason = (cause and cause.strerror) or "there is no such address"
+    return ConfigError(
+        f"cannot listen at {host}:{port}: {reason}; choose another --host or --port, 0 is a free one"
+    )
+
+
+def _addresses(host: str, port: int) -> list[Any]:
+    kind, flags = socket.SOCK_STREAM, socket.AI_PASSIVE
+    return list(dict.fromkeys(socket.getaddrinfo(host or None, port, type=kind, flags=flags)))
+
+
+def _with_head(app: ASGIApp) -> ASGIApp:
+    """HEAD is answered as GET; uvicorn leaves out the body."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        is_head = scope["type"] == "http" and scope["method"] == "HEAD"
+        await app({**scope, "method": "GET"} if is_head else scope, receive, send)
+
+    return answer

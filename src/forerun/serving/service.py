@@ -65,14 +65,9 @@ class Service:
         self.metrics.gauge("num_requests_waiting", waiting, lambda: self.worker.num_waiting)
 
     def warm_up(self) -> None:
-        """Compiles what will run; what is there by then stays, and is not searched for garbage.
-
-        A full search halted all requests for some 200 ms, as it visits all that libraries made.
-        """
+        """Compiles what will run."""
         for part in (self.model.target, self.verifier, self.worker):
             part.warm_up()
-        gc.collect()
-        gc.freeze()
 
     def tenant(self, request: Request) -> str:
         """Whose request it is. Raises ApiError 401."""
@@ -108,3 +103,12 @@ class Service:
         target = self.model.target
         parts = __version__, self.model.name, str(target.context), str(target.vocab_size)
         return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+def settle() -> None:
+    """For a process that does nothing but serve: what is there stays, and is no garbage.
+
+    A full search halted all requests for some 200 ms, as it visits all that libraries made.
+    """
+    gc.collect()
+    gc.freeze()

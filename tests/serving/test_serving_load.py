@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from forerun.serving.tenants import Keys
-from served import GO, TEXT, Served, asked, command, scripted, thread
+from served import GO, TEXT, asked, command, scripted, thread
 
 
 def test_requests_join_and_leave_at_any_step(tiny_chat: Path) -> None:

@@ -42,7 +42,7 @@ def test_a_port_in_use_is_told_once_and_before_anything_is_loaded(
     assert said.startswith(f"error: cannot listen at 127.0.0.1:{port}: Address already in use")
 
 
-@pytest.mark.parametrize("host", ["203.0.113.7", "no-such-host.invalid"])
+@pytest.mark.parametrize("host", ["203.0.113.7", "no-such-host.invalid", "a" * 300])
 def test_an_address_that_is_not_ours(host: str) -> None:
     with pytest.raises(ConfigError, match=f"cannot listen at {host}:0: "):
         bound(host, 0)
@@ -93,7 +93,7 @@ def test_a_server_that_drains_answers_and_says_so(tiny_chat: Path) -> None:
 
 @contextmanager
 def running(*words: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The command, and its URL once it listens; standard error is read from there on by the test."""
+    """The command, and its URL once it listens; the test reads what it says from there on."""
     call = [sys.executable, "-m", "forerun.cli.main", "serve", *map(str, words), "--port", "0"]
     with subprocess.Popen(call, stderr=subprocess.PIPE, text=True, env=environment()) as process:
         assert process.stderr is not None

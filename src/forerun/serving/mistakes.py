@@ -53,7 +53,7 @@ def of_validation(error: ValidationError, kind: type[BaseModel]) -> ApiError:
         kinds = (KINDS[one["type"]] for one in found if _place(one) == place)
         expected = " or ".join(dict.fromkeys(kinds))
     elif first["type"] in EXPECTED:
-        expected = EXPECTED[first["type"]].format_map(first["ctx"] if "ctx" in first else {})
+        expected = EXPECTED[first["type"]].format_map(first.get("ctx", {}))
     else:
         return bad(f"{param or 'the body'}: {first['msg']}", param)
     return bad(f"{param or 'the body'}: expected {expected}, got {_got(first)}", param)

@@ -47,9 +47,9 @@ class Pieces:
 class Sizes:
     """A lower bound on the number of a text's tokens, without tokenising it.
 
-    Tokens of a byte-level BPE hold all bytes of a text, so there are at least bytes / longest token.
-    Other tokenizers may drop or join text: their bound is 0. NFC leaves a third of the bytes or more
-    (three Hangul letters of 3 bytes are one syllable of 3).
+    Tokens of a byte-level BPE hold all bytes of a text: there are at least bytes / longest token.
+    Other tokenizers may drop or join text: their bound is 0. NFC leaves a third of the bytes or
+    more (three Hangul letters of 3 bytes are one syllable of 3).
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

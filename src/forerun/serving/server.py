@@ -151,44 +151,44 @@ def bound(host: str, port: int) -> list[socket.socket]:
     if not 0 <= port <= 65535:
         raise ConfigError(f"--port must be in 0..65535, got {port}; 0 takes a free one")
     found: list[socket.socket] = []
-    cause: OSError | None = None
-    try:
-        for family, kind, protocol, _, address in _addresses(host, port):
-            one = socket.socket(family, kind, protocol)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of a server that has ended
-            if family == socket.AF_INET6:
-                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            try:
-                one.bind((address[0], port, *address[2:]))
-            except OSError as error:
-                one.close()
-                if error.errno != errno.EADDRNOTAVAIL:  # a name may have one that is not here
-                    raise
-                cause = error
-                continue
+    faults: list[OSError] = []
+    for family, kind, protocol, _, address in _addresses(host, port):
+        one = socket.socket(family, kind, protocol)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of a server that has ended
+        if family == socket.AF_INET6:
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            one.bind((address[0], port, *address[2:]))
+        except OSError as fault:
+            one.close()
+            faults.append(fault)
+        else:
             found.append(one)
             port = one.getsockname()[1]
-    except OSError as error:
-        cause = error
+    # of several addresses of a name, those that this machine has not may be left out
+    is_taken = any(fault.errno != errno.EADDRNOTAVAIL for fault in faults)
+    if is_taken or not found:
         for one in found:
             one.close()
-        found = []
-    if not found:
-        raise _unheard(host, port, cause)
+        raise _unheard(host, port, faults[-1])
     return found
 
 
-def _unheard(host: str, port: int, cause: OSError | None) -> ConfigError:
-    """Why nobody can listen at an address."""
-    reason = (cause and cause.strerror) or "there is no such address"
-    return ConfigError(
-        f"cannot listen at {host}:{port}: {reason}; choose another --host or --port, 0 is a free one"
-    )
-
-
 def _addresses(host: str, port: int) -> list[Any]:
+    """Families and addresses of a host's name."""
     kind, flags = socket.SOCK_STREAM, socket.AI_PASSIVE
-    return list(dict.fromkeys(socket.getaddrinfo(host or None, port, type=kind, flags=flags)))
+    try:
+        return list(dict.fromkeys(socket.getaddrinfo(host or None, port, type=kind, flags=flags)))
+    except (OSError, ValueError) as fault:  # ValueError: no name at all
+        raise _unheard(host, port, fault) from None
+
+
+def _unheard(host: str, port: int, fault: Exception) -> ConfigError:
+    """Why nobody can listen at an address."""
+    reason = getattr(fault, "strerror", None) or "there is no such address"
+    return ConfigError(
+        f"cannot listen at {host}:{port}: {reason}; choose another --host or --port (0: a free one)"
+    )
 
 
 def _with_head(app: ASGIApp) -> ASGIApp:

@@ -146,3 +146,15 @@ def test_an_error_reaches_the_client_as_its_own(reasoner: Served) -> None:
         )
     assert "did you mean 'stand'?" in caught.value.message
     assert caught.value.code == "unknown_method" and caught.value.param == "speculation.method"
+
+
+@pytest.mark.parametrize("plain", [{"method": "none"}, {"method": "stand", "max_nodes": 0}])
+def test_plain_decoding_copies_no_prediction(tiny_chat: Path, plain: dict[str, object]) -> None:
+    with thread(scripted(tiny_chat, TEXT)) as served:
+        body = GO | {"max_tokens": 40, "prediction": {"type": "content", "content": TEXT}}
+        for spec, copies in (({}, True), (plain, False)):
+            asked = body | {"speculation": spec | {"statistics": True}}
+            told = served.post("/v1/completions", json=asked).json()
+            details = told["usage"]["completion_tokens_details"]
+            assert (details["accepted_prediction_tokens"] > 0) is copies
+            assert (told["speculation"]["drafted"] > 0) is copies

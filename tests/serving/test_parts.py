@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fakes import FakeTarget, sequence, table_law
 from forerun import registry
 from forerun.dice import EnumeratedDice, SeededDice
 from forerun.engine.loop import Engine
+from forerun.errors import ConfigError
 from forerun.models.tokenizer import Tokenizer
 from forerun.records import Plan
 from forerun.roles import Drafter
@@ -37,6 +39,15 @@ def job(tenant: str = "red", n: int = 1, prompts: int = 1, tokens: int = 4) -> J
 
 def taken(groups: list[Group]) -> list[Job]:
     return [group.job for group in groups]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"drain": -1.0}, {"drain": math.inf}, {"drain": math.nan}, {"request_timeout": math.nan}],
+)
+def test_seconds_that_are_none(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))} must be"):
+        Settings(**wrong)
 
 
 def test_places_go_to_who_has_fewest() -> None:

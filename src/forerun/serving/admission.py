@@ -51,7 +51,7 @@ class Admission:
         if waiting >= self.max_waiting:
             raise ApiError(
                 429,
-                f"{waiting} requests are waiting, and the queue holds {self.max_waiting}; try "
+                f"the queue holds {self.max_waiting} of your requests, and as many wait; try "
                 f"again in about {max(1, round(retry_after))} s",
                 code="queue_full",
                 retry_after=retry_after,

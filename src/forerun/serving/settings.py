@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -37,7 +38,7 @@ class Settings:
         for name in ("body_timeout", "request_timeout", "stall"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be more than 0 seconds, got {getattr(self, name)}")
-        if self.max_nodes < 0 or self.drain < 0:
-            raise ConfigError(
-                f"max_nodes and drain must be at least 0, got {self.max_nodes} and {self.drain}"
-            )
+        if self.max_nodes < 0:
+            raise ConfigError(f"max_nodes must be at least 0, got {self.max_nodes}")
+        if not 0 <= self.drain < math.inf:
+            raise ConfigError(f"drain must be a number of seconds from 0 on, got {self.drain}")

@@ -150,7 +150,7 @@ def test_predictions_are_copied_counted_and_change_nothing(reasoner: Served) -> 
     text = plain.choices[0].text
 
     def predicted(content: str, **speculation: Any) -> Any:
-        spec = {"method": "none", "statistics": True} | speculation
+        spec = {"method": "prompt_lookup", "statistics": True} | speculation
         prediction = {"type": "content", "content": content}
         body = {"prediction": prediction, "speculation": spec}
         answer = client.completions.create(**call, extra_body=body)

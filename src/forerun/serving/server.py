@@ -73,7 +73,8 @@ class Drained(uvicorn.Server):
         try:
             await super().startup(sockets)
         except OSError as error:  # who was bound to the same address listens by now
-            raise _unheard(*(sockets or [])[0].getsockname()[:2], error) from None
+            host, port = (sockets or [])[0].getsockname()[:2]
+            raise _unheard(host, port, error) from None
         if not (self.should_exit or self._is_draining):
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -12,7 +12,7 @@ from typing import Any
 
 NOTICE = "compiling kernels, once (up to a minute); later runs find them in Numba's cache"
 KERNELS = {  # the outermost kernels of each module: compiling them compiles what they call
-    "forerun.engine.work": ("lay_out",),
+    "forerun.engine.work": ("pack", "lay_out"),
     "forerun.ngrams.kernels": ("learn", "look_up", "select_top"),
     "forerun.chances": ("count",),
     "forerun.overlay": ("overlay",),

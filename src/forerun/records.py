@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,35 +82,62 @@ class Plan:
         return self if self.depth <= depth else replace(self, depth=max(depth, 0))
 
 
-@dataclass
 class Rows:
-    """What one forward pass returns for one sequence; row 0 is the root, row i + 1 is node i."""
+    """What one forward pass returns for one sequence; row 0 is the root, row i + 1 is node i.
 
-    logits: torch.Tensor  # [n + 1, V]
-    hidden: torch.Tensor | None = None  # [n + 1, d], last layer after the norm; absent unless asked
-    probes: torch.Tensor | None = None  # logits [k, V] of nodes that the verifier appended
-    host: np.ndarray | None = None  # the logits once more, where NumPy can read them in place
+    logits [n + 1, V]: an array where NumPy can read them in place, else a tensor. hidden [n + 1, d]:
+    last layer after the norm; absent unless asked. probes: logits [k, V] of nodes that the verifier
+    appended.
+    """
+
+    def __init__(
+        self,
+        logits: torch.Tensor | np.ndarray,
+        hidden: torch.Tensor | None = None,
+        probes: torch.Tensor | np.ndarray | None = None,
+    ) -> None:
+        self.hidden, self._given, self._probes = hidden, logits, probes
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the logits lie on an accelerator."""
+        return not isinstance(self._given, np.ndarray) and not self._given.is_cpu
+
+    @cached_property
+    def logits(self) -> torch.Tensor:
+        """[n + 1, V]."""
+        import torch
+
+        return torch.as_tensor(self._given)
+
+    @property
+    def probes(self) -> torch.Tensor | None:
+        """[k, V]."""
+        import torch
+
+        return None if self._probes is None else torch.as_tensor(self._probes)
 
     def split(self, nodes: int) -> Rows:
         """The rows of the root and of `nodes` nodes; what comes after them are probes."""
         stop = nodes + 1
-        if self.logits.shape[0] <= stop:
+        if len(self._given) <= stop:
             return self
         hidden = None if self.hidden is None else self.hidden[:stop]
-        host = None if self.host is None else self.host[:stop]
-        return Rows(self.logits[:stop], hidden, self.logits[stop:], host)
+        return Rows(self._given[:stop], hidden, self._given[stop:])
 
     def row(self, node: int) -> np.ndarray:
         """Logits of `node` (-1: the root) as NumPy [V]; half precisions are widened."""
-        return _wide(self.logits[node + 1]) if self.host is None else self.host[node + 1]
+        return _wide(self._given[node + 1])
 
     def probe(self, i: int) -> np.ndarray:
         """Logits of the i-th appended node, as `row` gives them."""
-        assert self.probes is not None, "nothing was appended"
-        return _wide(self.probes[i])
+        assert self._probes is not None, "nothing was appended"
+        return _wide(self._probes[i])
 
 
-def _wide(row: torch.Tensor) -> np.ndarray:
+def _wide(row: torch.Tensor | np.ndarray) -> np.ndarray:
+    if isinstance(row, np.ndarray):
+        return row
     if row.element_size() < 4:
         row = row.float()
     return row.detach().cpu().numpy()

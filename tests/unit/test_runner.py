@@ -97,7 +97,7 @@ def test_paths_grow_level_by_level(model: Any, runner: ModelRunner) -> None:
 def test_rows_read_in_place_are_those_of_their_sequence(runner: ModelRunner) -> None:
     seqs, trees = [sequence(prompt(n)) for n in (20, 4, 11)], [branching(), EMPTY, chain([4, 5])]
     for rows, tree in zip(runner.forward(seqs, trees, LOGITS), trees, strict=True):
-        assert rows.host is not None and len(rows.host) == 1 + len(tree)
+        assert len(rows.logits) == 1 + len(tree)
         for node in range(-1, len(tree)):
             assert np.array_equal(rows.row(node), rows.logits[node + 1].numpy())
         fewer = rows.split(0)  # all nodes are probes
@@ -156,12 +156,12 @@ def test_cells_are_laid_out_as_the_tree_says() -> None:
         for node in range(total):
             tree.add(node, int(rng.integers(-1, node)) if node else -1)
         made = tree.build()
-        rows = num + total if num else int(rng.integers(0, total + 1))  # old nodes: no pending
-        places, sees = lay_out(7, num, made.parents, rows)
+        places, sees = np.empty(num + total, np.int64), np.empty((num + total, num + total), bool)
+        lay_out(7, num, made.parents, places, sees)
         assert places.tolist() == [*range(7, 7 + num), *(6 + num + made.depths).tolist()]
         want = np.tri(num + total, dtype=bool)  # each pending token sees those before it
         want[num:, num:] = made.ancestors
-        assert np.array_equal(sees, want[num + total - rows :])
+        assert np.array_equal(sees, want)
 
 
 def test_what_exceeds_the_context_is_refused(folder: Path, model: Any) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from forerun.engine.cache import Cache
+    from forerun.engine.work import Work
     from forerun.models.transformer import DecoderConfig, Transformer
 
 PADDING = 1.5  # most padded work per true work in a group
@@ -221,19 +222,16 @@ class TorchDecoder:
 
     @torch.inference_mode()
     def __call__(
-        self,
-        ids: Many[int],
-        positions: np.ndarray,
-        spans: Many[Span],
-        cache: Cache,
-        wanted: np.ndarray,
-        *,
-        needs_hidden: bool,
-        table: Tensor | None = None,
+        self, works: Many[Work], cache: Cache, needs: frozenset[str], table: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Hidden rows [w, d] and logits [w, V] of the wanted rows, int64 [w]; the other rows only
-        fill their cells. table [n, d]: the embeddings that ids stand for, instead of tokens'."""
+        """Hidden rows [w, d] and logits [w, V] of the rows of all works from their first wanted one
+        on, none unless `needs` names logits; the other rows only fill their cells. table [n, d]:
+        the embeddings that ids stand for, instead of tokens'."""
         m = self.model
+        order = sorted(range(len(works)), key=lambda i: works[i].slot.index)
+        spans = [works[i].span for i in order]
+        ids = [t for i in order for t in (*works[i].pending, *works[i].nodes)]
+        positions = np.concatenate([span.positions for span in spans])
         hidden = m(
             torch.tensor(ids, device=m.device),
             torch.from_numpy(positions).to(m.device),
@@ -241,8 +239,18 @@ class TorchDecoder:
             Pass(spans, cache, m.config, self.masks),
             table,
         )
+        wanted = _wanted(works, order) if "logits" in needs else np.zeros(0, np.int64)
         hidden = hidden.index_select(0, torch.from_numpy(wanted).to(m.device))
         return hidden, m.logits(hidden)
+
+
+def _wanted(works: Many[Work], order: list[int]) -> np.ndarray:
+    """Rows of the pass whose logits are wanted, in the order of `works`; int64."""
+    at, rows = 0, {}
+    for i in order:
+        rows[i] = np.arange(at + works[i].first, at + works[i].num_rows)
+        at += works[i].num_rows
+    return np.concatenate([rows[i] for i in range(len(works))])
 
 
 def attention(

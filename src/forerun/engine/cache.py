@@ -8,6 +8,7 @@ and a new sequence takes over the longest prefix that any slot holds.
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from contextlib import suppress
@@ -67,7 +68,7 @@ class Slot:
         first = len(self.nodes)
         self.nodes += nodes
         self.parents += parents
-        self.where |= {key: first + j for j, key in enumerate(zip(parents, nodes, strict=True))}
+        self.where.update(zip(zip(parents, nodes, strict=True), itertools.count(first)))
 
     def truncate(self, length: int) -> None:
         """Keeps `length` committed tokens and no scratch."""
@@ -252,7 +253,7 @@ class Cache(Slots):
 
         Raises CapacityError if they do not fit into memory.
         """
-        layers, slots, have = self.data.shape[:3]
+        layers, slots, have = self.size
         if slot.index < slots and cells <= have:
             return
         room, length = max(slots, slot.index + 1), max(have, cells)
@@ -305,6 +306,8 @@ class Cache(Slots):
 
     def _hold(self, data: torch.Tensor) -> None:
         self.data = data
+        # asked for in every pass, and every way into torch is dear
+        self.size, self.address, self.strides = data.shape[:3], data.data_ptr(), data.stride()
         # the same memory for moves; NumPy's indexing costs a fraction of torch's
         self._words: Any = data
         if data.device.type == "cpu":

@@ -10,9 +10,9 @@ from collections.abc import Sequence as Many
 import numpy as np
 import torch
 
-from forerun.engine.attention import Span
 from forerun.engine.cache import Cache, Slot
-from forerun.engine.runner import CHUNK, ModelRunner
+from forerun.engine.runner import CHUNK, LOGITS, ModelRunner
+from forerun.engine.work import Work
 from forerun.errors import CapacityError, ConfigError
 from forerun.roles import Target
 
@@ -41,7 +41,7 @@ class MixedStream:
             dtype=self.model.dtype,
             device=self.model.device,
         )
-        self.slot, self.length, self.num_passes = Slot(0), 0, 0
+        self.slot, self.num_passes = Slot(0), 0
 
     @torch.inference_mode()
     def prompt(self, tokens: Many[int]) -> np.ndarray:
@@ -64,19 +64,15 @@ class MixedStream:
         return mixed.to(self.model.dtype)
 
     def _pass(self, ids: list[int], table: torch.Tensor | None) -> np.ndarray:
-        num = len(ids)
-        places = np.arange(self.length, self.length + num)
-        if self.length + num > self.target.context:
+        work = Work(self.slot, ids)
+        if work.stop > self.target.context:
             raise CapacityError(
-                f"the prompt and its drafts need {self.length + num} tokens, but the context is "
+                f"the prompt and its drafts need {work.stop} tokens, but the context is "
                 f"{self.target.context}; shorten the prompt, or draft fewer tokens"
             )
-        self.cache.reserve(self.slot, self.length + num)
-        span = Span(self.slot.index, self.length, places, num)
-        wanted = np.array([num - 1])
-        _, logits = self.target.decode(
-            ids, places, [span], self.cache, wanted, needs_hidden=False, table=table
-        )
-        self.length, self.num_passes = self.length + num, self.num_passes + 1
-        row = logits[0]
+        self.cache.reserve(self.slot, work.stop)
+        _, logits = self.target.decode([work], self.cache, LOGITS, table)
+        work.keep()
+        self.num_passes += 1
+        row = torch.as_tensor(logits)[-1]
         return (row.float() if row.element_size() < 4 else row).cpu().numpy()

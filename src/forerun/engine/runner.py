@@ -32,7 +32,6 @@ SCRATCH = 1024  # cells beyond the context, for tree nodes
 LOGITS: frozenset[str] = frozenset({"logits"})
 HIDDEN: frozenset[str] = frozenset({"hidden"})
 NOTHING: frozenset[str] = frozenset()
-NO_ROWS = np.zeros(0, dtype=np.int64)
 
 
 class Runner(Target):
@@ -43,7 +42,7 @@ class Runner(Target):
     keeps_hidden = False  # whether `rows_at` keeps hidden rows too, for `hidden_at`
 
     @abstractmethod
-    def run(self, works: list[Work], needs: frozenset[str]) -> tuple[Tensor, Tensor]:
+    def run(self, works: list[Work], needs: frozenset[str]) -> tuple[Tensor, Tensor | np.ndarray]:
         """Hidden rows [n, d] and logits [n, V] of the wanted rows of all works, in their order.
 
         What `needs` does not name may be empty. Calls `Work.keep` on each once it is computed.
@@ -59,16 +58,13 @@ class Runner(Target):
         """
         works = [self._tree_work(*pair, len(seqs)) for pair in zip(seqs, trees, strict=True)]
         hidden, logits = self.run(works, needs | LOGITS)
-        counts = [1 + len(tree) for tree in trees]
-        found = [Rows(row) for row in logits.split(counts)]
-        if "hidden" in needs:
-            for rows, own in zip(found, hidden.split(counts), strict=True):
-                rows.hidden = own
-        if logits.is_cpu and logits.dtype is torch.float32:
-            whole, at = logits.numpy(), 0  # once for all: every way into torch is dear
-            for rows, count in zip(found, counts, strict=True):
-                rows.host = whole[at : at + count]
-                at += count
+        if isinstance(logits, Tensor) and logits.is_cpu and logits.dtype is torch.float32:
+            logits = logits.numpy()  # once for all: every way into torch is dear
+        has_hidden, found, at = "hidden" in needs, [], 0
+        for tree in trees:
+            part = slice(at, at + 1 + len(tree))
+            found.append(Rows(logits[part], hidden[part] if has_hidden else None))
+            at = part.stop
         return found
 
     def commit(self, seqs: Many[Sequence], trees: Many[Tree], verdicts: Many[Verdict]) -> None:
@@ -99,7 +95,7 @@ class Runner(Target):
         todo = [work for work in works.values() if work.num_rows]
         if todo:
             hidden, logits = self.run(todo, LOGITS | HIDDEN if self.keeps_hidden else LOGITS)
-            _keep(todo, logits, "logits")
+            _keep(todo, torch.as_tensor(logits), "logits")
             if self.keeps_hidden:
                 _keep(todo, hidden, "hidden")
         return torch.stack([_known(works[seq].slot, path) for seq, path in requests])
@@ -126,7 +122,7 @@ class Runner(Target):
         if not len(tree):
             return Work(slot, pending)
         parents = np.ascontiguousarray(tree.parents, np.int32)
-        return Work(slot, pending, tree.tokens.tolist(), parents.tolist(), parents)
+        return Work(slot, pending, tree.tokens.tolist(), parents)
 
     def _path_work(self, seq: Sequence, paths: list[Path]) -> Work:
         """Pending tokens and new nodes of one sequence; no rows if all are known."""
@@ -138,8 +134,7 @@ class Runner(Target):
         if pending:
             slot.clear_scratch()
         nodes, parents = _missing(slot, paths)
-        scratch = np.array(slot.parents + parents, dtype=np.int32)
-        return Work(slot, pending, nodes, parents, scratch)
+        return Work(slot, pending, nodes, np.array(slot.parents + parents, dtype=np.int32))
 
     def _synced(self, seq: Sequence, draft: Tree | Path) -> Slot:
         length = len(seq.tokens)
@@ -192,23 +187,14 @@ class ModelRunner(Runner):
             "scratch": self.kept_bytes() + self.decode.nbytes,
         }
 
-    def run(self, works: list[Work], needs: frozenset[str]) -> tuple[Tensor, Tensor]:
-        order = sorted(works, key=lambda work: work.slot.index)
-        spans = [work.span for work in order]
-        for work, span in zip(order, spans, strict=True):
-            self.cache.reserve(work.slot, span.stop)
-        positions = spans[0].positions
-        if len(spans) > 1:
-            positions = np.concatenate([span.positions for span in spans])
-        ids = [t for work in order for t in (*work.pending, *work.nodes)]
-        wanted = _wanted(works, order) if "logits" in needs else NO_ROWS
-        hidden, logits = self.decode(
-            ids, positions, spans, self.cache, wanted, needs_hidden="hidden" in needs
-        )
-        self.num_rows += len(ids)
+    def run(self, works: list[Work], needs: frozenset[str]) -> tuple[Tensor, Tensor | np.ndarray]:
         for work in works:
+            self.cache.reserve(work.slot, work.stop)
+        found = self.decode(works, self.cache, needs)
+        for work in works:
+            self.num_rows += work.num_rows
             work.keep()
-        return hidden, logits
+        return found
 
 
 def decoder(model: Transformer) -> NativeDecoder | TorchDecoder:
@@ -219,15 +205,6 @@ def decoder(model: Transformer) -> NativeDecoder | TorchDecoder:
     if model.device.type == "cpu":
         say_once(lack)
     return TorchDecoder(model)
-
-
-def _wanted(works: list[Work], order: list[Work]) -> np.ndarray:
-    """Rows of the pass whose logits are wanted, in the order of `works`; int64."""
-    at, rows = 0, {}
-    for work in order:
-        rows[id(work)] = np.arange(at + work.first, at + work.num_rows)
-        at += work.num_rows
-    return np.concatenate([rows[id(work)] for work in works])
 
 
 def _missing(slot: Slot, paths: list[Path]) -> tuple[list[int], list[int]]:

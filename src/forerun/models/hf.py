@@ -226,7 +226,7 @@ class Gathered:
     def __init__(self, work: Work) -> None:
         old = [] if work.pending else work.slot.nodes
         self._tokens = [*old, *work.nodes]
-        self._parents = [*([] if work.pending else work.slot.parents), *work.parents]
+        self._parents = [*([] if work.pending else work.slot.parents), *work.new_parents]
         self._first = len(old)  # nodes before it were computed earlier
         self._rows: list[list[Tensor] | None] = [None] * work.num_rows
 

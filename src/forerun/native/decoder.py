@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from collections.abc import Sequence as Many
 from functools import cache
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.engine.work import packed
 from forerun.native import kernels
 from forerun.native.layout import (
     ACTIVATIONS,
@@ -27,13 +27,12 @@ from forerun.native.layout import (
     Model,
     Norm,
     Pass,
-    Span,
 )
 from forerun.native.packing import KINDS, row_stride
 
 if TYPE_CHECKING:
-    from forerun.engine import attention
     from forerun.engine.cache import Cache
+    from forerun.engine.work import Work
     from forerun.models.layers import GatedMLP, LayerNorm, PlainMLP, RMSNorm
     from forerun.models.transformer import DecoderConfig, Transformer
 
@@ -78,8 +77,10 @@ class NativeDecoder:
         self._buffers: dict[str, Tensor] = {}
         self._counters = np.zeros(c.num_layers + 1, dtype=np.int64)
         self._counters_at = self._counters.ctypes.data
-        self._ints, self._numbers_at = np.zeros(0, dtype=np.int64), 0
-        self._rope = torch.empty(0)
+        self._no_hidden = torch.empty(0, c.hidden_size, dtype=model.dtype)
+        self._embed = None if model.embed is None else model.embed.data_ptr()
+        self._rope, self._rope_at, self._rope_size = torch.empty(0), 0, 0
+        self._rows = self._rows_runs = 0  # that the buffers hold
         self._record = self._describe(model)
         self._work = Pass(  # the fields that no pass changes
             wide_stride=c.hidden_size,
@@ -88,54 +89,46 @@ class NativeDecoder:
         )
 
     def __call__(
-        self,
-        ids: Many[int],
-        positions: np.ndarray,
-        spans: Many[attention.Span],
-        cache: Cache,
-        wanted: np.ndarray,
-        *,
-        needs_hidden: bool,
-        table: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Hidden rows [w, d] (empty if not needed) and logits fp32 [w, V] of the wanted rows,
-        int64 [w]; the other rows only fill their cells. table [n, d], of the model's dtype: the
-        embeddings that ids stand for, instead of tokens'. Raises IndexError for ids without."""
-        c, num, work = self.model.config, len(ids), self._work
-        top = int(positions.max())
-        runs = top // RUN + 1
+        self, works: Many[Work], cache: Cache, needs: frozenset[str], table: Tensor | None = None
+    ) -> tuple[Tensor, np.ndarray]:
+        """Hidden rows [w, d] (empty if not needed) and logits fp32 [w, V] of the rows of all works
+        from their first wanted one on, none unless `needs` names logits; the other rows only fill
+        their cells. table [n, d], of the model's dtype: the embeddings that ids stand for, instead
+        of tokens'. Raises IndexError for ids without."""
+        c, work = self.model.config, self._work
+        slots, cells = cache.strides[1:3]
+        num_ids = c.vocab_size if table is None else len(table)
+        rows = packed(works, (slots, cells), num_ids, "logits" in needs)
+        num = work.num_rows = sum(w.num_rows for w in works)
+        if rows.wrong >= 0:
+            token = rows.numbers[rows.wrong]
+            raise IndexError(f"token {token} has no embedding: there are {num_ids}")
+        runs = rows.top // RUN + 1
         work.is_split = num * runs <= SPLIT
-        work.max_runs = runs = runs if work.is_split else 1
-        self._reserve(num, runs)
-        numbers = self._numbers(3 * num + len(wanted))
-        numbers[:num] = ids
-        numbers[num : 2 * num] = positions
-        numbers[2 * num : 3 * num] = cells_of(spans, cache)
-        numbers[3 * num :] = wanted
-        work.ids = at = self._numbers_at
-        work.positions, work.wanted = at + 8 * num, at + 24 * num
-        work.num_rows, work.num_wanted, work.num_spans = num, len(wanted), len(spans)
+        work.max_runs = runs if work.is_split else 1
+        self._reserve(num, work.max_runs)
+        at = rows.numbers.ctypes.data
+        work.ids, work.positions, work.wanted = at, at + 8 * num, at + 24 * num
+        work.spans = at + 32 * num
+        work.num_wanted, work.num_spans = rows.num_wanted, len(works)
         work.num_threads = torch.get_num_threads()
-        work.spans, kept = records(spans)
-        work.rope = self._rope_table(top)
-        work.cells = cache.data.data_ptr()
-        work.layer_stride, work.slot_stride = cache.data.stride(0), cache.data.stride(1)
-        work.head_stride = cache.data.stride(4)
-        logits = torch.empty(len(wanted), work.logit_stride)
-        work.logits = logits.data_ptr()
-        hidden = torch.empty(len(wanted) if needs_hidden else 0, c.hidden_size)
-        work.hidden = hidden.data_ptr() if needs_hidden else None
+        work.rope = self._rope_table(rows.top)
+        work.cells, work.head_stride = cache.address, cache.strides[4]
+        work.layer_stride, work.slot_stride = cache.strides[0], slots
+        logits = np.empty((rows.num_wanted, work.logit_stride), np.float32)
+        work.logits = logits.ctypes.data
+        wide, work.hidden = None, None
+        if "hidden" in needs:
+            wide = torch.empty(rows.num_wanted, c.hidden_size)
+            work.hidden = wide.data_ptr()
+        embed = None if table is None else table.contiguous()
+        self._record.embed = self._embed if embed is None else embed.data_ptr()
         self._counters[:] = 0
-        embed = self.model.embed if table is None else table.contiguous()
-        _check_ids(numbers[:num], c.vocab_size if table is None else len(table))
-        self._record.embed = None if embed is None else embed.data_ptr()
         self._kernels.library.forerun_pass(  # type: ignore[union-attr]
             self._kernels.level, self._record, work, at + 16 * num, self._counters_at
         )
-        del kept
-        if needs_hidden:
-            hidden = hidden.to(self.model.dtype)
-        return hidden, logits.narrow(1, 0, c.vocab_size)
+        hidden = self._no_hidden if wide is None else wide.to(self.model.dtype)
+        return hidden, logits[:, : c.vocab_size]
 
     @property
     def nbytes(self) -> int:
@@ -144,38 +137,32 @@ class NativeDecoder:
 
     def _reserve(self, rows: int, runs: int) -> None:
         """Scratch memory for a pass; it grows and persists."""
-        c = self.model.config
+        if rows <= self._rows and rows * runs <= self._rows_runs:
+            return
+        self._rows, self._rows_runs = max(rows, self._rows), max(rows * runs, self._rows_runs)
+        c, rows = self.model.config, self._rows + self._rows // 4
         half = torch.bfloat16 if self._record.act_kind == BF16 else torch.float32
         sizes = {
             "x": rows * c.hidden_size,
             "wide": rows * c.hidden_size,
             "qkv": rows * c.num_lanes * c.head_dim,
-            "partial": rows * c.num_heads * runs * (c.head_dim + STATE),
+            "partial": self._rows_runs * c.num_heads * (c.head_dim + STATE),
             "act": rows * self._work.act_stride,
             "inner_act": rows * self._work.act_stride,
         }
         for name, size in sizes.items():
-            held = self._buffers.get(name)
-            if held is None or held.numel() < size:
-                dtype = half if name.endswith("act") else torch.float32
-                held = torch.empty(size + size // 4 + LANES, dtype=dtype)
-                self._buffers[name] = held
-                setattr(self._work, name, held.data_ptr())
-
-    def _numbers(self, size: int) -> np.ndarray:
-        """Room for the ids, positions, cells and wanted rows of a pass."""
-        if len(self._ints) < size:
-            self._ints = np.zeros(2 * size, dtype=np.int64)
-            self._numbers_at = self._ints.ctypes.data
-        return self._ints[:size]
+            dtype = half if name.endswith("act") else torch.float32
+            self._buffers[name] = held = torch.empty(size + LANES, dtype=dtype)
+            setattr(self._work, name, held.data_ptr())
 
     def _rope_table(self, top: int) -> int | None:
         rope = self.model.rope
         if rope is None:
             return None
-        if top >= len(self._rope):
+        if top >= self._rope_size:
             self._rope = rope.table(max(256, 2 * top))
-        return self._rope.data_ptr()
+            self._rope_at, self._rope_size = self._rope.data_ptr(), len(self._rope)
+        return self._rope_at
 
     def _describe(self, model: Transformer) -> Any:
         c = model.config
@@ -233,31 +220,3 @@ class NativeDecoder:
         is_layer = type(norm).__name__ == "LayerNorm"
         address = None if bias is None else bias.data_ptr()
         return Norm(weight=weight.data_ptr(), bias=address, is_layer=is_layer, eps=norm.eps)
-
-
-def _check_ids(ids: np.ndarray, num: int) -> None:
-    """No row is read that is not there."""
-    if ids.view(np.uint64).max() >= num:  # negative ones are large then
-        wrong = ids[(ids < 0) | (ids >= num)][0]
-        raise IndexError(f"token {wrong} has no embedding: there are {num}")
-
-
-def records(spans: Many[attention.Span]) -> tuple[ctypes.Array[Any], list[np.ndarray]]:
-    """The spans for the kernels, and what must live as long as they do."""
-    made, kept, row = (Span * len(spans))(), [], 0
-    for record, s in zip(made, spans, strict=True):
-        record.slot, record.base, record.stop = s.slot, s.base, s.stop
-        record.num_rows, record.first_row = s.num_rows, row
-        if s.sees is not None:
-            sees = np.ascontiguousarray(s.sees)
-            kept.append(sees)
-            record.sees = sees.ctypes.data
-        row += s.num_rows
-    return made, kept
-
-
-def cells_of(spans: Many[attention.Span], cache: Cache) -> np.ndarray:
-    """Where the cell of each row begins within a layer, in numbers; int64 [R]."""
-    slot, cell = cache.data.stride(1), cache.data.stride(2)
-    parts = [s.slot * slot + np.arange(s.start, s.stop) * cell for s in spans]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)

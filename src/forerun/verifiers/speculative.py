@@ -72,7 +72,7 @@ class Speculative(Walk):
 
     def verify_all(self, trees: Many[Tree], laws: Many[Laws], dice: Many[Dice]) -> list[Verdict]:
         # all rows of a pass lie in one place
-        is_away = not laws[0].rows.logits.is_cpu if self.tensors is None else self.tensors
+        is_away = laws[0].rows.is_away if self.tensors is None else self.tensors
         if not is_away:
             return super().verify_all(trees, laws, dice)
         rows = [

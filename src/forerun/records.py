@@ -71,7 +71,7 @@ class Plan:
 
     @property
     def is_empty(self) -> bool:
-        return min(self.nodes, self.depth) <= 0
+        return self.nodes <= 0 or self.depth <= 0
 
     def sized(self, nodes: int) -> Plan:
         """The plan with another number of nodes."""
@@ -85,9 +85,9 @@ class Plan:
 class Rows:
     """What one forward pass returns for one sequence; row 0 is the root, row i + 1 is node i.
 
-    logits [n + 1, V]: an array where NumPy can read them in place, else a tensor. hidden [n + 1, d]:
-    last layer after the norm; absent unless asked. probes: logits [k, V] of nodes that the verifier
-    appended.
+    logits [n + 1, V]: an array where NumPy can read them in place, else a tensor. hidden
+    [n + 1, d]: last layer after the norm; absent unless asked. probes: logits [k, V] of nodes that
+    the verifier appended.
     """
 
     def __init__(

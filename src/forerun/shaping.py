@@ -32,7 +32,7 @@ class Laws:
         self.sampling = seq.sampling
         self.rows, self._tree, self._shapers = rows, tree, shapers
         self._states: dict[int, tuple[Any, ...]] = {-1: seq.states}
-        self._is_plain = all(state is None for state in seq.states)
+        self._is_plain = seq.states.count(None) == len(seq.states)
         self._logits: dict[int, np.ndarray] = {}
         self._probs: dict[int, np.ndarray] = {}
 

@@ -281,11 +281,12 @@ class Stand(Drafter):
 
     def _count(self, memory: LogitMemory, tree: Tree, accepted: list[int]) -> None:
         """The memory's chances learn what became of nodes that were valued by them."""
+        if tree.cells is None:
+            return
         cells = tree.cells_of(name_of(self))
-        own = int(cells.argmax())  # a node of ours, if there is one
+        own = cells.argmax()  # a node of ours, if there is one
         if cells[own] >= 0:
-            is_drawn = bool(tree.laws[own] != POINT)
-            memory.chances[is_drawn].learn(tree.parents, cells, accepted)
+            memory.chances[tree.laws[own] != POINT].learn(tree.parents, cells, accepted)
 
     def _is_own(self, tree: Tree) -> bool:
         return tree.sources.count(name_of(self)) == len(tree.sources)

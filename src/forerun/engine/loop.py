@@ -48,6 +48,7 @@ class Engine:
         self.shapers = tuple(shapers)
         self.listeners = [drafter.observe, controller.observe, *listeners]
         self.needs = drafter.needs | verifier.needs
+        self.probes = "probes" in verifier.needs
         self.scheduler = Scheduler(max_seqs)
         self._cancelled: deque[Sequence] = deque()  # by any thread; only ours writes seq.finish
 
@@ -71,13 +72,13 @@ class Engine:
         t0 = perf_counter() if start is None else start
         plans = [self.controller.plan(seq).within(seq.num_left - 1) for seq in seqs]
         trees = self.drafter.propose(seqs, plans)
-        probed = [self._probe(*pair) for pair in zip(seqs, trees, strict=True)]
+        probed = list(map(self._probe, seqs, trees)) if self.probes else trees
         t1 = perf_counter()
         found = self.target.forward(seqs, probed, self.needs)  # one tree-attention pass
         t2 = perf_counter()
-        parts = zip(found, probed, trees, strict=True)
-        rows = [part if own is tree else part.split(len(tree)) for part, own, tree in parts]
-        laws = [Laws(*part, self.shapers) for part in zip(rows, seqs, trees, strict=True)]
+        if self.probes:
+            found = [part.split(len(tree)) for part, tree in zip(found, trees, strict=True)]
+        laws = [Laws(*part, self.shapers) for part in zip(found, seqs, trees, strict=True)]
         verdicts = self.verifier.verify_all(trees, laws, [seq.dice for seq in seqs])
         t3 = perf_counter()
         drawn = [v.tokens(tree) for v, tree in zip(verdicts, trees, strict=True)]
@@ -133,7 +134,7 @@ class Engine:
     def _advanced(self, seq: Sequence, tokens: list[int]) -> tuple[Any, ...]:
         """The states of its shapers after these tokens."""
         states = seq.states
-        for token in tokens if any(state is not None for state in states) else ():
+        for token in tokens if states.count(None) < len(states) else ():
             states = advance(self.shapers, states, token)
         return states
 

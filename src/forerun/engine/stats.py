@@ -110,28 +110,27 @@ class Recorder:
         num = len(step.seqs)
         share = {name: seconds / num for name, seconds in step.times.items()}
         share["other"] = (perf_counter() - step.clock) / num
-        for i, (seq, tree, verdict) in enumerate(
-            zip(step.seqs, step.trees, step.verdicts, strict=True)
-        ):
+        lists = step.seqs, step.trees, step.verdicts, step.emitted
+        for seq, tree, verdict, tokens in zip(*lists, strict=True):
             stats = self.of(seq)
-            emitted, drafted = len(step.emitted[i]), len(tree)
+            emitted, drafted = len(tokens), len(tree)
             accepted = min(len(verdict.nodes), emitted)
             stats.passes += 1
             stats.generated += emitted
             if seq.end is not None:  # a stop string reached back: what it cut off is no output
                 stats.generated -= len(seq.tokens) - seq.end
             stats.spend(share)  # a pass is shared evenly by its batch
-            if not drafted:
-                continue
-            is_whole = emitted > len(verdict.nodes)  # not cut off within the draft
-            stats.drafted += drafted
-            stats.accepted += accepted
-            stats.examined += accepted + (is_whole and _was_rejected(tree, verdict.nodes))
-            for depth in range(1, accepted + 1):
-                stats.accepted_at[depth] += 1
-            if tree.sources:
-                stats.drafted_by.update(tree.sources)
-                stats.accepted_by.update(tree.sources[n] for n in verdict.nodes[:accepted])
+            if drafted:
+                is_whole = emitted > len(verdict.nodes)  # not cut off within the draft
+                stats.drafted += drafted
+                stats.accepted += accepted
+                stats.examined += accepted + (is_whole and _was_rejected(tree, verdict.nodes))
+                for depth in range(1, accepted + 1):
+                    stats.accepted_at[depth] += 1
+                for name in tree.sources:
+                    stats.drafted_by[name] += 1
+                for node in verdict.nodes[:accepted] if tree.sources else ():
+                    stats.accepted_by[tree.sources[node]] += 1
 
 
 def _was_rejected(tree: Tree, nodes: list[int]) -> bool:

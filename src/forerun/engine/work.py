@@ -150,9 +150,7 @@ def pack(
 
 
 @njit(cache=True, nogil=True)
-def lay_out(
-    base: int, num: int, parents: np.ndarray, places: np.ndarray, sees: np.ndarray
-) -> None:
+def lay_out(base: int, num: int, parents: np.ndarray, places: np.ndarray, sees: np.ndarray) -> None:
     """Positions int64 [c] of the cells from `base` on, and which of them each sees, bool [c, c].
 
     The c cells are `num` pending tokens, each of which sees those before it, and one per entry of

@@ -69,7 +69,7 @@ class Chances:
         parents int32 [n] of a tree, cells int8 [n]; nodes of cell -1 are those of others.
         """
         path = np.array([-1, *accepted], dtype=np.int64)
-        count(parents, cells, path, self.tries.reshape(-1), self.hits.reshape(-1))
+        count(parents, cells, path, self.tries, self.hits)
 
     @classmethod
     def sum(cls, parts: Many[Chances], *, drawn: bool = True) -> Chances:
@@ -154,15 +154,15 @@ def count(
 ) -> None:
     """One trial for every child of the nodes path [m], down to the accepted one of each.
 
-    tries, hits float64 [grades x RANKS]. Children of cell -1 are not counted.
+    tries, hits float64 [grades, RANKS]. Children of cell -1 are not counted.
     """
     for i in range(len(path)):
         accepted = path[i + 1] if i + 1 < len(path) else -1
         for child in range(path[i] + 1, len(parents)):
             if parents[child] != path[i]:
                 continue
-            at = cells[child]
-            if at >= 0:
+            if cells[child] >= 0:
+                at = cells[child] // RANKS, cells[child] % RANKS
                 if tries[at] > OLD:
                     tries[at] *= 0.5
                     hits[at] *= 0.5

@@ -166,14 +166,14 @@ class Stand(Drafter):
             for i, seq in enumerate(step.seqs):
                 self._compare(seq, step, i)
         for i, seq in enumerate(step.seqs):
-            nodes, tree = step.visited(i), step.trees[i]
+            nodes, tree, memory = step.visited(i), step.trees[i], self.memory(seq)
             if len(tree):
-                self._count(self.memory(seq), tree, step.verdicts[i].nodes)
+                self._count(memory, tree, step.verdicts[i].nodes)
             if self._refit and self._filled.get(seq) is tree.tokens:
                 self._refit.count(tree, step.verdicts[i].nodes, step.plans[i])
             if nodes:
                 before = len(seq.tokens) - len(step.emitted[i])
-                self._learn(seq, before, tree, nodes, step.laws[i])
+                self._learn(memory, seq, before, tree, nodes, step.laws[i])
         if self._refit and self._refit.is_due:  # between steps: trees under way keep their places
             self._fill(self._refit.ranked())
 
@@ -292,7 +292,13 @@ class Stand(Drafter):
         return tree.sources.count(name_of(self)) == len(tree.sources)
 
     def _learn(
-        self, seq: Sequence, before: int, tree: Tree, visited: list[int], laws: Laws
+        self,
+        memory: LogitMemory,
+        seq: Sequence,
+        before: int,
+        tree: Tree,
+        visited: list[int],
+        laws: Laws,
     ) -> None:
         """Adds the laws at `visited` (and, from the tree, everywhere) to the sequence's memory."""
         nodes = visited
@@ -300,20 +306,25 @@ class Stand(Drafter):
             nodes = [*visited, *sorted(set(range(-1, len(tree))) - set(visited))]
         is_model = self._learns_model(seq)
         found = (laws.model_probs(node) if is_model else laws[node] for node in nodes)
-        self._add(seq, before, tree, nodes, found)
+        self._add(memory, seq, before, tree, nodes, found)
 
     def _seed(self, seq: Sequence) -> None:
         """Learns at all prompt positions but the last, whose law the first step sees."""
         is_model = self._learns_model(seq)
         for at, tree, rows in prompt_rows(self._target, seq):
             laws = (softmax(row) if is_model else to_probs(row, seq.sampling) for row in rows)
-            self._add(seq, at, tree, list(range(-1, len(rows) - 1)), laws)
+            self._add(self.memory(seq), seq, at, tree, list(range(-1, len(rows) - 1)), laws)
 
     def _add(
-        self, seq: Sequence, before: int, tree: Tree, nodes: list[int], laws: Iterable[np.ndarray]
+        self,
+        memory: LogitMemory,
+        seq: Sequence,
+        before: int,
+        tree: Tree,
+        nodes: list[int],
+        laws: Iterable[np.ndarray],
     ) -> None:
         """Learns the laws [V] at nodes of a tree below the first `before` tokens."""
-        memory = self.memory(seq)
         ids = np.empty((len(nodes), self.entries), np.int32)
         probs = np.empty((len(nodes), self.entries), np.float32)
         for i, law in enumerate(laws):

@@ -13,7 +13,6 @@ import torch
 
 from forerun.engine.attention import Span
 from forerun.native import LEVELS, kernels, layout
-from forerun.native.decoder import records
 from forerun.native.packing import KINDS
 
 pytestmark = pytest.mark.skipif(not kernels(), reason=f"native kernels: {kernels().why}")
@@ -70,7 +69,7 @@ class Layer:
         made, kept = records(spans)
         work = layout.Pass(
             num_rows=num, num_spans=len(spans), num_threads=threads, is_split=split,
-            positions=positions.ctypes.data, spans=made, cells=self.data.data_ptr(),
+            positions=positions.ctypes.data, spans=ctypes.addressof(made), cells=self.data.data_ptr(),
             slot_stride=2 * self.kv * self.cells * self.dim, head_stride=self.cells * self.dim,
             qkv=qkv.data_ptr(), partial=partial.data_ptr(), act=out.data_ptr(),
             act_stride=heads * self.dim, max_runs=runs,
@@ -95,6 +94,19 @@ class Layer:
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def records(spans: list[Span]) -> tuple[ctypes.Array[layout.Span], list[np.ndarray]]:
+    """The spans as the kernels read them, and what must live as long as they do."""
+    made, kept, row = (layout.Span * len(spans))(), [], 0
+    for record, s in zip(made, spans, strict=True):
+        record.slot, record.base, record.stop = s.slot, s.base, s.stop
+        record.num_rows, record.first_row = s.num_rows, row
+        if s.sees is not None:
+            kept.append(np.ascontiguousarray(s.sees))
+            record.sees = kept[-1].ctypes.data
+        row += s.num_rows
+    return made, kept
 
 
 def plain(stop: int, rows: int = 1) -> Span:

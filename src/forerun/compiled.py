@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 NOTICE = "compiling kernels, once (up to a minute); later runs find them in Numba's cache"
-KERNELS = {  # the outermost kernels of each module: compiling them compiles what they call
+KERNELS = {  # what decoding enters, by module: compiling these compiles what they call
     "forerun.engine.work": ("pack", "lay_out"),
     "forerun.ngrams.kernels": ("learn", "look_up", "select_top"),
     "forerun.chances": ("count",),
@@ -74,19 +74,14 @@ def watch(say: Callable[[str], object]) -> Watch:
     return found
 
 
-def cold(modules: Iterable[str] = KERNELS) -> list[str]:
-    """The kernels of these modules, as module.name, that are not compiled and not in the cache."""
+def cold() -> list[str]:
+    """The kernels of decoding, as module.name, that are not compiled and not in the cache."""
     return [
         f"{module.rpartition('.')[2]}.{name}"
-        for module in modules
-        for name in KERNELS[module]
+        for module, names in KERNELS.items()
+        for name in names
         if not is_ready(getattr(importlib.import_module(module), name))
     ]
-
-
-def cold_now() -> list[str]:
-    """The same for the modules that are already imported: those of the parts in use."""
-    return cold([module for module in KERNELS if module in sys.modules])
 
 
 def is_ready(kernel: Any) -> bool:

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import forerun
+from forerun.drafters.stand import Stand
 from forerun.engine import api
 from forerun.errors import CapacityError, ConfigError, DataError, ForerunError, UnknownName
 from forerun.sampling import Sampling
+from forerun.verifiers.speculative import Speculative
 
 PROMPT = "the cat sat on the mat and the dog sat on the log and the cat"
 DRAFTERS = ["stand", "prompt_lookup", "fuse:parts=prompt_lookup+stand"]
@@ -51,6 +53,15 @@ def test_greedy_text_is_the_same_with_drafts(model, drafter: str, name: str) -> 
         for ours, theirs in pairs:
             assert ours.keys() == theirs.keys()
             assert all(abs(ours[t] - theirs[t]) < 1e-3 for t in ours)
+
+
+def test_the_parts_of_a_run_are_warmed_up(model, monkeypatch) -> None:
+    """Their kernels, which may be cold, are compiled before the first step is timed."""
+    warmed = []
+    for part in (model.target, Stand, Speculative):
+        monkeypatch.setattr(part, "warm_up", lambda *_, part=part: warmed.append(part))
+    model.run(PROMPT)
+    assert warmed == [model.target, Stand, Speculative]
 
 
 def test_greedy_text_is_the_same_with_a_draft_model(model, draft_folder) -> None:

@@ -131,15 +131,29 @@ def test_compiling_is_announced_once_and_only_if_it_happens(tmp_path: Path) -> N
     assert python(code).splitlines() == ["so far", "done"]
 
 
+GENERATE = ("generate", "-m", "TINY", "-p", "the cat", "--max-new-tokens", "8")
+BUILD = ("index", "build", "ix", "c.txt", "--tokenizer", "TINY", "--overwrite")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", ["stand", "suffix"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        (*GENERATE, "-d", "stand"),
+        (*GENERATE, "-d", "suffix", "--json"),
+        (*GENERATE, "-d", "none", "--mix", "ix"),
+        BUILD,
+    ],
+)
 def test_the_first_call_says_once_that_it_compiles_and_the_second_nothing(
-    tiny_folder: Path, tmp_path: Path, drafter: str
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
-    words = ("generate", "-m", str(tiny_folder), "-p", "the cat", "-d", drafter, "--json")
-    words += ("--max-new-tokens", "8")
+    monkeypatch.chdir(tmp_path)
+    Path("c.txt").write_text("the cat sat on the mat")
+    build, words = ([w.replace("TINY", str(tiny_folder)) for w in c] for c in (BUILD, command))
+    assert run(*build).returncode == 0  # for --mix
     for times in (1, 0):
-        done = run(*words, NUMBA_CACHE_DIR=str(tmp_path))
+        done = run(*words, NUMBA_CACHE_DIR=str(tmp_path / "empty at first"))
         assert done.returncode == 0
         assert done.stderr.count(compiled.NOTICE) == times
-        assert done.stderr.count("compiled in") == times
+        assert done.stderr.count("compiled in") == times * (command != BUILD)

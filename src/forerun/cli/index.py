@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from forerun.cli import index_fm, options
 from forerun.cli.index_fm import read_ids
-from forerun.cli.output import counted, print_json
+from forerun.cli.output import counted, notice, print_json
 from forerun.errors import ConfigError, UnknownName
 
 if TYPE_CHECKING:
@@ -79,8 +79,9 @@ def build(
     is_json: options.Json = False,
 ) -> None:
     """Build an index. A build that was cut short goes on when the same is asked for again."""
+    from forerun import compiled
     from forerun.bench.machine import num_cores
-    from forerun.cli.index_show import Bars, remark, summary
+    from forerun.cli.index_show import Bars, lines, remarks, summary
     from forerun.ngrams import building
     from forerun.ngrams.documents import Reading
 
@@ -95,24 +96,25 @@ def build(
         threads=threads or num_cores(),
         workers=workers or num_cores(),
     )
+    compiled.watch(notice)
     with Bars() as bars:
         manifest = builder(engine)(
             index, sources, asked, overwrite=overwrite, restart=restart, report=bars.report
         )
-    remark(manifest)  # which tells what `info` tells at its end
     found = summary(index, manifest)
-    said = {"notes": [], "skipped": {"count": 0}}
-    print_json(found) if is_json else _show(found | said)
+    for remark in remarks(found):
+        notice(remark)
+    print_json(found) if is_json else typer.echo("\n".join(lines(found)))
 
 
 @app.command("info")
 def info(index: Where, is_json: options.Json = False) -> None:
     """Say what an index holds, how large it is and how it was built."""
-    from forerun.cli.index_show import summary
+    from forerun.cli.index_show import lines, remarks, summary
     from forerun.ngrams.store import read_manifest
 
     found = summary(index, read_manifest(index))
-    print_json(found) if is_json else _show(found)
+    print_json(found) if is_json else typer.echo("\n".join(lines(found) + remarks(found)))
 
 
 @app.command("check")
@@ -350,8 +352,10 @@ def builder(engine: str) -> Callable[..., Manifest]:
 
 def load(path: Path, tokenizer: str | None) -> Index:
     """The index, open."""
+    from forerun import compiled
     from forerun.ngrams.infini import Index
 
+    compiled.watch(notice)
     return Index.open(path, tokenizer=tokenizer)
 
 
@@ -378,10 +382,3 @@ def read_width(text: str) -> int:
     if text not in ("1", "2", "4"):
         raise ConfigError(f"--width must be auto, 1, 2 or 4, got {text!r}")
     return int(text)
-
-
-def _show(found: dict[str, Any]) -> None:
-    from forerun.cli.index_show import lines
-
-    for line in lines(found):
-        typer.echo(line)

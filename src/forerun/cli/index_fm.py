@@ -12,7 +12,6 @@ from forerun.cli.output import counted, notice, print_json
 from forerun.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from forerun.models.tokenizer import Tokenizer
     from forerun.ngrams.encoders import Encoder
     from forerun.ngrams.fm_index import FMIndex
 
@@ -25,7 +24,7 @@ app = typer.Typer(
 
 File = Annotated[Path, typer.Argument(help="File of the FM-index.", show_default=False)]
 TokenizerName = Annotated[
-    str, typer.Option("--tokenizer", help="Model folder, hub id or embedded model.")
+    str, typer.Option("--tokenizer", help="Model folder, tokenizer.json, hub id, embedded model.")
 ]
 
 
@@ -42,7 +41,9 @@ def build(
     is_json: options.Json = False,
 ) -> None:
     """Build an FM-index in memory and write it. `generate --within` is held to such a file."""
+    from forerun import compiled
     from forerun.models.identity import tokenizer_hash
+    from forerun.ngrams import encoders
     from forerun.ngrams.documents import Reading
     from forerun.ngrams.fm_index import FMIndex
 
@@ -50,13 +51,13 @@ def build(
         raise ConfigError(f"--on-error must be fail or skip, got {on_error!r}")
     if file.exists() and not overwrite:
         raise ConfigError(f"{file} is there already; name another, or replace it with --overwrite")
-    reader = tokenizer_of(tokenizer)
-    if not reader.eos_ids:
+    reader = encoders.load(tokenizer)
+    if reader.eos is None:
         raise ConfigError(f"tokenizer {tokenizer} has no end id, which stands between documents")
     texts = read_texts(sources, Reading(field, split), on_error)
-    documents = (ids for text in texts if (ids := reader.encode(text, special=False)))
-    code = tokenizer_hash(reader)
-    index = FMIndex.of(documents, reader.eos_ids[0], sample=sample, tokenizer=code)
+    documents = (ids for text in texts if len(ids := reader.encode_arrays([text])[0]))
+    compiled.watch(notice)
+    index = FMIndex.of(documents, reader.eos, sample=sample, tokenizer=tokenizer_hash(reader))
     index.save(file)
     found = {
         "file": str(file),
@@ -148,9 +149,11 @@ def read_texts(sources: list[Path], how: Any, on_error: str) -> Any:
 
 def load(file: Path, tokenizer: str, is_ids: bool) -> tuple[FMIndex, Encoder | None]:
     """The index, and what encodes its queries: none for ids. Raises ConfigError, DataError."""
+    from forerun import compiled
     from forerun.ngrams import encoders
     from forerun.ngrams.fm_index import FMIndex
 
+    compiled.watch(notice)
     index = FMIndex.load(file)
     if is_ids:
         return index, None
@@ -159,14 +162,6 @@ def load(file: Path, tokenizer: str, is_ids: bool) -> tuple[FMIndex, Encoder | N
     reader = encoders.load(tokenizer)
     index.must_suit(tokenizer_hash(reader), file)
     return index, reader
-
-
-def tokenizer_of(name: str) -> Tokenizer:
-    """A model's tokenizer. Raises ModelError."""
-    from forerun.assets import embedded
-    from forerun.models.tokenizer import Tokenizer
-
-    return Tokenizer.load(embedded(name))
 
 
 def read_query(reader: Encoder | None, text: str) -> list[int]:

@@ -91,10 +91,10 @@ def summary(path: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """The same for people."""
+    """The same for people: what there is, how large, how it was built."""
     build, tokenizer = found["build"], found["tokenizer"]
     seconds = ", ".join(f"{name} {value:.1f} s" for name, value in build["seconds"].items())
-    shown = [
+    return [
         f"{found['index']}: {found['tokens']:,} tokens in {found['documents']:,} documents, "
         f"{found['shards']} shard{'s' if found['shards'] != 1 else ''}",
         f"{found['width']} bytes per token of tokenizer {tokenizer['name']} "
@@ -104,19 +104,15 @@ def lines(found: dict[str, Any]) -> list[str]:
         f"built {build['created']}: {seconds}; {found['tokens_per_second']:,} tokens/s, "
         f"peak memory {build['peak_bytes'] / 2**20:,.0f} MB of one process",
     ]
-    if found["skipped"]["count"]:
-        shown.append(f"{found['skipped']['count']} unreadable records left out")
-    return shown + found["notes"]
 
 
-def remark(manifest: Manifest) -> None:
-    """Tells what a build did other than asked, and what it left out."""
-    for note in manifest.notes:
-        notice(note)
-    if manifest.skipped["count"]:
-        notice(f"left out {counted(manifest.skipped['count'], 'unreadable record')}:")
-        for example in manifest.skipped["examples"]:
-            notice(f"  {example}")
+def remarks(found: dict[str, Any]) -> list[str]:
+    """What a build did other than asked, and what it left out."""
+    skipped = found["skipped"]
+    if not skipped["count"]:
+        return list(found["notes"])
+    left_out = f"left out {counted(skipped['count'], 'unreadable record')}:"
+    return [*found["notes"], left_out, *(f"  {example}" for example in skipped["examples"])]
 
 
 def next_record(index: Index, ids: Ids, found: Next, top: int) -> dict[str, Any]:

@@ -168,9 +168,8 @@ class Model:
             max_seqs=batch or registry.BATCH,
         )
         compiled.watch(log.warning)
-        if compiled.cold_now():
-            for part in (engine.target, engine.drafter, engine.verifier):
-                part.warm_up()
+        for part in (engine.target, engine.drafter, engine.verifier):
+            part.warm_up()
         return engine
 
     def drafter(self, spec: str | Drafter) -> Drafter:

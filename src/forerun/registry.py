@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
@@ -16,6 +17,16 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from forerun.errors import ConfigError, UnknownName
+
+# What the text of an option names where it is no plain value. Annotations say so by these words, as
+# in `index: Corpus | Index | None`: who checks options before anything is loaded reads them.
+File = str  # a file that is read when the part is made
+Corpus = str  # files of text or the folder of an index, too large to be read twice
+TokenId = int  # of a text that is indexed in memory
+ModelName = str  # a model, as `forerun.load` takes it
+DrafterName = str  # another part, with its options
+GrowerName = str
+NAMED = re.compile(r"\b(File|Corpus|TokenId|ModelName|DrafterName|GrowerName)\b")
 
 DRAFTER, VERIFIER, CONTROLLER = "stand", "speculative", "budget"  # what users get unasked
 OFFERED = frozenset({"tokenizer", "device"})  # what a model has for all parts made for it
@@ -89,6 +100,12 @@ def options(cls: type) -> dict[str, inspect.Parameter]:
     return {p.name: p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
+def named(cls: type) -> dict[str, str]:
+    """The options of a part whose text names something else, and what: "File", "ModelName", ..."""
+    found = {name: NAMED.search(str(p.annotation)) for name, p in options(cls).items()}
+    return {name: match.group() for name, match in found.items() if match}
+
+
 def make(kind: str, spec: str, /, *args: Any, **extra: Any) -> Any:
     """Builds a part from text such as "stand:context=4,entries=10"; `extra` options win.
 
@@ -149,7 +166,8 @@ def _typed(text: str, parameter: inspect.Parameter) -> Any:
     inner = next((kind for kind in kinds if kind.startswith("tuple")), None)
     if inner:
         with suppress(ValueError):
-            return tuple(int(piece) if "int" in inner else piece for piece in text.split("+"))
+            is_whole = "int" in inner or "TokenId" in inner
+            return tuple(int(piece) if is_whole else piece for piece in text.split("+"))
     plain = {"bool", "int", "float", "None"}
     if not inner and not plain.issuperset(kinds):
         return text

@@ -186,6 +186,22 @@ def test_bad_options_are_refused(call: Call) -> None:
 # --- on a cluster
 
 
+@pytest.mark.slow
+def test_what_an_actor_does_not_find_it_says_itself(
+    cluster: None, call: Call, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command's machine may lack it, and is not asked."""
+    starts: list[Pool] = []
+    start = Pool._start
+    monkeypatch.setattr(Pool, "_start", lambda pool: [starts.append(pool), start(pool)])
+    for flag, value in (("-d", "sam:corpus=nope"), ("--mix", "nope"), ("--style", "nope")):
+        words = ("generate", "-p", "x", "-m", tiny_folder, "--engine", "ray", flag, value)
+        status, _, err = call(*words)
+        said = err.splitlines()[-1]
+        assert status == 2 and said.startswith("error: ") and "nope" in said
+    assert len(starts) == 3
+
+
 def test_a_killed_actor_s_prompts_are_redone(cluster: None, tiny_folder: Path) -> None:
     notes: list[str] = []
     with Pool(setup(tiny_folder), actors=2, on_note=notes.append) as pool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun.cli.options import is_here
 from forerun.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -43,6 +44,16 @@ def check(given: dict[str, Any]) -> None:
         if given[name] is not None and given[other] is None:
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} needs --{other}, a corpus; got {given[name]!r}")
+    if is_here(given):
+        _check_files(given)
+    if given["within_begin"] is not None or given["within_window"] is not None:
+        from forerun.constraints import corpus
+
+        corpus.check(given["within_begin"] or corpus.ANYWHERE, given["within_window"])
+
+
+def _check_files(given: dict[str, Any]) -> None:
+    """Raises DataError for what is not there."""
     if given["mix_weights"]:
         weights_of(given["mix_weights"])
     if given["mix"] is not None:
@@ -51,10 +62,6 @@ def check(given: dict[str, Any]) -> None:
         read_manifest(given["mix"])
     if given["within"] is not None and not given["within"].is_file():
         raise DataError(f"no file {given['within']}; make it with `forerun index fm build`")
-    if given["within_begin"] is not None or given["within_window"] is not None:
-        from forerun.constraints import corpus
-
-        corpus.check(given["within_begin"] or corpus.ANYWHERE, given["within_window"])
 
 
 def shapers(model: Model, given: dict[str, Any]) -> list[Shaper]:

@@ -214,17 +214,17 @@ def _parts(given: dict[str, Any]) -> dict[str, str]:
         check(given)
     parts = {"drafter": given["drafter"], "verifier": given["verifier"]}
     parts["controller"] = _controller(given["controller"], given["nodes"], given["depth"])
-    options.check_parts(**parts)
+    options.check_parts(here=options.is_here(given), **parts)
     return parts
 
 
 def _on_ray(
     given: dict[str, Any], jobs: list[Job], parts: dict[str, str], call: str, seed: int
 ) -> None:
-    names = ("model", "dtype", "device", "weights", "batch", "tenant")
+    names = ("dtype", "device", "weights", "batch")
     how: dict[str, Any] = {name: given[name] for name in names}
-    named = ("dtype", "device", "batch", "weights")
-    options.check_model(given["model"], **{name: given[name] for name in named})
+    options.check_model(given["model"], **how, here=False)
+    how |= {"model": given["model"], "tenant": given["tenant"]}
     made = partial(_shapers, given=dict(given))
     setup = generate_ray.Setup(**how | parts, shapers=made)
     generate_ray.run(given, jobs, setup, call, seed, given["is_json"])

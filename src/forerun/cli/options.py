@@ -57,20 +57,25 @@ Split = Annotated[
 OnError = Annotated[str, typer.Option("--on-error", help="Unreadable records: fail, or skip them.")]
 
 SHOWN = 200  # characters of an option's value, where people see it
-NESTED = {"grower": "grower", "parts": "drafter"}  # options that name other parts, and their kind
-FILES = {"index", "corpus", "matrix"}  # options of drafters that name files or folders
-# With one of these a drafter loads a model or a corpus, or is made of others: built later.
-COSTLY = FILES | {"model", "ids", "drafter", "other", "parts", "retrievers"}
+PARTS = {"DrafterName": "drafter", "GrowerName": "grower"}  # what options name, and its kind
 PATIENCE = 1.0  # seconds without a word on a terminal
 
 
-def check_parts(**specs: str) -> None:
-    """Refuses unknown methods and options, kind by kind, before anything slow happens."""
+def is_here(given: dict[str, Any]) -> bool:
+    """Whether the model runs in this process, and not where paths and devices are others."""
+    return given.get("engine", "local") == "local"
+
+
+def check_parts(*, here: bool = True, **specs: str) -> None:
+    """Refuses unknown methods and options, kind by kind, before anything slow happens.
+
+    Unless the parts are made `here`, nothing is looked for that an option names by its path.
+    """
     for kind, spec in specs.items():
-        _check_part(kind, spec)
+        _check_part(kind, spec, here)
 
 
-def _check_part(kind: str, spec: str) -> None:
+def _check_part(kind: str, spec: str, here: bool) -> None:
     cls, given = registry.resolve(kind, spec)
     name, known = registry.parse(spec)[0], registry.options(cls)
     for option, parameter in known.items():
@@ -79,31 +84,43 @@ def _check_part(kind: str, spec: str) -> None:
                 f"{kind} {name!r} needs {option}; write {name}:{option}=VALUE "
                 f"(`forerun methods {name}`)"
             )
-    for option in NESTED.keys() & given.keys():
+    named = {o: what for o, what in registry.named(cls).items() if o in given}
+    for option, what in named.items():
         value = given[option]
-        for inner in [value] if isinstance(value, str) else value:
-            _check_part(NESTED[option], inner)
-    if kind != "drafter" or not COSTLY & given.keys():
+        if what in PARTS and value != known[option].default:
+            for inner in value if isinstance(value, tuple) else [value]:
+                _check_part(PARTS[what], inner, here)
+    for option, what in named.items():
+        value = given[option]
+        if what == "Corpus" and here:
+            _check_files(f"{option} of {kind} {name!r}", value)
+        elif what == "ModelName" and value is not None:
+            check_model(value, given.get("dtype", "auto"), given.get("device", "auto"), here=here)
+    quick = {"GrowerName"} | ({"File"} if here else set())
+    if quick.issuperset(named.values()):
         cls(**given)
-    else:
-        _check_sources(name, given)
 
 
-def _check_sources(name: str, given: dict[str, Any]) -> None:
-    """Refuses a drafter whose model or files are not there."""
-    for option in sorted(FILES & given.keys()):
-        value = given[option]
-        for file in value if isinstance(value, tuple) else (value,):
-            if isinstance(file, str) and not Path(file).expanduser().exists():
-                raise DataError(f"{option} of drafter {name!r}: there is no {file}; check the path")
-    if isinstance(given.get("model"), str):
-        check_model(given["model"], given.get("dtype", "auto"), given.get("device", "auto"))
+def _check_files(what: str, files: str | tuple[str, ...] | None) -> None:
+    """Raises DataError for one that is not there."""
+    for file in (files,) if isinstance(files, str) else files or ():
+        if not Path(file).expanduser().exists():
+            raise DataError(f"{what}: there is no {file}; check the path")
 
 
 def check_model(
-    name: str, dtype: str = "auto", device: str = "auto", batch: int = 1, weights: str = "auto"
+    name: str,
+    dtype: str = "auto",
+    device: str = "auto",
+    batch: int = 1,
+    weights: str = "auto",
+    *,
+    here: bool = True,
 ) -> None:
-    """Refuses what needs no loading to be refused. Raises ConfigError, ModelError."""
+    """Refuses what needs no loading to be refused. Raises ConfigError, ModelError.
+
+    Of a model on the hub its configuration is fetched, and nothing of one that is not loaded here.
+    """
     from forerun.assets import embedded
     from forerun.models import folder
     from forerun.native.rounding import Rounding
@@ -113,7 +130,8 @@ def check_model(
     folder.check_dtype(dtype)
     folder.check_device(device)
     Rounding.parse(weights)
-    folder.check_folder(folder.model_folder(embedded(name)))
+    if here:
+        folder.check_folder(folder.model_folder(embedded(name), folder.CONFIG))
 
 
 def load(name: str, *, dtype: str, device: str, batch: int, weights: str = "auto") -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun.cli.options import is_here
 from forerun.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def check(given: dict[str, Any]) -> None:
             if value is not None:
                 raise ConfigError(f"{flag} needs --style FILE, a text to lean to; got {value!r}")
         return
-    for file in given["style"]:
+    for file in given["style"] if is_here(given) else ():
         if not Path(file).is_file():
             raise DataError(f"--style: there is no file {file}; check the path")
     from forerun.constraints import ngram_style

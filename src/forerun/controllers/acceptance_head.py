@@ -20,6 +20,7 @@ import numpy as np
 from forerun.assets import embedded
 from forerun.errors import ConfigError, ModelError
 from forerun.records import Plan, Sequence
+from forerun.registry import File
 from forerun.roles import Controller, Drafter, Target
 from forerun.tree import Proposal
 
@@ -35,7 +36,7 @@ class AcceptanceHead(Controller):
     def __init__(
         self,
         *,
-        head: str | Head = "draft",
+        head: File | Head = "draft",
         threshold: float = 0.7,
         least: int = 2,
         most: int = 20,

@@ -25,6 +25,7 @@ from forerun.models.tokenizer import Tokenizer
 from forerun.ngrams import corpora, tree_search, trigrams
 from forerun.ngrams.trigrams import TrigramMatrix
 from forerun.records import Plan, Sequence, Snapshot, Step
+from forerun.registry import Corpus, GrowerName
 from forerun.roles import Drafter, Grower, Path, Source, Target
 from forerun.tree import EMPTY, Proposal, Tree
 
@@ -43,14 +44,14 @@ class Aded(Drafter):
     def __init__(
         self,
         *,
-        corpus: tuple[str, ...] | None = None,
-        matrix: str | None = None,
+        corpus: tuple[Corpus, ...] | None = None,
+        matrix: Corpus | None = None,
         entries: int = 12,
         window: int = 16,
         increment: float = 0.04,
         cap: float = 3.0,
         renormalise: bool = False,
-        grower: str = "monte_carlo",
+        grower: GrowerName = "monte_carlo",
         length: int = 4,
         iterations: int = 150,
         top: int = 24,

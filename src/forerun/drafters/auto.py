@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from forerun.drafters.router import Router
+from forerun.registry import DrafterName
+from forerun.roles import Drafter
 
 PARTS = "stand:scope={}", "suffix:scope={}"
 
@@ -19,7 +21,7 @@ class Auto(Router):
     def __init__(
         self,
         *,
-        parts: tuple[Any, ...] | None = None,
+        parts: tuple[DrafterName | Drafter, ...] | None = None,
         scope: str = "group",
         tokenizer: Any = None,
     ) -> None:

@@ -14,6 +14,7 @@ from forerun.dice import Dice
 from forerun.drafters.base import Composite
 from forerun.errors import ConfigError
 from forerun.records import Plan, Sequence
+from forerun.registry import DrafterName
 from forerun.roles import Drafter
 from forerun.tree import EMPTY, Tree, signed
 
@@ -27,7 +28,7 @@ class Cascade(Composite):
     def __init__(
         self,
         *,
-        parts: tuple[Any, ...] = ("suffix", "stand"),
+        parts: tuple[DrafterName | Drafter, ...] = ("suffix", "stand"),
         least: int = 2,
         tokenizer: Any = None,
     ) -> None:

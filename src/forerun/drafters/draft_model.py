@@ -17,6 +17,7 @@ from forerun.drafters.base import Grown
 from forerun.engine.cost import cost_of
 from forerun.errors import ConfigError
 from forerun.records import Plan, Sequence
+from forerun.registry import GrowerName, ModelName
 from forerun.roles import Path, Source, Target
 from forerun.sampling import softmax, to_probs
 from forerun.tree import Proposal, Tree
@@ -35,8 +36,8 @@ class DraftModel(Grown):
     def __init__(
         self,
         *,
-        model: str | ModelRunner,
-        grower: str = "chain",
+        model: ModelName | ModelRunner,
+        grower: GrowerName = "chain",
         dtype: str = "auto",
         device: str = "auto",
         max_seqs: int = 256,

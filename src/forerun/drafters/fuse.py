@@ -16,6 +16,8 @@ from forerun.dice import Dice
 from forerun.drafters.base import Composite
 from forerun.overlay import overlay, warm_up
 from forerun.records import Plan, Sequence
+from forerun.registry import DrafterName
+from forerun.roles import Drafter
 from forerun.tree import IID, NO_Q, SWOR, Tree
 
 
@@ -26,7 +28,10 @@ class Fuse(Composite):
     """
 
     def __init__(
-        self, *, parts: tuple[Any, ...] = ("prompt_lookup", "stand"), tokenizer: Any = None
+        self,
+        *,
+        parts: tuple[DrafterName | Drafter, ...] = ("prompt_lookup", "stand"),
+        tokenizer: Any = None,
     ) -> None:
         super().__init__(parts, tokenizer)
         self.labels = frozenset({"swor"}).union(*(p.labels - {"iid"} for p in self.parts))

@@ -25,6 +25,7 @@ from forerun.ngrams.infini import Index, Next, check_tokenizer
 from forerun.ngrams.infini_drafting import Wish, draft
 from forerun.ngrams.kernels import TINY
 from forerun.records import Plan, Sequence
+from forerun.registry import Corpus, GrowerName, TokenId
 from forerun.roles import Drafter, Grower, Path, Source, Target
 from forerun.sampling import Sampling
 from forerun.tree import EMPTY, Proposal, Tree
@@ -47,9 +48,9 @@ class Infini(Drafter):
     def __init__(
         self,
         *,
-        index: str | Index | None = None,
-        corpus: tuple[int, ...] = (),
-        grower: str = AUTO,
+        index: Corpus | Index | None = None,
+        corpus: tuple[TokenId, ...] = (),
+        grower: GrowerName = AUTO,
         context: int = 32,
         min_length: int = 1,
         min_count: int = 1,

@@ -13,7 +13,7 @@ and its rejection what is owed is the same law. Lossless under any verifier that
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from forerun.ngrams.retrieval import Found
 from forerun.ngrams.retrieval_kernels import Firsts, likeliest
 from forerun.overlay import overlay, warm_up
 from forerun.records import Plan, Sequence
+from forerun.registry import Corpus, DrafterName, GrowerName, ModelName, TokenId
 from forerun.roles import Drafter, Source, Target, name_of
 from forerun.tree import EMPTY, POINT, Proposal, Tree
 
@@ -48,13 +49,13 @@ class Rasd(Composite):
     def __init__(
         self,
         *,
-        model: str | ModelRunner | None = None,
-        grower: str = "template",
-        drafter: str | Drafter | None = None,
-        index: str | Index | None = None,
-        corpus: tuple[str, ...] = (),
-        ids: tuple[int, ...] = (),
-        retrievers: tuple[Any, ...] = ("prompt_lookup",),
+        model: ModelName | ModelRunner | None = None,
+        grower: GrowerName = "template",
+        drafter: DrafterName | Drafter | None = None,
+        index: Corpus | Index | None = None,
+        corpus: tuple[Corpus, ...] = (),
+        ids: tuple[TokenId, ...] = (),
+        retrievers: tuple[DrafterName | Drafter, ...] = ("prompt_lookup",),
         top: int = 10,
         share: float = 0.25,
         bypass: int = 5,

@@ -20,6 +20,7 @@ from forerun.ngrams.infini import Index
 from forerun.ngrams.retrieval import Found
 from forerun.ngrams.retrieval_kernels import READS, Firsts, Wish
 from forerun.records import Plan, Sequence
+from forerun.registry import Corpus, TokenId
 from forerun.roles import Drafter, Target
 from forerun.tree import EMPTY, Tree, points
 
@@ -41,9 +42,9 @@ class Rest(Drafter):
     def __init__(
         self,
         *,
-        index: str | Index | None = None,
-        corpus: tuple[str, ...] = (),
-        ids: tuple[int, ...] = (),
+        index: Corpus | Index | None = None,
+        corpus: tuple[Corpus, ...] = (),
+        ids: tuple[TokenId, ...] = (),
         longest: int = 16,
         shortest: int = 2,
         tokens: int = 10,

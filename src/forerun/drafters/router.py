@@ -25,7 +25,8 @@ from forerun.drafters.base import Composite, followed
 from forerun.engine.cost import cost_of
 from forerun.ngrams.sharing import check_scope, key_of
 from forerun.records import Cost, Plan, Sequence, Step
-from forerun.roles import Target, name_of
+from forerun.registry import DrafterName
+from forerun.roles import Drafter, Target, name_of
 from forerun.tree import POINT, Tree, signed
 
 LOOK, EXPLORE = 6, 12  # steps between two comparisons, comparisons between two trials
@@ -73,7 +74,7 @@ class Router(Composite):
     def __init__(
         self,
         *,
-        parts: tuple[Any, ...] = ("stand", "suffix"),
+        parts: tuple[DrafterName | Drafter, ...] = ("stand", "suffix"),
         scope: str = "group",
         tokenizer: Any = None,
     ) -> None:

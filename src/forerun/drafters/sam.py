@@ -16,7 +16,7 @@ from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from forerun import registry
@@ -26,6 +26,7 @@ from forerun.ngrams import responses, suffix_automaton
 from forerun.ngrams.responses import Reader, Responses
 from forerun.ngrams.suffix_automaton import Generations, SuffixAutomaton, Text
 from forerun.records import Plan, Sequence, Snapshot, Step
+from forerun.registry import Corpus, DrafterName
 from forerun.roles import Drafter, Target, name_of
 from forerun.tree import EMPTY, Tree, chain, signed
 
@@ -53,8 +54,8 @@ class Sam(Drafter):
         place: str = "first",
         scope: str = "tenant",
         budget_mb: float = 64,
-        corpus: tuple[str, ...] = (),
-        other: Any = None,
+        corpus: tuple[Corpus, ...] = (),
+        other: DrafterName | Drafter | None = None,
         tokenizer: Tokenizer | None = None,
     ) -> None:
         if tokens < 1 or bias < 0 or (threshold is not None and threshold < 1):
@@ -198,7 +199,7 @@ class Heard:
     length: int = 0
 
 
-def _made(other: Any, tokenizer: Tokenizer | None) -> Drafter | None:
+def _made(other: DrafterName | Drafter | None, tokenizer: Tokenizer | None) -> Drafter | None:
     if other is None or isinstance(other, Drafter):
         return other
     return registry.make("drafter", other, tokenizer=tokenizer)

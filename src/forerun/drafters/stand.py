@@ -34,6 +34,7 @@ from forerun.ngrams.memory import NEUTRAL, LogitMemory, context_lengths, warm_up
 from forerun.ngrams.prompts import prompt_rows
 from forerun.ngrams.sharing import Memories, kept_key, key_of
 from forerun.records import Plan, Sequence, Snapshot, Step
+from forerun.registry import File
 from forerun.roles import Drafter, Path, Source, Target, name_of
 from forerun.sampling import softmax, to_probs
 from forerun.shaping import Laws
@@ -75,7 +76,7 @@ class Stand(Drafter):
         context: int | tuple[int, ...] = 4,
         entries: int = 10,
         tree: str = "dynamic",
-        template: Template | FilePath | str | None = None,
+        template: Template | FilePath | File | None = None,
         refit: bool = False,
         scope: str = "group",
         budget_mb: float = 64,

@@ -28,6 +28,7 @@ from forerun.ngrams.adjacencies import MOST, Matrices, Matrix
 from forerun.ngrams.adjacency import warm_up
 from forerun.ngrams.sharing import kept_key, key_of
 from forerun.records import Plan, Sequence, Snapshot, Step
+from forerun.registry import File
 from forerun.roles import Drafter, Path, Source, Target
 from forerun.template import DEFAULT, RANK_VALUES, Template
 from forerun.tree import EMPTY, Proposal, Tree
@@ -76,7 +77,7 @@ class TokenRecycling(Drafter):
         self,
         *,
         entries: int = 8,
-        template: Template | FilePath | str = "published",
+        template: Template | FilePath | File = "published",
         scope: str = "tenant",
         budget_mb: float = 64,
         update_from: str = "tree",
@@ -200,7 +201,7 @@ class Successors(Source):
         return Proposal(ids, falling / falling.sum()) if len(ids) else None
 
 
-def _as_template(template: Template | FilePath | str) -> Template:
+def _as_template(template: Template | FilePath | File) -> Template:
     named = {"published": PUBLISHED, "best_first": DEFAULT}
     if isinstance(template, Template):
         return template

@@ -12,7 +12,9 @@ from typing import Any
 
 from forerun.errors import ConfigError, ModelError, UnknownName, in_a_line
 
-WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]  # files of a hub repository
+CONFIG = ("config.json",)  # of a hub repository: what is looked at before a model is loaded,
+TOKENIZER = ("*.json", "*.model", "*.txt", "*.jinja")  # what its tokenizer is made of,
+WANTED = (*TOKENIZER, "*.safetensors")  # and all that we use
 DTYPES = ("auto", "bf16", "fp16", "fp32")
 # auto, and what torch knows; the kinds of extensions have names of their own
 DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu|hpu|npu|xla|mtia|privateuseone)(:\d{1,3})?")
@@ -32,8 +34,11 @@ def check_device(name: str) -> None:
         )
 
 
-def model_folder(name: str | Path) -> Path:
-    """The local folder of a model; a hub id is fetched, or found in the hub's cache."""
+def model_folder(name: str | Path, wanted: tuple[str, ...] = WANTED) -> Path:
+    """The local folder of a model; `wanted` of a hub id is fetched, or found in the hub's cache.
+
+    Raises ModelError for what is neither.
+    """
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
@@ -41,16 +46,16 @@ def model_folder(name: str | Path) -> Path:
         raise ModelError(f"{name} is a file; give the folder that holds config.json")
     if not is_hub_id(str(name)):
         raise ModelError(f"there is no model folder {name}; check the path")
-    return _fetched(str(name))
+    return _fetched(str(name), wanted)
 
 
 @cache
-def _fetched(name: str) -> Path:
-    """The folder of a hub id, asked for once per process."""
+def _fetched(name: str, wanted: tuple[str, ...]) -> Path:
+    """The folder of a hub id with these files, asked for once per process."""
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=WANTED))
+        return Path(snapshot_download(name, allow_patterns=list(wanted)))
     except Exception as cause:  # the hub client raises many kinds
         first = str(cause).strip().partition("\n")[0]
         raise ModelError(

@@ -42,9 +42,9 @@ class Tokenizer:
         Raises ModelError if there is none, or it cannot be read.
         """
         name = model if isinstance(model, str | Path) else model.config._name_or_path
-        from forerun.models.folder import model_folder, read_config
+        from forerun.models.folder import TOKENIZER, model_folder, read_config
 
-        folder = model_folder(name)
+        folder = model_folder(name, TOKENIZER)
         if not any((folder / file).exists() for file in FILES):
             if not (folder / "config.json").exists():
                 read_config(folder)  # which says that there is no model

@@ -20,6 +20,7 @@ from forerun.assets import embedded
 from forerun.dice import Dice
 from forerun.errors import ConfigError, ModelError
 from forerun.records import Verdict
+from forerun.registry import File
 from forerun.roles import Target, Verifier
 from forerun.shaping import Laws
 from forerun.tree import Tree
@@ -35,7 +36,7 @@ class Judge(Verifier):
     needs = frozenset({"hidden"})
     lossless = False
 
-    def __init__(self, *, head: str | Head = "reasoner", delta: float | None = None) -> None:
+    def __init__(self, *, head: File | Head = "reasoner", delta: float | None = None) -> None:
         if delta is not None and not 0 <= delta <= 1:
             raise ConfigError(
                 f"judge needs 0 <= delta <= 1, got {delta=}; the paper has .5, 1 is the exact rule"

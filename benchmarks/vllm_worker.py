@@ -12,6 +12,7 @@ from forerun.bench.peers.workers import vllm as peer
 from forerun.integrations import vllm_taps
 
 OURS = {"stand": "StandProposer", "recycling": "TokenRecyclingProposer", "suffix": "SuffixProposer"}
+FORMS = ("", "plain", "installed")
 CLASSES = "forerun.integrations.vllm."
 
 
@@ -26,9 +27,11 @@ class Worker(peer.Worker):
         self, mode: str, model: str, dtype: str, context: int, options: dict[str, int], **_: Any
     ) -> None:
         """Builds an engine; options: tokens drafted at most, eager (0 or 1), planted (0 or 1)."""
+        name, _colon, form = mode.partition(":")
+        if form not in FORMS:
+            raise ValueError(f"expected {name}, {name}:plain or {name}:installed, got {mode}")
         from vllm import LLM
 
-        name, _colon, form = mode.partition(":")
         if not form:
             vllm_taps.register()  # what vLLM does itself where forerun is installed
         speculation: dict[str, Any] = {"num_speculative_tokens": options["tokens"]}

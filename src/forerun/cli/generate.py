@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
 import time
 from collections.abc import Callable
@@ -195,8 +194,7 @@ def command(
 ) -> None:
     """Sample from a model, faster, with the law of plain decoding."""
     generate_ray.check(engine, actors)
-    seed = generate_ray.waiting_seed(engine, out) if seed is None else seed
-    seed = secrets.randbits(31) if seed is None else seed
+    seed = generate_ray.seed_for(engine, out) if seed is None else seed
     jobs = read_jobs(prompt, prompt_file, _sampling(ctx.params | {"seed": seed}))
     parts = _parts(ctx.params)
     call = options.call_line(ctx, seed=seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import sys
 import time
 from collections.abc import Iterable
@@ -58,9 +59,10 @@ def check(engine: str, actors: int | None) -> None:
         raise ConfigError("--actors belongs to --engine ray; add that, or use --batch")
 
 
-def waiting_seed(engine: str, out: Path | None) -> int | None:
-    """The seed of the run that this one goes on with, if there is one."""
-    return seed_of(out) if engine == "ray" else None
+def seed_for(engine: str, out: Path | None) -> int:
+    """The seed of the run that this one goes on with, if there is one, else a new one."""
+    waiting = seed_of(out) if engine == "ray" else None
+    return secrets.randbits(31) if waiting is None else waiting
 
 
 @dataclass

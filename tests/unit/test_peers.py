@@ -1,15 +1,11 @@
-"""Peers: the protocol, failures, the law check, names and installation, all with fake workers; the
-real ones are run by the slow test at the end, as far as their environments are there."""
+"""Peers: the protocol, failures, contestants and the law check, all with fake workers."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -17,12 +13,12 @@ import pytest
 import forerun
 from forerun.bench import contestants
 from forerun.bench.contestants import PeerError, Setup, SkippedPeer
-from forerun.bench.peers import catalog, install, law, make, methods, parse
+from forerun.bench.peers import catalog, install, law, make, parse
 from forerun.bench.peers import peer as peer_module
 from forerun.bench.peers.catalog import Mode, Peer
 from forerun.bench.peers.client import WorkerProcess
 from forerun.bench.tasks.base import Example
-from forerun.errors import ConfigError, UnknownName
+from forerun.errors import ConfigError
 from forerun.sampling import Sampling
 
 # A worker whose "model" is a fixed law over four tokens; its mode says what is wrong with it.
@@ -327,173 +323,3 @@ class TestLaw:
         assert best == text[: len(best)] and len(best) >= 4
         widths = [law._entropy(law.first_law(model, text[:i], Sampling())) for i in range(4, 9)]
         assert law._entropy(law.first_law(model, best, Sampling())) >= max(widths) - 1e-6
-
-
-class TestNames:
-    def test_all_methods_parse(self) -> None:
-        assert {"vllm:suffix", "vllm:ngram:batch", "transformers:assisted"} <= {*methods()}
-        for name in methods():
-            parts = parse(name)
-            assert parts.batch is name.endswith(":batch") and parts.peer in name
-            assert (catalog.WORKERS / f"{parts.peer}.py").exists()
-
-    def test_options(self) -> None:
-        parts = parse("llama-cpp:lookup,tokens=7")
-        assert (parts.peer, parts.mode) == ("llama_cpp", "lookup")
-        assert parts.options == {"tokens": 7, "ngram": 2}
-        assert parse("vllm:draft,draft=/a/b,tokens=3").draft == "/a/b"
-
-    @pytest.mark.parametrize(
-        ("name", "error", "said"),
-        [
-            ("vlm", UnknownName, "did you mean 'vllm'"),
-            ("vllm:ngrams", UnknownName, "did you mean 'ngram'"),
-            ("openvino:lookup,token=3", UnknownName, "did you mean 'tokens'"),
-            ("openvino:lookup,tokens=none", ConfigError, "whole number"),
-            ("transformers:lookup:batch", ConfigError, "drop :batch"),
-        ],
-    )
-    def test_mistakes(self, name: str, error: type[Exception], said: str) -> None:
-        with pytest.raises(error, match=said):
-            parse(name)
-
-
-class TestInstall:
-    @pytest.fixture
-    def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-        """Commands instead of their effects; those that name "broken" fail."""
-        made: list[list[str]] = []
-
-        def call(command: list[str], log: object, env: object) -> None:
-            made.append(command)
-            if "broken" in command:
-                raise install.Failed("ERROR: No matching distribution found for broken")
-            if "venv" in command:
-                python = Path(command[-1]) / "bin" / "python"
-                python.parent.mkdir(parents=True)
-                python.symlink_to(os.path.realpath(sys.executable))
-
-        monkeypatch.setattr(install, "call", call)
-        return made
-
-    def test_once_and_again_when_the_recipe_changes(
-        self, tmp_path: Path, calls: list[list[str]], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        peer = Peer(
-            ("pip",), {"plain": Mode()}, "import pip", extras={"x": (("broken",),)}, removed=("y",)
-        )
-        monkeypatch.setitem(catalog.PEERS, "one", peer)
-        entry = install.install(tmp_path, ["one"], sys.executable)["one"]
-        assert "pip" in entry["versions"] and "No matching" in entry["missing"]["x"]
-        assert any("uninstall" in command for command in calls)
-        assert install.problem(tmp_path, "one") is None
-        assert "x could not be installed" in (install.problem(tmp_path, "one", "x") or "")
-        count = len(calls)
-        install.install(tmp_path, ["one"], sys.executable)
-        assert len(calls) == count  # nothing to do
-        monkeypatch.setitem(catalog.PEERS, "one", Peer(("pip", "wheel"), peer.modes, "pass"))
-        install.install(tmp_path, ["one"], sys.executable)
-        assert len(calls) > count
-
-    def test_what_fails_is_skipped_and_tried_again(
-        self, tmp_path: Path, calls: list[list[str]], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        for name, packages in (("bad", ("broken",)), ("good", ("pip",))):
-            monkeypatch.setitem(catalog.PEERS, name, Peer(packages, {"plain": Mode()}, "pass"))
-        state = install.install(tmp_path, ["bad", "good"], sys.executable)
-        assert "No matching distribution" in state["bad"]["skipped"] and state["good"]["versions"]
-        assert "could not be installed" in install.installed(tmp_path)["bad"]
-        count = len(calls)
-        install.install(tmp_path, ["bad", "good"], sys.executable)
-        assert any("broken" in command for command in calls[count:])
-
-    def test_the_reason_is_found_in_a_log(self, tmp_path: Path) -> None:
-        assert (
-            install.reason_in("Collecting x\nERROR: no disk\nERROR: more\nhint") == "ERROR: no disk"
-        )
-        with (
-            open(tmp_path / "log", "w") as log,
-            pytest.raises(install.Failed, match="ERROR: so it is"),
-        ):
-            code = "import sys; print('ERROR: so it is'); sys.exit(1)"
-            install.call([sys.executable, "-c", code], log, os.environ)
-
-
-class TestGguf:
-    @pytest.fixture
-    def gguf(self) -> ModuleType:
-        """The writer's module, loaded as the worker loads it."""
-        spec = importlib.util.spec_from_file_location("g", catalog.WORKERS / "llama_gguf.py")
-        assert spec and spec.loader
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-
-    def test_numbers_keep_their_value(self, gguf: ModuleType) -> None:
-        import torch
-
-        wide = torch.randn(64, 3)
-        half = wide.bfloat16()
-        bits = half.view(torch.uint16).numpy()
-        assert np.array_equal(gguf.widened(bits, "BF16"), half.float().numpy())
-        assert np.array_equal(gguf.as_kind(wide.numpy(), "F32", "BF16"), bits)
-        assert np.array_equal(gguf.as_kind(bits, "BF16", "F16"), half.half().numpy())
-        assert np.array_equal(gguf.as_kind(bits, "BF16", "BF16"), bits)
-
-    def test_neighbouring_pairs_turn_as_halves_did(self, gguf: ModuleType) -> None:
-        dim, heads = 8, 2
-        rng = np.random.default_rng(0)
-        weight, x = rng.normal(size=(heads * dim, 5)), rng.normal(size=5)
-        angle = np.arange(dim // 2) + 0.5
-        cos, sin = np.cos(angle), np.sin(angle)
-        a, b = np.split((weight @ x).reshape(heads, dim), 2, axis=1)
-        halves = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=1)
-        pairs = (gguf.interleaved(weight, dim) @ x).reshape(heads, dim // 2, 2)
-        even, odd = pairs[..., 0], pairs[..., 1]
-        turned = np.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1)
-        assert np.allclose(np.sort(turned.reshape(heads, -1)), np.sort(halves))
-        assert np.allclose(turned[..., 0], halves[:, : dim // 2])
-
-    def test_names_and_what_is_refused(self, gguf: ModuleType, tiny_folder: Path) -> None:
-        config = json.loads((tiny_folder / "config.json").read_text())
-        found = {gguf.renamed(n, a, config)[0] for n, a, _ in gguf.tensors(tiny_folder)}
-        assert {"token_embd.weight", "blk.1.attn_k.weight", "output.weight"} <= found
-        assert len(found) == 2 * 9 + 3
-        gguf.check(config)
-        with pytest.raises(NotImplementedError, match="only llama"):
-            gguf.check({"model_type": "gpt2"})
-        with pytest.raises(NotImplementedError, match="rope of type 'yarn'"):
-            gguf.check({"model_type": "llama", "rope_parameters": {"rope_type": "yarn"}})
-        with pytest.raises(NotImplementedError, match="no place"):
-            gguf.renamed("model.layers.0.self_attn.q_norm.weight", np.ones(4), config)
-
-
-PEERS_DIR = Path(os.environ.get("PEERS_DIR", ".peers"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", methods())
-def test_an_installed_peer(name: str) -> None:
-    """Every mode of every peer that `make peers` installed: its law, its greedy text."""
-    model = forerun.load("reasoner")
-    folder = Path(forerun.assets.embedded("reasoner"))
-    one = make(name, Setup(folder, "auto", 2, None, PEERS_DIR))
-    try:
-        one.start()
-    except SkippedPeer as reason:
-        pytest.skip(str(reason))
-    try:
-        prompt = model.tokenizer.encode("Question: Ann has 5 apples and buys 7 more.")
-        sampling = Sampling(temperature=1.0, max_new_tokens=48, n=4, seed=1)
-        start = law.widest(model, [prompt], sampling)
-        wide = law.first_law(model, start, sampling)
-        assert law.check_law(one, wide, start, sampling, n=100).passed
-        outcome = one.run(Example("a", "Question: Ann has 5 apples.", ""), sampling)
-        assert len(outcome.samples) == 4 and outcome.seconds > 0
-        ids = model.tokenizer.encode("Question: Ann has 5 apples.")
-        assert law.check_texts(model, ids, one.tokens, sampling).passed
-        one.run(Example("a", "Question: Ann has 5 apples.", ""), Sampling(temperature=0.0))
-        length, gap = law.first_difference(model, ids, one.tokens[0])
-        assert length == len(one.tokens[0]) or gap < 0.5  # rounding in bf16
-    finally:
-        one.close()

@@ -2,92 +2,23 @@
 
 from __future__ import annotations
 
-import errno
-import json
-import os
 import re
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fnmatch import fnmatch
-from html.parser import HTMLParser
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from report_page import SVG, Page, marks
 from sample_run import BREAKS, METHODS, manifest, records, write_run
 
-from forerun.bench import charts, metrics, theory
+from forerun.bench import metrics, theory
 from forerun.bench.markdown import marked
 from forerun.bench.report import build, write_report
 from forerun.bench.report_setup import DEFINITIONS
 from forerun.bench.results import Manifest, Record
 from forerun.bench.standing import Standing
-from forerun.errors import CapacityError, DataError
-
-VOID = {"meta", "br", "img", "input", "link", "hr"}
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-@dataclass
-class Page(HTMLParser):
-    """What a browser would see: nesting, attributes, texts, and tables by caption."""
-
-    source: str
-    open_tags: list[str] = field(default_factory=list)
-    tags: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
-    texts: list[tuple[str, str]] = field(default_factory=list)  # enclosing tag, text
-    rows: list[list[tuple[str, str | None]]] = field(default_factory=list)  # text, value to sort by
-
-    def __post_init__(self) -> None:
-        super().__init__()
-        self.feed(self.source)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open_tags.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append(("", dict(attrs).get("data-value")))
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open_tags and self.open_tags[-1] == tag, (tag, self.open_tags[-3:])
-        self.open_tags.pop()
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append((self.open_tags[-1] if self.open_tags else "", data))
-        if self.open_tags and self.open_tags[-1] in ("td", "th"):
-            text, value = self.rows[-1][-1]
-            self.rows[-1][-1] = (text + data, value)
-
-    def table(self, *columns: str) -> dict[str, dict[str, tuple[str, str | None]]]:
-        """Rows of the first table that begins with these columns, by name, by column."""
-        heads = [[text for text, _ in row] for row in self.rows]
-        start = next(i for i, head in enumerate(heads) if head[: len(columns)] == [*columns])
-        found = {}
-        for row in self.rows[start + 1 :]:
-            if len(row) != len(heads[start]) or row[0][0] in ("method", "task, method", "MB"):
-                break
-            found.setdefault(row[0][0], dict(zip(heads[start], row, strict=True)))
-        return found
-
-    def svgs(self) -> list[ElementTree.Element]:
-        """All pictures; each is well-formed by itself."""
-        found = re.findall(r"<svg xmlns.*?</svg>", self.source, re.DOTALL)
-        return [ElementTree.fromstring(one) for one in found]
-
-
-def marks(svg: ElementTree.Element, name: str) -> int:
-    """How many elements of a picture have a class."""
-    return sum(name in (one.get("class") or "").split() for one in svg.iter())
 
 
 @pytest.fixture(scope="module")
@@ -399,40 +330,6 @@ def test_only_plain_decoding(report: Callable[..., tuple[Page, str]]) -> None:
     assert "None: every contestant started" in text
 
 
-EVIL = "<script>alert(1)</script>\"'&|`*_[x](http://example.org)\n\x1b[31mred\x07 \ue000 $title"
-
-
-def test_text_of_records_is_escaped(tmp_path: Path) -> None:
-    made = [r for r in records() if r.method in ("plain", "stand", "openvino")]
-    made = [
-        replace(r, category=EVIL, task=EVIL if r.task == "code" else r.task, memory={EVIL: 5})
-        for r in made
-    ]
-    tasks = manifest().tasks
-    folder = write_run(
-        tmp_path / "run",
-        [replace(r, error=EVIL) if r.error else r for r in made],
-        tasks={"reasoning": tasks["reasoning"], EVIL: tasks["code"]},
-        model=manifest().model | {"name": EVIL},
-        machine={EVIL: EVIL, "cpu": EVIL},
-        command=EVIL,
-        created=EVIL,
-    )
-    for path in (folder / "run.json", folder / "records.jsonl"):
-        words = path.read_text(encoding="utf-8")
-        path.write_text(words.replace("\ue000", "\\ud800"), encoding="utf-8")  # half a character
-    html, markdown = write_report(folder)
-    page, text = Page(html.read_text(encoding="utf-8")), markdown.read_text(encoding="utf-8")
-    assert page.open_tags == [] and sum(tag == "script" for tag, _ in page.tags) == 1
-    assert not any("alert(1)" in words for tag, words in page.texts if tag == "script")
-    kept = EVIL.replace("\x1b[31m", "").replace("\x07", "").replace("\ue000", "?")
-    assert sum(kept in words for _, words in page.texts) > 5
-    assert page.table("method", "what")["openvino"]["why, or its last lines"][0] == kept
-    assert not re.search(r"(?<!\\)[<`]|\x1b|[^\\]\]\(http", text)
-    for svg in (*page.svgs(), ElementTree.fromstring((folder / "report.svg").read_bytes())):
-        assert not list(svg.iter(f"{SVG}script"))
-
-
 def test_many_tasks_and_methods_stay_within_marks_and_colours() -> None:
     plan = manifest(tasks={f"t{i}": {"examples": 1, "hash": ""} for i in range(12)})
     base = [r for r in records() if r.task == "reasoning" and r.index == 0]
@@ -467,98 +364,10 @@ def test_definitions_are_printed(run: Path, page: Page) -> None:
     assert all(meaning in said for _, meaning in DEFINITIONS)
 
 
-Change = Callable[[Path], object]
-
-
-def edit(**changes: object) -> Change:
-    def change(folder: Path) -> None:
-        path = folder / "run.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-    return change
-
-
-def edit_record(**changes: object) -> Change:
-    def change(folder: Path) -> None:
-        path = folder / "records.jsonl"
-        first, *rest = path.read_text().splitlines(keepends=True)
-        path.write_text(json.dumps(json.loads(first) | changes) + "\n" + "".join(rest))
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda folder: (folder / "run.json").unlink(), "is not a run folder"),
-        (lambda folder: (folder / "records.jsonl").unlink(), "has no records yet"),
-        (lambda folder: (folder / "records.jsonl").write_text(""), "has no records yet"),
-        (edit(version=2), "expected version 1, got 2"),
-        (edit_record(method="eagle"), "plans no method 'eagle'"),
-        (edit_record(task="poems"), "plans no task 'poems'"),
-        (edit_record(seconds=0.0, error=None), "expected seconds above 0"),
-        (edit_record(seconds=float("nan"), error=None), "expected seconds above 0"),
-        (edit_record(new_field=1), "unknown field 'new_field'"),
-        (edit(cost_curve={"many": 1.0}), "'cost_curve'"),
-        (edit(limits={"read_gb_s": 0.0}), "'limits'"),
-    ],
-)
-def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path, change: Change, says: str) -> None:
-    folder = write_run(tmp_path / "run")
-    change(folder)
-    with pytest.raises(DataError) as caught:
-        write_report(folder)
-    assert says in str(caught.value) and "\n" not in str(caught.value)
-    assert not (folder / "report.html").exists()
-
-
-def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is not a run folder"):
-        write_report(tmp_path / "nothing")
-
-
-def test_a_full_disk_leaves_the_old_report(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = (run / "report.html").read_bytes()
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(CapacityError, match="No space left on device"):
-        write_report(run)
-    assert (run / "report.html").read_bytes() == before
-    assert not list(run.glob("*.new"))
-
-
 def test_the_page_template_is_packaged() -> None:
     settings = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     patterns = settings["tool"]["setuptools"]["package-data"]["forerun"]
     assert any(fnmatch("bench/page.html", pattern) for pattern in patterns)
-
-
-@given(st.floats(1e-6, 1e9), st.integers(2, 8))
-def test_ticks_cover_the_largest_value(most: float, count: int) -> None:
-    found = charts.ticks(most, count)
-    assert found[0] == 0 and found[-1] >= most * (1 - 1e-9)
-    assert 2 <= len(found) <= 2 * count + 2
-
-
-def test_figures_have_three_digits() -> None:
-    shown = [charts.number(v) for v in (0.0, 1234.5, 99.96, 1.5, 0.6712, 0.0123, float("nan"))]
-    assert shown == ["0", "1,234", "100.0", "1.50", "0.671", "0.0123", "-"]
-
-
-def test_labels_that_do_not_fit_are_left_out() -> None:
-    line = charts.Line("a", [(float(i), 1.0) for i in range(1, 200)])
-    svg = ElementTree.fromstring(charts.lines("t", [line], "x", "y"))
-    labels = [one.text for one in svg.iter(f"{SVG}text") if "mid" in (one.get("class") or "")]
-    assert labels[-1] == "199" and 5 < len(labels) < 20
-
-
-def test_long_names_are_shortened_to_both_ends() -> None:
-    assert charts.clip("stand:nodes=32", 20) == "stand:nodes=32"
-    short = charts.clip("stand:" + "x" * 50 + "nodes=32", 20)
-    assert len(short) == 20 and short.startswith("stand:") and short.endswith("nodes=32")
 
 
 def test_fixture_is_a_run() -> None:

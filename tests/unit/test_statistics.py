@@ -71,3 +71,28 @@ def test_the_tail_is_right_for_skewed_laws(law: tuple[float, ...]) -> None:
 
 def test_holm_by_hand() -> None:
     assert statistics.holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+
+
+def test_noncentral_tail_agrees_with_scipy() -> None:
+    for x, degrees, size in ((10.0, 4, 5.0), (30.0, 20, 40.0), (60.0, 1, 30.0), (300.0, 100, 150)):
+        expected = stats.ncx2.sf(x, degrees, size)
+        assert statistics.noncentral_tail(x, degrees, size) == pytest.approx(expected, rel=1e-6)
+    assert statistics.noncentral_tail(9.0, 3, 0.0) == pytest.approx(stats.chi2.sf(9.0, 3))
+
+
+@pytest.mark.parametrize(("num", "bins", "level"), [(200, 5, 1e-4), (2000, 25, 1e-4)])
+def test_what_is_called_detectable_is_found_four_times_of_five(num, bins, level) -> None:
+    """The hardest deviation of its size, in proportion to the law, and one that is easier."""
+    rng, law = np.random.default_rng(0), np.full(bins, 1 / bins)
+    size = statistics.detectable(num, bins, level)
+    hard = law * (1 + 2 * size * np.where(np.arange(bins) < bins / 2, 1, -1))
+    hard /= hard.sum()
+    easy = law.copy()
+    easy[0] += size
+    easy[1:] -= size / (bins - 1)
+    for wrong, least, most in ((hard, 0.7, 0.88), (easy, 0.9, 1.0), (law, 0.0, 0.01)):
+        draws = rng.multinomial(num, wrong, size=400)
+        found = [statistics.likelihood_ratio(draw, law)[1] < level for draw in draws]
+        assert least <= np.mean(found) <= most
+    needed = statistics.samples_for(size, bins, level)
+    assert needed == pytest.approx(num, abs=2)

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.stats
 import torch
 from tiny import make_tiny
 
 import forerun
-from forerun import borders, sampled_law, shaping, statistics, verifying
+from forerun import sampled_law, shaping, verifying
 from forerun import sampling as sampling_module
 from forerun.dice import Dice
 from forerun.engine.api import Model
@@ -24,7 +23,7 @@ from forerun.engine.work import Work
 from forerun.records import Sequence, Verdict
 from forerun.roles import Verifier
 from forerun.sampled_law import LawReport, LawTest
-from forerun.sampling import Sampling, to_probs
+from forerun.sampling import Sampling
 from forerun.shaping import Laws
 from forerun.tree import Tree
 from forerun.verifiers.speculative import Speculative
@@ -324,72 +323,6 @@ def test_wrong_verifiers_fail_in_half_precision_too(
         rounding_passes, PROMPTS[:1], Parts(verifier=verifier), CUTS[1], num_samples=400, batch=8
     )
     assert not report.passed
-
-
-LOGITS = np.log([0.4, 0.3, 0.15, 0.1, 0.05])
-
-
-def bits(*kept: int) -> bytes:
-    return np.packbits(np.isin(np.arange(5), kept)).tobytes()
-
-
-@pytest.mark.parametrize(
-    ("sampling", "kept", "gap"),
-    [
-        (Sampling(top_k=2), (0, 2), np.log(0.3 / 0.15)),
-        (Sampling(min_p=0.3), (0, 1), np.log(0.15 / 0.12)),
-        (Sampling(min_p=0.3), (0, 1, 2, 3), np.log(0.12 / 0.1)),
-        (Sampling(temperature=0.5, min_p=0.1), (0, 1), np.log(0.15 / 0.4) - np.log(0.1) / 2),
-    ],
-)
-def test_a_border_moves_as_far_as_rounding_can_move_two_logits(
-    sampling: Sampling, kept: tuple[int, ...], gap: float
-) -> None:
-    for tolerance, is_moved in ((0.49 * gap, False), (0.51 * gap, True)):
-        law, moved = borders.law_within(LOGITS, sampling, bits(*kept), tolerance)
-        assert moved == is_moved
-        expected = np.exp(LOGITS / sampling.temperature) * np.isin(np.arange(5), kept)
-        if not moved:
-            expected = to_probs(LOGITS, sampling)
-        np.testing.assert_allclose(law, expected / expected.sum(), atol=1e-12)
-
-
-def test_top_p_moves_with_the_mass_that_rounding_moves() -> None:
-    """0.7 reaches p = 0.69; logits within 0.02 bring it to 0.6916 at least, within 0.03 below p."""
-    sampling = Sampling(top_p=0.69)
-    assert not borders.law_within(LOGITS, sampling, bits(0, 1, 2), 0.02)[1]
-    assert borders.law_within(LOGITS, sampling, bits(0, 1, 2), 0.03)[1]
-    assert not borders.law_within(LOGITS, sampling, bits(0), 0.03)[1]
-
-
-def test_no_rounding_explains_more_tokens_than_top_k() -> None:
-    assert not borders.law_within(LOGITS, Sampling(top_k=2), bits(0, 1, 2), 9.0)[1]
-    assert borders.law_within(LOGITS, Sampling(top_k=2), bits(3, 4), 9.0)[1]
-
-
-def test_noncentral_tail_agrees_with_scipy() -> None:
-    for x, degrees, size in ((10.0, 4, 5.0), (30.0, 20, 40.0), (60.0, 1, 30.0), (300.0, 100, 150)):
-        expected = scipy.stats.ncx2.sf(x, degrees, size)
-        assert statistics.noncentral_tail(x, degrees, size) == pytest.approx(expected, rel=1e-6)
-    assert statistics.noncentral_tail(9.0, 3, 0.0) == pytest.approx(scipy.stats.chi2.sf(9.0, 3))
-
-
-@pytest.mark.parametrize(("num", "bins", "level"), [(200, 5, 1e-4), (2000, 25, 1e-4)])
-def test_what_is_called_detectable_is_found_four_times_of_five(num, bins, level) -> None:
-    """The hardest deviation of its size, in proportion to the law, and one that is easier."""
-    rng, law = np.random.default_rng(0), np.full(bins, 1 / bins)
-    size = statistics.detectable(num, bins, level)
-    hard = law * (1 + 2 * size * np.where(np.arange(bins) < bins / 2, 1, -1))
-    hard /= hard.sum()
-    easy = law.copy()
-    easy[0] += size
-    easy[1:] -= size / (bins - 1)
-    for wrong, least, most in ((hard, 0.7, 0.88), (easy, 0.9, 1.0), (law, 0.0, 0.01)):
-        draws = rng.multinomial(num, wrong, size=400)
-        found = [statistics.likelihood_ratio(draw, law)[1] < level for draw in draws]
-        assert least <= np.mean(found) <= most
-    needed = statistics.samples_for(size, bins, level)
-    assert needed == pytest.approx(num, abs=2)
 
 
 def test_reports_say_what_they_could_have_found(model: Model) -> None:

@@ -212,7 +212,7 @@ def _parts(given: dict[str, Any]) -> dict[str, str]:
         check(given)
     parts = {"drafter": given["drafter"], "verifier": given["verifier"]}
     parts["controller"] = _controller(given["controller"], given["nodes"], given["depth"])
-    options.check_parts(here=options.is_here(given), **parts)
+    options.check_parts(options.is_here(given), **parts)
     return parts
 
 

@@ -66,7 +66,7 @@ def is_here(given: dict[str, Any]) -> bool:
     return given.get("engine", "local") == "local"
 
 
-def check_parts(*, here: bool = True, **specs: str) -> None:
+def check_parts(here: bool = True, /, **specs: str) -> None:
     """Refuses unknown methods and options, kind by kind, before anything slow happens.
 
     Unless the parts are made `here`, nothing is looked for that an option names by its path.

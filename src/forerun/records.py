@@ -182,15 +182,27 @@ class Step:
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of a pass at some numbers of rows, rising; lines between them and beyond the last."""
+    """Seconds of a step: of its pass at some numbers of rows, rising, and of what comes beside it.
+
+    Between the rows and beyond the last there are lines.
+    """
 
     rows: tuple[int, ...]
-    seconds: tuple[float, ...]
+    seconds: tuple[float, ...]  # of a pass over one sequence
+    per_step: float = 0.0  # beside the pass, whatever is drafted
+    per_seq: float = 0.0
+    per_draft: float = 0.0  # for each sequence that drafts, its rows and the drafter not counted
+    drafting: float = 0.0  # once more where any of them drafts
 
     def at(self, rows: float | np.ndarray) -> np.ndarray:
-        """Seconds of a pass over so many rows, all sequences together."""
+        """Seconds of a pass over so many rows of one sequence."""
         within = np.interp(rows, self.rows, self.seconds)
         return within + np.maximum(np.subtract(rows, self.rows[-1]), 0) * self._last
+
+    def aside(self, seqs: float, drafts: float) -> float:
+        """Seconds of a step beside its pass: `drafts` of `seqs` sequences draft, on average."""
+        each = self.per_seq * seqs + self.per_draft * drafts
+        return self.per_step + each + self.drafting * min(drafts, 1.0)
 
     @property
     def _last(self) -> float:

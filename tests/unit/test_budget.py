@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import sleep
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from forerun.controllers.budget import PATIENCE, Budget
 from forerun.dice import SeededDice
 from forerun.engine import cost
 from forerun.engine.cost import cost_of, measure
-from forerun.errors import ConfigError
+from forerun.errors import CapacityError, ConfigError
 from forerun.records import Cost, Plan, Step, Verdict
 from forerun.roles import Drafter
 from forerun.tree import EMPTY, Tree, chain
@@ -168,14 +169,18 @@ def test_a_folder_that_cannot_be_written_costs_a_measurement(
 
 def test_measuring_leaves_no_sequence_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "SECONDS", (0.0, 0.1))
-    released = []
 
     class Target(FakeTarget):
-        def release(self, seq) -> None:
-            released.append(seq)
+        def forward(self, seqs, trees, needs):
+            held.update(seqs)
+            return super().forward(seqs, trees, needs)
 
+        def release(self, seq) -> None:
+            held.remove(seq)
+
+    held = set()
     measure(Target(table_law(1)))
-    assert len(released) == 1
+    assert not held
 
 
 def test_trees_of_the_measurement_have_the_wanted_size() -> None:
@@ -183,3 +188,107 @@ def test_trees_of_the_measurement_have_the_wanted_size() -> None:
         tree: Tree = cost._bush(nodes, 3)
         assert len(tree) == nodes
         assert tree.tokens.max(initial=0) < 3
+
+
+class Slow(FakeTarget):
+    """A pass takes a millisecond, and another for every sequence and every tree in it."""
+
+    cost = None
+
+    def forward(self, seqs, trees, needs):
+        sleep(1e-3 * (1 + len(seqs) + sum(len(tree) > 0 for tree in trees)))
+        return super().forward(seqs, trees, needs)
+
+
+def test_what_sequences_and_drafts_take_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "SECONDS", (0.0, 1.0))
+    found = measure(Slow(table_law(1)))
+    assert 0.5e-3 < found.per_seq < 3e-3
+    assert 0.5e-3 < found.per_draft < 3e-3
+    assert found.drafting < 1e-3, "the first one to draft takes no more than the others"
+
+
+def test_a_target_with_room_for_one_is_measured_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Narrow(FakeTarget):
+        def check_room(self, seqs: int, tokens: int) -> None:
+            if seqs > 1:
+                raise CapacityError("one at a time")
+
+        def forward(self, seqs, trees, needs):
+            assert len(seqs) == 1
+            return super().forward(seqs, trees, needs)
+
+    monkeypatch.setattr(cost, "SECONDS", (0.0, 0.1))
+    found = measure(Narrow(table_law(1)))
+    assert found.per_seq == found.per_draft == 0 and found.per_step > 0
+
+
+def test_what_rounds_took_is_taken_apart() -> None:
+    told = Cost((1, 65), (1.0, 65.0), per_step=0.5, per_seq=0.25, per_draft=0.125, drafting=2.0)
+    kinds = [(1, 0), (1, 1), (8, 0), (8, 1), (8, 8)]
+    rounds = {(n, d): n + cost.NODES * d + told.aside(n, d) for n, d in kinds}
+    assert cost._fitted(Cost(told.rows, told.seconds), rounds, 8) == told
+
+
+def test_sequences_that_draft_together_are_too_dear_where_one_is_not() -> None:
+    """A draft costs a quarter of a lone step, which it may; beside fifteen others it doubles it."""
+    curve = Cost((1, 65, 257), (1.0, 1.0, 1.1), per_draft=0.25)
+    plans = {num: together(bound(curve), num, 2, 200) for num in (1, 16)}
+    assert plans[1][-1][0].nodes >= 2
+    assert not any(plan.nodes for step in plans[16][100:] for plan in step[1:])
+
+
+def together(budget: Budget, num: int, accepted: int, count: int) -> list[list[Plan]]:
+    """Plans of `num` sequences that draft at once; so many nodes of each draft are accepted."""
+    seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(num)]
+    found = []
+    for _ in range(count):
+        found.append(one_step(budget, seqs, accepted))
+    return found
+
+
+def one_step(budget: Budget, seqs: list, accepted: int, is_known: bool = True) -> list[Plan]:
+    """A step in which all who may draft do, unless nothing is known of the text."""
+    plans = [budget.plan(seq) for seq in seqs]
+    trees = [chain(range(plan.nodes)) if plan.nodes and is_known else EMPTY for plan in plans]
+    verdicts = [Verdict(list(range(min(len(tree), accepted))), 0) for tree in trees]
+    emitted = [verdict.tokens(tree) for verdict, tree in zip(verdicts, trees, strict=True)]
+    budget.observe(Step(seqs, plans, trees, [], verdicts, emitted))
+    return plans
+
+
+@pytest.mark.parametrize("num", [1, 4, 16])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_what_never_pays_costs_a_few_steps_and_a_hundredth(num: int, is_known: bool) -> None:
+    """Looks in vain or rejected drafts: what is spent on them, in steps of plain decoding."""
+
+    class Dear(Drafter):
+        def seconds(self, nodes: int) -> float:
+            return 0.2 if nodes else 0.1
+
+    budget, target = Budget(), FakeTarget(table_law(1))
+    target.cost = Cost((1, 17, 65), (1.0, 1.2, 4.0), per_seq=0.1, per_draft=0.1, drafting=0.2)
+    budget.bind(target, Dear())
+    seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(num)]
+    spent, plain = 0.0, float(target.cost.at(num)) + target.cost.aside(num, 0)
+    for _ in range(1000):
+        plans = one_step(budget, seqs, 0, is_known)
+        drafts = sum(plan.nodes > 0 for plan in plans)
+        rows = num + is_known * sum(plan.nodes for plan in plans)
+        drafting = drafts * Dear().seconds(int(is_known))
+        aside = target.cost.aside(num, drafts * is_known)
+        spent += float(target.cost.at(rows)) + aside + drafting - plain
+    assert 0 < spent < 20 * plain, "two hundredths of the 1000 steps"
+
+
+def test_drafts_come_back_when_fewer_sequences_are_left() -> None:
+    """Sixteen do not pay and rest; the last one finds at once that it does alone."""
+    budget = bound(Cost((1, 65, 257), (1.0, 1.0, 1.1), per_draft=0.25))
+    seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(16)]
+    for _ in range(100):
+        plans = one_step(budget, seqs, 2)
+    assert sum(plan.nodes > 0 for plan in plans) <= 1
+    for seq in seqs[1:]:
+        budget.finish(seq)
+    alone = [one_step(budget, seqs[:1], 2)[0] for _ in range(20)]
+    assert all(plan.nodes for plan in alone[2:])

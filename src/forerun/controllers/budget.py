@@ -1,13 +1,17 @@
 """Never slower: the tree that makes the most tokens per second, which may be none.
 
-A pass over N nodes takes T(1 + N) seconds (`engine/cost.py`); node i of a draft is accepted with
-probability a_i, counted as steps go by and scaled to the sequence's own recent luck. The plan is
-the N that maximises (1 + sum of a_i) / time. Growers that know chances beforehand get a threshold
-as well: a node is worth a row if its chance exceeds tokens per second times seconds per row, on
-average over the plan. Where nothing pays nothing is drafted, except a probe now and then: one
-sequence tries for all that share the controller; the drafter goes on learning where that is cheap
-beside a pass, so that a probe finds a text that has begun to repeat. No clock is read while it
-runs: the same curve, texts and seeds give the same plans.
+A step over N rows takes the seconds that `engine/cost.py` has measured; node i of a draft is
+accepted with probability a_i, counted as steps go by and scaled to the sequence's own recent luck.
+The plan is the N that maximises (1 + sum of a_i) / time. Growers that know chances beforehand get a
+threshold as well: a node is worth a row if its chance exceeds tokens per second times seconds per
+row, on average over the plan. Where nothing pays nothing is drafted, except a probe now and then:
+one sequence tries for all that share the controller; as many go on learning as is cheap beside a
+pass, so that a probe finds a text that has begun to repeat.
+
+What all this costs, drafts, looks in vain and learning, is on one account with what it saves: the
+seconds in which plain decoding would have made the same tokens. Only a little credit is given at
+first and with every step; while the account is overdrawn all is plain decoding. No clock is read
+while it runs: the same costs, texts and seeds give the same plans.
 """
 
 from __future__ import annotations
@@ -28,12 +32,15 @@ WEIGHT = 4.0  # trials that the belief stands for
 REVIEW = 4  # steps of a sequence between two decisions
 KEEP = 0.99  # of the counts of nodes, per decision
 SLOW, FAST = 0.98, 0.9  # memory of the step's averages, and of a sequence's luck
-REST = 32  # steps of a sequence without a draft between two decisions
+REST = 64  # steps of a sequence without a draft between two decisions
 PATIENCE = 32, 1024  # passes in which a sequence rests between two probes: at first, at most
 PROBE = 4  # nodes
 MARGIN = 0.2  # of the tokens hoped for, without which drafting must pay: the best guess is too good
-ASIDE = 1e-4  # seconds that a step spends on each sequence, whatever it drafts
-LEARNING = 6e-5, 0.01  # seconds per sequence, about, and the share of a step they may take
+TRYING = 5e-5  # seconds of a step in which anything is looked up or learned
+LEARNING = 2e-5, 0.04  # seconds per sequence, about, and the share of a step they may take
+CREDIT = 6.0  # plain tokens at first
+ALLOWED, MOST_SAVED = 0.01, 16.0  # plain steps, with every step and at most
+BACK = 0.5  # plain steps on the account before drafts come back
 NOTHING, LISTEN = Plan(0, learns=False), Plan(0)
 
 
@@ -45,6 +52,7 @@ class Luck:
     promised: float = 1.0
     accepted: float = 1.0
     left: int = REVIEW  # drafts, or steps without one, until the next decision
+    era: int = 0  # when it was decided
 
     @property
     def factor(self) -> float:
@@ -67,21 +75,31 @@ class Budget(Controller):
         self.hits = self.tries * self.belief
         self.gains = self._sums()  # gains[N]: tokens that N nodes promise
         self._cost = Cost((1, 2), (1.0, 1.0))
-        self._drafting = np.zeros(nodes + 1)  # seconds beside the pass, by nodes
+        self._passes: dict[int, float] = {}  # seconds of a pass, by rows
+        self._drafting = np.zeros(nodes + 1)  # seconds of the drafter, by nodes; 0: a look in vain
         self._luck: WeakKeyDictionary[Sequence, Luck] = WeakKeyDictionary()
-        self._others = 0  # sequences beside one in the last step
-        self._tokens, self._rows = 1.0, 1.0  # of a sequence in a step, means
+        self._num = 0  # sequences in the last step
+        self._era, self._settled = 0, 0  # all are decided anew in a new era; sequences as it began
+        self._tokens, self._rows, self._drafts = 1.0, 1.0, 0.0  # of a sequence in a step, means
+        self._drafter = 0.0  # seconds of the drafter for a sequence in a step, mean
         self._idle, self._pause = 0, PATIENCE[0]  # passes since the last probe, and until the next
         self._rests = False  # whether a sequence rests in this pass, so that it counts
+        self._account: float | None = None  # seconds; none before the first step
+        self._is_broke = False
 
     def bind(self, target: Target, drafter: Drafter) -> None:
         self._cost = cost_of(target)
+        self._passes.clear()
         self._drafting = np.array([drafter.seconds(n) for n in range(self.nodes + 1)])
 
     def plan(self, seq: Sequence) -> Plan:
+        if self._is_broke:
+            return NOTHING
         luck = self._luck.get(seq)
         if luck is None:
             luck = self._luck[seq] = Luck()
+            self._decide(luck)
+        elif luck.era != self._era:
             self._decide(luck)
         elif luck.plan.is_empty:
             self._rests = True
@@ -91,18 +109,59 @@ class Budget(Controller):
         return luck.plan
 
     def observe(self, step: Step) -> None:
-        num = len(step.seqs)
+        num = self._num = len(step.seqs)
+        sizes = [len(tree) for tree in step.trees]
         self._idle += self._rests
         self._rests = False
-        self._others = num - 1
         self._tokens = _mean(self._tokens, sum(map(len, step.emitted)) / num, SLOW)
-        self._rows = _mean(self._rows, 1 + sum(map(len, step.trees)) / num, SLOW)
-        for seq, tree, verdict in zip(step.seqs, step.trees, step.verdicts, strict=True):
-            if len(tree) and (luck := self._luck.get(seq)):
-                self._learn(luck, min(len(tree), self.nodes), verdict.nodes)
+        self._rows = _mean(self._rows, 1 + sum(sizes) / num, SLOW)
+        self._drafts = _mean(self._drafts, sum(map(bool, sizes)) / num, SLOW)
+        self._settle(step, sizes)
+        if not self._settled / 2 < num < 2 * self._settled:
+            self._settled = num
+            self._renew(num)
+        for i, size in enumerate(sizes):
+            if size and (luck := self._luck.get(step.seqs[i])):
+                self._learn(luck, min(size, self.nodes), step.verdicts[i].nodes)
 
     def finish(self, seq: Sequence) -> None:
         self._luck.pop(seq, None)
+
+    def _settle(self, step: Step, sizes: list[int]) -> None:
+        """Puts on the account what a step has saved or spent beside plain decoding."""
+        num, plain = len(sizes), self._plain(len(sizes))
+        if self._account is None:
+            self._account = CREDIT * plain / num
+        self._account += ALLOWED * plain
+        pairs = zip(step.plans, sizes, strict=True)
+        drafter = sum(self._drafting[min(n, self.nodes)] for plan, n in pairs if plan.nodes > 0)
+        hears = sum(plan.learns and plan.nodes <= 0 for plan in step.plans)
+        self._drafter = _mean(self._drafter, drafter / num, SLOW)
+        if drafter or hears:
+            spent = self._pass(num + sum(sizes)) + self._cost.aside(num, sum(map(bool, sizes)))
+            spent += TRYING + drafter + hears * LEARNING[0]
+            self._account += plain * sum(map(len, step.emitted)) / num - spent
+        self._account = min(self._account, MOST_SAVED * plain)
+        if self._account < 0:
+            self._is_broke = True
+        elif self._is_broke and self._account >= BACK * plain:
+            self._renew(num)
+
+    def _renew(self, num: int) -> None:
+        """All are decided anew, no debt is left, and a probe may come at once."""
+        self._account = max(self._account or 0.0, BACK * self._plain(num))
+        self._is_broke = False
+        self._era += 1
+        self._idle = self._pause = PATIENCE[0]
+
+    def _plain(self, num: int) -> float:
+        """Seconds of a step of so many sequences in which nothing is drafted."""
+        return self._pass(num) + self._cost.aside(num, 0)
+
+    def _pass(self, rows: int) -> float:
+        if rows not in self._passes:
+            self._passes[rows] = float(self._cost.at(rows))
+        return self._passes[rows]
 
     def _learn(self, luck: Luck, size: int, accepted: list[int]) -> None:
         luck.promised = _mean(luck.promised, self.gains[size], FAST)
@@ -123,7 +182,8 @@ class Budget(Controller):
 
     def _decide(self, luck: Luck) -> None:
         """What a sequence drafts until the next decision: what pays best, nothing, or a probe."""
-        luck.left, luck.plan = REVIEW, self._best(luck)
+        luck.plan = NOTHING
+        luck.left, luck.era, luck.plan = REVIEW, self._era, self._best(luck)
         if luck.plan.is_empty and self._idle >= self._pause:
             luck.plan = self._probe
             self._idle, self._pause = 0, min(2 * self._pause, PATIENCE[1])
@@ -133,16 +193,24 @@ class Budget(Controller):
     def _best(self, luck: Luck) -> Plan:
         """The nodes with the most tokens per second and the least chance that pays."""
         gains = np.array(self.gains) * luck.factor
-        others = max(self._others, len(self._luck) - 1)  # some may have joined just now
+        others = max(self._num, len(self._luck)) - 1  # some may have joined just now
+        drafts = others * self._drafts
         rows = 1 + others * self._rows + np.arange(self.nodes + 1)
-        seconds = self._cost.at(rows) + ASIDE * (1 + others) + self._drafting
+        seconds = self._cost.at(rows) + others * self._drafter
+        seconds[0] += self._cost.aside(1 + others, drafts)
+        seconds[1:] += self._cost.aside(1 + others, drafts + 1) + self._drafting[1:]
         tokens = 1 + others * self._tokens + gains
         best = int(np.argmax(tokens / seconds))
         if tokens[best] - MARGIN * gains[best] <= tokens[0] / seconds[0] * seconds[best]:
-            learning, share = LEARNING
-            return LISTEN if learning * (1 + others) <= share * seconds[0] else NOTHING
+            return self._resting(seconds[0])
         per_row = (seconds[best] - seconds[1]) / max(best - 1, 1)
         return Plan(best, self.depth, least=float(per_row * tokens[best] / seconds[best]))
+
+    def _resting(self, seconds: float) -> Plan:
+        """Some of those that rest may listen, in steps of so many seconds."""
+        learning, share = LEARNING
+        listening = sum(luck.plan is LISTEN for luck in self._luck.values())
+        return LISTEN if learning * (1 + listening) <= share * seconds else NOTHING
 
     def _sums(self) -> list[float]:
         """Sums of acceptance, which never rests on fewer than WEIGHT trials."""

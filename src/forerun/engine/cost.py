@@ -1,7 +1,8 @@
-"""What a pass costs by its number of rows: c(N) of the design, measured on the machine at hand.
+"""What a step costs: c(N) of the design by rows, and what each sequence and draft adds to it.
 
-One measurement serves a model, number type, device and thread count; it is kept in the user's cache
-folder.
+Rows of several sequences cost more than those of one tree: attention per sequence, and the engine's
+own work. That is measured on rounds of the real loop with given drafts. One measurement serves a
+model, number type, device and thread count; it is kept in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -11,15 +12,20 @@ import json
 import os
 import platform
 from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 
+from forerun import registry
 from forerun.caches import cache_folder
-from forerun.dice import SeededDice
-from forerun.records import Cost, Rows, Sequence
-from forerun.roles import Target
+from forerun.dice import Dice, SeededDice
+from forerun.engine.guard import Guarded
+from forerun.engine.loop import Engine
+from forerun.errors import CapacityError
+from forerun.records import Cost, Plan, Rows, Sequence
+from forerun.roles import Controller, Drafter, Target
 from forerun.sampling import Sampling
 from forerun.tree import EMPTY, Tree, TreeBuilder
 
@@ -27,7 +33,8 @@ ROWS = (1, 2, 3, 5, 7, 9, 13, 17, 25, 33, 49, 65)
 PREFIX = 48  # tokens before the root: few enough that the cache slot is given up gladly
 TRIES = 7  # rounds at least, as far as time allows
 SECONDS = 0.5, 3.0  # of measuring, at least and at most
-FORMAT = 3
+SEQS, NODES = 8, 4  # sequences that run at once where others than one are measured; their drafts
+FORMAT = 4
 
 
 def cost_of(target: Target) -> Cost:
@@ -40,10 +47,15 @@ def cost_of(target: Target) -> Cost:
 
 
 def measure(target: Target) -> Cost:
-    """The fastest of interleaved passes at each number of rows; a larger tree never costs less.
+    """The fastest of interleaved passes and rounds of each kind.
 
-    Other work on the machine can only slow a pass down, and the curve is kept for good.
+    Other work on the machine can only slow them down, and the figures are kept for good.
     """
+    return _with_rounds(target, _curve(target))
+
+
+def _curve(target: Target) -> Cost:
+    """Passes over one sequence; a larger tree never costs less."""
     most = min(max(ROWS), max(2, target.context - PREFIX - 1))
     sizes = [rows for rows in ROWS if rows <= most]
     tokens = [1 + i % max(1, target.vocab_size - 1) for i in range(min(PREFIX, target.context - 2))]
@@ -62,6 +74,95 @@ def measure(target: Target) -> Cost:
         target.release(seq)
     seconds = np.maximum.accumulate([np.min(found[rows]) for rows in sizes])
     return Cost(tuple(sizes), tuple(float(s) for s in seconds))
+
+
+class _Given(Drafter):
+    """The same tree for all who may draft."""
+
+    labels = frozenset({"point"})
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+
+    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
+        return self.tree
+
+
+class _First(Controller):
+    """The first `drafts` sequences draft."""
+
+    drafts = 0
+
+    def plan(self, seq: Sequence) -> Plan:
+        return Plan(NODES if seq.index < self.drafts else 0)
+
+
+def _with_rounds(target: Target, curve: Cost) -> Cost:
+    """The curve with what rounds of one sequence and of several took beside it.
+
+    A target that has no room for others is taken for one that serves one sequence only.
+    """
+    length = min(PREFIX, target.context - NODES - 2)
+    seqs = _room(target, length)
+    if length < 1 or not seqs:
+        return curve
+    controller = _First()
+    drafter, rule = Guarded(_Given(_bush(NODES, target.vocab_size))), registry.VERIFIER
+    engine = Engine(
+        target, drafter, registry.make("verifier", rule), controller, max_seqs=seqs
+    )
+    tokens = [1 + i % max(1, target.vocab_size - 1) for i in range(length)]
+    running = [
+        Sequence([*tokens], length, Sampling(), SeededDice(i), limit=1 << 30, index=i)
+        for i in range(seqs)
+    ]
+    found: dict[tuple[int, int], list[float]] = {
+        (n, drafts): [] for n in (1, seqs) for drafts in (0, 1, n)
+    }
+    started = perf_counter()
+    try:
+        for seq in running:
+            engine.submit(seq)
+        engine.step()  # prefill
+        while not _is_enough(len(found[seqs, seqs]), perf_counter() - started):
+            for (n, controller.drafts), times in found.items():
+                for seq in running:
+                    del seq.tokens[length:]
+                start = perf_counter()
+                engine.round(running[:n])
+                times.append(perf_counter() - start)
+    finally:
+        for seq in running:
+            engine.cancel(seq)
+        engine.retire()
+    return _fitted(curve, {kind: min(times) for kind, times in found.items()}, seqs)
+
+
+def _fitted(curve: Cost, rounds: dict[tuple[int, int], float], seqs: int) -> Cost:
+    """What is left of the rounds' times (by sequences, by drafts) beside one sequence's pass."""
+    left = {
+        (n, drafts): seconds - float(curve.at(n + NODES * drafts))
+        for (n, drafts), seconds in rounds.items()
+    }
+    others = max(seqs - 1, 1)
+    per_seq = max(left[seqs, 0] - left[1, 0], 0.0) / others
+    per_draft = max(left[seqs, seqs] - left[seqs, 1], 0.0) / others
+    return replace(
+        curve,
+        per_step=max(left[1, 0] - per_seq, 0.0),
+        per_seq=per_seq,
+        per_draft=per_draft,
+        drafting=max(left[seqs, 1] - left[seqs, 0] - per_draft, 0.0),
+    )
+
+
+def _room(target: Target, length: int) -> int:
+    """How many sequences beside those that it holds may be measured."""
+    for seqs in range(SEQS, 0, -1):
+        with suppress(CapacityError):
+            target.check_room(target.num_held + seqs, length + NODES + 1)
+            return seqs
+    return 0
 
 
 def _wait(rows: list[Rows]) -> None:
@@ -115,9 +216,9 @@ def _read(path: Path | None) -> Cost | None:
     with suppress(OSError, ValueError, KeyError, TypeError):
         if path is not None:
             found = json.loads(path.read_text())
-            rows, seconds = (tuple(found[name]) for name in ("rows", "seconds"))
+            rows, seconds = (tuple(found.pop(name)) for name in ("rows", "seconds"))
             if len(rows) == len(seconds) >= 2 and all(s > 0 for s in seconds):
-                return Cost(rows, seconds)
+                return Cost(rows, seconds, **found)
     return None
 
 
@@ -127,5 +228,5 @@ def _write(path: Path | None, cost: Cost) -> None:
     with suppress(OSError):  # a cache that cannot be written costs a measurement, no more
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}.tmp")
-        part.write_text(json.dumps({"rows": cost.rows, "seconds": cost.seconds}))
+        part.write_text(json.dumps(asdict(cost)))
         part.replace(path)

@@ -24,6 +24,8 @@ STEEP = Cost((1, 2, 65), (1.0, 2.0, 65.0))
 
 
 class Free(Drafter):
+    labels = frozenset({"point"})
+
     def seconds(self, nodes: int) -> float:
         return 0.0
 
@@ -108,7 +110,7 @@ def test_a_threshold_comes_with_the_plan_where_rows_cost() -> None:
 
 
 def test_a_dear_drafter_drafts_less() -> None:
-    class Dear(Drafter):
+    class Dear(Free):
         def seconds(self, nodes: int) -> float:
             return 0.5 * nodes
 
@@ -118,6 +120,13 @@ def test_a_dear_drafter_drafts_less() -> None:
     dear.bind(target, Dear())
     most = [steps(b, lambda nodes: min(nodes, 2), 300)[-1].nodes for b in (dear, cheap)]
     assert most[0] < most[1]
+
+
+def test_who_never_drafts_is_never_asked() -> None:
+    budget, target = Budget(), FakeTarget(table_law(1))
+    budget.bind(target, Drafter())
+    plans = steps(budget, lambda nodes: 0, 200)
+    assert not any(plan.nodes or plan.learns for plan in plans)
 
 
 @pytest.mark.parametrize("options", [{"nodes": 0}, {"depth": 0}])
@@ -262,7 +271,7 @@ def one_step(budget: Budget, seqs: list, accepted: int, is_known: bool = True) -
 def test_what_never_pays_costs_a_few_steps_and_a_hundredth(num: int, is_known: bool) -> None:
     """Looks in vain or rejected drafts: what is spent on them, in steps of plain decoding."""
 
-    class Dear(Drafter):
+    class Dear(Free):
         def seconds(self, nodes: int) -> float:
             return 0.2 if nodes else 0.1
 

@@ -41,6 +41,7 @@ LEARNING = 2e-5, 0.04  # seconds per sequence, about, and the share of a step th
 CREDIT = 6.0  # plain tokens at first
 ALLOWED, MOST_SAVED = 0.01, 16.0  # plain steps, with every step and at most
 BACK = 0.5  # plain steps on the account before drafts come back
+COLD = 1.5  # what is spent counts more: a draft after a rest finds nothing of it in the caches
 NOTHING, LISTEN = Plan(0, learns=False), Plan(0)
 
 
@@ -86,14 +87,16 @@ class Budget(Controller):
         self._rests = False  # whether a sequence rests in this pass, so that it counts
         self._account: float | None = None  # seconds; none before the first step
         self._is_broke = False
+        self._is_idle = False  # the drafter never drafts
 
     def bind(self, target: Target, drafter: Drafter) -> None:
         self._cost = cost_of(target)
         self._passes.clear()
+        self._is_idle = not drafter.labels
         self._drafting = np.array([drafter.seconds(n) for n in range(self.nodes + 1)])
 
     def plan(self, seq: Sequence) -> Plan:
-        if self._is_broke:
+        if self._is_broke or self._is_idle:
             return NOTHING
         luck = self._luck.get(seq)
         if luck is None:
@@ -139,8 +142,8 @@ class Budget(Controller):
         self._drafter = _mean(self._drafter, drafter / num, SLOW)
         if drafter or hears:
             spent = self._pass(num + sum(sizes)) + self._cost.aside(num, sum(map(bool, sizes)))
-            spent += TRYING + drafter + hears * LEARNING[0]
-            self._account += plain * sum(map(len, step.emitted)) / num - spent
+            spent += TRYING + drafter + hears * LEARNING[0] - plain
+            self._account += plain * (sum(map(len, step.emitted)) / num - 1) - COLD * spent
         self._account = min(self._account, MOST_SAVED * plain)
         if self._account < 0:
             self._is_broke = True

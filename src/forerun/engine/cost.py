@@ -108,9 +108,7 @@ def _with_rounds(target: Target, curve: Cost) -> Cost:
         return curve
     controller = _First()
     drafter, rule = Guarded(_Given(_bush(NODES, target.vocab_size))), registry.VERIFIER
-    engine = Engine(
-        target, drafter, registry.make("verifier", rule), controller, max_seqs=seqs
-    )
+    engine = Engine(target, drafter, registry.make("verifier", rule), controller, max_seqs=seqs)
     tokens = [1 + i % max(1, target.vocab_size - 1) for i in range(length)]
     running = [
         Sequence([*tokens], length, Sampling(), SeededDice(i), limit=1 << 30, index=i)

@@ -38,10 +38,9 @@ PROBE = 4  # nodes
 MARGIN = 0.2  # of the tokens hoped for, without which drafting must pay: the best guess is too good
 TRYING = 5e-5  # seconds of a step in which anything is looked up or learned
 LEARNING = 2e-5, 0.04  # seconds per sequence, about, and the share of a step they may take
-CREDIT = 6.0  # plain tokens at first
+CREDIT = 20.0  # plain tokens at first: about as many as a memory needs before its drafts are found
 ALLOWED, MOST_SAVED = 0.01, 16.0  # plain steps, with every step and at most
 BACK = 0.5  # plain steps on the account before drafts come back
-COLD = 1.5  # what is spent counts more: a draft after a rest finds nothing of it in the caches
 NOTHING, LISTEN = Plan(0, learns=False), Plan(0)
 
 
@@ -143,7 +142,7 @@ class Budget(Controller):
         if drafter or hears:
             spent = self._pass(num + sum(sizes)) + self._cost.aside(num, sum(map(bool, sizes)))
             spent += TRYING + drafter + hears * LEARNING[0] - plain
-            self._account += plain * (sum(map(len, step.emitted)) / num - 1) - COLD * spent
+            self._account += plain * (sum(map(len, step.emitted)) / num - 1) - spent
         self._account = min(self._account, MOST_SAVED * plain)
         if self._account < 0:
             self._is_broke = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from time import sleep
 
 import numpy as np
 import pytest
@@ -199,22 +198,24 @@ def test_trees_of_the_measurement_have_the_wanted_size() -> None:
         assert tree.tokens.max(initial=0) < 3
 
 
-class Slow(FakeTarget):
-    """A pass takes a millisecond, and another for every sequence and every tree in it."""
+class Timed(FakeTarget):
+    """On its clock a pass takes a second, and one more for every sequence and every tree in it."""
 
-    cost = None
+    cost, clock = None, 0.0
 
     def forward(self, seqs, trees, needs):
-        sleep(1e-3 * (1 + len(seqs) + sum(len(tree) > 0 for tree in trees)))
+        self.clock += 1 + len(seqs) + sum(len(tree) > 0 for tree in trees)
         return super().forward(seqs, trees, needs)
 
 
 def test_what_sequences_and_drafts_take_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "SECONDS", (0.0, 1.0))
-    found = measure(Slow(table_law(1)))
-    assert 0.5e-3 < found.per_seq < 3e-3
-    assert 0.5e-3 < found.per_draft < 3e-3
-    assert found.drafting < 1e-3, "the first one to draft takes no more than the others"
+    target = Timed(table_law(1))
+    monkeypatch.setattr(cost, "perf_counter", lambda: target.clock)
+    found = measure(target)
+    assert found.at(1) == 2 and found.at(5) == 3
+    assert found.per_seq == pytest.approx(6 / 7), "seven others, less the tree of the curve"
+    assert found.per_draft == 1
+    assert found.drafting == 0, "the first tree is no dearer than the others"
 
 
 def test_a_target_with_room_for_one_is_measured_with_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,7 +170,8 @@ INLINE void FN(vector_sums)(const int R, const int is_bytes, const Linear *w, co
                             int64_t stride, int64_t block, int64_t first, int64_t count,
                             v16 *sums) {
     const int64_t line = is_bytes ? 4 : 2, size = is_bytes ? 512 : 1024; /* of 32 inputs */
-    const int64_t step = (w->k + line - 1) / line * 64, far = AHEAD * 64;
+    const int64_t step = (w->k + line - 1) / line * 64;
+    const int64_t far = (is_bytes ? 2 : 1) * AHEAD * 64; /* bytes, which take work, need more */
     const __m512i table[2] = {_mm512_loadu_si512(BF16_LOW), _mm512_loadu_si512(BF16_HIGH)};
     const __m512i high = _mm512_set1_epi32((int)0xffff0000);
     const char *from = (const char *)w->weight + block * step + first / line * 64;

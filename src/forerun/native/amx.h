@@ -5,14 +5,15 @@
    of inputs; so a row's bits depend on nothing else. Within a tile even and odd inputs are summed
    apart; numbers below 2^-126 count as 0, of inputs as of sums. NaN and infinity spread as always.
 
-   Registers: 0-3 sums, 4 and 5 inputs, 6 and 7 weights. One tile of rows goes with four blocks, two
-   go with two: twice the rows for each reading of a weight. More rows are no faster: the weights of
-   a group stay in the core's cache, and with fewer streams memory is read more slowly. */
+   Registers: 0-3 sums, 4 and 5 inputs, 6 and 7 weights. One tile of rows goes with four blocks; of
+   more rows two tiles go with two blocks, whose weights stay in the core's cache until all rows had
+   them. Meanwhile the next two blocks are fetched, in several streams: a core has few places for
+   lines that it waits for, so memory is read fast only where its prefetcher reads ahead, and that
+   does so for every stream. */
 
 #define INPUTS 32 /* of a tile */
 #define TILE_ROWS 16
 #define AMX_ROWS (2 * TILE_ROWS)
-#define AMX_BLOCKS(T) (4 / (T)) /* that T tiles of rows go with */
 #define FEW 2 /* most rows that vectors take instead of tiles; of bytes, which cost more, one */
 
 /* Registers for `rows` rows in T tiles, and `pairs` pairs of inputs; all are cleared. */
@@ -52,14 +53,15 @@ INLINE void FN(load_inputs)(const int T, const uint16_t *in, int64_t stride) {
     if (T == 2) _tile_loadd(5, in + TILE_ROWS * stride, 2 * stride);
 }
 
-/* MOVE: _tile_stored or _tile_loadd, between registers and sums [rows][4]. */
-#define MOVE_SUMS(MOVE, T, sums)                                                             \
+/* MOVE: _tile_stored or _tile_loadd, between registers and sums [rows][B]. */
+#define MOVE_SUMS(MOVE, T, B, sums)                                                          \
     do {                                                                                     \
-        v16 *other = (sums) + ((T) == 1 ? 2 : 4 * TILE_ROWS);                                \
-        MOVE(0, sums, 4 * sizeof(v16));                                                      \
-        MOVE(1, (sums) + 1, 4 * sizeof(v16));                                                \
-        MOVE(2, other, 4 * sizeof(v16));                                                     \
-        MOVE(3, other + 1, 4 * sizeof(v16));                                                 \
+        v16 *other = (sums) + ((T) == 1 ? 2 : (B) * TILE_ROWS);                              \
+        MOVE(0, sums, (B) * sizeof(v16));                                                    \
+        MOVE(1, (sums) + 1, (B) * sizeof(v16));                                              \
+        if ((T) * (B) == 2) break;                                                           \
+        MOVE(2, other, (B) * sizeof(v16));                                                   \
+        MOVE(3, other + 1, (B) * sizeof(v16));                                               \
     } while (0)
 
 /* Bytes of 2 * pairs inputs of a block to bf16 pairs [pairs][16][2]. */
@@ -74,10 +76,16 @@ INLINE void FN(widen_tile)(const char *from, int64_t pairs, const __m512i *table
     }
 }
 
-/* Sums of the rows of T tiles with AMX_BLOCKS(T) blocks, to sums [rows][4]. */
-INLINE void FN(tile_sums)(const int T, const Linear *w, const uint16_t *in, int64_t stride,
-                          int64_t block, int rows, int64_t first, int64_t count, v16 *sums) {
-    const int B = AMX_BLOCKS(T), is_bytes = w->kind == INT8_PAIRS;
+/* A quarter of what is fetched with every tile of inputs. */
+INLINE void FN(pull_quarter)(FN(Soon) *soon, int quarter) {
+    for (int i = quarter; i < soon->pulls; i += 4) FN(pull)(soon, 1);
+}
+
+/* Sums of the rows of T tiles with B blocks, to sums [rows][B]; meanwhile weights are fetched. */
+INLINE void FN(tile_sums)(const int T, const int B, const Linear *w, const uint16_t *in,
+                          int64_t stride, int64_t block, int rows, int64_t first, int64_t count,
+                          FN(Soon) *soon, v16 *sums) {
+    const int is_bytes = w->kind == INT8_PAIRS;
     const int64_t num = count / INPUTS, pairs = (count % INPUTS + 1) / 2;
     const int64_t line = is_bytes ? 4 : 2; /* inputs in 64 bytes of a block */
     const int64_t step = (w->k + line - 1) / line * 64;
@@ -100,11 +108,10 @@ INLINE void FN(tile_sums)(const int T, const Linear *w, const uint16_t *in, int6
                 __asm__ volatile("" ::: "memory"); /* and written again after it */
             }
         }
-    } else {
+    } else if (B == 4) { /* all of the rows: weights pass once */
         for (int64_t i = 0; i < num; i++, from += 1024) {
             /* at a block's end the blocks after these come next */
-            const int64_t far = 4 / B * AHEAD * 64;
-            const int64_t ahead = (num - i) * 1024 > far ? far : far + (B - 1) * step;
+            const int64_t far = AHEAD * 64, ahead = (num - i) * 1024 > far ? far : far + 3 * step;
             FN(load_inputs)(T, in + i * INPUTS, stride);
 #pragma GCC unroll 4
             for (int b = 0; b < B; b++) {
@@ -113,12 +120,27 @@ INLINE void FN(tile_sums)(const int T, const Linear *w, const uint16_t *in, int6
                 FN(multiply)(T, b, from + b * step);
             }
         }
+    } else {
+        char unused[1024] __attribute__((aligned(64)));
+        FN(Soon) ahead = *soon;
+        for (int64_t i = 0; i < num; i++, from += 1024) {
+            FN(load_inputs)(T, in + i * INPUTS, stride);
+            /* where no tile was stored for .4 us, the next store takes .3 us */
+            if (i % 2) _tile_stored(4, unused, 64);
+#pragma GCC unroll 2
+            for (int b = 0; b < 2; b++) {
+                FN(pull_quarter)(&ahead, 2 * b);
+                FN(multiply)(T, b, from + b * step);
+                FN(pull_quarter)(&ahead, 2 * b + 1);
+            }
+        }
+        *soon = ahead;
     }
-    MOVE_SUMS(_tile_stored, T, sums);
+    MOVE_SUMS(_tile_stored, T, B, sums);
     if (!pairs) return;
     /* the rest in narrower tiles: beyond the inputs anything may stand, and NaN times 0 is NaN */
     FN(shape_tiles)(T, rows, pairs);
-    MOVE_SUMS(_tile_loadd, T, sums);
+    MOVE_SUMS(_tile_loadd, T, B, sums);
     FN(load_inputs)(T, in + num * INPUTS, stride);
 #pragma GCC unroll 4
     for (int b = 0; b < B; b++) {
@@ -128,7 +150,7 @@ INLINE void FN(tile_sums)(const int T, const Linear *w, const uint16_t *in, int6
         FN(multiply)(T, b, is_bytes ? wide[0] : weights);
         __asm__ volatile("" ::: "memory");
     }
-    MOVE_SUMS(_tile_stored, T, sums);
+    MOVE_SUMS(_tile_stored, T, B, sums);
 }
 
 /* Adds to acc [R][4] the products of R rows, inputs `in`, with `pairs` pairs of inputs of block b. */
@@ -219,22 +241,21 @@ SOME(1) SOME(2)
 #undef SOME
 static FN(few_t) *const FN(some)[] = {0, FN(some_1), FN(some_2)};
 
-/* Sums [rows][4] of up to AMX_ROWS rows with four blocks over inputs [first, first + count); `first`
-   is a multiple of four. */
+/* Sums [rows][blocks] of up to AMX_ROWS rows over inputs [first, first + count); `first` is a
+   multiple of four. More rows than TILE_ROWS go with two blocks. */
 static void FN(amx_sums)(const Linear *w, const void *x, int64_t stride, int64_t block, int rows,
-                         int64_t first, int64_t count, v16 *sums) {
+                         int blocks, int64_t first, int64_t count, FN(Soon) *soon, v16 *sums) {
     const uint16_t *in = (const uint16_t *)x + first;
     if (rows <= (w->kind == INT8_PAIRS ? 1 : FEW)) {
         const unsigned mode = _mm_getcsr();
         _mm_setcsr(mode | 0x8040); /* small numbers are 0, of inputs as of results */
         FN(some)[rows](w, in, stride, block, first, count, sums);
         _mm_setcsr(mode);
-        return;
+    } else if (rows > TILE_ROWS) {
+        FN(tile_sums)(2, 2, w, in, stride, block, rows, first, count, soon, sums);
+    } else if (blocks == 2) {
+        FN(tile_sums)(1, 2, w, in, stride, block, rows, first, count, soon, sums);
+    } else {
+        FN(tile_sums)(1, 4, w, in, stride, block, rows, first, count, soon, sums);
     }
-    if (rows <= TILE_ROWS) {
-        FN(tile_sums)(1, w, in, stride, block, rows, first, count, sums);
-        return;
-    }
-    for (int b = 0; b < 4; b += 2)
-        FN(tile_sums)(2, w, in, stride, block + b, rows, first, count, sums + b);
 }

@@ -6,7 +6,6 @@
 #include "scores.h"
 
 #if ISA_LEVEL >= 4
-#include "soon.h"
 #include "tiles.h"
 #endif
 

@@ -20,10 +20,11 @@ INLINE void FN(widen)(const uint8_t *p, const __m512i *table, __m512i *pair, __m
 }
 #endif
 
+#include "soon.h"
 #if ISA_LEVEL >= 4
 #include "amx.h"
 #define IS_TILED(w) TAKES_PAIRS((w)->kind)
-#define MOST_SUMS (4 * AMX_ROWS)
+#define MOST_SUMS (2 * AMX_ROWS) /* of two tiles with two blocks, or one with four */
 #else
 #define IS_TILED(w) 0
 #define MOST_SUMS 24
@@ -177,10 +178,10 @@ static void FN(finish)(const FN(Sink) *s, const Linear *w, int64_t row, int64_t 
 
 /* Sums [rows][blocks] over inputs [first, first + count). */
 INLINE void FN(sums_over)(const Linear *w, const void *x, int64_t stride, int64_t block, int rows,
-                          int blocks, int64_t first, int64_t count, v16 *sums) {
+                          int blocks, int64_t first, int64_t count, FN(Soon) *soon, v16 *sums) {
 #if ISA_LEVEL >= 4
     if (IS_TILED(w)) {
-        FN(amx_sums)(w, x, stride, block, rows, first, count, sums);
+        FN(amx_sums)(w, x, stride, block, rows, blocks, first, count, soon, sums);
         return;
     }
 #endif
@@ -189,9 +190,9 @@ INLINE void FN(sums_over)(const Linear *w, const void *x, int64_t stride, int64_
 
 /* All of k: at once, or in one part for every scale of the outputs. */
 INLINE void FN(sums_of)(const Linear *w, const void *x, int64_t stride, int64_t block, int rows,
-                        int blocks, v16 *sums) {
+                        int blocks, FN(Soon) *soon, v16 *sums) {
     if (w->num_scales <= 1) {
-        FN(sums_over)(w, x, stride, block, rows, blocks, 0, w->k, sums);
+        FN(sums_over)(w, x, stride, block, rows, blocks, 0, w->k, soon, sums);
         return;
     }
     for (int i = 0; i < rows * blocks; i++) sums[i] = (v16){0};
@@ -200,7 +201,7 @@ INLINE void FN(sums_of)(const Linear *w, const void *x, int64_t stride, int64_t 
         const float *scale = w->scale + s * w->groups * GROUP + block * LANES;
         v16 part[MOST_SUMS];
         FN(sums_over)(w, x, stride, block, rows, blocks, first,
-                      left < w->scaled ? left : w->scaled, part);
+                      left < w->scaled ? left : w->scaled, soon, part);
         for (int r = 0; r < rows; r++)
             for (int b = 0; b < blocks; b++)
                 sums[r * blocks + b] += part[r * blocks + b] * FN(load)(scale + b * LANES);
@@ -214,6 +215,15 @@ INLINE int64_t FN(group_bytes)(const Linear *w) {
     return w->k * GROUP * (w->kind == F32 ? 4 : w->kind == INT8 ? 1 : 2);
 }
 
+/* The `num` blocks from `block` on, to be fetched while `parts` groups of rows are multiplied with
+   as many blocks. */
+INLINE FN(Soon) FN(blocks_soon)(const Linear *w, int64_t block, int64_t num, int64_t parts) {
+    const int64_t size = FN(group_bytes)(w) / 4, quarter = num * size / 4 / 64 * 64;
+    const char *at = (const char *)w->weight + block * size;
+    return (FN(Soon)){{at, at + quarter, at + 2 * quarter, at + 3 * quarter}, quarter / 64, 0,
+                      (int)((4 * num + parts - 1) / parts)};
+}
+
 /* One thread's share: neighbouring groups of outputs, every row; the same ones in every pass, so
    that they stay in that core's cache. x has `stride` numbers per row. */
 static void FN(linear)(const Linear *w, const void *x, int64_t stride, int64_t rows,
@@ -223,17 +233,20 @@ static void FN(linear)(const Linear *w, const void *x, int64_t stride, int64_t r
     if (!rows) return;
     const int64_t most = IS_TILED(w) ? AMX_ROWS : VECTOR_ROWS, parts = (rows + most - 1) / most;
     const int64_t width = TAKES_PAIRS(w->kind) ? 2 : 4;
-    for (int64_t group = first; group < last; group++)
+    const int64_t num = IS_TILED(w) && rows > AMX_ROWS / 2 ? 2 : 4; /* blocks that rows take in turn */
+    for (int64_t block = 4 * first; block < 4 * last; block += num) {
+        FN(Soon) soon = FN(blocks_soon)(w, block + num, num, parts);
         for (int64_t part = 0; part < parts; part++) {
             const int64_t row = rows * part / parts, n = rows * (part + 1) / parts - row;
-            const int blocks = IS_TILED(w) ? 4 : VECTOR_BLOCKS(n);
+            const int blocks = IS_TILED(w) ? (int)num : VECTOR_BLOCKS(n);
             const void *in = (const char *)x + row * stride * width;
-            for (int b = 0; b < 4; b += blocks) {
+            for (int64_t b = block; b < block + num; b += blocks) {
                 v16 sums[MOST_SUMS];
-                FN(sums_of)(w, in, stride, 4 * group + b, (int)n, blocks, sums);
-                FN(finish)(sink, w, row, 4 * group + b, (int)n, blocks, sums);
+                FN(sums_of)(w, in, stride, b, (int)n, blocks, &soon, sums);
+                FN(finish)(sink, w, row, b, (int)n, blocks, sums);
             }
         }
+    }
 #if ISA_LEVEL >= 4
     if (IS_TILED(w)) _tile_release();
 #endif

@@ -4,10 +4,11 @@ typedef struct {
     const char *at[4];
     int64_t left; /* lines of each */
     int is_busy;  /* weights of queries take long: part of the lines is fetched meanwhile */
+    int pulls;    /* with every tile of inputs of a product */
 } FN(Soon);
 
 /* Keys and values of a piece in the chunk from begin on. */
-static FN(Soon) FN(soon)(const Model *m, const Piece *x, int64_t begin) {
+static inline FN(Soon) FN(soon)(const Model *m, const Piece *x, int64_t begin) {
     const int64_t size = 2 * m->head_dim, low = x->low > begin ? x->low : begin;
     const int64_t end = x->top + 1 < begin + CHUNK ? x->top + 1 : begin + CHUNK;
     const int64_t half = (end - low + 1) / 2;

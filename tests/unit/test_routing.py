@@ -94,9 +94,9 @@ def test_a_new_sequence_begins_with_what_others_of_its_tenant_taught() -> None:
     router = Router(parts=(Says(wrong), Says(truth)), scope="tenant")
     run(router, count=1500)
     fresh = sequence((0, 1), 5, SeededDice(0), GREEDY)
-    assert router._ranking(fresh) == [1, 0]
+    assert router.scores(fresh)[SECOND] > 1.5
     fresh.tenant = "another"
-    assert router._ranking(fresh) == [0, 1]
+    assert router.scores(fresh)[SECOND] == 1.0
 
 
 def test_what_a_group_taught_ends_with_it() -> None:
@@ -108,11 +108,11 @@ def test_what_a_group_taught_ends_with_it() -> None:
     told.group = "prompt"
     run_all(loop, [told])
     fresh = sequence((0, 1), 5, SeededDice(0), GREEDY)
-    assert router._ranking(fresh) == [0, 1]
+    assert router.scores(fresh)[SECOND] == 1.0
     fresh.group = "prompt"
-    assert router._ranking(fresh) == [1, 0]
+    assert router.scores(fresh)[SECOND] > 1.5
     router.forget("prompt")
-    assert router._ranking(fresh) == [0, 1]
+    assert router.scores(fresh)[SECOND] == 1.0
     lone = sequence((0, 1), 300, SeededDice(0), GREEDY)
     lone.group = None
     run_all(loop, [lone])
@@ -131,13 +131,31 @@ def test_only_the_best_drafts_between_comparisons() -> None:
     assert len(asked) <= passes / LOOK + passes / (LOOK * EXPLORE) + 3
 
 
-def test_scores_are_tokens_per_second() -> None:
-    router = Router(parts=(Says(truth), Says(wrong)))
-    target = FakeTarget(LAW)
-    target.cost = Cost((1, 65), (1.0, 2.0))
-    router.bind(target)
-    seq = sequence((0, 1), 5, SeededDice(0), GREEDY)
-    assert set(router.scores(seq).values()) == {1.0}
+def test_scores_are_tokens_per_second_beside_the_first() -> None:
+    """Five tokens for five rows against one for as many, once the belief of the start is gone."""
+    for order, wanted in (((wrong, truth), 5.0), ((truth, wrong), 0.2), ((truth, truth), 1.0)):
+        router = Router(parts=tuple(Says(say) for say in order), scope="global")
+        seq = sequence((0, 1), 5, SeededDice(0), GREEDY)
+        assert router.scores(seq) == {FIRST: 1.0, SECOND: 1.0}
+        run(router, count=12000)
+        assert router.scores(seq)[SECOND] == pytest.approx(wanted, rel=0.05)
+
+
+def test_a_part_is_used_and_scored_where_it_has_much_to_say() -> None:
+    """Its short trees are right as well, but the first part drafts there."""
+
+    def now_and_then(tokens: list[int], count: int) -> list[int]:
+        return truth(tokens, count if len(tokens) // 40 % 2 else 1)
+
+    def half(tokens: list[int], count: int) -> list[int]:
+        return truth(tokens, 2) + wrong(tokens, count)[: count - 2]
+
+    router = Router(parts=(Says(half), Says(now_and_then)), scope="global")
+    texts, (stats,) = run(router, count=2000)
+    assert texts == [truth([0, 1], 2000)]
+    assert 400 < stats.drafted_by[SECOND] <= 800, "four nodes for five tokens of a thousand"
+    assert stats.accepted_by[SECOND] > 0.9 * stats.drafted_by[SECOND]
+    assert router.scores(sequence((0, 1), 5, SeededDice(0), GREEDY))[SECOND] > 1.2
 
 
 def test_a_followed_path_is_counted_from_the_root() -> None:

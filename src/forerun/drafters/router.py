@@ -1,20 +1,23 @@
-"""Learns which drafter pays for a sequence: the one whose drafts buy most tokens for their rows.
+"""Learns where another drafter pays more than the first one, which drafts everywhere else.
 
-Every LOOK steps all parts draft. A tree of chosen tokens is scored by how far the text has followed
-it when the next comparison begins, whether or not it was used; one of drawn tokens is fairly scored
-by use alone, so the second best part is tried at every EXPLORE-th
-comparison. In between only the best one drafts. A score is tokens per second: 1 + accepted nodes
-over the seconds of a pass over its rows (`engine/cost.py`) and of drafting; recent steps weigh
-more, and a new sequence begins with what others of its prompt have taught.
+A part that copies is worth most where it has much to say: where its tree is long. Every LOOK-th
+step all parts draft, more rarely where no tree is long, and each part with a long tree is scored
+against the first at such places alone: by tokens per second, 1 + accepted nodes over the seconds of
+a pass over its rows (`engine/cost.py`) and of drafting. A tree of chosen tokens is scored by how
+far the text has followed it when all draft again, whether or not it was used; one of drawn tokens
+is fairly scored by use alone, so at every EXPLORE-th comparison the other one is used. Whoever is
+clearly better drafts until its tree is short, or it no longer is. Recent comparisons weigh more,
+and a new sequence begins with what others of its prompt have taught.
 
-Law: the choice rests on earlier steps alone, so labels stay true. Needs: what its parts need.
+Law: the choice rests on earlier steps and on trees of chosen tokens, so labels stay true: a tree of
+drawn tokens counts as long whatever its size. Needs: what its parts need.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,18 +32,19 @@ from forerun.registry import DrafterName
 from forerun.roles import Drafter, Target, name_of
 from forerun.tree import POINT, Tree, signed
 
-LOOK, EXPLORE = 6, 12  # steps between two comparisons, comparisons between two trials
+LOOK, REST, EXPLORE = 6, 24, 12  # steps between two looks, at most; comparisons between two trials
+LONG = 2 / 3  # of the longest path that the plan allows: nodes of a tree that has much to say
 KEEP, KEEP_ALL = 0.95, 0.99  # memory of a sequence's and of all sequences' comparisons
-MARGIN = 1.15  # by which a later part must be better than the first: scores are noisy
+MARGIN = 1.15  # by which another part must be better than the first: scores are noisy
 
 
 @dataclass
 class Comparison:
-    """What all parts drafted at one place of a text; scored when the next one begins."""
+    """What the first part and those with long trees drafted at one place of a text."""
 
     start: int  # tokens before it
     used: int
-    trees: list[Tree]
+    trees: dict[int, Tree]  # by part
     accepted: int | None = None  # nodes of the used tree; None until it was judged
 
     def scores(self, seq: Sequence) -> dict[int, int]:
@@ -50,22 +54,36 @@ class Comparison:
         """
         assert self.accepted is not None, "nothing is scored before it was judged"
         after = seq.tokens[self.start :]
-        others = (k for k, tree in enumerate(self.trees) if (tree.laws == POINT).all())
-        return {k: followed(self.trees[k], after)[0] for k in others} | {self.used: self.accepted}
+        chosen = (k for k, tree in self.trees.items() if (tree.laws == POINT).all())
+        return {k: followed(self.trees[k], after)[0] for k in chosen} | {self.used: self.accepted}
 
 
 @dataclass
 class Contest:
     """How the parts fare on one sequence."""
 
-    turn: int = -1
-    known: np.ndarray | None = None  # mean tokens and seconds [2, parts]
-    ranking: list[int] = field(default_factory=list)  # by `known`; empty as long as that is None
-    compared: Comparison | None = None
+    left: int = 0  # steps until all parts draft
+    pause: int = LOOK // 2  # steps between the last two times they did
+    num_compared: int = 0
+    leader: int = 0  # who drafts in between
+    known: np.ndarray | None = None  # means of this sequence, as `Router._known` gives them
+    compared: Comparison | None = None  # until the next one begins
+
+    @property
+    def compares(self) -> bool:
+        """Whether all parts draft in this step."""
+        return self.left == 0
+
+    def looked(self, has_long: bool) -> bool:
+        """All have drafted; whether what seems worse is used this time."""
+        self.pause = LOOK if has_long else min(2 * self.pause, REST)
+        self.left = self.pause
+        self.num_compared += has_long
+        return has_long and self.num_compared % EXPLORE == 0
 
 
 class Router(Composite):
-    """`parts` compete for every sequence; the first one is used where they are about as good.
+    """The first of `parts` drafts, the others where they have much to say and are better there.
 
     scope: which sequences share what is known of the parts: "request" (none), "group" (samples of
     one prompt: a call with the same seed drafts the same again), "tenant" or "global".
@@ -90,25 +108,27 @@ class Router(Composite):
         self._cost = cost_of(target)
 
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        used, compares = self._turn(seq)
-        if not compares:
-            return self._signed(used, self.parts[used].propose_one(seq, plan, dice))
-        trees = [part.propose_one(seq, plan, dice) for part in self.parts]
-        return self._use(seq, used, trees)
+        contest, found = self._turn(seq), dict[int, Tree]()
+        for k in reversed(range(len(self.parts))):
+            if self._is_asked(k, contest, found, plan):
+                found[k] = self.parts[k].propose_one(seq, plan, dice)
+        return self._use(seq, contest, found, plan)
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
-        turns = [self._turn(seq) for seq in seqs]
-        found: list[list[Tree]] = [[] for _ in seqs]
-        for k, part in enumerate(self.parts):
-            asked = [i for i, (used, compares) in enumerate(turns) if compares or used == k]
+        turns = [(self._turn(seq), dict[int, Tree]()) for seq in seqs]
+        for k in reversed(range(len(self.parts))):
+            asked = [
+                i
+                for i, (turn, plan) in enumerate(zip(turns, plans, strict=True))
+                if self._is_asked(k, *turn, plan)
+            ]
             if not asked:
                 continue
-            trees = part.propose([seqs[i] for i in asked], [plans[i] for i in asked])
+            trees = self.parts[k].propose([seqs[i] for i in asked], [plans[i] for i in asked])
             for i, tree in zip(asked, trees, strict=True):
-                found[i].append(tree)
+                turns[i][1][k] = tree
         return [
-            self._use(seq, used, trees) if compares else self._signed(used, trees[0])
-            for seq, (used, compares), trees in zip(seqs, turns, found, strict=True)
+            self._use(seq, *turn, plan) for seq, turn, plan in zip(seqs, turns, plans, strict=True)
         ]
 
     def observe(self, step: Step) -> None:
@@ -119,7 +139,8 @@ class Router(Composite):
         super().observe(step)
 
     def finish(self, seq: Sequence) -> None:
-        self._settle(seq)
+        if contest := self._own.get(seq):
+            self._settle(seq, contest)
         self._own.pop(seq, None)
         self._all.pop(seq, None)  # where nobody shares it
         super().finish(seq)
@@ -129,68 +150,84 @@ class Router(Composite):
         super().forget(group)
 
     def scores(self, seq: Sequence) -> dict[str, float]:
-        """Tokens per second of every part, as far as is known of this sequence."""
-        tokens, seconds = self._known(seq)
-        return dict(zip(self.names, (tokens / seconds).tolist(), strict=True))
+        """Tokens per second of every part over those of the first, where its trees are long."""
+        return dict(zip(self.names, _ratios(self._known(seq)), strict=True))
 
-    def _turn(self, seq: Sequence) -> tuple[int, bool]:
-        """Whose tree is used in this step, and whether all parts draft."""
+    def _turn(self, seq: Sequence) -> Contest:
         contest = self._own.setdefault(seq, Contest())
-        contest.turn += 1
-        explores = contest.turn % (LOOK * EXPLORE) == LOOK * (EXPLORE - 1)
-        return self._ranking(seq)[explores], contest.turn % LOOK == 0
+        contest.left = max(contest.left - 1, 0)
+        return contest
 
-    def _use(self, seq: Sequence, used: int, trees: list[Tree]) -> Tree:
-        self._settle(seq)
-        self._own[seq].compared = Comparison(len(seq.tokens), used, trees)
-        return self._signed(used, trees[used])
+    def _is_asked(self, k: int, contest: Contest, found: dict[int, Tree], plan: Plan) -> bool:
+        """Whether a part drafts in this step, once all later parts have: the first one comes last.
 
-    def _signed(self, used: int, tree: Tree) -> Tree:
-        return signed(tree, name_of(self.parts[used]))
+        It does unless the leader's tree is long.
+        """
+        if contest.compares or contest.leader == k:
+            return True
+        return not k and not self._is_long(contest.leader, found[contest.leader], plan)
 
-    def _ranking(self, seq: Sequence) -> list[int]:
-        """Parts by falling score; ties go to the earlier one, and nearly so to the first."""
-        contest = self._own.get(seq)
-        return (contest and contest.ranking) or _ranked(self._known(seq))
+    def _is_long(self, k: int, tree: Tree, plan: Plan) -> bool:
+        """Whether a part has much to say; what it drew must not count."""
+        if not self.parts[k].labels <= {"point"}:
+            return True
+        return len(tree) >= max(1.0, LONG * min(plan.nodes, plan.depth))
+
+    def _use(self, seq: Sequence, contest: Contest, found: dict[int, Tree], plan: Plan) -> Tree:
+        """The tree that is used, of those found."""
+        long = [k for k in sorted(found) if k and self._is_long(k, found[k], plan)]
+        used = long[0] if long else 0
+        if contest.compares:
+            self._settle(seq, contest)
+            ratios = _ratios(self._known(seq))
+            used = max([0, *long], key=lambda k: ratios[k] / (MARGIN if k else 1.0))
+            contest.leader = used
+            if contest.looked(bool(long)):
+                used = 0 if used else max(long, key=ratios.__getitem__)
+            if long:
+                trees = {k: found[k] for k in (0, *long)}
+                contest.compared = Comparison(len(seq.tokens), used, trees)
+        elif not used:
+            contest.leader = 0
+        return signed(found[used], name_of(self.parts[used]))
 
     def _known(self, seq: Sequence) -> np.ndarray:
-        """Mean tokens and seconds [2, parts] of this sequence, or of others that share them."""
+        """Means where a part's trees are long, of this sequence or of others that share them.
+
+        [2, 2, parts]: tokens and seconds; of the part, and of the first one at the same places.
+        """
         contest = self._own.get(seq)
         if contest is not None and contest.known is not None:
             return contest.known
         if (known := self._all.get(key_of(self.scope, seq))) is None:
-            known = np.ones((2, len(self.parts)))
+            known = np.ones((2, 2, len(self.parts)))
             known[1] = self._cost.at(1)
         return known
 
-    def _settle(self, seq: Sequence) -> None:
+    def _settle(self, seq: Sequence, contest: Contest) -> None:
         """Learns from the last comparison what the text has shown of it."""
-        contest = self._own.get(seq)
-        found = contest and contest.compared
-        if contest is None or not found:
+        found, contest.compared = contest.compared, None
+        if found is None or found.accepted is None:
             return
-        contest.compared = None
-        if found.accepted is not None and any(map(len, found.trees)):
-            self._learn(seq, contest, found)
-
-    def _learn(self, seq: Sequence, contest: Contest, found: Comparison) -> None:
-        rows = np.array([len(tree) for tree in found.trees])
-        drafting = [part.seconds(n) for part, n in zip(self.parts, rows.tolist(), strict=True)]
-        seconds = self._cost.at(1 + rows) + drafting
-        new = np.full((2, len(rows)), np.nan)  # of parts that cannot be scored in this step
+        new = np.full((2, 2, len(self.parts)), np.nan)  # of parts that cannot be scored here
+        others = [k for k in found.trees if k]
         for k, count in found.scores(seq).items():
-            new[:, k] = 1 + count, seconds[k]
+            rows = len(found.trees[k])
+            score = 1 + count, float(self._cost.at(1 + rows)) + self.parts[k].seconds(rows)
+            if k:
+                new[:, 0, k] = score
+            else:
+                new[:, 1, others] = np.array(score)[:, None]
         key = key_of(self.scope, seq)
         before, theirs = self._known(seq), self._all.get(key)
         contest.known = _mean(before, new, KEEP)
-        contest.ranking = _ranked(contest.known)
         self._all[key] = _mean(before if theirs is None else theirs, new, KEEP_ALL)
 
 
-def _ranked(known: np.ndarray) -> list[int]:
-    scores = known[0] / known[1]
-    scores[0] *= MARGIN
-    return np.argsort(-scores, kind="stable").tolist()
+def _ratios(known: np.ndarray) -> list[float]:
+    """Tokens per second of the parts over those of the first, [parts]."""
+    speeds = known[0] / known[1]
+    return (speeds[0] / speeds[1]).tolist()
 
 
 def _mean(old: np.ndarray, new: np.ndarray, keep: float) -> np.ndarray:

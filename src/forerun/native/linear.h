@@ -233,7 +233,8 @@ static void FN(linear)(const Linear *w, const void *x, int64_t stride, int64_t r
     if (!rows) return;
     const int64_t most = IS_TILED(w) ? AMX_ROWS : VECTOR_ROWS, parts = (rows + most - 1) / most;
     const int64_t width = TAKES_PAIRS(w->kind) ? 2 : 4;
-    const int64_t num = IS_TILED(w) && rows > AMX_ROWS / 2 ? 2 : 4; /* blocks that rows take in turn */
+    /* blocks that all rows take before the next ones */
+    const int64_t num = IS_TILED(w) && rows > AMX_ROWS / 2 ? 2 : 4;
     for (int64_t block = 4 * first; block < 4 * last; block += num) {
         FN(Soon) soon = FN(blocks_soon)(w, block + num, num, parts);
         for (int64_t part = 0; part < parts; part++) {

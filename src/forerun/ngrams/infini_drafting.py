@@ -139,7 +139,7 @@ def find(shard: Shard, wish: Wish, known: int, node: int, out: Buffers, room: Ro
     """Writes the span of a node: the longest suffix that occurs, and where."""
     span = room.spans[node + 1]
     if node >= 0:
-        above, token = room.spans[out.parents[node] + 1], np.int64(out.tokens[node])
+        above, token = room.spans[out.parents[node] + 1], int(out.tokens[node])
         if token != wish.eos and above[0] < wish.context:
             low = bound(shard, above[0], above[1], above[2], token)
             span[0], span[1] = above[0] + 1, low
@@ -151,7 +151,7 @@ def find(shard: Shard, wish: Wish, known: int, node: int, out: Buffers, room: Ro
     end, at = size, node
     while at >= 0:
         end -= 1
-        token = np.int64(out.tokens[at])
+        token = int(out.tokens[at])
         room.query[end] = wish.separator if token == wish.eos else token
         at = int(out.parents[at])
     span[0], span[1], span[2] = longest_suffix(shard, room.query, max(0, size - wish.context), size)

@@ -64,6 +64,12 @@ def test_drafts_that_are_accepted_grow_up_to_where_passes_get_dear() -> None:
     assert 1 <= few[-1].nodes <= 8  # free up to nine rows
 
 
+def test_a_plan_that_is_always_accepted_grows_beyond_what_was_tried() -> None:
+    """A step in the curve at its fifth row does not hold plans at four nodes for ever."""
+    curve = Cost((1, 5, 6, 65), (1.0, 1.1, 1.5, 2.0))
+    assert steps(bound(curve), lambda nodes: nodes, 100)[-1].nodes > 8
+
+
 def test_nothing_is_drafted_where_it_does_not_pay_but_for_probes() -> None:
     plans = steps(bound(STEEP), lambda nodes: 0, 3000)
     drafted = [plan.nodes > 0 for plan in plans]
@@ -134,6 +140,16 @@ def test_a_budget_of_nothing_is_refused(options: dict[str, int]) -> None:
         Budget(**options)
 
 
+class Timed(FakeTarget):
+    """On its clock a pass takes a second, and one more for every sequence and every tree in it."""
+
+    cost, clock = None, 0.0
+
+    def forward(self, seqs, trees, needs):
+        self.clock += 1 + len(seqs) + sum(len(tree) > 0 for tree in trees)
+        return super().forward(seqs, trees, needs)
+
+
 class Shaped(FakeTarget):
     """A target whose passes can be timed."""
 
@@ -152,6 +168,29 @@ def test_a_measured_curve_rises_and_is_remembered(
     assert cost_of(Shaped(table_law(1))) == first  # read, not measured again
     file.write_text("{")
     assert cost_of(Shaped(table_law(1))).rows == first.rows
+
+
+def test_a_curve_of_a_busy_machine_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+
+    class Busy(Timed):
+        shape, slowness = "a fake on a clock", 1.0
+
+        def forward(self, seqs, trees, needs):
+            self.clock += self.slowness - 1
+            return super().forward(seqs, trees, needs)
+
+    def found(slowness: float) -> Cost:
+        target = Busy(table_law(1))
+        target.slowness = slowness
+        monkeypatch.setattr(cost, "perf_counter", lambda: target.clock)
+        return cost_of(target)
+
+    assert found(8.0).at(1) == 9
+    assert found(1.0).at(1) == 2 and found(1.0).at(5) == 3, "it was kept too long"
+    assert found(8.0).at(1) == 2, "a busy minute does not undo it"
 
 
 def test_a_curve_of_one_gpu_does_not_serve_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,16 +235,6 @@ def test_trees_of_the_measurement_have_the_wanted_size() -> None:
         tree: Tree = cost._bush(nodes, 3)
         assert len(tree) == nodes
         assert tree.tokens.max(initial=0) < 3
-
-
-class Timed(FakeTarget):
-    """On its clock a pass takes a second, and one more for every sequence and every tree in it."""
-
-    cost, clock = None, 0.0
-
-    def forward(self, seqs, trees, needs):
-        self.clock += 1 + len(seqs) + sum(len(tree) > 0 for tree in trees)
-        return super().forward(seqs, trees, needs)
 
 
 def test_what_sequences_and_drafts_take_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,8 @@ class Layer:
         made, kept = records(spans)
         work = layout.Pass(
             num_rows=num, num_spans=len(spans), num_threads=threads, is_split=split,
-            positions=positions.ctypes.data, spans=ctypes.addressof(made), cells=self.data.data_ptr(),
+            positions=positions.ctypes.data, spans=ctypes.addressof(made),
+            cells=self.data.data_ptr(),
             slot_stride=2 * self.kv * self.cells * self.dim, head_stride=self.cells * self.dim,
             qkv=qkv.data_ptr(), partial=partial.data_ptr(), act=out.data_ptr(),
             act_stride=heads * self.dim, max_runs=runs,

@@ -27,7 +27,7 @@ from forerun.errors import ConfigError
 from forerun.records import Cost, Plan, Sequence, Step
 from forerun.roles import Controller, Drafter, Target
 
-FIRST = 0.5, 0.8  # belief in node 0, and of each node in the one before it
+FIRST = 0.5, 0.8  # belief in node 0, and in each node where the one before it is certain
 WEIGHT = 4.0  # trials that the belief stands for
 REVIEW = 4  # steps of a sequence between two decisions
 KEEP = 0.99  # of the counts of nodes, per decision
@@ -70,9 +70,7 @@ class Budget(Controller):
             )
         self.nodes, self.depth = nodes, depth
         self._probe = Plan(min(PROBE, nodes), depth)
-        self.tries = np.full(nodes, WEIGHT)
-        self.belief = FIRST[0] * FIRST[1] ** np.arange(nodes)
-        self.hits = self.tries * self.belief
+        self.tries, self.hits = np.zeros(nodes), np.zeros(nodes)
         self.gains = self._sums()  # gains[N]: tokens that N nodes promise
         self._cost = Cost((1, 2), (1.0, 1.0))
         self._passes: dict[int, float] = {}  # seconds of a pass, by rows
@@ -215,10 +213,12 @@ class Budget(Controller):
         return LISTEN if learning * (1 + listening) <= share * seconds else NOTHING
 
     def _sums(self) -> list[float]:
-        """Sums of acceptance, which never rests on fewer than WEIGHT trials."""
-        missing = np.maximum(WEIGHT - self.tries, 0)
-        rates = (self.hits + missing * self.belief) / (self.tries + missing)
-        return [0.0, *np.cumsum(rates).tolist()]
+        """Sums of acceptance; a node is believed to fare a little worse than the one before it."""
+        sums, rate = [0.0], FIRST[0] / FIRST[1]
+        for tries, hits in zip(self.tries.tolist(), self.hits.tolist(), strict=True):
+            rate = (hits + WEIGHT * FIRST[1] * rate) / (tries + WEIGHT)
+            sums.append(sums[-1] + rate)
+        return sums
 
 
 def _mean(old: float, new: float, keep: float) -> float:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
+from collections.abc import Sequence as Many
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -33,47 +35,67 @@ ROWS = (1, 2, 3, 5, 7, 9, 13, 17, 25, 33, 49, 65)
 PREFIX = 48  # tokens before the root: few enough that the cache slot is given up gladly
 TRIES = 7  # rounds at least, as far as time allows
 SECONDS = 0.5, 3.0  # of measuring, at least and at most
+CHECK, HOLDS = (3, (0.0, 0.3)), 0.85  # tries and seconds of a check; what a curve must not exceed
 SEQS, NODES = 8, 4  # sequences that run at once where others than one are measured; their drafts
 FORMAT = 4
 
 
 def cost_of(target: Target) -> Cost:
-    """The cost curve of a target: remembered, read from the cache folder, or measured (seconds)."""
+    """The cost curve of a target: remembered, read from the cache folder, or measured (seconds).
+
+    One that was measured on a busy machine is found out by a few passes, and measured again.
+    """
     if target.cost is None:
         path = cache_folder() / "costs" / f"{_key(target)}.json" if target.shape else None
-        target.cost = _read(path) or measure(target)
-        _write(path, target.cost)
+        cost = _read(path)
+        if cost is None or not _holds(cost, target):
+            cost = _faster(measure(target), cost)
+            _write(path, cost)
+        target.cost = cost
     return target.cost
 
 
 def measure(target: Target) -> Cost:
-    """The fastest of interleaved passes and rounds of each kind.
-
-    Other work on the machine can only slow them down, and the figures are kept for good.
-    """
-    return _with_rounds(target, _curve(target))
-
-
-def _curve(target: Target) -> Cost:
-    """Passes over one sequence; a larger tree never costs less."""
+    """The fastest of interleaved passes and rounds: other work only slows them down."""
     most = min(max(ROWS), max(2, target.context - PREFIX - 1))
     sizes = [rows for rows in ROWS if rows <= most]
+    seconds = np.maximum.accumulate(_passes(target, sizes, TRIES, SECONDS))  # larger never cheaper
+    return _with_rounds(target, Cost(tuple(sizes), tuple(float(s) for s in seconds)))
+
+
+def _holds(cost: Cost, target: Target) -> bool:
+    """Whether no pass of a few is clearly faster than the curve says."""
+    sizes = [cost.rows[0], cost.rows[len(cost.rows) // 2]]
+    found = _passes(target, sizes, *CHECK)
+    return all(now >= HOLDS * float(cost.at(n)) for n, now in zip(sizes, found, strict=True))
+
+
+def _faster(found: Cost, before: Cost | None) -> Cost:
+    """The faster pass of two measurements; what comes beside it is the later one's."""
+    if before is None or before.rows != found.rows:
+        return found
+    return replace(found, seconds=tuple(map(min, found.seconds, before.seconds)))
+
+
+def _passes(
+    target: Target, sizes: Many[int], tries: int, seconds: tuple[float, float]
+) -> list[float]:
+    """Seconds of the fastest pass over one sequence with so many rows, tried in turn."""
     tokens = [1 + i % max(1, target.vocab_size - 1) for i in range(min(PREFIX, target.context - 2))]
     seq = Sequence(tokens, len(tokens), Sampling(), SeededDice(0), limit=1)
-    trees = {rows: _bush(rows - 1, target.vocab_size) for rows in sizes}
-    found: dict[int, list[float]] = {rows: [] for rows in sizes}
-    started = perf_counter()
+    trees = [_bush(rows - 1, target.vocab_size) for rows in sizes]
+    fastest, rounds, started = [math.inf] * len(sizes), 0, perf_counter()
     try:
         _wait(target.forward([seq], [EMPTY], frozenset()))  # prefill
-        while not _is_enough(len(found[sizes[-1]]), perf_counter() - started):
-            for rows, tree in trees.items():
+        while not _is_enough(rounds, perf_counter() - started, tries, seconds):
+            for i, tree in enumerate(trees):
                 start = perf_counter()
                 _wait(target.forward([seq], [tree], frozenset()))
-                found[rows].append(perf_counter() - start)
+                fastest[i] = min(fastest[i], perf_counter() - start)
+            rounds += 1
     finally:
         target.release(seq)
-    seconds = np.maximum.accumulate([np.min(found[rows]) for rows in sizes])
-    return Cost(tuple(sizes), tuple(float(s) for s in seconds))
+    return fastest
 
 
 class _Given(Drafter):
@@ -122,7 +144,7 @@ def _with_rounds(target: Target, curve: Cost) -> Cost:
         for seq in running:
             engine.submit(seq)
         engine.step()  # prefill
-        while not _is_enough(len(found[seqs, seqs]), perf_counter() - started):
+        while not _is_enough(len(found[seqs, seqs]), perf_counter() - started, TRIES, SECONDS):
             for (n, controller.drafts), times in found.items():
                 for seq in running:
                     del seq.tokens[length:]
@@ -171,9 +193,9 @@ def _wait(rows: list[Rows]) -> None:
         torch.cuda.synchronize(rows[0].logits.device)
 
 
-def _is_enough(rounds: int, seconds: float) -> bool:
-    least, most = SECONDS
-    return rounds > 0 and (seconds > most or (rounds >= TRIES and seconds > least))
+def _is_enough(rounds: int, seconds: float, tries: int, limits: tuple[float, float]) -> bool:
+    least, most = limits
+    return rounds > 0 and (seconds > most or (rounds >= tries and seconds > least))
 
 
 def _bush(nodes: int, vocab: int) -> Tree:

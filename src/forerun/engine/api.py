@@ -107,7 +107,7 @@ class Model:
 
         sampling: one for all prompts, or one for each.
         drafter, verifier, controller: a name with options ("stand:context=4"), or an object.
-        batch: most sequences that run at once; unless told 8, or fewer where there is no room. A
+        batch: most sequences that run at once; unless told 16, or fewer where there is no room. A
         pass over several costs little more than over one, but drafts learn less from each other.
         tenant: whose prompts these are, for memories that are kept apart by tenant.
         numbers: those of the prompts in a larger batch, whose randomness they then have.

@@ -1,7 +1,8 @@
-"""Ctrl-C at a moment that suits: after a block, or never in the processes beside the first."""
+"""Ctrl-C as it suits: after a block, at once, or never in the processes beside the first."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -22,6 +23,27 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
     if came:
         raise KeyboardInterrupt
+
+
+@contextmanager
+def ending_at_once(last: str) -> Iterator[None]:
+    """Ctrl-C ends the process with a last line and status 130, whatever is under way.
+
+    For code that drops exceptions, as compilers called back from C do, and loses nothing.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN or not _is_main_thread():
+        yield
+        return
+
+    def end(number: int, _: object) -> None:
+        os.write(2, f"{last}\n".encode())
+        os._exit(130)
+
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

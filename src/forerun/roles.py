@@ -192,8 +192,8 @@ class Verifier(ABC):
         """The tree, perhaps with nodes behind its own that are never emitted.
 
         Asked if `needs` names "probes". room: how many levels below the root the context has left.
-        Their rows come in the same pass;
-        `verify` and all listeners see the tree as drafted, with theirs as `laws.rows.probes`.
+        Their rows come in the same pass; `verify` and all listeners see the tree as drafted, with
+        theirs as `laws.rows.probes`.
         """
         return tree
 

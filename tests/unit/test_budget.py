@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fakes import FakeTarget, sequence, table_law
-from forerun.controllers.budget import ALLOWED, CREDIT, PATIENCE, Budget
+from forerun.controllers.budget import ALLOWED, CREDIT, PATIENCE, SOBER, Budget
 from forerun.dice import SeededDice
 from forerun.engine import cost
 from forerun.engine.cost import cost_of, measure
@@ -318,6 +318,21 @@ def test_what_never_pays_costs_the_credit_and_a_hundredth(num: int, is_known: bo
         aside = target.cost.aside(num, drafts * is_known)
         spent += float(target.cost.at(rows)) + aside + drafting - plain
     assert 0 < spent < (CREDIT / num + ALLOWED * 1000 + 3) * plain, "three: the last step's debt"
+
+
+def test_a_batch_that_grows_and_shrinks_is_not_forgiven_each_time() -> None:
+    """Between one sequence and two, every few steps; drafts never pay."""
+    budget = bound(Cost((1, 17, 65), (1.0, 1.2, 4.0), per_seq=0.1, per_draft=0.1, drafting=0.2))
+    cost, seqs = budget._cost, [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in (0, 1)]
+    spent = 0.0
+    for at in range(2000):
+        now = seqs[: 1 + at // 3 % 2]
+        plans = one_step(budget, now, 0)
+        drafts = sum(plan.nodes > 0 for plan in plans)
+        rows = len(now) + sum(plan.nodes for plan in plans)
+        extra = float(cost.at(rows)) + cost.aside(len(now), drafts)
+        spent += extra / (float(cost.at(len(now))) + cost.aside(len(now), 0)) - 1
+    assert 0 < spent < CREDIT + 2000 * (ALLOWED + 1 / SOBER)
 
 
 def test_drafts_come_back_when_fewer_sequences_are_left() -> None:

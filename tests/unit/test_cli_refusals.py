@@ -24,6 +24,7 @@ from forerun.errors import CapacityError
         (["generate", "--drafer", "stand"], "--drafter"),
         (["genrate"], "'generate'"),
         (["generate", *CAT, "-d", "stnd"], "'stand'"),
+        (["serve", "--context", "0"], "--context must be at least 1 token, got 0"),
         (["generate", *CAT, "-d", "stand:contxt=3"], "'context'"),
         (["generate", *CAT, "-d", "kangaroo"], "'kangaroo' is not built yet"),
         (["generate", *CAT, "-d", "rsd"], "grower=gumbel --verifier recursive"),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -157,3 +159,29 @@ def test_the_first_call_says_once_that_it_compiles_and_the_second_nothing(
         assert done.returncode == 0
         assert done.stderr.count(compiled.NOTICE) == times
         assert done.stderr.count("compiled in") == times * (command != BUILD)
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_kernels_are_compiled_ends_at_once(tmp_path: Path) -> None:
+    """llvmlite's callbacks drop a KeyboardInterrupt, or die of it."""
+    for wait in (0.2, 1.5, 3.0):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "forerun", "generate", "-p", "a"],
+            env=os.environ
+            | {
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                "NUMBA_CACHE_DIR": str(tmp_path / f"{wait}"),
+            },
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with process:
+            assert process.stderr is not None
+            while "compiling kernels" not in (line := process.stderr.readline()):
+                assert line, "it ended before"
+            time.sleep(wait)
+            process.send_signal(signal.SIGINT)
+            sent = time.monotonic()
+            left = process.stderr.read()
+        assert (process.returncode, left) == (130, "interrupted before anything was begun\n")
+        assert time.monotonic() - sent < 30

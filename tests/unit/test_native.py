@@ -16,7 +16,9 @@ import torch
 from parity import CASES, VOCAB, branching, forward, prompt, saved, sequence
 
 from forerun.engine.attention import TorchDecoder
+from forerun.engine.cache import Slot
 from forerun.engine.runner import ModelRunner
+from forerun.engine.work import FIELDS, Work, packed
 from forerun.errors import ConfigError
 from forerun.models.layers import Linear
 from forerun.models.load import load_target
@@ -393,3 +395,22 @@ def test_a_model_in_8_bits_matches_torch_with_the_same_rounding(
 def test_unknown_weights_are_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         Rounding.parse(text)
+
+
+def test_packed_spans_are_the_records_that_the_kernels_read() -> None:
+    assert ctypes.sizeof(layout.Span) == 8 * FIELDS
+    slots = Slot(3), Slot(1)
+    slots[1].tokens += [4, 4, 4]
+    works = [Work(slots[0], [1, 2]), Work(slots[1], [5], [6, 7], np.array([-1, 0], np.int32))]
+    found = packed(works, (100, 10), 9, True)
+    assert (found.num_wanted, found.top, found.wrong) == (4, 5, -1)
+    assert found.numbers[:5].tolist() == [1, 2, 5, 6, 7]
+    assert found.numbers[5:10].tolist() == [0, 1, 3, 4, 5]
+    assert found.numbers[10:15].tolist() == [300, 310, 130, 140, 150]
+    assert found.numbers[15:19].tolist() == [1, 2, 3, 4]
+    spans = (layout.Span * 2).from_buffer(found.numbers, 8 * 20)
+    told = [(s.slot, s.base, s.stop, s.num_rows, s.first_row) for s in spans]
+    assert told == [(3, 0, 2, 2, 0), (1, 3, 6, 3, 2)]
+    assert not spans[0].sees and spans[1].sees == found.sees.ctypes.data
+    assert found.sees.reshape(3, 3).tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    assert packed(works, (100, 10), 7, True).wrong == 4

@@ -94,10 +94,13 @@ def test_paths_grow_level_by_level(model: Any, runner: ModelRunner) -> None:
     assert runner.num_rows - before == 1
 
 
-def test_rows_read_in_place_are_those_of_their_sequence(runner: ModelRunner) -> None:
+def test_rows_read_in_place_are_those_of_their_sequence(model: Any, runner: ModelRunner) -> None:
     seqs, trees = [sequence(prompt(n)) for n in (20, 4, 11)], [branching(), EMPTY, chain([4, 5])]
-    for rows, tree in zip(runner.forward(seqs, trees, LOGITS), trees, strict=True):
+    found = runner.forward(seqs, trees, LOGITS)
+    assert len({id(rows.row(-1).base) for rows in found}) == 1, "nothing is copied"
+    for rows, seq, tree in zip(found, seqs, trees, strict=True):
         assert len(rows.logits) == 1 + len(tree)
+        assert error(torch.from_numpy(rows.row(-1)), expected(model, seq.tokens)[-1]) < TOLERANCE
         for node in range(-1, len(tree)):
             assert np.array_equal(rows.row(node), rows.logits[node + 1].numpy())
         fewer = rows.split(0)  # all nodes are probes

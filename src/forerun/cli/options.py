@@ -177,11 +177,13 @@ def warm(*parts: Any) -> None:
 
     from forerun import compiled
     from forerun.cli.output import notice
+    from forerun.interrupts import ending_at_once
 
     watch, start = compiled.watch(notice), time.perf_counter()
     before = watch.num_compiled
-    for part in parts:
-        part.warm_up()
+    with ending_at_once("interrupted before anything was begun"):
+        for part in parts:
+            part.warm_up()
     if watch.num_compiled > before:
         notice(f"compiled in {time.perf_counter() - start:.0f} s")
 

@@ -96,7 +96,7 @@ def command(
     device: options.Device = "auto",
 ) -> int:
     """Serve a model over HTTP, in OpenAI's form."""
-    _check_extra(replicas)
+    _check(replicas, context)
     from forerun.serving.settings import Settings
 
     specs = dict(map(_method, [*method, *([drafter] if drafter else [])]))
@@ -193,7 +193,10 @@ def _run(server: Drained) -> int:
     return 0
 
 
-def _check_extra(replicas: int) -> None:
+def _check(replicas: int, context: int | None) -> None:
+    """What can be refused before anything is imported or loaded. Raises ConfigError."""
+    if context is not None and context < 1:
+        raise ConfigError(f"--context must be at least 1 token, got {context}")
     try:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401

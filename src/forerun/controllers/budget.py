@@ -1,4 +1,4 @@
-"""Never slower: the tree that makes the most tokens per second, which may be none.
+"""The tree that makes the most tokens per second, which may be none.
 
 A step over N rows takes the seconds that `engine/cost.py` has measured; node i of a draft is
 accepted with probability a_i, counted as steps go by and scaled to the sequence's own recent luck.
@@ -41,6 +41,7 @@ LEARNING = 2e-5, 0.04  # seconds per sequence, about, and the share of a step th
 CREDIT = 20.0  # plain tokens at first: about as many as a memory needs before its drafts are found
 ALLOWED, MOST_SAVED = 0.01, 16.0  # plain steps, with every step and at most
 BACK = 0.5  # plain steps on the account before drafts come back
+SOBER = 50  # steps between two times that a debt is forgiven since the sequences have changed
 NOTHING, LISTEN = Plan(0, learns=False), Plan(0)
 
 
@@ -83,6 +84,7 @@ class Budget(Controller):
         self._idle, self._pause = 0, PATIENCE[0]  # passes since the last probe, and until the next
         self._rests = False  # whether a sequence rests in this pass, so that it counts
         self._account: float | None = None  # seconds; none before the first step
+        self._sober = SOBER  # steps since a debt was forgiven
         self._is_broke = False
         self._is_idle = False  # the drafter never drafts
 
@@ -130,6 +132,7 @@ class Budget(Controller):
     def _settle(self, step: Step, sizes: list[int]) -> None:
         """Puts on the account what a step has saved or spent beside plain decoding."""
         num, plain = len(sizes), self._plain(len(sizes))
+        self._sober += 1
         if self._account is None:
             self._account = CREDIT * plain / num
         self._account += ALLOWED * plain
@@ -148,11 +151,13 @@ class Budget(Controller):
             self._renew(num)
 
     def _renew(self, num: int) -> None:
-        """All are decided anew, no debt is left, and a probe may come at once."""
-        self._account = max(self._account or 0.0, BACK * self._plain(num))
-        self._is_broke = False
+        """All are decided anew; a debt is forgiven and a probe comes at once, but seldom."""
         self._era += 1
-        self._idle = self._pause = PATIENCE[0]
+        if self._sober >= SOBER:
+            self._sober = 0
+            self._account = max(self._account or 0.0, BACK * self._plain(num))
+            self._idle = self._pause = PATIENCE[0]
+        self._is_broke = self._account is not None and self._account < 0
 
     def _plain(self, num: int) -> float:
         """Seconds of a step of so many sequences in which nothing is drafted."""

@@ -170,7 +170,7 @@ class Router(Composite):
     def _is_long(self, k: int, tree: Tree, plan: Plan) -> bool:
         """Whether a part has much to say; what it drew must not count."""
         if not self.parts[k].labels <= {"point"}:
-            return True
+            return len(tree) > 0  # nothing is known there, whatever would be drawn
         return len(tree) >= max(1.0, LONG * min(plan.nodes, plan.depth))
 
     def _use(self, seq: Sequence, contest: Contest, found: dict[int, Tree], plan: Plan) -> Tree:
@@ -194,7 +194,8 @@ class Router(Composite):
     def _known(self, seq: Sequence) -> np.ndarray:
         """Means where a part's trees are long, of this sequence or of others that share them.
 
-        [2, 2, parts]: tokens and seconds; of the part, and of the first one at the same places.
+        [2, 2, parts]: tokens and seconds; of the part, and of the first one where it was scored
+        beside the part's long trees.
         """
         contest = self._own.get(seq)
         if contest is not None and contest.known is not None:

@@ -48,7 +48,7 @@ class Engine:
         self.shapers = tuple(shapers)
         self.listeners = [drafter.observe, controller.observe, *listeners]
         self.needs = drafter.needs | verifier.needs
-        self.probes = "probes" in verifier.needs
+        self.has_probes = "probes" in verifier.needs
         self.scheduler = Scheduler(max_seqs)
         self._cancelled: deque[Sequence] = deque()  # by any thread; only ours writes seq.finish
 
@@ -72,11 +72,11 @@ class Engine:
         t0 = perf_counter() if start is None else start
         plans = [self.controller.plan(seq).within(seq.num_left - 1) for seq in seqs]
         trees = self.drafter.propose(seqs, plans)
-        probed = list(map(self._probe, seqs, trees)) if self.probes else trees
+        probed = list(map(self._probe, seqs, trees)) if self.has_probes else trees
         t1 = perf_counter()
         found = self.target.forward(seqs, probed, self.needs)  # one tree-attention pass
         t2 = perf_counter()
-        if self.probes:
+        if self.has_probes:
             found = [part.split(len(tree)) for part, tree in zip(found, trees, strict=True)]
         laws = [Laws(*part, self.shapers) for part in zip(found, seqs, trees, strict=True)]
         verdicts = self.verifier.verify_all(trees, laws, [seq.dice for seq in seqs])

@@ -246,7 +246,7 @@ static FN(few_t) *const FN(some)[] = {0, FN(some_1), FN(some_2)};
 static void FN(amx_sums)(const Linear *w, const void *x, int64_t stride, int64_t block, int rows,
                          int blocks, int64_t first, int64_t count, FN(Soon) *soon, v16 *sums) {
     const uint16_t *in = (const uint16_t *)x + first;
-    if (rows <= (w->kind == INT8_PAIRS ? 1 : FEW)) {
+    if (blocks == 4 && rows <= (w->kind == INT8_PAIRS ? 1 : FEW)) {
         const unsigned mode = _mm_getcsr();
         _mm_setcsr(mode | 0x8040); /* small numbers are 0, of inputs as of results */
         FN(some)[rows](w, in, stride, block, first, count, sums);

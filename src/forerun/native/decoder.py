@@ -139,8 +139,10 @@ class NativeDecoder:
         """Scratch memory for a pass; it grows and persists."""
         if rows <= self._rows and rows * runs <= self._rows_runs:
             return
-        self._rows, self._rows_runs = max(rows, self._rows), max(rows * runs, self._rows_runs)
-        c, rows = self.model.config, self._rows + self._rows // 4
+        runs_of_rows = rows * runs + rows * runs // 4
+        rows += rows // 4  # so that one more row does not take new memory
+        self._rows, self._rows_runs = max(rows, self._rows), max(runs_of_rows, self._rows_runs)
+        c, rows = self.model.config, self._rows
         half = torch.bfloat16 if self._record.act_kind == BF16 else torch.float32
         sizes = {
             "x": rows * c.hidden_size,

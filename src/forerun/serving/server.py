@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import signal
 import socket
@@ -62,6 +63,7 @@ class Drained(uvicorn.Server):
         self._work, self._drain, self._sockets = work, drain, sockets
         self._on_start, self._on_drain = on_start, on_drain
         self._is_draining = self._was_told = False
+        self._begun: set[asyncio.Task[None]] = set()  # requests under way when draining began
         self.num_cut = 0  # requests that were not finished
         self.url = ""
 
@@ -82,7 +84,7 @@ class Drained(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Whether it is time to stop listening: every tenth of a second."""
-        is_over, left = await super().on_tick(counter), len(self.server_state.tasks)
+        is_over, left = await super().on_tick(counter), self._num_left
         if self._is_draining and left and not self._was_told:
             self._was_told = True
             self._on_drain(left)
@@ -96,14 +98,20 @@ class Drained(uvicorn.Server):
     def drain(self) -> None:
         """Accepts nothing more; ends what is left when `drain` seconds have passed."""
         self._is_draining = True
+        self._begun = set(self.server_state.tasks)
         self._work.close()
         timer = threading.Timer(self._drain, self._cut)
         timer.daemon = True
         timer.start()
 
+    @property
+    def _num_left(self) -> int:
+        """Those that wait for a refusal, or ask for our health, are not waited for."""
+        return len(self._begun & self.server_state.tasks)
+
     def _cut(self) -> None:
         """Ends what is left."""
-        self.num_cut = self.num_cut or len(self.server_state.tasks)
+        self.num_cut = self.num_cut or self._num_left
         self._work.end()
         self.should_exit = True
 
@@ -154,7 +162,11 @@ def bound(host: str, port: int) -> list[socket.socket]:
     found: list[socket.socket] = []
     faults: list[OSError] = []
     for family, kind, protocol, _, address in _addresses(host, port):
-        one = socket.socket(family, kind, protocol)
+        try:
+            one = socket.socket(family, kind, protocol)
+        except OSError as fault:  # a kernel without IPv6
+            faults.append(fault)
+            continue
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of a server that has ended
         if family == socket.AF_INET6:
             one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -167,7 +179,8 @@ def bound(host: str, port: int) -> list[socket.socket]:
             found.append(one)
             port = one.getsockname()[1]
     # of several addresses of a name, those that this machine has not may be left out
-    is_taken = any(fault.errno != errno.EADDRNOTAVAIL for fault in faults)
+    absent = errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT
+    is_taken = any(fault.errno not in absent for fault in faults)
     if is_taken or not found:
         for one in found:
             one.close()

@@ -113,7 +113,9 @@ def test_a_call_can_be_reproduced_from_its_seed(model) -> None:
 
 
 def test_tau_counts_what_it_says(model) -> None:
-    (result,) = model.generate(PROMPT, n=8, temperature=0.3, seed=3, max_new_tokens=40)
+    (result,) = model.generate(
+        PROMPT, n=8, temperature=0.3, seed=3, max_new_tokens=40, controller="fixed"
+    )
     stats = result.stats
     assert stats.generated == sum(len(s.tokens) for s in result.samples)
     assert stats.tau == pytest.approx(stats.generated / stats.passes)

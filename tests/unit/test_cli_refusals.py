@@ -258,3 +258,17 @@ def test_a_line_that_does_not_fit_leaves_the_lines_before(
     monkeypatch.undo()
     results.close()
     assert (tmp_path / "samples.jsonl").read_text() == '{"a": 1}\n'
+
+
+@pytest.mark.parametrize("value", ["", " , "])
+def test_a_variable_without_a_key_is_refused(
+    refuses: Callable[..., str], monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("FORERUN_API_KEYS", value)
+    assert "holds no key" in refuses("serve", "--port", "0")
+
+
+def test_a_key_of_two_tenants_is_refused(refuses: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("a:k1\nb:k1\n")
+    said = refuses("serve", "--port", "0", "--api-keys", tmp_path / "keys")
+    assert "line 2 of the API keys repeats a key" in said and "k1" not in said

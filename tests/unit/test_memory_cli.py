@@ -56,7 +56,7 @@ def test_a_run_that_fails_saves_what_it_has_learned(
 
 
 def test_interrupted_runs_save(tiny_folder: Path, path: Path) -> None:
-    words = ("-m", tiny_folder, *CAT, "-n", 500, "--json", "--memory", path)
+    words = ("-m", tiny_folder, *CAT, "-n", 500, "--json", "--memory", path, "--nodes", 8)
     printed = interrupted("generate", *words)
     finished = [json.loads(line) for line in printed.splitlines()]
     assert tokens(path) >= sum(record["stats"]["generated"] for record in finished) > 0

@@ -57,6 +57,8 @@ class Letters:
 class Groups(Plain):
     """Keeps the groups that it meets."""
 
+    labels = frozenset({"point"})  # who never drafts is never asked
+
     def __init__(self) -> None:
         self.groups: list = []
 

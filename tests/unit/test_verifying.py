@@ -17,10 +17,10 @@ from forerun import sampled_law, shaping, verifying
 from forerun import sampling as sampling_module
 from forerun.dice import Dice
 from forerun.engine.api import Model
+from forerun.engine.attention import Span
 from forerun.engine.cache import Cache
-from forerun.engine.runner import ModelRunner
 from forerun.engine.work import Work
-from forerun.records import Sequence, Verdict
+from forerun.records import Rows, Verdict
 from forerun.roles import Verifier
 from forerun.sampled_law import LawReport, LawTest
 from forerun.sampling import Sampling
@@ -123,18 +123,17 @@ def unmoved(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def seen_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: every node sees its siblings and their children."""
-    real = ModelRunner._tree_work
+    real = Work.span
 
-    def blind(self: ModelRunner, seq: Sequence, tree: Tree, num_seqs: int) -> Work:
-        work = real(self, seq, tree, num_seqs)
-        if len(tree):
-            places, num = work.span.places, len(work.pending)
-            sees = work.span.sees.copy()
-            sees[num:, num:] = places[num:, None] >= places[num:]
-            work.span = replace(work.span, sees=sees)
-        return work
+    def blind(work: Work) -> Span:
+        span, num = real.fget(work), len(work.pending)
+        if span.sees is None:
+            return span
+        sees = span.sees.copy()
+        sees[num:, num:] = span.places[num:, None] >= span.places[num:]
+        return replace(span, sees=sees)
 
-    monkeypatch.setattr(ModelRunner, "_tree_work", blind)
+    monkeypatch.setattr(Work, "span", property(blind))
 
 
 @pytest.mark.parametrize("plant", [unmoved, seen_by_all])
@@ -253,11 +252,13 @@ def rounding_passes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
 
     def noisy(seqs: Any, trees: Any, needs: Any) -> Any:
         rows = real(seqs, trees, needs)
-        for row in rows if any(len(tree) for tree in trees) else ():
-            most = 0.4 * verifying.ROUNDING[torch.bfloat16] * row.logits.abs().max()
-            noise = torch.from_numpy(rng.uniform(-1, 1, row.logits.shape))
-            row.logits = (row.logits + most * noise).float()
-        return rows
+        if not any(len(tree) for tree in trees):
+            return rows
+        return [Rows(coarse(row.logits), row.hidden) for row in rows]
+
+    def coarse(logits: torch.Tensor) -> torch.Tensor:
+        most = 0.4 * verifying.ROUNDING[torch.bfloat16] * logits.abs().max()
+        return (logits + most * torch.from_numpy(rng.uniform(-1, 1, logits.shape))).float()
 
     monkeypatch.setattr(model.target, "forward", noisy)
     return model
@@ -271,7 +272,13 @@ def test_a_border_that_rounding_moves_is_no_violation(
     rounding_passes: Model, sampling: Sampling
 ) -> None:
     report = sampled_law.check_law(
-        rounding_passes, PROMPTS, Parts(), sampling, num_samples=200, num_tokens=2, batch=8
+        rounding_passes,
+        PROMPTS,
+        Parts(),
+        sampling,
+        num_samples=200,
+        num_tokens=2,
+        batch=8,
     )
     assert report.passed and not report.is_vacuous
     assert sum(test.num_border for test in report.tests) > 10

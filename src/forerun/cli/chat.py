@@ -225,9 +225,10 @@ def _number(text: str) -> float:
 
 
 def save(path: Path, text: str) -> None:
-    """Writes the conversation. Raises DataError where it cannot be written."""
+    """Writes the conversation. Raises DataError where it cannot be written, or something is."""
     try:
-        path.write_text(text + "\n", encoding="utf-8")
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text + "\n")
     except OSError as error:
         raise DataError(f"{path} cannot be written ({error.strerror}); name another file") from None
 

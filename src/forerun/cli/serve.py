@@ -244,12 +244,15 @@ def _template(path: Path | None, model: str) -> str | None:
 
 
 def _keys(path: Path | None) -> Keys:
-    """Keys of the file, or of the environment."""
+    """Keys of the file, or of the environment, where a variable without any locks nobody out."""
     from forerun.serving.tenants import Keys
 
     if path is not None:
         return Keys.load(path)
-    return Keys.read(os.environ.get(KEYS, "").split(","))
+    keys = Keys.read(os.environ.get(KEYS, "").split(","))
+    if KEYS in os.environ and not len(keys):
+        raise ConfigError(f"{KEYS} is set but holds no key; unset it to serve everybody")
+    return keys
 
 
 def _method(text: str) -> tuple[str, str]:

@@ -36,6 +36,8 @@ class Keys:
                 raise DataError(
                     f"line {number} of the API keys must be TENANT:KEY or KEY, in ASCII"
                 )
+            if any(key == other for _, other in pairs):
+                raise DataError(f"line {number} of the API keys repeats a key; one has one tenant")
             pairs.append((tenant, key))
         return cls(pairs)
 

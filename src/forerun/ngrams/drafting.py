@@ -77,8 +77,8 @@ def buffers(nodes: int, entries: int) -> Buffers:
     )
 
 
-def tree_of(out: Buffers, nodes: int, rows: int) -> Tree:
-    """The first `nodes` nodes and `rows` proposals."""
+def tree_of(out: Buffers, nodes: int, rows: int, cells: np.ndarray | None = None) -> Tree:
+    """The first `nodes` nodes and `rows` proposals; cells: of the chances, as `Tree` has them."""
     return Tree(
         tokens=out.tokens[:nodes],
         parents=out.parents[:nodes],
@@ -87,6 +87,7 @@ def tree_of(out: Buffers, nodes: int, rows: int) -> Tree:
         starts=out.starts[: rows + 1],
         q_ids=out.q_ids[: out.starts[rows]],
         q_probs=out.q_probs[: out.starts[rows]],
+        cells=None if cells is None else cells[:nodes],
     )
 
 

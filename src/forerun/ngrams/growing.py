@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 
 from forerun.chances import RANKS, grade
-from forerun.ngrams.drafting import Buffers, buffers, race
+from forerun.ngrams.drafting import Buffers, buffers, race, tree_of
 from forerun.ngrams.kernels import Arrays, Table, Temper, look_up_into
 from forerun.records import Plan
 from forerun.tree import POINT, SWOR, Tree
@@ -41,17 +41,7 @@ def grow(
     nodes, rows, used = grow_places(
         table[:], lengths, clock, temper, root, *limits, rates, is_drawn, given, out[:], cells
     )
-    tree = Tree(
-        tokens=out.tokens[:nodes],
-        parents=out.parents[:nodes],
-        laws=out.laws[:nodes],
-        rows=out.rows[:nodes],
-        starts=out.starts[: rows + 1],
-        q_ids=out.q_ids[: out.starts[rows]],
-        q_probs=out.q_probs[: out.starts[rows]],
-        cells=cells[:nodes],
-    )
-    return tree, used
+    return tree_of(out, nodes, rows, cells), used
 
 
 @njit(cache=True, nogil=True)

@@ -100,10 +100,11 @@ class Drafter:
     def warm_up(self) -> None:
         """Compiles what it runs."""
 
-    def seconds(self, nodes: int) -> float:
+    def seconds(self, nodes: int, num: int = 1) -> float:
         """What a draft of so many nodes costs, learning from its step included, about.
 
-        Without its rows and what the engine does for any draft; 0 nodes: a look that finds nothing.
+        num: sequences that draft at once; its share is meant. Without its rows and what the engine
+        does for any draft; 0 nodes: a look that finds nothing.
         """
         return 1e-4 if nodes else 4e-5
 

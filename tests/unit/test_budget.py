@@ -25,7 +25,7 @@ STEEP = Cost((1, 2, 65), (1.0, 2.0, 65.0))
 class Free(Drafter):
     labels = frozenset({"point"})
 
-    def seconds(self, nodes: int) -> float:
+    def seconds(self, nodes: int, num: int = 1) -> float:
         return 0.0
 
 
@@ -116,7 +116,7 @@ def test_a_threshold_comes_with_the_plan_where_rows_cost() -> None:
 
 def test_a_dear_drafter_drafts_less() -> None:
     class Dear(Free):
-        def seconds(self, nodes: int) -> float:
+        def seconds(self, nodes: int, num: int = 1) -> float:
             return 0.5 * nodes
 
     target = FakeTarget(table_law(1))
@@ -302,7 +302,7 @@ def test_what_never_pays_costs_the_credit_and_a_hundredth(num: int, is_known: bo
     """Looks in vain or rejected drafts: what is spent on them, in steps of plain decoding."""
 
     class Dear(Free):
-        def seconds(self, nodes: int) -> float:
+        def seconds(self, nodes: int, num: int = 1) -> float:
             return 0.2 if nodes else 0.1
 
     budget, target = Budget(), FakeTarget(table_law(1))

@@ -66,8 +66,8 @@ class Composite(Drafter):
         for part in self.parts:
             part.bind(target)
 
-    def seconds(self, nodes: int) -> float:
-        return max(part.seconds(nodes) for part in self.parts)
+    def seconds(self, nodes: int, num: int = 1) -> float:
+        return max(part.seconds(nodes, num) for part in self.parts)
 
     def warm_up(self) -> None:
         for part in self.parts:

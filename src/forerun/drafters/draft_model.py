@@ -58,10 +58,11 @@ class DraftModel(Grown):
             )
         self.source.vocab_size = target.vocab_size
 
-    def seconds(self, nodes: int) -> float:
+    def seconds(self, nodes: int, num: int = 1) -> float:
         """A pass of the draft for every node of a chain; a tree is taken for half as deep."""
         rows = 1 + self.source.is_tree
-        return nodes / rows * float(cost_of(self.runner).at(rows)) if nodes else 0.0
+        one = float(cost_of(self.runner).at(rows * num)) / num
+        return nodes / rows * one
 
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         return super().propose_one(seq, self._cap(seq, plan), dice)

@@ -38,8 +38,8 @@ class Guarded(Drafter):
     def bind(self, target: Target) -> None:
         self.drafter.bind(target)
 
-    def seconds(self, nodes: int) -> float:
-        return self.drafter.seconds(nodes)
+    def seconds(self, nodes: int, num: int = 1) -> float:
+        return self.drafter.seconds(nodes, num)
 
     def warm_up(self) -> None:
         self.drafter.warm_up()

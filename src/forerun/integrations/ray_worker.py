@@ -171,8 +171,8 @@ class Twice(Drafter):
         self.main.warm_up()
         self.fresh.warm_up()
 
-    def seconds(self, nodes: int) -> float:
-        return self.main.seconds(nodes)
+    def seconds(self, nodes: int, num: int = 1) -> float:
+        return self.main.seconds(nodes, num)
 
     def start(self, seq: Sequence) -> None:
         self.main.start(seq)

@@ -225,39 +225,24 @@ DRAFTERS: dict[str, Draft] = {
         (1, 3),
     ),
     "router": (
-        composed("router", stand(context=1, entries=2), made("prompt_lookup", ngram=1)),
+        composed(
+            "router",
+            stand(context=1, entries=2),
+            made("prompt_lookup", ngram=1),
+            run=1,
+        ),
         Plan(2, 2),
         (4,),
     ),
     "router, ragged batch": (
-        composed("router", made("prompt_lookup", ngram=1), stand(context=1, entries=2)),
-        Plan(1, 1),
-        (2, 3),
-    ),
-    "bandit": (
-        composed(
-            "bandit", stand(context=1, entries=2), made("prompt_lookup", ngram=1), run=1, trials=1
-        ),
-        Plan(2, 2),
-        (4,),
-    ),
-    "bandit, ragged batch": (
-        composed(
-            "bandit", made("prompt_lookup", ngram=1), stand(context=1, entries=2), run=1, trials=1
-        ),
-        Plan(1, 1),
-        (2, 3),
-    ),
-    "bandit within a router": (
         composed(
             "router",
-            composed(
-                "bandit", stand(context=1, entries=2), stand(context=1, entries=1), run=1, trials=1
-            ),
             made("prompt_lookup", ngram=1),
+            stand(context=1, entries=2),
+            run=1,
         ),
-        Plan(2, 2),
-        (4,),
+        Plan(1, 1),
+        (2, 3),
     ),
     "cascade": (
         composed("cascade", made("prompt_lookup", ngram=2), stand(context=1, entries=2)),

@@ -8,108 +8,24 @@ import numpy as np
 import pytest
 from says import FIRST, GREEDY, LAW, SECOND, Says, run, silent, truth, wrong
 
-from fakes import FakeTarget, run_all, sequence
+from fakes import sequence
 from forerun import registry
 from forerun.chances import Chances
-from forerun.controllers.fixed import Fixed
 from forerun.dice import SeededDice
 from forerun.drafters.auto import Auto
 from forerun.drafters.base import followed
 from forerun.drafters.cascade import Cascade
 from forerun.drafters.fuse import Fuse
-from forerun.drafters.router import EXPLORE, LOOK, Router
+from forerun.drafters.router import Router
 from forerun.drafters.sam import Sam
 from forerun.drafters.stand import Stand
 from forerun.engine.guard import Guarded
-from forerun.engine.loop import Engine
 from forerun.errors import ConfigError
 from forerun.records import Plan, Sequence
 from forerun.roles import Drafter, name_of
 from forerun.tree import EMPTY, Tree, chain
 from forerun.verifiers.recursive import Recursive
 from harness import distance
-
-
-@pytest.mark.parametrize("order", [(truth, wrong), (wrong, truth), (silent, truth)])
-@pytest.mark.parametrize("seqs", [1, 3])
-def test_the_router_finds_who_pays(order, seqs: int) -> None:
-    parts = tuple(Says(say) for say in order)
-    router = Router(parts=parts)
-    texts, stats = run(router, count=1500, seqs=seqs)
-    assert texts == [truth([0, 1], 1500)] * seqs
-    best = FIRST if order[0] is truth else SECOND
-    for one in stats:
-        assert one.accepted_by[best] > 0.9 * one.accepted > 0
-        assert one.tau > 3.5
-        assert sum(one.drafted_by.values()) == one.drafted
-
-
-def test_a_new_sequence_begins_with_what_others_of_its_tenant_taught() -> None:
-    router = Router(parts=(Says(wrong), Says(truth)), scope="tenant")
-    run(router, count=1500)
-    fresh = sequence((0, 1), 5, SeededDice(0), GREEDY)
-    assert router.scores(fresh)[SECOND] > 1.5
-    fresh.tenant = "another"
-    assert router.scores(fresh)[SECOND] == 1.0
-
-
-def test_what_a_group_taught_ends_with_it() -> None:
-    """So a second call with the same seed drafts the same again."""
-    router = Router(parts=(Says(wrong), Says(truth)))
-    target = FakeTarget(LAW)
-    loop = Engine(target, router, Recursive(), Fixed(nodes=4))
-    told = sequence((0, 1), 1500, SeededDice(0), GREEDY)
-    told.group = "prompt"
-    run_all(loop, [told])
-    fresh = sequence((0, 1), 5, SeededDice(0), GREEDY)
-    assert router.scores(fresh)[SECOND] == 1.0
-    fresh.group = "prompt"
-    assert router.scores(fresh)[SECOND] > 1.5
-    router.forget("prompt")
-    assert router.scores(fresh)[SECOND] == 1.0
-    lone = sequence((0, 1), 300, SeededDice(0), GREEDY)
-    lone.group = None
-    run_all(loop, [lone])
-    assert not router._all, "sequences without a group leave nothing behind"
-
-
-def test_only_the_best_drafts_between_comparisons() -> None:
-    asked = []
-
-    def counting(tokens: list[int], count: int) -> list[int]:
-        asked.append(len(tokens))
-        return wrong(tokens, count)
-
-    run(Router(parts=(Says(truth), Says(counting))), count=400)
-    passes = 400 / 5
-    assert len(asked) <= passes / LOOK + passes / (LOOK * EXPLORE) + 3
-
-
-def test_scores_are_tokens_per_second_beside_the_first() -> None:
-    """Five tokens for five rows against one for as many, once the belief of the start is gone."""
-    for order, wanted in (((wrong, truth), 5.0), ((truth, wrong), 0.2), ((truth, truth), 1.0)):
-        router = Router(parts=tuple(Says(say) for say in order), scope="global")
-        seq = sequence((0, 1), 5, SeededDice(0), GREEDY)
-        assert router.scores(seq) == {FIRST: 1.0, SECOND: 1.0}
-        run(router, count=12000)
-        assert router.scores(seq)[SECOND] == pytest.approx(wanted, rel=0.05)
-
-
-def test_a_part_is_used_and_scored_where_it_has_much_to_say() -> None:
-    """Its short trees are right as well, but the first part drafts there."""
-
-    def now_and_then(tokens: list[int], count: int) -> list[int]:
-        return truth(tokens, count if len(tokens) // 40 % 2 else 1)
-
-    def half(tokens: list[int], count: int) -> list[int]:
-        return truth(tokens, 2) + wrong(tokens, count)[: count - 2]
-
-    router = Router(parts=(Says(half), Says(now_and_then)), scope="global")
-    texts, (stats,) = run(router, count=2000)
-    assert texts == [truth([0, 1], 2000)]
-    assert 400 < stats.drafted_by[SECOND] <= 800, "four nodes for five tokens of a thousand"
-    assert stats.accepted_by[SECOND] > 0.9 * stats.drafted_by[SECOND]
-    assert router.scores(sequence((0, 1), 5, SeededDice(0), GREEDY))[SECOND] > 1.2
 
 
 def test_a_followed_path_is_counted_from_the_root() -> None:

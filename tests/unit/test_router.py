@@ -1,0 +1,152 @@
+"""One of several drafters at a time, chosen by what its steps have made."""
+
+from __future__ import annotations
+
+import pytest
+from says import FIRST, GREEDY, LAW, SECOND, Says, run, truth, wrong
+
+import forerun
+from fakes import FakeTarget, run_all, sequence
+from forerun.controllers.fixed import Fixed
+from forerun.dice import SeededDice
+from forerun.drafters.auto import Auto
+from forerun.drafters.draft_model import DraftModel
+from forerun.drafters.router import Record, Router
+from forerun.engine.loop import Engine
+from forerun.errors import ConfigError
+from forerun.records import Plan, Sequence, Step
+from forerun.sampling import Sampling
+from forerun.tree import Tree
+from forerun.verifiers.recursive import Recursive
+
+
+class Dear(Says):
+    """Says the truth at the price of ten passes."""
+
+    def seconds(self, nodes: int, num: int = 1) -> float:
+        return 10.0
+
+
+def half(tokens: list[int], count: int) -> list[int]:
+    return truth(tokens, 2) + wrong(tokens, count)[2:]
+
+
+@pytest.mark.parametrize("order", [(truth, wrong), (wrong, truth)])
+@pytest.mark.parametrize("seqs", [1, 3])
+def test_who_pays_is_found(order, seqs: int) -> None:
+    texts, stats = run(Router(parts=tuple(map(Says, order))), count=1000, seqs=seqs)
+    assert texts == [truth([0, 1], 1000)] * seqs
+    best, worst = (FIRST, SECOND) if order[0] is truth else (SECOND, FIRST)
+    drafted = {name: sum(one.drafted_by[name] for one in stats) for name in (best, worst)}
+    assert drafted[best] > 4 * drafted[worst] > 0
+    assert all(one.accepted == one.accepted_by[best] > 0 for one in stats)
+
+
+def test_what_drafting_costs_counts() -> None:
+    _, (stats,) = run(Router(parts=(Dear(truth), Says(half))), count=1000)
+    assert stats.accepted_by["says"] > stats.accepted_by["test_router"] > 0
+
+
+def test_a_part_that_has_learned_is_found_again() -> None:
+    def late(tokens: list[int], count: int) -> list[int]:
+        return (wrong if len(tokens) < 2000 else truth)(tokens, count)
+
+    router = Router(parts=(Says(half), Says(late)), scope="global")
+    _, (stats,) = run(router, count=12000)
+    assert stats.accepted_by[SECOND] > 0.5 * stats.accepted
+    speeds = router.speeds(sequence((0, 1), 5, SeededDice(0), GREEDY))
+    assert speeds[SECOND] > speeds[FIRST] > 0
+
+
+def test_what_was_hardly_used_of_late_is_tried_again() -> None:
+    router = Router(parts=(Says(truth), Says(wrong)))
+    _, (stats,) = run(router, count=40000)
+    tried = stats.drafted_by[SECOND] / stats.drafted
+    assert 0.005 < tried < 0.05
+    _, (stats,) = run(Router(parts=(Says(truth), Says(wrong)), optimism=0.0), count=4000)
+    assert SECOND not in stats.drafted_by, "of equal ones the first, and it proved good"
+
+
+def test_steps_in_which_another_one_drafted_do_not_count() -> None:
+    """A router may stand in a drafter that asks it and uses somebody else's tree."""
+    router = Router(parts=(Says(truth), Says(truth)), scope="global")
+
+    class Asks(Says):
+        def propose_one(self, seq: Sequence, plan: Plan, dice) -> Tree:
+            router.propose_one(seq, plan, dice)
+            return super().propose_one(seq, plan, dice)
+
+        def observe(self, step: Step) -> None:
+            router.observe(step)
+
+    run(Asks(wrong))
+    assert router.speeds(sequence((0, 1), 5, SeededDice(0), GREEDY)) == {FIRST: 1.0, SECOND: 1.0}
+
+
+def test_beliefs_hold_until_steps_say_otherwise() -> None:
+    """Shrinkage: what was hardly used is judged by its belief, relative to what was."""
+    record = Record((1.0, 0.5))
+    assert record.speeds().tolist() == [1.0, 0.5]
+    for _ in range(200):
+        record.add(0, 4, 2.0)
+    assert record.speeds() == pytest.approx([2.0, 1.0])
+    record.add(1, 60, 2.0)
+    believed = record.speeds()
+    assert believed[0] == pytest.approx(2.0, rel=0.2) and 1.2 < believed[1] < 4
+    for _ in range(2000):
+        record.add(1, 60, 2.0)
+    assert record.speeds()[1] == pytest.approx(30.0, rel=0.05)
+
+
+def test_what_a_group_taught_ends_with_it() -> None:
+    router = Router(parts=(Says(wrong), Says(truth)))
+    loop = Engine(FakeTarget(LAW), router, Recursive(), Fixed(nodes=4))
+    for group in ("prompt", None):
+        seq = sequence((0, 1), 300, SeededDice(0), GREEDY)
+        seq.group = group
+        run_all(loop, [seq])
+    assert set(router._records) == {("prompt", True)}
+    router.forget("prompt")
+    assert not router._records
+
+
+def test_it_drafts_for_a_batch_as_for_one() -> None:
+    """Each sequence its own part, in one call per part."""
+    router = Router(parts=(Says(truth), Says(wrong)), run=1)
+    seqs = [sequence((0, 1), 9, SeededDice(i), GREEDY, index=i) for i in range(3)]
+    trees = router.propose(seqs, [Fixed(nodes=2).plan(seq) for seq in seqs])
+    said = [tree.tokens.tolist() for tree in trees]
+    assert said == [truth([0, 1], 2), wrong([0, 1], 2), truth([0, 1], 2)]
+
+
+def test_a_greedy_text_is_copied_first_and_a_drawn_one_is_not() -> None:
+    auto = Auto(parts=("stand", "suffix"))
+    for temperature, best in ((0.0, "suffix"), (0.6, "stand")):
+        seq = sequence((0, 1), 5, SeededDice(0), Sampling(temperature=temperature))
+        speeds = auto.speeds(seq)
+        assert max(speeds, key=lambda name: speeds[name]) == best
+
+
+def test_bad_options_are_refused() -> None:
+    parts = Says(truth), Says(wrong)
+    for options in ({"run": 0}, {"optimism": -0.1}, {"optimism": float("nan")}):
+        with pytest.raises(ConfigError, match="run >= 1, optimism >= 0"):
+            Router(parts=parts, **options)
+    with pytest.raises(ConfigError, match="not both"):
+        Auto(parts=parts, model="draft")
+
+
+def test_auto_with_a_draft_model_uses_all_it_has() -> None:
+    model = forerun.load("reasoner")
+    drafter = model.drafter("auto:model=draft")
+    names = [type(part).__name__ for part in drafter.within()]
+    assert names == ["Auto", "DraftModel", "Stand", "Suffix"]
+    draft = next(part for part in drafter.within() if isinstance(part, DraftModel))
+    assert draft.seconds(4, 16) < draft.seconds(4), "a pass of the draft serves the whole batch"
+    question = "Question: Tom has 3 apples and buys 4 more. How many apples has he?\nAnswer:"
+    sampling = Sampling(temperature=0, max_new_tokens=60, n=2)
+    fixed = {"drafter": drafter, "controller": "fixed:nodes=4", "batch": 1}
+    (result,) = model.generate([question], sampling, **fixed)
+    (plain,) = model.generate([question], sampling, drafter="none")
+    assert [s.text for s in result.samples] == [s.text for s in plain.samples]
+    assert result.stats.drafted_by["draft_model"] > 0

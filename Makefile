@@ -2,6 +2,7 @@
 # make test    set up, then run the tests
 # make check   lint, format and types
 # make sanitize  the kernels' tests with address and undefined-behaviour checks
+# make valgrind  the kernels under memcheck, without Python
 # make docs    every link resolves, every working method has its page
 # make bench   the benchmarks that docs/results quotes
 # make peers   environments of the libraries that forerun is measured against (docs/peers.md)
@@ -18,12 +19,14 @@ DATA_DIR ?=
 PEERS_DIR ?= .peers
 ARGS ?=
 CHECKS := -g -fsanitize=address,undefined -fno-sanitize=alignment -fno-sanitize-recover=undefined
+KERNELS := src/forerun/native
+MEMORY := $(CC) -g -O1 -std=gnu11 -fopenmp -Wno-psabi -I$(KERNELS) tests/native_memory.c $(KERNELS)/kernels.c -lm
 BIN := $(VENV)/bin
 # what an installation is made of: the C kernels are compiled by it
 SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/forerun/native/*.[ch])
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
-.PHONY: demo test check sanitize docs bench peers clean
+.PHONY: demo test check sanitize valgrind docs bench peers clean
 
 demo: $(VENV)/.ready
 	@$(BIN)/forerun demo $(ARGS)
@@ -39,12 +42,23 @@ check: $(VENV)/.ready-dev
 	@$(BIN)/mypy
 
 sanitize: $(VENV)/.ready-dev
+	@echo "sanitize: kernels on buffers of exact sizes (minutes)"
+	@mkdir -p build
+	@$(MEMORY) $(CHECKS) -o build/native_memory_checked
+	@build/native_memory_checked heap && build/native_memory_checked pages
 	@echo "sanitize: kernels built with checks (minutes), and as they were afterwards"
 	@CFLAGS="$(CHECKS)" FORERUN_OPTIMISE=-O1 $(BIN)/python setup.py -q build_ext --inplace --force
 	@status=0; LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=2 \
 		$(BIN)/python -m pytest $(wildcard tests/unit/test_native*.py) $(ARGS) || status=$$?; \
 		$(BIN)/python setup.py -q build_ext --inplace --force; exit $$status
+
+valgrind:
+	@command -v valgrind > /dev/null || { echo "valgrind: not installed; try apt-get install valgrind"; exit 1; }
+	@echo "valgrind: kernels on buffers of exact sizes (about a minute)"
+	@mkdir -p build
+	@$(MEMORY) -o build/native_memory
+	@OMP_WAIT_POLICY=passive valgrind -q --error-exitcode=9 build/native_memory heap $(ARGS)
 
 docs: $(VENV)/.ready
 	@$(BIN)/python docs/check.py

@@ -30,7 +30,8 @@ class Target(ABC):
     vocab_size: int
     context: int  # longest sequence, in tokens
     shape: str = ""  # all that a pass's time hangs on, beside the machine; empty: not known
-    cost: Cost | None = None  # of a pass, once it was measured
+    curve: Cost | None = None  # of its passes alone, once they were measured
+    cost: Cost | None = None  # of steps, likewise
     gives: frozenset[str] = frozenset({"hidden", "probes"})  # of what others may need of a pass
 
     def warm_up(self) -> None:

@@ -1,22 +1,17 @@
-"""The cost of a pass, and the controller that draws the bill."""
+"""The controller that draws the bill."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-import torch
 
 from fakes import FakeTarget, sequence, table_law
 from forerun.controllers.budget import ALLOWED, CREDIT, PATIENCE, SOBER, Budget
 from forerun.dice import SeededDice
-from forerun.engine import cost
-from forerun.engine.cost import cost_of, measure
-from forerun.errors import CapacityError, ConfigError
+from forerun.errors import ConfigError
 from forerun.records import Cost, Plan, Step, Verdict
 from forerun.roles import Drafter
-from forerun.tree import EMPTY, Tree, chain
+from forerun.tree import EMPTY, chain
 
 FLAT = Cost((1, 9, 65), (1.0, 1.0, 8.0))
 STEEP = Cost((1, 2, 65), (1.0, 2.0, 65.0))
@@ -49,12 +44,6 @@ def steps(budget: Budget, accepted, count: int, tokens: int = 40) -> list[Plan]:
         budget.observe(Step([seq], [plan], [tree], [], [verdict], emitted))
         plans.append(plan)
     return plans
-
-
-def test_a_cost_is_read_between_and_beyond_its_points() -> None:
-    assert FLAT.at(5) == 1.0 and FLAT.at(37) == 4.5
-    assert FLAT.at(73) == pytest.approx(9.0)
-    assert FLAT.at(np.array([1, 65])).tolist() == [1.0, 8.0]
 
 
 def test_drafts_that_are_accepted_grow_up_to_where_passes_get_dear() -> None:
@@ -138,135 +127,6 @@ def test_who_never_drafts_is_never_asked() -> None:
 def test_a_budget_of_nothing_is_refused(options: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="drafter 'none'"):
         Budget(**options)
-
-
-class Timed(FakeTarget):
-    """On its clock a pass takes a second, and one more for every sequence and every tree in it."""
-
-    cost, clock = None, 0.0
-
-    def forward(self, seqs, trees, needs):
-        self.clock += 1 + len(seqs) + sum(len(tree) > 0 for tree in trees)
-        return super().forward(seqs, trees, needs)
-
-
-class Shaped(FakeTarget):
-    """A target whose passes can be timed."""
-
-    shape, cost = "a fake of three tokens", None
-
-
-def test_a_measured_curve_rises_and_is_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
-    monkeypatch.setattr(cost, "SECONDS", (0.0, 0.2))
-    first = cost_of(Shaped(table_law(1)))
-    assert first.rows[0] == 1 and list(first.seconds) == sorted(first.seconds)
-    assert first.seconds[0] > 0
-    (file,) = (tmp_path / "costs").iterdir()
-    assert cost_of(Shaped(table_law(1))) == first  # read, not measured again
-    file.write_text("{")
-    assert cost_of(Shaped(table_law(1))).rows == first.rows
-
-
-def test_a_curve_of_a_busy_machine_is_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
-
-    class Busy(Timed):
-        shape, slowness = "a fake on a clock", 1.0
-
-        def forward(self, seqs, trees, needs):
-            self.clock += self.slowness - 1
-            return super().forward(seqs, trees, needs)
-
-    def found(slowness: float) -> Cost:
-        target = Busy(table_law(1))
-        target.slowness = slowness
-        monkeypatch.setattr(cost, "perf_counter", lambda: target.clock)
-        return cost_of(target)
-
-    assert found(8.0).at(1) == 9
-    assert found(1.0).at(1) == 2 and found(1.0).at(5) == 3, "it was kept too long"
-    assert found(8.0).at(1) == 2, "a busy minute does not undo it"
-
-
-def test_a_curve_of_one_gpu_does_not_serve_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    def key(shape: str, gpu: str) -> str:
-        target = Shaped(table_law(1))
-        target.shape = shape
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: gpu)
-        return cost._key(target)
-
-    assert key("a model on cuda:0", "H200") != key("a model on cuda:0", "A10")
-    assert key("a model on cpu", "H200") == key("a model on cpu", "A10")
-
-
-def test_a_folder_that_cannot_be_written_costs_a_measurement(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr(cost, "SECONDS", (0.0, 0.1))
-    assert cost_of(Shaped(table_law(1))).rows
-
-
-def test_measuring_leaves_no_sequence_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "SECONDS", (0.0, 0.1))
-
-    class Target(FakeTarget):
-        def forward(self, seqs, trees, needs):
-            held.update(seqs)
-            return super().forward(seqs, trees, needs)
-
-        def release(self, seq) -> None:
-            held.remove(seq)
-
-    held = set()
-    measure(Target(table_law(1)))
-    assert not held
-
-
-def test_trees_of_the_measurement_have_the_wanted_size() -> None:
-    for nodes in (0, 1, 6, 64):
-        tree: Tree = cost._bush(nodes, 3)
-        assert len(tree) == nodes
-        assert tree.tokens.max(initial=0) < 3
-
-
-def test_what_sequences_and_drafts_take_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = Timed(table_law(1))
-    monkeypatch.setattr(cost, "perf_counter", lambda: target.clock)
-    found = measure(target)
-    assert found.at(1) == 2 and found.at(5) == 3
-    assert found.per_seq == pytest.approx(6 / 7), "seven others, less the tree of the curve"
-    assert found.per_draft == 1
-    assert found.drafting == 0, "the first tree is no dearer than the others"
-
-
-def test_a_target_with_room_for_one_is_measured_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Narrow(FakeTarget):
-        def check_room(self, seqs: int, tokens: int) -> None:
-            if seqs > 1:
-                raise CapacityError("one at a time")
-
-        def forward(self, seqs, trees, needs):
-            assert len(seqs) == 1
-            return super().forward(seqs, trees, needs)
-
-    monkeypatch.setattr(cost, "SECONDS", (0.0, 0.1))
-    found = measure(Narrow(table_law(1)))
-    assert found.per_seq == found.per_draft == 0 and found.per_step > 0
-
-
-def test_what_rounds_took_is_taken_apart() -> None:
-    told = Cost((1, 65), (1.0, 65.0), per_step=0.5, per_seq=0.25, per_draft=0.125, drafting=2.0)
-    kinds = [(1, 0), (1, 1), (8, 0), (8, 1), (8, 8)]
-    rounds = {(n, d): n + cost.NODES * d + told.aside(n, d) for n, d in kinds}
-    assert cost._fitted(Cost(told.rows, told.seconds), rounds, 8) == told
 
 
 def test_sequences_that_draft_together_are_too_dear_where_one_is_not() -> None:

@@ -14,8 +14,8 @@ import numpy as np
 from forerun import registry
 from forerun.dice import Dice
 from forerun.drafters.base import Grown
-from forerun.engine.cost import cost_of
 from forerun.errors import ConfigError
+from forerun.passes import curve_of
 from forerun.records import Plan, Sequence
 from forerun.registry import GrowerName, ModelName
 from forerun.roles import Path, Source, Target
@@ -61,7 +61,7 @@ class DraftModel(Grown):
     def seconds(self, nodes: int, num: int = 1) -> float:
         """A pass of the draft for every node of a chain; a tree is taken for half as deep."""
         rows = 1 + self.source.is_tree
-        one = float(cost_of(self.runner).at(rows * num)) / num
+        one = float(curve_of(self.runner).at(rows * num)) / num
         return nodes / rows * one
 
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:

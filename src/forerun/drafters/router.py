@@ -3,7 +3,7 @@
 Parts of any kind may compete, those that draw too, so nothing but use tells how a part fares. A
 sequence drafts some steps with one part, then chooses anew: the one that may be fastest, since what
 was hardly used of late may be faster than it seems (an upper confidence bound). A part's speed is
-the tokens of its steps over their seconds (`engine/cost.py`), as if all that decode at once drafted
+the tokens of its steps over their seconds (`passes.py`), as if all that decode at once drafted
 with it; one that was hardly used is believed to stand to the others as `beliefs` say. Recent steps
 weigh more, since memories grow.
 
@@ -22,9 +22,9 @@ import numpy as np
 
 from forerun.dice import Dice
 from forerun.drafters.base import Composite
-from forerun.engine.cost import cost_of
 from forerun.errors import ConfigError
 from forerun.ngrams.sharing import check_scope, key_of
+from forerun.passes import curve_of
 from forerun.records import Cost, Plan, Sequence, Step
 from forerun.registry import DrafterName
 from forerun.roles import Drafter, Target, name_of
@@ -107,7 +107,7 @@ class Router(Composite):
 
     def bind(self, target: Target) -> None:
         super().bind(target)
-        self._cost = cost_of(target)
+        self._cost = curve_of(target)
 
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         turn = self._turn(seq)
@@ -169,5 +169,5 @@ class Router(Composite):
 
     def _spent(self, part: int, nodes: int, num: int) -> float:
         """Seconds of a sequence's share in a step in which all draft so many nodes."""
-        whole = float(self._cost.at(num * (1 + nodes))) + self._cost.aside(num, num)
+        whole = float(self._cost.at(num * (1 + nodes)))
         return whole / num + self.parts[part].seconds(nodes, num)

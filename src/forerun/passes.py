@@ -1,0 +1,176 @@
+"""What a pass costs by its rows: c(N) of the design, and how such times are measured and kept.
+
+One measurement serves a model, number type, device and thread count. It is kept in the user's cache
+folder until the same work is found to be clearly faster.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import TypeVar
+
+import numpy as np
+
+from forerun.caches import cache_folder
+from forerun.dice import SeededDice
+from forerun.records import Cost, Rows, Sequence
+from forerun.roles import Target
+from forerun.sampling import Sampling
+from forerun.tree import EMPTY, Tree, TreeBuilder
+
+ROWS = (1, 2, 3, 5, 7, 9, 13, 17, 25, 33, 49, 65)
+PREFIX = 48  # tokens before the root: few enough that the cache slot is given up gladly
+TRIES = 7  # of each kind of work at least, as far as time allows
+SECONDS = 0.5, 3.0  # of measuring, at least and at most
+CHECK, HOLDS = (3, (0.0, 0.3)), 0.85  # tries and seconds of a check; what a time must not exceed
+FORMAT = 5
+
+Kind = TypeVar("Kind", int, tuple[int, int])
+Limits = tuple[float, float]
+
+
+def curve_of(target: Target) -> Cost:
+    """The curve of a target's passes: known, read from the cache folder, or measured (a second)."""
+    if target.cost is not None:
+        return target.cost
+    if target.curve is None:
+        most = min(max(ROWS), max(2, target.context - PREFIX - 1))
+        sizes = [rows for rows in ROWS if rows <= most]
+        seconds = remembered(target, "", sizes, partial(_passes, target))
+        rising = np.maximum.accumulate(seconds)  # larger never cheaper
+        target.curve = Cost(tuple(sizes), tuple(float(s) for s in rising))
+    return target.curve
+
+
+def remembered(
+    target: Target,
+    name: str,
+    kinds: list[Kind],
+    seconds_of: Callable[[Many[Kind], int, Limits], list[float]],
+) -> list[float]:
+    """Seconds of each kind of work with a target: read from the cache folder, or measured.
+
+    `seconds_of` measures kinds with so many tries and within such limits. Times of a busy machine
+    are found out by a few tries of two kinds, and measured again.
+    """
+    path = cache_folder() / "costs" / f"{_key(target)}{name}.json" if target.shape else None
+    known = _read(path, kinds)
+    if known is not None:
+        some = [0, len(kinds) // 2]
+        now = seconds_of([kinds[i] for i in some], *CHECK)
+        if all(found >= HOLDS * known[i] for i, found in zip(some, now, strict=True)):
+            return known
+    seconds = seconds_of(kinds, TRIES, SECONDS)
+    if known is not None:  # other work only slows down
+        seconds = list(map(min, seconds, known))
+    _write(path, kinds, seconds)
+    return seconds
+
+
+def fastest(works: Many[Callable[[], None]], tries: int, limits: Limits) -> list[float]:
+    """Seconds of each work's fastest run; they take turns, so that noise hits all of them."""
+    found, rounds, started = [math.inf] * len(works), 0, perf_counter()
+    least, most = limits
+    while True:
+        for i, work in enumerate(works):
+            start = perf_counter()
+            work()
+            found[i] = min(found[i], perf_counter() - start)
+        rounds, seconds = rounds + 1, perf_counter() - started
+        if seconds > most or (rounds >= tries and seconds > least):
+            return found
+
+
+def some_text(target: Target, length: int) -> list[int]:
+    """Any tokens of a target's vocabulary."""
+    return [1 + i % max(1, target.vocab_size - 1) for i in range(length)]
+
+
+def bush(nodes: int, vocab: int) -> Tree:
+    """Chains of four below the root: about the shape of drafts."""
+    tree = TreeBuilder()
+    for node in range(nodes):
+        tree.add(node % vocab, node - 1 if node % 4 else -1)
+    return tree.build()
+
+
+def _passes(target: Target, sizes: Many[int], tries: int, limits: Limits) -> list[float]:
+    """Seconds of passes over one sequence with so many rows."""
+    tokens = some_text(target, min(PREFIX, target.context - 2))
+    seq = Sequence(tokens, len(tokens), Sampling(), SeededDice(0), limit=1)
+
+    def run(tree: Tree) -> None:
+        _wait(target.forward([seq], [tree], frozenset()))
+
+    try:
+        run(EMPTY)  # prefill
+        trees = [bush(rows - 1, target.vocab_size) for rows in sizes]
+        return fastest([partial(run, tree) for tree in trees], tries, limits)
+    finally:
+        target.release(seq)
+
+
+def _wait(rows: list[Rows]) -> None:
+    """Until the pass is done: on a GPU it has only been asked for when `forward` returns."""
+    if rows[0].logits.is_cuda:
+        import torch
+
+        torch.cuda.synchronize(rows[0].logits.device)
+
+
+def _key(target: Target) -> str:
+    import torch
+
+    from forerun.native import kernels
+
+    threads = torch.get_num_threads()
+    machine = platform.machine(), _processor(), kernels().level, *_gpus(target.shape)
+    told = repr((FORMAT, target.shape, threads, machine, torch.__version__))
+    return hashlib.sha256(told.encode()).hexdigest()[:24]
+
+
+def _processor() -> str:
+    with suppress(OSError), open("/proc/cpuinfo") as lines:
+        return next((line.partition(":")[2].strip() for line in lines if "model name" in line), "")
+    return ""
+
+
+def _gpus(shape: str) -> list[str]:
+    """Names of the GPUs, where the model's shape says that it runs on one."""
+    import torch
+
+    if "cuda" not in shape:
+        return []
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+
+
+def _read(path: Path | None, kinds: list[Kind]) -> list[float] | None:
+    """What a file says of these kinds, if it is sound."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        if path is not None:
+            found = json.loads(path.read_text())
+            seconds = [float(s) for s in found["seconds"]]
+            told = json.loads(json.dumps(kinds))  # tuples are lists there
+            if found["kinds"] == told and len(seconds) == len(kinds) and min(seconds) > 0:
+                return seconds
+    return None
+
+
+def _write(path: Path | None, kinds: list[Kind], seconds: list[float]) -> None:
+    if path is None:
+        return
+    with suppress(OSError):  # a cache that cannot be written costs a measurement, no more
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}.tmp")
+        part.write_text(json.dumps({"kinds": kinds, "seconds": seconds}))
+        part.replace(path)

@@ -1,0 +1,197 @@
+"""What passes and steps cost: measured, remembered, checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fakes import FakeTarget, table_law
+from forerun import passes
+from forerun.engine import cost
+from forerun.engine.cost import cost_of
+from forerun.errors import CapacityError
+from forerun.passes import curve_of
+from forerun.records import Cost
+from forerun.tree import Tree
+
+FLAT = Cost((1, 9, 65), (1.0, 1.0, 8.0))
+
+
+def test_a_cost_is_read_between_and_beyond_its_points() -> None:
+    assert FLAT.at(5) == 1.0 and FLAT.at(37) == 4.5
+    assert FLAT.at(73) == pytest.approx(9.0)
+    assert FLAT.at(np.array([1, 65])).tolist() == [1.0, 8.0]
+
+
+class Timed(FakeTarget):
+    """On its clock a pass takes a second, and one more for every sequence and every tree in it."""
+
+    cost, clock = None, 0.0
+
+    def forward(self, seqs, trees, needs):
+        self.clock += 1 + len(seqs) + sum(len(tree) > 0 for tree in trees)
+        return super().forward(seqs, trees, needs)
+
+
+class Shaped(FakeTarget):
+    """A target whose passes can be timed."""
+
+    shape, cost = "a fake of three tokens", None
+
+
+def test_a_measured_curve_rises_and_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+    monkeypatch.setattr(passes, "SECONDS", (0.0, 0.2))
+    first = cost_of(Shaped(table_law(1)))
+    assert first.rows[0] == 1 and list(first.seconds) == sorted(first.seconds)
+    assert first.seconds[0] > 0
+    file = next((tmp_path / "costs").iterdir())
+    assert cost_of(Shaped(table_law(1))) == first  # read, not measured again
+    file.write_text("{")
+    assert cost_of(Shaped(table_law(1))).rows == first.rows
+
+
+def test_a_curve_of_a_busy_machine_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+
+    class Busy(Timed):
+        shape, slowness = "a fake on a clock", 1.0
+
+        def forward(self, seqs, trees, needs):
+            self.clock += self.slowness - 1
+            return super().forward(seqs, trees, needs)
+
+    def found(slowness: float) -> Cost:
+        target = Busy(table_law(1))
+        target.slowness = slowness
+        monkeypatch.setattr(passes, "perf_counter", lambda: target.clock)
+        return cost_of(target)
+
+    assert found(8.0).at(1) == 9
+    assert found(1.0).at(1) == 2 and found(1.0).at(5) == 3, "it was kept too long"
+    assert found(8.0).at(1) == 2, "a busy minute does not undo it"
+
+
+def test_a_curve_of_one_gpu_does_not_serve_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    def key(shape: str, gpu: str) -> str:
+        target = Shaped(table_law(1))
+        target.shape = shape
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: gpu)
+        return passes._key(target)
+
+    assert key("a model on cuda:0", "H200") != key("a model on cuda:0", "A10")
+    assert key("a model on cpu", "H200") == key("a model on cpu", "A10")
+
+
+def test_a_folder_that_cannot_be_written_costs_a_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(passes, "SECONDS", (0.0, 0.1))
+    assert cost_of(Shaped(table_law(1))).rows
+
+
+def test_measuring_leaves_no_sequence_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "SECONDS", (0.0, 0.1))
+
+    class Target(FakeTarget):
+        cost = None
+
+        def forward(self, seqs, trees, needs):
+            held.update(seqs)
+            return super().forward(seqs, trees, needs)
+
+        def release(self, seq) -> None:
+            held.remove(seq)
+
+    held = set()
+    cost_of(Target(table_law(1)))
+    assert not held
+
+
+def test_trees_of_the_measurement_have_the_wanted_size() -> None:
+    for nodes in (0, 1, 6, 64):
+        tree: Tree = passes.bush(nodes, 3)
+        assert len(tree) == nodes
+        assert tree.tokens.max(initial=0) < 3
+
+
+def test_what_sequences_and_drafts_take_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Timed(table_law(1))
+    monkeypatch.setattr(passes, "perf_counter", lambda: target.clock)
+    found = cost_of(target)
+    assert found.at(1) == 2 and found.at(5) == 3
+    assert found.per_seq == pytest.approx(6 / 7), "seven others, less the tree of the curve"
+    assert found.per_draft == 1
+    assert found.drafting == 0, "the first tree is no dearer than the others"
+
+
+def test_a_target_with_room_for_one_is_measured_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Narrow(FakeTarget):
+        cost = None
+
+        def check_room(self, seqs: int, tokens: int) -> None:
+            if seqs > 1:
+                raise CapacityError("one at a time")
+
+        def forward(self, seqs, trees, needs):
+            assert len(seqs) == 1
+            return super().forward(seqs, trees, needs)
+
+    monkeypatch.setattr(passes, "SECONDS", (0.0, 0.1))
+    found = cost_of(Narrow(table_law(1)))
+    assert found.per_seq == found.per_draft == 0 and found.per_step > 0
+
+
+def test_what_rounds_took_is_taken_apart() -> None:
+    told = Cost((1, 65), (1.0, 65.0), per_step=0.5, per_seq=0.25, per_draft=0.125, drafting=2.0)
+    kinds = [(1, 0), (1, 1), (8, 0), (8, 1), (8, 8)]
+    rounds = {(n, d): n + cost.NODES * d + told.aside(n, d) for n, d in kinds}
+    assert cost._fitted(Cost(told.rows, told.seconds), rounds, 8) == told
+
+
+def test_rounds_of_a_busy_machine_are_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The passes are as fast as they were: only what comes beside them was slow."""
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+
+    class Busy(Timed):
+        shape, beside = "another fake on a clock", 0.0
+
+        def commit(self, seqs, trees, verdicts):
+            self.clock += self.beside
+            super().commit(seqs, trees, verdicts)
+
+    def found(beside: float) -> Cost:
+        target = Busy(table_law(1))
+        target.beside = beside
+        monkeypatch.setattr(passes, "perf_counter", lambda: target.clock)
+        return cost_of(target)
+
+    assert found(8.0).per_step > 7
+    assert found(0.0).per_step == 0, "it was kept too long"
+    assert found(8.0).per_step == 0, "a busy minute does not undo it"
+
+
+def test_a_curve_of_passes_takes_no_rounds() -> None:
+    """A draft model's passes are asked for, never what the loop would take beside them."""
+
+    class Draft(FakeTarget):
+        cost = None
+
+        def commit(self, seqs, trees, verdicts):
+            raise AssertionError("a round")
+
+    draft = Draft(table_law(1))
+    assert curve_of(draft).rows[0] == 1 and curve_of(draft) is curve_of(draft)
+    assert draft.cost is None

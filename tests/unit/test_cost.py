@@ -13,6 +13,7 @@ from forerun import passes
 from forerun.engine import cost
 from forerun.engine.cost import cost_of
 from forerun.errors import CapacityError
+from forerun.models.load import load_target
 from forerun.passes import curve_of
 from forerun.records import Cost
 from forerun.tree import Tree
@@ -195,3 +196,18 @@ def test_a_curve_of_passes_takes_no_rounds() -> None:
     draft = Draft(table_law(1))
     assert curve_of(draft).rows[0] == 1 and curve_of(draft) is curve_of(draft)
     assert draft.cost is None
+
+
+def test_a_real_model_is_measured_where_its_cost_is_not_fixed(
+    measured_cost: None, tiny_folder: Path, tmp_path: Path
+) -> None:
+    target = load_target(tiny_folder, dtype="fp32")
+    assert target.cost is None
+    found = cost_of(target)
+    assert found.at(1) > 0 and found.per_step > 0
+    assert len([*(tmp_path / "cache" / "costs").iterdir()]) == 2, "its passes and its rounds"
+    assert target.num_held == 0
+
+
+def test_elsewhere_in_these_tests_a_model_has_a_fixed_cost(tiny_folder: Path) -> None:
+    assert cost_of(load_target(tiny_folder, dtype="fp32")) == Cost((1, 65), (0.01, 0.02))

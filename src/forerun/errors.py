@@ -2,7 +2,8 @@
 
 ForerunError                 base: catch this one to catch them all
 ├── ConfigError              an option, or a pair of parts, that cannot work (also a ValueError)
-│   └── UnknownName          no such method or option; names the nearest (also a KeyError)
+│   ├── UnknownName          no such method or option; names the nearest (also a KeyError)
+│   └── LawError             the target's logits are no law: NaN or infinite
 ├── ModelError               a checkpoint or tokenizer that cannot be loaded
 ├── DataError                a prompt file, record or corpus that cannot be read
 └── CapacityError            prompt, context or memory does not fit
@@ -38,6 +39,10 @@ class UnknownName(ConfigError, KeyError):
             else f"known: {', '.join(known)}"
         )
         return cls(f"unknown {kind} {name!r}; {hint}" + (f" ({listing})" if listing else ""))
+
+
+class LawError(ConfigError):
+    """The target's logits are NaN or infinite: its number type or its weights are at fault."""
 
 
 def in_a_line(cause: BaseException, most: int = 300) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, LawError
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _holds(check: Any, value: Any) -> bool:
 def to_probs(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     """The law that the user is promised: logits [V] -> probabilities [V], same float type.
 
-    A token whose logit is -inf has probability 0. Raises ConfigError as `argmax` does.
+    A token whose logit is -inf has probability 0. Raises as `argmax` does.
     """
     best = argmax(logits)
     if sampling.is_greedy:
@@ -150,14 +150,14 @@ def to_probs(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
 def argmax(logits: np.ndarray) -> int:
     """The likeliest token of logits [V]; ties: the lowest id.
 
-    Raises ConfigError if all tokens are forbidden, or a logit is NaN or +inf.
+    Raises ConfigError if all tokens are forbidden, LawError if a logit is NaN or +inf.
     """
     best = int(logits.argmax())  # the first NaN, if there is one
     highest = float(logits[best])
     if highest == -math.inf:
         raise ConfigError("no token is left: banned_tokens and constraints forbid all; loosen one")
     if not math.isfinite(highest):
-        raise ConfigError(
+        raise LawError(
             f"the target's logit of token {best} is {highest}, expected a finite number; "
             "half precision may have overflowed (load the model with dtype fp32), or its weights "
             "are damaged"

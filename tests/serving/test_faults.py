@@ -194,6 +194,30 @@ def test_what_cannot_be_told_of_one_request_costs_that_request_only(tiny_chat: P
         check_clean(served)
 
 
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_logits_that_are_no_law_are_the_servers_fault(tiny_chat: Path, temperature: int) -> None:
+    model = scripted(tiny_chat, TEXT)
+    rain, forward = model.tokenizer.encode("rain"), model.target.forward
+
+    def overflow(seqs: Any, trees: Any, needs: Any) -> Any:
+        found = forward(seqs, trees, needs)
+        for seq, rows in zip(seqs, found, strict=True):
+            if seq.tokens[: len(rain)] == rain:
+                rows.logits[:] = np.nan
+        return found
+
+    model.target.forward = overflow
+    with thread(model, max_seqs=8) as served:
+        with held(served, 2) as post:
+            found = [post({"prompt": p, "temperature": temperature}) for p in ("rain", "go")]
+        answers = [one.result() for one in found]
+        assert [answer.status_code for answer in answers] == [500, 200]
+        error = answers[0].json()["error"]
+        assert (error["type"], error["code"]) == ("api_error", "model_fault")
+        assert "Retry-After" not in answers[0].headers
+        check_clean(served)
+
+
 class Shaky(Drafter):
     """A drafter that fails half the time, wherever it is called."""
 

@@ -12,7 +12,7 @@ from forerun.controllers.fixed import Fixed
 from forerun.dice import SeededDice
 from forerun.drafters.base import Grown
 from forerun.engine.loop import Engine
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, LawError
 from forerun.growers.gumbel import Gumbel
 from forerun.growers.iid import Iid
 from forerun.records import Rows
@@ -49,11 +49,12 @@ def test_a_broken_law_is_an_error(verifier: str, temperature: float) -> None:
     if isinstance(rule, Reflective):
         rule.reflection = [0, 1]  # what a tokenizer would have made of its template
     grower = next(g for g in (Gumbel(), Iid()) if g.labels <= rule.judges)
+    banned = Sampling(temperature=temperature, banned_tokens=(0, 1, 2))
     cases = {
-        "no token is left": (TARGET, Sampling(temperature=temperature, banned_tokens=(0, 1, 2))),
-        "expected a finite number": (nan_after_two, Sampling(temperature=temperature)),
+        "no token is left": (ConfigError, TARGET, banned),
+        "expected a finite number": (LawError, nan_after_two, Sampling(temperature=temperature)),
     }
-    for message, (law, sampling) in cases.items():
+    for message, (kind, law, sampling) in cases.items():
         engine = Engine(
             Hidden(law),
             Grown(TableSource(DRAFT), grower),
@@ -61,5 +62,6 @@ def test_a_broken_law_is_an_error(verifier: str, temperature: float) -> None:
             Fixed(nodes=4),
             shapers=(Adjust(),),
         )
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(ConfigError, match=message) as found:
             run_all(engine, [sequence([0, 1], 6, SeededDice(1), sampling)])
+        assert found.type is kind

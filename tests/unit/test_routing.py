@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 
 import numpy as np
 import pytest
@@ -158,6 +160,17 @@ def test_a_failing_prompt_of_a_batch_leaves_the_others_their_drafts() -> None:
     guarded = Guarded(Picky(truth))
     _, stats = run(guarded, seqs=3)
     assert [bool(one.accepted) for one in stats] == [True, False, True]
+
+
+def test_a_sequence_that_nobody_finishes_is_not_kept() -> None:
+    """Whoever drives the guard may give a sequence up without a word."""
+    guarded, seq = Guarded(Says(truth)), sequence([0, 1], 9, SeededDice(0))
+    (tree,) = guarded.propose([seq], [Plan(4)])
+    assert len(tree) and seq in guarded._begun
+    given_up = weakref.ref(seq)
+    del seq
+    gc.collect()
+    assert given_up() is None and not guarded._begun
 
 
 def test_an_empty_tree_needs_no_name() -> None:

@@ -13,7 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from forerun.records import Plan, Sequence, Step
 from forerun.roles import Drafter, Target, name_of
@@ -32,7 +32,7 @@ class Guarded(Drafter):
         self.drafter, self.name = drafter, name_of(drafter)
         self.labels, self.needs = drafter.labels, drafter.needs
         self.failures: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
-        self._begun: set[Sequence] = set()  # running ones that it was asked to draft for
+        self._begun: WeakSet[Sequence] = WeakSet()  # running ones that it was asked to draft for
         self._seen: Counter[str] = Counter()
 
     def bind(self, target: Target) -> None:

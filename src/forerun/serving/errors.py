@@ -15,7 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from forerun.errors import CapacityError, ConfigError, ForerunError
+from forerun.errors import CapacityError, ConfigError, ForerunError, LawError
 
 TYPES = {
     400: "invalid_request_error",
@@ -95,6 +95,13 @@ def of_fault(fault: Exception) -> ApiError:
     if isinstance(fault, CapacityError | MemoryError):
         return ApiError(
             503, f"no memory is left for this request: {fault}", code="capacity", retry_after=5
+        )
+    if isinstance(fault, LawError):  # sent again it would end in the same way
+        return ApiError(
+            500,
+            "the model's numbers for this text are not finite, so no next token can be drawn; its "
+            "operator finds the cause in the log",
+            code="model_fault",
         )
     if isinstance(fault, ConfigError):
         return bad(str(fault))

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from forerun.dice import Dice, SeededDice
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, LawError
 from forerun.records import Verdict
 from forerun.roles import Verifier
 from forerun.sampling import argmax
@@ -129,9 +129,9 @@ def refuse(why: str) -> None:
 
 
 def check_mass(mass: float, depth: int) -> None:
-    """Raises ConfigError if a law's sum shows that it is none (NaN, infinite or 0)."""
+    """Raises LawError if a law's sum shows that it is none (NaN or infinite), ConfigError for 0."""
     if not 0 < mass < math.inf:
-        raise ConfigError(
+        raise (ConfigError if mass == 0 else LawError)(
             f"the target's law after {depth} accepted draft tokens should sum to 1, but sums to "
             f"{mass}: its logits are not finite or no token is allowed; try dtype float32 or "
             "fewer constraints"

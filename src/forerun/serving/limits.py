@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forerun.serving.errors import ApiError
 
+DRAINED = 4  # times the size that is allowed: so much of what is too large is read and dropped
+
 
 class Limits:
     """ASGI middleware: reads the whole body first, within a size and a time.
 
-    on_error hears the status of a request that it refuses.
+    A body that is too large is answered at once; what is left of it is dropped as it comes, for
+    many clients listen only when they have sent it all. on_error hears the status of a request
+    that it refuses.
     """
 
     def __init__(
@@ -35,7 +40,9 @@ class Limits:
             await self._refuse(error, scope, receive, send)
             return
         except ApiError as error:
-            await self._refuse(error, scope, receive, send)
+            await self._refuse(error, scope, receive, _held(send))
+            await self._drain(scope, receive)
+            await send({"type": "http.response.body"})
             return
         if body is not None:
             await self.app(scope, _replay(body, receive), send)
@@ -68,6 +75,26 @@ class Limits:
         response = error.response()
         response.headers["Connection"] = "close"  # what is left of the body is not read
         await response(scope, receive, send)
+
+    async def _drain(self, scope: Scope, receive: Receive) -> None:
+        """Drops what still comes of a body, within bounds."""
+        if any(name == b"expect" for name, _ in scope["headers"]):  # it waits for leave to send
+            return
+        left = DRAINED * self.max_body
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.seconds):
+                while left > 0 and (message := await receive()).get("more_body", False):
+                    left -= len(message["body"])
+
+
+def _held(send: Send) -> Send:
+    """Sends an answer, but not its end, at which the server would close the connection."""
+
+    async def hold(message: Any) -> None:
+        is_body = message["type"] == "http.response.body"
+        await send(message | {"more_body": True} if is_body else message)
+
+    return hold
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -30,12 +30,16 @@ class Group:
 
 
 class Admission:
-    """Requests that wait. Not for several threads at once: whoever shares it locks it."""
+    """Requests that wait, at most `max_waiting` of a tenant beside those that have places already.
 
-    def __init__(self, max_waiting: int) -> None:
-        self.max_waiting = max_waiting
+    max_seqs: places in all. Not for several threads at once: whoever shares it locks it.
+    """
+
+    def __init__(self, max_waiting: int, max_seqs: int) -> None:
+        self.max_waiting, self.max_seqs = max_waiting, max_seqs
         self._waiting: dict[Job, deque[Group]] = {}  # in the order of arrival
         self._running: Counter[str | Job] = Counter()  # sequences by tenant and by job
+        self._num_running = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -43,12 +47,11 @@ class Admission:
     @property
     def num_sequences(self) -> int:
         """Sequences that wait."""
-        return sum(len(groups) * job.sampling.n for job, groups in self._waiting.items())
+        return sum(self._sizes().values())
 
     def add(self, job: Job, retry_after: float) -> None:
         """Queues a request. Raises ApiError 429 if too many of its tenant wait."""
-        waiting = sum(other.tenant == job.tenant for other in self._waiting)
-        if waiting >= self.max_waiting:
+        if self._num_left_out(job) > self.max_waiting:
             raise ApiError(
                 429,
                 f"the queue holds {self.max_waiting} of your requests, and as many wait; try "
@@ -57,6 +60,18 @@ class Admission:
                 retry_after=retry_after,
             )
         self._waiting[job] = deque(Group(job, i) for i in range(len(job.prompts)))
+
+    def _num_left_out(self, job: Job) -> int:
+        """Requests of a newcomer's tenant, itself included, for which no places are free."""
+        free, count = self.max_seqs - self._num_running, 0
+        for other, size in (self._sizes() | {job: job.num_choices}).items():
+            free -= size
+            count += free < 0 and other.tenant == job.tenant
+        return count
+
+    def _sizes(self) -> dict[Job, int]:
+        """Sequences that wait, by request, in the order of arrival."""
+        return {job: len(groups) * job.sampling.n for job, groups in self._waiting.items()}
 
     def take(self, places: int, tokens: int) -> list[Group]:
         """The next groups that fit into the free places; prompts of `tokens` tokens, or one.
@@ -92,6 +107,7 @@ class Admission:
         return list(self._waiting)
 
     def _count(self, job: Job, change: int) -> None:
+        self._num_running += change
         for key in (job.tenant, job):
             self._running[key] += change
             if not self._running[key]:

@@ -28,9 +28,9 @@ class EngineThread:
     """Runs one engine in a thread of its own."""
 
     def __init__(self, make: Make, metrics: Metrics, max_waiting: int) -> None:
-        self._admission = Admission(max_waiting)
         self._lock = threading.Condition()
         self._batch = Batch(make, metrics, self._left, self._gone)
+        self._admission = Admission(max_waiting, self._batch.engine.scheduler.max_seqs)
         self._cancelled: set[Job] = set()
         self._open: set[Job] = set()  # of which somebody still waits for the end
         self._ending: ApiError | None = None  # set: everything ends with this error

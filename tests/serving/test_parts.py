@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from forerun.serving.service import Service, settle
 from forerun.serving.settings import Settings
 from forerun.tree import Tree, chain
 from forerun.verifiers.recursive import Recursive
+from served import environment
 
 
 def job(tenant: str = "red", n: int = 1, prompts: int = 1, tokens: int = 4) -> Job:
@@ -51,7 +54,7 @@ def test_seconds_that_are_none(wrong: dict[str, float]) -> None:
 
 
 def test_places_go_to_who_has_fewest() -> None:
-    queue = Admission(10)
+    queue = Admission(10, 4)
     reds, blue = [job() for _ in range(4)], job("blue")
     for one in [*reds, blue]:
         queue.add(one, 1.0)
@@ -62,7 +65,7 @@ def test_places_go_to_who_has_fewest() -> None:
 
 
 def test_a_large_group_is_waited_for_and_not_overtaken() -> None:
-    queue = Admission(10)
+    queue = Admission(10, 4)
     small, large, late = job(n=3), job(n=4), job(n=1)
     for one in (small, large, late):
         queue.add(one, 1.0)
@@ -74,7 +77,7 @@ def test_a_large_group_is_waited_for_and_not_overtaken() -> None:
 
 
 def test_a_request_of_many_prompts_does_not_hold_up_the_next() -> None:
-    queue = Admission(10)
+    queue = Admission(10, 4)
     many, one = job(prompts=8), job()
     queue.add(many, 1.0)
     queue.add(one, 1.0)
@@ -84,20 +87,36 @@ def test_a_request_of_many_prompts_does_not_hold_up_the_next() -> None:
 
 
 def test_long_prompts_join_one_by_one() -> None:
-    queue = Admission(10)
+    queue = Admission(10, 4)
     for _ in range(3):
         queue.add(job(tokens=60), 1.0)
     assert [len(queue.take(8, 100)) for _ in range(4)] == [1, 1, 1, 0]
 
 
 def test_the_queue_is_bounded_for_each_tenant() -> None:
-    queue = Admission(2)
-    for tenant in ("red", "red", "blue"):
+    queue = Admission(2, 1)
+    for tenant in ("red", "red", "red", "blue"):  # the first of them has a place
         queue.add(job(tenant), 1.0)
     with pytest.raises(ApiError) as caught:
         queue.add(job("red"), 7.2)
     assert caught.value.status == 429 and caught.value.retry_after == 7.2
     queue.add(job("blue"), 1.0)
+
+
+def test_who_finds_a_place_does_not_wait() -> None:
+    """A crowd comes between two steps: all places are free, and nobody was admitted yet."""
+    queue = Admission(1, 16)
+    crowd = [job(n=4), job(prompts=4), job(n=4, prompts=2)]
+    for one in crowd:
+        queue.add(one, 1.0)
+    queue.add(job(), 1.0)
+    with pytest.raises(ApiError):
+        queue.add(job(), 1.0)
+    first = taken(queue.take(16, 100))  # one waits, and no place is free
+    with pytest.raises(ApiError):
+        queue.add(job(), 1.0)
+    queue.left(first[0])  # who waits gets this place
+    queue.add(job(), 1.0)
 
 
 def drafts(prediction: Prediction, generated: list[int], most: int = 99) -> list[int]:
@@ -191,6 +210,18 @@ def test_who_never_drafts_is_never_planned_for() -> None:
     for seq, name in zip(seqs, ("none", "a"), strict=True):
         plans.assign([seq], name, None, is_own=False)
     assert plans.plan(seqs[0]) == Plan(0, learns=False) and plans.plan(seqs[1]).nodes > 0
+
+
+def test_no_request_compiles_what_joins_a_prediction_and_a_draft() -> None:
+    """In a process of its own: here another test may have compiled it."""
+    code = (
+        "from forerun import overlay, registry; from forerun.serving.routing import Router\n"
+        "Router({'none': registry.make('drafter', 'none')}).warm_up()\n"
+        "print(len(overlay.overlay.signatures))"
+    )
+    call = [sys.executable, "-c", code]
+    done = subprocess.run(call, env=environment(), capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
 
 
 def test_what_was_there_at_the_start_is_not_searched_for_garbage(tiny_model: Any) -> None:

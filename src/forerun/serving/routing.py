@@ -12,7 +12,7 @@ from collections.abc import Sequence as Many
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
-from forerun import registry
+from forerun import overlay, registry
 from forerun.drafters.fuse import merge
 from forerun.engine.guard import Guarded
 from forerun.records import Plan, Sequence, Step
@@ -58,6 +58,7 @@ class Router(Drafter):
     def warm_up(self) -> None:
         for part in self._distinct:
             part.warm_up()
+        overlay.warm_up()  # what lays a method's draft over a prediction
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
         both = [self._copy(seq, plan) for seq, plan in zip(seqs, plans, strict=True)]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import re
 import socket
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import httpx
@@ -62,6 +65,8 @@ def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"prompt": "a", "frequency_penalty": -3}, "frequency_penalty", "at least -2, got -3"),
         ({"prompt": "a", "repetition_penalty": 1e-9}, "repetition_penalty", "at least 0.01"),
         ({"prompt": "a"} | {f"x{i}": 1 for i in range(2000)}, None, "2000 mistakes"),
+        ({"prompt": "a", "seed": -(2**63) - 1}, "seed", f"at least {-(2**63)}, got {-(2**63) - 1}"),
+        ({"prompt": "a", "top_k": 2**63}, "top_k", f"less than {2**63}, got {2**63}"),
         ({"prompt": "a", "stop": ""}, "stop", "non-empty"),
         ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias", "token ids in 0..287"),
         ({"prompt": "a", "logit_bias": {"288": 1}}, "logit_bias", "token ids in 0..287"),
@@ -108,14 +113,38 @@ def test_chat(chat: Served, body: Body, said: str) -> None:
     assert said in refused(chat.post("/v1/chat/completions", json=body))["message"]
 
 
+@pytest.mark.parametrize("missing", [{}, {"text": None}])
+def test_a_part_without_its_text_is_told_so(chat: Served, missing: Body) -> None:
+    parts = [{"type": "text", "text": "the"}, {"type": "text"} | missing]
+    body = {"messages": [*USER, {"role": "user", "content": parts}]}
+    error = refused(chat.post("/v1/chat/completions", json=body))
+    assert error["param"] == "messages.1.content.1.text" and "is required" in error["message"]
+
+
 @pytest.mark.parametrize(
     "body",
     [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"prompt": "\\ud800"}', b"[" * 100_000, b"nan",
      b'{"prompt": "a", "temperature": NaN}', b'{"prompt": "a", "temperature": 1e999}',
-     b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", b'{"prompt": "a"} x'],
+     b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", b'{"prompt": "a"} x',
+     b'{"prompt": "a", "metadata": {"a": ' + b"[" * 150 + b"]" * 150 + b', "a": 1}}'],
 )  # fmt: skip
 def test_what_is_no_request_at_all(chat: Served, body: bytes) -> None:
     refused(chat.post("/v1/completions", content=body))
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        '"max_tokens": 2, "max_tokens": 3',
+        '"logit_bias": {"5": 1, "5": 2}',
+        '"logit_bias": {"5": 1, "05": 2}',
+        '"metadata": {"x": [{"y": 1, "\\u0079": 1}]}',
+    ],
+)
+def test_one_thing_said_twice(chat: Served, rest: str) -> None:
+    """JSON leaves open which one counts; neither does."""
+    error = refused(chat.post("/v1/completions", content=f'{{"prompt": "a", {rest}}}'.encode()))
+    assert "twice" in error["message"]
 
 
 def test_neutral_values_of_what_is_not_supported_are_accepted(chat: Served) -> None:
@@ -236,6 +265,45 @@ def test_a_request_that_is_too_large_or_too_slow(tiny_model: Any) -> None:
                 f'forerun:request_errors_total{{engine="0",model_name="tiny",status="{status}"}}'
             )
             assert served.metric(re.escape(series)) == count
+
+
+def post_head(served: Served, *lines: str) -> tuple[socket.socket, bytes]:
+    """A connection, and the head of a completion with these header lines."""
+    host, port = served.url.removeprefix("http://").split(":")
+    head = "\r\n".join(["POST /v1/completions HTTP/1.1", "Host: x", *lines, "", ""])
+    return socket.create_connection((host, int(port)), timeout=20), head.encode()
+
+
+def test_who_sends_all_before_it_listens_hears_that_it_was_too_much(tiny_model: Any) -> None:
+    size = 4 * 2**20  # more than the buffers between them hold
+    with thread(tiny_model, max_body=size // 3) as served:
+        address = served.url.removeprefix("http://")
+        with closing(http.client.HTTPConnection(address, timeout=20)) as client:
+            client.request("POST", "/v1/completions", b"x" * size)
+            answer = client.getresponse()
+            assert answer.status == 413 and answer.headers["connection"] == "close"
+            assert f"{size} bytes or more" in json.loads(answer.read())["error"]["message"]
+
+
+def test_a_body_without_end_is_cut(tiny_model: Any) -> None:
+    with thread(tiny_model, max_body=2**18) as served:
+        client, head = post_head(served, "Transfer-Encoding: chunked")
+        sent, chunk = 0, b"%x\r\n%s\r\n" % (2**16, b"x" * 2**16)
+        with client, pytest.raises(ConnectionError):
+            client.sendall(head)
+            while sent < 2**28:
+                sent += client.send(chunk)
+        assert sent < 2**25  # what was read and what buffers hold
+
+
+def test_who_waits_for_leave_to_send_is_refused_at_once(tiny_model: Any) -> None:
+    with thread(tiny_model, max_body=1000) as served:
+        client, head = post_head(served, "Content-Length: 9999", "Expect: 100-continue")
+        with client:
+            client.sendall(head)
+            assert client.recv(100).startswith(b"HTTP/1.1 413")
+            while client.recv(1000):  # and then it is over
+                pass
 
 
 def test_keys(tiny_model: Any) -> None:

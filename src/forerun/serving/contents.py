@@ -47,14 +47,16 @@ def plain_text(content: str | list[Part], where: str) -> str:
     """The text of a content, in one piece or in parts."""
     if isinstance(content, str):
         return content
-    for part in content:
-        if part.type != "text" or part.text is None:
+    for i, part in enumerate(content):
+        if part.type != "text":
             raise bad(
                 f"{where}: expected parts of type 'text', got {part.type[:40]!r}; this model reads "
                 "text only",
                 where,
                 "unsupported_value",
             )
+        if part.text is None:
+            raise bad(f"{where}.{i}.text is required in a part of type 'text'", f"{where}.{i}.text")
     return "".join(part.text or "" for part in content)
 
 

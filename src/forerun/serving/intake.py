@@ -17,7 +17,7 @@ from forerun.serving.contents import plain_message, plain_text, prompt_list, tok
 from forerun.serving.errors import ApiError, bad, unknown
 from forerun.serving.jobs import Job
 from forerun.serving.methods import Methods
-from forerun.serving.mistakes import of_validation
+from forerun.serving.mistakes import check_keys, of_validation
 from forerun.serving.pieces import Sizes
 from forerun.serving.schemas import (
     UNSUPPORTED,
@@ -51,6 +51,7 @@ def parse(kind: type[Body], body: bytes) -> Body:
         request = kind.model_validate_json(body)
     except ValidationError as error:
         raise of_validation(error, kind) from None
+    check_keys(body)
     for name, neutral in UNSUPPORTED.items():
         value = getattr(request, name, None)
         is_n = name == "best_of" and isinstance(value, int) and value == request.n
@@ -133,6 +134,8 @@ class Intake:
             given["top_k"] = 0
         vocab = self.model.target.vocab_size
         bias = {token_id(key, vocab): value for key, value in (request.logit_bias or {}).items()}
+        if len(bias) < len(request.logit_bias or {}):  # "5" and "05"
+            raise bad("logit_bias names one token twice; give it one bias", "logit_bias")
         for name in ("stop_token_ids", "banned_tokens"):
             if (most := max(getattr(request, name) or (), default=0)) >= vocab:
                 raise bad(f"{name} names token {most}, but ids end at {vocab - 1}", name)

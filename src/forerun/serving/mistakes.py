@@ -23,8 +23,8 @@ KINDS = {
 }
 EXPECTED = {
     "finite_number": "a finite number",
-    "greater_than_equal": "at least {ge:g}",
-    "less_than_equal": "at most {le:g}",
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
     "less_than": "less than {lt}",
     "literal_error": "{expected}",
     "too_short": "at least {min_length} element",
@@ -53,10 +53,24 @@ def of_validation(error: ValidationError, kind: type[BaseModel]) -> ApiError:
         kinds = (KINDS[one["type"]] for one in found if _place(one) == place)
         expected = " or ".join(dict.fromkeys(kinds))
     elif first["type"] in EXPECTED:
-        expected = EXPECTED[first["type"]].format_map(first.get("ctx", {}))
+        bounds = {name: _whole(value) for name, value in first.get("ctx", {}).items()}
+        expected = EXPECTED[first["type"]].format_map(bounds)
     else:
         return bad(f"{param or 'the body'}: {first['msg']}", param)
     return bad(f"{param or 'the body'}: expected {expected}, got {_got(first)}", param)
+
+
+def check_keys(body: bytes) -> None:
+    """Raises ApiError 400 for a JSON object that has a key twice, of which pydantic sees one."""
+    json.loads(body, object_pairs_hook=_once, parse_int=len)  # no number is of interest
+
+
+def _once(pairs: list[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise bad(f"the body has the key {key[:40]!r} twice in one object; leave one out")
+        seen.add(key)
 
 
 def _rank(mistake: Any) -> tuple[int, int]:
@@ -102,6 +116,11 @@ def _of_json(cause: str) -> str:
         return cause
     where = cause.partition(" at ")[2]
     return f"an incomplete \\u escape, or half of a surrogate pair, which is no text, at {where}"
+
+
+def _whole(bound: Any) -> Any:
+    """-2.0 as -2, and large integers with all their digits."""
+    return int(bound) if isinstance(bound, float) and bound.is_integer() else bound
 
 
 def _got(mistake: Any) -> str:

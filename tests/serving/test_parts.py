@@ -272,6 +272,13 @@ def test_methods_that_learn_come_twice() -> None:
     assert methods.choose("prompt-lookup") == "prompt_lookup"
 
 
+def test_a_method_may_have_its_own_name_and_no_other_method_s() -> None:
+    assert Settings(methods={"stand": "stand:context=3"}).methods
+    for name in ("prompt_lookup", "auto", "", "stand of its own"):
+        with pytest.raises(ConfigError, match="methods must"):
+            Settings(methods={name: "stand:context=3"})
+
+
 def test_bytes_of_pieces(tiny_folder: Path) -> None:
     assert sorted(byte_alphabet().values()) == list(range(256))
     tokenizer = Tokenizer.load(tiny_folder)

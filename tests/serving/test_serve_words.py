@@ -18,6 +18,7 @@ from served import environment
 def said(folder: Path, **more: str) -> str:
     """All of standard error of a server that answers some requests, good and bad, and ends."""
     call = [sys.executable, "-m", "forerun.cli.main", "serve", str(folder), "--port", "0"]
+    call += ["--method", "my-own=none"]
     with subprocess.Popen(
         call, stderr=subprocess.PIPE, text=True, env=environment(**more)
     ) as process:
@@ -45,13 +46,16 @@ def ask(url: str) -> None:
                 answer = client.post("/v1/completions", json=body | change, headers=headers)
                 assert answer.status_code in (200, 400, 401)
             client.post("/v1/completions", content=b'{"my own words', headers=headers)
+        named = body | {"speculation": {"method": "my-own"}}
+        headers = {"Authorization": "Bearer secret-one"}
+        assert client.post("/v1/completions", json=named, headers=headers).is_success
 
 
 def test_it_says_what_it_does_and_neither_keys_nor_prompts(tiny_chat: Path) -> None:
     text = said(tiny_chat, FORERUN_API_KEYS="red:secret-one")
     begin, *_, end = text.splitlines()
     assert begin == f"loading {tiny_chat}"
-    assert re.search(r"serving '\w+' at http://\S+/v1 \(1 API key\); methods: ", text)
+    assert re.search(r"serving '\w+' at http://\S+/v1 \(1 API key\); methods: .*my_own", text)
     assert end == "all requests are answered; goodbye"
     for secret in ("secret-", "my own words"):
         assert secret not in text

@@ -25,6 +25,19 @@ if TYPE_CHECKING:
     from forerun.serving.tenants import Keys
 
 KEYS = "FORERUN_API_KEYS"  # keys divided by commas; a command line would show them to everybody
+LEAST_CONTEXT = 64  # tokens: where passes are timed, a prompt and its drafts take as many
+SETTINGS = (  # fields of `Settings` that have an option of their name,
+    "verifier",
+    "controller",
+    "allow_lossy",
+    "max_seqs",
+    "max_waiting",
+    "max_samples",
+    "max_nodes",
+    "max_body",
+    "drain",
+)
+OPTIONS = {"request_timeout": "timeout", "methods": "method"}  # and those of another one
 REASONER = (
     "{% for m in messages %}"
     "{% if m.role == 'assistant' %}{{ m.content }}\n\n"
@@ -97,28 +110,9 @@ def command(
 ) -> int:
     """Serve a model over HTTP, in OpenAI's form."""
     _check(replicas, context)
-    from forerun.serving.settings import Settings
-
-    specs = dict(map(_method, [*method, *([drafter] if drafter else [])]))
-    settings = Settings(
-        name=name or _short(model),
-        default_method=_method(drafter)[0] if drafter else None,
-        methods=specs,
-        verifier=verifier,
-        controller=controller,
-        allow_lossy=allow_lossy,
-        max_seqs=max_seqs,
-        max_waiting=max_waiting,
-        max_samples=max_samples,
-        max_nodes=max_nodes,
-        max_body=max_body,
-        request_timeout=timeout,
-        drain=drain,
-    )
+    options.check_model(model, dtype, device, here=replicas == 1)
+    settings = _settings(ctx.params)
     keys, template = _keys(api_keys), _template(chat_template, model)
-    for spec in specs.values():
-        options.check_parts(drafter=spec)
-    options.check_parts(verifier=verifier, controller=controller)
     from forerun.serving.server import bound
 
     sockets = bound(host, port)  # before anything is loaded
@@ -131,6 +125,40 @@ def command(
     notice(f"loading {model}")
     loaded = _load(model, dtype, device, max_seqs, context, template)
     return _serve(loaded, settings, keys, sockets)
+
+
+def _settings(given: dict[str, Any]) -> Settings:
+    """What the options say, checked as far as it can be without a model. Raises ConfigError."""
+    from forerun.serving.methods import make_verifier
+    from forerun.serving.settings import Settings
+
+    name, drafter = given["name"], given["drafter"]
+    named = [_method(text) for text in [*given["method"], *([drafter] if drafter else [])]]
+    chosen = named[-1][0] if drafter else None
+    specs = dict(named)
+    for alias, spec in named:
+        if specs[alias] != spec:
+            raise ConfigError(
+                f"method {alias!r} is given twice, as {spec} and as {specs[alias]}; name one of "
+                "them otherwise, NAME=SPEC"
+            )
+    try:
+        settings = Settings(
+            name=_short(given["model"]) if name is None else name,
+            default_method=chosen,
+            methods=specs,
+            request_timeout=given["timeout"],
+            **{field: given[field] for field in SETTINGS},
+        )
+    except ConfigError as error:  # it begins with the name of a field
+        field, _, rest = str(error).partition(" ")
+        option = OPTIONS.get(field, field.replace("_", "-"))
+        raise ConfigError(f"--{option} {rest}") from None
+    for spec in specs.values():
+        options.check_parts(drafter=spec)
+    options.check_parts(verifier=settings.verifier, controller=settings.controller)
+    make_verifier(settings.verifier, settings.allow_lossy)
+    return settings
 
 
 def _serve(model: Model, settings: Settings, keys: Keys, sockets: list[socket]) -> int:
@@ -195,8 +223,11 @@ def _run(server: Drained) -> int:
 
 def _check(replicas: int, context: int | None) -> None:
     """What can be refused before anything is imported or loaded. Raises ConfigError."""
-    if context is not None and context < 1:
-        raise ConfigError(f"--context must be at least 1 token, got {context}")
+    if context is not None and context < LEAST_CONTEXT:
+        raise ConfigError(
+            f"--context must be at least {LEAST_CONTEXT} tokens, got {context}; leave it out for "
+            "the model's own"
+        )
     try:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
@@ -256,10 +287,10 @@ def _keys(path: Path | None) -> Keys:
 
 
 def _method(text: str) -> tuple[str, str]:
-    """NAME or NAME=SPEC; "stand:context=3" without a name of its own is called stand."""
+    """Name and spec of NAME or NAME=SPEC; "stand:context=3" without one is called stand."""
     before, equals, after = text.partition("=")
     if equals and ":" not in before:
-        return before.strip(), after.strip()
+        return before.strip().replace("-", "_"), after.strip()
     return text.partition(":")[0].strip().replace("-", "_"), text.strip()
 
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from forerun import registry
+from forerun.controllers.fixed import MOST
 from forerun.errors import ConfigError
+
+METHOD = re.compile(r"[\w.]+")  # its name
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Limits and choices of one server; seconds, bytes, tokens and counts as named."""
+    """Limits and choices of one server; seconds, bytes, tokens and counts as named.
+
+    Errors begin with the name of the field.
+    """
 
     name: str = "model"  # what clients call the model
     default_method: str | None = None  # None: auto if there is one, else forerun's own default
@@ -38,7 +45,24 @@ class Settings:
         for name in ("body_timeout", "request_timeout", "stall"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be more than 0 seconds, got {getattr(self, name)}")
-        if self.max_nodes < 0:
-            raise ConfigError(f"max_nodes must be at least 0, got {self.max_nodes}")
+        if not 0 <= self.max_nodes <= MOST:
+            raise ConfigError(f"max_nodes must be in 0..{MOST}, got {self.max_nodes}")
+        if not self.name.strip():
+            raise ConfigError("name must not be empty: clients call the model by it")
         if not 0 <= self.drain < math.inf:
             raise ConfigError(f"drain must be a number of seconds from 0 on, got {self.drain}")
+        self._check_methods()
+
+    def _check_methods(self) -> None:
+        """What a name says must be what it does: no method under the name of another one."""
+        known = registry.names("drafter")
+        for name, spec in self.methods.items():
+            if not METHOD.fullmatch(name):
+                raise ConfigError(
+                    f"methods must be named by letters, digits, _ and ., got {name!r}"
+                )
+            if name in known and registry.parse(spec)[0] != name:
+                raise ConfigError(
+                    f"methods must not take another one's name: {name!r} is one, but would mean "
+                    f"{spec} here; choose a name that is not in `forerun methods`"
+                )

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import forerun
-from forerun.cli.chat import Chat, Terminal
+from forerun.cli.chat import COMMANDS, HELP, Chat, Terminal
 from forerun.origins import OWN
 from forerun.sampling import Sampling
 
@@ -108,7 +108,7 @@ def test_answers_and_commands(chat: Chat, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "did you mean 'stand'" in out
     assert file.read_text().startswith("user: the cat sat\n\nassistant:")
     assert "File exists" in out and out.count("cannot be written") == 2
-    assert "/quit" in out and "never read" not in out
+    assert "never read" not in out
     assert chat.turns == []
 
 
@@ -141,9 +141,34 @@ def test_words_that_say_what_is_missing_or_unknown(
         chat, "/save", "/nonsense", "/drafter stand:entries=x", "/history", monkeypatch=monkeypatch
     )
     assert "/save needs the name of a file" in said
-    assert "there is no command /nonsense" in said and "/quit" in said
+    assert "there is no command /nonsense; /help lists them" in said
     assert "takes a whole number, got 'x'" in said and chat.drafter == "prompt_lookup"
     assert said.endswith("nothing was said yet\n")
+
+
+def test_a_system_message_is_shown_changed_and_dropped(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat.turns = [("user", "one"), ("assistant", "two")]
+    said = terminal(chat, "/system", monkeypatch=monkeypatch)
+    assert said == "there is no system message; /system TEXT sets one\n" and len(chat.turns) == 2
+    assert terminal(chat, "/system Be kind.", monkeypatch=monkeypatch) == "Be kind.\n"
+    assert chat.system == "Be kind." and not chat.turns
+    chat.turns = [("user", "one"), ("assistant", "two")]
+    assert terminal(chat, "/system ", monkeypatch=monkeypatch) == "Be kind.\n" and chat.turns
+    terminal(chat, "/system -", monkeypatch=monkeypatch)
+    assert not chat.system and not chat.turns
+
+
+def test_every_command_is_known_and_a_misspelt_one_is_guessed(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = terminal(chat, "/hlep", "/tmperature 3", "/help", monkeypatch=monkeypatch)
+    assert "did you mean /help?" in said and "did you mean /temperature?" in said
+    assert said.endswith(f"{HELP}\n") and {"save", "quit", "system"} < set(COMMANDS)
+    assert chat.sampling.temperature == 0
+    said = terminal(chat, *(f"/{name}" for name in COMMANDS), monkeypatch=monkeypatch)
+    assert "there is no command" not in said
 
 
 def test_a_line_that_is_not_utf8_is_refused_and_the_next_is_answered(tiny_folder: Path) -> None:
@@ -154,7 +179,8 @@ def test_a_line_that_is_not_utf8_is_refused_and_the_next_is_answered(tiny_folder
         capture_output=True,
     )
     first, *rest = done.stdout.decode().splitlines()
-    assert first.startswith("error: this line is not UTF-8 text") and done.returncode == 0
+    assert first == "error: this line is not UTF-8 text: byte 0xff after 4 characters"
+    assert done.returncode == 0
     assert "user: the c\u00e4t" in rest and b"error" not in done.stderr
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import io
 import sys
 from collections.abc import Iterator
@@ -32,12 +33,13 @@ HELP = """\
 /stats            the last answer: tokens, passes, tau, tokens per second, by drafter
 /drafter SPEC     another drafter, as stand:context=3 or none
 /temperature T    another temperature
-/system TEXT      another system message; the conversation begins anew
+/system           the system message; /system TEXT another one, /system - none, and begin anew
 /colours          on or off
 /history          the conversation so far
 /reset            forget the conversation
 /save FILE        write the conversation as text
 /quit             leave, as Ctrl-D does; Ctrl-C stops an answer"""
+COMMANDS = tuple(line[1:].split()[0] for line in HELP.splitlines())
 
 
 @dataclass
@@ -138,6 +140,10 @@ class Terminal:
         chat, value = self.chat, value.strip()
         if command in ("quit", "exit", "q"):
             return False
+        if command not in (*COMMANDS, "help"):
+            near = difflib.get_close_matches(command, (*COMMANDS, "help"), n=1)
+            hint = f"did you mean /{near[0]}?" if near else "/help lists them"
+            raise ConfigError(f"there is no command /{command}; {hint}")
         if command == "save" and not value:
             raise ConfigError("/save needs the name of a file; e.g. /save said.txt")
         if command == "drafter" and value:
@@ -145,19 +151,21 @@ class Terminal:
             chat.drafter = value
         elif command == "temperature" and value:
             chat.sampling = replace(chat.sampling, temperature=_number(value))
-        elif command == "system":
-            chat.system, chat.turns = value, []
+        elif command == "system" and value:
+            chat.system, chat.turns = "" if value == "-" else value, []
         elif command == "reset":
             chat.turns = []
         elif command == "colours":
             self.is_coloured = not self.is_coloured
         elif command == "save":
             save(Path(value).expanduser(), chat.text())
-        told = {"stats": chat.told, "history": chat.text}.get(command, self._settings)
-        known = {"drafter", "temperature", "system", "reset", "colours", "save", "stats", "history"}
-        if command not in known | {"help"}:
-            self.out.print(f"there is no command /{command}; these there are:", markup=False)
-        self.out.print(told() if command in known else HELP, markup=False)
+        shown = {
+            "help": lambda: HELP,
+            "stats": chat.told,
+            "history": chat.text,
+            "system": lambda: chat.system or "there is no system message; /system TEXT sets one",
+        }
+        self.out.print(shown.get(command, self._settings)(), markup=False)
         return True
 
     def _settings(self) -> str:

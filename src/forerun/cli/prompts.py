@@ -64,7 +64,12 @@ def check_text(where: str, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{where} is not UTF-8 text: {error.reason} at {error.start}") from None
+        code = ord(text[error.start])
+        is_byte = 0xDC80 <= code <= 0xDCFF  # as Python lets a byte in that it cannot decode
+        what = f"byte 0x{code - 0xDC00:02x}" if is_byte else f"half of a pair (U+{code:04X})"
+        raise DataError(
+            f"{where} is not UTF-8 text: {what} after {error.start} characters"
+        ) from None
     return text
 
 
@@ -73,7 +78,8 @@ def _decoded(where: str, data: bytes) -> str:
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        raise DataError(f"{where} is not UTF-8 text: {error.reason} at {error.start}") from None
+        what = f"byte 0x{data[error.start]:02x} after {error.start} bytes"
+        raise DataError(f"{where} is not UTF-8 text: {what}; save it as UTF-8") from None
 
 
 def _from_option(prompt: str, sampling: Sampling) -> Job:

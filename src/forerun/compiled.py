@@ -15,7 +15,7 @@ KERNELS = {  # what decoding enters, by module: compiling these compiles what th
     "forerun.engine.work": ("pack", "lay_out"),
     "forerun.ngrams.kernels": ("learn", "look_up", "select_top"),
     "forerun.chances": ("count",),
-    "forerun.overlay": ("overlay",),
+    "forerun.overlay": ("copy_laws", "overlay"),
     "forerun.ngrams.drafting": ("fill_places",),
     "forerun.ngrams.growing": ("grow_places",),
     "forerun.ngrams.adjacency": ("fill_rows", "learn_rows"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from forerun.tree import IID, SWOR
+
 
 @njit(cache=True, nogil=True)
 def overlay(
@@ -38,7 +40,34 @@ def overlay(
     return size
 
 
+@njit(cache=True, nogil=True)
+def copy_laws(
+    laws: np.ndarray,
+    rows: np.ndarray,
+    cells: np.ndarray,
+    origins: np.ndarray,
+    start: int,
+    size: int,
+    tree: tuple[np.ndarray, np.ndarray, np.ndarray],
+    first_row: int,
+) -> None:
+    """What a tree's laws, rows and cells say of the nodes [start, size), its own `origins` there.
+
+    laws, cells int8, rows int32. The tree's first proposal is now number `first_row`. A drawn token
+    that is kept differs from its siblings: SWOR.
+    """
+    own_laws, own_rows, own_cells = tree
+    for node in range(start, size):
+        origin = origins[node]
+        law, row = own_laws[origin], own_rows[origin]
+        laws[node] = SWOR if law == IID else law
+        rows[node] = row + first_row if row >= 0 else -1
+        if len(own_cells):
+            cells[node] = own_cells[origin]
+
+
 def warm_up() -> None:
-    """Compiles the kernel, or loads it from the cache."""
-    one = np.zeros(1, np.int32)
+    """Compiles the kernels, or loads them from the cache."""
+    one, few = np.zeros(1, np.int32), np.zeros(1, np.int8)
     overlay(one, one.copy(), 0, 1, one.copy(), one - 1, one.copy())
+    copy_laws(few, one, few.copy(), one.copy(), 0, 1, (few.copy(), one - 1, few.copy()), 0)

@@ -14,11 +14,13 @@ import numpy as np
 
 from forerun.dice import Dice
 from forerun.drafters.base import Composite
-from forerun.overlay import overlay, warm_up
+from forerun.overlay import copy_laws, overlay, warm_up
 from forerun.records import Plan, Sequence
 from forerun.registry import DrafterName
 from forerun.roles import Drafter
-from forerun.tree import IID, NO_Q, SWOR, Tree
+from forerun.tree import NO_Q, POINT, Tree
+
+NO_CELLS = np.empty(0, np.int8)
 
 
 class Fuse(Composite):
@@ -65,37 +67,58 @@ def merge(trees: list[Tree], names: Many[str] = ()) -> Tree:
     names: of the drafters, so that every node tells who drafted it first.
     """
     most, size = sum(map(len, trees)), 0
-    tokens, parents, origins, rows = (np.empty(most, np.int32) for _ in range(4))
-    laws, cells, sources = np.zeros(most, np.int8), np.empty(most, np.int8), list[str]()  # POINT: 0
+    tokens, parents, origins, rows = np.empty((4, most), np.int32)
+    laws, cells = np.empty((2, most), np.int8)
     rows.fill(-1)
+    laws.fill(POINT)
     cells.fill(-1)
-    starts, q_ids, q_probs = ([array] for array in NO_Q)
-    num_laws = num_entries = 0
+    sources: tuple[str, ...] = ()
+    drawn: list[Tree] = []  # those with proposals
+    num_laws = 0
     for i, tree in enumerate(trees):
         start, size = size, overlay(tokens, parents, size, most, tree.tokens, tree.parents, origins)
-        kept = origins[start:size]
-        if names:
-            own = [tree.sources[n] for n in kept] if tree.sources else [names[i]] * len(kept)
-            sources += own
-        if tree.cells is not None:
-            cells[start:size] = tree.cells[kept]
-        if len(tree.starts) == 1:  # all are chosen
+        if size == start:
             continue
-        laws[start:size], own_rows = tree.laws[kept], tree.rows[kept]
-        rows[start:size] = np.where(own_rows >= 0, own_rows + num_laws, -1)
-        starts.append(tree.starts[1:] + num_entries)
-        q_ids.append(tree.q_ids)
-        q_probs.append(tree.q_probs)
-        num_laws, num_entries = num_laws + len(tree.starts) - 1, num_entries + len(tree.q_ids)
-    laws[laws == IID] = SWOR
+        if names:
+            sources += _told(tree, origins[start:size], names[i])
+        if len(tree.starts) > 1 or tree.cells is not None:
+            told = tree.cells if tree.cells is not None else NO_CELLS
+            own = tree.laws, tree.rows, told
+            copy_laws(laws, rows, cells, origins, start, size, own, num_laws)
+        if len(tree.starts) > 1:
+            drawn.append(tree)
+            num_laws += len(tree.starts) - 1
+    starts, q_ids, q_probs = _proposals(drawn)
     return Tree(
         tokens=tokens[:size],
         parents=parents[:size],
         laws=laws[:size],
         rows=rows[:size],
-        starts=np.concatenate(starts),
-        q_ids=np.concatenate(q_ids),
-        q_probs=np.concatenate(q_probs),
+        starts=starts,
+        q_ids=q_ids,
+        q_probs=q_probs,
         cells=cells[:size],
-        sources=tuple(sources),
+        sources=sources,
+    )
+
+
+def _told(tree: Tree, kept: np.ndarray, name: str) -> tuple[str, ...]:
+    """Who drafted the kept nodes of a tree of the drafter `name`."""
+    if not tree.sources:
+        return (name,) * len(kept)
+    return tuple(tree.sources[node] for node in kept.tolist())
+
+
+def _proposals(trees: list[Tree]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`starts`, `q_ids` and `q_probs` of several trees, one behind the other."""
+    if not trees:
+        return NO_Q
+    if len(trees) == 1:
+        return trees[0].starts, trees[0].q_ids, trees[0].q_probs
+    firsts = np.cumsum([0, *(len(tree.q_ids) for tree in trees)]).tolist()
+    starts = [tree.starts[1:] + first for tree, first in zip(trees, firsts, strict=False)]
+    return (
+        np.concatenate([NO_Q[0], *starts]),
+        np.concatenate([tree.q_ids for tree in trees]),
+        np.concatenate([tree.q_probs for tree in trees]),
     )

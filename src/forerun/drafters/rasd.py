@@ -219,7 +219,7 @@ def graft(tree: Tree, found: Many[Found], room: int, names: Many[str]) -> Tree:
     what earlier ones leave. names: of the drafter and the retrievers.
     """
     start = size = len(tree)
-    tokens, parents, origins = (np.empty(size + room, np.int32) for _ in range(3))
+    tokens, parents, origins = np.empty((3, size + room), np.int32)
     tokens[:size], parents[:size] = tree.tokens, tree.parents
     sources: tuple[str, ...] = ()
     for i, each in enumerate(found):
@@ -231,15 +231,20 @@ def graft(tree: Tree, found: Many[Found], room: int, names: Many[str]) -> Tree:
         sources += (names[i + 1],) * (size - before)
     if size == start:
         return tree
-    new = np.full(size - start, -1, np.int8)
+    laws, cells = np.empty((2, size), np.int8)
+    rows, cells[start:] = np.empty(size, np.int32), -1
+    laws[:start], laws[start:] = tree.laws, POINT
+    rows[:start], rows[start:] = tree.rows, -1
+    if tree.cells is not None:
+        cells[:start] = tree.cells
     return Tree(
         tokens=tokens[:size],
         parents=parents[:size],
-        laws=np.concatenate([tree.laws, np.full(size - start, POINT, np.int8)]),
-        rows=np.concatenate([tree.rows, new], dtype=np.int32),
+        laws=laws,
+        rows=rows,
         starts=tree.starts,
         q_ids=tree.q_ids,
         q_probs=tree.q_probs,
-        cells=None if tree.cells is None else np.concatenate([tree.cells, new]),
+        cells=None if tree.cells is None else cells,
         sources=(tree.sources or (names[0],) * start) + sources,
     )

@@ -7,12 +7,12 @@ same uniforms in the same order (tests compare them node by node).
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
-from forerun.ngrams.kernels import Arrays, Table, Temper, look_up_into
+from forerun.ngrams.kernels import Arrays, Table, Temper, fill_context, look_up_into
 from forerun.template import Shape
 from forerun.tree import POINT, SWOR, Tree
 
@@ -51,11 +51,9 @@ def draft(
         table[:],
         lengths,
         clock,
-        temper,
+        temper[:],
         root,
-        shape.depths,
-        shape.widths,
-        shape.firsts,
+        (shape.depths, shape.widths, shape.firsts),
         depth,
         is_drawn,
         out.q_probs if uniforms is None else uniforms,
@@ -91,35 +89,69 @@ def tree_of(out: Buffers, nodes: int, rows: int, cells: np.ndarray | None = None
     )
 
 
+class Recalled(NamedTuple):
+    """A logit memory below a text, as `law_after` asks it, and room to work in."""
+
+    table: Table
+    lengths: np.ndarray  # int64, falling
+    clock: int
+    temper: Temper
+    root: np.ndarray  # int32 [longest], the text's end, most recent token first
+    context: np.ndarray  # int32 [longest]
+    hashes: np.ndarray  # uint64 [longest]
+
+
 @njit(cache=True, nogil=True)
 def fill_places(
     arrays: Arrays,
     lengths: np.ndarray,
     clock: int,
-    temper: Temper,
+    temper: Arrays,
     root: np.ndarray,
-    depths: np.ndarray,
-    widths: np.ndarray,
-    firsts: np.ndarray,
+    places: Arrays,
     depth: int,
     is_drawn: bool,
     uniforms: np.ndarray,
     room: Arrays,
 ) -> tuple[int, int, int]:
-    """Walks the places level by level; returns the numbers of nodes, proposals and uniforms used.
+    """`walk` through a logit memory. arrays: a Table; temper: a Temper; room: Buffers."""
+    longest = len(root)
+    context, hashes = np.empty(longest, np.int32), np.empty(longest, np.uint64)
+    memory = Recalled(Table(*arrays), lengths, clock, Temper(*temper), root, context, hashes)
+    return walk(law_after, memory, places, depth, is_drawn, uniforms, Buffers(*room))
 
-    A place whose context is unknown gets no children, one with few entries gets fewer: both depend
-    on the parent's path alone, never on the tokens drawn for the children. arrays: a Table;
-    room: Buffers.
+
+@njit(cache=True, nogil=True)
+def law_after(memory: Recalled, node: int, out: Buffers, filled: int) -> int:
+    """Writes q below a node, from entry `filled` on; returns its size, 0 if nothing is known."""
+    fill_context(memory.root, out.tokens, out.parents, node, memory.context)
+    return look_up_into(
+        memory.table, memory.lengths, memory.clock, memory.context, memory.temper, memory.hashes,
+        out.q_ids, out.q_probs, filled,
+    )  # fmt: skip
+
+
+@njit(cache=True, nogil=True, inline="always")  # so that `law` is known where it is compiled
+def walk(
+    law: Any,
+    source: Any,
+    template: Arrays,
+    depth: int,
+    is_drawn: bool,
+    uniforms: np.ndarray,
+    out: Buffers,
+) -> tuple[int, int, int]:
+    """Fills places level by level; returns the numbers of nodes, proposals and uniforms used.
+
+    law(source, node, out, filled): a kernel that writes q after a node's path. A place without q
+    gets no children, one with few entries gets fewer: both depend on the parent's path alone, never
+    on the tokens drawn for the children. template: depths, widths, firsts of a Shape.
     """
-    table, out = Table(*arrays), Buffers(*room)
-    places, longest = len(depths), len(root)
-    contexts = np.empty((places + 1, longest), np.int32)  # of tree nodes; row 0 is the root's
-    contexts[0] = root
+    depths, widths, firsts = template
+    places = len(depths)
     where = np.full(places + 1, -2, np.int32)  # place + 1 -> tree node
     where[0] = -1
-    hashes = np.empty(longest, np.uint64)
-    order = np.empty(table.ids.shape[1], np.int64)
+    order = np.empty(places, np.int64)
     nodes = rows = used = filled = 0
     for place in range(-1, places):
         node = where[place + 1]
@@ -127,25 +159,22 @@ def fill_places(
             continue
         if place >= 0 and depths[place] >= depth:
             break
-        context = contexts[node + 1]
-        size = look_up_into(
-            table, lengths, clock, context, temper, hashes, out.q_ids, out.q_probs, filled
-        )
+        size = law(source, node, out, filled)
         if not size:
             continue
         count = min(widths[place], size)
+        q = out.q_probs[filled : filled + size]
         if is_drawn:
-            race(uniforms, used, out.q_probs[filled : filled + size], order[:count])
+            race(uniforms, used, q, order[:count])
             used += size
+        else:
+            best(q, order[:count])
         for rank in range(count):
-            token = out.q_ids[filled + (order[rank] if is_drawn else rank)]
-            out.tokens[nodes], out.parents[nodes] = token, node
+            out.tokens[nodes], out.parents[nodes] = out.q_ids[filled + order[rank]], node
             out.laws[nodes] = SWOR if is_drawn else POINT
             out.rows[nodes] = rows if is_drawn else -1
             where[firsts[place] + rank + 1] = nodes
             nodes += 1
-            contexts[nodes, 1:] = contexts[node + 1, :-1]
-            contexts[nodes, 0] = token
         if is_drawn:  # keep the proposal; otherwise the next one overwrites it
             filled += size
             rows += 1
@@ -166,3 +195,12 @@ def race(uniforms: np.ndarray, used: int, q: np.ndarray, order: np.ndarray) -> N
                 first = j
         order[rank] = first
         arrivals[first] = np.inf
+
+
+@njit(cache=True, nogil=True)
+def best(q: np.ndarray, order: np.ndarray) -> None:
+    """The len(order) largest entries of q, ties by place."""
+    left = q.copy()
+    for rank in range(len(order)):
+        order[rank] = np.argmax(left)
+        left[order[rank]] = -1.0

@@ -17,13 +17,13 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from forerun.ngrams.drafting import Buffers, buffers, race, tree_of
+from forerun.ngrams.drafting import Buffers, buffers, tree_of, walk
 from forerun.ngrams.kernels import TINY, Arrays
 from forerun.ngrams.retrieval_kernels import bound
 from forerun.ngrams.searching import longest_suffix, next_tokens
 from forerun.ngrams.suffix_array import Shard
 from forerun.template import Shape
-from forerun.tree import POINT, SWOR, Tree
+from forerun.tree import Tree
 
 
 class Wish(NamedTuple):
@@ -62,76 +62,55 @@ def draft(
     With uniforms, children are drawn without replacement; without, they are the best tokens.
     Returns the tree and how many uniforms it used: one per entry of every q.
     """
-    places, known = len(shape.parents), len(query)
-    out = buffers(places, wish.entries)
+    size, known = len(shape.parents), len(query)
+    out = buffers(size, wish.entries)
     room = Room(
-        np.concatenate([query, np.empty(min(depth, places), np.int64)]),
-        np.empty((places + 1, 3), np.int64),
+        np.concatenate([query, np.empty(min(depth, size), np.int64)]),
+        np.empty((size + 1, 3), np.int64),
         np.empty(4 * wish.max_support + 9, np.int64),
         np.empty(4 * wish.max_support + 9, np.int64),
     )
     is_drawn = uniforms is not None
     given = out.q_probs if uniforms is None else uniforms
+    places = shape.depths, shape.widths, shape.firsts
     nodes, rows, used = fill_places(
-        shard[:], wish, known, shape.depths, shape.widths, shape.firsts, depth, is_drawn, given,
-        out[:], room[:],
-    )  # fmt: skip
+        shard[:], wish[:], known, places, depth, is_drawn, given, out[:], room[:]
+    )
     return tree_of(out, nodes, rows), used
+
+
+class Corpus(NamedTuple):
+    """An index below a text of `known` ids, as `law_after` asks it."""
+
+    shard: Shard
+    wish: Wish
+    known: int
+    room: Room
 
 
 @njit(cache=True, nogil=True)
 def fill_places(
     index: Arrays,
-    wish: Wish,
+    wish: Arrays,
     known: int,
-    depths: np.ndarray,
-    widths: np.ndarray,
-    firsts: np.ndarray,
+    places: Arrays,
     depth: int,
     is_drawn: bool,
     uniforms: np.ndarray,
     tree: Arrays,
     work: Arrays,
 ) -> tuple[int, int, int]:
-    """Walks the places level by level; returns the numbers of nodes, proposals and uniforms used.
+    """`walk` through an index. The tuples: a Shard, a Wish, a Shape, Buffers and a Room."""
+    corpus = Corpus(Shard(*index), Wish(*wish), known, Room(*work))
+    return walk(law_after, corpus, places, depth, is_drawn, uniforms, Buffers(*tree))
 
-    As `drafting.fill_places`: whether a child exists depends on its parent's path alone. The tuples
-    are a Shard, Buffers and a Room.
-    """
-    shard, out, room = Shard(*index), Buffers(*tree), Room(*work)
-    places = len(depths)
-    where = np.full(places + 1, -2, np.int32)  # place + 1 -> tree node
-    where[0] = -1
-    order = np.empty(wish.entries, np.int64)
-    nodes = rows = used = filled = 0
-    for place in range(-1, places):
-        node = where[place + 1]
-        if node == -2 or widths[place] == 0:
-            continue
-        if place >= 0 and depths[place] >= depth:
-            break
-        find(shard, wish, known, node, out, room)
-        size = law_of(shard, wish, room.spans[node + 1], out, filled, room)
-        if not size:
-            continue
-        count = min(widths[place], size)
-        q = out.q_probs[filled : filled + size]
-        if is_drawn:
-            race(uniforms, used, q, order[:count])
-            used += size
-        else:
-            best(q, order[:count])
-        for rank in range(count):
-            out.tokens[nodes], out.parents[nodes] = out.q_ids[filled + order[rank]], node
-            out.laws[nodes] = SWOR if is_drawn else POINT
-            out.rows[nodes] = rows if is_drawn else -1
-            where[firsts[place] + rank + 1] = nodes
-            nodes += 1
-        if is_drawn:  # keep the proposal; otherwise the next one overwrites it
-            filled += size
-            rows += 1
-            out.starts[rows] = filled
-    return nodes, rows, used
+
+@njit(cache=True, nogil=True)
+def law_after(corpus: Corpus, node: int, out: Buffers, filled: int) -> int:
+    """Writes q below a node, from entry `filled` on; returns its size, 0 if nothing is known."""
+    shard, wish, known, room = corpus
+    find(shard, wish, known, node, out, room)
+    return law_of(shard, wish, room.spans[node + 1], out, filled, room)
 
 
 @njit(cache=True, nogil=True)
@@ -219,12 +198,3 @@ def close(wish: Wish, ids: np.ndarray, counts: np.ndarray, size: int) -> int:
         ids[j], counts[j] = ids[j - 1], counts[j - 1]
     ids[at], counts[at] = wish.eos, ends
     return size + 1
-
-
-@njit(cache=True, nogil=True)
-def best(q: np.ndarray, order: np.ndarray) -> None:
-    """The len(order) largest entries of q, ties by place."""
-    left = q.copy()
-    for rank in range(len(order)):
-        order[rank] = np.argmax(left)
-        left[order[rank]] = -1.0

@@ -23,7 +23,7 @@ KERNELS = {  # what decoding enters, by module: compiling these compiles what th
     "forerun.ngrams.suffix_drafting": ("speculate",),
     "forerun.ngrams.automaton_kernels": ("extend", "listen", "refresh", "look"),
     "forerun.ngrams.searching": ("longest_of", "next_tokens", "next_tokens_many"),
-    "forerun.ngrams.retrieval_kernels": ("continuations", "likeliest"),
+    "forerun.ngrams.retrieval_kernels": ("likeliest", "retrieve"),
     "forerun.ngrams.infini_drafting": ("fill_places",),
     "forerun.ngrams.trigram_kernels": ("nudge",),
     "forerun.ngrams.tree_search": ("fill_tree",),

@@ -168,7 +168,9 @@ class Rasd(Composite):
         """The `top` likeliest next tokens and what they multiply counts by; of equal ones the
         first."""
         ids, probs = likeliest(law.ids, law.probs, self.top)
-        return Firsts(ids, probs if self.weigh else np.ones(len(ids)))
+        if not self.weigh:
+            probs.fill(1.0)
+        return Firsts(ids, probs)
 
     def _from(self, part: Drafter, seq: Sequence, plan: Plan, firsts: Firsts | None) -> Found:
         look = getattr(part, "retrieve", None)  # one that counts prunes before it cuts

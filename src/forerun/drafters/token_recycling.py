@@ -57,7 +57,8 @@ def published() -> Template:
 
 
 PUBLISHED = published()
-FALLING = 1.0 / np.arange(1, MOST + 1)  # weights by rank
+RANKED = 1.0 / np.arange(1, MOST + 1)  # weights by rank
+FALLING = [RANKED[:count] / RANKED[:count].sum() for count in range(MOST + 1)]  # of so many ids
 
 
 class TokenRecycling(Drafter):
@@ -197,8 +198,7 @@ class Successors(Source):
         if matrix is None:
             return None
         ids = matrix.successors(path[-1] if path else seq.tokens[-1])
-        falling = FALLING[: len(ids)]
-        return Proposal(ids, falling / falling.sum()) if len(ids) else None
+        return Proposal(ids, FALLING[len(ids)]) if len(ids) else None
 
 
 def _as_template(template: Template | FilePath | File) -> Template:

@@ -34,7 +34,7 @@ class Adjacency:
     def successors(self, token: int) -> np.ndarray:
         """Known successors of a token, best first. int32 [k], k <= K."""
         row = self.matrix[token]
-        return row[row != UNKNOWN]
+        return row[: np.count_nonzero(row != UNKNOWN)].copy()  # what is known stands first
 
     def to_numpy(self) -> np.ndarray:
         """A copy of the matrix. int32 [V, K]."""

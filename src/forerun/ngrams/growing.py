@@ -39,7 +39,7 @@ def grow(
     given = out.q_probs if uniforms is None else uniforms
     limits = plan.nodes, plan.depth, max(0.0, plan.least)
     nodes, rows, used = grow_places(
-        table[:], lengths, clock, temper, root, *limits, rates, is_drawn, given, out[:], cells
+        table[:], lengths, clock, temper[:], root, *limits, rates, is_drawn, given, out[:], cells
     )
     return tree_of(out, nodes, rows, cells), used
 
@@ -49,7 +49,7 @@ def grow_places(
     arrays: Arrays,
     lengths: np.ndarray,
     clock: int,
-    temper: Temper,
+    temper: Arrays,
     root: np.ndarray,
     most: int,
     deepest: int,
@@ -62,9 +62,9 @@ def grow_places(
 ) -> tuple[int, int, int]:
     """Best first, node i in row i + 1 of the arrays; returns nodes, proposals and uniforms used.
 
-    arrays: a Table; room: Buffers.
+    arrays: a Table; temper: a Temper; room: Buffers.
     """
-    table, out = Table(*arrays), Buffers(*room)
+    table, how, out = Table(*arrays), Temper(*temper), Buffers(*room)
     longest, entries = len(root), table.ids.shape[1]
     contexts = np.empty((most + 1, longest), np.int32)
     contexts[0] = root
@@ -80,7 +80,7 @@ def grow_places(
         if depths[new] < deepest:
             context, start = contexts[new], new * entries
             sizes[new] = look_up_into(
-                table, lengths, clock, context, temper, hashes, q_ids, q_probs, start
+                table, lengths, clock, context, how, hashes, q_ids, q_probs, start
             )
             if sizes[new]:
                 grades[new] = grade(q_probs[start])

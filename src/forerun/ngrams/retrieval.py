@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from forerun.ngrams import retrieval_kernels as kernels
 from forerun.ngrams import searching
 from forerun.ngrams.answers import Match
 from forerun.ngrams.infini import Index
-from forerun.ngrams.retrieval_kernels import Firsts, Wish, continuations, likeliest
+from forerun.ngrams.retrieval_kernels import Firsts, Wish, likeliest
 from forerun.ngrams.searching import END
 from forerun.ngrams.suffix_array import Shard
 
@@ -46,9 +47,26 @@ def retrieve(
     firsts: what continuations may begin with, unless the match has `bypass` tokens or more (and
     `bypass` is not 0). Of several shards, the rarest continuations of each may be counted short.
     """
-    query = index.ids(tokens[-lengths[1] :])
+    query, bound = index.ids(tokens[-lengths[1] :]), firsts is not None
+    firsts = ANY if firsts is None else _as_stored(index, firsts)
+    if len(index.shards) > 1:
+        return _of_many(index, query, wish, lengths[0], firsts if bound else None, bypass)
+    out = _room(wish.nodes)
+    size, match, places = kernels.retrieve(
+        index.shards[0][:], query, lengths[0], wish[:], firsts[:], bound, bypass, _ends(index), out
+    )
+    return Found(*(array[:size] for array in out), match, places) if match else NOTHING
+
+
+Part = tuple[np.ndarray, np.ndarray, np.ndarray]  # tokens, parents, counts
+
+
+def _of_many(
+    index: Index, query: np.ndarray, wish: Wish, shortest: int, firsts: Firsts | None, bypass: int
+) -> Found:
+    """`retrieve` of several shards: what they found is added up."""
     match, places = index.longest_suffix(query)
-    while match >= lengths[0]:
+    while match >= shortest:
         allowed = None if 0 < bypass <= match else firsts
         found = _at(index, match, places, wish, allowed)
         goes_on = len(found[0]) or (allowed and len(_at(index, match, places, wish, None)[0]))
@@ -59,18 +77,11 @@ def retrieve(
     return NOTHING
 
 
-Part = tuple[np.ndarray, np.ndarray, np.ndarray]  # tokens, parents, counts
-
-
 def _at(index: Index, match: int, places: Match, wish: Wish, firsts: Firsts | None) -> Part:
     """What goes on from these places, in all shards."""
-    if firsts is not None:
-        firsts = _as_stored(index, firsts)
-        if not len(firsts.ids):
-            return NOTHING[:3]
     shards = zip(index.shards, places.intervals, strict=True)
     parts = [
-        _of_shard(index, shard, match, interval, wish, firsts or ANY)
+        _of_shard(index, shard, match, interval, wish, firsts)
         for shard, interval in shards
         if interval[0] < interval[1]
     ]
@@ -83,15 +94,25 @@ def _of_shard(
     match: int,
     interval: tuple[int, int],
     wish: Wish,
-    firsts: Firsts,
+    firsts: Firsts | None,
 ) -> Part:
-    tokens, parents = np.empty(wish.nodes, np.int32), np.empty(wish.nodes, np.int32)
-    counts = np.empty(wish.nodes, np.int64)
-    end = index.eos if index.eos != index.separator else END
-    size = continuations(
-        shard[:], match, *interval, wish, firsts[:], index.separator, end, tokens, parents, counts
+    out, bound = _room(wish.nodes), firsts is not None
+    size = kernels.continuations(
+        shard[:], match, *interval, wish[:], (firsts or ANY)[:], bound, _ends(index), out
     )
+    tokens, parents, counts = out
     return tokens[:size], parents[:size], counts[:size]
+
+
+def _room(nodes: int) -> Part:
+    """For a counted tree."""
+    tokens, parents = np.empty((2, nodes), np.int32)
+    return tokens, parents, np.empty(nodes, np.int64)
+
+
+def _ends(index: Index) -> tuple[int, int]:
+    """The separator, and what it stands for."""
+    return index.separator, index.eos if index.eos != index.separator else END
 
 
 def _as_stored(index: Index, firsts: Firsts) -> Firsts:

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 
 from forerun.ngrams.kernels import Arrays, select_top
-from forerun.ngrams.searching import END, next_token
+from forerun.ngrams.searching import END, find, longest_suffix, next_token
 from forerun.ngrams.suffix_array import Shard
 
 LEFT, RIGHT, TOKEN, PARENT, DEPTH = 0, 1, 2, 3, 4  # columns of what waits
@@ -45,29 +45,62 @@ class Waiting(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
+def retrieve(
+    index: Arrays,
+    query: np.ndarray,
+    shortest: int,
+    wishes: Arrays,
+    allowed: Arrays,
+    is_bound: bool,
+    bypass: int,
+    ends: tuple[int, int],
+    tree: Arrays,
+) -> tuple[int, int, int]:
+    """Writes the best continuations of the longest suffix of query [n] that something follows.
+
+    Returns how many there are, the length of the match and its places. is_bound: only what is
+    `allowed` may follow, unless the match has `bypass` tokens or more (and `bypass` is not 0). The
+    tuples: a Shard, a Wish, Firsts; the last two as in `continuations`.
+    """
+    shard = Shard(*index)
+    match, left, right = longest_suffix(shard, query, 0, len(query))
+    while match >= shortest:
+        prunes = is_bound and not 0 < bypass <= match
+        size = continuations(shard, match, left, right, wishes, allowed, prunes, ends, tree)
+        goes_on = size > 0
+        if prunes and not goes_on:
+            goes_on = continuations(shard, match, left, right, wishes, allowed, False, ends, tree)
+        if goes_on:
+            return size, match, right - left
+        match -= 1
+        left, right = find(shard, query, len(query) - match, len(query))
+    return 0, 0, 0
+
+
+@njit(cache=True, nogil=True)
 def continuations(
     index: Arrays,
     length: int,
     left: int,
     right: int,
-    wish: Wish,
+    wishes: Arrays,
     allowed: Arrays,
-    separator: int,
-    end: int,
-    tokens: np.ndarray,
-    parents: np.ndarray,
-    counts: np.ndarray,
+    prunes: bool,
+    ends: tuple[int, int],
+    tree: Arrays,
 ) -> int:
     """Writes the best continuations of the matches at ranks [left, right); returns how many.
 
-    end: the id that a separator stands for, END if there is none. Counts are exact. The tuples are
-    a Shard and Firsts.
+    prunes: they begin with a token of `allowed`. ends: the separator, and the id that it stands
+    for, END if there is none. Counts are exact. The tuples: a Shard, a Wish, Firsts; tokens int32,
+    parents int32 and counts int64 [n >= wish.nodes].
     """
-    shard, firsts, room = Shard(*index), Firsts(*allowed), len(tokens)
+    shard, wish, firsts = Shard(*index), Wish(*wishes), Firsts(*allowed)
+    (separator, end), (tokens, parents, counts), room = ends, tree, wish.nodes
     skip = separator if end == END else END  # where no token says that a document ends
     queue = Waiting(np.empty(room), np.arange(room), np.empty(room), np.empty((room, 5), np.int64))
     drafted = 0
-    if len(firsts.ids):
+    if prunes:
         waiting = named(shard, length, left, right, firsts, skip, queue)
     else:
         waiting = split(shard, length, left, right, wish.reads, END, 1, 1.0, skip, queue, 0, 0)

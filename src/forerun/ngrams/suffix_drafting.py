@@ -37,7 +37,7 @@ def speculate(
     texts: Arrays,
     state: np.ndarray,
     pointers: np.ndarray,
-    wish: Wish,
+    wishes: Arrays,
     at_least: float,
     tokens: np.ndarray,
     parents: np.ndarray,
@@ -46,8 +46,9 @@ def speculate(
 
     A match of more than half the depth of the tree leaves less than itself for the draft and is not
     tried. Matches of the same number of places have the same continuations: the longest is tried.
+    nodes: Nodes but for its texts; texts: Texts; wishes: a Wish.
     """
-    tree = Nodes(*nodes, Texts(*texts))  # type: ignore[call-arg]
+    wish, tree = Wish(*wishes), Nodes(*nodes, Texts(*texts))  # type: ignore[call-arg]
     depth, size = len(pointers), state[0]
     best, kept, match, seen = at_least, 0, 0, 0
     frontier = np.empty((wish.nodes, 4), np.int32)

@@ -132,7 +132,7 @@ class SuffixTree:
         """The best continuation of a growing text that scores more than `at_least`."""
         tokens, parents = np.empty(wish.nodes, np.int32), np.empty(wish.nodes, np.int32)
         size, score, match = speculate(
-            *self._plain, text.state, text.pointers, wish, at_least, tokens, parents
+            *self._plain, text.state, text.pointers, wish[:], at_least, tokens, parents
         )
         return Draft(tokens[:size], parents[:size], score, match) if size else None
 

@@ -29,6 +29,7 @@ from forerun.ngrams.flat import (
     read,
     write,
 )
+from forerun.ngrams.kernels import Arrays
 
 LINK, LENGTH, FIRST, LATEST, HEAD = range(5)  # columns of `states`; two positions, the first edge
 TARGET, NEXT = 2, 3  # columns of `edges` after OWNER and TOKEN; NEXT is the owner's next edge
@@ -86,15 +87,22 @@ def rehash(old: np.ndarray, new: np.ndarray, edges: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def extend(
-    auto: Automaton, text: np.ndarray, cursor: np.ndarray, new: np.ndarray, keeps_latest: bool
+    parts: Arrays,
+    pages: Arrays,
+    text: np.ndarray,
+    cursor: np.ndarray,
+    new: np.ndarray,
+    keeps_latest: bool,
 ) -> int:
     """Appends tokens to a text until room runs out; returns how many.
 
-    The cursor moves before a token is added, so a text never matches its own end.
+    The cursor moves before a token is added, so a text never matches its own end. parts: Automaton
+    but for its texts; pages: Texts.
     """
+    auto = Automaton(*parts, Texts(*pages))  # type: ignore[call-arg]
     for done in range(len(new)):
-        pages, states = auto.texts.pool[2], auto.used[STATES] + 2
-        is_full = pages == len(auto.texts.links) and text[SIZE] % PAGE == 0
+        live, states = auto.texts.pool[2], auto.used[STATES] + 2
+        is_full = live == len(auto.texts.links) and text[SIZE] % PAGE == 0
         # every edge beyond those of a spanning tree leads to another suffix of a text
         if states > len(auto.states) or states + auto.used[TOTAL] + 1 > len(auto.edges) or is_full:
             return done
@@ -108,8 +116,9 @@ def extend(
 
 
 @njit(cache=True, nogil=True)
-def listen(auto: Automaton, cursor: np.ndarray, new: np.ndarray) -> None:
-    """Moves a cursor over tokens that are not added."""
+def listen(parts: Arrays, pages: Arrays, cursor: np.ndarray, new: np.ndarray) -> None:
+    """Moves a cursor over tokens that are not added. parts, pages: as `extend` takes them."""
+    auto = Automaton(*parts, Texts(*pages))  # type: ignore[call-arg]
     for token in new:
         follow(auto, cursor, token)
 
@@ -228,13 +237,12 @@ def settle(states: np.ndarray, cursor: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def refresh(auto: Automaton, cursor: np.ndarray) -> None:
+def refresh(states: np.ndarray, cursor: np.ndarray) -> None:
     """Makes the match the longest suffix that goes on somewhere.
 
     Other texts have grown since the cursor moved. Of a text's own suffixes, those that END's links
     lead to occur elsewhere as well, and a state goes on somewhere if it has an edge.
     """
-    states = auto.states
     settle(states, cursor)
     while states[cursor[AT], HEAD] == NONE and cursor[AT] != ROOT:
         cursor[AT] = states[cursor[AT], LINK]
@@ -257,11 +265,16 @@ def note_latest(auto: Automaton, state: int, position: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def look(auto: Automaton, cursor: np.ndarray, column: int, enough: int, out: np.ndarray) -> int:
+def look(
+    parts: Arrays, pages: Arrays, cursor: np.ndarray, column: int, enough: int, out: np.ndarray
+) -> int:
     """Copies what followed the match; returns how many tokens. column: FIRST or LATEST place.
 
     Where fewer than `enough` tokens follow, a shorter match is taken instead, if there is one.
+    parts, pages: as `extend` takes them.
     """
+    auto = Automaton(*parts, Texts(*pages))  # type: ignore[call-arg]
+    refresh(auto.states, cursor)
     at = cursor[AT]
     if at == ROOT:
         return 0

@@ -33,6 +33,7 @@ from forerun.ngrams.automaton_kernels import (
     with_room,
 )
 from forerun.ngrams.flat import LIVE, NONE, PAGE, TOKEN, gather, new_text
+from forerun.ngrams.kernels import Arrays
 
 FIRST_ROOM = 256  # states
 NO_LIMIT = 1 << 62
@@ -76,20 +77,20 @@ class SuffixAutomaton:
 
     def listen(self, text: Text, tokens: Many[int]) -> None:
         """Moves the text's cursor over tokens that do not become part of it."""
-        kernels.listen(self.auto, text.cursor, np.array(tokens, dtype=np.int32))
+        kernels.listen(*self._plain, text.cursor, np.array(tokens, dtype=np.int32))
 
     def extend(self, text: Text, tokens: Many[int]) -> int:
         """Appends tokens as far as the budget allows; returns how many."""
         new, at = np.array(tokens, dtype=np.int32), 0
         while at < len(new):
-            at += kernels.extend(self.auto, text.state, text.cursor, new[at:], self.latest)
+            at += kernels.extend(*self._plain, text.state, text.cursor, new[at:], self.latest)
             if at < len(new) and not self._grow():
                 break
         return at
 
     def match(self, text: Text) -> int:
         """Length of the longest suffix of what was read that goes on somewhere in the texts."""
-        kernels.refresh(self.auto, text.cursor)
+        kernels.refresh(self.auto.states, text.cursor)
         return int(text.cursor[MATCHED])
 
     def largest(self) -> int:
@@ -109,10 +110,9 @@ class SuffixAutomaton:
 
     def following(self, text: Text, most: int, enough: int = 1) -> np.ndarray:
         """Up to `most` tokens that followed the match; a shorter match where `enough` did not."""
-        kernels.refresh(self.auto, text.cursor)
         out = np.empty(most, np.int32)
         column = LATEST if self.latest else FIRST
-        return out[: kernels.look(self.auto, text.cursor, column, enough, out)]
+        return out[: kernels.look(*self._plain, text.cursor, column, enough, out)]
 
     def held(self) -> list[np.ndarray]:
         """The texts, oldest first; all that is needed to build the automaton again."""
@@ -142,6 +142,11 @@ class SuffixAutomaton:
                 assert states[states[target, LINK], LENGTH] <= states[state, LENGTH]
                 count, edge = count + 1, following
         assert count == used[EDGES] <= used[STATES] + used[TOTAL]
+
+    @property
+    def _plain(self) -> tuple[Arrays, Arrays]:
+        """The automaton as kernels take it from Python: see `kernels.Arrays`."""
+        return self.auto[:-1], self.auto.texts[:]
 
     def _grow(self) -> bool:
         """Doubles what is short; False where the budget does not allow it."""
@@ -251,6 +256,7 @@ def warm_up() -> None:
     automaton = SuffixAutomaton()
     text = automaton.begin([1])
     automaton.extend(text, [1, 2, 1])
+    automaton.match(text)
     automaton.following(text, 1)
     automaton.held()
     with_room(automaton.auto, FIRST_ROOM, 4 * FIRST_ROOM, 4)

@@ -117,6 +117,18 @@ class Rows:
 
         return None if self._probes is None else torch.as_tensor(self._probes)
 
+    @property
+    def contiguous(self) -> np.ndarray | None:
+        """The logits if NumPy reads them in place, as float32 without gaps; else None."""
+        given = self._given
+        is_so = isinstance(given, np.ndarray) and given.dtype == np.float32
+        return given if is_so and given.flags.c_contiguous else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the logits."""
+        return self._given.nbytes
+
     def split(self, nodes: int) -> Rows:
         """The rows of the root and of `nodes` nodes; what comes after them are probes."""
         stop = nodes + 1
@@ -168,6 +180,11 @@ class Step:
     emitted: list[list[int]]  # tokens appended per sequence, after cutting at a stop
     times: dict[str, float] = field(default_factory=dict)  # seconds spent: draft, forward, verify
     clock: float = 0.0  # perf_counter when verification ended
+    starts: Many[int] = ()  # tokens of each sequence before the step, if they are told
+
+    def start(self, i: int) -> int:
+        """How many tokens sequence i had before the step."""
+        return self.starts[i] if self.starts else len(self.seqs[i].tokens) - len(self.emitted[i])
 
     def visited(self, i: int) -> list[int]:
         """Nodes of tree i whose law produced an emitted token, one per token; -1 is the root."""
@@ -177,6 +194,7 @@ class Step:
         """The same as if only some of its sequences had taken part."""
         lists = ("seqs", "plans", "trees", "laws", "verdicts", "emitted")
         some: dict[str, Any] = {name: [getattr(self, name)[i] for i in rows] for name in lists}
+        some["starts"] = [self.start(i) for i in rows]
         return replace(self, **some)
 
 

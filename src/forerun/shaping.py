@@ -51,6 +51,19 @@ class Laws:
         wide = logits if logits.element_size() >= 4 else logits.float()
         return (wide / max(s.temperature, 1e-30)).softmax(-1)
 
+    def unshaped(self) -> np.ndarray | None:
+        """Logits [n + 1, V] of the root and all nodes, contiguous float32 in main memory; None
+        where they are not, or more shapes them than a temperature above 0."""
+        s, rows = self.sampling, self.rows
+        is_cut = s.top_k > 0 or s.top_p < 1.0 or s.min_p > 0.0
+        if s.is_greedy or is_cut or not self._is_plain or type(rows) is not Rows:
+            return None
+        return rows.contiguous
+
+    def hold(self, nodes: Many[int], probs: np.ndarray) -> None:
+        """Keeps the laws [k, V] of some nodes, which somebody has computed from `unshaped`."""
+        self._probs.update(zip(nodes, probs, strict=False))
+
     def over(self, rows: Rows) -> Laws:
         """The same shaping of other rows of this tree."""
         other = copy(self)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fakes import sequence
 from forerun.dice import EnumeratedDice, SeededDice
 from forerun.errors import ConfigError
+from forerun.records import Rows
 from forerun.sampling import Sampling
-from forerun.tree import IID, POINT, SWOR, Proposal, Tree, TreeBuilder
+from forerun.shaping import Laws
+from forerun.tree import EMPTY, IID, POINT, SWOR, Proposal, Tree, TreeBuilder
 from forerun.verifiers.recursive import Recursive
 from forerun.verifiers.speculative import Speculative
 
@@ -22,6 +25,9 @@ class TableLaws(dict):
 
     def logits(self, node: int) -> np.ndarray:
         return np.log(self[node])
+
+    def unshaped(self) -> None:
+        return None
 
 
 class LateDice(SeededDice):
@@ -108,6 +114,48 @@ def test_same_outcome_as_plain_on_random_trees(dice: type, dtype: type) -> None:
         depths.append(len(fast.verify(tree, laws, ours).nodes))
     assert max(depths) >= 2 and min(depths) == 0
     assert not any(room.marks.any() for room in fast._rooms.values())
+
+
+@pytest.mark.parametrize("vocab", [VOCAB, 5000])
+def test_one_call_for_all_nodes_is_the_rule_over_the_softmax_of_the_rows(vocab: int) -> None:
+    fast, plain, depths = Speculative(), Recursive(), []
+    for seed in range(800 if vocab == VOCAB else 60):
+        rng = np.random.default_rng([seed, 9])
+        tree = random_tree(rng, vocab)
+        rows = [random_law(rng, tree, node, vocab, seed % 2) for node in range(-1, len(tree))]
+        with np.errstate(divide="ignore"):
+            logits = (0.6 * np.log(rows) + rng.normal()).astype(np.float32)
+        seq = sequence((0, 1), 9, SeededDice(0), Sampling(temperature=0.6))
+        ours, theirs = SeededDice(seed), SeededDice(seed)
+        laws, beside = (Laws(Rows(logits), seq, tree, ()) for _ in range(2))
+        assert laws.unshaped() is logits
+        verdict = fast.verify(tree, laws, ours)
+        assert verdict == plain.verify(tree, beside, theirs), seed
+        assert ours.uniform() == theirs.uniform()
+        for node in (-1, *verdict.nodes):  # and whoever learns from them finds the same laws
+            np.testing.assert_allclose(laws[node], beside[node], rtol=2e-5, atol=1e-37)
+        depths.append(len(verdict.nodes))
+    assert max(depths) >= 1 and min(depths) == 0
+
+
+@pytest.mark.parametrize("row", [[np.nan, 0.0], [-np.inf, -np.inf], [0.0, np.inf], [0.0, -np.nan]])
+def test_logits_that_make_no_law_are_refused_by_the_same_words(row: list[float]) -> None:
+    seq = sequence((0, 1), 9, SeededDice(0))
+    laws = Laws(Rows(np.array([row], np.float32)), seq, EMPTY, ())
+    with pytest.raises(ConfigError, match="no token is left|expected a finite number"):
+        Speculative().verify(EMPTY, laws, SeededDice(0))
+
+
+def test_what_a_temperature_does_not_tell_goes_the_way_of_single_nodes() -> None:
+    logits = np.zeros((1, 4), np.float32)
+    for more in ({"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.1}, {"temperature": 0.0}):
+        seq = sequence((0, 1), 9, SeededDice(0), Sampling(**more))
+        assert Laws(Rows(logits), seq, EMPTY, ()).unshaped() is None
+    seq = sequence((0, 1), 9, SeededDice(0))
+    assert Laws(Rows(logits.astype(np.float64)), seq, EMPTY, ()).unshaped() is None
+    assert Laws(Rows(np.zeros((2, 8), np.float32)[:, :4]), seq, EMPTY, ()).unshaped() is None
+    seq.states = ("adjusted",)
+    assert Laws(Rows(logits), seq, EMPTY, ()).unshaped() is None
 
 
 def test_same_outcome_on_a_large_vocabulary() -> None:

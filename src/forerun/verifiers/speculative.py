@@ -18,7 +18,8 @@ from numba import njit
 from forerun.dice import Dice, SeededDice
 from forerun.records import Verdict
 from forerun.shaping import Laws
-from forerun.tree import POINT, SWOR, Tree
+from forerun.softmax_kernel import softmax_into
+from forerun.tree import EMPTY, POINT, SWOR, Tree
 from forerun.verifiers.base import (
     BLOCK,
     CHANGED,
@@ -27,6 +28,7 @@ from forerun.verifiers.base import (
     NO_MASS,
     TRIED,
     Walk,
+    arrays,
     conditional,
     mass_of,
     reject_recursively,
@@ -42,6 +44,7 @@ class Scratch(NamedTuple):
     marks: np.ndarray  # uint8 [V]
     marked: np.ndarray  # int32 [V], which tokens have a mark
     sums: np.ndarray  # float64 [V / BLOCK], masses of blocks
+    bits: np.ndarray  # int32 [V], of a softmax
 
 
 class Speculative(Walk):
@@ -58,6 +61,24 @@ class Speculative(Walk):
     def judge(self, p: np.ndarray, *more: Any) -> tuple[int, int, int, float, int]:
         return judge(p, *more)
 
+    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+        logits = laws.unshaped() if isinstance(dice, SeededDice) else None
+        if logits is None:
+            return super().verify(tree, laws, dice)
+        nodes, vocab = len(tree), logits.shape[1]
+        uniforms = dice.peek(2 * nodes + 1)
+        probs = np.empty((nodes + 1, vocab), np.float32)
+        kept = np.empty(nodes + 1, np.int32)
+        inverse = 1.0 / max(laws.sampling.temperature, 1e-30)
+        flat, room = arrays(tree), self._room(vocab)
+        count, token, used, mass = walk(logits, inverse, probs, kept, uniforms, *flat, *room)
+        if not mass > 0.0:  # a law or a draft is broken: said by the way of single nodes
+            return super().verify(tree, laws, dice)
+        dice.skip(used)
+        nodes_kept = kept[:count].tolist()
+        laws.hold([-1, *nodes_kept], probs)
+        return Verdict(nodes_kept, token)
+
     def plainly(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
         return reject_recursively(tree, laws, dice)
 
@@ -68,6 +89,7 @@ class Speculative(Walk):
             np.zeros(vocab, np.uint8),
             np.zeros(vocab, np.int32),
             np.zeros((vocab + BLOCK - 1) // BLOCK),
+            np.empty(vocab, np.int32),
         )
 
     def verify_all(self, trees: Many[Tree], laws: Many[Laws], dice: Many[Dice]) -> list[Verdict]:
@@ -93,12 +115,70 @@ class Speculative(Walk):
 
     def warm_up(self) -> None:
         super().warm_up()
+        flat, ints = arrays(EMPTY), np.empty(1, np.int32)
+        row, uniforms = np.zeros((1, 2), np.float32), np.full(1, 0.75)
+        walk(row, 1.0, row.copy(), ints, uniforms, *flat, *self.new_room(2))
         import torch
 
         if torch.cuda.is_available() if self.tensors is None else self.tensors:
             from forerun import tensor_walk
 
             tensor_walk.warm_up()
+
+
+@njit(cache=True, nogil=True)
+def walk(
+    logits: np.ndarray,
+    inverse: float,
+    probs: np.ndarray,
+    kept: np.ndarray,
+    uniforms: np.ndarray,
+    tokens: np.ndarray,
+    parents: np.ndarray,
+    laws: np.ndarray,
+    rows: np.ndarray,
+    starts: np.ndarray,
+    q_ids: np.ndarray,
+    q_probs: np.ndarray,
+    weights: np.ndarray,
+    marks: np.ndarray,
+    marked: np.ndarray,
+    sums: np.ndarray,
+    bits: np.ndarray,
+) -> tuple[int, int, int, float]:
+    """All of `judge` from the root down, over the softmax of inverse * logits [n + 1, V].
+
+    Fills `kept` with the accepted nodes, and `probs` with the laws at the root and at these.
+    Returns how many there are, the token behind them, the uniforms used, and a mass that is NaN
+    where anything is broken: nothing then counts.
+    """
+    node, count, used = -1, 0, 0
+    while softmax_into(logits[node + 1], inverse, probs[count], bits):
+        child, token, used, mass, bad = judge(
+            probs[count],
+            node,
+            uniforms,
+            used,
+            tokens,
+            parents,
+            laws,
+            rows,
+            starts,
+            q_ids,
+            q_probs,
+            weights,
+            marks,
+            marked,
+            sums,
+            bits,
+        )
+        if bad >= 0 or not 0.0 < mass < math.inf:
+            break
+        if child == EMITTED:
+            return count, token, used, mass
+        kept[count] = node = child
+        count += 1
+    return 0, 0, 0, math.nan
 
 
 @njit(cache=True, nogil=True)
@@ -118,9 +198,10 @@ def judge(
     marks: np.ndarray,
     marked: np.ndarray,
     sums: np.ndarray,
+    bits: np.ndarray,
 ) -> tuple[int, int, int, float, int]:
     """Tries the children of `node` in the order drawn against its law p [V]: see `Walk`."""
-    room = Scratch(weights, marks, marked, sums)
+    room = Scratch(weights, marks, marked, sums, bits)
     outcome, token, mass, num_marked, bad = EMITTED, 0, 1.0, 0, -1
     unit = np.ones(1)
     for child in range(node + 1, len(tokens)):

@@ -90,6 +90,7 @@ class Drafter:
     labels: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
     alias: str = ""  # its name where others of its class draft beside it
+    is_patient: bool = False  # may hear of steps in which it drafted nothing late, before it drafts
 
     def within(self) -> Iterator[Drafter]:
         """Itself, and the drafters that it is made of."""

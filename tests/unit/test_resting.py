@@ -11,13 +11,14 @@ import pytest
 from fakes import FakeTarget, run_all, sequence, table_law
 from forerun import registry
 from forerun.controllers.budget import Budget
-from forerun.dice import SeededDice
-from forerun.engine.guard import Guarded
+from forerun.dice import Dice, SeededDice
+from forerun.engine.guard import LATE, Guarded
 from forerun.engine.loop import Engine
 from forerun.engine.stats import Recorder
 from forerun.records import Cost, Plan, Sequence, Step
 from forerun.roles import Controller, Drafter
 from forerun.sampling import Sampling
+from forerun.tree import Tree, chain
 from forerun.verifiers.recursive import Recursive
 from harness import distance
 
@@ -106,3 +107,71 @@ def test_the_law_is_kept_through_rests(name: str) -> None:
     rests = Resting(Plan(2, 1), 3, 4)  # at every other of four places
     error = distance(LAW, make, Recursive(), plan=rests, lengths=(5,))
     assert error <= 1e-12
+
+
+class Patient(Drafter):
+    """Drafts one token, hears late; notes what it is asked and told, in order."""
+
+    labels = frozenset({"point"})
+    is_patient = True
+
+    def __init__(self) -> None:
+        self.log: list[object] = []
+
+    def start(self, seq: Sequence) -> None:
+        self.log.append("start")
+
+    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
+        self.log.append(f"asked at {len(seq.tokens)}")
+        return chain([0])
+
+    def observe(self, step: Step) -> None:
+        self.log += [step.start(i) for i in range(len(step.seqs))]
+
+    def finish(self, seq: Sequence) -> None:
+        self.log.append("finish")
+
+
+def test_who_is_patient_hears_late_but_before_it_drafts_and_all_in_order() -> None:
+    drafter = Patient()
+    # tokens 2 to 9 without drafts, then some with
+    rests = Resting(Plan(1, 1), 1 << 30)
+    rests.plan = lambda seq: Plan(0) if len(seq.tokens) < 10 else Plan(1, 1)  # type: ignore[method-assign]
+    run_all(engine(drafter, rests, Recorder()), [sequence((0, 1), 12, SeededDice(0), GREEDY)])
+    first = drafter.log.index("asked at 10")
+    assert drafter.log[:first] == ["start", *range(2, 10)], "told of all before it is asked"
+    assert drafter.log[-1] == "finish" and drafter.log[first + 1] == 10
+
+
+def test_lessons_wait_for_some_steps_and_not_beyond_the_end() -> None:
+    drafter = Patient()
+    heard: list[int] = []  # lessons by step
+    loop = engine(drafter, Resting(Plan(0), 1), Recorder())
+    loop.listeners.append(lambda step: heard.append(len(drafter.log)))
+    run_all(loop, [sequence((0, 1), 40, SeededDice(0), GREEDY)])
+    assert heard[: LATE[0] - 1] == [0] * (LATE[0] - 1) and heard[LATE[0] - 1] == LATE[0] + 1
+    assert drafter.log == ["start", *range(2, 42), "finish"]
+
+
+def test_lessons_of_large_logits_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.engine.guard.LATE", (16, 8))
+    drafter = Patient()
+    loop = engine(drafter, Resting(Plan(0), 1), Recorder())
+    loop.submit(sequence((0, 1), 40, SeededDice(0), GREEDY))
+    loop.step()
+    assert drafter.log == ["start", 2]
+
+
+def test_a_memory_that_learns_late_drafts_the_same() -> None:
+    texts = []
+    for is_patient in (True, False):
+        drafter = registry.make("drafter", "stand")
+        assert drafter.is_patient
+        drafter.is_patient = is_patient
+        recorder = Recorder()
+        loop = engine(drafter, Resting(Plan(6, 4), 22, 29), recorder)
+        seqs = [sequence((0, 1), 200, SeededDice(i), index=i) for i in range(3)]
+        run_all(loop, seqs)
+        texts.append([(seq.tokens, recorder.of(seq).accepted) for seq in seqs])
+        assert sum(accepted for _, accepted in texts[-1]) > 30
+    assert texts[0] == texts[1]

@@ -94,6 +94,7 @@ class Stand(Drafter):
         self.scope, self.store, self.update_from = scope, store, update_from
         self.choice, self.seed_from_prompt = choice, seed_from_prompt
         self.labels = frozenset({"point"} if choice == "top" else {"swor", "point"})
+        self.is_patient = choice != "measured"  # a trial reads the text as it is after its step
         self._trials: WeakKeyDictionary[Sequence, Trial] = WeakKeyDictionary()  # if measured
         self._kept: set[str] = set()  # tenants whose groups' memories are one, to be saved
         self.is_dynamic = tree == "dynamic" and template is None and not refit
@@ -173,8 +174,7 @@ class Stand(Drafter):
             if self._refit and self._filled.get(seq) is tree.tokens:
                 self._refit.count(tree, step.verdicts[i].nodes, step.plans[i])
             if nodes:
-                before = len(seq.tokens) - len(step.emitted[i])
-                self._learn(memory, seq, before, tree, nodes, step.laws[i])
+                self._learn(memory, seq, step.start(i), tree, nodes, step.laws[i])
         if self._refit and self._refit.is_due:  # between steps: trees under way keep their places
             self._fill(self._refit.ranked())
 

@@ -4,7 +4,8 @@ That is so where failing does not depend on the tokens that were drawn: a drafte
 tokens only leaves the others more often than their q says.
 
 A sequence whose plan neither drafts nor learns costs the drafter nothing: it begins at the first
-plan that does. So a drafter may find that a text has grown without it.
+plan that does. So a drafter may find that a text has grown without it. A patient drafter hears of
+steps in which it drafted nothing some at a time: code that a pass has made cold is dear to enter.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
+from functools import partial
 from weakref import WeakKeyDictionary, WeakSet
 
 from forerun.records import Plan, Sequence, Step
 from forerun.roles import Drafter, Target, name_of
 from forerun.tree import EMPTY, Tree, signed
 
+LATE = 16, 1 << 22  # steps that may wait to be learned from, and bytes of their logits
 log = logging.getLogger("forerun")
 
 
@@ -33,6 +36,7 @@ class Guarded(Drafter):
         self.labels, self.needs = drafter.labels, drafter.needs
         self.failures: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
         self._begun: WeakSet[Sequence] = WeakSet()  # running ones that it was asked to draft for
+        self._late: list[tuple[Step, list[int]]] = []  # unheard steps, and who is to be learned
         self._seen: Counter[str] = Counter()
 
     def bind(self, target: Target) -> None:
@@ -46,11 +50,15 @@ class Guarded(Drafter):
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
         asked = [i for i, plan in enumerate(plans) if not plan.is_empty]
+        if asked and self._late:
+            self._catch_up()
         for i in asked:
             self._begin(seqs[i])
         if len(asked) == len(seqs):
             return self._propose(seqs, plans)
         trees = [EMPTY] * len(seqs)
+        if not asked:
+            return trees
         found = self._propose([seqs[i] for i in asked], [plans[i] for i in asked])
         for i, tree in zip(asked, found, strict=True):
             trees[i] = tree
@@ -58,13 +66,29 @@ class Guarded(Drafter):
 
     def observe(self, step: Step) -> None:
         rows = [i for i, plan in enumerate(step.plans) if plan.nodes > 0 or plan.learns]
-        if rows:
+        if not rows:
+            return
+        self._late.append((step, rows))
+        if not self.drafter.is_patient or any(step.plans[i].nodes > 0 for i in rows):
+            self._catch_up()
+            return
+        steps, size = LATE
+        held = sum(law.rows.nbytes for law in step.laws)
+        if len(self._late) >= steps or len(self._late) * held >= size:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """The drafter hears of all steps that wait, in their order."""
+        late, self._late = self._late, []
+        for step, rows in late:
             part = step if len(rows) == len(step.seqs) else step.of(rows)
             for seq in part.seqs:
                 self._begin(seq)
-            self._try(lambda: self.drafter.observe(part), part.seqs)
+            self._try(partial(self.drafter.observe, part), part.seqs)
 
     def finish(self, seq: Sequence) -> None:
+        if self._late:
+            self._catch_up()
         if seq in self._begun:
             self._begun.discard(seq)
             self._try(lambda: self.drafter.finish(seq), [seq])
@@ -82,7 +106,7 @@ class Guarded(Drafter):
 
     def _propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
         try:
-            found = self.drafter.propose(seqs, plans) if seqs else []
+            found = self.drafter.propose(seqs, plans)
             return [signed(tree, self.name) for tree in found]
         except Exception as error:
             if len(seqs) == 1:

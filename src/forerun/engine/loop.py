@@ -82,10 +82,11 @@ class Engine:
         verdicts = self.verifier.verify_all(trees, laws, [seq.dice for seq in seqs])
         t3 = perf_counter()
         drawn = [v.tokens(tree) for v, tree in zip(verdicts, trees, strict=True)]
+        starts = [len(seq.tokens) for seq in seqs]
         emitted = self._extend(seqs, drawn)
         self.target.commit(seqs, probed, verdicts)
         times = {"draft": t1 - t0, "forward": t2 - t1, "verify": t3 - t2}
-        self._publish(Step(seqs, plans, trees, laws, verdicts, emitted, times, clock=t3))
+        self._publish(Step(seqs, plans, trees, laws, verdicts, emitted, times, t3, starts))
 
     def run(self) -> None:
         """Steps until nothing is left to do."""

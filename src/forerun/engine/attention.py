@@ -91,9 +91,7 @@ class Masks:
         width = max(span.num_rows for span in spans)
         mask = self._take((len(spans), fold, width, stop - low))
         for first, last in mixed(spans, low, stop, window):
-            sees = np.ones((len(spans), width, last - first), dtype=bool)
-            for row, span in enumerate(spans):
-                sees[row, : span.num_rows] = span.mask(first, last, window)
+            sees = seen(spans, width, first, last, window)
             part = mask[..., first - low : last - low]
             if mask.numel() <= MOST:
                 self._written.append(part)  # before it is written: a pass may be interrupted
@@ -270,6 +268,17 @@ def attention(
         )
         return out.narrow(2, 0, 1)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+
+
+def seen(spans: Many[Span], width: int, low: int, high: int, window: int | None) -> np.ndarray:
+    """Which cells of [low, high) each row sees, bool [B, width, high - low]; padding sees all."""
+    if window is None and all(s.num_rows == 1 and s.sees is None for s in spans):
+        stops = np.array([span.stop for span in spans])  # plain decoding of texts unequally long
+        return np.arange(low, high) < stops[:, None, None]
+    found = np.ones((len(spans), width, high - low), dtype=bool)
+    for row, span in enumerate(spans):
+        found[row, : span.num_rows] = span.mask(low, high, window)
+    return found
 
 
 def grouped(spans: Many[Span]) -> list[list[Span]]:

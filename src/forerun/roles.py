@@ -127,6 +127,11 @@ class Drafter:
     def observe(self, step: Step) -> None:
         """Learns from a finished step."""
 
+    def hear(self, steps: Many[Step]) -> None:
+        """Learns from finished steps, the oldest first; of several none has a draft."""
+        for step in steps:
+            self.observe(step)
+
     def finish(self, seq: Sequence) -> None:
         """A sequence has ended."""
 

@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from forerun.dice import Dice, SeededDice
-from forerun.drafters.base import followed, grow
+from forerun.drafters.base import followed, grow, runs
 from forerun.errors import ConfigError
 from forerun.fitting import Refit, fitted_for
 from forerun.growers.dynamic import Dynamic
@@ -39,7 +39,7 @@ from forerun.roles import Drafter, Path, Source, Target, name_of
 from forerun.sampling import softmax, to_probs
 from forerun.shaping import Laws
 from forerun.template import DEFAULT, Template
-from forerun.tree import EMPTY, POINT, Proposal, Tree
+from forerun.tree import EMPTY, POINT, Proposal, Tree, chain
 
 _CHOICES = {
     "choice": ("sampled", "top", "measured"),
@@ -94,7 +94,7 @@ class Stand(Drafter):
         self.scope, self.store, self.update_from = scope, store, update_from
         self.choice, self.seed_from_prompt = choice, seed_from_prompt
         self.labels = frozenset({"point"} if choice == "top" else {"swor", "point"})
-        self.is_patient = choice != "measured"  # a trial reads the text as it is after its step
+        self.is_patient = choice != "measured" and update_from == "path"  # see `hear`
         self._trials: WeakKeyDictionary[Sequence, Trial] = WeakKeyDictionary()  # if measured
         self._kept: set[str] = set()  # tenants whose groups' memories are one, to be saved
         self.is_dynamic = tree == "dynamic" and template is None and not refit
@@ -177,6 +177,14 @@ class Stand(Drafter):
                 self._learn(memory, seq, step.start(i), tree, nodes, step.laws[i])
         if self._refit and self._refit.is_due:  # between steps: trees under way keep their places
             self._fill(self._refit.ranked())
+
+    def hear(self, steps: Many[Step]) -> None:
+        if len(steps) == 1:
+            return self.observe(steps[0])
+        for seq, start, laws in runs(steps):
+            is_model, tree = self._learns_model(seq), chain(seq.tokens[start:][: len(laws) - 1])
+            found = (law.model_probs(-1) if is_model else law[-1] for law in laws)
+            self._add(self.memory(seq), seq, start, tree, list(range(-1, len(tree))), found)
 
     def memory_report(self) -> dict[str, int]:
         return {"logit memory": self._memories.nbytes}

@@ -14,7 +14,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
-from functools import partial
 from weakref import WeakKeyDictionary, WeakSet
 
 from forerun.records import Plan, Sequence, Step
@@ -80,11 +79,11 @@ class Guarded(Drafter):
     def _catch_up(self) -> None:
         """The drafter hears of all steps that wait, in their order."""
         late, self._late = self._late, []
-        for step, rows in late:
-            part = step if len(rows) == len(step.seqs) else step.of(rows)
-            for seq in part.seqs:
-                self._begin(seq)
-            self._try(partial(self.drafter.observe, part), part.seqs)
+        steps = [step if len(rows) == len(step.seqs) else step.of(rows) for step, rows in late]
+        seqs = list(dict.fromkeys(seq for step in steps for seq in step.seqs))
+        for seq in seqs:
+            self._begin(seq)
+        self._try(lambda: self.drafter.hear(steps), seqs)
 
     def finish(self, seq: Sequence) -> None:
         if self._late:

@@ -52,6 +52,7 @@ class Composite(Drafter):
         _tell_apart(self)
         self.labels = frozenset().union(*(part.labels for part in self.parts))
         self.needs = frozenset().union(*(part.needs for part in self.parts))
+        self.is_patient = all(part.is_patient for part in self.parts)
 
     @property
     def names(self) -> list[str]:
@@ -81,6 +82,10 @@ class Composite(Drafter):
     def observe(self, step: Step) -> None:
         for part in self.parts:
             part.observe(step)
+
+    def hear(self, steps: Many[Step]) -> None:
+        for part in self.parts:
+            part.hear(steps)
 
     def finish(self, seq: Sequence) -> None:
         for part in self.parts:

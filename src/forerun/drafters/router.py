@@ -127,15 +127,13 @@ class Router(Composite):
         return trees
 
     def observe(self, step: Step) -> None:
-        num = len(step.seqs)
-        for seq, tree, emitted in zip(step.seqs, step.trees, step.emitted, strict=True):
-            turn = self._turns.get(seq)
-            if turn and turn.tree is tree:  # else it was not asked, or somebody else's was used
-                spent = self._spent(turn.part, len(tree), num)
-                self._record(seq).add(turn.part, len(emitted), spent)
-            if turn:
-                turn.tree = None
+        self._judge(step)
         super().observe(step)
+
+    def hear(self, steps: Many[Step]) -> None:
+        for step in steps:
+            self._judge(step)
+        super().hear(steps)
 
     def finish(self, seq: Sequence) -> None:
         self._turns.pop(seq, None)
@@ -149,6 +147,17 @@ class Router(Composite):
     def speeds(self, seq: Sequence) -> dict[str, float]:
         """Tokens per second by part, as far as is known."""
         return dict(zip(self.names, self._record(seq).speeds().tolist(), strict=True))
+
+    def _judge(self, step: Step) -> None:
+        """Adds what a step has made to the records of those who drafted in it."""
+        num = len(step.seqs)
+        for seq, tree, emitted in zip(step.seqs, step.trees, step.emitted, strict=True):
+            turn = self._turns.get(seq)
+            if turn and turn.tree is tree:  # else it was not asked, or somebody else's was used
+                spent = self._spent(turn.part, len(tree), num)
+                self._record(seq).add(turn.part, len(emitted), spent)
+            if turn:
+                turn.tree = None
 
     def _record(self, seq: Sequence) -> Record:
         key = key_of(self.scope, seq), seq.sampling.is_greedy  # parts fare otherwise there

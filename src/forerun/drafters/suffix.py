@@ -26,7 +26,6 @@ from forerun.records import Plan, Sequence, Snapshot, Step
 from forerun.roles import Drafter, Target
 from forerun.tree import EMPTY, Tree, points
 
-
 PUT_OFF = 4  # steps, at most, that are read at once: many tokens at once cost less
 
 
@@ -42,6 +41,7 @@ class Suffix(Drafter):
     """
 
     labels = frozenset({"point"})
+    is_patient = True  # it reads texts, not steps
 
     def __init__(
         self,

@@ -8,10 +8,11 @@ row, on average over the plan. Where nothing pays nothing is drafted, except a p
 one sequence tries for all that share the controller; as many go on learning as is cheap beside a
 pass, so that a probe finds a text that has begun to repeat.
 
-What all this costs, drafts, looks in vain and learning, is on one account with what it saves: the
-seconds in which plain decoding would have made the same tokens. Only a little credit is given at
-first and with every step; while the account is overdrawn all is plain decoding. No clock is read
-while it runs: the same costs, texts and seeds give the same plans.
+Looks in vain come at growing distances: what a memory lacks at first is text, and learning alone
+costs a tenth of a look. What all this costs, drafts, looks in vain and learning, is on one account
+with what it saves: the seconds in which plain decoding would have made the same tokens. Only a
+little credit is given at first and with every step; while the account is overdrawn all is plain
+decoding. No clock is read while it runs: the same costs, texts and seeds give the same plans.
 """
 
 from __future__ import annotations
@@ -36,10 +37,13 @@ REST = 64  # steps of a sequence without a draft between two decisions
 PATIENCE = 32, 1024  # passes in which a sequence rests between two probes: at first, at most
 PROBE = 4  # nodes
 MARGIN = 0.2  # of the tokens hoped for, without which drafting must pay: the best guess is too good
-TRYING = 5e-5  # seconds of a step in which anything is looked up or learned
-LEARNING = 2e-5, 0.04  # seconds per sequence, about, and the share of a step they may take
-CREDIT = 20.0  # plain tokens at first: about as many as a memory needs before its drafts are found
-ALLOWED, MOST_SAVED = 0.01, 16.0  # plain steps, with every step and at most
+# Measured with rare drafts among plain steps, whose passes make all code cold:
+TRYING = 1.4e-4  # seconds of a step in which anything is looked up, each look and draft beside
+HEARING = 6e-6  # seconds of a step in which something is only learned
+LEARNING = 1.2e-5, 0.06  # seconds per sequence, and the share of a step that both may take
+VAIN = 2  # doublings, at most, of the steps between looks in vain
+CREDIT = 32.0, 1.5  # plain steps of a lone sequence; over which power of those that run at first
+ALLOWED, MOST_SAVED = 0.005, 32.0  # plain steps, with every step and at most
 BACK = 0.5  # plain steps on the account before drafts come back
 SOBER = 50  # steps between two times that a debt is forgiven since the sequences have changed
 NOTHING, LISTEN = Plan(0, learns=False), Plan(0)
@@ -81,6 +85,7 @@ class Budget(Controller):
         self._era, self._settled = 0, 0  # all are decided anew in a new era; sequences as it began
         self._tokens, self._rows, self._drafts = 1.0, 1.0, 0.0  # of a sequence in a step, means
         self._drafter = 0.0  # seconds of the drafter for a sequence in a step, mean
+        self._vain, self._wait = 0, 0  # looks in vain at a stretch, and passes until the next look
         self._idle, self._pause = 0, PATIENCE[0]  # passes since the last probe, and until the next
         self._rests = False  # whether a sequence rests in this pass, so that it counts
         self._account: float | None = None  # seconds; none before the first step
@@ -108,7 +113,7 @@ class Budget(Controller):
             luck.left -= 1
             if luck.left <= 0 or self._idle >= self._pause:
                 self._decide(luck)
-        return luck.plan
+        return LISTEN if self._wait and not luck.plan.is_empty else luck.plan
 
     def observe(self, step: Step) -> None:
         num = self._num = len(step.seqs)
@@ -118,6 +123,10 @@ class Budget(Controller):
         self._tokens = _mean(self._tokens, sum(map(len, step.emitted)) / num, SLOW)
         self._rows = _mean(self._rows, 1 + sum(sizes) / num, SLOW)
         self._drafts = _mean(self._drafts, sum(map(bool, sizes)) / num, SLOW)
+        self._wait = max(self._wait - 1, 0)
+        if any(plan.nodes > 0 for plan in step.plans):
+            self._vain = 0 if any(sizes) else self._vain + 1
+            self._wait = 2 ** min(max(self._vain - 1, 0), VAIN) - 1
         self._settle(step, sizes)
         if not self._settled / 2 < num < 2 * self._settled:
             self._settled = num
@@ -134,7 +143,7 @@ class Budget(Controller):
         num, plain = len(sizes), self._plain(len(sizes))
         self._sober += 1
         if self._account is None:
-            self._account = CREDIT * plain / num
+            self._account = CREDIT[0] * plain / num ** CREDIT[1]
         self._account += ALLOWED * plain
         pairs = zip(step.plans, sizes, strict=True)
         drafter = sum(self._drafting[min(n, self.nodes)] for plan, n in pairs if plan.nodes > 0)
@@ -142,7 +151,8 @@ class Budget(Controller):
         self._drafter = _mean(self._drafter, drafter / num, SLOW)
         if drafter or hears:
             spent = self._pass(num + sum(sizes)) + self._cost.aside(num, sum(map(bool, sizes)))
-            spent += TRYING + drafter + hears * LEARNING[0] - plain
+            spent += TRYING if drafter else HEARING
+            spent += drafter + hears * LEARNING[0] - plain
             self._account += plain * (sum(map(len, step.emitted)) / num - 1) - spent
         self._account = min(self._account, MOST_SAVED * plain)
         if self._account < 0:
@@ -202,8 +212,8 @@ class Budget(Controller):
         drafts = others * self._drafts
         rows = 1 + others * self._rows + np.arange(self.nodes + 1)
         seconds = self._cost.at(rows) + others * self._drafter
-        seconds[0] += self._cost.aside(1 + others, drafts)
-        seconds[1:] += self._cost.aside(1 + others, drafts + 1) + self._drafting[1:]
+        seconds[0] += self._cost.aside(1 + others, drafts) + TRYING * min(drafts, 1.0)
+        seconds[1:] += self._cost.aside(1 + others, drafts + 1) + self._drafting[1:] + TRYING
         tokens = 1 + others * self._tokens + gains
         best = int(np.argmax(tokens / seconds))
         if tokens[best] - MARGIN * gains[best] <= tokens[0] / seconds[0] * seconds[best]:
@@ -215,7 +225,8 @@ class Budget(Controller):
         """Some of those that rest may listen, in steps of so many seconds."""
         learning, share = LEARNING
         listening = sum(luck.plan is LISTEN for luck in self._luck.values())
-        return LISTEN if learning * (1 + listening) <= share * seconds else NOTHING
+        spent = HEARING + learning * (1 + listening)
+        return LISTEN if spent <= share * seconds else NOTHING
 
     def _sums(self) -> list[float]:
         """Sums of acceptance; a node is believed to fare a little worse than the one before it."""

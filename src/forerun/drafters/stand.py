@@ -94,7 +94,7 @@ class Stand(Drafter):
         self.scope, self.store, self.update_from = scope, store, update_from
         self.choice, self.seed_from_prompt = choice, seed_from_prompt
         self.labels = frozenset({"point"} if choice == "top" else {"swor", "point"})
-        self.is_patient = choice != "measured" and update_from == "path"  # see `hear`
+        self.is_patient = choice != "measured" and update_from == "path" and not refit  # see `hear`
         self._trials: WeakKeyDictionary[Sequence, Trial] = WeakKeyDictionary()  # if measured
         self._kept: set[str] = set()  # tenants whose groups' memories are one, to be saved
         self.is_dynamic = tree == "dynamic" and template is None and not refit

@@ -68,7 +68,7 @@ class Guarded(Drafter):
         if not rows:
             return
         self._late.append((step, rows))
-        if not self.drafter.is_patient or any(step.plans[i].nodes > 0 for i in rows):
+        if not self.drafter.is_patient or any(map(len, step.trees)):
             self._catch_up()
             return
         steps, size = LATE

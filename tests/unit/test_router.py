@@ -47,6 +47,20 @@ def test_what_drafting_costs_counts() -> None:
     assert stats.accepted_by["says"] > stats.accepted_by["test_router"] > 0
 
 
+def test_its_price_is_that_of_who_drafts() -> None:
+    router = Router(parts=(Dear(truth), Says(half)), scope="global")
+    assert router.seconds(4) == pytest.approx(5.0, rel=0.01)
+    seq = sequence((0, 1), 10_000, SeededDice(0), GREEDY)
+    loop = Engine(FakeTarget(LAW), router, Recursive(), Fixed(nodes=4))
+    loop.submit(seq)
+    for _ in range(300):
+        loop.step()
+    assert router.seconds(4) < 2.0
+    loop.cancel(seq)
+    loop.step()
+    assert router.seconds(4) == pytest.approx(5.0, rel=0.01), "a run's plans hang on no earlier one"
+
+
 def test_a_part_that_has_learned_is_found_again() -> None:
     def late(tokens: list[int], count: int) -> list[int]:
         return (wrong if len(tokens) < 2000 else truth)(tokens, count)

@@ -17,6 +17,7 @@ decoding. No clock is read while it runs: the same costs, texts and seeds give t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -45,6 +46,7 @@ VAIN = 2  # doublings, at most, of the steps between looks in vain
 CREDIT = 32.0, 1.5  # plain steps of a lone sequence; over which power of those that run at first
 ALLOWED, MOST_SAVED = 0.005, 32.0  # plain steps, with every step and at most
 BACK = 0.5  # plain steps on the account before drafts come back
+PRICED = 64  # steps between two times that the drafter is asked for its price
 SOBER = 50  # steps between two times that a debt is forgiven since the sequences have changed
 NOTHING, LISTEN = Plan(0, learns=False), Plan(0)
 
@@ -79,7 +81,9 @@ class Budget(Controller):
         self.gains = self._sums()  # gains[N]: tokens that N nodes promise
         self._cost = Cost((1, 2), (1.0, 1.0))
         self._passes: dict[int, float] = {}  # seconds of a pass, by rows
-        self._drafting = np.zeros(nodes + 1)  # seconds of the drafter, by nodes; 0: a look in vain
+        self._seconds: Callable[[int, int], float] = lambda nodes, num: 0.0  # of the drafter
+        self._drafting = np.zeros(nodes + 1)  # the same by nodes; 0: a look in vain
+        self._priced = 0  # steps for which that holds
         self._luck: WeakKeyDictionary[Sequence, Luck] = WeakKeyDictionary()
         self._num = 0  # sequences in the last step
         self._era, self._settled = 0, 0  # all are decided anew in a new era; sequences as it began
@@ -97,7 +101,8 @@ class Budget(Controller):
         self._cost = cost_of(target)
         self._passes.clear()
         self._is_idle = not drafter.labels
-        self._drafting = np.array([drafter.seconds(n) for n in range(self.nodes + 1)])
+        self._seconds = drafter.seconds
+        self._price(1)
 
     def plan(self, seq: Sequence) -> Plan:
         if self._is_broke or self._is_idle:
@@ -128,8 +133,12 @@ class Budget(Controller):
             self._vain = 0 if any(sizes) else self._vain + 1
             self._wait = 2 ** min(max(self._vain - 1, 0), VAIN) - 1
         self._settle(step, sizes)
+        self._priced -= 1
+        if self._priced <= 0:
+            self._price(num)
         if not self._settled / 2 < num < 2 * self._settled:
             self._settled = num
+            self._price(num)
             self._renew(num)
         for i, size in enumerate(sizes):
             if size and (luck := self._luck.get(step.seqs[i])):
@@ -168,6 +177,11 @@ class Budget(Controller):
             self._account = max(self._account or 0.0, BACK * self._plain(num))
             self._idle = self._pause = PATIENCE[0]
         self._is_broke = self._account is not None and self._account < 0
+
+    def _price(self, num: int) -> None:
+        """Asks what drafts cost now, where so many decode at once."""
+        self._drafting = np.array([self._seconds(n, num) for n in range(self.nodes + 1)])
+        self._priced = PRICED
 
     def _plain(self, num: int) -> float:
         """Seconds of a step of so many sequences in which nothing is drafted."""

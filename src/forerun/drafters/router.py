@@ -100,6 +100,7 @@ class Router(Composite):
         self._cost = Cost((1, 2), (1.0, 1.0))
         self._records: dict[tuple[Hashable, bool], Record] = {}
         self._turns: WeakKeyDictionary[Sequence, Turn] = WeakKeyDictionary()
+        self._used = np.ones(len(self.parts))  # steps in which each drafted, older ones faded
 
     def beliefs(self, seq: Sequence) -> Many[float]:
         """How fast the parts are thought to be on such a sequence, one relative to another."""
@@ -108,6 +109,11 @@ class Router(Composite):
     def bind(self, target: Target) -> None:
         super().bind(target)
         self._cost = curve_of(target)
+
+    def seconds(self, nodes: int, num: int = 1) -> float:
+        """What its parts cost, each as often as it was used."""
+        costs = [part.seconds(nodes, num) for part in self.parts]
+        return float(self._used @ costs / self._used.sum())
 
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         turn = self._turn(seq)
@@ -137,6 +143,8 @@ class Router(Composite):
 
     def finish(self, seq: Sequence) -> None:
         self._turns.pop(seq, None)
+        if not self._turns:
+            self._used[:] = 1.0  # so that a run's plans hang on no earlier one
         self._drop(seq)  # where nobody shares it
         super().finish(seq)
 
@@ -156,6 +164,8 @@ class Router(Composite):
             if turn and turn.tree is tree:  # else it was not asked, or somebody else's was used
                 spent = self._spent(turn.part, len(tree), num)
                 self._record(seq).add(turn.part, len(emitted), spent)
+                self._used *= KEEP
+                self._used[turn.part] += 1
             if turn:
                 turn.tree = None
 

@@ -225,7 +225,7 @@ def test_damaged_weights_are_named(refuses: Callable[..., str], tiny: Path, tmp_
     for value, dtype, said in (
         (float("nan"), "auto", f"tensor {name} in {file} holds 1 values"),
         (float("inf"), "fp32", "NaN or infinite: these weights are damaged"),
-        (1e5, "fp16", f"tensor {name} reaches 1e+05, and torch.float16 ends at"),
+        (1e5, "fp16", f"tensor {name} in {file} reaches 1e+05, and torch.float16 ends at"),
     ):
         held[name][3, 2] = value
         save_file(held, file)

@@ -22,7 +22,7 @@ from parity import (
 )
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from forerun.errors import CapacityError
+from forerun.errors import CapacityError, ModelError
 from forerun.models.hf import WAYS, HFTarget
 from forerun.models.load import load_target
 from forerun.tree import EMPTY
@@ -160,6 +160,26 @@ def test_a_loaded_model_is_taken_as_it_is() -> None:
     target = load_target(model)
     assert isinstance(target, HFTarget)
     assert target.model is model
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_damaged_weights_are_refused_by_name(tmp_path: Path, value: float) -> None:
+    """From a folder and as a loaded model: else the first text would tell, or none."""
+    model = other("gpt_neox")
+    name, weight = next((n, w) for n, w in model.named_parameters() if w.dim() == 2)
+    weight.data[3, 2] = value
+    model.save_pretrained(tmp_path)
+    for source in (tmp_path, model):
+        with pytest.raises(ModelError, match=f"parameter {name} holds 1 values of .* damaged"):
+            load_target(source)
+
+
+def test_weights_that_overflow_in_half_precision_are_refused(tmp_path: Path) -> None:
+    model = other("gpt_neox")
+    next(w for w in model.parameters() if w.dim() == 2).data[0, 0] = 1e5
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="too large for fp16; load the model with dtype bf16"):
+        load_target(tmp_path, dtype="fp16")
 
 
 def test_prompts_beyond_the_context_are_refused() -> None:

@@ -79,26 +79,32 @@ def _damage(path: Path, cause: Exception) -> str:
     return f"has {size:,} bytes where its header tells of {whole:,}{' or more' * (not ends)}"
 
 
-def check_finite(name: str, tensor: Tensor, dtype: torch.dtype, files: list[Path]) -> None:
-    """Raises ModelError for NaN or infinity in a weight, or where `dtype` would make it one.
+def flaw(tensor: Tensor, dtype: torch.dtype) -> str:
+    """What is wrong with a weight: NaN, infinity, or that `dtype` would make it one; "" if nothing.
 
     Reads the tensor once more. Types of one byte are not looked at.
     """
-    if not tensor.is_floating_point() or tensor.element_size() < 2 or not tensor.numel():
-        return
+    is_wide = tensor.is_floating_point() and tensor.element_size() > 1
+    if not is_wide or not tensor.numel() or tensor.is_meta:
+        return ""
     low, high = (float(edge) for edge in torch.aminmax(tensor))  # NaN, if there is one
     if not math.isfinite(low) or not math.isfinite(high):
         bad = int((~tensor.isfinite()).sum())
-        raise ModelError(
-            f"tensor {name} in {_file_of(name, files)} holds {bad:,} values of {tensor.numel():,} "
-            "that are NaN or infinite: these weights are damaged; fetch or copy them again"
+        is_half = tensor.dtype == torch.float16
+        cause = (
+            " or too large for fp16; load the model with dtype bf16 or fp32, or" if is_half else ";"
+        )
+        return (
+            f"holds {bad:,} values of {tensor.numel():,} that are NaN or infinite: these weights "
+            f"are damaged{cause} fetch or copy them again"
         )
     most = max(-low, high)
     if math.isinf(torch.tensor(most).to(dtype).item()):
-        raise ModelError(
-            f"tensor {name} reaches {most:.3g}, and {dtype} ends at "
-            f"{torch.finfo(dtype).max:.3g}; load the model with dtype bf16 or fp32"
+        return (
+            f"reaches {most:.3g}, and {dtype} ends at {torch.finfo(dtype).max:.3g}; load the model "
+            "with dtype bf16 or fp32"
         )
+    return ""
 
 
 def _file_of(name: str, files: list[Path]) -> Path:
@@ -132,8 +138,8 @@ def load_decoder(
     check_memory(plan, dtype.itemsize if rounding == KEPT else 1, device)
     parts = Parts(plan, dtype, device, rounding)
     for name, tensor in tensors(files):
-        if canonical(name) in plan.pieces:
-            check_finite(name, tensor, dtype, files)
+        if canonical(name) in plan.pieces and (found := flaw(tensor, dtype)):
+            raise ModelError(f"tensor {name} in {_file_of(name, files)} {found}")
         parts.add(name, tensor)
     parts.check()
     return parts.build()

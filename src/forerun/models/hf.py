@@ -24,6 +24,7 @@ from forerun.engine.cache import Slot, Slots
 from forerun.engine.runner import LOGITS, Runner
 from forerun.engine.work import Work
 from forerun.errors import CapacityError, ModelError
+from forerun.models.checkpoint import flaw
 from forerun.records import Sequence
 from forerun.sampling import Sampling
 from forerun.tree import Tree, TreeBuilder
@@ -54,7 +55,10 @@ def load_hf(
 
 
 class HFTarget(Runner):
-    """A loaded transformers model as a Target. `way` is how it computes trees."""
+    """A loaded transformers model as a Target. `way` is how it computes trees.
+
+    Raises ModelError if its weights hold NaN or infinity.
+    """
 
     def __init__(
         self,
@@ -65,6 +69,9 @@ class HFTarget(Runner):
         way: str | None = None,
         reason: str = "",
     ) -> None:
+        for name, weight in model.named_parameters():
+            if found := flaw(weight.detach(), weight.dtype):
+                raise ModelError(f"parameter {name} {found}")
         self.model, self.reason, self.max_seqs = model.eval(), reason, max_seqs
         self.device = model.device
         text = model.config.get_text_config()

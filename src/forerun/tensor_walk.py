@@ -6,7 +6,8 @@ their laws, and how many uniforms were used before a trial follows from the shap
 a walk comes to it only if all before it on the way have lost or won as they must. So all trials of
 all nodes are decided at once, one round per rank among siblings; a node is kept if it and all above
 it are the first to win among their siblings. `walk` says nothing to the host: no step per node, no
-shape that depends on a value. One small tensor comes back.
+shape that depends on a value. One small tensor comes back. A batch whose tensors would be too large
+is walked in parts.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from forerun.dice import SeededDice
 from forerun.records import Verdict
 from forerun.tree import POINT, SWOR, Proposal, Tree, TreeBuilder
 from forerun.verifiers.base import NO_MASS, arrays, check_mass, reject_recursively
+
+MOST = 1 << 29  # bytes of the tensors of one walk, about; a tree alone may take more
 
 
 @dataclass(frozen=True)
@@ -62,17 +65,15 @@ def verdicts(p: Many[Tensor], trees: Many[Tree], dice: Many[SeededDice]) -> list
 
     Raises ConfigError for a law that is none; for a q that is none, see `verifiers.base.refuse`.
     """
-    vocab = p[0].shape[1]
+    vocab, itemsize = p[0].shape[1], p[0].element_size()
     sound = [i for i, tree in enumerate(trees) if is_sound(tree, vocab)]
+    parts = [[sound[i] for i in part] for part in split([trees[i] for i in sound], vocab, itemsize)]
     found: dict[int, Verdict] = {}
-    if sound:
-        uniforms = [dice[i].peek(len(trees[i]) + 1) for i in sound]
-        grown = forest([trees[i] for i in sound], uniforms, vocab).to(p[0].device)
-        rows = torch.cat([p[i] for i in sound])
-        kept, ends = walk(rows, grown)
-        told = torch.cat([kept.double(), ends.flatten()]).cpu().numpy()  # the one transfer
-        at, last = 0, told[len(kept) :].reshape(3, -1).T
-        for i, (token, used, mass) in zip(sound, last, strict=True):
+    # all are walked before any dice moves on: a pass that fails leaves them as they were
+    for part, told in [(part, _told(part, p, trees, dice)) for part in parts]:
+        rows = sum(len(trees[i]) + 1 for i in part)
+        at, last = 0, told[rows:].reshape(3, -1).T
+        for i, (token, used, mass) in zip(part, last, strict=True):
             size = len(trees[i]) + 1
             nodes = (np.flatnonzero(told[at : at + size])[1:] - 1).tolist()
             at += size
@@ -83,6 +84,41 @@ def verdicts(p: Many[Tensor], trees: Many[Tree], dice: Many[SeededDice]) -> list
         laws = dict(enumerate(p[i].cpu().numpy(), start=-1))
         found[i] = reject_recursively(trees[i], laws, dice[i])  # type: ignore[arg-type]
     return [found[i] for i in range(len(trees))]
+
+
+def split(trees: Many[Tree], vocab: int, itemsize: int) -> list[list[int]]:
+    """Numbers of neighbouring trees that are walked together: as many as MOST bytes allow.
+
+    Counted are the largest tensors of `walk`: laws of all rows, three times those of the families,
+    five times those of the ends; q of every rank, and four more numbers for each token of a family.
+    """
+    parts: list[list[int]] = []
+    rows, families, ranks, support = 0, 1, 1, 1
+    for i, tree in enumerate(trees):
+        own = [int(size) for size in measure(tree.parents, tree.rows, tree.starts)]
+        if parts:
+            rows, families = rows + len(tree) + 1, families + own[0]
+            ranks, support = max(ranks, own[1]), max(support, own[2])
+            size = vocab * (itemsize * (rows + 3 * families) + 40 * (len(parts[-1]) + 1))
+            if size + 8 * families * support * (ranks + 4) <= MOST:
+                parts[-1].append(i)
+                continue
+        parts.append([i])
+        rows, families, ranks, support = len(tree) + 1, own[0] + 1, max(1, own[1]), max(1, own[2])
+    return parts
+
+
+def _told(
+    part: list[int], p: Many[Tensor], trees: Many[Tree], dice: Many[SeededDice]
+) -> np.ndarray:
+    """Of the trees of a part: which rows are kept, and what `walk` tells of their ends; [N + 3 B].
+
+    There is one transfer to the host.
+    """
+    uniforms = [dice[i].peek(len(trees[i]) + 1) for i in part]
+    grown = forest([trees[i] for i in part], uniforms, p[0].shape[1]).to(p[0].device)
+    kept, ends = walk(torch.cat([p[i] for i in part]), grown)
+    return torch.cat([kept.double(), ends.flatten()]).cpu().numpy()
 
 
 def walk(p: Tensor, trees: Forest) -> tuple[Tensor, Tensor]:

@@ -8,14 +8,14 @@ import torch
 from test_speculative import LateDice, TableLaws, one_node, random_law, random_tree
 
 from fakes import FakeTarget, NoRepeats, TableSource, run_all, sequence, table_law
-from forerun import registry
+from forerun import registry, tensor_walk
 from forerun.controllers.fixed import Fixed
 from forerun.dice import SeededDice
 from forerun.drafters.base import Grown
 from forerun.engine.loop import Engine
 from forerun.errors import ConfigError
 from forerun.sampling import Sampling
-from forerun.tensor_walk import forest, verdicts, walk
+from forerun.tensor_walk import Forest, forest, verdicts, walk
 from forerun.tree import EMPTY, IID, SWOR, Proposal, Tree, TreeBuilder
 from forerun.verifiers.recursive import Recursive
 
@@ -66,6 +66,28 @@ def test_a_tree_of_64_nodes() -> None:
         p = np.random.default_rng(seed).dirichlet(np.full(12, 0.5), len(built) + 1)
         (found,) = verdicts([torch.from_numpy(p)], [built], [SeededDice(seed)])
         assert found == plainly(built, p, SeededDice(seed))
+
+
+@pytest.mark.parametrize("most", [1, 1 << 18, 1 << 20])
+def test_a_batch_walked_in_parts_has_the_outcomes_of_the_whole(monkeypatch, most: int) -> None:
+    rng, vocab = np.random.default_rng(5), 2000
+    trees = [random_tree(rng, vocab) for _ in range(12)] + [EMPTY]
+    p = [torch.from_numpy(laws_of(tree, rng, vocab, 2, np.float32)) for tree in trees]
+    whole, ours = ([SeededDice(1, i) for i in range(len(trees))] for _ in range(2))
+    monkeypatch.setattr(tensor_walk, "MOST", 1 << 40)
+    expected, sizes = verdicts(p, trees, whole), []
+
+    def recorded(laws: torch.Tensor, grown: Forest) -> tuple[torch.Tensor, torch.Tensor]:
+        sizes.append((len(grown.uniforms), laws.nbytes + grown.q.nbytes + grown.ids.nbytes))
+        return walk(laws, grown)
+
+    monkeypatch.setattr(tensor_walk, "walk", recorded)
+    monkeypatch.setattr(tensor_walk, "MOST", most)
+    assert verdicts(p, trees, ours) == expected
+    assert [dice.uniform() for dice in ours] == [dice.uniform() for dice in whole]
+    assert sum(num for num, _ in sizes) == len(trees) and len(sizes) > 1
+    assert all(size < most for num, size in sizes if num > 1)
+    assert all(num == 1 for num, _ in sizes) == (most == 1), "fewer walks where there is room"
 
 
 def test_nothing_is_said_to_the_host_on_the_way() -> None:
@@ -153,7 +175,6 @@ class Only(NoRepeats):
 
 
 def test_it_is_used_where_the_rows_lie_on_an_accelerator(monkeypatch) -> None:
-    from forerun import tensor_walk
     from forerun.records import Rows
     from forerun.shaping import Laws
     from forerun.verifiers.speculative import Speculative

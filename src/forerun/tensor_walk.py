@@ -27,7 +27,7 @@ from forerun.records import Verdict
 from forerun.tree import POINT, SWOR, Proposal, Tree, TreeBuilder
 from forerun.verifiers.base import NO_MASS, arrays, check_mass, reject_recursively
 
-MOST = 1 << 29  # bytes of the tensors of one walk, about; a tree alone may take more
+MOST = 1 << 30  # bytes of the tensors of one walk, about; a tree alone may take more
 
 
 @dataclass(frozen=True)

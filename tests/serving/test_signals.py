@@ -149,8 +149,11 @@ def test_ctrl_c_while_a_model_is_loaded(tiny_chat: Path) -> None:
     call = [sys.executable, "-m", "forerun.cli.main", "serve", str(tiny_chat), "--port", "0"]
     with subprocess.Popen(call, stderr=subprocess.PIPE, text=True, env=environment()) as process:
         assert process.stderr is not None
-        assert process.stderr.readline().startswith("loading ")
-        process.send_signal(signal.SIGINT)
-        assert process.wait(120) == 130
-        (said,) = process.stderr.read().splitlines()
+        try:
+            assert process.stderr.readline().startswith("loading ")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(120) == 130
+            (said,) = process.stderr.read().splitlines()
+        finally:
+            process.kill()
     assert said.startswith("interrupted")

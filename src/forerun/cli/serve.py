@@ -254,8 +254,10 @@ def _load(
     template: str | None,
 ) -> Any:
     import forerun
+    from forerun.interrupts import ending_at_once
 
-    model = forerun.load(name, dtype=dtype, device=device, max_seqs=max_seqs, context=context)
+    with ending_at_once("interrupted before anything was served"):  # imports may drop a Ctrl-C
+        model = forerun.load(name, dtype=dtype, device=device, max_seqs=max_seqs, context=context)
     if template is not None:
         model.tokenizer.inner.chat_template = template
     return model

@@ -33,7 +33,7 @@ from forerun.errors import CapacityError
         (["serve", "--name", " "], "--name must not be empty"),
         (["serve", "--timeout", "-3"], "--timeout must be more than 0 seconds, got -3"),
         (["serve", "--dtype", "fp8"], "unknown dtype 'fp8'"),
-        (["serve", "./nowhere"], "there is no model folder ./nowhere"),
+        (["serve", "--device", "gpu"], "expected device auto, cpu, cuda or cuda:N, got 'gpu'"),
         (["serve", "--max-seqs", "0"], "--max-seqs must be at least 1, got 0"),
         (["serve", "--drain", "nan"], "--drain must be a number of seconds from 0 on, got nan"),
         (["generate", *CAT, "-d", "stand:contxt=3"], "'context'"),

@@ -109,8 +109,7 @@ def command(
     device: options.Device = "auto",
 ) -> int:
     """Serve a model over HTTP, in OpenAI's form."""
-    _check(replicas, context)
-    options.check_model(model, dtype, device, here=replicas == 1)
+    _check(replicas, context, dtype, device)
     settings = _settings(ctx.params)
     keys, template = _keys(api_keys), _template(chat_template, model)
     from forerun.serving.server import bound
@@ -221,8 +220,12 @@ def _run(server: Drained) -> int:
     return 0
 
 
-def _check(replicas: int, context: int | None) -> None:
+def _check(replicas: int, context: int | None, dtype: str, device: str) -> None:
     """What can be refused before anything is imported or loaded. Raises ConfigError."""
+    from forerun.models import folder
+
+    folder.check_dtype(dtype)
+    folder.check_device(device)
     if context is not None and context < LEAST_CONTEXT:
         raise ConfigError(
             f"--context must be at least {LEAST_CONTEXT} tokens, got {context}; leave it out for "

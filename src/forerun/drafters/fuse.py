@@ -58,7 +58,9 @@ class Fuse(Composite):
 
     def _shares(self, plan: Plan) -> list[Plan]:
         count = len(self.parts)
-        return [plan.sized((plan.nodes + i) // count) for i in reversed(range(count))]
+        least, more = divmod(plan.nodes, count)  # the first `more` parts get one node more
+        larger = [plan.sized(least + 1)] * more if more else []
+        return larger + [plan.sized(least)] * (count - more)
 
 
 def merge(trees: list[Tree], names: Many[str] = ()) -> Tree:

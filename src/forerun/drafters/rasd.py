@@ -167,10 +167,10 @@ class Rasd(Composite):
     def _firsts(self, law: Proposal) -> Firsts:
         """The `top` likeliest next tokens and what they multiply counts by; of equal ones the
         first."""
-        ids, probs = likeliest(law.ids, law.probs, self.top)
-        if not self.weigh:
-            probs.fill(1.0)
-        return Firsts(ids, probs)
+        ids, probs = law.ids, law.probs
+        if len(ids) > self.top or min(probs.tolist(), default=0.0) <= 0:
+            ids, probs = likeliest(ids, probs, self.top)
+        return Firsts(ids.astype(np.int64), probs if self.weigh else np.ones(len(ids)))
 
     def _from(self, part: Drafter, seq: Sequence, plan: Plan, firsts: Firsts | None) -> Found:
         look = getattr(part, "retrieve", None)  # one that counts prunes before it cuts

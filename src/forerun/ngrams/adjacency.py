@@ -34,7 +34,8 @@ class Adjacency:
     def successors(self, token: int) -> np.ndarray:
         """Known successors of a token, best first. int32 [k], k <= K."""
         row = self.matrix[token]
-        return row[: np.count_nonzero(row != UNKNOWN)].copy()  # what is known stands first
+        known = row.tolist()  # they stand first; a mask would cost many times more
+        return row[: known.index(UNKNOWN) if UNKNOWN in known else len(known)].copy()
 
     def to_numpy(self) -> np.ndarray:
         """A copy of the matrix. int32 [V, K]."""

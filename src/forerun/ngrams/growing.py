@@ -9,11 +9,14 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from forerun.chances import RANKS, grade
+from forerun.chances import RANKS, Chances, grade
 from forerun.ngrams.drafting import Buffers, buffers, race, tree_of
-from forerun.ngrams.kernels import Arrays, Table, Temper, look_up_into
+from forerun.ngrams.kernels import Arrays, Table, Temper, recall, snapshot
 from forerun.records import Plan
 from forerun.tree import POINT, SWOR, Tree
+
+DEPTH, SLOT, SIZE, GRADE, RANK, ROW = range(6)  # what is noted of a node: of its q, next child, row
+NOTES = 6
 
 
 def grow(
@@ -23,7 +26,7 @@ def grow(
     root: np.ndarray,
     plan: Plan,
     temper: Temper,
-    rates: np.ndarray,
+    chances: Chances,
     uniforms: np.ndarray | None,
 ) -> tuple[Tree, int]:
     """A tree below the context `root`: at most plan.nodes nodes of chances above plan.least.
@@ -39,7 +42,18 @@ def grow(
     given = out.q_probs if uniforms is None else uniforms
     limits = plan.nodes, plan.depth, max(0.0, plan.least)
     nodes, rows, used = grow_places(
-        table[:], lengths, clock, temper[:], root, *limits, rates, is_drawn, given, out[:], cells
+        table[:],
+        lengths,
+        clock,
+        temper[:],
+        root,
+        *limits,
+        chances.hits,
+        chances.tries,
+        is_drawn,
+        given,
+        out[:],
+        cells,
     )
     return tree_of(out, nodes, rows, cells), used
 
@@ -54,7 +68,8 @@ def grow_places(
     most: int,
     deepest: int,
     least: float,
-    rates: np.ndarray,
+    hits: np.ndarray,
+    tries: np.ndarray,
     is_drawn: bool,
     uniforms: np.ndarray,
     room: Arrays,
@@ -62,58 +77,51 @@ def grow_places(
 ) -> tuple[int, int, int]:
     """Best first, node i in row i + 1 of the arrays; returns nodes, proposals and uniforms used.
 
-    arrays: a Table; temper: a Temper; room: Buffers.
+    arrays: a Table; temper: a Temper; room: Buffers. What is kept of a node is little, its slot and
+    not its q: caches that hold nothing of it yet cost more than a second look into the slot.
     """
     table, how, out = Table(*arrays), Temper(*temper), Buffers(*room)
     longest, entries = len(root), table.ids.shape[1]
     contexts = np.empty((most + 1, longest), np.int32)
     contexts[0] = root
-    depths, ranks = np.zeros(most + 1, np.int64), np.zeros(most + 1, np.int64)
-    sizes, rows_of = np.zeros(most + 1, np.int64), np.full(most + 1, -1, np.int64)
-    grades = np.zeros(most + 1, np.int64)
+    notes, order = np.zeros((most + 1, NOTES), np.int32), np.empty((most + 1, entries), np.int16)
     left, value = np.zeros(most + 1), np.zeros(most + 1)  # see growers.dynamic
-    q_ids, q_probs = np.empty((most + 1) * entries, np.int32), np.empty((most + 1) * entries)
-    order, hashes = np.empty((most + 1, entries), np.int64), np.empty(longest, np.uint64)
+    ids, probs, hashes = (
+        np.empty(entries, np.int32),
+        np.empty(entries),
+        np.empty(longest, np.uint64),
+    )
     left[0] = 1.0
     nodes = rows = used = filled = new = 0
     while True:
-        if depths[new] < deepest:
-            context, start = contexts[new], new * entries
-            sizes[new] = look_up_into(
-                table, lengths, clock, context, how, hashes, q_ids, q_probs, start
-            )
-            if sizes[new]:
-                grades[new] = grade(q_probs[start])
-                value[new] = left[new] * rates[grades[new], 0]
+        note = notes[new]
+        if note[DEPTH] < deepest:
+            slot = recall(table, lengths, contexts[new], hashes)
+            if slot >= 0:
+                table.stamps[slot] = clock
+                note[SLOT], note[SIZE] = slot, snapshot(table, slot, how, ids, probs, 0)
+                note[GRADE] = grade(probs[0])
+                value[new] = left[new] * (hits[note[GRADE], 0] / tries[note[GRADE], 0])
         at = np.argmax(value[: nodes + 1])
         if nodes == most or value[at] <= least:
             return nodes, rows, used
-        start, size, rank = at * entries, sizes[at], ranks[at]
+        note = notes[at]
+        slot, size, rank = note[SLOT], note[SIZE], note[RANK]
         if rank == 0 and is_drawn:
-            part = slice(start, start + size)
-            race(uniforms, used, q_probs[part], order[at, :size])
-            filled = keep_q(out, rows, filled, q_ids[part], q_probs[part])
-            rows_of[at] = rows
-            used, rows = used + size, rows + 1
-        token = q_ids[start + (order[at, rank] if is_drawn else rank)]
+            snapshot(table, slot, how, out.q_ids, out.q_probs, filled)
+            race(uniforms, used, out.q_probs[filled : filled + size], order[at, :size])
+            note[ROW], used, rows, filled = rows, used + size, rows + 1, filled + size
+            out.starts[rows] = filled
+        token = table.ids[slot, order[at, rank] if is_drawn else rank]
         out.tokens[nodes], out.parents[nodes] = token, at - 1
-        out.laws[nodes], out.rows[nodes] = SWOR if is_drawn else POINT, rows_of[at]
-        cells[nodes] = grades[at] * RANKS + min(rank, RANKS - 1)
+        out.laws[nodes] = SWOR if is_drawn else POINT
+        out.rows[nodes] = note[ROW] if is_drawn else -1
+        cells[nodes] = note[GRADE] * RANKS + min(rank, RANKS - 1)
         new = nodes = nodes + 1
-        left[new], depths[new] = value[at], depths[at] + 1
+        left[new], notes[new, DEPTH] = value[at], note[DEPTH] + 1
         contexts[new, 1:] = contexts[at, :-1]
         contexts[new, 0] = token
-        ranks[at] += 1
+        note[RANK] = rank = rank + 1
         left[at] -= value[at]
-        value[at] = left[at] * rates[grades[at], min(ranks[at], RANKS - 1)]
-        if ranks[at] == size:
-            value[at] = 0.0
-
-
-@njit(cache=True, nogil=True, inline="always")
-def keep_q(out: Buffers, row: int, start: int, ids: np.ndarray, probs: np.ndarray) -> int:
-    """Writes a proposal from `start` on; returns where the next one begins."""
-    stop = start + len(ids)
-    out.q_ids[start:stop], out.q_probs[start:stop] = ids, probs
-    out.starts[row + 1] = stop
-    return stop
+        cell = note[GRADE], min(rank, RANKS - 1)
+        value[at] = left[at] * (hits[cell] / tries[cell]) if rank < size else 0.0

@@ -105,9 +105,9 @@ class LogitMemory:
         uniforms: np.ndarray | None = None,
     ) -> tuple[Tree, int]:
         """A tree of the most promising places, and how many uniforms it took (see growing)."""
-        root, rates = self.context(tokens), self.chances[uniforms is not None].rates
+        root, chances = self.context(tokens), self.chances[uniforms is not None]
         return growing.grow(
-            self.table, self.lengths, self.clock, root, plan, temper, rates, uniforms
+            self.table, self.lengths, self.clock, root, plan, temper, chances, uniforms
         )
 
     def update(self, tokens: Many[int], ids: Many[int], probs: Many[float]) -> None:

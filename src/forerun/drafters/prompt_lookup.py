@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from forerun.dice import Dice
 from forerun.errors import ConfigError
-from forerun.records import Plan, Sequence
+from forerun.records import Plan, Sequence, Step
 from forerun.roles import Drafter
 from forerun.tree import EMPTY, Tree, chain
 
@@ -47,6 +47,12 @@ class PromptLookup(Drafter):
         if start is None:
             return EMPTY
         return chain(seq.tokens[start : start + min(self.tokens, plan.nodes, plan.depth)])
+
+    def observe(self, step: Step) -> None:
+        for seq in step.seqs:
+            index = self._indexes.get(seq)
+            if index is not None and index.fits(seq.tokens):
+                index.extend(seq.tokens)
 
     def finish(self, seq: Sequence) -> None:
         self._indexes.pop(seq, None)

@@ -172,10 +172,10 @@ def test_once_per_key_takes_the_first_node() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("vocab", [1, 5, 63, 64, 65, 1000])
+@pytest.mark.parametrize("vocab", [1, 5, 63, 64, 65, 1000, 1025, 10_240, 12_345])
 def test_top_of_a_row(dtype: type, vocab: int) -> None:
     rng = np.random.default_rng(vocab)
-    for trial in range(60):
+    for trial in range(60):  # the last two sizes have as many stretches as entries, and more
         row = rng.random(vocab).astype(dtype)
         if trial % 3 == 1:
             row = np.round(row * 4).astype(dtype) / 4  # many ties, some zeros
@@ -186,6 +186,20 @@ def test_top_of_a_row(dtype: type, vocab: int) -> None:
         best = [i for i in np.lexsort((np.arange(vocab), -row))[:10] if row[i] > 0]
         assert ids[: len(best)].tolist() == best
         assert probs.tolist() == [*row[best].astype(np.float32), *[0] * (10 - len(best))]
+
+
+def test_the_best_may_stand_anywhere_beside_nothing() -> None:
+    """All in one stretch, one in each, equal ones, NaN and infinities: as a stable sort has it."""
+    rng = np.random.default_rng(3)
+    for where in (range(40, 48), range(11, 30_000, 1024), rng.integers(0, 30_000, 200)):
+        row = np.full(30_000, np.nan, np.float32)
+        row[rng.random(30_000) < 0.5] = -np.inf
+        row[list(where)] = rng.integers(-3, 3, len(where))
+        ids, held = np.full(8, -1, np.int32), np.full(8, -np.inf, np.float32)
+        kernels.select_above(row, ids, held)
+        finite = np.flatnonzero(row > -np.inf)
+        best = finite[np.argsort(-row[finite], kind="stable")][:8]
+        assert ids.tolist() == best.tolist() and held.tolist() == row[best].tolist()
 
 
 def test_grows_without_losing_anything() -> None:

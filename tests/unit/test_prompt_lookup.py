@@ -10,7 +10,7 @@ import pytest
 from forerun.dice import SeededDice
 from forerun.drafters.prompt_lookup import Index, PromptLookup
 from forerun.errors import ConfigError
-from forerun.records import Plan, Sequence
+from forerun.records import Plan, Sequence, Step
 from forerun.sampling import Sampling
 from forerun.tree import POINT
 
@@ -81,8 +81,18 @@ def test_state_follows_tokens_that_were_changed() -> None:
         drafter.propose_one(seq, Plan(nodes=12), seq.dice)
         del seq.tokens[cut:]
         seq.tokens += rng.integers(0, 3, 40).tolist()
+        drafter.observe(Step([seq], [], [], [], [], []))
         tree = drafter.propose_one(seq, Plan(nodes=12), seq.dice)
         assert tree.tokens.tolist() == scan(seq.tokens, 3, 10, "last", True)
+
+
+def test_a_sequence_that_drafts_is_read_after_its_steps() -> None:
+    drafter, asked, other = PromptLookup(), sequence([1, 2, 3]), sequence([1, 2, 3])
+    drafter.propose_one(asked, Plan(), asked.dice)
+    for seq in (asked, other):
+        seq.tokens += [4, 5, 6]
+        drafter.observe(Step([seq], [], [], [], [], []))
+    assert drafter.memory_report()["prompt lookup index"] == 12 * (120 + 24)  # 5 + 4 + 3 n-grams
 
 
 def test_sequences_do_not_share_and_are_forgotten() -> None:

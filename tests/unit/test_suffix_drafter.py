@@ -7,7 +7,7 @@ import pytest
 
 from forerun import registry
 from forerun.dice import SeededDice
-from forerun.drafters.suffix import Suffix
+from forerun.drafters.suffix import PUT_OFF, Suffix
 from forerun.errors import ConfigError
 from forerun.ngrams.responses import LEAD
 from forerun.ngrams.suffix_tree import warm_up
@@ -113,6 +113,41 @@ def test_others_are_heard_while_they_run_if_the_scope_says_so() -> None:
         two.tokens += [1, 2]
         drafter.observe(step(one, two))
         assert len(drafter.propose_one(two, WIDE, two.dice)) == drafted
+
+
+@pytest.mark.parametrize("asked_at", [(), (0, 1, 2, 3, 4, 5, 6), (3,)])
+def test_what_is_drafted_does_not_hang_on_when_texts_are_read(asked_at: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(2)
+    drafter, seqs = Suffix(scope="group"), [sequence([7], "g"), sequence([8], "g")]
+    for seq in seqs:
+        drafter.start(seq)
+    for i in range(7):
+        for seq in seqs:
+            seq.tokens += rng.integers(0, 3, 4).tolist()
+        drafter.observe(step(*seqs))
+        if i in asked_at:
+            drafter.propose(seqs, [WIDE, WIDE])
+    fresh = Suffix(scope="group")
+    for seq in seqs:
+        fresh.start(seq)
+    for a, b in zip(
+        drafter.propose(seqs, [WIDE] * 2), fresh.propose(seqs, [WIDE] * 2), strict=True
+    ):
+        assert len(a) and sorted(map(a.path, range(len(a)))) == sorted(map(b.path, range(len(b))))
+
+
+def test_a_backlog_is_read_after_few_steps_or_after_a_draft() -> None:
+    drafter, seq = Suffix(), sequence([1, 2])
+
+    def held() -> int:
+        seq.tokens.append(1)
+        drafter.observe(step(seq))
+        return len(drafter._responses._readers[seq].own)
+
+    drafter.start(seq)
+    assert [held() for _ in range(2 * PUT_OFF)] == [*[2] * (PUT_OFF - 1), *[6] * PUT_OFF, 10]
+    drafter.propose_one(seq, WIDE, seq.dice)
+    assert held() == len(seq.tokens)
 
 
 def test_tenants_are_kept_apart() -> None:

@@ -102,7 +102,9 @@ def grow_places(
                 note[SLOT], note[SIZE] = slot, snapshot(table, slot, how, ids, probs, 0)
                 note[GRADE] = grade(probs[0])
                 value[new] = left[new] * (hits[note[GRADE], 0] / tries[note[GRADE], 0])
-        at = np.argmax(value[: nodes + 1])
+        at = 0
+        for node in range(1, nodes + 1):  # NumPy's argmax minds NaN, which takes twice as long
+            at = node if value[node] > value[at] else at
         if nodes == most or value[at] <= least:
             return nodes, rows, used
         note = notes[at]

@@ -9,8 +9,8 @@ jump to a random place, three steps to get going and five that count, each of a 
 accepted tokens and one more to learn. Logits favour what followed a token in the history; a step's
 are written between the draft and the learning, so that caches hold them and not the drafter.
 
-Prints medians and 99th percentiles, one thread; "full" are drafts of 63 nodes or more. What is put
-off until somebody drafts (prompt lookup, suffix) is in the draft. Nothing is asserted.
+Prints medians and 99th percentiles, one thread; "full" are drafts of 63 nodes or more. Prompt
+lookup and suffix read a step's tokens as they learn, if they drafted for it. Nothing is asserted.
 """
 
 from __future__ import annotations

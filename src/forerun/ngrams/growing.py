@@ -120,6 +120,8 @@ def grow_places(
         out.rows[nodes] = note[ROW] if is_drawn else -1
         cells[nodes] = note[GRADE] * RANKS + min(rank, RANKS - 1)
         new = nodes = nodes + 1
+        if nodes == most:  # nobody asks what comes after the last one
+            return nodes, rows, used
         left[new], notes[new, DEPTH] = value[at], note[DEPTH] + 1
         contexts[new, 1:] = contexts[at, :-1]
         contexts[new, 0] = token

@@ -70,8 +70,8 @@ class LogitMemory:
 
     def context(self, tokens: Many[int]) -> np.ndarray:
         """The last tokens, most recent first, padded with -1. int32 [longest]."""
-        tail = list(tokens[-self.longest :])[::-1]
-        return np.array(tail + [-1] * (self.longest - len(tail)), dtype=np.int32)
+        tail = tokens[: -self.longest - 1 : -1]
+        return np.array([*tail, *[-1] * (self.longest - len(tail))], dtype=np.int32)
 
     def lookup(self, tokens: Many[int], temper: Temper = NEUTRAL) -> Proposal | None:
         """q after `tokens`: the longest known context wins; None if no length is known."""

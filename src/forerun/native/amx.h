@@ -76,15 +76,10 @@ INLINE void FN(widen_tile)(const char *from, int64_t pairs, const __m512i *table
     }
 }
 
-/* A quarter of what is fetched with every tile of inputs. */
-INLINE void FN(pull_quarter)(FN(Soon) *soon, int quarter) {
-    for (int i = quarter; i < soon->pulls; i += 4) FN(pull)(soon, 1);
-}
-
 /* Sums of the rows of T tiles with B blocks, to sums [rows][B]; meanwhile weights are fetched. */
 INLINE void FN(tile_sums)(const int T, const int B, const Linear *w, const uint16_t *in,
                           int64_t stride, int64_t block, int rows, int64_t first, int64_t count,
-                          FN(Soon) *soon, v16 *sums) {
+                          FN(Ahead) *soon, v16 *sums) {
     const int is_bytes = w->kind == INT8_PAIRS;
     const int64_t num = count / INPUTS, pairs = (count % INPUTS + 1) / 2;
     const int64_t line = is_bytes ? 4 : 2; /* inputs in 64 bytes of a block */
@@ -122,16 +117,16 @@ INLINE void FN(tile_sums)(const int T, const int B, const Linear *w, const uint1
         }
     } else {
         char unused[1024] __attribute__((aligned(64)));
-        FN(Soon) ahead = *soon;
+        FN(Ahead) ahead = *soon;
         for (int64_t i = 0; i < num; i++, from += 1024) {
             FN(load_inputs)(T, in + i * INPUTS, stride);
             /* where no tile was stored for .4 us, the next store takes .3 us */
             if (i % 2) _tile_stored(4, unused, 64);
 #pragma GCC unroll 2
             for (int b = 0; b < 2; b++) {
-                FN(pull_quarter)(&ahead, 2 * b);
+                FN(fetch_ahead)(&ahead);
                 FN(multiply)(T, b, from + b * step);
-                FN(pull_quarter)(&ahead, 2 * b + 1);
+                FN(fetch_ahead)(&ahead);
             }
         }
         *soon = ahead;
@@ -244,7 +239,7 @@ static FN(few_t) *const FN(some)[] = {0, FN(some_1), FN(some_2)};
 /* Sums [rows][blocks] of up to AMX_ROWS rows over inputs [first, first + count); `first` is a
    multiple of four. More rows than TILE_ROWS go with two blocks. */
 static void FN(amx_sums)(const Linear *w, const void *x, int64_t stride, int64_t block, int rows,
-                         int blocks, int64_t first, int64_t count, FN(Soon) *soon, v16 *sums) {
+                         int blocks, int64_t first, int64_t count, FN(Ahead) *soon, v16 *sums) {
     const uint16_t *in = (const uint16_t *)x + first;
     if (blocks == 4 && rows <= (w->kind == INT8_PAIRS ? 1 : FEW)) {
         const unsigned mode = _mm_getcsr();

@@ -149,28 +149,30 @@ typedef struct {
     int64_t stride, act_kind, activation;
 } FN(Sink);
 
+/* Sums [rows][blocks] of the rows from `row` on. */
 static void FN(finish)(const FN(Sink) *s, const Linear *w, int64_t row, int64_t block, int rows,
                        int blocks, const v16 *sums) {
-    for (int r = 0; r < rows; r++) {
-        v16 up = {0}, gate = {0};
-        for (int b = 0; b < blocks; b++) {
-            const int64_t at = (block + b) * LANES, y = (row + r) * s->stride + at;
-            if (at >= w->n) break; /* padding */
-            v16 sum = sums[r * blocks + b];
-            if (w->num_scales == 1) sum *= FN(load)(w->scale + at);
-            if (w->bias) sum += FN(load)(w->bias + at);
+    const int step = s->how == FN(GATE) ? 2 : 1;
+    for (int b = 0; b < blocks; b += step) {
+        const int64_t at = (block + b) * LANES, to = row * s->stride + at / step;
+        if (at >= w->n) break; /* padding */
+        v16 scale[2] = {FN(set)(1.0f), FN(set)(1.0f)}, bias[2] = {{0}};
+        for (int i = 0; i < step; i++) {
+            if (w->num_scales == 1) scale[i] = FN(load)(w->scale + at + i * LANES);
+            if (w->bias) bias[i] = FN(load)(w->bias + at + i * LANES);
+        }
+        for (int r = 0; r < rows; r++) {
+            const int64_t y = to + r * s->stride;
+            const v16 sum = sums[r * blocks + b] * scale[0] + bias[0];
             if (s->how == FN(STORE)) {
                 FN(store)(s->y + y, sum);
             } else if (s->how == FN(ADD)) {
                 FN(store)(s->y + y, FN(load)(s->y + y) + sum);
             } else if (s->how == FN(ACTIVATE)) {
                 FN(store_as)(s->act, y, FN(activate)(sum, s->activation), s->act_kind);
-            } else if (b % 2 == 0) {
-                gate = FN(activate)(sum, s->activation);
             } else {
-                up = sum;
-                FN(store_as)(s->act, (row + r) * s->stride + at / 2 - LANES / 2, gate * up,
-                             s->act_kind);
+                const v16 up = sums[r * blocks + b + 1] * scale[1] + bias[1];
+                FN(store_as)(s->act, y, FN(activate)(sum, s->activation) * up, s->act_kind);
             }
         }
     }
@@ -178,7 +180,7 @@ static void FN(finish)(const FN(Sink) *s, const Linear *w, int64_t row, int64_t 
 
 /* Sums [rows][blocks] over inputs [first, first + count). */
 INLINE void FN(sums_over)(const Linear *w, const void *x, int64_t stride, int64_t block, int rows,
-                          int blocks, int64_t first, int64_t count, FN(Soon) *soon, v16 *sums) {
+                          int blocks, int64_t first, int64_t count, FN(Ahead) *soon, v16 *sums) {
 #if ISA_LEVEL >= 4
     if (IS_TILED(w)) {
         FN(amx_sums)(w, x, stride, block, rows, blocks, first, count, soon, sums);
@@ -190,7 +192,7 @@ INLINE void FN(sums_over)(const Linear *w, const void *x, int64_t stride, int64_
 
 /* All of k: at once, or in one part for every scale of the outputs. */
 INLINE void FN(sums_of)(const Linear *w, const void *x, int64_t stride, int64_t block, int rows,
-                        int blocks, FN(Soon) *soon, v16 *sums) {
+                        int blocks, FN(Ahead) *soon, v16 *sums) {
     if (w->num_scales <= 1) {
         FN(sums_over)(w, x, stride, block, rows, blocks, 0, w->k, soon, sums);
         return;
@@ -215,13 +217,10 @@ INLINE int64_t FN(group_bytes)(const Linear *w) {
     return w->k * GROUP * (w->kind == F32 ? 4 : w->kind == INT8 ? 1 : 2);
 }
 
-/* The `num` blocks from `block` on, to be fetched while `parts` groups of rows are multiplied with
-   as many blocks. */
-INLINE FN(Soon) FN(blocks_soon)(const Linear *w, int64_t block, int64_t num, int64_t parts) {
-    const int64_t size = FN(group_bytes)(w) / 4, quarter = num * size / 4 / 64 * 64;
-    const char *at = (const char *)w->weight + block * size;
-    return (FN(Soon)){{at, at + quarter, at + 2 * quarter, at + 3 * quarter}, quarter / 64, 0,
-                      (int)((4 * num + parts - 1) / parts)};
+/* The `num` blocks from `block` on, to be fetched while `parts` groups of rows are multiplied. */
+INLINE FN(Ahead) FN(blocks_ahead)(const Linear *w, int64_t block, int64_t num, int64_t parts) {
+    const int64_t size = FN(group_bytes)(w) / 4, step = num * size / 8 / 64 * 64;
+    return (FN(Ahead)){(const char *)w->weight + block * size, step, step / 64, parts, 0};
 }
 
 /* One thread's share: neighbouring groups of outputs, every row; the same ones in every pass, so
@@ -236,7 +235,8 @@ static void FN(linear)(const Linear *w, const void *x, int64_t stride, int64_t r
     /* blocks that all rows take before the next ones */
     const int64_t num = IS_TILED(w) && rows > AMX_ROWS / 2 ? 2 : 4;
     for (int64_t block = 4 * first; block < 4 * last; block += num) {
-        FN(Soon) soon = FN(blocks_soon)(w, block + num, num, parts);
+        FN(Ahead) soon = FN(blocks_ahead)(w, block + num, num, parts);
+        if (block + num >= 4 * last) soon.left = 0;
         for (int64_t part = 0; part < parts; part++) {
             const int64_t row = rows * part / parts, n = rows * (part + 1) / parts - row;
             const int blocks = IS_TILED(w) ? (int)num : VECTOR_BLOCKS(n);

@@ -55,7 +55,7 @@ INLINE void FN(multiply_keys)(const int N, FN(Tiles) *t, int64_t dim, const uint
     _tile_zero(1);
     if (N == 2) _tile_zero(2);
     if (N == 2) _tile_zero(3);
-    const int lines = first ? 0 : soon->is_busy ? 1 : 2;
+    const int64_t lines = first ? 0 : soon->pulls;
     for (int64_t d = 0; d < dim / BLOCK; d++) {
         FN(pull)(soon, lines);
         _tile_loadd(4, keys + d * BLOCK, 2 * dim);
@@ -245,7 +245,7 @@ INLINE void FN(lay_values)(FN(Tiles) *t, const Model *m, const uint16_t *values,
                            FN(Soon) *soon) {
     const int64_t dim = m->head_dim, end = d + PART < dim ? d + PART : dim;
     for (int64_t j = 0; j < LANES; j++) {
-        if (j % 2 || !soon->is_busy) FN(pull)(soon, 1);
+        FN(pull)(soon, soon->pulls);
         const uint16_t *even = values + (cells ? cells[2 * j] : 2 * j) * dim;
         const uint16_t *odd = values + (cells ? cells[2 * j + 1] : 2 * j + 1) * dim;
         for (int64_t from = d; from < end; from += BLOCK) {
@@ -327,19 +327,19 @@ static void FN(tile_chunk)(FN(Tiles) *t, const Model *m, const Pass *p, const Pi
     int64_t shared = s->sees ? s->base / BLOCK * BLOCK : x->top + 1;
     shared = shared < begin ? begin : shared > end ? end : shared;
     const uint16_t *values = x->values;
-    soon.is_busy = num > LANES;
+    const int64_t first = (low - begin) / BLOCK, blocks = (shared - begin + BLOCK - 1) / BLOCK;
+    const int64_t steps = (blocks - first) * (dim / BLOCK * 4 + (dim + PART - 1) / PART * LANES) + num;
+    soon.pulls = (soon.left + steps - 1) / steps;
     for (int64_t at = low; at < shared; at += BLOCK)
         FN(score_block)(t, m, x, at, shared - at < BLOCK ? shared - at : BLOCK, begin, NULL, NULL,
                         &soon);
     if (s->sees && shared < end) FN(score_own)(t, m, x, s, begin, &soon);
     for (int64_t q = 0; q < num; q++) {
         const int64_t position = p->positions[s->first_row + x->from + q / fold];
-        const int64_t first = lowest(position, x->window), last = position + 1;
-        if (soon.is_busy)
-            for (int64_t d = 0; d < dim; d += PART) FN(pull)(&soon, 4);
-        FN(weigh)(t, m, q, first > begin ? first - begin : 0, (last < end ? last : end) - begin);
+        const int64_t start = lowest(position, x->window), last = position + 1;
+        FN(pull)(&soon, soon.pulls);
+        FN(weigh)(t, m, q, start > begin ? start - begin : 0, (last < end ? last : end) - begin);
     }
-    const int64_t first = (low - begin) / BLOCK, blocks = (shared - begin + BLOCK - 1) / BLOCK;
     for (int64_t d = 0; d < dim; d += PART)
         for (int64_t b = first; b < blocks; b++) { /* one by one, to stay in the first cache */
             const int64_t at = begin + b * BLOCK;
@@ -370,7 +370,7 @@ static void FN(tile_run)(FN(Tiles) *t, const Model *m, const Pass *p, const Piec
     memset(t->weights + num * WEIGHT_STRIDE, 0, 2 * (size_t)((padded - num) * WEIGHT_STRIDE));
     for (int64_t q = 0; q < num; q++) t->top[q] = -INFINITY, t->total[q] = 0;
     for (int64_t begin = first_chunk(x, run); begin < end; begin += CHUNK) {
-        FN(Soon) soon = {{0}, 0};
+        FN(Soon) soon = {{0}};
         if (begin + CHUNK < end) soon = FN(soon)(m, x, begin + CHUNK);
         else if (next) soon = FN(soon)(m, next, first_chunk(next, next_run));
         FN(tile_chunk)(t, m, p, x, begin, soon);

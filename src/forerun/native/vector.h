@@ -50,13 +50,17 @@ INLINE v16 FN(load_as)(const void *p, int64_t at, int64_t kind) {
     return FN(load_f16)((const uint16_t *)p + at);
 }
 
-/* Rounds to nearest even; NaN stays NaN. */
+/* Rounds to nearest even; NaN stays NaN; where the processor rounds, less than 2^-126 becomes 0. */
 INLINE h16 FN(to_bf16)(v16 v) {
+#if ISA_LEVEL >= 3
+    return (h16)_mm512_cvtneps_pbh((__m512)v);
+#else
     u16 bits = (u16)v;
     u16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     i16 is_nan = v != v;
     rounded = (rounded & ~(u16)is_nan) | ((u16)is_nan & 0x7fc0);
     return __builtin_convertvector(rounded, h16);
+#endif
 }
 
 INLINE void FN(store_as)(void *p, int64_t at, v16 v, int64_t kind) {
@@ -94,12 +98,19 @@ INLINE float FN(max)(v16 v) {
 
 /* e^x within 2 ulp; 0 below -87.3, e^88 above 88; NaN stays NaN. */
 INLINE v16 FN(exp)(v16 x) {
+#if ISA_LEVEL >= 2
+    const __m512 least = _mm512_set1_ps(-87.3f), most = _mm512_set1_ps(88.0f);
+    const __mmask16 is_small = _mm512_cmp_ps_mask((__m512)x, least, _CMP_LT_OQ);
+    x = (v16)_mm512_min_ps(most, _mm512_max_ps(least, (__m512)x)); /* NaN stays */
+    const v16 n = (v16)_mm512_roundscale_ps((__m512)(x * LOG2E), 0);
+#else
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
     i16 is_small = x < -87.3f;
     x = FN(pick)(x > 88.0f, FN(set)(88.0f), x);
     x = FN(pick)(is_small, FN(set)(-87.3f), x);
-    v16 shifted = x * 1.44269504f + magic;
+    v16 shifted = x * LOG2E + magic;
     v16 n = shifted - magic;
+#endif
     v16 f = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     v16 y = f * 1.9875691500e-4f + 1.3981999507e-3f;
     y = y * f + 8.3334519073e-3f;
@@ -107,14 +118,29 @@ INLINE v16 FN(exp)(v16 x) {
     y = y * f + 1.6666665459e-1f;
     y = y * f + 5.0000001201e-1f;
     y = y * (f * f) + f + 1.0f;
+#if ISA_LEVEL >= 2
+    return (v16)_mm512_maskz_scalef_ps((__mmask16)~is_small, (__m512)y, (__m512)n);
+#else
     v16 scale = (v16)(((i16)shifted << 23) + (127 << 23)); /* low bits of `shifted` are n */
     return FN(pick)(is_small, FN(set)(0.0f), y * scale);
+#endif
+}
+
+/* 1 / (1 + e^-x), within 4 ulp. */
+INLINE v16 FN(sigmoid)(v16 x) {
+    const v16 sum = 1.0f + FN(exp)(-x);
+#if ISA_LEVEL >= 2
+    const v16 about = (v16)_mm512_rcp14_ps((__m512)sum);
+    return about * (2.0f - sum * about);
+#else
+    return 1.0f / sum;
+#endif
 }
 
 INLINE v16 FN(activate)(v16 x, int64_t kind) {
-    if (kind == SILU) return x / (1.0f + FN(exp)(-x));
+    if (kind == SILU) return x * FN(sigmoid)(x);
     if (kind == GELU_TANH)
-        return x / (1.0f + FN(exp)(-1.5957691216f * (x + 0.044715f * x * x * x)));
+        return x * FN(sigmoid)(1.5957691216f * (x + 0.044715f * x * x * x));
     if (kind == RELU) return FN(pick)(x < 0.0f, FN(set)(0.0f), x);
     float f[16];
     memcpy(f, &x, 64);

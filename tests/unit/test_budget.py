@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fakes import FakeTarget, sequence, table_law
-from forerun.controllers.budget import ALLOWED, CREDIT, PATIENCE, SOBER, Budget
+from forerun.controllers.budget import ALLOWED, CREDIT, PATIENCE, SOBER, VAIN, Budget
 from forerun.dice import SeededDice
 from forerun.errors import ConfigError
 from forerun.records import Cost, Plan, Step, Verdict
@@ -208,3 +208,28 @@ def test_drafts_come_back_when_fewer_sequences_are_left() -> None:
         budget.finish(seq)
     alone = [one_step(budget, seqs[:1], 2)[0] for _ in range(20)]
     assert all(plan.nodes for plan in alone[2:])
+
+
+def test_looks_in_vain_come_at_growing_distances_and_learning_goes_on() -> None:
+    budget = bound(FLAT)
+    seqs = [sequence((0, 1), 10**6, SeededDice(0))]
+    plans = [one_step(budget, seqs, 0, is_known=False)[0] for _ in range(24)]
+    looks = np.flatnonzero([plan.nodes > 0 for plan in plans])
+    longest = 2**VAIN
+    assert np.diff(looks).tolist() == ([1, 2, 4] + [longest] * 24)[: len(looks) - 1]
+    assert all(plan.learns for plan in plans)
+    one_step(budget, seqs, 4)
+    while not budget.plan(seqs[0]).nodes:
+        one_step(budget, seqs, 4)
+    found = [one_step(budget, seqs, 4)[0] for _ in range(8)]
+    assert all(plan.nodes > 0 for plan in found), "one that finds something ends the waiting"
+
+
+def test_a_batch_has_less_credit_than_as_many_lone_sequences() -> None:
+    spent = []
+    for num in (1, 16):
+        budget = bound(Cost((1, 2, 65), (1.0, 2.0, 65.0)))
+        seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(num)]
+        one_step(budget, seqs, 0, is_known=False)
+        spent.append(budget._account / float(budget._cost.at(num)))  # type: ignore[operator]
+    assert spent[0] == pytest.approx(CREDIT[0], abs=1) and spent[1] < 2

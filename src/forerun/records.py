@@ -121,8 +121,9 @@ class Rows:
     def contiguous(self) -> np.ndarray | None:
         """The logits if NumPy reads them in place, as float32 without gaps; else None."""
         given = self._given
-        is_so = isinstance(given, np.ndarray) and given.dtype == np.float32
-        return given if is_so and given.flags.c_contiguous else None
+        if not isinstance(given, np.ndarray) or given.dtype != np.float32:
+            return None
+        return given if given.flags.c_contiguous else None
 
     @property
     def nbytes(self) -> int:

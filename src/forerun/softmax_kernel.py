@@ -50,7 +50,7 @@ def _top(bits: np.ndarray) -> tuple[np.int32, bool]:
     for i in range(len(bits)):
         top = max(top, bits[i] ^ ((bits[i] >> SIGN) & ABS))  # ordered as the floats are
         largest = max(largest, bits[i] & ABS if bits[i] != LEAST else ZERO_BITS)
-    return top ^ ((top >> SIGN) & ABS), top != LEAST_KEY and largest < INFINITE
+    return top ^ ((top >> SIGN) & ABS), bool(top != LEAST_KEY and largest < INFINITE)
 
 
 @njit(cache=True, nogil=True)

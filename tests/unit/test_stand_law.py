@@ -102,6 +102,9 @@ class Markov:
         before = self.end if parent < 0 else self.tree.tokens[parent]
         return self.chain[before, self.tree.tokens[node]]
 
+    def unshaped(self) -> None:
+        return None
+
 
 def decode(chain: np.ndarray, length: int, regroup: int) -> tuple[list[Sequence], int, int]:
     """Two trajectories of an order-2 chain in one batch, on a memory that starts anew now and then.

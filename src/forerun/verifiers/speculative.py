@@ -62,7 +62,9 @@ class Speculative(Walk):
         return judge(p, *more)
 
     def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
-        logits = laws.unshaped() if isinstance(dice, SeededDice) else None
+        if not isinstance(dice, SeededDice):
+            return super().verify(tree, laws, dice)
+        logits = laws.unshaped()
         if logits is None:
             return super().verify(tree, laws, dice)
         nodes, vocab = len(tree), logits.shape[1]
@@ -115,9 +117,9 @@ class Speculative(Walk):
 
     def warm_up(self) -> None:
         super().warm_up()
-        flat, ints = arrays(EMPTY), np.empty(1, np.int32)
+        flat, ints, room = arrays(EMPTY), np.empty(1, np.int32), self._room(2)
         row, uniforms = np.zeros((1, 2), np.float32), np.full(1, 0.75)
-        walk(row, 1.0, row.copy(), ints, uniforms, *flat, *self.new_room(2))
+        walk(row, 1.0, row.copy(), ints, uniforms, *flat, *room)
         import torch
 
         if torch.cuda.is_available() if self.tensors is None else self.tensors:

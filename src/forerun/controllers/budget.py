@@ -43,7 +43,7 @@ TRYING = 1.4e-4  # seconds of a step in which anything is looked up, each look a
 HEARING = 6e-6  # seconds of a step in which something is only learned
 LEARNING = 1.2e-5, 0.06  # seconds per sequence, and the share of a step that both may take
 VAIN = 2  # doublings, at most, of the steps between looks in vain
-CREDIT = 32.0, 1.5  # plain steps of a lone sequence; over which power of those that run at first
+CREDIT, DEAR = 32.0, 2.0  # plain steps of a lone sequence; less where drafts of all cost more steps
 ALLOWED, MOST_SAVED = 0.005, 32.0  # plain steps, with every step and at most
 BACK = 0.5  # plain steps on the account before drafts come back
 PRICED = 64  # steps between two times that the drafter is asked for its price
@@ -81,9 +81,10 @@ class Budget(Controller):
         self.gains = self._sums()  # gains[N]: tokens that N nodes promise
         self._cost = Cost((1, 2), (1.0, 1.0))
         self._passes: dict[int, float] = {}  # seconds of a pass, by rows
-        self._seconds: Callable[[int, int], float] = lambda nodes, num: 0.0  # of the drafter
-        self._drafting = np.zeros(nodes + 1)  # the same by nodes; 0: a look in vain
-        self._priced = 0  # steps for which that holds
+        self._ask: Callable[[int, int], float] = lambda nodes, num: 0.0  # the drafter's seconds
+        self._seconds = [0.0] * (nodes + 1)  # the same, by nodes; 0: a look in vain
+        self._drafting = np.zeros(nodes + 1)  # once more
+        self._priced = 0  # steps for which they hold
         self._luck: WeakKeyDictionary[Sequence, Luck] = WeakKeyDictionary()
         self._num = 0  # sequences in the last step
         self._era, self._settled = 0, 0  # all are decided anew in a new era; sequences as it began
@@ -101,7 +102,7 @@ class Budget(Controller):
         self._cost = cost_of(target)
         self._passes.clear()
         self._is_idle = not drafter.labels
-        self._seconds = drafter.seconds
+        self._ask = drafter.seconds
         self._price(1)
 
     def plan(self, seq: Sequence) -> Plan:
@@ -128,11 +129,19 @@ class Budget(Controller):
         self._tokens = _mean(self._tokens, sum(map(len, step.emitted)) / num, SLOW)
         self._rows = _mean(self._rows, 1 + sum(sizes) / num, SLOW)
         self._drafts = _mean(self._drafts, sum(map(bool, sizes)) / num, SLOW)
+        drafter, hears, looks = 0.0, 0, False
+        for i, plan in enumerate(step.plans):
+            if plan.nodes > 0:
+                looks, drafter = True, drafter + self._seconds[min(sizes[i], self.nodes)]
+            elif plan.learns:
+                hears += 1
         self._wait = max(self._wait - 1, 0)
-        if any(plan.nodes > 0 for plan in step.plans):
+        if looks:
             self._vain = 0 if any(sizes) else self._vain + 1
             self._wait = 2 ** min(max(self._vain - 1, 0), VAIN) - 1
-        self._settle(step, sizes)
+        self._drafter = _mean(self._drafter, drafter / num, SLOW)
+        aside = drafter + hears * LEARNING[0] + (TRYING if looks else HEARING if hears else 0.0)
+        self._settle(step, sizes, aside)
         self._priced -= 1
         if self._priced <= 0:
             self._price(num)
@@ -147,21 +156,19 @@ class Budget(Controller):
     def finish(self, seq: Sequence) -> None:
         self._luck.pop(seq, None)
 
-    def _settle(self, step: Step, sizes: list[int]) -> None:
-        """Puts on the account what a step has saved or spent beside plain decoding."""
+    def _settle(self, step: Step, sizes: list[int], aside: float) -> None:
+        """Puts on the account what a step has saved or spent beside plain decoding.
+
+        aside: seconds for the drafter.
+        """
         num, plain = len(sizes), self._plain(len(sizes))
         self._sober += 1
         if self._account is None:
-            self._account = CREDIT[0] * plain / num ** CREDIT[1]
+            self._account = CREDIT * plain / num * min(1.0, (DEAR / self._dearness(num)) ** 3)
         self._account += ALLOWED * plain
-        pairs = zip(step.plans, sizes, strict=True)
-        drafter = sum(self._drafting[min(n, self.nodes)] for plan, n in pairs if plan.nodes > 0)
-        hears = sum(plan.learns and plan.nodes <= 0 for plan in step.plans)
-        self._drafter = _mean(self._drafter, drafter / num, SLOW)
-        if drafter or hears:
+        if aside:
             spent = self._pass(num + sum(sizes)) + self._cost.aside(num, sum(map(bool, sizes)))
-            spent += TRYING if drafter else HEARING
-            spent += drafter + hears * LEARNING[0] - plain
+            spent += aside - plain
             self._account += plain * (sum(map(len, step.emitted)) / num - 1) - spent
         self._account = min(self._account, MOST_SAVED * plain)
         if self._account < 0:
@@ -180,8 +187,15 @@ class Budget(Controller):
 
     def _price(self, num: int) -> None:
         """Asks what drafts cost now, where so many decode at once."""
-        self._drafting = np.array([self._seconds(n, num) for n in range(self.nodes + 1)])
+        self._seconds = [self._ask(n, num) for n in range(self.nodes + 1)]
+        self._drafting = np.array(self._seconds)
         self._priced = PRICED
+
+    def _dearness(self, num: int) -> float:
+        """Seconds of a step in which all draft a little over those of one in which nobody does."""
+        few = self._probe.nodes
+        spent = self._pass(num * (1 + few)) + self._cost.aside(num, num) + num * self._seconds[few]
+        return (spent + TRYING) / self._plain(num)
 
     def _plain(self, num: int) -> float:
         """Seconds of a step of so many sequences in which nothing is drafted."""

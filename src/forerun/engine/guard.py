@@ -72,7 +72,7 @@ class Guarded(Drafter):
             self._catch_up()
             return
         steps, size = LATE
-        held = sum(law.rows.nbytes for law in step.laws)
+        held = len(step.laws) * step.laws[0].rows.nbytes
         if len(self._late) >= steps or len(self._late) * held >= size:
             self._catch_up()
 

@@ -108,8 +108,8 @@ class Recorder:
 
     def __call__(self, step: Step) -> None:
         num = len(step.seqs)
-        share = {name: seconds / num for name, seconds in step.times.items()}
-        share["other"] = (perf_counter() - step.clock) / num
+        share = [(name, seconds / num) for name, seconds in step.times.items()]
+        share.append(("other", (perf_counter() - step.clock) / num))
         lists = step.seqs, step.trees, step.verdicts, step.emitted
         for seq, tree, verdict, tokens in zip(*lists, strict=True):
             stats = self.of(seq)
@@ -119,7 +119,8 @@ class Recorder:
             stats.generated += emitted
             if seq.end is not None:  # a stop string reached back: what it cut off is no output
                 stats.generated -= len(seq.tokens) - seq.end
-            stats.spend(share)  # a pass is shared evenly by its batch
+            for name, seconds in share:  # a pass is shared evenly by its batch
+                stats.seconds[name] = stats.seconds.get(name, 0.0) + seconds
             if drafted:
                 is_whole = emitted > len(verdict.nodes)  # not cut off within the draft
                 stats.drafted += drafted

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fakes import FakeTarget, sequence, table_law
-from forerun.controllers.budget import ALLOWED, CREDIT, PATIENCE, SOBER, VAIN, Budget
+from forerun.controllers.budget import ALLOWED, CREDIT, DEAR, PATIENCE, SOBER, VAIN, Budget
 from forerun.dice import SeededDice
 from forerun.errors import ConfigError
 from forerun.records import Cost, Plan, Step, Verdict
@@ -177,9 +177,7 @@ def test_what_never_pays_costs_the_credit_and_a_hundredth(num: int, is_known: bo
         drafting = drafts * Dear().seconds(int(is_known))
         aside = target.cost.aside(num, drafts * is_known)
         spent += float(target.cost.at(rows)) + aside + drafting - plain
-    assert 0 < spent < (CREDIT[0] / num ** CREDIT[1] + ALLOWED * 1000 + 3) * plain, (
-        "three: the last step's debt"
-    )
+    assert 0 < spent < (CREDIT / num + ALLOWED * 1000 + 3) * plain, "three: the last step's debt"
 
 
 def test_a_batch_that_grows_and_shrinks_is_not_forgiven_each_time() -> None:
@@ -194,7 +192,7 @@ def test_a_batch_that_grows_and_shrinks_is_not_forgiven_each_time() -> None:
         rows = len(now) + sum(plan.nodes for plan in plans)
         extra = float(cost.at(rows)) + cost.aside(len(now), drafts)
         spent += extra / (float(cost.at(len(now))) + cost.aside(len(now), 0)) - 1
-    assert 0 < spent < CREDIT[0] + 2000 * (ALLOWED + 1 / SOBER)
+    assert 0 < spent < CREDIT + 2000 * (ALLOWED + 1 / SOBER)
 
 
 def test_drafts_come_back_when_fewer_sequences_are_left() -> None:
@@ -225,11 +223,19 @@ def test_looks_in_vain_come_at_growing_distances_and_learning_goes_on() -> None:
     assert all(plan.nodes > 0 for plan in found), "one that finds something ends the waiting"
 
 
-def test_a_batch_has_less_credit_than_as_many_lone_sequences() -> None:
-    spent = []
-    for num in (1, 16):
-        budget = bound(Cost((1, 2, 65), (1.0, 2.0, 65.0)))
-        seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(num)]
-        one_step(budget, seqs, 0, is_known=False)
-        spent.append(budget._account / float(budget._cost.at(num)))  # type: ignore[operator]
-    assert spent[0] == pytest.approx(CREDIT[0], abs=1) and spent[1] < 2
+@pytest.mark.parametrize(
+    ("curve", "num", "steps"),
+    [
+        (FLAT, 1, CREDIT),
+        (FLAT, 16, CREDIT / 16),
+        (Cost((1, 2, 65), (1.0, 2.0, 65.0)), 1, CREDIT * (DEAR / 5) ** 3),  # five rows for one
+    ],
+)
+def test_credit_is_shared_and_less_where_drafts_are_dear(
+    curve: Cost, num: int, steps: float
+) -> None:
+    budget = bound(curve)
+    seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(num)]
+    one_step(budget, seqs, 0, is_known=False)
+    left = budget._account / float(curve.at(num))  # type: ignore[operator]
+    assert left == pytest.approx(steps, abs=0.05)

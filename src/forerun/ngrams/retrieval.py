@@ -55,7 +55,8 @@ def retrieve(
     size, match, places = kernels.retrieve(
         index.shards[0][:], query, lengths[0], wish[:], firsts[:], bound, bypass, _ends(index), out
     )
-    return Found(*(array[:size] for array in out), match, places) if match else NOTHING
+    ids, parents, counts = out
+    return Found(ids[:size], parents[:size], counts[:size], match, places)
 
 
 Part = tuple[np.ndarray, np.ndarray, np.ndarray]  # tokens, parents, counts

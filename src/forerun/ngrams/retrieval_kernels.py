@@ -67,10 +67,10 @@ def retrieve(
     while match >= shortest:
         prunes = is_bound and not 0 < bypass <= match
         size = continuations(shard, match, left, right, wishes, allowed, prunes, ends, tree)
-        goes_on = size > 0
-        if prunes and not goes_on:
-            goes_on = continuations(shard, match, left, right, wishes, allowed, False, ends, tree)
-        if goes_on:
+        following = size
+        if prunes and not size:  # what is not allowed may follow
+            following = continuations(shard, match, left, right, wishes, allowed, False, ends, tree)
+        if following:
             return size, match, right - left
         match -= 1
         left, right = find(shard, query, len(query) - match, len(query))

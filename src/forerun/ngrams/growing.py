@@ -41,19 +41,9 @@ def grow(
     is_drawn = uniforms is not None
     given = out.q_probs if uniforms is None else uniforms
     limits = plan.nodes, plan.depth, max(0.0, plan.least)
+    learned = chances.hits, chances.tries
     nodes, rows, used = grow_places(
-        table[:],
-        lengths,
-        clock,
-        temper[:],
-        root,
-        *limits,
-        chances.hits,
-        chances.tries,
-        is_drawn,
-        given,
-        out[:],
-        cells,
+        table[:], lengths, clock, temper[:], root, limits, learned, is_drawn, given, out[:], cells
     )
     return tree_of(out, nodes, rows, cells), used
 
@@ -65,11 +55,8 @@ def grow_places(
     clock: int,
     temper: Arrays,
     root: np.ndarray,
-    most: int,
-    deepest: int,
-    least: float,
-    hits: np.ndarray,
-    tries: np.ndarray,
+    limits: tuple[int, int, float],
+    chances: tuple[np.ndarray, np.ndarray],
     is_drawn: bool,
     uniforms: np.ndarray,
     room: Arrays,
@@ -77,23 +64,19 @@ def grow_places(
 ) -> tuple[int, int, int]:
     """Best first, node i in row i + 1 of the arrays; returns nodes, proposals and uniforms used.
 
-    arrays: a Table; temper: a Temper; room: Buffers. What is kept of a node is little, its slot and
-    not its q: caches that hold nothing of it yet cost more than a second look into the slot.
+    The tuples: a Table, a Temper, most nodes, depth and least chance, hits and tries, Buffers. A
+    node's slot is kept, not its q: cold caches cost more than a second look into the slot.
     """
     table, how, out = Table(*arrays), Temper(*temper), Buffers(*room)
-    longest, entries = len(root), table.ids.shape[1]
-    contexts = np.empty((most + 1, longest), np.int32)
-    contexts[0] = root
+    (most, deepest, least), (hits, tries) = limits, chances
+    entries, contexts = table.ids.shape[1], np.empty((most + 1, len(root)), np.int32)
     notes, order = np.zeros((most + 1, NOTES), np.int32), np.empty((most + 1, entries), np.int16)
     left, value = np.zeros(most + 1), np.zeros(most + 1)  # see growers.dynamic
-    ids, probs, hashes = (
-        np.empty(entries, np.int32),
-        np.empty(entries),
-        np.empty(longest, np.uint64),
-    )
-    left[0] = 1.0
+    ids, probs = np.empty(entries, np.int32), np.empty(entries)
+    hashes = np.empty(len(root), np.uint64)
+    contexts[0], left[0] = root, 1.0
     nodes = rows = used = filled = new = 0
-    while True:
+    while nodes < most:
         note = notes[new]
         if note[DEPTH] < deepest:
             slot = recall(table, lengths, contexts[new], hashes)
@@ -102,11 +85,9 @@ def grow_places(
                 note[SLOT], note[SIZE] = slot, snapshot(table, slot, how, ids, probs, 0)
                 note[GRADE] = grade(probs[0])
                 value[new] = left[new] * (hits[note[GRADE], 0] / tries[note[GRADE], 0])
-        at = 0
-        for node in range(1, nodes + 1):  # NumPy's argmax minds NaN, which takes twice as long
-            at = node if value[node] > value[at] else at
-        if nodes == most or value[at] <= least:
-            return nodes, rows, used
+        at = largest(value, nodes + 1)
+        if value[at] <= least:
+            break
         note = notes[at]
         slot, size, rank = note[SLOT], note[SIZE], note[RANK]
         if rank == 0 and is_drawn:
@@ -120,8 +101,6 @@ def grow_places(
         out.rows[nodes] = note[ROW] if is_drawn else -1
         cells[nodes] = note[GRADE] * RANKS + min(rank, RANKS - 1)
         new = nodes = nodes + 1
-        if nodes == most:  # nobody asks what comes after the last one
-            return nodes, rows, used
         left[new], notes[new, DEPTH] = value[at], note[DEPTH] + 1
         contexts[new, 1:] = contexts[at, :-1]
         contexts[new, 0] = token
@@ -129,3 +108,13 @@ def grow_places(
         left[at] -= value[at]
         cell = note[GRADE], min(rank, RANKS - 1)
         value[at] = left[at] * (hits[cell] / tries[cell]) if rank < size else 0.0
+    return nodes, rows, used
+
+
+@njit(cache=True, nogil=True, inline="always")
+def largest(value: np.ndarray, count: int) -> int:
+    """Where the first of the largest values stands; NumPy's minds NaN and takes twice as long."""
+    at = 0
+    for i in range(1, count):
+        at = i if value[i] > value[at] else at
+    return at

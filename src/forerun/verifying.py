@@ -50,7 +50,7 @@ KEPT = 16  # largest logits remembered per position
 class Parts:
     """What is checked: a drafter, a verifier and a controller, by name or as objects."""
 
-    drafter: Any = registry.DRAFTER
+    drafter: Any = registry.BRANCHING
     verifier: Any = registry.VERIFIER
     controller: Any = "fixed"  # drafts also where they do not pay
 

@@ -226,8 +226,8 @@ def test_looks_in_vain_come_at_growing_distances_and_learning_goes_on() -> None:
 @pytest.mark.parametrize(
     ("curve", "num", "steps"),
     [
-        (FLAT, 1, CREDIT),
-        (FLAT, 16, CREDIT / 16),
+        (Cost((1, 200), (1.0, 1.0)), 1, CREDIT),
+        (Cost((1, 200), (1.0, 1.0)), 16, CREDIT / 16),
         (Cost((1, 2, 65), (1.0, 2.0, 65.0)), 1, CREDIT * (DEAR / 5) ** 3),  # five rows for one
     ],
 )

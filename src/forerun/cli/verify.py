@@ -73,7 +73,7 @@ class Found:
 def command(
     ctx: typer.Context,
     model: options.ModelName = "reasoner",
-    drafter: options.DrafterSpec = registry.DRAFTER,
+    drafter: options.DrafterSpec = registry.BRANCHING,
     verifier: options.VerifierSpec = registry.VERIFIER,
     controller: options.ControllerSpec = "fixed",
     prompts: NumPrompts = 8,

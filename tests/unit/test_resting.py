@@ -15,10 +15,10 @@ from forerun.dice import Dice, SeededDice
 from forerun.engine.guard import LATE, Guarded
 from forerun.engine.loop import Engine
 from forerun.engine.stats import Recorder
-from forerun.records import Cost, Plan, Sequence, Step
+from forerun.records import Cost, Plan, Sequence, Step, Verdict
 from forerun.roles import Controller, Drafter
 from forerun.sampling import Sampling
-from forerun.tree import Tree, chain
+from forerun.tree import EMPTY, Tree, chain
 from forerun.verifiers.recursive import Recursive
 from harness import distance
 
@@ -160,6 +160,15 @@ def test_lessons_of_large_logits_do_not_wait(monkeypatch: pytest.MonkeyPatch) ->
     loop.submit(sequence((0, 1), 40, SeededDice(0), GREEDY))
     loop.step()
     assert drafter.log == ["start", 2]
+
+
+def test_a_step_that_tells_no_places_is_heard_at_once() -> None:
+    drafter = Patient()
+    guarded, seq = Guarded(drafter), sequence((0, 1), 9, SeededDice(0))
+    for _ in range(3):
+        seq.tokens.append(0)
+        guarded.observe(Step([seq], [Plan(0)], [EMPTY], [], [Verdict([], 0)], [[0]]))
+    assert drafter.log == ["start", 2, 3, 4]
 
 
 def test_a_memory_that_learns_late_drafts_the_same() -> None:

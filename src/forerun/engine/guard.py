@@ -68,7 +68,8 @@ class Guarded(Drafter):
         if not rows:
             return
         self._late.append((step, rows))
-        if not self.drafter.is_patient or any(map(len, step.trees)):
+        may_wait = self.drafter.is_patient and step.starts  # else it is told by the text as it is
+        if not may_wait or any(map(len, step.trees)):
             self._catch_up()
             return
         steps, size = LATE

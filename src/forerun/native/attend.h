@@ -158,6 +158,7 @@ static void FN(attend)(const Model *m, const Pass *p, int64_t layer, int64_t *ne
     float states[MOST_FOLD][STATE(MOST_DIM)];
 #if ISA_LEVEL >= 4
     FN(Tiles) tiles;
+    int is_first = 1;
     if (IS_PAIRED(m)) FN(shape_tiles)(1, TILE_ROWS, LANES);
 #endif
     Piece now = {0}, then;
@@ -176,8 +177,9 @@ static void FN(attend)(const Model *m, const Pass *p, int64_t layer, int64_t *ne
 #if ISA_LEVEL >= 4
             if (IS_PAIRED(m)) {
                 const Piece *soon = run + 1 < now.stop ? &now : is_left ? &then : NULL;
-                FN(tile_run)(&tiles, m, p, &now, run, soon, soon == &now ? run + 1 : then.first,
-                             into);
+                FN(tile_run)(&tiles, m, p, &now, run, is_first, soon,
+                             soon == &now ? run + 1 : then.first, into);
+                is_first = 0;
             } else
 #endif
                 FN(attend_run)(m, p, &now, run, into);

@@ -12,7 +12,8 @@
 #define PART (4 * LANES)              /* numbers of values that are summed together: four tiles */
 #define WEIGHT_STRIDE (CHUNK + BLOCK) /* an odd count of cache lines */
 #define SCORE_STRIDE (CHUNK + LANES)
-#define GATHERED 4 /* queries that are gathered out of a tile one by one */
+#define GATHERED 4    /* queries that are gathered out of a tile one by one */
+#define WEIGH_STEPS 4 /* which is what the weights of a query take */
 #define EXCHANGE(order, a, b) _mm512_shuffle_f32x4(a, b, order)
 
 typedef struct {
@@ -55,16 +56,15 @@ INLINE void FN(multiply_keys)(const int N, FN(Tiles) *t, int64_t dim, const uint
     _tile_zero(1);
     if (N == 2) _tile_zero(2);
     if (N == 2) _tile_zero(3);
-    const int64_t lines = first ? 0 : soon->pulls;
     for (int64_t d = 0; d < dim / BLOCK; d++) {
-        FN(pull)(soon, lines);
+        if (!first) FN(pull)(soon);
         _tile_loadd(4, keys + d * BLOCK, 2 * dim);
-        FN(pull)(soon, lines);
+        if (!first) FN(pull)(soon);
         _tile_loadd(5, keys + d * BLOCK + LANES * dim, 2 * dim);
-        FN(pull)(soon, lines);
+        if (!first) FN(pull)(soon);
         _tile_loadd(6, t->queries[first][d], 64);
         _tile_dpbf16ps(0, 4, 6);
-        FN(pull)(soon, lines);
+        if (!first) FN(pull)(soon);
         _tile_dpbf16ps(1, 5, 6);
         if (N == 1) continue;
         _tile_loadd(7, t->queries[first + 1][d], 64);
@@ -245,7 +245,7 @@ INLINE void FN(lay_values)(FN(Tiles) *t, const Model *m, const uint16_t *values,
                            FN(Soon) *soon) {
     const int64_t dim = m->head_dim, end = d + PART < dim ? d + PART : dim;
     for (int64_t j = 0; j < LANES; j++) {
-        FN(pull)(soon, soon->pulls);
+        FN(pull)(soon);
         const uint16_t *even = values + (cells ? cells[2 * j] : 2 * j) * dim;
         const uint16_t *odd = values + (cells ? cells[2 * j + 1] : 2 * j + 1) * dim;
         for (int64_t from = d; from < end; from += BLOCK) {
@@ -318,7 +318,7 @@ static void FN(add_own)(FN(Tiles) *t, const Model *m, const Pass *p, const Piece
 
 /* The positions [begin, begin + CHUNK) of a piece. */
 static void FN(tile_chunk)(FN(Tiles) *t, const Model *m, const Pass *p, const Piece *x,
-                           int64_t begin, FN(Soon) soon) {
+                           int64_t begin, FN(Soon) *soon) {
     const Span *s = &p->spans[x->span];
     const int64_t dim = m->head_dim, fold = m->num_heads / m->num_kv;
     const int64_t num = (x->to - x->from) * fold;
@@ -328,25 +328,23 @@ static void FN(tile_chunk)(FN(Tiles) *t, const Model *m, const Pass *p, const Pi
     shared = shared < begin ? begin : shared > end ? end : shared;
     const uint16_t *values = x->values;
     const int64_t first = (low - begin) / BLOCK, blocks = (shared - begin + BLOCK - 1) / BLOCK;
-    const int64_t steps = (blocks - first) * (dim / BLOCK * 4 + (dim + PART - 1) / PART * LANES) + num;
-    soon.pulls = (soon.left + steps - 1) / steps;
     for (int64_t at = low; at < shared; at += BLOCK)
         FN(score_block)(t, m, x, at, shared - at < BLOCK ? shared - at : BLOCK, begin, NULL, NULL,
-                        &soon);
-    if (s->sees && shared < end) FN(score_own)(t, m, x, s, begin, &soon);
+                        soon);
+    if (s->sees && shared < end) FN(score_own)(t, m, x, s, begin, soon);
     for (int64_t q = 0; q < num; q++) {
         const int64_t position = p->positions[s->first_row + x->from + q / fold];
         const int64_t start = lowest(position, x->window), last = position + 1;
-        FN(pull)(&soon, soon.pulls);
+        for (int i = 0; i < WEIGH_STEPS; i++) FN(pull)(soon);
         FN(weigh)(t, m, q, start > begin ? start - begin : 0, (last < end ? last : end) - begin);
     }
     for (int64_t d = 0; d < dim; d += PART)
         for (int64_t b = first; b < blocks; b++) { /* one by one, to stay in the first cache */
             const int64_t at = begin + b * BLOCK;
-            FN(lay_values)(t, m, values + at * dim, NULL, shared - at, d, 0, &soon);
+            FN(lay_values)(t, m, values + at * dim, NULL, shared - at, d, 0, soon);
             for (int64_t q = 0; q < num; q += TILE_ROWS) FN(add_values)(t, m, q, b, 1, d);
         }
-    if (s->sees && shared < end) FN(add_own)(t, m, p, x, shared, begin, &soon);
+    if (s->sees && shared < end) FN(add_own)(t, m, p, x, shared, begin, soon);
 }
 
 /* Sums of a query in the order of its numbers. */
@@ -359,21 +357,32 @@ INLINE void FN(in_order)(const float *sums, int64_t dim, float *out) {
     }
 }
 
-/* A run of positions of a piece, to states; after it comes run `next_run` of piece `next`, if
-   given. */
+/* Steps between which cells are fetched, of the positions [from, to) of a piece. */
+static int64_t FN(steps)(const Model *m, const Piece *x, int64_t from, int64_t to, int64_t num) {
+    const int64_t blocks = (to - (x->low > from ? x->low : from) + BLOCK - 1) / BLOCK;
+    const int64_t keys = m->head_dim / BLOCK * 4, values = (m->head_dim + PART - 1) / PART * LANES;
+    return blocks * (keys + values) + (to - from + CHUNK - 1) / CHUNK * num * WEIGH_STEPS;
+}
+
+/* A run of positions of a piece, to states. After it comes run `next_run` of piece `next`, if given,
+   which is fetched meanwhile. is_first: this one was not. */
 static void FN(tile_run)(FN(Tiles) *t, const Model *m, const Pass *p, const Piece *x, int64_t run,
-                         const Piece *next, int64_t next_run, float *const *states) {
+                         int is_first, const Piece *next, int64_t next_run, float *const *states) {
     const int64_t dim = m->head_dim, num = (x->to - x->from) * (m->num_heads / m->num_kv);
     const int64_t padded = (num + LANES - 1) / LANES * LANES, end = run_end(x, run);
     FN(lay_queries)(t, m, p, x, num);
     memset(t->sums, 0, sizeof(float) * (size_t)(padded * dim));
     memset(t->weights + num * WEIGHT_STRIDE, 0, 2 * (size_t)((padded - num) * WEIGHT_STRIDE));
     for (int64_t q = 0; q < num; q++) t->top[q] = -INFINITY, t->total[q] = 0;
-    for (int64_t begin = first_chunk(x, run); begin < end; begin += CHUNK) {
-        FN(Soon) soon = {{0}};
-        if (begin + CHUNK < end) soon = FN(soon)(m, x, begin + CHUNK);
-        else if (next) soon = FN(soon)(m, next, first_chunk(next, next_run));
-        FN(tile_chunk)(t, m, p, x, begin, soon);
+    FN(Soon) soon = {.steps = 1};
+    for (int64_t begin = first_chunk(x, run), at = begin, then; at < end; at = then) {
+        then = at + CHUNK;
+        if (is_first && then < end)
+            soon = FN(soon)(m, x, then, then + CHUNK, FN(steps)(m, x, at, then, num));
+        else if (next && (is_first || at == begin))
+            soon = FN(soon)(m, next, first_chunk(next, next_run), run_end(next, next_run),
+                            FN(steps)(m, x, at, end, num));
+        FN(tile_chunk)(t, m, p, x, at, &soon);
     }
     for (int64_t q = 0; q < num; q++) {
         states[q][0] = t->top[q];

@@ -154,6 +154,22 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(
         assert torch.equal(packed.product(x), whole)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 40])
+@pytest.mark.parametrize("n", [64, 1088])
+def test_who_computes_an_output_does_not_matter(
+    level: str, n: int, rows: int, threads: None
+) -> None:
+    """More threads than units, and units that are free for any thread."""
+    packed = Packed(random(n, 96, dtype=torch.bfloat16))
+    x = random(rows, 96, dtype=torch.bfloat16, seed=1)
+    torch.set_num_threads(1)
+    alone = packed.product(x)
+    for num in (2, 3, 5):
+        torch.set_num_threads(num)
+        for _ in range(5):
+            assert torch.equal(packed.product(x), alone)
+
+
 @pytest.mark.parametrize("rounding", ["auto", "int8:36"])
 @pytest.mark.parametrize("k", [96, 91])
 def test_tiny_numbers_do_not_depend_on_the_others(level: str, k: int, rounding: str) -> None:

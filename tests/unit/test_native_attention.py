@@ -75,7 +75,7 @@ class Layer:
             qkv=qkv.data_ptr(), partial=partial.data_ptr(), act=out.data_ptr(),
             act_stride=heads * self.dim, max_runs=runs,
         )  # fmt: skip
-        counters = np.zeros(2, dtype=np.int64)
+        counters = np.zeros(3, dtype=np.int64)
         kernels().library.forerun_attention(level, model, work, counters.ctypes.data)
         del kept
         return out

@@ -187,15 +187,16 @@ static void FN(cap_logits)(const Model *m, const Pass *p, int64_t thread) {
 }
 
 /* The product with these weights comes next: who waits may fetch the beginning of its share. */
-static void FN(expect)(Team *team, const Linear *w) {
-    const int64_t size = FN(group_bytes)(w), first = w->groups * team->thread / team->num;
-    const int64_t num = w->groups * (team->thread + 1) / team->num - first;
-    team->soon = (const char *)w->weight + first * size;
-    team->soon_end = team->soon + (num * size < SOON ? num * size : SOON);
+static void FN(expect)(Team *team, const Linear *w, int64_t rows) {
+    const int64_t size = FN(group_bytes)(w) / 4, num = FN(unit_blocks)(w, rows);
+    const Share share = FN(share)(team, w, rows);
+    const int64_t bytes = (share.last - share.at) * num * size;
+    team->soon = (const char *)w->weight + share.at * num * size;
+    team->soon_end = team->soon + (bytes < SOON ? bytes : SOON);
 }
 
-/* next: zeros [num_layers + 1], counters of the pieces of attention that threads take in turn, and
-   of arrivals. */
+/* next: zeros [num_layers + 2], counters of the pieces of attention that threads take in turn, of
+   arrivals, and of units of products. */
 static void FN(pass)(const Model *m, const Pass *given, const int64_t *cell_of, int64_t *next) {
 #pragma omp parallel num_threads((int)given->num_threads)
     {
@@ -215,8 +216,8 @@ static void FN(pass)(const Model *m, const Pass *given, const int64_t *cell_of, 
             meet(&team);
             FN(norm_rows)(m, p, &layer->attn, t);
             meet(&team);
-            FN(linear)(&layer->qkv, p->act, p->act_stride, p->num_rows, &to_qkv, t, n);
-            FN(expect)(&team, &layer->out);
+            FN(linear)(&layer->qkv, p->act, p->act_stride, p->num_rows, &to_qkv, &team);
+            FN(expect)(&team, &layer->out, p->num_rows);
             meet(&team);
             if (m->qk_norm == WIDTH_QK_NORM) {
                 FN(squares)(m, p, layer, t);
@@ -230,8 +231,8 @@ static void FN(pass)(const Model *m, const Pass *given, const int64_t *cell_of, 
             meet(&team);
             const int is_post = layer->post_attn.weight != NULL;
             FN(linear)(&layer->out, p->act, p->act_stride, p->num_rows, is_post ? &to_wide : &to_x,
-                       t, n);
-            FN(expect)(&team, &layer->up);
+                       &team);
+            FN(expect)(&team, &layer->up, p->num_rows);
             meet(&team);
             if (is_post) {
                 FN(add_norm_rows)(m, p, &layer->post_attn, t);
@@ -241,13 +242,13 @@ static void FN(pass)(const Model *m, const Pass *given, const int64_t *cell_of, 
             meet(&team);
             to_act.how = layer->up.is_gated ? FN(GATE) : FN(ACTIVATE);
             to_act.act = p->inner;
-            FN(linear)(&layer->up, p->act, p->act_stride, p->num_rows, &to_act, t, n);
-            FN(expect)(&team, &layer->down);
+            FN(linear)(&layer->up, p->act, p->act_stride, p->num_rows, &to_act, &team);
+            FN(expect)(&team, &layer->down, p->num_rows);
             meet(&team);
             const int is_post_mlp = layer->post_mlp.weight != NULL;
             FN(linear)(&layer->down, p->inner, p->act_stride, p->num_rows,
-                       is_post_mlp ? &to_wide : &to_x, t, n);
-            FN(expect)(&team, l + 1 < m->num_layers ? &layer[1].qkv : &m->head);
+                       is_post_mlp ? &to_wide : &to_x, &team);
+            FN(expect)(&team, l + 1 < m->num_layers ? &layer[1].qkv : &m->head, p->num_rows);
             if (is_post_mlp) {
                 meet(&team);
                 FN(add_norm_rows)(m, p, &layer->post_mlp, t);
@@ -258,7 +259,7 @@ static void FN(pass)(const Model *m, const Pass *given, const int64_t *cell_of, 
         if (p->num_wanted) {
             FN(Sink) to_logits = {FN(STORE), p->logits, NULL, p->logit_stride, 0, 0};
             meet(&team);
-            FN(linear)(&m->head, p->act, p->act_stride, p->num_wanted, &to_logits, t, n);
+            FN(linear)(&m->head, p->act, p->act_stride, p->num_wanted, &to_logits, &team);
             if (m->logit_cap != 0) {
                 meet(&team);
                 FN(cap_logits)(m, p, t);
@@ -267,7 +268,7 @@ static void FN(pass)(const Model *m, const Pass *given, const int64_t *cell_of, 
     }
 }
 
-/* Attention of the first layer alone, from qkv and cells to act; next: zeros [num_layers + 1]. */
+/* Attention of the first layer alone, from qkv and cells to act; next: zeros [num_layers + 2]. */
 static void FN(attention)(const Model *m, const Pass *given, int64_t *next) {
 #pragma omp parallel num_threads((int)given->num_threads)
     {
@@ -285,9 +286,10 @@ static void FN(product)(const Linear *w, const void *x, int64_t stride, int64_t 
                         int64_t num_threads) {
     const FN(Sink) sink = {w->is_gated ? FN(GATE) : FN(STORE), y, act, y_stride, act_kind,
                            activation};
+    int64_t counters[2] = {0};
 #pragma omp parallel num_threads((int)num_threads)
     {
-        const Team team = join(NULL);
-        FN(linear)(w, x, stride, rows, &sink, team.thread, team.num);
+        Team team = join(counters);
+        FN(linear)(w, x, stride, rows, &sink, &team);
     }
 }

@@ -75,7 +75,7 @@ class NativeDecoder:
         self._kernels = kernels()
         self._kept: list[Any] = []  # what the records point to
         self._buffers: dict[str, Tensor] = {}
-        self._counters = np.zeros(c.num_layers + 1, dtype=np.int64)
+        self._counters = np.zeros(c.num_layers + 2, dtype=np.int64)
         self._counters_at = self._counters.ctypes.data
         self._no_hidden = torch.empty(0, c.hidden_size, dtype=model.dtype)
         self._embed = None if model.embed is None else model.embed.data_ptr()

@@ -223,25 +223,35 @@ INLINE FN(Ahead) FN(blocks_ahead)(const Linear *w, int64_t block, int64_t num, i
     return (FN(Ahead)){(const char *)w->weight + block * size, step, step / 64, parts, 0};
 }
 
-/* One thread's share: neighbouring groups of outputs, every row; the same ones in every pass, so
-   that they stay in that core's cache. x has `stride` numbers per row. */
+/* Blocks that all rows take before the next ones: a unit of work. */
+INLINE int64_t FN(unit_blocks)(const Linear *w, int64_t rows) {
+    return IS_TILED(w) && rows > AMX_ROWS / 2 ? 2 : 4;
+}
+
+/* With few rows, whose weights stream, neighbours are fetched: nearly all units have an owner. */
+INLINE Share FN(share)(const Team *team, const Linear *w, int64_t rows) {
+    const int64_t num = FN(unit_blocks)(w, rows), all = 4 * w->groups / num;
+    return share_of(team, all, num == 2 ? all / 8 : 0);
+}
+
+/* One thread's part of the outputs, every row: its own share, the same in every pass so that it stays
+   in that core's cache, then blocks that nobody has taken. x has `stride` numbers per row. */
 static void FN(linear)(const Linear *w, const void *x, int64_t stride, int64_t rows,
-                       const FN(Sink) *sink, int64_t thread, int64_t num_threads) {
-    const int64_t first = w->groups * thread / num_threads;
-    const int64_t last = w->groups * (thread + 1) / num_threads;
+                       const FN(Sink) *sink, Team *team) {
     if (!rows) return;
     const int64_t most = IS_TILED(w) ? AMX_ROWS : VECTOR_ROWS, parts = (rows + most - 1) / most;
     const int64_t width = TAKES_PAIRS(w->kind) ? 2 : 4;
-    /* blocks that all rows take before the next ones */
-    const int64_t num = IS_TILED(w) && rows > AMX_ROWS / 2 ? 2 : 4;
-    for (int64_t block = 4 * first; block < 4 * last; block += num) {
-        FN(Ahead) soon = FN(blocks_ahead)(w, block + num, num, parts);
-        if (block + num >= 4 * last) soon.left = 0;
+    const int64_t num = FN(unit_blocks)(w, rows);
+    Share share = FN(share)(team, w, rows);
+    for (int64_t unit = next_unit(team, &share), next; unit < share.all; unit = next) {
+        next = next_unit(team, &share);
+        FN(Ahead) soon = FN(blocks_ahead)(w, next * num, num, parts);
+        if (next >= share.all) soon.left = 0;
         for (int64_t part = 0; part < parts; part++) {
             const int64_t row = rows * part / parts, n = rows * (part + 1) / parts - row;
             const int blocks = IS_TILED(w) ? (int)num : VECTOR_BLOCKS(n);
             const void *in = (const char *)x + row * stride * width;
-            for (int64_t b = block; b < block + num; b += blocks) {
+            for (int64_t b = unit * num; b < (unit + 1) * num; b += blocks) {
                 v16 sums[MOST_SUMS];
                 FN(sums_of)(w, in, stride, b, (int)n, blocks, &soon, sums);
                 FN(finish)(sink, w, row, b, (int)n, blocks, sums);

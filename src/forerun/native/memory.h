@@ -17,10 +17,10 @@ INLINE i16 FN(stream)(const int S, const int64_t ahead, const int32_t *words, in
 /* Sum of the int32 words [n], in one stream per thread or in four: which is faster differs by
    machine. n is a multiple of 64 * threads or a tail is left out. */
 static int64_t FN(read)(const int32_t *words, int64_t n, int64_t num_threads, int64_t streams) {
-    int64_t total = 0;
+    int64_t total = 0, counters[2] = {0};
 #pragma omp parallel num_threads((int)num_threads) reduction(+ : total)
     {
-        const Team team = join(NULL);
+        const Team team = join(counters);
         const int64_t own = n / team.num / LANES * LANES;
         const int32_t *from = words + team.thread * own;
         i16 sums = streams == 1 ? FN(stream)(1, 8192, from, own) : FN(stream)(4, 512, from, own);

@@ -238,3 +238,13 @@ def test_no_step_pays_for_a_collection_of_all_that_was_imported(
 
 def test_time_is_the_real_one_again() -> None:
     assert timers.time is time
+
+
+def test_kernels_that_took_no_time_alone_leave_all_to_the_rest() -> None:
+    """As their differences may come out on a busy machine."""
+    clock = Clock()
+    clock.seconds |= {NATIVE: 6.0, PYTHON: 1.0}
+    found = budget(clock, (0.0, 0.0), Measured(steps=1, tokens=1), 4.0, {"qkv": 0.0, "mlp": 0.0})
+    lines = {line.name: line.microseconds for line in found.lines}
+    assert lines["forward: attention, norms, waiting"] == pytest.approx(6e6)
+    assert lines["forward: qkv"] == 0.0

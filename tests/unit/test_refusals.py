@@ -29,6 +29,9 @@ GOOD = Proposal(np.array([0, 1, 2], np.int32), np.array([0.2, 0.3, 0.5]))
 class Laws(dict):
     sampling = Sampling()
 
+    def unshaped(self) -> None:
+        """No logits: laws alone."""
+
 
 def q(ids: list[int], probs: list[float]) -> Proposal:
     return Proposal(np.array(ids, np.int32), np.array(probs))

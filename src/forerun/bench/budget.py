@@ -126,7 +126,7 @@ def _divide(spent: dict[str, float], alone: dict[str, float]) -> tuple[str, ...]
     whole = spent.get(NATIVE, 0.0)
     if not alone or not whole:
         return ()
-    scale = min(1.0, whole / sum(alone.values()))
+    scale = min(1.0, whole / (sum(alone.values()) or whole))  # a busy machine may show nothing
     spent |= {FORWARD + kind: scale * seconds for kind, seconds in alone.items()}
     spent[FORWARD + "attention, norms, waiting"] = whole - scale * sum(alone.values())
     del spent[NATIVE]

@@ -29,7 +29,7 @@ GrowerName = str
 NAMED = re.compile(r"\b(File|Corpus|TokenId|ModelName|DrafterName|GrowerName)\b")
 
 DRAFTER, VERIFIER, CONTROLLER = "auto", "speculative", "budget"  # what users get unasked
-BRANCHING = "stand"  # whose trees try most of a pass: what is verified unasked
+BRANCHING = "stand"  # one alone, whose trees try most of a pass: where `auto` cannot compare
 OFFERED = frozenset({"tokenizer", "device"})  # what a model has for all parts made for it
 BATCH = 16  # sequences at once: a pass over sixteen rows costs half more than one over one
 KINDS = {

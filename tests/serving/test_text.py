@@ -118,11 +118,11 @@ def test_a_seed_means_the_same_text_in_any_company(reasoner: Served) -> None:
     alone = ask()
     others = [
         threading.Thread(
-            target=lambda: reasoner.client().completions.create(
-                model="reasoner", prompt=PROBLEM + "First", max_tokens=120
-            )
+            target=reasoner.client().completions.create,
+            kwargs={"model": "reasoner", "prompt": PROBLEM + "First", "max_tokens": most}
+            | ({} if seed is None else {"seed": seed, "n": 2}),
         )
-        for _ in range(5)
+        for most, seed in ((120, None), (90, None), (60, None), (100, 4), (110, 5))
     ]
     for other in others:
         other.start()

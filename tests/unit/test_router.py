@@ -14,7 +14,7 @@ from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.router import Record, Router
 from forerun.engine.loop import Engine
 from forerun.errors import ConfigError
-from forerun.records import Plan, Sequence, Step
+from forerun.records import Cost, Plan, Sequence, Step
 from forerun.sampling import Sampling
 from forerun.tree import Tree
 from forerun.verifiers.recursive import Recursive
@@ -47,18 +47,20 @@ def test_what_drafting_costs_counts() -> None:
     assert stats.accepted_by["says"] > stats.accepted_by["test_router"] > 0
 
 
-def test_its_price_is_that_of_who_drafts() -> None:
-    router = Router(parts=(Dear(truth), Says(half)), scope="global")
-    assert router.seconds(4) == pytest.approx(5.0, rel=0.01)
-    seq = sequence((0, 1), 10_000, SeededDice(0), GREEDY)
-    loop = Engine(FakeTarget(LAW), router, Recursive(), Fixed(nodes=4))
-    loop.submit(seq)
-    for _ in range(300):
-        loop.step()
-    assert router.seconds(4) < 2.0
-    loop.cancel(seq)
-    loop.step()
-    assert router.seconds(4) == pytest.approx(5.0, rel=0.01), "a run's plans hang on no earlier one"
+def test_others_do_not_show_in_what_a_group_learns() -> None:
+    """A sequence with a seed must draft the same in any company."""
+    speeds = []
+    for num in (1, 3):
+        router = Router(parts=(Says(half), Says(truth)))
+        target = FakeTarget(LAW)
+        target.cost = Cost((1, 2, 65), (1.0, 1.5, 33.0))
+        loop = Engine(target, router, Recursive(), Fixed(nodes=4), max_seqs=num)
+        seqs = [sequence((0, 1), 200, SeededDice(0), GREEDY, index=i) for i in range(num)]
+        for i, seq in enumerate(seqs):
+            seq.group = i
+        run_all(loop, seqs)
+        speeds.append(router.speeds(seqs[0]))
+    assert speeds[0] == speeds[1]
 
 
 def test_a_part_that_has_learned_is_found_again() -> None:
@@ -134,7 +136,7 @@ def test_it_drafts_for_a_batch_as_for_one() -> None:
 
 
 def test_a_greedy_text_is_copied_first_and_a_drawn_one_is_not() -> None:
-    auto = Auto(parts=("stand", "suffix"))
+    auto = Auto()
     for temperature, best in ((0.0, "suffix"), (0.6, "stand")):
         seq = sequence((0, 1), 5, SeededDice(0), Sampling(temperature=temperature))
         speeds = auto.speeds(seq)
@@ -154,7 +156,7 @@ def test_auto_with_a_draft_model_uses_all_it_has() -> None:
     model = forerun.load("reasoner")
     drafter = model.drafter("auto:model=draft")
     names = [type(part).__name__ for part in drafter.within()]
-    assert names == ["Auto", "DraftModel", "Stand", "Suffix"]
+    assert names == ["Auto", "Stand", "Suffix", "DraftModel"]
     draft = next(part for part in drafter.within() if isinstance(part, DraftModel))
     assert draft.seconds(4, 16) < draft.seconds(4), "a pass of the draft serves the whole batch"
     question = "Question: Tom has 3 apples and buys 4 more. How many apples has he?\nAnswer:"

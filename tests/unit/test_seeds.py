@@ -30,7 +30,11 @@ ALONE = {  # drafts that depend on their own text and seed
     "own memory, template": {"drafter": "stand:scope=request,tree=template"},
     "best tokens, match": {"drafter": "stand:choice=top", "verifier": "match"},
 }
-SHARED = {"stand": {"drafter": "stand"}, "stand, tree": {"drafter": "stand:update_from=tree"}}
+SHARED = {
+    "default": {},
+    "stand": {"drafter": "stand"},
+    "stand, tree": {"drafter": "stand:update_from=tree"},
+}
 
 
 @pytest.fixture(scope="module")

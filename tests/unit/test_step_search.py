@@ -11,6 +11,7 @@ import pytest
 from tiny import make_tiny
 
 import forerun
+from forerun.drafters.stand import Stand
 from forerun.engine.api import Model
 from forerun.errors import ConfigError, UnknownName
 from forerun.search.arithmetic import arithmetic, numbers, value
@@ -63,7 +64,7 @@ def test_no_stem_is_computed_twice(model: Model, method: Any, batch: int, drafte
 
 
 def test_n_grams_of_pruned_branches_stay_in_the_memory(model: Model, method: Any) -> None:
-    drafter = model.drafter("stand:update_from=path")
+    drafter = Stand()
     drafter.is_patient = False  # what it has learned is looked at after every step
     seen: list[int] = []
 

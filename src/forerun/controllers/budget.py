@@ -83,7 +83,6 @@ class Budget(Controller):
         self._passes: dict[int, float] = {}  # seconds of a pass, by rows
         self._ask: Callable[[int, int], float] = lambda nodes, num: 0.0  # the drafter's seconds
         self._seconds = [0.0] * (nodes + 1)  # the same, by nodes; 0: a look in vain
-        self._drafting = np.zeros(nodes + 1)  # once more
         self._priced = 0  # steps for which they hold
         self._luck: WeakKeyDictionary[Sequence, Luck] = WeakKeyDictionary()
         self._num = 0  # sequences in the last step
@@ -188,7 +187,6 @@ class Budget(Controller):
     def _price(self, num: int) -> None:
         """Asks what drafts cost now, where so many decode at once."""
         self._seconds = [self._ask(n, num) for n in range(self.nodes + 1)]
-        self._drafting = np.array(self._seconds)
         self._priced = PRICED
 
     def _dearness(self, num: int) -> float:
@@ -241,7 +239,9 @@ class Budget(Controller):
         rows = 1 + others * self._rows + np.arange(self.nodes + 1)
         seconds = self._cost.at(rows) + others * self._drafter
         seconds[0] += self._cost.aside(1 + others, drafts) + TRYING * min(drafts, 1.0)
-        seconds[1:] += self._cost.aside(1 + others, drafts + 1) + self._drafting[1:] + TRYING
+        seconds[1:] += (
+            self._cost.aside(1 + others, drafts + 1) + np.array(self._seconds[1:]) + TRYING
+        )
         tokens = 1 + others * self._tokens + gains
         best = int(np.argmax(tokens / seconds))
         if tokens[best] - MARGIN * gains[best] <= tokens[0] / seconds[0] * seconds[best]:

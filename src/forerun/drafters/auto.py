@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import Any
 
-from forerun.drafters.draft_model import DraftModel
+from forerun import registry
 from forerun.drafters.router import Router
-from forerun.drafters.suffix import Suffix
 from forerun.errors import ConfigError
 from forerun.records import Sequence
 from forerun.registry import DrafterName, ModelName
 from forerun.roles import Drafter
 
-# beliefs, beside STAND's 1: in a suffix tree where tokens are drawn, where they are not; in a draft
-COPIES, DRAFT = (0.85, 1.15), 1.2
+# how fast STAND, a suffix tree and a draft model are, where tokens are drawn and where they are not
+BELIEFS = {False: (1.0, 0.85, 1.2), True: (1.0, 1.15, 1.2)}
 
 
 class Auto(Router):
@@ -41,13 +40,17 @@ class Auto(Router):
     ) -> None:
         if parts and model:
             raise ConfigError("auto takes parts or a draft model, not both; put it among the parts")
+        self.knows_parts = parts is None
         if not parts:
             parts = f"stand:scope={scope}", f"suffix:scope={scope}"
         if model:
-            parts = DraftModel(model=model, tokenizer=tokenizer), *parts
+            parts = (
+                *parts,
+                registry.make("drafter", "draft_model", model=model, tokenizer=tokenizer),
+            )
         super().__init__(parts=parts, scope=scope, run=run, optimism=optimism, tokenizer=tokenizer)
 
     def beliefs(self, seq: Sequence) -> Many[float]:
-        copies = COPIES[seq.sampling.is_greedy]
-        known = {Suffix: copies, DraftModel: DRAFT}
-        return [known.get(type(part), 1.0) for part in self.parts]
+        if not self.knows_parts:
+            return super().beliefs(seq)
+        return BELIEFS[seq.sampling.is_greedy][: len(self.parts)]

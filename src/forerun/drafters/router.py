@@ -3,15 +3,16 @@
 Parts of any kind may compete, those that draw too, so nothing but use tells how a part fares. A
 sequence drafts some steps with one part, then chooses anew: the one that may be fastest, since what
 was hardly used of late may be faster than it seems (an upper confidence bound). A part's speed is
-the tokens of its steps over their seconds (`passes.py`), as if all that decode at once drafted
-with it; one that was hardly used is believed to stand to the others as `beliefs` say. Recent steps
-weigh more, since memories grow.
+the tokens of its steps over their seconds (`passes.py`), as if all that share its record and decode
+at once drafted with it; one that was hardly used is believed to stand to the others as `beliefs`
+say. Recent steps weigh more, since memories grow.
 
 Law: the choice rests on earlier steps alone, so labels stay true. Needs: what its parts need.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -100,7 +101,6 @@ class Router(Composite):
         self._cost = Cost((1, 2), (1.0, 1.0))
         self._records: dict[tuple[Hashable, bool], Record] = {}
         self._turns: WeakKeyDictionary[Sequence, Turn] = WeakKeyDictionary()
-        self._used = np.ones(len(self.parts))  # steps in which each drafted, older ones faded
 
     def beliefs(self, seq: Sequence) -> Many[float]:
         """How fast the parts are thought to be on such a sequence, one relative to another."""
@@ -111,9 +111,8 @@ class Router(Composite):
         self._cost = curve_of(target)
 
     def seconds(self, nodes: int, num: int = 1) -> float:
-        """What its parts cost, each as often as it was used."""
-        costs = [part.seconds(nodes, num) for part in self.parts]
-        return float(self._used @ costs / self._used.sum())
+        """The mean of its parts: who drafts differs by sequence."""
+        return sum(part.seconds(nodes, num) for part in self.parts) / len(self.parts)
 
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         turn = self._turn(seq)
@@ -143,8 +142,6 @@ class Router(Composite):
 
     def finish(self, seq: Sequence) -> None:
         self._turns.pop(seq, None)
-        if not self._turns:
-            self._used[:] = 1.0  # so that a run's plans hang on no earlier one
         self._drop(seq)  # where nobody shares it
         super().finish(seq)
 
@@ -158,14 +155,13 @@ class Router(Composite):
 
     def _judge(self, step: Step) -> None:
         """Adds what a step has made to the records of those who drafted in it."""
-        num = len(step.seqs)
-        for seq, tree, emitted in zip(step.seqs, step.trees, step.emitted, strict=True):
+        keys = [key_of(self.scope, seq) for seq in step.seqs]
+        num = Counter(keys)  # others must not show: requests with a seed share no record
+        for key, seq, tree, emitted in zip(keys, step.seqs, step.trees, step.emitted, strict=True):
             turn = self._turns.get(seq)
             if turn and turn.tree is tree:  # else it was not asked, or somebody else's was used
-                spent = self._spent(turn.part, len(tree), num)
+                spent = self._spent(turn.part, len(tree), num[key])
                 self._record(seq).add(turn.part, len(emitted), spent)
-                self._used *= KEEP
-                self._used[turn.part] += 1
             if turn:
                 turn.tree = None
 

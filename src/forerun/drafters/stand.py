@@ -179,8 +179,10 @@ class Stand(Drafter):
             self._fill(self._refit.ranked())
 
     def hear(self, steps: Many[Step]) -> None:
-        if len(steps) == 1:
-            return self.observe(steps[0])
+        """Texts that share a memory teach it step by step, however late: its bits rest on order."""
+        seqs = {seq for step in steps for seq in step.seqs}
+        if len(steps) == 1 or len({id(self.memory(seq)) for seq in seqs}) < len(seqs):
+            return super().hear(steps)
         for seq, start, laws in runs(steps):
             is_model, tree = self._learns_model(seq), chain(seq.tokens[start:][: len(laws) - 1])
             found = (law.model_probs(-1) if is_model else law[-1] for law in laws)

@@ -42,7 +42,11 @@ class Guarded(Drafter):
         self.drafter.bind(target)
 
     def seconds(self, nodes: int, num: int = 1) -> float:
-        return self.drafter.seconds(nodes, num)
+        try:
+            return self.drafter.seconds(nodes, num)
+        except Exception as error:
+            self._note(error, [])
+            return super().seconds(nodes, num)
 
     def warm_up(self) -> None:
         self.drafter.warm_up()
@@ -94,6 +98,8 @@ class Guarded(Drafter):
             self._try(lambda: self.drafter.finish(seq), [seq])
 
     def forget(self, group: Hashable) -> None:
+        if self._late:
+            self._catch_up()
         self._try(lambda: self.drafter.forget(group), [])
 
     def memory_report(self) -> dict[str, int]:

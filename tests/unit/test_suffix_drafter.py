@@ -145,7 +145,11 @@ def test_a_backlog_is_read_after_few_steps_or_after_a_draft() -> None:
         return len(drafter._responses._readers[seq].own)
 
     drafter.start(seq)
-    assert [held() for _ in range(2 * PUT_OFF)] == [*[2] * (PUT_OFF - 1), *[6] * PUT_OFF, 10]
+    assert [held() for _ in range(2 * PUT_OFF)] == [
+        *[2] * (PUT_OFF - 1),
+        *[2 + PUT_OFF] * PUT_OFF,
+        2 + 2 * PUT_OFF,
+    ]
     drafter.propose_one(seq, WIDE, seq.dice)
     assert held() == len(seq.tokens)
 

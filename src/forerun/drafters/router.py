@@ -40,7 +40,8 @@ class Record:
 
     def __init__(self, beliefs: Many[float]) -> None:
         self.beliefs = np.array(beliefs)
-        self.tokens, self.seconds, self.runs = np.zeros((3, len(self.beliefs)))  # decayed sums
+        self.sums = np.zeros((3, len(self.beliefs)))  # decayed: tokens, seconds, runs
+        self.tokens, self.seconds, self.runs = self.sums
         self.steps = 0.0
 
     def choose(self, optimism: float) -> int:
@@ -60,9 +61,9 @@ class Record:
         return (self.tokens + weight * usual * self.beliefs) / (self.seconds + weight)
 
     def add(self, part: int, tokens: int, seconds: float) -> None:
-        for sums, new in ((self.tokens, tokens), (self.seconds, seconds), (self.runs, 0)):
-            sums *= KEEP
-            sums[part] += new
+        self.sums *= KEEP  # one array: code is cold after a pass
+        self.sums[0, part] += tokens
+        self.sums[1, part] += seconds
         self.steps = KEEP * self.steps + 1
 
 
@@ -121,6 +122,8 @@ class Router(Composite):
         return turn.tree
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+        if len(seqs) == 1:
+            return [self.propose_one(seqs[0], plans[0], seqs[0].dice)]
         turns = [self._turn(seq) for seq in seqs]
         trees = [EMPTY] * len(seqs)
         for k, (part, name) in enumerate(zip(self.parts, self.names, strict=True)):

@@ -26,7 +26,7 @@ from forerun.records import Plan, Sequence, Snapshot, Step
 from forerun.roles import Drafter, Target
 from forerun.tree import EMPTY, Tree, points
 
-PUT_OFF = 32  # steps, at most, that are read at once while it drafts nothing: far cheaper
+PUT_OFF = 4  # steps, at most, that are read at once: many tokens at once cost less
 
 
 class Suffix(Drafter):

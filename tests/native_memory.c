@@ -286,7 +286,7 @@ static void *lay_out(Batch *b, const Model *m, Pass *p) {
 /* Logits [wanted, ...] of a batch, in buffers of its own. */
 static float *logits_of(int64_t level, const Model *m, const Pass *given, const int64_t *cell_of) {
     const int64_t rows = given->num_rows, query = m->num_heads * m->head_dim;
-    int64_t most = m->hidden > query ? m->hidden : query, *next = take(8 * (m->num_layers + 1));
+    int64_t most = m->hidden > query ? m->hidden : query, *next = take(8 * (m->num_layers + 2));
     Pass p = *given;
     p.wide_stride = m->hidden, p.act_stride = up_to(most > m->inner ? most : m->inner, 32) + 32;
     p.x = take(4 * rows * m->hidden), p.wide = take(4 * rows * m->hidden);
@@ -297,7 +297,7 @@ static float *logits_of(int64_t level, const Model *m, const Pass *given, const 
     p.logit_stride = up_to(m->head.n, LANES);
     p.logits = take(4 * p.num_wanted * p.logit_stride);
     p.hidden = draw(2) ? take(4 * p.num_wanted * m->hidden) : NULL;
-    memset(next, 0, (size_t)(8 * (m->num_layers + 1)));
+    memset(next, 0, (size_t)(8 * (m->num_layers + 2)));
     forerun_pass(level, m, &p, cell_of, next);
     for (int64_t i = 0; i < p.num_wanted; i++)
         for (int64_t v = 0; v < m->head.n; v++)

@@ -115,6 +115,22 @@ def test_an_outcome_adds_up(model: Any, name: str) -> None:
     assert not any(": " in part for part in found.memory)
 
 
+@pytest.mark.parametrize("name", ["suffix:scope=tenant", "stand:scope=tenant"])
+def test_a_prompt_never_meets_its_own_answers(model: Any, name: str) -> None:
+    """Neither those of an earlier round, nor another method's; other prompts' are learned."""
+    sampling = Sampling(temperature=0.0, max_new_tokens=24, ignore_eos=True)
+
+    def passes(contestant: Own, example: Example) -> int:
+        return totals(contestant.run(example, sampling).samples).passes or 0
+
+    first, second = (Own(f"{name},controller=fixed,nodes=8", lambda: model) for _ in range(2))
+    first.warm_up(EXAMPLE, sampling)
+    alone = passes(first, EXAMPLE)
+    assert passes(first, EXAMPLE) == alone == passes(second, EXAMPLE)
+    like = Example("like", " " + EXAMPLE.prompt, "")
+    assert passes(second, like) < passes(Own(second.name, lambda: model), like)
+
+
 def test_the_prompt_is_computed_anew_every_time_and_once(model: Any) -> None:
     contestant, counted = Own("plain", lambda: model), []
     sampling = Sampling(n=2, temperature=0.7, max_new_tokens=8, seed=1, ignore_eos=True)

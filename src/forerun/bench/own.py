@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from forerun import registry
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from forerun.engine.api import Model
     from forerun.engine.run import Run, Sample
     from forerun.records import Step
+    from forerun.roles import Drafter
 
 KINDS = ("drafter", "controller", "verifier")
 DEFAULTS = {"controller": registry.CONTROLLER, "verifier": registry.VERIFIER}
@@ -41,12 +44,17 @@ class Parts:
 
 
 class Own:
-    """A method of ours on a loaded model, which all own methods share."""
+    """A method of ours on a loaded model, which all own methods share.
+
+    Its drafter is its own, and learns across prompts if it is one that does. A prompt that comes
+    again meets a tenant that has not seen it: nobody is measured with its own answers at hand.
+    """
 
     def __init__(self, name: str, model: Callable[[], Model]) -> None:
         self.name, self._model = name, model
         self.parts = parts_of(name)
         self.is_bounded = False  # whether every prompt is decoded again, to compute the optimum
+        self._times: Counter[str] = Counter()  # how often a prompt was measured
 
     def versions(self) -> dict[str, str]:
         from forerun import __version__
@@ -56,13 +64,26 @@ class Own:
     def start(self) -> None:
         model = self._model()
         verifier = registry.make("verifier", self.parts.verifier)
-        for part in (model.target, model.drafter(self.parts.drafter), verifier):
+        for part in (model.target, self.drafter, verifier):
             part.warm_up()
 
+    @cached_property
+    def drafter(self) -> Drafter:
+        """Made once, shared with no other method."""
+        model = self._model()
+        return registry.make(
+            "drafter", self.parts.drafter, tokenizer=model.tokenizer, device=model.device
+        )
+
     def warm_up(self, example: Example, sampling: Sampling) -> None:
-        self.run(example, short(sampling, self.parts.batch))
+        self._measure(example, short(sampling, self.parts.batch), "warm-up")
 
     def run(self, example: Example, sampling: Sampling) -> Outcome:
+        tenant = f"time {self._times[example.prompt]}"
+        self._times[example.prompt] += 1
+        return self._measure(example, sampling, tenant)
+
+    def _measure(self, example: Example, sampling: Sampling, tenant: str) -> Outcome:
         from forerun.verifying import forget
 
         model = self._model()
@@ -71,7 +92,7 @@ class Own:
         found: list[Sample] = []
         memory: dict[str, int] = {}
         start = time.perf_counter()
-        for sample in self._start_run(example.prompt, sampling, watch):
+        for sample in self._start_run(example.prompt, sampling, watch, tenant):
             found.append(sample)
             if len(found) == sampling.n:  # the last moment at which the drafter holds its memory
                 pause = time.perf_counter()
@@ -91,25 +112,30 @@ class Own:
             return None
         forget(self._model())
         head = Headroom()
-        for _ in self._start_run(example.prompt, sampling, head):
+        for _ in self._start_run(example.prompt, sampling, head, "headroom"):
             pass
         return dataclasses.asdict(head)
 
     def first_tokens(self, prompt: str, sampling: Sampling, n: int) -> list[int]:
         asked = replace(sampling, n=n, max_new_tokens=1, min_new_tokens=0)
-        run = self._start_run(prompt, asked)
+        run = self._start_run(prompt, asked, None, "first tokens")
         return [sample.tokens[0] for sample in sorted(run, key=lambda sample: sample.index)]
 
     def close(self) -> None:
         """The model stays: others use it."""
 
     def _start_run(
-        self, prompt: str, sampling: Sampling, on_step: Callable[[Step], None] | None = None
+        self,
+        prompt: str,
+        sampling: Sampling,
+        on_step: Callable[[Step], None] | None,
+        tenant: str,
     ) -> Run:
         return self._model().run(
             [prompt],
             sampling,
-            drafter=self.parts.drafter,
+            tenant=tenant,
+            drafter=self.drafter,
             controller=self.parts.controller,
             verifier=self.parts.verifier,
             batch=self.parts.batch,
@@ -118,12 +144,8 @@ class Own:
 
     def _memory(self, model: Model) -> dict[str, int]:
         """Weights, cells, and what this drafter holds."""
-        own = f"{self.parts.drafter}: "  # how the report marks a drafter's parts
-        return {
-            part.removeprefix(own): size
-            for part, size in model.memory_report().items()
-            if part.startswith(own) or ": " not in part
-        }
+        weights = dict(getattr(model.target, "memory_report", dict)())
+        return weights | self.drafter.memory_report()
 
 
 class PrefillWatch:

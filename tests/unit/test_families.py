@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from parity import CASES, branching, expected, forward, prompt, saved, sequence,
 from forerun.engine.runner import ModelRunner
 from forerun.models.families import Unsupported, plan_for
 from forerun.models.load import load_target
+from forerun.native import kernels
 from forerun.tree import EMPTY
 
 TOLERANCE = 1e-4
@@ -23,7 +25,17 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return saved(request.param, folder), folder
 
 
-def test_all_of_a_generation_agrees(pair: tuple) -> None:
+@pytest.fixture(params=["kernels", "torch"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The test runs on our kernels, where they cover the family, and on torch."""
+    if request.param == "torch":
+        monkeypatch.setenv("FORERUN_NATIVE", "off")
+    kernels.cache_clear()
+    yield
+    kernels.cache_clear()
+
+
+def test_all_of_a_generation_agrees(pair: tuple, engine: None) -> None:
     model, folder = pair
     runner = load_target(folder)
     assert isinstance(runner, ModelRunner), "no family may fall back"
@@ -40,7 +52,7 @@ def test_all_of_a_generation_agrees(pair: tuple) -> None:
     assert runner.num_rows - before == 1 + len(tree), "accepted nodes are not computed again"
 
 
-def test_ragged_batches_agree(pair: tuple) -> None:
+def test_ragged_batches_agree(pair: tuple, engine: None) -> None:
     model, folder = pair
     runner = load_target(folder)
     seqs = [sequence(prompt(n)) for n in (17, 3, 30)]

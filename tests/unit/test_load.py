@@ -42,7 +42,7 @@ def test_dtypes(name: str, tmp_path: Path) -> None:
     target = load_target(tmp_path, dtype=name)
     assert isinstance(target, ModelRunner)
     rows = forward(target, [sequence(prompt(9))], [branching()])[0]
-    assert rows.logits.dtype == kinds[name]
+    assert target.model.dtype == target.cache.data.dtype == kinds[name]
     assert rows.logits.isfinite().all()
 
 

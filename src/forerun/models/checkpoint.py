@@ -19,9 +19,11 @@ from torch import Tensor
 from forerun.engine.cache import available_bytes
 from forerun.errors import CapacityError, ModelError
 from forerun.models.families import Plan, Unsupported
+from forerun.models.lanes import in_lanes, widened
 from forerun.models.layers import Experts, GatedMLP, LayerNorm, Linear, PlainMLP, RMSNorm
-from forerun.models.names import IGNORED, canonical, norm_names
+from forerun.models.names import IGNORED, canonical, norm_names, shapes
 from forerun.models.transformer import DecoderConfig, Layer, Transformer
+from forerun.native.packing import can_pack
 from forerun.native.rounding import KEPT, Rounding
 
 MOST_HEADER = 100 << 20  # bytes; a longer one is none
@@ -135,8 +137,8 @@ def load_decoder(
 
     Raises CapacityError if the weights do not fit into memory.
     """
-    check_memory(plan, dtype.itemsize if rounding == KEPT else 1, device)
     parts = Parts(plan, dtype, device, rounding)
+    check_memory(parts.config, dtype.itemsize if rounding == KEPT else 1, device)
     for name, tensor in tensors(files):
         if canonical(name) in plan.pieces and (found := flaw(tensor, dtype)):
             raise ModelError(f"tensor {name} in {_file_of(name, files)} {found}")
@@ -145,9 +147,9 @@ def load_decoder(
     return parts.build()
 
 
-def check_memory(plan: Plan, itemsize: int, device: torch.device) -> None:
+def check_memory(config: DecoderConfig, itemsize: int, device: torch.device) -> None:
     """Raises CapacityError if the weights do not fit into what is free."""
-    size = sum(torch.Size(shape).numel() for shape in plan.shapes.values()) * itemsize
+    size = sum(torch.Size(shape).numel() for shape in shapes(config).values()) * itemsize
     free = available_bytes(device)
     if size > free:
         raise CapacityError(
@@ -158,12 +160,14 @@ def check_memory(plan: Plan, itemsize: int, device: torch.device) -> None:
 
 
 class Parts:
-    """The decoder's parts while they fill up."""
+    """The decoder's parts while they fill up; what our kernels run is padded to whole lanes."""
 
     def __init__(
         self, plan: Plan, dtype: torch.dtype, device: torch.device, rounding: Rounding = KEPT
     ) -> None:
         self.plan, self.dtype, self.device, self.rounding = plan, dtype, device, rounding
+        is_native = can_pack(torch.empty(0, dtype=dtype, device=device))
+        self.config = in_lanes(plan.config) if is_native else plan.config  # of what is built
         self._buffers: dict[str, Tensor] = {}
         self._left = {dest: shape[0] for dest, shape in plan.shapes.items()}
         self._missing = dict.fromkeys(plan.pieces)  # ordered set of names
@@ -219,7 +223,7 @@ class Parts:
 
     def build(self) -> Transformer:
         """The decoder out of its finished parts."""
-        c, done = self.plan.config, self._done
+        c, done = self.config, self._done
         embed: Tensor | Linear | None = done["embed"]
         assert isinstance(embed, Tensor)
         if c.is_tied:
@@ -233,7 +237,8 @@ class Parts:
         return Transformer(c, embed, layers, norm, head, done.get("positions"))  # type: ignore[arg-type]
 
     def _finish(self, dest: str) -> None:
-        tensor = self._buffers.pop(dest).to(self.device)
+        tensor = widened(dest, self._buffers.pop(dest), self.plan.config, self.config)
+        tensor = tensor.to(self.device)
         is_linear = dest.endswith(".weight") and tensor.dim() == 2
         is_gated = dest.endswith("gate_up.weight")
         rounding = KEPT if dest.endswith("router.weight") else self.rounding
@@ -249,18 +254,20 @@ class Parts:
             linear.set_bias(bias)
         return linear
 
-    def _norm(self, name: str) -> RMSNorm | LayerNorm:
-        c = self.plan.config
+    def _norm(self, name: str, share: float = 1.0) -> RMSNorm | LayerNorm:
+        """share: of the numbers that are normalised, those that are no padding."""
+        c = self.config
         weight, bias = self._done[f"{name}.weight"], self._done.get(f"{name}.bias")
         if c.norm == "layer":
             return LayerNorm(weight, bias, c.norm_eps)  # type: ignore[arg-type]
-        return RMSNorm(weight, c.norm_eps, c.norm_offset)  # type: ignore[arg-type]
+        return RMSNorm(weight, c.norm_eps * share, c.norm_offset)  # type: ignore[arg-type]
 
     def _layer(self, i: int) -> Layer:
-        c, at = self.plan.config, f"layers.{i}"
+        c, at = self.config, f"layers.{i}"
         norms = {name: self._norm(f"{at}.{name}") for name in norm_names(c)}
         if c.qk_norm:
-            norms |= {name: self._norm(f"{at}.{name}") for name in ("q_norm", "k_norm")}
+            share = self.plan.config.head_dim / c.head_dim
+            norms |= {name: self._norm(f"{at}.{name}", share) for name in ("q_norm", "k_norm")}
         qkv, out = self._linear(f"{at}.qkv"), self._linear(f"{at}.out")
         return Layer(qkv, out, self._mlp(c, at, i), **norms)  # type: ignore[arg-type]
 
@@ -275,4 +282,4 @@ class Parts:
 
     def _gated(self, at: str) -> GatedMLP:
         linears = self._linear(f"{at}.gate_up"), self._linear(f"{at}.down")
-        return GatedMLP(*linears, self.plan.config.act)
+        return GatedMLP(*linears, self.config.act)

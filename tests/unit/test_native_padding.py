@@ -20,7 +20,7 @@ from forerun.models.lanes import in_lanes
 from forerun.models.load import DTYPES, load_target
 from forerun.models.transformer import DecoderConfig
 from forerun.native import kernels
-from forerun.native.decoder import NativeDecoder
+from forerun.native.decoder import NativeDecoder, missing
 from forerun.tree import EMPTY
 
 pytestmark = pytest.mark.skipif(not kernels(), reason=f"native kernels: {kernels().why}")
@@ -128,19 +128,21 @@ def test_weights_in_8_bits(weights: str, tmp_path: Path) -> None:
     assert error(got[0], expected(model, prompt(33))[-1]) < 0.1
 
 
-def test_only_what_the_kernels_then_run_is_padded(tmp_path: Path) -> None:
+def test_only_what_the_kernels_then_run_is_padded() -> None:
     def config(case: str, **options: Any) -> DecoderConfig:
         return plan_for(tiny(case, **options).config).config
 
     assert in_lanes(config("llama")) == replace(config("llama"), head_dim=16)
-    for c in (
-        config("llama", hidden_size=40, head_dim=12),  # its norms divide by 40
-        config("llama", head_dim=260),  # more than the kernels take
-        config("llama", head_dim=32, intermediate_size=96),
-        config("qwen3_moe", head_dim=12),
-        replace(config("llama"), head_dim=13),  # has no halves
+    whole = config("llama", head_dim=32, intermediate_size=96)
+    assert in_lanes(whole) == whole and not missing(whole)
+    for c, lack in (
+        (config("llama", hidden_size=40, head_dim=12), "hidden size of 40"),  # norms divide by it
+        (config("llama", head_dim=260, intermediate_size=100), "head size of 260"),
+        (replace(config("llama"), num_heads=130), "64 query"),
+        (config("qwen3_moe", head_dim=12), "experts"),
+        (replace(config("llama"), head_dim=13), "head size of 13"),  # has no halves
     ):
-        assert in_lanes(c) is c or in_lanes(c) == c
+        assert in_lanes(c) == c and lack in missing(c)
 
 
 def test_what_runs_on_torch_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

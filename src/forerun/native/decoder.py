@@ -42,13 +42,16 @@ SPLIT = 1024  # most rows x runs for which every run is a piece of work of its o
 
 def missing(config: DecoderConfig) -> str:
     """What the kernels lack for a decoder; empty if they run it."""
-    sizes = config.hidden_size, config.mlp_size, config.head_dim
     if config.moe is not None:
         return "experts"
-    if any(size % LANES for size in sizes) or config.head_dim > MOST_DIM:
-        return f"sizes {sizes}: hidden, inner and head size must be multiples of {LANES}"
+    if config.head_dim > MOST_DIM:
+        return f"a head size of {config.head_dim}, above {MOST_DIM}"
     if config.num_heads // config.num_kv_heads > MOST_FOLD:
         return f"more than {MOST_FOLD} query heads per key head"
+    sizes = {"hidden": config.hidden_size, "inner": config.mlp_size, "head": config.head_dim}
+    for what, size in sizes.items():  # the last two are padded where nothing else is in the way
+        if size % LANES:
+            return f"a {what} size of {size}, no multiple of {LANES}"
     return ""
 
 

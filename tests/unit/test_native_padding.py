@@ -42,7 +42,7 @@ ODD: dict[str, tuple[str, dict[str, Any], tuple[int, int]]] = {  # and the sizes
     "llama3 rope": ("llama-llama3", {"head_dim": 20}, (32, 80)),
     "windows": ("mistral", {"head_dim": 8, "intermediate_size": 90}, (16, 96)),
     "windows by layer": ("qwen2", {"intermediate_size": 90}, (16, 96)),
-    "head norms": ("qwen3", {"head_dim": 12, "intermediate_size": 172, "rms_norm_eps": 0.1}, (16, 176)),
+    "head norms": ("qwen3", {"head_dim": 12, "rms_norm_eps": 0.1}, (16, 80)),
     "head norms, biases": ("qwen3-biased", {"head_dim": 20}, (32, 80)),
     "width norms": ("olmo2", {"intermediate_size": 100, "rms_norm_eps": 0.1}, (16, 112)),
     "fused": ("phi3", {"intermediate_size": 100}, (16, 112)),

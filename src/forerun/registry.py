@@ -31,6 +31,7 @@ NAMED = re.compile(r"\b(File|Corpus|TokenId|ModelName|DrafterName|GrowerName)\b"
 DRAFTER, VERIFIER, CONTROLLER = "stand", "speculative", "budget"  # what users get unasked
 BRANCHING = "stand"  # one alone, whose trees try most of a pass: where `auto` cannot compare
 OFFERED = frozenset({"tokenizer", "device"})  # what a model has for all parts made for it
+UNWRITTEN = frozenset({"tokenizer"})  # of that, what no text can stand for
 BATCH = 16  # sequences at once: a pass over sixteen rows costs half more than one over one
 KINDS = {
     "drafter": ("forerun.drafters", "Drafter"),
@@ -101,6 +102,17 @@ def options(cls: type) -> dict[str, inspect.Parameter]:
     return {p.name: p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
+def written(cls: type) -> dict[str, inspect.Parameter]:
+    """The options of a part that a text may give."""
+    return {name: p for name, p in options(cls).items() if name not in UNWRITTEN}
+
+
+def leaves_open(kind: str, spec: str, option: str) -> bool:
+    """Whether a part has this option and its text says nothing of it. Raises as `resolve` does."""
+    cls, given = resolve(kind, spec)
+    return option in written(cls) and option not in given
+
+
 def named(cls: type) -> dict[str, str]:
     """The options of a part whose text names something else, and what: "File", "ModelName", ..."""
     found = {name: NAMED.search(str(p.annotation)) for name, p in options(cls).items()}
@@ -125,7 +137,7 @@ def resolve(kind: str, spec: str) -> tuple[type, dict[str, Any]]:
     """
     name, texts = parse(spec)
     cls = get(kind, name)
-    known = options(cls)
+    known = written(cls)
     _check_options(kind, name, texts, known)
     try:
         return cls, {key: _typed(text, known[key]) for key, text in texts.items()}
@@ -139,14 +151,23 @@ def _check_options(kind: str, name: str, given: Iterable[str], known: Iterable[s
 
 
 def parse(spec: str) -> tuple[str, dict[str, str]]:
-    """Splits "name:key=value,key=value" into the name and the texts of its options."""
+    """Splits "name:key=value,key=value" into the name and the texts of its options.
+
+    Raises ConfigError for a piece without a value and for a key that comes twice.
+    """
     name, _, rest = spec.strip().partition(":")
     given: dict[str, str] = {}
     for piece in filter(None, rest.split(",")):
         key, equals, value = piece.partition("=")
         if not equals:
             raise ConfigError(f"option {piece!r} of {name!r} has no value; write {piece}=VALUE")
-        given[key.strip().replace("-", "_")] = value.strip()
+        key, value = key.strip().replace("-", "_"), value.strip()
+        if key in given:
+            raise ConfigError(
+                f"option {key!r} of {name!r} is given twice, as {given[key]} and as {value}; "
+                "write it once"
+            )
+        given[key] = value
     return name.strip().replace("-", "_"), given
 
 

@@ -76,6 +76,7 @@ def foreign(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("shape=as it comes,count=0", ConfigError, "made"),  # the default is no grower's name
         ("notes=c.txt", DataError, "there are no notes c.txt"),
         ("others=foreign:count=0", ConfigError, "made"),
+        ("others=stand+suffix", ConfigError, "made"),  # no part takes long to make
     ],
 )
 def test_a_method_from_elsewhere_is_checked_too(
@@ -86,7 +87,8 @@ def test_a_method_from_elsewhere_is_checked_too(
 
 
 def test_what_takes_long_to_make_is_not_made(foreign: None, tiny_folder: Path) -> None:
-    for spec in ("places=a.txt", f"little={tiny_folder}", "others=stand+suffix"):
+    slow = f"others=stand+draft_model:model={tiny_folder}"
+    for spec in ("places=a.txt", f"little={tiny_folder}", slow):
         with pytest.raises(ConfigError, match="made"):
             registry.make("drafter", f"foreign:{spec}")
         options.check_parts(drafter=f"foreign:{spec}")

@@ -238,12 +238,12 @@ def test_what_one_part_has_learned_is_saved_in_its_own_form(tmp_path: Path) -> N
         alone, again = Stand(context=2, entries=4), Stand(context=2, entries=4)
         Kept(path, alone, ORIGIN).load()
         assert drafts(alone) == drafts(taught())
-        Kept(path, registry.make("drafter", name, parts=("none", again)), ORIGIN).load()
+        Kept(path, registry.make("drafter", name, parts=("prompt_lookup", again)), ORIGIN).load()
         assert drafts(again) == drafts(alone)
         held = memories.read(path).snapshot
         assert both.merged([held, held]).counts["tokens"] == 120
     with pytest.raises(ConfigError, match="no part of fuse can be saved"):
-        registry.make("drafter", "fuse:parts=none+prompt_lookup").keep()
+        registry.make("drafter", "fuse:parts=prompt_lookup+suffix:scope=group").keep()
 
 
 def test_chances_come_back_with_a_memory(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ class TestNames:
             ("openvino:lookup,token=3", UnknownName, "did you mean 'tokens'"),
             ("openvino:lookup,tokens=none", ConfigError, "whole number"),
             ("transformers:lookup:batch", ConfigError, "drop :batch"),
+            ("vllm:ngram:tokens=3:tokens=4", ConfigError, "'tokens' of .* is given twice"),
         ],
     )
     def test_mistakes(self, name: str, error: type[Exception], said: str) -> None:

@@ -93,6 +93,23 @@ def test_a_spec_is_split_into_name_and_texts(spec, name, options):
     assert registry.parse(spec) == (name, options)
 
 
+@pytest.mark.parametrize("spec", ["auto:run=8,run=9", "auto:run=8, run = 8"])
+def test_an_option_that_comes_twice_is_refused(spec):
+    with pytest.raises(ConfigError, match="option 'run' of 'auto' is given twice, as 8 and as"):
+        registry.parse(spec)
+    with pytest.raises(ConfigError, match="option 'a_b' of 'x' is given twice"):
+        registry.parse("x:a-b=1,a_b=2")
+
+
+def test_a_tokenizer_is_no_option_of_users():
+    with pytest.raises(UnknownName, match="unknown option of drafter 'auto': 'tokenizer'") as caught:
+        registry.resolve("drafter", "auto:tokenizer=x")
+    assert "'tokenizer'" not in str(caught.value).partition(";")[2]
+    assert registry.leaves_open("drafter", "stand:context=4", "scope")
+    assert not registry.leaves_open("drafter", "stand:scope=tenant", "scope")
+    assert not registry.leaves_open("drafter", "auto", "tokenizer")
+
+
 @pytest.mark.parametrize(
     ("kind", "spec", "options"),
     [
@@ -103,7 +120,7 @@ def test_a_spec_is_split_into_name_and_texts(spec, name, options):
             "stand:refit=False,template=none",
             {"refit": False, "template": None},
         ),
-        ("drafter", "fuse:parts=none+stand", {"parts": ("none", "stand")}),
+        ("drafter", "fuse:parts=suffix+stand", {"parts": ("suffix", "stand")}),
         ("drafter", "draft_model:model=models/a+b", {"model": "models/a+b"}),
         ("drafter", "draft_model:model=7", {"model": "7"}),
         ("controller", "fixed:nodes=+5", {"nodes": 5}),

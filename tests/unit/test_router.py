@@ -148,7 +148,7 @@ def test_bad_options_are_refused() -> None:
     for options in ({"run": 0}, {"optimism": -0.1}, {"optimism": float("nan")}):
         with pytest.raises(ConfigError, match="run >= 1, optimism >= 0"):
             Router(parts=parts, **options)
-    with pytest.raises(ConfigError, match="not both"):
+    with pytest.raises(ConfigError, match=r"parts=stand\+draft_model:model=draft"):
         Auto(parts=parts, model="draft")
 
 

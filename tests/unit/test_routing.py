@@ -101,6 +101,17 @@ def test_one_part_is_too_few(make) -> None:
         make(parts=(Says(truth),))
 
 
+@pytest.mark.parametrize("make", [Router, Cascade, Fuse, Auto])
+def test_parts_that_add_nothing_are_refused(make) -> None:
+    same = Says(truth)
+    for parts in (("stand", "stand"), (same, Says(wrong), same)):
+        with pytest.raises(ConfigError, match="twice, which would draft the same"):
+            make(parts=parts)
+    with pytest.raises(ConfigError, match="the part 'none', which drafts nothing"):
+        make(parts=("none", "stand"))
+    assert make(parts=("suffix", "suffix:scope=group")).names == ["suffix", "suffix 2"]
+
+
 # failing drafters
 
 

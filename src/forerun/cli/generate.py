@@ -268,13 +268,26 @@ def _sampling(given: dict[str, Any]) -> Sampling:
     for text in given["stop"]:
         check_text("--stop", text)
     renamed = {
-        "logit_bias": dict(map(_bias, given["logit_bias"])),
+        "logit_bias": _biases(given["logit_bias"]),
         "banned_tokens": tuple(given["ban"]),
         "stop": tuple(given["stop"]),
         "stop_token_ids": tuple(given["stop_token_id"]),
     }
     names = Sampling.__dataclass_fields__.keys() & given.keys()
     return Sampling(**{name: given[name] for name in names} | renamed)
+
+
+def _biases(texts: list[str]) -> dict[int, float]:
+    """Token id -> bias. Raises ConfigError for a token that comes twice."""
+    biases: dict[int, float] = {}
+    for token, bias in map(_bias, texts):
+        if token in biases:
+            raise ConfigError(
+                f"--logit-bias names token {token} twice, with {biases[token]:g} and {bias:g}; "
+                "write one of them"
+            )
+        biases[token] = bias
+    return biases
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -74,11 +74,10 @@ def options_of(kind: str, spec: str) -> dict[str, str]:
     """Option -> default, from the constructor; options that users cannot write are left out."""
     from forerun import registry
 
-    known = registry.options(registry.get(kind, registry.parse(spec)[0]))
+    known = registry.written(registry.get(kind, registry.parse(spec)[0]))
     return {
         name: "required" if p.default is inspect.Parameter.empty else _default(p.default)
         for name, p in known.items()
-        if name != "tokenizer"
     }
 
 

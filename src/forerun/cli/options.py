@@ -75,7 +75,8 @@ def check_parts(here: bool = True, /, **specs: str) -> None:
         _check_part(kind, spec, here)
 
 
-def _check_part(kind: str, spec: str, here: bool) -> None:
+def _check_part(kind: str, spec: str, here: bool) -> bool:
+    """Whether it was made on trial, because nothing that it names is read for long."""
     cls, given = registry.resolve(kind, spec)
     name, known = registry.parse(spec)[0], registry.options(cls)
     for option, parameter in known.items():
@@ -85,20 +86,22 @@ def _check_part(kind: str, spec: str, here: bool) -> None:
                 f"(`forerun methods {name}`)"
             )
     named = {o: what for o, what in registry.named(cls).items() if o in given}
+    quick = set(PARTS) | ({"File"} if here else set())
     for option, what in named.items():
         value = given[option]
         if what in PARTS and value != known[option].default:
             for inner in value if isinstance(value, tuple) else [value]:
-                _check_part(PARTS[what], inner, here)
+                if not _check_part(PARTS[what], inner, here):
+                    quick.discard(what)
     for option, what in named.items():
         value = given[option]
         if what == "Corpus" and here:
             _check_files(f"{option} of {kind} {name!r}", value)
         elif what == "ModelName" and value is not None:
             check_model(value, given.get("dtype", "auto"), given.get("device", "auto"), here=here)
-    quick = {"GrowerName"} | ({"File"} if here else set())
-    if quick.issuperset(named.values()):
+    if is_quick := quick.issuperset(named.values()):
         cls(**given)
+    return is_quick
 
 
 def _check_files(what: str, files: str | tuple[str, ...] | None) -> None:

@@ -17,32 +17,36 @@ from forerun.records import Sequence
 from forerun.registry import DrafterName, ModelName
 from forerun.roles import Drafter
 
+PARTS = "stand", "suffix"
 # how fast STAND, a suffix tree and a draft model are, where tokens are drawn and where they are not
 BELIEFS = {False: (1.0, 0.85, 1.2), True: (1.0, 1.15, 1.2)}
 
 
 class Auto(Router):
-    """The router over `parts`; without parts, over STAND and a suffix tree of the same `scope`.
+    """The router over `parts`; STAND and a suffix tree are of its own `scope`.
 
-    model: a draft model of the same vocabulary, which competes too. Raises ConfigError for both
-    `parts` and `model`.
+    model: a draft model of the same vocabulary, which competes with these two. Raises ConfigError
+    for one beside other parts.
     """
 
     def __init__(
         self,
         *,
-        parts: tuple[DrafterName | Drafter, ...] | None = None,
+        parts: tuple[DrafterName | Drafter, ...] = PARTS,
         model: ModelName | None = None,
         scope: str = "group",
         run: int = 8,
         optimism: float = 0.12,
         tokenizer: Any = None,
     ) -> None:
-        if parts and model:
-            raise ConfigError("auto takes parts or a draft model, not both; put it among the parts")
-        self.knows_parts = parts is None
-        if not parts:
-            parts = f"stand:scope={scope}", f"suffix:scope={scope}"
+        self.knows_parts = parts == PARTS
+        if self.knows_parts:
+            parts = tuple(f"{part}:scope={scope}" for part in PARTS)
+        elif model:
+            raise ConfigError(
+                "auto takes a model beside its own parts alone; name it among the parts, as "
+                "parts=stand+draft_model:model=draft"
+            )
         if model:
             parts = (
                 *parts,

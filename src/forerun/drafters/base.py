@@ -40,15 +40,24 @@ class Composite(Drafter):
     """
 
     def __init__(self, parts: tuple[Any, ...], tokenizer: Any = None) -> None:
+        name = type(self).__name__.lower()
         if isinstance(parts, str) or len(parts) < 2:
-            name = type(self).__name__.lower()
             raise ConfigError(f"{name} needs two parts or more, got {parts!r}; write parts=a+b")
+        if twice := [part for part, count in Counter(parts).items() if count > 1]:
+            raise ConfigError(
+                f"{name} has the part {twice[0]!r} twice, which would draft the same; name it once"
+            )
         self.parts: list[Drafter] = [
             part
             if isinstance(part, Drafter)
             else registry.make("drafter", part, tokenizer=tokenizer)
             for part in parts
         ]
+        if idle := [name_of(part) for part in self.parts if not part.labels]:
+            raise ConfigError(
+                f"{name} has the part {idle[0]!r}, which drafts nothing; leave it out: the "
+                "controller decides how much is drafted"
+            )
         _tell_apart(self)
         self.labels = frozenset().union(*(part.labels for part in self.parts))
         self.needs = frozenset().union(*(part.needs for part in self.parts))

@@ -149,7 +149,7 @@ class TokenRecycling(Drafter):
     def keep(self, tenant: str = "") -> None:
         if self.scope in ("request", "group") or (self.scope == "global" and tenant):
             raise ConfigError(
-                f"expected a matrix that is tenant {tenant!r}'s alone and outlives requests, but "
+                "expected a matrix that is one tenant's alone and outlives requests, but "
                 f"its scope is {self.scope!r}; use token_recycling:scope=tenant"
             )
 

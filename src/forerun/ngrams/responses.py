@@ -135,7 +135,7 @@ class Responses(Generic[Own, Common]):
         """Raises ConfigError unless responses of this tenant alone outlive requests."""
         if self.scope in ("request", "group") or (self.scope == "global" and tenant):
             raise ConfigError(
-                f"expected responses that are tenant {tenant!r}'s alone and outlive requests, but "
+                "expected responses that are one tenant's alone and outlive requests, but "
                 f"the scope is {self.scope!r}; use {self.name}:scope=tenant"
             )
 

@@ -144,7 +144,11 @@ def parse(text: str) -> Name:
         raise UnknownName.of(f"mode of {peer}:", mode, {*kind.modes, BATCH})
     if batch and not kind.modes[mode].can_batch:
         raise ConfigError(f"{peer} runs one sample at a time in mode {mode!r}; drop :batch")
-    given = dict(piece.split("=", 1) for piece in pieces if "=" in piece)
+    given: dict[str, str] = {}
+    for key, _, value in (piece.partition("=") for piece in pieces if "=" in piece):
+        if key in given:
+            raise ConfigError(f"option {key!r} of {text!r} is given twice; write it once")
+        given[key] = value
     draft = given.pop("draft", None) if kind.modes[mode].needs_draft else None
     return Name(peer, mode, batch, _options(text, kind.modes[mode], given), draft)
 

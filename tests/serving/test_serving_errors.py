@@ -76,6 +76,7 @@ def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"prompt": "a", "stream_options": {"x": 1}}, "stream_options.x", "include_usage"),
         ({"prompt": "a", "speculation": {"methd": 1}}, "speculation.methd", "mean 'method'?"),
         ({"prompt": "a", "speculation": {"method": "stnd"}}, "speculation.method", "'stand'?"),
+        ({"prompt": "a", "speculation": {"method": ""}}, "speculation.method", "method ''; known"),
         ({"prompt": "a", "speculation": {"max_nodes": 65}}, "speculation.max_nodes", "at most 64"),
         (
             {"prompt": "a", "prediction": {"type": "x", "content": "a"}},

@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 
 import forerun
-from forerun.cli.chat import COMMANDS, HELP, Chat, Terminal
+from forerun.cli.chat import COMMANDS, HELP, Chat, Terminal, lasting
+from forerun.cli.main import main
 from forerun.origins import OWN
 from forerun.sampling import Sampling
 
@@ -104,6 +105,8 @@ def test_answers_and_commands(chat: Chat, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "nothing was answered yet" in out
     assert out.count("tau") >= 2
     assert chat.drafter == "none" and chat.sampling.temperature == 0.5
+    terminal(chat, "/drafter auto", monkeypatch=monkeypatch)
+    assert chat.drafter == "auto:scope=tenant"  # as at the start
     assert "expected a number, got 'warm'" in out
     assert "did you mean 'stand'" in out
     assert file.read_text().startswith("user: the cat sat\n\nassistant:")
@@ -158,6 +161,25 @@ def test_a_system_message_is_shown_changed_and_dropped(
     assert terminal(chat, "/system ", monkeypatch=monkeypatch) == "Be kind.\n" and chat.turns
     terminal(chat, "/system -", monkeypatch=monkeypatch)
     assert not chat.system and not chat.turns
+
+
+def test_a_drafter_remembers_the_whole_chat_unless_it_says_otherwise() -> None:
+    assert lasting("stand:context=3") == "stand:context=3,scope=tenant"
+    assert lasting("stand:scope=group") == "stand:scope=group" and lasting("none") == "none"
+
+
+def test_a_system_message_that_would_not_be_shown_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reasoner = Chat(forerun.load("reasoner"), Sampling(), "stand")
+    turns = [("user", "one"), ("assistant", "two")]
+    reasoner.turns = list(turns)
+    said = terminal(reasoner, "/system Be kind.", monkeypatch=monkeypatch)
+    assert "error: reasoner has no place for a system message" in said
+    assert not reasoner.system and reasoner.turns == turns
+    assert terminal(reasoner, "/system -", monkeypatch=monkeypatch) and not reasoner.turns
+    assert main(["chat", "--system", "Be kind."]) == 2
+    assert capsys.readouterr().err.startswith("error: reasoner has no place for a system message")
 
 
 def test_every_command_is_known_and_a_misspelt_one_is_guessed(

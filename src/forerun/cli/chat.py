@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun import registry
 from forerun.cli import options
 from forerun.cli.output import console, counted, notice
 from forerun.cli.prompts import as_shown, check_text
@@ -65,6 +66,17 @@ class Chat:
             return alone
         lines = [f"{role.capitalize()}: {what}" for role, what in turns]
         return "\n".join([*filter(None, [self.system]), *lines, "Assistant:"])
+
+    def check_system(self, text: str) -> None:
+        """Raises ConfigError for a system message that this model would not be shown."""
+        if text and self._first(text) == self._first(""):
+            raise ConfigError(
+                f"{self.model.name} has no place for a system message in what it is shown; say it "
+                "in the first line"
+            )
+
+    def _first(self, system: str) -> str | list[int]:
+        return replace(self, system=system, turns=[]).prompt("Hello.")
 
     def answer(self, text: str) -> Iterator[Piece]:
         """Streams the answer; what there is of it is kept, also when it is stopped early."""
@@ -148,11 +160,13 @@ class Terminal:
             raise ConfigError("/save needs the name of a file; e.g. /save said.txt")
         if command == "drafter" and value:
             options.check_parts(drafter=value)
-            chat.drafter = value
+            chat.drafter = lasting(value)
         elif command == "temperature" and value:
             chat.sampling = replace(chat.sampling, temperature=_number(value))
         elif command == "system" and value:
-            chat.system, chat.turns = "" if value == "-" else value, []
+            told = "" if value == "-" else value
+            chat.check_system(told)
+            chat.system, chat.turns = told, []
         elif command == "reset":
             chat.turns = []
         elif command == "colours":
@@ -198,7 +212,7 @@ def command(
     system: System = "",
     temperature: Temperature = 0.7,
     max_new_tokens: options.MaxNewTokens = 512,
-    drafter: options.DrafterSpec = "stand:scope=tenant",  # later answers gain from earlier ones
+    drafter: options.DrafterSpec = registry.DRAFTER,
     seed: options.Seed = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
@@ -210,11 +224,20 @@ def command(
     sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
     out = console()
     loaded: Any = options.load(model, dtype=dtype, device=device, batch=2, weights=weights)
-    options.warm_up(loaded, drafter=drafter)
+    chat = Chat(loaded, sampling, lasting(drafter), system)
+    chat.check_system(system)
+    options.warm_up(loaded, drafter=chat.drafter)
     if out.is_terminal:
         _remember_lines()
         notice("/help lists commands, /quit leaves; colour marks accepted drafts")
-    Terminal(Chat(loaded, sampling, drafter, system), out).run()
+    Terminal(chat, out).run()
+
+
+def lasting(drafter: str) -> str:
+    """The drafter, with a memory of all answers: later ones gain from earlier ones."""
+    if not registry.leaves_open("drafter", drafter, "scope"):
+        return drafter
+    return f"{drafter}{',' if ':' in drafter else ':'}scope=tenant"
 
 
 def _read_as_utf8() -> None:

@@ -40,13 +40,14 @@ class Methods:
         parts: dict[str, Drafter] = {}
         for name, spec in self.specs.items():
             parts[name] = self._make(spec, SHARED)
-            parts[own(name)] = self._make(spec, OWN) if _has_scope(spec) else parts[name]
+            remembers = registry.leaves_open("drafter", spec, "scope")
+            parts[own(name)] = self._make(spec, OWN) if remembers else parts[name]
             check_pair(parts[name], verifier)
         return Router(parts)
 
     def choose(self, name: str | None) -> str:
-        """The name of a method, checked. Raises ApiError 400."""
-        name = (name or self.default).replace("-", "_")
+        """The name of a method, checked; None is the default. Raises ApiError 400."""
+        name = (self.default if name is None else name).replace("-", "_")
         if name not in self.specs:
             raise unknown(
                 "speculation method",
@@ -59,19 +60,13 @@ class Methods:
 
     def _make(self, spec: str, scopes: tuple[str, ...]) -> Drafter:
         """The drafter with the first of the scopes that it has; one in the spec stays."""
-        for scope in scopes if _has_scope(spec) else ():
+        for scope in scopes if registry.leaves_open("drafter", spec, "scope") else ():
             try:
                 return registry.make("drafter", spec, scope=scope, **self._build)
             except ConfigError:
                 if scope == scopes[-1]:
                     raise
         return registry.make("drafter", spec, **self._build)
-
-
-def _has_scope(spec: str) -> bool:
-    """Whether a drafter remembers for a scope that is left to us."""
-    cls, given = registry.resolve("drafter", spec)
-    return "scope" in registry.options(cls) and "scope" not in given
 
 
 def own(name: str) -> str:

@@ -14,6 +14,7 @@ from tiny import make_tiny
 
 from forerun import catalog
 from forerun.bench import machine
+from forerun.cli import doctor
 from forerun.cli.output import Results
 from forerun.errors import CapacityError
 
@@ -155,6 +156,14 @@ def test_a_full_disk_keeps_what_the_demo_measured(
     assert "the 3 results written before are kept" in last
     assert len(records(out.read_text())) == 3
     assert "best of 2 on 2 held-out problems" in text and "speed-up" in text
+
+
+def test_no_share_of_the_read_limit_is_more_than_all() -> None:
+    """A product that reads faster than reading did is the limit."""
+    found = doctor.told(40.0, {16: 30.0, 1: 50.0})
+    assert found["memory reads at"].startswith("50.0 GB/s")
+    assert found["weights, 16 rows"] == "30.0 GB/s, 60% of that"
+    assert found["weights, 1 row"] == "50.0 GB/s, 100% of that"
 
 
 def test_doctor_reports(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,17 @@ def test_info(call: Call, generate: Call, path: Path, tiny_folder: Path) -> None
     assert str(path.parent) not in json.dumps(found[0]["origin"])
 
 
+def test_info_goes_on_behind_a_bad_file(call: Call, generate: Call, path: Path) -> None:
+    generate("--memory", path)
+    path.with_name("bad.mem").write_text("mine")
+    bad = (path.with_name("bad.mem"), path.with_name("absent.mem"))
+    status, out, err = call("memory", "info", bad[0], path, bad[1], "--json")
+    assert status == 2 and [json.loads(line)["path"] for line in out.splitlines()] == [str(path)]
+    lines = err.splitlines()
+    assert len(lines) == 2 and all(line.startswith("error: ") for line in lines)
+    assert "never written by forerun" in lines[0] and "absent.mem" in lines[1]
+
+
 def test_info_shows_what_would_be_drafted(
     call: Call, generate: Call, path: Path, tiny_folder: Path
 ) -> None:

@@ -116,6 +116,10 @@ def test_statistics_add_up(seq):
     assert total.tokens_per_second == pytest.approx(5 / sum(total.seconds.values()))
 
 
+def test_what_has_no_drafts_has_no_drafters(seq):
+    assert Stats().to_dict()["by_drafter"] == {}
+
+
 def test_to_dict_is_plain_json(seq):
     stats = recorded(step(seq, chain([1, 2, 3]), [0], 2, draft=0.25))
     again = json.loads(json.dumps(stats.to_dict()))

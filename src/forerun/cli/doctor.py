@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun import __version__
 from forerun.cli.options import Json
-from forerun.cli.output import notice, print_json
+from forerun.cli.output import counted, notice, print_json
 from forerun.errors import CapacityError, ForerunError
 
 if TYPE_CHECKING:
@@ -143,22 +143,29 @@ def _speed() -> dict[str, str]:
         limit = read_bandwidth(threads)
     except CapacityError as error:
         return {"memory reads at": f"not measured: {error}", "advice": _advice(kernels(), None)}
-    found = {"memory reads at": f"{limit:.1f} GB/s; plain decoding on a CPU can be no faster"}
-    size, share = (32768, 4096), 0.0
+    size, rates = (32768, 4096), {}
     linear = Linear(torch.ones(size, dtype=torch.bfloat16))
     for rows in (16, 8, 1):
         x = torch.ones(rows, size[1], dtype=torch.bfloat16)
         best = float("inf")
         for _ in range(4):
-            read_bandwidth(threads, tries=1)  # no cache keeps the weights
+            limit = max(limit, read_bandwidth(threads, tries=1))  # no cache keeps the weights
             with torch.inference_mode():
                 best = min(best, seconds_of(partial(linear, x)))
-        rate = 2 * size[0] * size[1] / best / 1e9
-        share = rate / limit
-        found[f"weights, {rows} rows" if rows > 1 else "weights, 1 row"] = (
-            f"{rate:.1f} GB/s, {share:.0%} of that"
-        )
-    return found | {"advice": _advice(kernels(), share)}
+        rates[rows] = 2 * size[0] * size[1] / best / 1e9
+    return told(limit, rates) | {"advice": _advice(kernels(), rates[1] / limit)}
+
+
+def told(limit: float, rates: dict[int, float]) -> dict[str, str]:
+    """What was measured, in words. limit: GB/s of reading alone; rates: GB/s of products by rows.
+
+    A product whose weights no cache holds reads memory, too: the fastest of all is the limit.
+    """
+    limit = max(limit, *rates.values())
+    return {"memory reads at": f"{limit:.1f} GB/s; plain decoding on a CPU can be no faster"} | {
+        f"weights, {counted(rows, 'row')}": f"{rate:.1f} GB/s, {rate / limit:.0%} of that"
+        for rows, rate in rates.items()
+    }
 
 
 def _advice(native: Kernels, share: float | None) -> str:
@@ -172,8 +179,9 @@ def _advice(native: Kernels, share: float | None) -> str:
     if share is not None and share < REACHED:
         return "passes stay below the limit of this memory: close other programs, use fewer threads"
     return (
-        "plain decoding runs near the limit of this memory; what helps now is drafting (--drafter "
-        "stand), several samples at once, or --weights int8, which changes the model's law"
+        "plain decoding runs near the limit of this memory; what helps now is drafting (on, unless "
+        "--drafter says none), several samples at once, or --weights int8, which changes the "
+        "model's law"
     )
 
 

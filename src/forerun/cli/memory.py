@@ -11,7 +11,7 @@ import typer
 
 from forerun.cli import options
 from forerun.cli.output import console, counted, notice, print_json
-from forerun.errors import ConfigError, DataError
+from forerun.errors import ConfigError, DataError, ForerunError
 
 if TYPE_CHECKING:
     from forerun.engine.api import Model
@@ -50,18 +50,30 @@ def info(
     is_json: options.Json = False,
 ) -> None:
     """Check files and say what they hold, and where it came from."""
+    is_sound = True
+    for file in files:
+        try:
+            _info(file, after, model, nodes, is_json)
+        except ForerunError as error:  # the other files are told all the same
+            notice(f"error: {error}")
+            is_sound = False
+    if not is_sound:
+        raise typer.Exit(2)
+
+
+def _info(file: Path, after: str | None, model: str, nodes: int, is_json: bool) -> None:
     from forerun import memories
 
-    for memory in map(memories.read, files):
-        found = memory.to_dict()
-        if after is not None:
-            found["drafts"] = _drafts(memory, model, after, nodes)
-        if is_json:
-            print_json(found)
-        else:
-            _show(memory)
-            for line in found.get("drafts", ()):
-                print(f"  drafts    {line!r}")
+    memory = memories.read(file)
+    found = {"path": str(file)} | memory.to_dict()
+    if after is not None:
+        found["drafts"] = _drafts(memory, model, after, nodes)
+    if is_json:
+        print_json(found)
+    else:
+        _show(memory)
+        for line in found.get("drafts", ()):
+            print(f"  drafts    {line!r}")
 
 
 @app.command("merge")

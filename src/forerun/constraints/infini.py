@@ -54,6 +54,7 @@ class InfiniMix(Shaper):
         if tokenizer is not None:
             check_tokenizer(self.index, tokenizer)
         self.weigh, self.context, self.max_support = weigh, context, max_support
+        self.logits((0,), np.zeros(self.index.largest_id + 1))  # compiles what it runs
 
     def start(self, seq: Sequence) -> tuple[int, ...]:
         """The last tokens."""

@@ -88,9 +88,8 @@ class Stats:
             name: {"drafted": count, "accepted": self.accepted_by[name]}
             for name, count in self.drafted_by.items()
         }
-        told = {"by_drafter": parts} if parts else {}
         failed = {"failures": self.failures} if self.failures else {}
-        return counts | rates | told | failed
+        return counts | rates | {"by_drafter": parts} | failed
 
 
 class Recorder:

@@ -102,7 +102,7 @@ def test_an_option_that_comes_twice_is_refused(spec):
 
 
 def test_a_tokenizer_is_no_option_of_users():
-    with pytest.raises(UnknownName, match="unknown option of drafter 'auto': 'tokenizer'") as caught:
+    with pytest.raises(UnknownName, match="unknown option .*'tokenizer'; known: ") as caught:
         registry.resolve("drafter", "auto:tokenizer=x")
     assert "'tokenizer'" not in str(caught.value).partition(";")[2]
     assert registry.leaves_open("drafter", "stand:context=4", "scope")

@@ -105,7 +105,7 @@ def test_one_part_is_too_few(make) -> None:
 def test_parts_that_add_nothing_are_refused(make) -> None:
     same = Says(truth)
     for parts in (("stand", "stand"), (same, Says(wrong), same)):
-        with pytest.raises(ConfigError, match="twice, which would draft the same"):
+        with pytest.raises(ConfigError, match="twice, which learns and drafts alike"):
             make(parts=parts)
     with pytest.raises(ConfigError, match="the part 'none', which drafts nothing"):
         make(parts=("none", "stand"))

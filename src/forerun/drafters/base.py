@@ -45,7 +45,8 @@ class Composite(Drafter):
             raise ConfigError(f"{name} needs two parts or more, got {parts!r}; write parts=a+b")
         if twice := [part for part, count in Counter(parts).items() if count > 1]:
             raise ConfigError(
-                f"{name} has the part {twice[0]!r} twice, which would draft the same; name it once"
+                f"{name} has the part {twice[0]!r} twice, which learns and drafts alike; name it "
+                "once"
             )
         self.parts: list[Drafter] = [
             part

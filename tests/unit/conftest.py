@@ -1,4 +1,4 @@
-"""Fixtures of all that calls the command line."""
+"""Fixtures of all that calls the command line, or changes the number of threads."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from command import Call
 from tiny import make_tiny
 
@@ -66,3 +67,11 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         monkeypatch.setattr(sys, "stdin", stream)
 
     return put
+
+
+@pytest.fixture
+def threads():
+    """Restores torch's number of threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)

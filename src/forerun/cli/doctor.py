@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -69,15 +68,17 @@ def _versions() -> dict[str, str]:
 def _processor() -> dict[str, Any]:
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    found: dict[str, Any] = {"name": platform.processor() or platform.machine(), "cores": cores}
-    info = _table(Path("/proc/cpuinfo"))
+    from forerun.bench.machine import first_values, num_cores
+
+    name = platform.processor() or platform.machine()
+    found: dict[str, Any] = {"name": name, "cores": num_cores()}
+    info = first_values(Path("/proc/cpuinfo"))
     if "flags" in info:
         flags = info["flags"].split()
         found["name"] = info.get("model name", found["name"])
         found["instructions"] = ", ".join(text for f, text in FLAGS.items() if f in flags) or "none"
     found["torch threads"] = torch.get_num_threads()
-    free = _table(Path("/proc/meminfo")).get("MemAvailable")
+    free = first_values(Path("/proc/meminfo")).get("MemAvailable")
     if free:
         found["free memory"] = f"{int(free.split()[0]) / 2**20:.1f} GiB"
     return found
@@ -198,13 +199,3 @@ def _embedded() -> dict[str, str]:
         "folder": folder,
         "loads": f"yes: vocabulary {model.target.vocab_size}, context {model.target.context}",
     }
-
-
-def _table(file: Path) -> dict[str, str]:
-    """First value per name of a file of "name: value" lines; empty where there is none."""
-    try:
-        lines = file.read_text().splitlines()
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in reversed(lines))
-    return {name.strip(): value.strip() for name, _, value in pairs}

@@ -179,7 +179,9 @@ def test_a_server_that_is_gone_is_told_in_words(page: browser.Page) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_contrast(page: browser.Page, scheme: str) -> None:
     page.scheme(scheme)
-    for ink, paper, ratio in page.js(CONTRAST):
+    found = page.js(CONTRAST)
+    assert found
+    for ink, paper, ratio in found:
         assert ratio >= 4.5, (ink, paper, ratio)
 
 

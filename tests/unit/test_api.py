@@ -221,6 +221,7 @@ def test_logprobs_match_the_models_own(model) -> None:
         logits = theirs(torch.tensor([ids])).logits[0].double()
     expected = torch.log_softmax(logits, -1).numpy()
     first = len(ids) - len(sample.tokens) - 1
+    assert len(sample.logprobs) == len(sample.tokens) == 12
     for at, reported in enumerate(sample.logprobs):
         for token, value in reported.items():
             assert np.isclose(value, expected[first + at, token], atol=2e-3)

@@ -44,11 +44,12 @@ def test_the_drawn_tree_equals_the_classes():
 
 
 def test_the_also_remarks_are_true():
-    for line in errors.__doc__.splitlines():
-        if "(also a " in line:
-            name = line.lstrip("│├└─ ").split(" ")[0]
-            builtin = line.partition("(also a ")[2].rstrip(")")
-            assert issubclass(classes()[name], __builtins__[builtin])
+    remarks = [line for line in errors.__doc__.splitlines() if "(also a " in line]
+    assert len(remarks) == 2
+    for line in remarks:
+        name = line.lstrip("│├└─ ").split(" ")[0]
+        builtin = line.partition("(also a ")[2].rstrip(")")
+        assert issubclass(classes()[name], __builtins__[builtin])
 
 
 def test_every_error_has_a_docstring():

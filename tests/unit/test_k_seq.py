@@ -231,6 +231,7 @@ def test_joint_law_of_two_tokens(grower) -> None:
             chance = target([0, 1, *tokens])[second] if len(tokens) < 2 else 1.0
             key = (tokens[0], second)
             found[key] = found.get(key, 0.0) + weight * chance
+    assert len(found) == 9
     for (first, second), chance in found.items():
         assert chance == pytest.approx(
             target([0, 1])[first] * target([0, 1, first])[second], abs=1e-12

@@ -132,6 +132,7 @@ def brute(samples: list[list[int]], n: int) -> float:
 @given(st.lists(TEXT, min_size=1, max_size=4))
 def test_overlap_by_its_definition(samples: list[list[int]]) -> None:
     found = overlap([Trace([0], samples)], orders=(1, 2, 3, 5))
+    assert list(found) == [1, 2, 3, 5]
     for n, row in found.items():
         expected = [brute(samples[: m + 1], n) for m in range(len(samples))]
         assert row == pytest.approx(expected, nan_ok=True)

@@ -222,6 +222,7 @@ def test_log_probabilities_of_paths_add_up() -> None:
     q = Proposal(np.arange(3, dtype=np.int32), Q)
     beam = [Item(-1, -1.0, 0.5)]
     for children in (race(beam, [q], 2, SeededDice(1)), one_by_one(beam, [q], 2, Walk(1))):
+        assert len(children) == 2
         for child in children:
             assert isinstance(child, Child)
             assert child.logp == pytest.approx(-1.0 + np.log(Q[child.entry]), abs=1e-12)

@@ -162,6 +162,23 @@ def test_the_first_call_says_once_that_it_compiles_and_the_second_nothing(
 
 
 @pytest.mark.slow
+def test_a_mixture_is_compiled_when_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the clock of `generate` runs."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    code = (
+        "import numpy as np; from forerun import compiled; "
+        "from forerun.constraints.infini import InfiniMix, Index; "
+        "watch = compiled.watch(str); index = Index.of([[0, 1, 2, 0, 1]]); "
+        "before = watch.num_compiled; mix = InfiniMix(index); made = watch.num_compiled; "
+        "mix.logits((2, 0, 1), np.zeros(3, np.float32)); "
+        "print(made > before, watch.num_compiled - made)"
+    )
+    assert python(code) == "True 0\n"
+
+
+@pytest.mark.slow
 def test_ctrl_c_while_kernels_are_compiled_ends_at_once(tmp_path: Path) -> None:
     """llvmlite's callbacks drop a KeyboardInterrupt, or die of it."""
     for wait in (0.2, 1.5, 3.0):

@@ -71,8 +71,8 @@ class Chat:
         """Raises ConfigError for a system message that this model would not be shown."""
         if text and self._first(text) == self._first(""):
             raise ConfigError(
-                f"{self.model.name} has no place for a system message in what it is shown; say it "
-                "in the first line"
+                f"{self.model.name} has no place for a system message in what it is shown; "
+                "leave it out"
             )
 
     def _first(self, system: str) -> str | list[int]:

@@ -28,7 +28,7 @@ from forerun.cli.output import (
 )
 from forerun.cli.prompts import Job, as_shown, check_text, read_jobs
 from forerun.errors import ConfigError
-from forerun.interrupts import uninterrupted
+from forerun.interrupts import ending_at_once, uninterrupted
 from forerun.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -241,7 +241,8 @@ def _here(given: dict[str, Any], jobs: list[Job], parts: dict[str, str], call: s
             how = {name: given[name] for name in ("dtype", "device", "weights")}
             loaded = options.load(given["model"], batch=batch, **how)
             output.decode = loaded.tokenizer.decode
-            shapers = _shapers(loaded, given)
+            with ending_at_once("interrupted before anything was begun"):  # they compile
+                shapers = _shapers(loaded, given)
             chat = given["chat"]
             jobs = [replace(job, prompt=_prompt(loaded, job.prompt, chat)) for job in jobs]
             options.warm_up(loaded, **parts)

@@ -114,7 +114,7 @@ class Kept:
 
     In a `with` it is loaded where there is a file, and saved at the end, also when an error or
     Ctrl-C ends the block: what was learned until then is true. A file that could not be loaded is
-    left alone.
+    left alone. Until the end the drafter hears every token, also where nothing is drafted.
     """
 
     def __init__(self, path: Path | str, drafter: Drafter, origin: Origin) -> None:
@@ -150,9 +150,11 @@ class Kept:
             self.before = self.load()
         else:
             files.check_place(self.path)
+        self.drafter.kept |= {self.origin.tenant}
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self.drafter.kept -= {self.origin.tenant}
         try:
             with uninterrupted():
                 self.after = self.save()

@@ -91,6 +91,7 @@ class Drafter:
     needs: frozenset[str] = frozenset()
     alias: str = ""  # its name where others of its class draft beside it
     is_patient: bool = False  # may hear of steps in which it drafted nothing late, before it drafts
+    kept: frozenset[str] = frozenset()  # tenants of whom it hears every step: it is to be saved
 
     def within(self) -> Iterator[Drafter]:
         """Itself, and the drafters that it is made of."""

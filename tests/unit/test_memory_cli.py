@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command import Call, interrupted
+from command import Call, interrupted, records
 
 from forerun import memories
+from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.models.tokenizer import Tokenizer
+from forerun.records import Cost
+from forerun.roles import Target
 
 CAT = ("--prompt", "the cat sat on")
+PROGRAM = (sys.executable, "-m", "forerun.cli.main")
+KEEPERS = (  # whoever can save what it learns, alone or as a part of another
+    "stand",
+    "auto",
+    "fuse",
+    "stand:scope=tenant",
+    "suffix:scope=tenant",
+    "sam:scope=tenant",
+    "token_recycling:scope=tenant",
+    "aded",
+)
 
 
 @pytest.fixture
@@ -36,6 +53,37 @@ def test_a_memory_lives_from_run_to_run(generate: Call, path: Path) -> None:
     status, _, err = generate("-n", 2, "--seed", 2, "--ignore-eos", "--memory", path, "--json")
     assert (status, tokens(path)) == (0, 32)
     assert all(line.startswith("compil") for line in err.splitlines())
+
+
+@pytest.mark.parametrize("drafter", KEEPERS)
+def test_a_memory_learns_every_token_where_drafts_do_not_pay(
+    generate: Call, path: Path, drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Target, "cost", Cost((1, 2), (1e-5, 1.0)))
+    words = ("-n", 8, "--max-new-tokens", 40, "--ignore-eos", "--seed", 1, "-d", drafter)
+    status, out, err = generate(*words, "--memory", path, "--json")
+    samples = records(out)
+    passes = sum(sample["stats"]["passes"] for sample in samples)
+    assert status == 0 and passes > 300, "hardly anything is drafted"
+    followed = {token for sample in samples for token in sample["tokens"][:-1]}
+    counts_ids = drafter.startswith("token_recycling")  # of which the successors are known
+    assert tokens(path) >= (len(followed) if counts_ids else 8 * 40), err
+
+
+@pytest.mark.slow
+def test_a_memory_learns_all_that_the_reasoner_says(tmp_path: Path, path: Path) -> None:
+    """Its passes are so fast that drafts hardly pay: a process of its own, with measured costs."""
+    prompt = ReasoningTask("heldout").example(3).prompt
+    done = subprocess.run(
+        [*PROGRAM, "generate", "-p", prompt, "-n", "16", "--memory", str(path), "--json"],
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join(sys.path), "FORERUN_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    said = sum(record["stats"]["generated"] for record in records(done.stdout))
+    assert tokens(path) == said > 300
 
 
 def test_the_printed_call_names_the_memory(generate: Call, path: Path) -> None:

@@ -4,8 +4,9 @@ That is so where failing does not depend on the tokens that were drawn: a drafte
 tokens only leaves the others more often than their q says.
 
 A sequence whose plan neither drafts nor learns costs the drafter nothing: it begins at the first
-plan that does. So a drafter may find that a text has grown without it. A patient drafter hears of
-steps in which it drafted nothing some at a time: code that a pass has made cold is dear to enter.
+plan that does. So a drafter may find that a text has grown without it, unless what it learns of a
+tenant is to be saved: then it hears of all of that. A patient drafter hears of steps in which it
+drafted nothing some at a time: code that a pass has made cold is dear to enter.
 """
 
 from __future__ import annotations
@@ -68,7 +69,12 @@ class Guarded(Drafter):
         return trees
 
     def observe(self, step: Step) -> None:
-        rows = [i for i, plan in enumerate(step.plans) if plan.nodes > 0 or plan.learns]
+        kept = self.drafter.kept
+        rows = [
+            i
+            for i, plan in enumerate(step.plans)
+            if plan.nodes > 0 or plan.learns or step.seqs[i].tenant in kept
+        ]
         if not rows:
             return
         self._late.append((step, rows))

@@ -91,6 +91,7 @@ class Worker:
         """What is learned from now on will be asked for; `before` is what a file held."""
         tenant = self.setup.tenant
         self.main.keep(tenant)
+        self.main.kept |= {tenant}
         if before is None:
             return
         self.main.restore(before, tenant)
@@ -102,6 +103,7 @@ class Worker:
         )
         self.fresh.keep(tenant)
         self.drafter = Twice(self.main, self.fresh)
+        self.drafter.kept = self.main.kept
         self.drafter.warm_up()
 
     def snapshot(self) -> Snapshot | None:

@@ -79,6 +79,17 @@ def test_a_count_in_an_fm_index_needs_no_torch(tmp_path: Path) -> None:
     assert printed.splitlines() == ["1", "0", "[]"]
 
 
+def test_an_answer_needs_little_of_what_is_installed() -> None:
+    """What takes longer to import than a small model takes to answer stays out."""
+    code = (
+        "import sys; from forerun.cli.main import main; "
+        "main(['generate', '-p', 'Rosa has 3', '-n', '2', '--max-new-tokens', '3']); "
+        "print([m for m in ('transformers.core_model_loading', 'torch._dynamo', 'rich') "
+        "if m in sys.modules])"
+    )
+    assert python(code).splitlines()[-1] == "[]"
+
+
 LOADS = """
 import sys
 from forerun.cli import options

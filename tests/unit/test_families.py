@@ -11,7 +11,8 @@ from parity import CASES, branching, expected, forward, prompt, saved, sequence,
 
 from forerun.engine.runner import ModelRunner
 from forerun.models.families import Unsupported, plan_for
-from forerun.models.load import load_target
+from forerun.models.folder import Written, read_config
+from forerun.models.load import choose_dtype, load_target, planned
 from forerun.native import kernels
 from forerun.tree import EMPTY
 
@@ -107,6 +108,39 @@ def test_longrope_switches_with_the_context(tmp_path: Path) -> None:
     assert load_target(tmp_path).context == 128, "the context before the switch by default"
     long = load_target(tmp_path, context=256)
     assert worst(model, seq, EMPTY, forward(long, [seq], [EMPTY])[0]) < TOLERANCE
+
+
+WRITTEN = {"llama", "llama-biased-tied", "gpt2"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_config_that_is_read_as_written_gives_the_plan_of_transformers(
+    case: str, tmp_path: Path
+) -> None:
+    """Where it says enough; what it does not say is asked of transformers."""
+    saved(case, tmp_path)
+    plan = plan_for(read_config(tmp_path))
+    found, config = planned(tmp_path)
+    assert isinstance(config, Written) == (case in WRITTEN)
+    assert (found.config, found.shapes, [*found.pieces]) == (
+        plan.config,
+        plan.shapes,
+        [*plan.pieces],
+    )
+    assert choose_dtype("auto", config, []) == torch.float32
+
+
+@pytest.mark.parametrize("name", ["rms_norm_eps", "head_dim", "dtype", "transformers_version"])
+def test_what_a_config_does_not_say_is_asked_of_transformers(name: str, tmp_path: Path) -> None:
+    import json
+
+    saved("llama", tmp_path)
+    path = tmp_path / "config.json"
+    fields = json.loads(path.read_text())
+    del fields[name]
+    path.write_text(json.dumps(fields))
+    found, config = planned(tmp_path)
+    assert not isinstance(config, Written) and found == plan_for(read_config(tmp_path))
 
 
 def test_older_rope_fields_are_read(tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ from forerun.cli import style as styles
 from forerun.cli.memory import kept
 from forerun.cli.output import (
     Results,
-    console,
     counted,
     logprob_lines,
     notice,
+    painted,
     print_json,
     sample_record,
     stats_lines,
@@ -90,7 +90,7 @@ class Output:
         self.begin()
 
     def begin(self) -> None:
-        """What is timed begins: the model has been loaded and its kernels compiled."""
+        """What is timed begins: all is loaded, compiled and measured that decoding needs."""
         self.start = time.perf_counter()
 
     def piece(self, text: str) -> None:
@@ -121,9 +121,8 @@ class Output:
         if self.is_json or not self.num_done:
             return
         seconds = time.perf_counter() - self.start
-        err = console(stderr=True)
         for line in stats_lines(self.stats, self.num_done, seconds):
-            err.print(line, style="dim", soft_wrap=True, markup=False)
+            painted(line, "dim", stderr=True)
 
     def interrupted(self) -> str:
         """What Ctrl-C left."""
@@ -140,7 +139,7 @@ class Output:
                 f"{counted(len(sample.tokens), 'token')}, {sample.finish}, "
                 f"tau {sample.stats.tau:.2f}"
             )
-            console().print(head, style="cyan", markup=False)
+            painted(head, "cyan")
         print(sample.text, flush=True)
 
 
@@ -247,7 +246,6 @@ def _here(given: dict[str, Any], jobs: list[Job], parts: dict[str, str], call: s
             jobs = [replace(job, prompt=_prompt(loaded, job.prompt, chat)) for job in jobs]
             options.warm_up(loaded, **parts)
             with kept(loaded, given["memory"], drafter, tenant, is_quiet=is_json):
-                output.begin()
                 _run(loaded, jobs, parts | {"tenant": tenant, "shapers": shapers}, batch, output)
         except KeyboardInterrupt:
             output.footer()
@@ -321,6 +319,7 @@ def _run(model: Model, jobs: list[Job], how: dict[str, Any], batch: int, output:
     """Runs all jobs; text goes out as it comes, samples as they finish."""
     prompts: Any = [job.prompt for job in jobs]
     run = model.run(prompts, [job.sampling for job in jobs], batch=batch, **how)
+    output.begin()
     for event in run.events():
         output.piece(event.text)
         if event.sample:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from forerun.engine.stats import Stats
 
 WIDE = 200  # columns where nobody looks, so that a row stays a line
+STYLES = {"cyan": 36, "dim": 2}  # as terminals number them
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -27,6 +28,17 @@ def console(*, stderr: bool = False) -> Console:
 
     stream = sys.stderr if stderr else sys.stdout
     return Console(file=stream, highlight=False, width=None if stream.isatty() else WIDE)
+
+
+def painted(text: str, style: str, *, stderr: bool = False) -> None:
+    """A line in a style, "cyan" or "dim", on a terminal that shows any; plain elsewhere.
+
+    Without rich: its import takes longer than a small model's answer.
+    """
+    stream = sys.stderr if stderr else sys.stdout
+    if stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
+        text = f"\x1b[{STYLES[style]}m{text}\x1b[0m"
+    print(text, file=stream, flush=True)
 
 
 def notice(text: str) -> None:

@@ -15,7 +15,7 @@ import typer
 from forerun import registry
 from forerun.cli import options
 from forerun.cli import superposed as superposing
-from forerun.cli.output import Results, console, counted, notice, print_json, stats_lines
+from forerun.cli.output import Results, counted, notice, painted, print_json, stats_lines
 from forerun.cli.prompts import Job, as_shown, check_text, is_embedded, read_jobs
 from forerun.errors import ConfigError, UnknownName
 from forerun.interrupts import uninterrupted
@@ -317,7 +317,6 @@ def to_record(found: Any, call: str) -> dict[str, Any]:
 def _show(found: BestOf | Found, seconds: float) -> None:
     """The chosen text on standard output; how it came about beside it."""
     print(found.text, flush=True)
-    err = console(stderr=True)
     num = len(found.samples) if hasattr(found, "samples") else len(found.finished)
     votes = ", ".join(f"{answer}: {weight:.4g}" for answer, weight in [*found.votes.items()][:6])
     lines = [f"answer {found.answer or '(none)'}; votes {votes or '(none)'}"]
@@ -326,4 +325,4 @@ def _show(found: BestOf | Found, seconds: float) -> None:
         branches = counted(len(found.tree) - 1, "branch", "branches")
         lines.append(f"{branches}, {lost} lost, {num} finished")
     for line in [*lines, *stats_lines(found.stats, num, seconds)]:
-        err.print(line, style="dim", soft_wrap=True, markup=False)
+        painted(line, "dim", stderr=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from forerun.cli import options
-from forerun.cli.output import Results, console, counted, print_json
+from forerun.cli.output import Results, counted, painted, print_json
 from forerun.cli.prompts import Job, as_shown, read_jobs
 from forerun.errors import ConfigError
 from forerun.sampling import Sampling
@@ -122,4 +122,4 @@ def _show(found: Superposed, logprobs: list[float], seconds: float) -> None:
         f"approximate: drafts share the model's state; log-probabilities under it: {said}",
         f"{counted(len(found.drafts), 'draft')} from {passes} in {seconds:.2f} s",
     ):
-        console(stderr=True).print(line, style="dim", soft_wrap=True, markup=False)
+        painted(line, "dim", stderr=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,15 @@ import torch
 from forerun.engine.runner import ModelRunner
 from forerun.errors import ConfigError, ModelError, in_a_line
 from forerun.models.checkpoint import load_decoder, shard_files, stored_dtype
-from forerun.models.families import Unsupported, plan_for
-from forerun.models.folder import check_device, check_dtype, model_folder, read_config
+from forerun.models.families import Plan, Unsupported, plan_for
+from forerun.models.folder import (
+    Written,
+    check_device,
+    check_dtype,
+    check_folder,
+    model_folder,
+    read_config,
+)
 from forerun.native import kernels
 from forerun.native.rounding import KEPT, Rounding
 
@@ -61,10 +69,10 @@ def load_target(
 
         return HFTarget(path_or_model, max_seqs=max_seqs, context=context)
     folder = model_folder(path_or_model)
-    config = read_config(folder)
+    check_folder(folder)
     where = choose_device(device)
     try:
-        plan = plan_for(config, context)
+        plan, config = planned(folder, context)
         files = shard_files(folder)
         kind = choose_dtype(dtype, config, files)
         decoder = load_decoder(plan, files, kind, where, rounding)
@@ -80,6 +88,16 @@ def load_target(
         options = {"max_seqs": max_seqs, "context": context}
         return load_hf(folder, DTYPES.get(dtype), where, str(reason), **options)
     return ModelRunner(decoder, max_seqs=max_seqs, context=context)
+
+
+def planned(folder: Path, context: int | None = None) -> tuple[Plan, Any]:
+    """How our decoder loads a model, and its config. Raises Unsupported, ModelError."""
+    with suppress(Exception):  # transformers says what is wrong
+        written = Written(folder)
+        assert isinstance(written.dtype, str)
+        return plan_for(written, context), written
+    config = read_config(folder)
+    return plan_for(config, context), config
 
 
 def can_round(path_or_model: Any, device: torch.device) -> bool:
@@ -106,6 +124,7 @@ def choose_dtype(name: str, config: Any, files: list[Path]) -> torch.dtype:
     if name != "auto":
         return DTYPES[name]
     own = getattr(config, "dtype", None)
+    own = getattr(torch, own, None) if isinstance(own, str) else own
     own = own if isinstance(own, torch.dtype) else stored_dtype(files)
     if own not in DTYPES.values():
         raise Unsupported(f"the checkpoint is in {own}")

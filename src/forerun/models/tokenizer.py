@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence as Many
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,8 @@ class Tokenizer:
                 f"there is no tokenizer in {folder} (none of {', '.join(FILES[:4])}); copy it from "
                 "the original model"
             )
-        from transformers import AutoTokenizer
-
         try:
-            inner = AutoTokenizer.from_pretrained(folder)
+            inner = _class_for(folder).from_pretrained(folder)
         except Exception as cause:  # bad JSON, a missing part, a class that is not installed
             if (folder / "config.json").exists():
                 read_config(folder)  # which the tokenizer reads, too: the fault may be there
@@ -101,6 +100,25 @@ class Tokenizer:
     def vocabulary(self) -> dict[str, int]:
         """Token strings and their ids."""
         return self.inner.get_vocab()
+
+
+def _class_for(folder: Path) -> Any:
+    """Whose `from_pretrained` reads a tokenizer.
+
+    Of a llama whose tokenizer needs no class of its own the automatic one comes to the general
+    class, too, after it has imported all that can run the model, which takes seconds.
+    """
+    with suppress(Exception):  # transformers says what is wrong
+        said = json.loads((folder / "tokenizer_config.json").read_text())
+        is_general = said["tokenizer_class"] == "PreTrainedTokenizerFast" and "auto_map" not in said
+        is_llama = json.loads((folder / "config.json").read_text())["model_type"] == "llama"
+        if is_general and is_llama and (folder / "tokenizer.json").is_file():
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
 
 
 class TextStream:

@@ -30,6 +30,7 @@ from forerun.tree import EMPTY, Tree, TreeBuilder
 
 ROWS = (1, 2, 3, 5, 7, 9, 13, 17, 25, 33, 49, 65)
 PREFIX = 48  # tokens before the root: few enough that the cache slot is given up gladly
+LEVELS = 4  # of the trees that are measured
 TRIES = 7  # of each kind of work at least, as far as time allows
 SECONDS = 0.5, 3.0  # of measuring, at least and at most
 CHECK, HOLDS = (3, (0.0, 0.3)), 0.85  # tries and seconds of a check; what a time must not exceed
@@ -44,11 +45,9 @@ def curve_of(target: Target) -> Cost:
     if target.cost is not None:
         return target.cost
     if target.curve is None:
-        most = min(max(ROWS), max(2, target.context - PREFIX - 1))
-        sizes = [rows for rows in ROWS if rows <= most]
-        seconds = remembered(target, "", sizes, partial(_passes, target))
+        seconds = remembered(target, "", list(ROWS), partial(_passes, target))
         rising = np.maximum.accumulate(seconds)  # larger never cheaper
-        target.curve = Cost(tuple(sizes), tuple(float(s) for s in rising))
+        target.curve = Cost(ROWS, tuple(float(s) for s in rising))
     return target.curve
 
 
@@ -96,17 +95,17 @@ def some_text(target: Target, length: int) -> list[int]:
     return [1 + i % max(1, target.vocab_size - 1) for i in range(length)]
 
 
-def bush(nodes: int, vocab: int) -> Tree:
-    """Chains of four below the root: about the shape of drafts."""
+def bush(nodes: int, vocab: int, levels: int = LEVELS) -> Tree:
+    """Chains of four below the root: about the shape of drafts; shorter where there is no room."""
     tree = TreeBuilder()
     for node in range(nodes):
-        tree.add(node % vocab, node - 1 if node % 4 else -1)
+        tree.add(node % vocab, node - 1 if node % levels else -1)
     return tree.build()
 
 
 def _passes(target: Target, sizes: Many[int], tries: int, limits: Limits) -> list[float]:
     """Seconds of passes over one sequence with so many rows."""
-    tokens = some_text(target, min(PREFIX, target.context - 2))
+    tokens = some_text(target, max(1, min(PREFIX, target.context - LEVELS)))
     seq = Sequence(tokens, len(tokens), Sampling(), SeededDice(0), limit=1)
 
     def run(tree: Tree) -> None:
@@ -114,7 +113,8 @@ def _passes(target: Target, sizes: Many[int], tries: int, limits: Limits) -> lis
 
     try:
         run(EMPTY)  # prefill
-        trees = [bush(rows - 1, target.vocab_size) for rows in sizes]
+        levels = max(1, min(LEVELS, target.context - len(tokens)))
+        trees = [bush(rows - 1, target.vocab_size, levels) for rows in sizes]
         return fastest([partial(run, tree) for tree in trees], tries, limits)
     finally:
         target.release(seq)

@@ -24,7 +24,7 @@ from forerun.errors import CapacityError
         (["generate", "--drafer", "stand"], "--drafter"),
         (["genrate"], "'generate'"),
         (["generate", *CAT, "-d", "stnd"], "'stand'"),
-        (["serve", "--context", "63"], "--context must be at least 64 tokens, got 63"),
+        (["serve", "--context", "1"], "--context must be at least 2 tokens, got 1"),
         (["serve", "--verifier", "typical"], "verifier 'typical' is lossy"),
         (["serve", "--method", "stand=prompt_lookup"], "--method must not take another one's name"),
         (["serve", "--method", "=stand"], "--method must be named by letters"),

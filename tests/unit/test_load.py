@@ -219,5 +219,5 @@ def test_a_draft_with_a_shorter_context_stops_drafting(grower: str, tmp_path: Pa
 
 @pytest.mark.parametrize("options", [{"max_seqs": 0}, {"context": 0}, {"context": 1.5}])
 def test_limits_are_positive_integers(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="integer of at least 1"):
+    with pytest.raises(ConfigError, match="integer of at least [12]"):
         load_target("anywhere", **options)

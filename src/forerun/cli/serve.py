@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from forerun.serving.tenants import Keys
 
 KEYS = "FORERUN_API_KEYS"  # keys divided by commas; a command line would show them to everybody
-LEAST_CONTEXT = 64  # tokens: where passes are timed, a prompt and its drafts take as many
+LEAST_CONTEXT = 2  # tokens: one to begin with, and one that is said
 SETTINGS = (  # fields of `Settings` that have an option of their name,
     "verifier",
     "controller",

@@ -236,7 +236,8 @@ def load(
     """A Model from a folder, a hub id, or "reasoner" (the one that ships with forerun).
 
     dtype: auto (the checkpoint's), bf16, fp16, fp32. max_seqs: most sequences that may run at once;
-    their cells are allocated as they come. context: shorter than the model's own, to save memory.
+    their cells are allocated as they come. context: shorter than the model's own, to save memory; a
+    longer one is not had, with a warning.
     weights: "int8" rounds them, "int8:128" with a scale per 128 inputs: another law, half the bytes
     Raises ModelError with the cause.
     """
@@ -246,6 +247,8 @@ def load(
     tokenizer = Tokenizer.load(path)
     options = {"dtype": dtype, "device": device, "weights": weights}
     target = load_target(path, max_seqs=max_seqs, context=context, **options)
+    if context is not None and context > target.context:
+        log.warning(f"context {context} was asked for; that of this model is {target.context}")
     return Model(target, tokenizer, str(model), device)
 
 

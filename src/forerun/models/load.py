@@ -53,10 +53,10 @@ def load_target(
             f"max_seqs must be an integer of at least 1, got {max_seqs!r}; it is how many "
             "sequences may run at once"
         )
-    if context is not None and (not isinstance(context, int) or context < 1):
+    if context is not None and (not isinstance(context, int) or context < 2):
         raise ConfigError(
-            f"context must be an integer of at least 1, got {context!r}; leave it out for the "
-            "model's own"
+            f"context must be an integer of at least 2, a token and its answer, got {context!r}; "
+            "leave it out for the model's own"
         )
     rounding = Rounding.parse(weights)
     if rounding != KEPT and not can_round(path_or_model, choose_device(device)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,3 +17,13 @@ def test_an_example_runs(file: Path) -> None:
     done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip(), "it shows what it did"
+
+
+def test_the_best_of_n_drafts_from_what_was_said_before() -> None:
+    """Its second row of tokens per pass: the first sample has nothing to draft from."""
+    code = [sys.executable, FOLDER / "02_best_of_n.py"]
+    shown = subprocess.run(code, capture_output=True, text=True, timeout=300).stdout
+    plain, drafted = re.findall(r"tau by trajectory: ([\d. ]+)", shown)
+    taus = [float(word) for word in drafted.split()]
+    assert {*plain.split()} == {"1.0"} and len(taus) == 16
+    assert sum(taus[8:]) / 8 > 1.5, "later samples copy from earlier ones"

@@ -12,7 +12,9 @@ from served import GO, command, environment
 
 def test_a_context_of_sixteen_is_served_to_its_end(tiny_chat: Path) -> None:
     with command(tiny_chat, "--context", 16, "--name", "tiny") as served:
-        reply = served.post("/v1/completions", json=GO | {"prompt": [7], "ignore_eos": True, "max_tokens": 15})
+        reply = served.post(
+            "/v1/completions", json=GO | {"prompt": [7], "ignore_eos": True, "max_tokens": 15}
+        )
         usage = reply.json()["usage"]
         assert (reply.status_code, usage["prompt_tokens"], usage["completion_tokens"]) == (
             200,

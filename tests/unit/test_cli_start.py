@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from command import python
 
 import forerun
 from forerun import compiled
+from forerun.cli.options import UNBEGUN
 
 INTERRUPTING = """
 import os, signal, sys
@@ -51,6 +53,48 @@ def test_ctrl_c_at_the_start_is_one_line(tmp_path: Path, module: str, said: str)
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTING)
     done = run("methods", first=str(tmp_path), INTERRUPT_AT=module)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", said + "\n")
+
+
+COMMANDS = {
+    "generate": ("generate", "-p", "a", "-n", "3000"),
+    "chat": ("chat",),
+    "bench": ("bench", "run", "-d", "stand", "-p", "a", "-n", "3000"),
+}
+
+
+@pytest.mark.parametrize("module", ["torch.nn", "transformers"])
+def test_ctrl_c_while_a_model_loads_ends_at_once(tmp_path: Path, module: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTING)
+    done = run(*COMMANDS["generate"], first=str(tmp_path), INTERRUPT_AT=module)
+    said = [line for line in done.stderr.splitlines() if not line.startswith("#")]
+    assert (done.returncode, done.stdout, said[-1]) == (130, "", UNBEGUN)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_ctrl_c_is_heard_at_any_moment(name: str, tmp_path: Path) -> None:
+    """Extensions call Python back from C while they load, where an exception is death or lost."""
+    for wait in (0.5, 0.8, 1.1, 1.4, 1.7, 2.0, 2.3, 2.6, 3.0):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "forerun", *COMMANDS[name]],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+        )
+        with process:
+            time.sleep(wait)
+            process.send_signal(signal.SIGINT)
+            assert process.stderr is not None
+            if name == "chat" and not select.select([process.stderr], [], [], 5)[0]:
+                process.stdin.close()  # it was asking, and Ctrl-C there clears the line
+            said = process.stderr.read()
+        lines = [line for line in said.splitlines() if not line.startswith("#")]
+        is_asking = name == "chat" and process.returncode == 0
+        assert is_asking or (process.returncode == 130 and "interrupted" in lines[-1]), said
+        assert "Traceback" not in said and "terminate" not in said
 
 
 def test_the_module_is_the_command() -> None:

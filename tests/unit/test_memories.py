@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,29 @@ def test_a_restored_memory_drafts_the_same() -> None:
     assert counts == drafter.snapshot().counts and counts["tokens"] == 60
 
 
+def test_a_sequence_that_was_given_up_uses_no_memory() -> None:
+    """Neither is its memory held against the budget, nor may it stop a run that is to be saved."""
+    drafter, seq = Stand(), sequence([1, 2])
+    drafter.start(seq)
+    with pytest.raises(ConfigError, match="scope group ends with its group"):
+        drafter.keep()
+    del seq
+    gc.collect()
+    drafter.keep()
+
+
+@pytest.mark.parametrize("name", ["suffix", "sam"])
+def test_texts_of_a_sequence_that_was_given_up_may_be_replaced(name: str) -> None:
+    drafter, seq = registry.make("drafter", f"{name}:scope=tenant"), sequence([1, 2, 3])
+    drafter.propose([seq], [Plan(nodes=2)])
+    other = drafter.snapshot()
+    with pytest.raises(ConfigError, match="expected no running request"):
+        drafter.restore(other)
+    del seq
+    gc.collect()
+    drafter.restore(other)
+
+
 def test_restoring_forgets_what_was_there() -> None:
     drafter = taught()
     snapshot = drafter.snapshot()
@@ -107,8 +131,8 @@ def test_what_cannot_be_kept_is_refused() -> None:
         Stand(scope="request").keep()
     with pytest.raises(ConfigError, match="belongs to all, not to tenant 'a'"):
         Stand(scope="global").keep("a")
-    running = Stand()
-    running.start(sequence([1]))
+    running, seq = Stand(), sequence([1])
+    running.start(seq)
     with pytest.raises(ConfigError, match="use stand:scope=tenant"):
         running.keep()
 

@@ -99,6 +99,12 @@ def test_steps_in_which_another_one_drafted_do_not_count() -> None:
     assert router.speeds(sequence((0, 1), 5, SeededDice(0), GREEDY)) == {FIRST: 1.0, SECOND: 1.0}
 
 
+def test_to_read_is_to_leave_no_record() -> None:
+    router = Router(parts=("stand", "suffix"))
+    assert router.speeds(sequence((0, 1), 5, SeededDice(0), GREEDY)) == {"stand": 1, "suffix": 1}
+    assert not router._records
+
+
 def test_beliefs_hold_until_steps_say_otherwise() -> None:
     """Shrinkage: what was hardly used is judged by its belief, relative to what was."""
     record = Record((1.0, 0.5))

@@ -1,4 +1,4 @@
-"""Models of a few positions: they start, decode to their end, and drafts are priced as elsewhere."""
+"""Models of few positions start, decode to their end, and price drafts as others do."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ def test_a_small_model_says_all_that_it_has_room_for(
 
 
 @pytest.mark.parametrize("way", ["folder", "transformers"])
-def test_a_context_may_be_cut_to_a_few_positions(
-    tiny_folder: Path, way: str, quick: None
-) -> None:
+def test_a_context_may_be_cut_to_a_few_positions(tiny_folder: Path, way: str, quick: None) -> None:
     from transformers import AutoModelForCausalLM
 
     source = tiny_folder

@@ -56,6 +56,7 @@ Split = Annotated[
 ]
 OnError = Annotated[str, typer.Option("--on-error", help="Unreadable records: fail, or skip them.")]
 
+UNBEGUN = "interrupted before anything was begun"
 SHOWN = 200  # characters of an option's value, where people see it
 PARTS = {"DrafterName": "drafter", "GrowerName": "grower"}  # what options name, and its kind
 PATIENCE = 1.0  # seconds without a word on a terminal
@@ -141,8 +142,10 @@ def load(name: str, *, dtype: str, device: str, batch: int, weights: str = "auto
     """The model, with room for `batch` sequences. Raises ConfigError, ModelError."""
     check_model(name, dtype, device, batch, weights)
     import forerun
+    from forerun.interrupts import ending_at_once
 
-    with said_if_slow(f"loading {name} ..."):
+    # imports may drop a Ctrl-C or die of it
+    with said_if_slow(f"loading {name} ..."), ending_at_once(UNBEGUN):
         loaded = forerun.load(name, dtype=dtype, device=device, max_seqs=batch, weights=weights)
     from forerun import compiled
     from forerun.cli.output import notice
@@ -184,7 +187,7 @@ def warm(*parts: Any) -> None:
 
     watch, start = compiled.watch(notice), time.perf_counter()
     before = watch.num_compiled
-    with ending_at_once("interrupted before anything was begun"):
+    with ending_at_once(UNBEGUN):
         for part in parts:
             part.warm_up()
     if watch.num_compiled > before:

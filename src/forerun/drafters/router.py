@@ -154,7 +154,8 @@ class Router(Composite):
 
     def speeds(self, seq: Sequence) -> dict[str, float]:
         """Tokens per second by part, as far as is known."""
-        return dict(zip(self.names, self._record(seq).speeds().tolist(), strict=True))
+        known = self._records.get(self._key(seq)) or Record(self.beliefs(seq))
+        return dict(zip(self.names, known.speeds().tolist(), strict=True))
 
     def _judge(self, step: Step) -> None:
         """Adds what a step has made to the records of those who drafted in it."""
@@ -169,10 +170,13 @@ class Router(Composite):
                 turn.tree = None
 
     def _record(self, seq: Sequence) -> Record:
-        key = key_of(self.scope, seq), seq.sampling.is_greedy  # parts fare otherwise there
+        key = self._key(seq)
         if key not in self._records:
             self._records[key] = Record(self.beliefs(seq))
         return self._records[key]
+
+    def _key(self, seq: Sequence) -> tuple[Hashable, bool]:
+        return key_of(self.scope, seq), seq.sampling.is_greedy  # parts fare otherwise there
 
     def _drop(self, key: Hashable) -> None:
         for is_greedy in (False, True):

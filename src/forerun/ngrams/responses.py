@@ -79,7 +79,7 @@ class Responses(Generic[Own, Common]):
         self._readers: weakref.WeakKeyDictionary[Sequence, Reader[Own, Common]]
         self._readers = weakref.WeakKeyDictionary()
         self._held: OrderedDict[Hashable, Common] = OrderedDict()  # least recently used first
-        self._users: dict[Hashable, set[Sequence]] = {}
+        self._users: dict[Hashable, weakref.WeakSet[Sequence]] = {}
         self._target: weakref.ref[Target] | None = None
         self._largest = -1  # token of what was restored
         shared(budget)  # refuses bad options now rather than at the first sequence
@@ -117,9 +117,9 @@ class Responses(Generic[Own, Common]):
         if reader is not None and reader.shared is not None:
             reader.shared.end(reader.entry)
         key = self._key(seq)
-        users = self._users.get(key, set())
+        users = self._users.get(key, weakref.WeakSet())
         users.discard(seq)
-        if not users:
+        if not len(users):
             self._users.pop(key, None)
 
     def forget(self, group: Hashable) -> None:
@@ -149,7 +149,7 @@ class Responses(Generic[Own, Common]):
         """A tenant's store holds the texts of a snapshot, and nothing else."""
         self.keep(tenant)
         key, texts = self._kept_key(tenant), unpack(snapshot)
-        if key in self._users:
+        if len(self._users.get(key, ())):
             raise ConfigError("expected no running request, whose texts would be lost; wait for it")
         self._largest = max(self._largest, int(snapshot.arrays["tokens"].max(initial=-1)))
         self._check()
@@ -178,7 +178,7 @@ class Responses(Generic[Own, Common]):
         shared = None if key is None else self._store(key)
         entry = None if shared is None else shared.begin(before)
         if key is not None:
-            self._users.setdefault(key, set()).add(seq)
+            self._users.setdefault(key, weakref.WeakSet()).add(seq)
         return Reader(own, text, key, shared, entry, len(before), before[-TAIL:])
 
     def _store(self, key: Hashable) -> Common:
@@ -194,7 +194,7 @@ class Responses(Generic[Own, Common]):
         for other in list(self._held):
             if held + growth <= self.budget:
                 break
-            if other != key and other not in self._users:
+            if other != key and not len(self._users.get(other, ())):
                 held -= self._held.pop(other).nbytes
         for store in self._held.values():
             store.budget = self.budget - held + store.nbytes

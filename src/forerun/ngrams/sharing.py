@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from weakref import WeakSet
 
 from forerun.errors import ConfigError
 from forerun.ngrams.memory import LogitMemory
@@ -18,13 +19,13 @@ class Memories:
     def __init__(self, *, context: int | tuple[int, ...], entries: int, budget: int) -> None:
         self.context, self.entries, self.budget = context, entries, budget
         self._held: OrderedDict[Hashable, LogitMemory] = OrderedDict()
-        self._users: dict[Hashable, set[Sequence]] = {}  # running sequences by memory
+        self._users: dict[Hashable, WeakSet[Sequence]] = {}  # running sequences by memory
         self._new()  # refuses bad options now rather than at the first sequence
 
     @property
     def is_in_use(self) -> bool:
         """Whether any sequence runs."""
-        return bool(self._users)
+        return any(map(len, self._users.values()))
 
     @property
     def nbytes(self) -> int:
@@ -33,13 +34,13 @@ class Memories:
 
     def join(self, key: Hashable, seq: Sequence) -> None:
         """A sequence begins to use a memory."""
-        self._users.setdefault(key, set()).add(seq)
+        self._users.setdefault(key, WeakSet()).add(seq)
 
     def leave(self, key: Hashable, seq: Sequence) -> None:
         """A sequence has ended; its memory may be dropped when room is needed."""
-        users = self._users.get(key, set())
+        users = self._users.get(key, WeakSet())
         users.discard(seq)
-        if not users:
+        if not len(users):
             self._users.pop(key, None)
 
     def drop(self, key: Hashable) -> None:
@@ -66,7 +67,7 @@ class Memories:
         for key in list(self._held)[:-1]:
             if held + growth <= self.budget:
                 break
-            if key not in self._users:
+            if not len(self._users.get(key, ())):
                 held -= self._held.pop(key).nbytes
         for memory in self._held.values():
             memory.budget = self.budget - held + memory.nbytes

@@ -5,32 +5,54 @@
    of inputs; so a row's bits depend on nothing else. Within a tile even and odd inputs are summed
    apart; numbers below 2^-126 count as 0, of inputs as of sums. NaN and infinity spread as always.
 
-   Registers: 0-3 sums, 4 and 5 inputs, 6 and 7 weights. One tile of rows goes with four blocks; of
-   more rows two tiles go with two blocks, whose weights stay in the core's cache until all rows had
-   them. Meanwhile the next two blocks are fetched, in several streams: a core has few places for
+   Registers: 0-3 sums, 4 and 5 inputs, 6 and 7 weights; with three tiles of rows 0-5 sums, 6 inputs,
+   7 weights. One tile of rows goes with four blocks; of more rows two or three tiles go with two
+   blocks, whose weights stay in the core's cache until all rows had them. Meanwhile the next two blocks are fetched, in several streams: a core has few places for
    lines that it waits for, so memory is read fast only where its prefetcher reads ahead, and that
    does so for every stream. */
 
 #define INPUTS 32 /* of a tile */
 #define TILE_ROWS 16
-#define AMX_ROWS (2 * TILE_ROWS)
+#define AMX_ROWS (3 * TILE_ROWS) /* of bytes, which are widened for every tile, two thirds */
 #define FEW 2 /* most rows that vectors take instead of tiles; of bytes, which cost more, one */
 
-/* Registers for `rows` rows in T tiles, and `pairs` pairs of inputs; all are cleared. */
-INLINE void FN(shape_tiles)(const int T, int rows, int64_t pairs) {
+/* Rows that go together, `most` or one less, as tiles of equal height: they overlap where rows are
+   not enough, so that registers need one shape. */
+static void FN(share_rows)(int64_t most, FN(Beside) *beside) {
+    beside->tiles = (int)((most + TILE_ROWS - 1) / TILE_ROWS);
+    beside->height = (int)((most + beside->tiles - 1) / beside->tiles);
+}
+
+/* Registers for T tiles of `height` rows and `pairs` pairs of inputs; all are cleared. */
+INLINE void FN(shape_tiles)(const int T, int height, int64_t pairs) {
     struct {
         uint8_t palette, start, unused[14];
         uint16_t bytes[16]; /* of a register's row */
         uint8_t rows[16];
     } shape = {.palette = 1};
-    const uint8_t last = (uint8_t)(rows - (T - 1) * TILE_ROWS);
     for (int i = 0; i < 8; i++) {
-        const int is_of_last_rows = T == 1 || i == 2 || i == 3 || i == 5;
-        shape.bytes[i] = (uint16_t)(i == 4 || i == 5 ? 4 * pairs : 4 * LANES);
-        shape.rows[i] = (uint8_t)(i >= 6 ? pairs : is_of_last_rows ? last : TILE_ROWS);
+        const int is_input = T == 3 ? i == 6 : i == 4 || i == 5;
+        const int is_weight = i == 7 || (T < 3 && i == 6);
+        shape.bytes[i] = (uint16_t)(is_input ? 4 * pairs : 4 * LANES);
+        shape.rows[i] = (uint8_t)(is_weight ? pairs : height);
     }
     __asm__ volatile("" ::"m"(shape)); /* the whole of it is read */
     _tile_loadconfig(&shape);
+}
+
+/* Registers for full tiles, with sums of 0; a new shape costs as much as eight tiles. */
+INLINE void FN(begin_tiles)(const int T, FN(Beside) *beside) {
+    if (!beside->is_shaped) {
+        FN(shape_tiles)(T, beside->height, INPUTS / 2);
+        beside->is_shaped = 1;
+        return;
+    }
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    if (T == 3) _tile_zero(4);
+    if (T == 3) _tile_zero(5);
 }
 
 /* Adds the products of T tiles of rows, in registers, with a tile of weights of block b. */
@@ -48,20 +70,55 @@ INLINE void FN(multiply)(const int T, const int b, const char *weights) {
 #undef STEP
 }
 
-INLINE void FN(load_inputs)(const int T, const uint16_t *in, int64_t stride) {
+INLINE void FN(load_inputs)(const int T, const uint16_t *in, const int *top, int64_t stride) {
     _tile_loadd(4, in, 2 * stride);
-    if (T == 2) _tile_loadd(5, in + TILE_ROWS * stride, 2 * stride);
+    if (T == 2) _tile_loadd(5, in + top[1] * stride, 2 * stride);
+}
+
+/* Adds the products of T tiles of rows, whose first ones are `top`, with tiles of weights of two
+   blocks, `step` bytes apart; in between weights are fetched. */
+INLINE void FN(multiply_two)(const int T, const uint16_t *in, const int *top, int64_t stride,
+                             const char *weights, int64_t step, FN(Ahead) *ahead) {
+    if (T == 2) {
+        FN(load_inputs)(T, in, top, stride);
+        FN(fetch_ahead)(ahead);
+        FN(multiply)(T, 0, weights);
+        FN(fetch_ahead)(ahead);
+        FN(fetch_ahead)(ahead);
+        FN(multiply)(T, 1, weights + step);
+        FN(fetch_ahead)(ahead);
+        return;
+    }
+    FN(fetch_ahead)(ahead); /* to and fro, so that fewer tiles are loaded */
+    _tile_loadd(6, in, 2 * stride);
+    _tile_loadd(7, weights, 64);
+    _tile_dpbf16ps(0, 6, 7);
+    _tile_loadd(7, weights + step, 64);
+    _tile_dpbf16ps(1, 6, 7);
+    FN(fetch_ahead)(ahead);
+    _tile_loadd(6, in + top[1] * stride, 2 * stride);
+    _tile_dpbf16ps(3, 6, 7);
+    _tile_loadd(7, weights, 64);
+    _tile_dpbf16ps(2, 6, 7);
+    FN(fetch_ahead)(ahead);
+    _tile_loadd(6, in + top[2] * stride, 2 * stride);
+    _tile_dpbf16ps(4, 6, 7);
+    _tile_loadd(7, weights + step, 64);
+    _tile_dpbf16ps(5, 6, 7);
+    FN(fetch_ahead)(ahead);
 }
 
 /* MOVE: _tile_stored or _tile_loadd, between registers and sums [rows][B]. */
-#define MOVE_SUMS(MOVE, T, B, sums)                                                          \
+#define MOVE_SUMS(MOVE, T, B, top, sums)                                                     \
     do {                                                                                     \
-        v16 *other = (sums) + ((T) == 1 ? 2 : (B) * TILE_ROWS);                              \
+        v16 *other = (sums) + ((T) == 1 ? 2 : (B) * (top)[1]), *third = (sums) + (B) * (top)[2]; \
         MOVE(0, sums, (B) * sizeof(v16));                                                    \
         MOVE(1, (sums) + 1, (B) * sizeof(v16));                                              \
-        if ((T) * (B) == 2) break;                                                           \
         MOVE(2, other, (B) * sizeof(v16));                                                   \
         MOVE(3, other + 1, (B) * sizeof(v16));                                               \
+        if ((T) < 3) break;                                                                  \
+        MOVE(4, third, (B) * sizeof(v16));                                                   \
+        MOVE(5, third + 1, (B) * sizeof(v16));                                               \
     } while (0)
 
 /* Bytes of 2 * pairs inputs of a block to bf16 pairs [pairs][16][2]. */
@@ -76,22 +133,24 @@ INLINE void FN(widen_tile)(const char *from, int64_t pairs, const __m512i *table
     }
 }
 
-/* Sums of the rows of T tiles with B blocks, to sums [rows][B]; meanwhile weights are fetched. */
+/* Sums of the rows of T tiles with B blocks, to sums [rows][B]; T and B are 1 and 4, or 2 or 3 and 2.
+   With two blocks weights are fetched meanwhile, and earlier sums are finished. */
 INLINE void FN(tile_sums)(const int T, const int B, const Linear *w, const uint16_t *in,
                           int64_t stride, int64_t block, int rows, int64_t first, int64_t count,
-                          FN(Ahead) *soon, v16 *sums) {
-    const int is_bytes = w->kind == INT8_PAIRS;
+                          FN(Beside) *beside, v16 *sums) {
+    const int is_bytes = T < 3 && w->kind == INT8_PAIRS, last = rows - beside->height;
+    const int top[3] = {0, T == 3 ? last / 2 : last, last};
     const int64_t num = count / INPUTS, pairs = (count % INPUTS + 1) / 2;
     const int64_t line = is_bytes ? 4 : 2; /* inputs in 64 bytes of a block */
     const int64_t step = (w->k + line - 1) / line * 64;
     const char *from = (const char *)w->weight + block * step + first / line * 64;
     const __m512i table[2] = {_mm512_loadu_si512(BF16_LOW), _mm512_loadu_si512(BF16_HIGH)};
     char wide[2][1024] __attribute__((aligned(64))); /* tiles of bytes, widened one ahead */
-    FN(shape_tiles)(T, rows, INPUTS / 2);
+    FN(begin_tiles)(T, beside);
     if (is_bytes) {
         if (num) FN(widen_tile)(from, INPUTS / 2, table, wide[0]);
         for (int64_t i = 0; i < num; i++, from += 512) {
-            FN(load_inputs)(T, in + i * INPUTS, stride);
+            FN(load_inputs)(T, in + i * INPUTS, top, stride);
 #pragma GCC unroll 4
             for (int b = 0; b < B; b++) {
                 const int is_last = b + 1 == B;
@@ -107,7 +166,7 @@ INLINE void FN(tile_sums)(const int T, const int B, const Linear *w, const uint1
         for (int64_t i = 0; i < num; i++, from += 1024) {
             /* at a block's end the blocks after these come next */
             const int64_t far = AHEAD * 64, ahead = (num - i) * 1024 > far ? far : far + 3 * step;
-            FN(load_inputs)(T, in + i * INPUTS, stride);
+            FN(load_inputs)(T, in + i * INPUTS, top, stride);
 #pragma GCC unroll 4
             for (int b = 0; b < B; b++) {
 #pragma GCC unroll 16
@@ -117,35 +176,37 @@ INLINE void FN(tile_sums)(const int T, const int B, const Linear *w, const uint1
         }
     } else {
         char unused[1024] __attribute__((aligned(64)));
-        FN(Ahead) ahead = *soon;
+        FN(Ahead) ahead = beside->soon;
+        FN(Late) *late = &beside->late;
+        const int each = num ? (int)((late->rows - late->done + num - 1) / num) : 0;
         for (int64_t i = 0; i < num; i++, from += 1024) {
-            FN(load_inputs)(T, in + i * INPUTS, stride);
             /* where no tile was stored for .4 us, the next store takes .3 us */
-            if (i % 2) _tile_stored(4, unused, 64);
-#pragma GCC unroll 2
-            for (int b = 0; b < 2; b++) {
-                FN(fetch_ahead)(&ahead);
-                FN(multiply)(T, b, from + b * step);
-                FN(fetch_ahead)(&ahead);
-            }
+            if (i % 2) _tile_stored(6, unused, 64);
+            FN(multiply_two)(T, in + i * INPUTS, top, stride, from, step, &ahead);
+            FN(finish)(late, each);
         }
-        *soon = ahead;
+        beside->soon = ahead;
     }
-    MOVE_SUMS(_tile_stored, T, B, sums);
+    MOVE_SUMS(_tile_stored, T, B, top, sums);
     if (!pairs) return;
     /* the rest in narrower tiles: beyond the inputs anything may stand, and NaN times 0 is NaN */
-    FN(shape_tiles)(T, rows, pairs);
-    MOVE_SUMS(_tile_loadd, T, B, sums);
-    FN(load_inputs)(T, in + num * INPUTS, stride);
+    FN(shape_tiles)(T, beside->height, pairs);
+    beside->is_shaped = 0;
+    MOVE_SUMS(_tile_loadd, T, B, top, sums);
+    if (B == 2 && !is_bytes) {
+        FN(multiply_two)(T, in + num * INPUTS, top, stride, from, step, &(FN(Ahead)){0});
+    } else {
+        FN(load_inputs)(T, in + num * INPUTS, top, stride);
 #pragma GCC unroll 4
-    for (int b = 0; b < B; b++) {
-        const char *weights = from + b * step;
-        if (is_bytes) FN(widen_tile)(weights, pairs, table, wide[0]);
-        __asm__ volatile("" ::: "memory");
-        FN(multiply)(T, b, is_bytes ? wide[0] : weights);
-        __asm__ volatile("" ::: "memory");
+        for (int b = 0; b < B; b++) {
+            const char *weights = from + b * step;
+            if (is_bytes) FN(widen_tile)(weights, pairs, table, wide[0]);
+            __asm__ volatile("" ::: "memory");
+            FN(multiply)(T, b, is_bytes ? wide[0] : weights);
+            __asm__ volatile("" ::: "memory");
+        }
     }
-    MOVE_SUMS(_tile_stored, T, B, sums);
+    MOVE_SUMS(_tile_stored, T, B, top, sums);
 }
 
 /* Adds to acc [R][4] the products of R rows, inputs `in`, with `pairs` pairs of inputs of block b. */
@@ -239,18 +300,19 @@ static FN(few_t) *const FN(some)[] = {0, FN(some_1), FN(some_2)};
 /* Sums [rows][blocks] of up to AMX_ROWS rows over inputs [first, first + count); `first` is a
    multiple of four. More rows than TILE_ROWS go with two blocks. */
 static void FN(amx_sums)(const Linear *w, const void *x, int64_t stride, int64_t block, int rows,
-                         int blocks, int64_t first, int64_t count, FN(Ahead) *soon, v16 *sums) {
+                         int blocks, int64_t first, int64_t count, FN(Beside) *beside,
+                         v16 *sums) {
     const uint16_t *in = (const uint16_t *)x + first;
     if (blocks == 4 && rows <= (w->kind == INT8_PAIRS ? 1 : FEW)) {
         const unsigned mode = _mm_getcsr();
         _mm_setcsr(mode | 0x8040); /* small numbers are 0, of inputs as of results */
         FN(some)[rows](w, in, stride, block, first, count, sums);
         _mm_setcsr(mode);
-    } else if (rows > TILE_ROWS) {
-        FN(tile_sums)(2, 2, w, in, stride, block, rows, first, count, soon, sums);
-    } else if (blocks == 2) {
-        FN(tile_sums)(1, 2, w, in, stride, block, rows, first, count, soon, sums);
+    } else if (blocks == 4) {
+        FN(tile_sums)(1, 4, w, in, stride, block, rows, first, count, beside, sums);
+    } else if (beside->tiles == 2) {
+        FN(tile_sums)(2, 2, w, in, stride, block, rows, first, count, beside, sums);
     } else {
-        FN(tile_sums)(1, 4, w, in, stride, block, rows, first, count, soon, sums);
+        FN(tile_sums)(3, 2, w, in, stride, block, rows, first, count, beside, sums);
     }
 }

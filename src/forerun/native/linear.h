@@ -21,10 +21,70 @@ INLINE void FN(widen)(const uint8_t *p, const __m512i *table, __m512i *pair, __m
 #endif
 
 #include "soon.h"
+
+/* What becomes of a sum: stored, added to what is there, or activated as the next product's input. */
+enum { FN(STORE), FN(ADD), FN(ACTIVATE), FN(GATE) };
+typedef struct {
+    int how;
+    float *y;
+    void *act;
+    int64_t stride, act_kind, activation;
+} FN(Sink);
+
+/* Sums [rows][blocks] of the rows from `row` on, of which the first `done` are where they belong. */
+typedef struct {
+    const FN(Sink) *sink;
+    const Linear *w;
+    int64_t row, block;
+    int rows, blocks, done;
+    const v16 *sums;
+} FN(Late);
+
+/* What goes on beside the multiplying. */
+typedef struct {
+    FN(Ahead) soon; /* weights that come next */
+    FN(Late) late;  /* sums that came before: rows of them are finished between tiles */
+    int tiles, height, is_shaped; /* of rows that go together; registers are of that shape */
+} FN(Beside);
+
+/* Up to num rows more. */
+INLINE void FN(finish)(FN(Late) *late, int num) {
+    const FN(Sink) *s = late->sink;
+    const Linear *w = late->w;
+    const int from = late->done, to = late->rows - from < num ? late->rows : from + num;
+    const int blocks = late->blocks;
+    if (from == to) return;
+    const int step = s->how == FN(GATE) ? 2 : 1;
+    for (int b = 0; b < blocks; b += step) {
+        const int64_t at = (late->block + b) * LANES, first = late->row * s->stride + at / step;
+        if (at >= w->n) break; /* padding */
+        v16 scale[2] = {FN(set)(1.0f), FN(set)(1.0f)}, bias[2] = {{0}};
+        for (int i = 0; i < step; i++) {
+            if (w->num_scales == 1) scale[i] = FN(load)(w->scale + at + i * LANES);
+            if (w->bias) bias[i] = FN(load)(w->bias + at + i * LANES);
+        }
+        for (int r = from; r < to; r++) {
+            const int64_t y = first + r * s->stride;
+            const v16 *sums = late->sums + r * blocks + b, sum = sums[0] * scale[0] + bias[0];
+            if (s->how == FN(STORE)) {
+                FN(store)(s->y + y, sum);
+            } else if (s->how == FN(ADD)) {
+                FN(store)(s->y + y, FN(load)(s->y + y) + sum);
+            } else if (s->how == FN(ACTIVATE)) {
+                FN(store_as)(s->act, y, FN(activate)(sum, s->activation), s->act_kind);
+            } else {
+                const v16 up = sums[1] * scale[1] + bias[1];
+                FN(store_as)(s->act, y, FN(activate)(sum, s->activation) * up, s->act_kind);
+            }
+        }
+    }
+    late->done = to;
+}
+
 #if ISA_LEVEL >= 4
 #include "amx.h"
 #define IS_TILED(w) TAKES_PAIRS((w)->kind)
-#define MOST_SUMS (2 * AMX_ROWS) /* of two tiles with two blocks, or one with four */
+#define MOST_SUMS (2 * AMX_ROWS) /* of three tiles with two blocks */
 #else
 #define IS_TILED(w) 0
 #define MOST_SUMS 24
@@ -140,50 +200,13 @@ TILE(1, 4) TILE(2, 2) TILE(3, 2) /* 16 registers of 8 lanes: no more fits */
 static FN(tile_t) *const FN(tiles)[] = {0, FN(tile_1), FN(tile_2), FN(tile_3)};
 #endif
 
-/* What becomes of a sum: stored, added to what is there, or activated as the next product's input. */
-enum { FN(STORE), FN(ADD), FN(ACTIVATE), FN(GATE) };
-typedef struct {
-    int how;
-    float *y;
-    void *act;
-    int64_t stride, act_kind, activation;
-} FN(Sink);
-
-/* Sums [rows][blocks] of the rows from `row` on. */
-static void FN(finish)(const FN(Sink) *s, const Linear *w, int64_t row, int64_t block, int rows,
-                       int blocks, const v16 *sums) {
-    const int step = s->how == FN(GATE) ? 2 : 1;
-    for (int b = 0; b < blocks; b += step) {
-        const int64_t at = (block + b) * LANES, to = row * s->stride + at / step;
-        if (at >= w->n) break; /* padding */
-        v16 scale[2] = {FN(set)(1.0f), FN(set)(1.0f)}, bias[2] = {{0}};
-        for (int i = 0; i < step; i++) {
-            if (w->num_scales == 1) scale[i] = FN(load)(w->scale + at + i * LANES);
-            if (w->bias) bias[i] = FN(load)(w->bias + at + i * LANES);
-        }
-        for (int r = 0; r < rows; r++) {
-            const int64_t y = to + r * s->stride;
-            const v16 sum = sums[r * blocks + b] * scale[0] + bias[0];
-            if (s->how == FN(STORE)) {
-                FN(store)(s->y + y, sum);
-            } else if (s->how == FN(ADD)) {
-                FN(store)(s->y + y, FN(load)(s->y + y) + sum);
-            } else if (s->how == FN(ACTIVATE)) {
-                FN(store_as)(s->act, y, FN(activate)(sum, s->activation), s->act_kind);
-            } else {
-                const v16 up = sums[r * blocks + b + 1] * scale[1] + bias[1];
-                FN(store_as)(s->act, y, FN(activate)(sum, s->activation) * up, s->act_kind);
-            }
-        }
-    }
-}
-
 /* Sums [rows][blocks] over inputs [first, first + count). */
 INLINE void FN(sums_over)(const Linear *w, const void *x, int64_t stride, int64_t block, int rows,
-                          int blocks, int64_t first, int64_t count, FN(Ahead) *soon, v16 *sums) {
+                          int blocks, int64_t first, int64_t count, FN(Beside) *beside,
+                          v16 *sums) {
 #if ISA_LEVEL >= 4
     if (IS_TILED(w)) {
-        FN(amx_sums)(w, x, stride, block, rows, blocks, first, count, soon, sums);
+        FN(amx_sums)(w, x, stride, block, rows, blocks, first, count, beside, sums);
         return;
     }
 #endif
@@ -192,9 +215,9 @@ INLINE void FN(sums_over)(const Linear *w, const void *x, int64_t stride, int64_
 
 /* All of k: at once, or in one part for every scale of the outputs. */
 INLINE void FN(sums_of)(const Linear *w, const void *x, int64_t stride, int64_t block, int rows,
-                        int blocks, FN(Ahead) *soon, v16 *sums) {
+                        int blocks, FN(Beside) *beside, v16 *sums) {
     if (w->num_scales <= 1) {
-        FN(sums_over)(w, x, stride, block, rows, blocks, 0, w->k, soon, sums);
+        FN(sums_over)(w, x, stride, block, rows, blocks, 0, w->k, beside, sums);
         return;
     }
     for (int i = 0; i < rows * blocks; i++) sums[i] = (v16){0};
@@ -203,7 +226,7 @@ INLINE void FN(sums_of)(const Linear *w, const void *x, int64_t stride, int64_t 
         const float *scale = w->scale + s * w->groups * GROUP + block * LANES;
         v16 part[MOST_SUMS];
         FN(sums_over)(w, x, stride, block, rows, blocks, first,
-                      left < w->scaled ? left : w->scaled, soon, part);
+                      left < w->scaled ? left : w->scaled, beside, part);
         for (int r = 0; r < rows; r++)
             for (int b = 0; b < blocks; b++)
                 sums[r * blocks + b] += part[r * blocks + b] * FN(load)(scale + b * LANES);
@@ -225,7 +248,7 @@ INLINE FN(Ahead) FN(blocks_ahead)(const Linear *w, int64_t block, int64_t num, i
 
 /* Blocks that all rows take before the next ones: a unit of work. */
 INLINE int64_t FN(unit_blocks)(const Linear *w, int64_t rows) {
-    return IS_TILED(w) && rows > AMX_ROWS / 2 ? 2 : 4;
+    return IS_TILED(w) && rows > AMX_ROWS / 3 ? 2 : 4;
 }
 
 /* With few rows, whose weights stream, neighbours are fetched: nearly all units have an owner. */
@@ -239,25 +262,36 @@ INLINE Share FN(share)(const Team *team, const Linear *w, int64_t rows) {
 static void FN(linear)(const Linear *w, const void *x, int64_t stride, int64_t rows,
                        const FN(Sink) *sink, Team *team) {
     if (!rows) return;
-    const int64_t most = IS_TILED(w) ? AMX_ROWS : VECTOR_ROWS, parts = (rows + most - 1) / most;
-    const int64_t width = TAKES_PAIRS(w->kind) ? 2 : 4;
+    const int is_bytes = w->kind == INT8_PAIRS;
+    const int64_t most = !IS_TILED(w) ? VECTOR_ROWS : is_bytes ? AMX_ROWS / 3 * 2 : AMX_ROWS;
+    const int64_t parts = (rows + most - 1) / most, width = TAKES_PAIRS(w->kind) ? 2 : 4;
     const int64_t num = FN(unit_blocks)(w, rows);
+    v16 sums[2][MOST_SUMS];
+    int turn = 0;
+    FN(Beside) beside = {0};
+#if ISA_LEVEL >= 4
+    FN(share_rows)((rows + parts - 1) / parts, &beside);
+#endif
     Share share = FN(share)(team, w, rows);
     for (int64_t unit = next_unit(team, &share), next; unit < share.all; unit = next) {
         next = next_unit(team, &share);
-        FN(Ahead) soon = FN(blocks_ahead)(w, next * num, num, parts);
-        if (next >= share.all) soon.left = 0;
+        beside.soon = FN(blocks_ahead)(w, next * num, num, parts);
+        if (next >= share.all) beside.soon.left = 0;
         for (int64_t part = 0; part < parts; part++) {
             const int64_t row = rows * part / parts, n = rows * (part + 1) / parts - row;
             const int blocks = IS_TILED(w) ? (int)num : VECTOR_BLOCKS(n);
             const void *in = (const char *)x + row * stride * width;
             for (int64_t b = unit * num; b < (unit + 1) * num; b += blocks) {
-                v16 sums[MOST_SUMS];
-                FN(sums_of)(w, in, stride, b, (int)n, blocks, &soon, sums);
-                FN(finish)(sink, w, row, b, (int)n, blocks, sums);
+                v16 *own = sums[turn ^= 1];
+                FN(sums_of)(w, in, stride, b, (int)n, blocks, &beside, own);
+                FN(finish)(&beside.late, MOST_SUMS);
+                beside.late = (FN(Late)){sink, w, row, b, (int)n, blocks, 0, own};
+                /* where weights stream there is no time between tiles */
+                if (num == 4) FN(finish)(&beside.late, MOST_SUMS);
             }
         }
     }
+    FN(finish)(&beside.late, MOST_SUMS);
 #if ISA_LEVEL >= 4
     if (IS_TILED(w)) _tile_release();
 #endif

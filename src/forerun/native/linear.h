@@ -47,7 +47,7 @@ typedef struct {
     int tiles, height, is_shaped; /* of rows that go together; registers are of that shape */
 } FN(Beside);
 
-/* Up to num rows more. */
+/* Puts up to num rows more where they belong. */
 INLINE void FN(finish)(FN(Late) *late, int num) {
     const FN(Sink) *s = late->sink;
     const Linear *w = late->w;
@@ -286,7 +286,7 @@ static void FN(linear)(const Linear *w, const void *x, int64_t stride, int64_t r
                 FN(sums_of)(w, in, stride, b, (int)n, blocks, &beside, own);
                 FN(finish)(&beside.late, MOST_SUMS);
                 beside.late = (FN(Late)){sink, w, row, b, (int)n, blocks, 0, own};
-                /* where weights stream there is no time between tiles */
+                /* one tile of rows leaves no time for it: memory is what it waits for */
                 if (num == 4) FN(finish)(&beside.late, MOST_SUMS);
             }
         }

@@ -218,10 +218,20 @@ class Cost:
         within = np.interp(rows, self.rows, self.seconds)
         return within + np.maximum(np.subtract(rows, self.rows[-1]), 0) * self._last
 
+    def whole(self, rows: int) -> float:
+        """The same for one number of rows, remembered."""
+        if rows not in self._known:
+            self._known[rows] = float(self.at(rows))
+        return self._known[rows]
+
     def aside(self, seqs: float, drafts: float) -> float:
         """Seconds of a step beside its pass: `drafts` of `seqs` sequences draft, on average."""
         each = self.per_seq * seqs + self.per_draft * drafts
         return self.per_step + each + self.drafting * min(drafts, 1.0)
+
+    @cached_property
+    def _known(self) -> dict[int, float]:
+        return {}
 
     @property
     def _last(self) -> float:

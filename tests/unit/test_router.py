@@ -12,6 +12,7 @@ from forerun.dice import SeededDice
 from forerun.drafters.auto import Auto
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.router import Record, Router
+from forerun.drafters.stand import Stand
 from forerun.engine.loop import Engine
 from forerun.errors import ConfigError
 from forerun.records import Cost, Plan, Sequence, Step
@@ -108,7 +109,7 @@ def test_to_read_is_to_leave_no_record() -> None:
 def test_beliefs_hold_until_steps_say_otherwise() -> None:
     """Shrinkage: what was hardly used is judged by its belief, relative to what was."""
     record = Record((1.0, 0.5))
-    assert record.speeds().tolist() == [1.0, 0.5]
+    assert record.speeds() == [1.0, 0.5]
     for _ in range(200):
         record.add(0, 4, 2.0)
     assert record.speeds() == pytest.approx([2.0, 1.0])
@@ -139,6 +140,22 @@ def test_it_drafts_for_a_batch_as_for_one() -> None:
     trees = router.propose(seqs, [Fixed(nodes=2).plan(seq) for seq in seqs])
     said = [tree.tokens.tolist() for tree in trees]
     assert said == [truth([0, 1], 2), wrong([0, 1], 2), truth([0, 1], 2)]
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_parts_draft_by_their_fast_way_however_many_draft(num: int) -> None:
+    """`propose_one` is the plain text of a drafter: right, and ten times as slow."""
+    asked: list[int] = []
+
+    class Fast(Stand):
+        def propose(self, seqs, plans) -> list[Tree]:
+            asked.append(len(seqs))
+            return super().propose(seqs, plans)
+
+    router = Router(parts=(Fast(), Fast()))
+    seqs = [sequence((0, 1), 9, SeededDice(i), GREEDY, index=i) for i in range(num)]
+    router.propose(seqs, [Plan(2)] * num)
+    assert sum(asked) == num
 
 
 def test_a_greedy_text_is_copied_first_and_a_drawn_one_is_not() -> None:

@@ -80,7 +80,6 @@ class Budget(Controller):
         self.tries, self.hits = np.zeros(nodes), np.zeros(nodes)
         self.gains = self._sums()  # gains[N]: tokens that N nodes promise
         self._cost = Cost((1, 2), (1.0, 1.0))
-        self._passes: dict[int, float] = {}  # seconds of a pass, by rows
         self._ask: Callable[[int, int], float] = lambda nodes, num: 0.0  # the drafter's seconds
         self._seconds = [0.0] * (nodes + 1)  # the same, by nodes; 0: a look in vain
         self._priced = 0  # steps for which they hold
@@ -99,7 +98,6 @@ class Budget(Controller):
 
     def bind(self, target: Target, drafter: Drafter) -> None:
         self._cost = cost_of(target)
-        self._passes.clear()
         self._is_idle = not drafter.labels
         self._ask = drafter.seconds
         self._price(1)
@@ -166,7 +164,7 @@ class Budget(Controller):
             self._account = CREDIT * plain / num * min(1.0, (DEAR / self._dearness(num)) ** 3)
         self._account += ALLOWED * plain
         if aside:
-            spent = self._pass(num + sum(sizes)) + self._cost.aside(num, sum(map(bool, sizes)))
+            spent = self._cost.whole(num + sum(sizes)) + self._cost.aside(num, sum(map(bool, sizes)))
             spent += aside - plain
             self._account += plain * (sum(map(len, step.emitted)) / num - 1) - spent
         self._account = min(self._account, MOST_SAVED * plain)
@@ -192,17 +190,12 @@ class Budget(Controller):
     def _dearness(self, num: int) -> float:
         """Seconds of a step in which all draft a little over those of one in which nobody does."""
         few = self._probe.nodes
-        spent = self._pass(num * (1 + few)) + self._cost.aside(num, num) + num * self._seconds[few]
+        spent = self._cost.whole(num * (1 + few)) + self._cost.aside(num, num) + num * self._seconds[few]
         return (spent + TRYING) / self._plain(num)
 
     def _plain(self, num: int) -> float:
         """Seconds of a step of so many sequences in which nothing is drafted."""
-        return self._pass(num) + self._cost.aside(num, 0)
-
-    def _pass(self, rows: int) -> float:
-        if rows not in self._passes:
-            self._passes[rows] = float(self._cost.at(rows))
-        return self._passes[rows]
+        return self._cost.whole(num) + self._cost.aside(num, 0)
 
     def _learn(self, luck: Luck, size: int, accepted: list[int]) -> None:
         luck.promised = _mean(luck.promised, self.gains[size], FAST)

@@ -12,14 +12,13 @@ Law: the choice rests on earlier steps alone, so labels stay true. Needs: what i
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Hashable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
-
-import numpy as np
 
 from forerun.dice import Dice
 from forerun.drafters.base import Composite
@@ -36,44 +35,54 @@ WEIGHT = 40.0  # steps that a belief stands for
 
 
 class Record:
-    """How the parts have fared on all sequences that share it; `beliefs`: relative speeds."""
+    """How the parts have fared on all sequences that share it; `beliefs`: relative speeds.
+
+    Plain numbers: they are touched once a step, when a pass has made all code cold.
+    """
 
     def __init__(self, beliefs: Many[float]) -> None:
-        self.beliefs = np.array(beliefs)
-        self.sums = np.zeros((3, len(self.beliefs)))  # decayed: tokens, seconds, runs
-        self.tokens, self.seconds, self.runs = self.sums
+        self.beliefs = list(beliefs)
+        self.tokens, self.seconds, self.runs = ([0.0] * len(beliefs) for _ in range(3))  # decayed
         self.steps = 0.0
 
     def choose(self, optimism: float) -> int:
         """The part of the next run."""
-        doubt = np.sqrt(np.log1p(self.runs.sum()) / (1 + self.runs))
-        hopes = self.speeds() * (1 + optimism * doubt)
-        best = int(np.argmax(hopes > (1 - 1e-9) * hopes.max()))  # of equal ones the first
+        known = math.log1p(sum(self.runs))
+        doubts = [optimism * math.sqrt(known / (1 + runs)) for runs in self.runs]
+        hopes = [
+            speed * (1 + doubt) for speed, doubt in zip(self.speeds(), doubts, strict=True)
+        ]
+        least = (1 - 1e-9) * max(hopes)
+        best = next(k for k, hope in enumerate(hopes) if hope > least)  # of equal ones the first
         self.runs[best] += 1
         return best
 
-    def speeds(self) -> np.ndarray:
+    def speeds(self) -> list[float]:
         """Tokens per second of every part; relative ones before anything was used."""
         if not self.steps:
-            return self.beliefs.copy()
-        usual = self.tokens.sum() / (self.beliefs * self.seconds).sum()  # where belief is 1
-        weight = WEIGHT * self.seconds.sum() / self.steps
-        return (self.tokens + weight * usual * self.beliefs) / (self.seconds + weight)
+            return list(self.beliefs)
+        pairs = list(zip(self.beliefs, self.seconds, strict=True))
+        usual = sum(self.tokens) / sum(belief * spent for belief, spent in pairs)  # at belief 1
+        weight = WEIGHT * sum(self.seconds) / self.steps
+        return [
+            (tokens + weight * usual * belief) / (spent + weight)
+            for tokens, (belief, spent) in zip(self.tokens, pairs, strict=True)
+        ]
 
     def add(self, part: int, tokens: int, seconds: float) -> None:
-        self.sums *= KEEP  # one array: code is cold after a pass
-        self.sums[0, part] += tokens
-        self.sums[1, part] += seconds
+        for sums in (self.tokens, self.seconds, self.runs):
+            sums[:] = [KEEP * value for value in sums]
+        self.tokens[part] += tokens
+        self.seconds[part] += seconds
         self.steps = KEEP * self.steps + 1
 
 
 @dataclass
 class Turn:
-    """Which part drafts for a sequence, for how many steps, and what it said in this one."""
+    """Which part drafts for a sequence, and for how many steps more."""
 
     part: int = 0
     left: int = 0
-    tree: Tree | None = None
 
 
 class Router(Composite):
@@ -96,12 +105,13 @@ class Router(Composite):
     ) -> None:
         super().__init__(parts, tokenizer)
         check_scope(scope)
-        if run < 1 or not 0 <= optimism < np.inf:
+        if run < 1 or not 0 <= optimism < math.inf:
             raise ConfigError(f"a router needs run >= 1, optimism >= 0, got {run=}, {optimism=}")
         self.scope, self.run, self.optimism = scope, run, optimism
         self._cost = Cost((1, 2), (1.0, 1.0))
         self._records: dict[tuple[Hashable, bool], Record] = {}
         self._turns: WeakKeyDictionary[Sequence, Turn] = WeakKeyDictionary()
+        self._asked: dict[Sequence, tuple[int, Tree]] = {}  # who was asked since a step was judged
 
     def beliefs(self, seq: Sequence) -> Many[float]:
         """How fast the parts are thought to be on such a sequence, one relative to another."""
@@ -116,22 +126,21 @@ class Router(Composite):
         return sum(part.seconds(nodes, num) for part in self.parts) / len(self.parts)
 
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        turn = self._turn(seq)
-        part = self.parts[turn.part]
-        turn.tree = signed(part.propose_one(seq, plan, dice), name_of(part))
-        return turn.tree
+        k = self._turn(seq)
+        tree = signed(self.parts[k].propose_one(seq, plan, dice), self.names[k])
+        self._asked[seq] = k, tree
+        return tree
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
-        if len(seqs) == 1:
-            return [self.propose_one(seqs[0], plans[0], seqs[0].dice)]
         turns = [self._turn(seq) for seq in seqs]
         trees = [EMPTY] * len(seqs)
-        for k, (part, name) in enumerate(zip(self.parts, self.names, strict=True)):
-            if not (asked := [i for i, turn in enumerate(turns) if turn.part == k]):
-                continue
-            found = part.propose([seqs[i] for i in asked], [plans[i] for i in asked])
-            for i, tree in zip(asked, found, strict=True):
-                trees[i] = turns[i].tree = signed(tree, name)
+        for k in dict.fromkeys(turns):
+            mine = [i for i, turn in enumerate(turns) if turn == k]
+            name, part = self.names[k], self.parts[k]
+            found = part.propose([seqs[i] for i in mine], [plans[i] for i in mine])
+            for i, tree in zip(mine, found, strict=True):
+                trees[i] = signed(tree, name)
+                self._asked[seqs[i]] = k, trees[i]
         return trees
 
     def observe(self, step: Step) -> None:
@@ -145,6 +154,7 @@ class Router(Composite):
 
     def finish(self, seq: Sequence) -> None:
         self._turns.pop(seq, None)
+        self._asked.pop(seq, None)
         self._drop(seq)  # where nobody shares it
         super().finish(seq)
 
@@ -155,19 +165,20 @@ class Router(Composite):
     def speeds(self, seq: Sequence) -> dict[str, float]:
         """Tokens per second by part, as far as is known."""
         known = self._records.get(self._key(seq)) or Record(self.beliefs(seq))
-        return dict(zip(self.names, known.speeds().tolist(), strict=True))
+        return dict(zip(self.names, known.speeds(), strict=True))
 
     def _judge(self, step: Step) -> None:
         """Adds what a step has made to the records of those who drafted in it."""
+        asked, self._asked = self._asked, {}
+        if not asked:
+            return
         keys = [key_of(self.scope, seq) for seq in step.seqs]
         num = Counter(keys)  # others must not show: requests with a seed share no record
-        for key, seq, tree, emitted in zip(keys, step.seqs, step.trees, step.emitted, strict=True):
-            turn = self._turns.get(seq)
-            if turn and turn.tree is tree:  # else it was not asked, or somebody else's was used
-                spent = self._spent(turn.part, len(tree), num[key])
-                self._record(seq).add(turn.part, len(emitted), spent)
-            if turn:
-                turn.tree = None
+        for key, seq, used, emitted in zip(keys, step.seqs, step.trees, step.emitted, strict=True):
+            part, tree = asked.get(seq, (0, None))
+            if tree is used:  # else it was not asked, or somebody else's was used
+                spent = self._spent(part, len(used), num[key])
+                self._record(seq).add(part, len(emitted), spent)
 
     def _record(self, seq: Sequence) -> Record:
         key = self._key(seq)
@@ -182,14 +193,16 @@ class Router(Composite):
         for is_greedy in (False, True):
             self._records.pop((key, is_greedy), None)
 
-    def _turn(self, seq: Sequence) -> Turn:
-        turn = self._turns.setdefault(seq, Turn())
+    def _turn(self, seq: Sequence) -> int:
+        """Who drafts for it in this step."""
+        turn = self._turns.get(seq)
+        if turn is None:
+            turn = self._turns[seq] = Turn()
         if not turn.left:
             turn.part, turn.left = self._record(seq).choose(self.optimism), self.run
         turn.left -= 1
-        return turn
+        return turn.part
 
     def _spent(self, part: int, nodes: int, num: int) -> float:
         """Seconds of a sequence's share in a step in which all draft so many nodes."""
-        whole = float(self._cost.at(num * (1 + nodes)))
-        return whole / num + self.parts[part].seconds(nodes, num)
+        return self._cost.whole(num * (1 + nodes)) / num + self.parts[part].seconds(nodes, num)

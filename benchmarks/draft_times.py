@@ -10,7 +10,8 @@ accepted tokens and one more to learn. Logits favour what followed a token in th
 are written between the draft and the learning, so that caches hold them and not the drafter.
 
 Prints medians and 99th percentiles, one thread; "full" are drafts of 63 nodes or more. Prompt
-lookup and suffix read a step's tokens as they learn, if they drafted for it. Nothing is asserted.
+lookup reads a step's tokens as it learns, if it drafted for it; suffix as it drafts. Nothing is
+asserted.
 """
 
 from __future__ import annotations
@@ -124,6 +125,7 @@ def read_responses(drafter: Drafter, history: History) -> None:
     for start in range(0, len(history.text), PIECE):
         seq = sequence(history.text[start : start + PIECE].tolist(), 0)
         drafter.start(seq)
+        drafter.propose([seq], [Plan(1)])
         drafter.finish(seq)
 
 

@@ -77,6 +77,7 @@ def fill(drafter: Drafter, pieces: Iterator[list[int]], tokens: int) -> None:
     while held < tokens:
         seq = sequence(response(pieces))
         drafter.start(seq)
+        drafter.propose([seq], [Plan(nodes=1)])
         drafter.finish(seq)
         held += RESPONSE
         if held >= marks[0]:

@@ -119,7 +119,7 @@ def test_idle_stores_go_first_and_the_budget_holds() -> None:
 def test_forgotten_groups_and_ended_sequences_hold_nothing() -> None:
     shared, seq = made("group"), sequence([1, 2], "a")
     shared.follow(seq)
-    assert shared.report() == {"own texts": 8, "shared texts": 8}
+    assert shared.report() == {"own texts": 8, "shared texts": 8, "unread texts": 0}
     shared.finish(seq)
     assert shared.report()["own texts"] == 0
     shared.forget("a")
@@ -127,6 +127,54 @@ def test_forgotten_groups_and_ended_sequences_hold_nothing() -> None:
     shared.follow(sequence([1]))  # never finished, but gone
     gc.collect()
     assert shared.report()["own texts"] == 0
+
+
+def ended(shared: Responses[Log, Log], tokens: list[int], **whose: object) -> None:
+    """A response beside which nobody asked."""
+    seq = sequence([0], **whose)
+    shared.join(seq)
+    seq.tokens += tokens
+    shared.finish(seq)
+
+
+def test_who_joined_is_read_when_somebody_gathers() -> None:
+    shared, one, two = made("group"), sequence([1], "a"), sequence([2], "a")
+    for seq in (one, two):
+        shared.join(seq)
+        seq.tokens += [5, 6]
+    other = sequence([3], "b")
+    shared.join(other)
+    ended(shared, [7], group="a")
+    shared.gather([one])
+    assert shared.follow(one).shared.texts == [[1, 5, 6], [2, 5, 6], [0, 7, -1]]
+    two.tokens.append(8)
+    shared.finish(two)
+    assert shared.follow(one).shared.texts[1] == [2, 5, 6, 8, -1]
+    assert not shared.follow(other).shared.texts[1:]
+
+
+def test_unread_responses_keep_to_their_share_and_go_with_their_group() -> None:
+    shared = made("group", budget=1600)  # 100 bytes unread: four texts of six tokens
+    for i in range(6):
+        ended(shared, [i] * 5, group=i % 2)
+    assert shared.report()["unread texts"] == 96
+    seq = sequence([9], 0)
+    assert shared.follow(seq).shared is not None and len(shared.follow(seq).shared.texts) == 1
+    shared.gather([seq])
+    assert [text[1] for text in shared.follow(seq).shared.texts[1:]] == [2, 4]
+    shared.forget(1)
+    assert shared.report()["unread texts"] == 0
+    shared.gather([sequence([9], 1)])
+    assert len(shared.follow(sequence([9], 1)).shared.texts) == 1
+
+
+def test_unread_responses_are_saved_too() -> None:
+    shared = made()
+    ended(shared, [1, 2], tenant="x")
+    assert shared.snapshot("x").counts == {"tokens": 3, "texts": 1}
+    ended(shared, [3], tenant="x")
+    shared.restore(pack("log", [np.array([7], np.int32)]), "x")
+    assert shared.snapshot("x").arrays["tokens"].tolist() == [7]
 
 
 def test_what_is_saved_comes_back() -> None:

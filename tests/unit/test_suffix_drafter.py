@@ -7,9 +7,9 @@ import pytest
 
 from forerun import registry
 from forerun.dice import SeededDice
-from forerun.drafters.suffix import PUT_OFF, Suffix
+from forerun.drafters.suffix import Suffix
 from forerun.errors import ConfigError
-from forerun.ngrams.responses import LEAD
+from forerun.ngrams.responses import LEAD, PIECE
 from forerun.ngrams.suffix_tree import warm_up
 from forerun.records import Plan, Sequence, Step
 from forerun.sampling import Sampling
@@ -136,22 +136,27 @@ def test_what_is_drafted_does_not_hang_on_when_texts_are_read(asked_at: tuple[in
         assert len(a) and sorted(map(a.path, range(len(a)))) == sorted(map(b.path, range(len(b))))
 
 
-def test_a_backlog_is_read_after_few_steps_or_after_a_draft() -> None:
-    drafter, seq = Suffix(), sequence([1, 2])
-
-    def held() -> int:
-        seq.tokens.append(1)
-        drafter.observe(step(seq))
-        return len(drafter._responses._readers[seq].own)
-
+def test_who_is_never_asked_reads_nothing_and_loses_nothing() -> None:
+    drafter = Suffix()
+    said(drafter, [1, 2, 3, 4, 5])
+    assert [*drafter.memory_report().values()] == [0, 0, 4 * 6]
+    seq = sequence([50, 1, 2])
     drafter.start(seq)
-    assert [held() for _ in range(2 * PUT_OFF)] == [
-        *[2] * (PUT_OFF - 1),
-        *[2 + PUT_OFF] * PUT_OFF,
-        2 + 2 * PUT_OFF,
-    ]
-    drafter.propose_one(seq, WIDE, seq.dice)
-    assert held() == len(seq.tokens)
+    drafter.observe(step(seq))
+    assert [*drafter.memory_report().values()] == [0, 0, 4 * 6]
+    assert drafter.propose([seq], [WIDE])[0].tokens.tolist() == [3, 4]
+    own, shared, unread = drafter.memory_report().values()
+    assert own > 0 and shared > 0 and unread == 0
+
+
+def test_ended_responses_are_read_some_at_a_time() -> None:
+    drafter, size = Suffix(), PIECE // 2 - 1
+    texts = [list(range(i * size, (i + 1) * size)) for i in range(6)]
+    for text in texts:
+        said(drafter, text)
+    seqs = [sequence([-1, *text[7:11]]) for text in texts]
+    found = [len(drafter.propose([seq], [WIDE])[0]) for seq in (*seqs[::-1], *seqs)]
+    assert found == [0, 0, *[4] * 10]  # two texts with every draft, the oldest first
 
 
 def test_tenants_are_kept_apart() -> None:
@@ -200,6 +205,7 @@ def test_old_responses_go_when_the_budget_is_spent() -> None:
     assert drafted(drafter, sequence([98, *again])) == LEAD
     for _ in range(40):
         said(drafter, rng.integers(0, 50, 300).tolist())
+        assert drafted(drafter, sequence([97])) == 0  # it reads now
         assert drafter.memory_report()["suffix trees, shared texts"] <= 2**19
     assert drafter.best(sequence([98, *again]), WIDE).match < LEAD
 

@@ -164,7 +164,9 @@ class Budget(Controller):
             self._account = CREDIT * plain / num * min(1.0, (DEAR / self._dearness(num)) ** 3)
         self._account += ALLOWED * plain
         if aside:
-            spent = self._cost.whole(num + sum(sizes)) + self._cost.aside(num, sum(map(bool, sizes)))
+            spent = self._cost.whole(num + sum(sizes)) + self._cost.aside(
+                num, sum(map(bool, sizes))
+            )
             spent += aside - plain
             self._account += plain * (sum(map(len, step.emitted)) / num - 1) - spent
         self._account = min(self._account, MOST_SAVED * plain)
@@ -190,7 +192,11 @@ class Budget(Controller):
     def _dearness(self, num: int) -> float:
         """Seconds of a step in which all draft a little over those of one in which nobody does."""
         few = self._probe.nodes
-        spent = self._cost.whole(num * (1 + few)) + self._cost.aside(num, num) + num * self._seconds[few]
+        spent = (
+            self._cost.whole(num * (1 + few))
+            + self._cost.aside(num, num)
+            + num * self._seconds[few]
+        )
         return (spent + TRYING) / self._plain(num)
 
     def _plain(self, num: int) -> float:

@@ -49,9 +49,7 @@ class Record:
         """The part of the next run."""
         known = math.log1p(sum(self.runs))
         doubts = [optimism * math.sqrt(known / (1 + runs)) for runs in self.runs]
-        hopes = [
-            speed * (1 + doubt) for speed, doubt in zip(self.speeds(), doubts, strict=True)
-        ]
+        hopes = [speed * (1 + doubt) for speed, doubt in zip(self.speeds(), doubts, strict=True)]
         least = (1 - 1e-9) * max(hopes)
         best = next(k for k, hope in enumerate(hopes) if hope > least)  # of equal ones the first
         self.runs[best] += 1

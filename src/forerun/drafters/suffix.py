@@ -6,9 +6,8 @@ For each suffix of the text that occurs elsewhere, the most frequent continuatio
 as many tokens as the suffix is long; that with the most expected accepted tokens is drafted.
 
 Law: POINT nodes, chosen by counts of finished steps, so exact under every rule for deterministic
-drafts, at any temperature. Needs: nothing. Texts are read after every step that something was
-drafted for, else only every few steps, or before a draft: a part of a router that is seldom asked
-costs little.
+drafts, at any temperature. Needs: nothing. Texts are read when a draft is asked for: many tokens at
+once cost little, and a part of a router that is never asked costs nothing.
 """
 
 from __future__ import annotations
@@ -22,11 +21,9 @@ from forerun.ngrams import responses, suffix_tree
 from forerun.ngrams.responses import Responses
 from forerun.ngrams.suffix_drafting import Wish
 from forerun.ngrams.suffix_tree import NO_LIMIT, Draft, SuffixTree
-from forerun.records import Plan, Sequence, Snapshot, Step
+from forerun.records import Plan, Sequence, Snapshot
 from forerun.roles import Drafter, Target
 from forerun.tree import EMPTY, Tree, points
-
-PUT_OFF = 4  # steps, at most, that are read at once: many tokens at once cost less
 
 
 class Suffix(Drafter):
@@ -72,8 +69,6 @@ class Suffix(Drafter):
             scope=scope,
             budget=int(budget_mb * 2**20),
         )
-        self._behind: dict[Sequence, None] = {}  # sequences that have said more than was read
-        self._waiting = 0  # steps that were not read
 
     def bind(self, target: Target) -> None:
         self._responses.bind(target)
@@ -82,16 +77,18 @@ class Suffix(Drafter):
         suffix_tree.warm_up()
 
     def start(self, seq: Sequence) -> None:
-        self._responses.follow(seq)
+        self._responses.join(seq)
 
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        draft = None if plan.is_empty else self.best(seq, plan)
-        return EMPTY if draft is None else points(draft.tokens, draft.parents)
+        self._responses.gather([seq])
+        return self._drafted(seq, plan)
+
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+        self._responses.gather(seqs)
+        return [self._drafted(seq, plan) for seq, plan in zip(seqs, plans, strict=True)]
 
     def best(self, seq: Sequence, plan: Plan) -> Draft | None:
         """The better draft of the two trees, that of the request in a tie; None without one."""
-        self._catch_up()
-        self._waiting = PUT_OFF - 1  # the step of this draft is read at once
         reader = self._responses.follow(seq)
         width = plan.nodes if self.branches else 1
         wish = Wish(plan.nodes, plan.depth, self.factor, self.offset, self.min_prob, width)
@@ -101,14 +98,7 @@ class Suffix(Drafter):
             draft = reader.shared.draft(reader.entry, wish, at_least) or draft
         return None if draft is None or draft.score < self.min_score else draft
 
-    def observe(self, step: Step) -> None:
-        self._behind.update(dict.fromkeys(step.seqs))
-        self._waiting += 1
-        if self._waiting >= PUT_OFF:
-            self._catch_up()
-
     def finish(self, seq: Sequence) -> None:
-        self._catch_up()
         self._responses.finish(seq)
 
     def forget(self, group: Hashable) -> None:
@@ -121,18 +111,15 @@ class Suffix(Drafter):
         self._responses.keep(tenant)
 
     def snapshot(self, tenant: str = "") -> Snapshot:
-        self._catch_up()
         return self._responses.snapshot(tenant)
 
     def restore(self, snapshot: Snapshot, tenant: str = "") -> None:
         self._responses.restore(snapshot, tenant)
 
-    def _catch_up(self) -> None:
-        """Reads what was said and not read yet."""
-        behind, self._behind, self._waiting = self._behind, {}, 0
-        for seq in behind:
-            self._responses.follow(seq)
-
     @classmethod
     def merged(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
         return responses.merged(snapshots, max_bytes)
+
+    def _drafted(self, seq: Sequence, plan: Plan) -> Tree:
+        draft = None if plan.is_empty else self.best(seq, plan)
+        return EMPTY if draft is None else points(draft.tokens, draft.parents)

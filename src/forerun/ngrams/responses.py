@@ -4,15 +4,19 @@ A sequence reads its own prompt and output into a store of its own, and its outp
 its scope, where running and earlier responses are found by others. All shared stores are under one
 budget: those nobody uses go first, the least recently used first; then a store drops its oldest
 texts. What is saved is the texts, since any store can be built from them.
+
+A drafter that is seldom asked reads seldom: `join` reads nothing, `follow` what a sequence has said
+since, `gather` what others have. Responses that ended unread wait, within a share of the budget.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -24,6 +28,8 @@ from forerun.roles import Target
 
 LEAD = 8  # prompt tokens kept before a response, so that its beginning has a context
 TAIL = 16  # tokens compared to notice that a text was changed rather than extended
+PIECE = 512  # tokens of ended responses, about, that are read at once
+UNREAD = 16  # the part of the budget that unread responses may hold; the oldest go first
 
 
 class Store(Protocol):
@@ -48,13 +54,21 @@ Common = TypeVar("Common", bound=Store)
 class Reader(Generic[Own, Common]):
     """What a sequence has read: `text` in its own store, `entry` in the shared one, if any."""
 
-    own: Own
-    text: Any
+    make: Callable[[], Own]
     key: Hashable
     shared: Common | None
     entry: Any
-    length: int = 0
-    tail: list[int] = field(default_factory=list)
+    length: int = 0  # tokens read into the shared store
+    tail: list[int] = field(default_factory=list)  # the last of them
+    num_own: int = 0  # tokens read into its own
+
+    @cached_property
+    def own(self) -> Own:
+        return self.make()
+
+    @cached_property
+    def text(self) -> Any:
+        return self.own.begin()
 
     def fits(self, tokens: list[int]) -> bool:
         """Whether `tokens` continues what was read."""
@@ -80,6 +94,10 @@ class Responses(Generic[Own, Common]):
         self._readers = weakref.WeakKeyDictionary()
         self._held: OrderedDict[Hashable, Common] = OrderedDict()  # least recently used first
         self._users: dict[Hashable, weakref.WeakSet[Sequence]] = {}
+        # who may be gathered, in order
+        self._joined: dict[Hashable, weakref.WeakKeyDictionary[Sequence, None]] = {}
+        self._unread: OrderedDict[Hashable, deque[np.ndarray]] = OrderedDict()  # responses, ended
+        self._num_unread = 0  # their bytes
         self._target: weakref.ref[Target] | None = None
         self._largest = -1  # token of what was restored
         shared(budget)  # refuses bad options now rather than at the first sequence
@@ -89,35 +107,48 @@ class Responses(Generic[Own, Common]):
         if self._target is not None and self._target() is not target:
             self._held.clear()
             self._readers.clear()
+            self._unread.clear()
+            self._num_unread = 0
             self._largest = -1
         self._target = weakref.ref(target)
         self._check()
 
+    def join(self, seq: Sequence) -> None:
+        """A sequence that `gather` may read; nothing is read now."""
+        if (key := self._key(seq)) is not None:
+            self._joined.setdefault(key, weakref.WeakKeyDictionary())[seq] = None
+
     def follow(self, seq: Sequence) -> Reader[Own, Common]:
         """The sequence's reader, brought up to its last token."""
-        reader = self._readers.get(seq)
-        if reader is None or not reader.fits(seq.tokens):
-            reader = self._readers[seq] = self._open(seq)
-        new = seq.tokens[reader.length :]
-        if new:
-            reader.own.extend(reader.text, new)
-            if reader.shared is not None:
-                if growth := reader.shared.growth(len(new)):
-                    self._make_room(reader.key, growth)
-                reader.shared.extend(reader.entry, new)
-            reader.length = len(seq.tokens)
-            reader.tail = seq.tokens[-TAIL:]
+        reader = self._share(seq)
+        if reader.num_own < len(seq.tokens):
+            reader.own.extend(reader.text, seq.tokens[reader.num_own :])
+            reader.num_own = len(seq.tokens)
         return reader
+
+    def gather(self, seqs: Many[Sequence]) -> None:
+        """Reads into shared stores what all who joined have said, of ended ones some at a time."""
+        for key in dict.fromkeys(map(self._key, seqs)):
+            for other in self._joined.get(key, ()):
+                self._share(other)
+            self._read(key, PIECE)
 
     def finish(self, seq: Sequence) -> None:
         """The sequence has ended; what it said stays with those it shares with."""
-        if seq in self._readers:
-            self.follow(seq)  # it may have gone on without drafts
-        reader = self._readers.pop(seq, None)
-        if reader is not None and reader.shared is not None:
-            reader.shared.end(reader.entry)
         key = self._key(seq)
         users = self._users.get(key, weakref.WeakSet())
+        joined = self._joined.get(key, {})
+        if seq in self._readers:
+            reader = self._share(seq)  # it may have gone on without drafts
+            if reader.shared is not None:
+                reader.shared.end(reader.entry)
+            del self._readers[seq]
+        elif seq in joined:
+            self._put_off(key, seq)
+        joined.pop(seq, None)
+        if not joined:
+            self._joined.pop(key, None)
+        users = self._users.get(key, set())
         users.discard(seq)
         if not len(users):
             self._users.pop(key, None)
@@ -125,11 +156,13 @@ class Responses(Generic[Own, Common]):
     def forget(self, group: Hashable) -> None:
         """Nobody of this group will come any more."""
         self._held.pop(group, None)
+        self._num_unread -= sum(text.nbytes for text in self._unread.pop(group, ()))
 
     def report(self) -> dict[str, int]:
         """Bytes by part."""
-        own = sum(reader.own.nbytes for reader in self._readers.values())
-        return {"own texts": own, "shared texts": sum(s.nbytes for s in self._held.values())}
+        own = sum(reader.own.nbytes for reader in self._readers.values() if reader.num_own)
+        shared = sum(store.nbytes for store in self._held.values())
+        return {"own texts": own, "shared texts": shared, "unread texts": self._num_unread}
 
     def keep(self, tenant: str) -> None:
         """Raises ConfigError unless responses of this tenant alone outlive requests."""
@@ -142,7 +175,9 @@ class Responses(Generic[Own, Common]):
     def snapshot(self, tenant: str) -> Snapshot:
         """The texts of a tenant. Raises ConfigError if there are none."""
         self.keep(tenant)
-        store = self._held.get(self._kept_key(tenant))
+        key = self._kept_key(tenant)
+        self._read(key)
+        store = self._held.get(key)
         return pack(self.name, [] if store is None else store.held())
 
     def restore(self, snapshot: Snapshot, tenant: str) -> None:
@@ -153,13 +188,9 @@ class Responses(Generic[Own, Common]):
             raise ConfigError("expected no running request, whose texts would be lost; wait for it")
         self._largest = max(self._largest, int(snapshot.arrays["tokens"].max(initial=-1)))
         self._check()
-        self._held.pop(key, None)
-        store = self._store(key)
+        self.forget(key)
         for text in texts:
-            self._make_room(key, store.growth(len(text)))
-            entry = store.begin()
-            store.extend(entry, text.tolist())
-            store.end(entry)
+            self._add(key, text)
 
     def _check(self) -> None:
         target = None if self._target is None else self._target()
@@ -171,15 +202,60 @@ class Responses(Generic[Own, Common]):
 
     def _open(self, seq: Sequence) -> Reader[Own, Common]:
         """A reader that has read the prompt but for its end, which is shared as well."""
-        before = seq.tokens[: max(0, seq.num_prompt - LEAD)]
-        own, key = self._own(), self._key(seq)
-        text = own.begin()
-        own.extend(text, before)
+        before = seq.tokens[: _lead(seq)]
+        key = self._key(seq)
         shared = None if key is None else self._store(key)
         entry = None if shared is None else shared.begin(before)
         if key is not None:
             self._users.setdefault(key, weakref.WeakSet()).add(seq)
         return Reader(own, text, key, shared, entry, len(before), before[-TAIL:])
+            self._users.setdefault(key, set()).add(seq)
+        return Reader(self._own, key, shared, entry, len(before), before[-TAIL:])
+
+    def _share(self, seq: Sequence) -> Reader[Own, Common]:
+        """The sequence's reader; all that it has said is in the shared store."""
+        reader = self._readers.get(seq)
+        if reader is None or not reader.fits(seq.tokens):
+            reader = self._readers[seq] = self._open(seq)
+        new = seq.tokens[reader.length :]
+        if new:
+            if reader.shared is not None:
+                if growth := reader.shared.growth(len(new)):
+                    self._make_room(reader.key, growth)
+                reader.shared.extend(reader.entry, new)
+            reader.length, reader.tail = len(seq.tokens), seq.tokens[-TAIL:]
+        return reader
+
+    def _put_off(self, key: Hashable, seq: Sequence) -> None:
+        """A response that has ended waits; the oldest go where too many do."""
+        text = np.array(seq.tokens[_lead(seq) :], np.int32)
+        self._unread.setdefault(key, deque()).append(text)
+        self._unread.move_to_end(key)
+        self._num_unread += text.nbytes
+        while self._num_unread > self.budget // UNREAD:
+            oldest = next(iter(self._unread))
+            self._num_unread -= self._unread[oldest].popleft().nbytes
+            if not self._unread[oldest]:
+                del self._unread[oldest]
+
+    def _read(self, key: Hashable, most: int | None = None) -> None:
+        """Reads ended responses, the oldest first, until they have `most` tokens or more."""
+        waiting, done = self._unread.get(key), 0
+        while waiting and (most is None or done < most):
+            text = waiting.popleft()
+            self._num_unread -= text.nbytes
+            self._add(key, text)
+            done += len(text)
+        if waiting is not None and not waiting:
+            del self._unread[key]
+
+    def _add(self, key: Hashable, text: np.ndarray) -> None:
+        """A response that grows no more."""
+        store = self._store(key)
+        self._make_room(key, store.growth(len(text)))
+        entry = store.begin()
+        store.extend(entry, text.tolist())
+        store.end(entry)
 
     def _store(self, key: Hashable) -> Common:
         if key not in self._held:
@@ -190,7 +266,7 @@ class Responses(Generic[Own, Common]):
 
     def _make_room(self, key: Hashable, growth: int) -> None:
         """For `growth` bytes more in one store: idle ones go, the least recently used first."""
-        held = sum(store.nbytes for store in self._held.values())
+        held = self._num_unread + sum(store.nbytes for store in self._held.values())
         for other in list(self._held):
             if held + growth <= self.budget:
                 break
@@ -207,6 +283,11 @@ class Responses(Generic[Own, Common]):
 
     def _kept_key(self, tenant: str) -> Hashable:
         return ("tenant", tenant) if self.scope == "tenant" else "global"
+
+
+def _lead(seq: Sequence) -> int:
+    """Where its response begins, with the last of the prompt before it."""
+    return max(0, seq.num_prompt - LEAD)
 
 
 def pack(kind: str, texts: Many[np.ndarray]) -> Snapshot:

@@ -27,7 +27,7 @@ from forerun.ngrams.sharing import check_scope, key_of
 from forerun.passes import curve_of
 from forerun.records import Cost, Plan, Sequence, Step
 from forerun.registry import DrafterName
-from forerun.roles import Drafter, Target, name_of
+from forerun.roles import Drafter, Target
 from forerun.tree import EMPTY, Tree, signed
 
 KEEP = 0.998  # memory of steps

@@ -69,7 +69,8 @@ class Record:
 
     def add(self, part: int, tokens: int, seconds: float) -> None:
         for sums in (self.tokens, self.seconds, self.runs):
-            sums[:] = [KEEP * value for value in sums]
+            for k in range(len(sums)):
+                sums[k] *= KEEP
         self.tokens[part] += tokens
         self.seconds[part] += seconds
         self.steps = KEEP * self.steps + 1
@@ -77,8 +78,9 @@ class Record:
 
 @dataclass
 class Turn:
-    """Which part drafts for a sequence, and for how many steps more."""
+    """Which part drafts for a sequence, and for how many steps more; what is known of the parts."""
 
+    record: Record
     part: int = 0
     left: int = 0
 
@@ -109,7 +111,7 @@ class Router(Composite):
         self._cost = Cost((1, 2), (1.0, 1.0))
         self._records: dict[tuple[Hashable, bool], Record] = {}
         self._turns: WeakKeyDictionary[Sequence, Turn] = WeakKeyDictionary()
-        self._asked: dict[Sequence, tuple[int, Tree]] = {}  # who was asked since a step was judged
+        self._asked: dict[Sequence, Tree] = {}  # what was said since a step was judged
 
     def beliefs(self, seq: Sequence) -> Many[float]:
         """How fast the parts are thought to be on such a sequence, one relative to another."""
@@ -126,7 +128,7 @@ class Router(Composite):
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         k = self._turn(seq)
         tree = signed(self.parts[k].propose_one(seq, plan, dice), self.names[k])
-        self._asked[seq] = k, tree
+        self._asked[seq] = tree
         return tree
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
@@ -137,8 +139,7 @@ class Router(Composite):
             name, part = self.names[k], self.parts[k]
             found = part.propose([seqs[i] for i in mine], [plans[i] for i in mine])
             for i, tree in zip(mine, found, strict=True):
-                trees[i] = signed(tree, name)
-                self._asked[seqs[i]] = k, trees[i]
+                trees[i] = self._asked[seqs[i]] = signed(tree, name)
         return trees
 
     def observe(self, step: Step) -> None:
@@ -171,12 +172,12 @@ class Router(Composite):
         if not asked:
             return
         keys = [key_of(self.scope, seq) for seq in step.seqs]
-        num = Counter(keys)  # others must not show: requests with a seed share no record
-        for key, seq, used, emitted in zip(keys, step.seqs, step.trees, step.emitted, strict=True):
-            part, tree = asked.get(seq, (0, None))
-            if tree is used:  # else it was not asked, or somebody else's was used
-                spent = self._spent(part, len(used), num[key])
-                self._record(seq).add(part, len(emitted), spent)
+        num = Counter(keys) if len(keys) > 1 else {keys[0]: 1}  # who has a seed knows of no others
+        for key, seq, tree, emitted in zip(keys, step.seqs, step.trees, step.emitted, strict=True):
+            turn = self._turns.get(seq)
+            if turn and asked.get(seq) is tree:  # else somebody else's was used
+                spent = self._spent(turn.part, len(tree), num[key])
+                turn.record.add(turn.part, len(emitted), spent)
 
     def _record(self, seq: Sequence) -> Record:
         key = self._key(seq)
@@ -195,9 +196,9 @@ class Router(Composite):
         """Who drafts for it in this step."""
         turn = self._turns.get(seq)
         if turn is None:
-            turn = self._turns[seq] = Turn()
+            turn = self._turns[seq] = Turn(self._record(seq))
         if not turn.left:
-            turn.part, turn.left = self._record(seq).choose(self.optimism), self.run
+            turn.part, turn.left = turn.record.choose(self.optimism), self.run
         turn.left -= 1
         return turn.part
 

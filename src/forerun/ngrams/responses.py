@@ -136,8 +136,7 @@ class Responses(Generic[Own, Common]):
     def finish(self, seq: Sequence) -> None:
         """The sequence has ended; what it said stays with those it shares with."""
         key = self._key(seq)
-        users = self._users.get(key, weakref.WeakSet())
-        joined = self._joined.get(key, {})
+        joined = self._joined.get(key, weakref.WeakKeyDictionary())
         if seq in self._readers:
             reader = self._share(seq)  # it may have gone on without drafts
             if reader.shared is not None:
@@ -148,7 +147,7 @@ class Responses(Generic[Own, Common]):
         joined.pop(seq, None)
         if not joined:
             self._joined.pop(key, None)
-        users = self._users.get(key, set())
+        users = self._users.get(key, weakref.WeakSet())
         users.discard(seq)
         if not len(users):
             self._users.pop(key, None)
@@ -208,8 +207,6 @@ class Responses(Generic[Own, Common]):
         entry = None if shared is None else shared.begin(before)
         if key is not None:
             self._users.setdefault(key, weakref.WeakSet()).add(seq)
-        return Reader(own, text, key, shared, entry, len(before), before[-TAIL:])
-            self._users.setdefault(key, set()).add(seq)
         return Reader(self._own, key, shared, entry, len(before), before[-TAIL:])
 
     def _share(self, seq: Sequence) -> Reader[Own, Common]:

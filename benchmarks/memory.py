@@ -142,13 +142,18 @@ def observed_step(drafter: Stand, seq: Sequence, p: np.ndarray, rng: np.random.G
 
 @njit(nogil=True)
 def look_up_all(
-    table: Table, lengths: np.ndarray, contexts: np.ndarray, ids: np.ndarray, probs: np.ndarray
+    near: Table,
+    far: Table,
+    lengths: np.ndarray,
+    contexts: np.ndarray,
+    ids: np.ndarray,
+    probs: np.ndarray,
 ) -> int:
     """Looks up every context [m, longest]; returns how many are known at some length."""
     found, hashes = 0, np.empty(contexts.shape[1], np.uint64)  # room as drafting has it
     for i in range(len(contexts)):
         context = contexts[i]
-        size = kernels.look_up_into(table, lengths, 0, context, NEUTRAL, hashes, ids, probs, 0)
+        size = kernels.look_up_into(near, far, lengths, 0, context, NEUTRAL, hashes, ids, probs, 0)
         found += size > 0
     return found
 
@@ -171,7 +176,7 @@ def lookups(sizes: list[int], rng: np.random.Generator) -> None:
             for _ in range(5):  # other contexts every time: no line of the table is warm by chance
                 contexts = contexts_of(texts, memory.longest, rng)
                 start = perf_counter()
-                look_up_all(memory.table, memory.lengths, contexts, ids, probs)
+                look_up_all(*memory.tables, memory.lengths, contexts, ids, probs)
                 times.append(1e9 * (perf_counter() - start) / BATCH)
             row += [f"{np.median(times[1:]):.0f}", f"{min(times):.0f}"]
         row.append(f"{1e6 * _draft_seconds(memory, texts, rng):.1f}")

@@ -29,13 +29,18 @@ class Recall(Source):
 
 
 def taught(seed: int, vocab: int) -> LogitMemory:
+    """A memory, every second time before another one that was taught more."""
     rng = np.random.default_rng(seed)
-    memory = LogitMemory(context=int(rng.integers(1, 4)), entries=int(rng.integers(1, 8)))
-    for _ in range(80):
+    options = {"context": int(rng.integers(1, 4)), "entries": int(rng.integers(1, 8))}
+    memory = LogitMemory(**options)
+    if seed % 2:
+        memory.lean_on(LogitMemory(**options))
+    for i in range(80):
         size = int(rng.integers(1, vocab + 1))
         probs = rng.dirichlet(np.full(size, 0.4)) * rng.uniform(0.3, 1)
         context = rng.integers(0, vocab, rng.integers(1, 4)).tolist()
-        memory.update(context, rng.choice(vocab, size, replace=False), probs)
+        one = memory if memory.behind is None or i % 4 == 0 else memory.behind
+        one.update(context, rng.choice(vocab, size, replace=False), probs)
     for chances in memory.chances.values():
         chances.hits = chances.tries * rng.uniform(0.05, 0.95, chances.hits.shape)
     return memory

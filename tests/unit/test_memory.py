@@ -7,7 +7,7 @@ import pytest
 
 from forerun.errors import ConfigError
 from forerun.ngrams import kernels
-from forerun.ngrams.kernels import Temper
+from forerun.ngrams.kernels import NOTHING, Temper
 from forerun.ngrams.memory import LogitMemory, context_lengths
 from forerun.tree import EMPTY, Tree, TreeBuilder, chain
 
@@ -47,6 +47,20 @@ def as_dict(memory: LogitMemory, tokens: list[int]) -> dict[int, float] | None:
     return None if q is None else dict(zip(q.ids.tolist(), q.probs.tolist(), strict=True))
 
 
+class Levels:
+    """Two dictionaries, asked in turn at every length."""
+
+    def __init__(self, near: Dictionary, far: Dictionary) -> None:
+        self.near, self.far = near, far
+
+    def lookup(self, tokens: list[int]) -> dict[int, float] | None:
+        for n in self.near.lengths:
+            for level in (self.near, self.far):
+                if n <= len(tokens) and tuple(tokens[-n:]) in level.known:
+                    return level.lookup(tokens[-n:])
+        return None
+
+
 def random_update(
     rng: np.random.Generator, vocab: int, longest: int = 6
 ) -> tuple[list[int], list[int], list[float]]:
@@ -69,9 +83,14 @@ def test_worked_example_of_the_paper() -> None:
     memory = LogitMemory()
     memory.update([10, 11], [BOB, MARY, TOM], [0.7, 0.2, 0.05])
     memory.update([10, 11], [BOB, MARY, SUE], [0.3, 0.6, 0.05])
-    slot = kernels.recall(
-        memory.table, memory.lengths, memory.context([10, 11]), np.empty(4, np.uint64)
+    place = kernels.recall(
+        memory.table.keys,
+        NOTHING.keys,
+        memory.lengths,
+        memory.context([10, 11]),
+        np.empty(4, np.uint64),
     )
+    slot = place - 1
     assert memory.table.counts[slot] == 2
     assert memory.table.ids[slot, :4].tolist() == [BOB, MARY, TOM, SUE]
     np.testing.assert_allclose(memory.table.probs[slot, :5], [0.5, 0.4, 0.025, 0.025, 0], atol=1e-7)
@@ -97,6 +116,44 @@ def test_equals_the_dictionary(entries: int, context: int | tuple[int, ...]) -> 
             assert ours is None
         else:
             assert ours == pytest.approx(theirs, abs=1e-5)
+
+
+def test_two_levels_are_asked_in_turn_at_every_length() -> None:
+    rng = np.random.default_rng(4)
+    near, far = LogitMemory(context=3), LogitMemory(context=3)
+    near.lean_on(far)
+    plain = Levels(Dictionary((3, 2, 1), 10), Dictionary((3, 2, 1), 10))
+    for _ in range(60):
+        own, other = random_update(rng, 5), random_update(rng, 9)
+        near.update(*own)
+        far.update(*other)
+        plain.near.update(*own)
+        plain.far.update(*own)
+        plain.far.update(*other)
+    found = {True: 0, False: 0}
+    for _ in range(400):
+        tokens = rng.integers(0, 9, rng.integers(1, 7)).tolist()
+        ours, theirs = as_dict(near, tokens), plain.lookup(tokens)
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            assert ours == pytest.approx(theirs, abs=1e-5)
+            found[ours == as_dict(far, tokens)] += 1
+    assert min(found.values()) > 50  # of the near one, of the far one
+
+
+def test_a_hit_is_stamped_in_the_memory_that_knows() -> None:
+    near, far = LogitMemory(context=1, entries=1), LogitMemory(context=1, entries=1)
+    for token in range(2):
+        far.update([token], [0], [1.0])
+    near.lean_on(far)
+    near.update([1], [0], [1.0])
+    far.update([5], [0], [1.0])  # by another
+    near.lean_on(far)
+    before = far.table.stamps.copy()
+    near.lookup([1])
+    assert (far.table.stamps == before).all() and near.table.stamps.max() == far.clock
+    near.lookup([0])
+    assert (far.table.stamps != before).sum() == 1
 
 
 def test_kept_ids_hold_the_arithmetic_mean() -> None:
@@ -163,9 +220,14 @@ def test_once_per_key_takes_the_first_node() -> None:
     for is_once, count in ((True, 1), (False, 2)):
         memory = LogitMemory(context=(2, 1), entries=1)
         memory.learn(memory.context([1]), branching(), nodes, ids, probs, is_once=is_once)
-        slot = kernels.recall(
-            memory.table, np.array([1]), memory.context([7]), np.empty(2, np.uint64)
+        place = kernels.recall(
+            memory.table.keys,
+            NOTHING.keys,
+            np.array([1]),
+            memory.context([7]),
+            np.empty(2, np.uint64),
         )
+        slot = place - 1
         assert memory.table.counts[slot] == count
         assert memory.table.ids[slot, 0] == 4  # the child of the root came first; ties: lower id
         assert as_dict(memory, [8, 7]) == {6: 1.0}

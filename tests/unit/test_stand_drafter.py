@@ -81,6 +81,7 @@ def random_case(seed: int) -> tuple[Stand, Sequence, Plan]:
         entries=int(rng.integers(1, 11)),
         context=int(rng.integers(1, 5)),
         store=["auto", "model"][seed // 4 % 2],
+        scope=["group", "tenant", "global"][seed // 8 % 3],
         choice="top" if seed % 7 == 0 else "sampled",
     )
     seq = sequence(
@@ -91,7 +92,12 @@ def random_case(seed: int) -> tuple[Stand, Sequence, Plan]:
         top_k=3 if seed % 5 == 0 else 0,
         min_p=0.05 if seed % 11 == 0 else 0.0,
     )
-    fill(drafter.memory(seq), rng, vocab)
+    memory = drafter.memory(seq)
+    if memory.behind is None:
+        fill(memory, rng, vocab)
+    else:
+        fill(memory, rng, vocab, 20)
+        fill(memory.behind, rng, vocab)
     return drafter, seq, Plan(nodes=int(rng.integers(1, 100)), depth=int(rng.integers(1, 9)))
 
 
@@ -263,6 +269,41 @@ def test_a_global_memory_serves_everybody() -> None:
     assert law_of(drafter, sequence([1], group="b"), [1]) == {2: 1.0}
 
 
+@pytest.mark.parametrize("group", ["b", None])
+def test_in_a_wide_scope_a_group_believes_itself_first(group: object) -> None:
+    """At every length: what it taught, then what others did; both learn, and one goes with it."""
+    drafter = Stand(scope="tenant", context=2)
+
+    def says(seq: Sequence, token: int) -> None:
+        laws = PlainLaws({}, {-1: np.eye(9)[token]})
+        drafter.observe(step_of(seq, chain([]), Verdict([], token), laws))
+        del seq.tokens[-1]
+
+    other, mine = sequence([4, 1], group="a"), sequence([4, 1], group=group)
+    drafter.start(other)
+    drafter.start(mine)
+    says(other, 2)
+    assert law_of(drafter, mine, [4, 1]) == {2: 1.0}
+    says(mine, 3)
+    assert law_of(drafter, mine, [4, 1]) == law_of(drafter, mine, [7, 1]) == {3: 1.0}
+    assert law_of(drafter, other, [4, 1]) == {2: 1.0}
+    third = sequence([4, 1], group="c")
+    assert law_of(drafter, third, [4, 1]) == {2: 0.5, 3: 0.5}
+    mine.tokens[:] = [5, 1]
+    says(other, 2)
+    mine.tokens[:] = [4, 8]
+    assert law_of(drafter, mine, [4, 8]) is None
+    other.tokens[:] = [4, 8, 1]
+    says(other, 6)  # a longer context of others goes before a shorter one of its own
+    assert law_of(drafter, mine, [8, 1]) == {6: 1.0}
+    drafter.finish(mine)
+    drafter.forget("b")
+    back = sequence([4, 1], group=group)
+    assert drafter.memory(back).observed == 0 and drafter.memory(back).behind.observed == 4
+    assert drafter.memory(back).chances is drafter.memory(other).chances
+    assert drafter.memory(back).gain is drafter.memory(other).gain
+
+
 def test_all_memories_together_keep_to_the_budget() -> None:
     """Idle groups go first, the least recently used first; then the running one forgets."""
     drafter = Stand(budget_mb=1, context=1)
@@ -281,6 +322,23 @@ def test_all_memories_together_keep_to_the_budget() -> None:
     assert drafter.memory_report()["logit memory"] <= 2**20
     assert drafter.memory(running).evicted > 0
     assert law_of(drafter, running, [19_999]) == {1: 1.0}
+
+
+def test_a_group_has_room_beside_a_wide_memory() -> None:
+    drafter = Stand(scope="tenant", budget_mb=1, context=1)
+    seqs = [sequence([0], group=group) for group in range(2)]
+    for i, seq in enumerate(seqs):
+        drafter.start(seq)
+        for token in range(10_000 * i, 10_000 * (i + 1)):
+            seq.tokens[-1] = token
+            rows = PlainLaws({}, {-1: np.eye(4)[1]})
+            drafter.observe(step_of(seq, chain([]), Verdict([], 1), rows))
+            del seq.tokens[1:]
+            assert drafter.memory_report()["logit memory"] <= 2**20
+        memory = drafter.memory(seq)
+        assert len(memory.behind) > len(memory) > 600 and memory.evicted and memory.behind.evicted
+        assert len(memory.lookup([token]).ids) == 1
+        drafter.finish(seq)
 
 
 def test_bad_options(tmp_path: Path) -> None:

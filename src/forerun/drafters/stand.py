@@ -32,7 +32,7 @@ from forerun.ngrams import memory_rows
 from forerun.ngrams.kernels import Temper, select_top
 from forerun.ngrams.memory import NEUTRAL, LogitMemory, context_lengths, warm_up
 from forerun.ngrams.prompts import prompt_rows
-from forerun.ngrams.sharing import Memories, kept_key, key_of
+from forerun.ngrams.sharing import Memories, kept_key, key_of, near_key
 from forerun.records import Plan, Sequence, Snapshot, Step
 from forerun.registry import File
 from forerun.roles import Drafter, Path, Source, Target, name_of
@@ -129,7 +129,8 @@ class Stand(Drafter):
         warm_up()
 
     def start(self, seq: Sequence) -> None:
-        self._memories.join(self._key(seq), seq)
+        for key in self._keys(seq):
+            self._memories.join(key, seq)
         mark = seq if seq.group is None else seq.group
         if self.seed_from_prompt and mark not in self._seeded:
             self._seed(seq)
@@ -138,19 +139,24 @@ class Stand(Drafter):
     def finish(self, seq: Sequence) -> None:
         if trial := self._trials.pop(seq, None):
             self.memory(seq).gain.learn(seq, trial.difference(seq)[0])
-        key = self._key(seq)
-        self._memories.leave(key, seq)
+        for key in self._keys(seq):
+            self._memories.leave(key, seq)
         self._seeded.discard(seq)
-        if key is seq:  # a group's memory stays for trajectories that may still come
-            self._memories.drop(key)
+        if seq.group is None or self.scope == "request":
+            self._memories.forget(
+                seq
+            )  # a group's memory stays for trajectories that may still come
 
     def forget(self, group: Hashable) -> None:
-        self._memories.drop(group)
+        self._memories.forget(group)
         self._seeded.discard(group)
 
     def memory(self, seq: Sequence) -> LogitMemory:
-        """The memory that a sequence drafts from and teaches."""
-        return self._memories[self._key(seq)]
+        """The memory that a sequence drafts from: its own, with that of a wide scope behind it."""
+        *wide, own = (self._memories[key] for key in self._keys(seq))
+        if wide:
+            own.lean_on(wide[0])
+        return own
 
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         draws = self._draws(seq)
@@ -181,7 +187,7 @@ class Stand(Drafter):
     def hear(self, steps: Many[Step]) -> None:
         """Texts that share a memory teach it step by step, however late: its bits rest on order."""
         seqs = {seq for step in steps for seq in step.seqs}
-        if len(steps) == 1 or len({id(self.memory(seq)) for seq in seqs}) < len(seqs):
+        if len(steps) == 1 or len({self._keys(seq)[0] for seq in seqs}) < len(seqs):
             return super().hear(steps)
         for seq, start, laws in runs(steps):
             is_model, tree = self._learns_model(seq), chain(seq.tokens[start:][: len(laws) - 1])
@@ -340,9 +346,11 @@ class Stand(Drafter):
         probs = np.empty((len(nodes), self.entries), np.float32)
         for i, law in enumerate(laws):
             select_top(law, ids[i], probs[i])
-        growth = memory.growth(len(nodes) * len(memory.lengths))
-        if growth:
-            self._memories.make_room(growth)
+        num_new = len(nodes) * len(memory.lengths)
+        for one in (memory,) if memory.behind is None else (memory.behind, memory):
+            if growth := one.growth(num_new):
+                self._memories.make_room(growth)
+                one.enlarge(num_new)
         memory.learn(
             memory.context(seq.tokens[max(0, before - memory.longest) : before]),
             tree,
@@ -357,14 +365,19 @@ class Stand(Drafter):
 
     def _stores_model(self, seq: Sequence) -> bool:
         """Whether the law at temperature 1 is stored, whatever the request."""
-        is_wide = self._scope(seq.tenant) in ("tenant", "global")
-        return self.store == "model" or (self.store == "auto" and is_wide)
+        return self.store == "model" or (self.store == "auto" and self._is_wide(seq))
 
     def _scope(self, tenant: str) -> str:
         return "tenant" if tenant in self._kept else self.scope
 
-    def _key(self, seq: Sequence) -> Hashable:
-        return key_of(self._scope(seq.tenant), seq)
+    def _is_wide(self, seq: Sequence) -> bool:
+        return self._scope(seq.tenant) in ("tenant", "global")
+
+    def _keys(self, seq: Sequence) -> tuple[Hashable, ...]:
+        """Of the memories that a sequence teaches: that of a wide scope, then its group's own."""
+        if self._is_wide(seq):
+            return self._kept_key(seq.tenant), near_key(seq)
+        return (key_of(self.scope, seq),)
 
     def _kept_key(self, tenant: str) -> Hashable:
         return kept_key(self._scope(tenant), tenant)

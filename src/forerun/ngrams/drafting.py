@@ -30,7 +30,8 @@ class Buffers(NamedTuple):
 
 
 def draft(
-    table: Table,
+    near: Table,
+    far: Table,
     lengths: np.ndarray,
     clock: int,
     root: np.ndarray,
@@ -45,10 +46,10 @@ def draft(
     Returns the tree and how many uniforms it used: one per entry of every q.
     """
     places = len(shape.parents)
-    out = buffers(places, table.ids.shape[1])
+    out = buffers(places, near.ids.shape[1])
     is_drawn = uniforms is not None
     nodes, rows, used = fill_places(
-        table[:],
+        (near[:], far[:]),
         lengths,
         clock,
         temper[:],
@@ -92,7 +93,8 @@ def tree_of(out: Buffers, nodes: int, rows: int, cells: np.ndarray | None = None
 class Recalled(NamedTuple):
     """A logit memory below a text, as `law_after` asks it, and room to work in."""
 
-    table: Table
+    near: Table
+    far: Table
     lengths: np.ndarray  # int64, falling
     clock: int
     temper: Temper
@@ -103,7 +105,7 @@ class Recalled(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def fill_places(
-    arrays: Arrays,
+    arrays: tuple[Arrays, Arrays],
     lengths: np.ndarray,
     clock: int,
     temper: Arrays,
@@ -114,10 +116,11 @@ def fill_places(
     uniforms: np.ndarray,
     room: Arrays,
 ) -> tuple[int, int, int]:
-    """`walk` through a logit memory. arrays: a Table; temper: a Temper; room: Buffers."""
+    """`walk` through a logit memory. arrays: two Tables; temper: a Temper; room: Buffers."""
     longest = len(root)
     context, hashes = np.empty(longest, np.int32), np.empty(longest, np.uint64)
-    memory = Recalled(Table(*arrays), lengths, clock, Temper(*temper), root, context, hashes)
+    near, far = Table(*arrays[0]), Table(*arrays[1])
+    memory = Recalled(near, far, lengths, clock, Temper(*temper), root, context, hashes)
     return walk(law_after, memory, places, depth, is_drawn, uniforms, Buffers(*room))
 
 
@@ -126,7 +129,7 @@ def law_after(memory: Recalled, node: int, out: Buffers, filled: int) -> int:
     """Writes q below a node, from entry `filled` on; returns its size, 0 if nothing is known."""
     fill_context(memory.root, out.tokens, out.parents, node, memory.context)
     return look_up_into(
-        memory.table, memory.lengths, memory.clock, memory.context, memory.temper, memory.hashes,
+        memory.near, memory.far, memory.lengths, memory.clock, memory.context, memory.temper, memory.hashes,
         out.q_ids, out.q_probs, filled,
     )  # fmt: skip
 

@@ -15,12 +15,15 @@ from forerun.ngrams.kernels import Arrays, Table, Temper, recall, snapshot
 from forerun.records import Plan
 from forerun.tree import POINT, SWOR, Tree
 
-DEPTH, SLOT, SIZE, GRADE, RANK, ROW = range(6)  # what is noted of a node: of its q, next child, row
+DEPTH, PLACE, SIZE, GRADE, RANK, ROW = range(
+    6
+)  # what is noted of a node: of its q, next child, row
 NOTES = 6
 
 
 def grow(
-    table: Table,
+    near: Table,
+    far: Table,
     lengths: np.ndarray,
     clock: int,
     root: np.ndarray,
@@ -35,7 +38,7 @@ def grow(
     Returns the tree, with its cells, and how many uniforms were used: one per entry of every q
     that has children.
     """
-    entries = table.ids.shape[1]
+    entries = near.ids.shape[1]
     out = buffers(plan.nodes, entries)
     cells = np.empty(plan.nodes, np.int8)
     is_drawn = uniforms is not None
@@ -43,14 +46,15 @@ def grow(
     limits = plan.nodes, plan.depth, max(0.0, plan.least)
     learned = chances.hits, chances.tries
     nodes, rows, used = grow_places(
-        table[:], lengths, clock, temper[:], root, limits, learned, is_drawn, given, out[:], cells
-    )
+        (near[:], far[:]), lengths, clock, temper[:], root, limits, learned,
+        is_drawn, given, out[:], cells,
+    )  # fmt: skip
     return tree_of(out, nodes, rows, cells), used
 
 
 @njit(cache=True, nogil=True)
 def grow_places(
-    arrays: Arrays,
+    arrays: tuple[Arrays, Arrays],
     lengths: np.ndarray,
     clock: int,
     temper: Arrays,
@@ -64,12 +68,13 @@ def grow_places(
 ) -> tuple[int, int, int]:
     """Best first, node i in row i + 1 of the arrays; returns nodes, proposals and uniforms used.
 
-    The tuples: a Table, a Temper, most nodes, depth and least chance, hits and tries, Buffers. A
-    node's slot is kept, not its q: cold caches cost more than a second look into the slot.
+    The tuples: two Tables, a Temper, most nodes, depth and least chance, hits and tries, Buffers. A
+    node's place is kept, not its q: cold caches cost more than a second look into the slot.
     """
-    table, how, out = Table(*arrays), Temper(*temper), Buffers(*room)
+    near, far = Table(*arrays[0]), Table(*arrays[1])
+    how, out = Temper(*temper), Buffers(*room)
     (most, deepest, least), (hits, tries) = limits, chances
-    entries, contexts = table.ids.shape[1], np.empty((most + 1, len(root)), np.int32)
+    entries, contexts = near.ids.shape[1], np.empty((most + 1, len(root)), np.int32)
     notes, order = np.zeros((most + 1, NOTES), np.int32), np.empty((most + 1, entries), np.int16)
     left, value = np.zeros(most + 1), np.zeros(most + 1)  # see growers.dynamic
     ids, probs = np.empty(entries, np.int32), np.empty(entries)
@@ -79,23 +84,30 @@ def grow_places(
     while nodes < most:
         note = notes[new]
         if note[DEPTH] < deepest:
-            slot = recall(table, lengths, contexts[new], hashes)
-            if slot >= 0:
-                table.stamps[slot] = clock
-                note[SLOT], note[SIZE] = slot, snapshot(table, slot, how, ids, probs, 0)
+            place = recall(near.keys, far.keys, lengths, contexts[new], hashes)
+            if place:
+                note[PLACE] = place
+                if place > 0:
+                    note[SIZE] = snapshot(near, place - 1, clock, how, ids, probs, 0)
+                else:
+                    note[SIZE] = snapshot(far, -1 - place, clock, how, ids, probs, 0)
                 note[GRADE] = grade(probs[0])
                 value[new] = left[new] * (hits[note[GRADE], 0] / tries[note[GRADE], 0])
         at = largest(value, nodes + 1)
         if value[at] <= least:
             break
         note = notes[at]
-        slot, size, rank = note[SLOT], note[SIZE], note[RANK]
+        place, size, rank = note[PLACE], note[SIZE], note[RANK]
         if rank == 0 and is_drawn:
-            snapshot(table, slot, how, out.q_ids, out.q_probs, filled)
+            if place > 0:
+                snapshot(near, place - 1, clock, how, out.q_ids, out.q_probs, filled)
+            else:
+                snapshot(far, -1 - place, clock, how, out.q_ids, out.q_probs, filled)
             race(uniforms, used, out.q_probs[filled : filled + size], order[at, :size])
             note[ROW], used, rows, filled = rows, used + size, rows + 1, filled + size
             out.starts[rows] = filled
-        token = table.ids[slot, order[at, rank] if is_drawn else rank]
+        entry = order[at, rank] if is_drawn else rank
+        token = near.ids[place - 1, entry] if place > 0 else far.ids[-1 - place, entry]
         out.tokens[nodes], out.parents[nodes] = token, at - 1
         out.laws[nodes] = SWOR if is_drawn else POINT
         out.rows[nodes] = note[ROW] if is_drawn else -1

@@ -58,6 +58,9 @@ def new_table(slots: int, entries: int) -> Table:
     )
 
 
+NOTHING = new_table(1, 1)  # behind a memory that stands alone
+
+
 @njit(cache=True, nogil=True)
 def hash_context(context: np.ndarray, hashes: np.ndarray) -> int:
     """hashes[n - 1] = key of the last n tokens; returns how many tokens there are."""
@@ -91,22 +94,33 @@ def find(keys: np.ndarray, key: np.uint64) -> int:
 
 
 @njit(cache=True, nogil=True, inline="always")  # passing a table on costs more than looking it up
-def recall(table: Table, lengths: np.ndarray, context: np.ndarray, hashes: np.ndarray) -> int:
-    """The slot of the longest known context among `lengths` (falling); -1 if none is known."""
+def recall(
+    near: np.ndarray, far: np.ndarray, lengths: np.ndarray, context: np.ndarray, hashes: np.ndarray
+) -> int:
+    """The place of the longest known context among `lengths` (falling); 0 if none is known.
+
+    near, far: keys of two tables, the second asked at each length where the first knows nothing. A
+    place is slot + 1 of the first or -1 - slot of the second.
+    """
     known = hash_context(context, hashes)
     for n in lengths:
         if n <= known:
-            slot = find(table.keys, hashes[n - 1])
-            if table.keys[slot] == hashes[n - 1]:
-                return slot
-    return -1
+            key = hashes[n - 1]
+            slot = find(near, key)
+            if near[slot] == key:
+                return slot + 1
+            slot = find(far, key)
+            if far[slot] == key:
+                return -1 - slot
+    return 0
 
 
 @njit(cache=True, nogil=True)
 def snapshot(
-    table: Table, slot: int, temper: Temper, ids: np.ndarray, probs: np.ndarray, at: int
+    table: Table, slot: int, clock: int, temper: Temper, ids: np.ndarray, probs: np.ndarray, at: int
 ) -> int:
-    """Writes q of one slot to ids[at:], probs[at:]; returns the size of its support, never 0."""
+    """Writes q of a slot, hit now, to ids[at:], probs[at:]; returns how many entries, never 0."""
+    table.stamps[slot] = clock
     most, total, held = table.ids.shape[1], 0.0, 0
     if 0 < temper.top_k < most:
         most = temper.top_k
@@ -132,7 +146,8 @@ def snapshot(
 
 @njit(cache=True, nogil=True)
 def look_up(
-    table: Table,
+    near: Table,
+    far: Table,
     lengths: np.ndarray,
     clock: int,
     context: np.ndarray,
@@ -142,12 +157,13 @@ def look_up(
 ) -> int:
     """q after one context; returns the size of its support, 0 if no length is known."""
     hashes = np.empty(len(context), np.uint64)
-    return look_up_into(table, lengths, clock, context, temper, hashes, ids, probs, 0)
+    return look_up_into(near, far, lengths, clock, context, temper, hashes, ids, probs, 0)
 
 
 @njit(cache=True, nogil=True, inline="always")
 def look_up_into(
-    table: Table,
+    near: Table,
+    far: Table,
     lengths: np.ndarray,
     clock: int,
     context: np.ndarray,
@@ -158,11 +174,10 @@ def look_up_into(
     at: int,
 ) -> int:
     """As `look_up`, written from `at` on; hashes uint64 [longest] is room to work in."""
-    slot = recall(table, lengths, context, hashes)
-    if slot < 0:
-        return 0
-    table.stamps[slot] = clock
-    return snapshot(table, slot, temper, ids, probs, at)
+    place = recall(near.keys, far.keys, lengths, context, hashes)
+    if place > 0:
+        return snapshot(near, place - 1, clock, temper, ids, probs, at)
+    return snapshot(far, -1 - place, clock, temper, ids, probs, at) if place else 0
 
 
 @njit(cache=True, nogil=True)

@@ -4,6 +4,9 @@
 maps to the running mean of the target's own largest probabilities after it, not renormalised, so
 that averages stay unbiased; they are renormalised when q is asked for. Flat arrays, about 100 bytes
 a slot; grows by doubling up to a byte budget, then drops what has not been hit for longest.
+
+A memory may have another behind it, which knows what others taught too: at each length it is asked
+where the first knows nothing, and it learns what the first learns.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import numpy as np
 from forerun.chances import Chances, Gain
 from forerun.errors import ConfigError
 from forerun.ngrams import drafting, growing, kernels, memory_rows
-from forerun.ngrams.kernels import Table, Temper, new_table
+from forerun.ngrams.kernels import NOTHING, Table, Temper, new_table
 from forerun.records import Plan
 from forerun.template import Shape, grid
 from forerun.tree import EMPTY, Proposal, Tree
@@ -50,6 +53,7 @@ class LogitMemory:
         self.table = new_table(min(FIRST_SLOTS, self.slots_within(budget)), entries)
         self.chances = {drawn: Chances(drawn=drawn) for drawn in (True, False)}
         self.gain = Gain()
+        self.behind: LogitMemory | None = None
         self.clock = 0  # one tick per update
         self.evicted = 0  # contexts dropped so far
         self.observed = 0  # distributions learned so far
@@ -60,9 +64,22 @@ class LogitMemory:
         return self._size
 
     @property
+    def tables(self) -> tuple[Table, Table]:
+        """Its own table and that of the memory behind it."""
+        return self.table, NOTHING if self.behind is None else self.behind.table
+
+    @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Bytes held, by what is behind not counted."""
         return len(self.table.keys) * self.slot_bytes
+
+    def lean_on(self, behind: LogitMemory) -> None:
+        """Asks a memory of the same lengths and entries for what it does not know itself.
+
+        What is learned of drafts is common to both from now on.
+        """
+        self.behind, self.clock = behind, behind.clock
+        self.chances, self.gain = behind.chances, behind.gain
 
     def slots_within(self, budget: int) -> int:
         """How many slots fit into `budget` bytes."""
@@ -76,8 +93,9 @@ class LogitMemory:
     def lookup(self, tokens: Many[int], temper: Temper = NEUTRAL) -> Proposal | None:
         """q after `tokens`: the longest known context wins; None if no length is known."""
         ids, probs = np.empty(self.entries, np.int32), np.empty(self.entries)
-        context = self.context(tokens)
-        size = kernels.look_up(self.table, self.lengths, self.clock, context, temper, ids, probs)
+        size = kernels.look_up(
+            *self.tables, self.lengths, self.clock, self.context(tokens), temper, ids, probs
+        )
         return Proposal(ids[:size], probs[:size]) if size else None
 
     def draft(
@@ -94,7 +112,7 @@ class LogitMemory:
         """
         root = self.context(tokens)
         return drafting.draft(
-            self.table, self.lengths, self.clock, root, shape, depth, temper, uniforms
+            *self.tables, self.lengths, self.clock, root, shape, depth, temper, uniforms
         )
 
     def grow(
@@ -107,7 +125,7 @@ class LogitMemory:
         """A tree of the most promising places, and how many uniforms it took (see growing)."""
         root, chances = self.context(tokens), self.chances[uniforms is not None]
         return growing.grow(
-            self.table, self.lengths, self.clock, root, plan, temper, chances, uniforms
+            *self.tables, self.lengths, self.clock, root, plan, temper, chances, uniforms
         )
 
     def update(self, tokens: Many[int], ids: Many[int], probs: Many[float]) -> None:
@@ -134,6 +152,8 @@ class LogitMemory:
         Each row adds one observation to every context length; with `is_once` each context learns
         from the first of the nodes that share it.
         """
+        if self.behind is not None:
+            self.behind.learn(root, tree, nodes, top_ids, top_probs, is_once=is_once)
         self.clock += 1
         self.observed += len(nodes)
         most = max(len(self.table.keys), self.slots_within(self.budget))
@@ -181,15 +201,18 @@ class LogitMemory:
             slots *= 2
         return slots * self.slot_bytes - self.nbytes
 
-    def _make_room(self, num_new: int) -> None:
-        growth = self.growth(num_new)
-        if not growth:
-            return
-        slots = min(growth + self.nbytes, self.budget) // self.slot_bytes
+    def enlarge(self, num_new: int) -> None:
+        """Grows for `num_new` more contexts, as far as the budget lets it."""
+        slots = min(self.growth(num_new) + self.nbytes, self.budget) // self.slot_bytes
         if slots > len(self.table.keys):
             larger = new_table(slots, self.entries)
             kernels.rehash(self.table, larger)
             self.table = larger
+
+    def _make_room(self, num_new: int) -> None:
+        if not self.growth(num_new):
+            return
+        self.enlarge(num_new)
         excess = self._size + num_new - int(FULLEST * len(self.table.keys))
         if excess > 0:
             self._evict(max(excess, self._size // 4))

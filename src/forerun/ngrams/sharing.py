@@ -11,6 +11,7 @@ from forerun.ngrams.memory import LogitMemory
 from forerun.records import Sequence
 
 SCOPES = ("request", "group", "tenant", "global")
+FAR = 0.75  # of the budget, at most, for a memory behind others: they need room beside it
 
 
 class Memories:
@@ -44,9 +45,17 @@ class Memories:
             self._users.pop(key, None)
 
     def drop(self, key: Hashable) -> None:
-        """Nobody will use this memory any more."""
+        """Nobody will use this memory any more, nor any that leans on it."""
         self._users.pop(key, None)
-        self._held.pop(key, None)
+        gone = self._held.pop(key, None)
+        if gone is not None:
+            for near in [k for k, memory in self._held.items() if memory.behind is gone]:
+                del self._held[near]
+
+    def forget(self, group: Hashable) -> None:
+        """Drops the memory of this key, and those that a group has before wide ones."""
+        for key in [group, *(k for k in self._held if _near_group(k) == (group,))]:
+            self.drop(key)
 
     def __getitem__(self, key: Hashable) -> LogitMemory:
         """The memory of a key, made where there is none."""
@@ -57,8 +66,11 @@ class Memories:
         return self._held[key]
 
     def renew(self, key: Hashable) -> LogitMemory:
-        """An empty memory in place of what is there."""
-        self._held.pop(key, None)
+        """An empty memory in place of what is there, which those that lean on it go with."""
+        users = self._users.get(key)
+        self.drop(key)
+        if users:
+            self._users[key] = users
         return self[key]
 
     def make_room(self, growth: int) -> None:
@@ -71,6 +83,10 @@ class Memories:
                 held -= self._held.pop(key).nbytes
         for memory in self._held.values():
             memory.budget = self.budget - held + memory.nbytes
+        for far in {
+            id(m.behind): m.behind for m in self._held.values() if m.behind is not None
+        }.values():
+            far.budget = min(far.budget, int(FAR * self.budget))
 
     def _new(self) -> LogitMemory:
         return LogitMemory(context=self.context, entries=self.entries, budget=self.budget)
@@ -87,6 +103,16 @@ def key_of(scope: str, seq: Sequence) -> Hashable:
     if scope in ("tenant", "global"):
         return kept_key(scope, seq.tenant)
     return seq if scope == "request" or seq.group is None else seq.group
+
+
+def near_key(seq: Sequence) -> Hashable:
+    """The key of a group's own memory before a wide one; tenants share none."""
+    return "near", seq.tenant, key_of("group", seq)
+
+
+def _near_group(key: Hashable) -> Hashable:
+    """(group,) of a `near_key`; () of any other."""
+    return key[2:] if isinstance(key, tuple) and key[:1] == ("near",) else ()
 
 
 def kept_key(scope: str, tenant: str) -> Hashable:

@@ -32,7 +32,7 @@ from forerun.ngrams import memory_rows
 from forerun.ngrams.kernels import Temper, select_top
 from forerun.ngrams.memory import NEUTRAL, LogitMemory, context_lengths, warm_up
 from forerun.ngrams.prompts import prompt_rows
-from forerun.ngrams.sharing import Memories, kept_key, key_of, near_key
+from forerun.ngrams.sharing import SCOPES, WIDE, Memories, kept_key, keys_of
 from forerun.records import Plan, Sequence, Snapshot, Step
 from forerun.registry import File
 from forerun.roles import Drafter, Path, Source, Target, name_of
@@ -44,7 +44,7 @@ from forerun.tree import EMPTY, POINT, Proposal, Tree, chain
 _CHOICES = {
     "choice": ("sampled", "top", "measured"),
     "tree": ("dynamic", "template"),
-    "scope": ("request", "group", "tenant", "global"),
+    "scope": SCOPES,
     "update_from": ("path", "tree"),
     "store": ("auto", "processed", "model"),
 }
@@ -346,11 +346,7 @@ class Stand(Drafter):
         probs = np.empty((len(nodes), self.entries), np.float32)
         for i, law in enumerate(laws):
             select_top(law, ids[i], probs[i])
-        num_new = len(nodes) * len(memory.lengths)
-        for one in (memory,) if memory.behind is None else (memory.behind, memory):
-            if growth := one.growth(num_new):
-                self._memories.make_room(growth)
-                one.enlarge(num_new)
+        self._memories.enlarge(memory, len(nodes) * len(memory.lengths))
         memory.learn(
             memory.context(seq.tokens[max(0, before - memory.longest) : before]),
             tree,
@@ -365,19 +361,14 @@ class Stand(Drafter):
 
     def _stores_model(self, seq: Sequence) -> bool:
         """Whether the law at temperature 1 is stored, whatever the request."""
-        return self.store == "model" or (self.store == "auto" and self._is_wide(seq))
+        is_wide = self._scope(seq.tenant) in WIDE
+        return self.store == "model" or (self.store == "auto" and is_wide)
 
     def _scope(self, tenant: str) -> str:
         return "tenant" if tenant in self._kept else self.scope
 
-    def _is_wide(self, seq: Sequence) -> bool:
-        return self._scope(seq.tenant) in ("tenant", "global")
-
     def _keys(self, seq: Sequence) -> tuple[Hashable, ...]:
-        """Of the memories that a sequence teaches: that of a wide scope, then its group's own."""
-        if self._is_wide(seq):
-            return self._kept_key(seq.tenant), near_key(seq)
-        return (key_of(self.scope, seq),)
+        return keys_of(self._scope(seq.tenant), seq)
 
     def _kept_key(self, tenant: str) -> Hashable:
         return kept_key(self._scope(tenant), tenant)

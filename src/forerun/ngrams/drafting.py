@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from forerun.ngrams.kernels import Arrays, Table, Temper, fill_context, look_up_into
+from forerun.ngrams.kernels import Arrays, Table, Temper, fill_context, look_up
 from forerun.template import Shape
 from forerun.tree import POINT, SWOR, Tree
 
@@ -128,9 +128,9 @@ def fill_places(
 def law_after(memory: Recalled, node: int, out: Buffers, filled: int) -> int:
     """Writes q below a node, from entry `filled` on; returns its size, 0 if nothing is known."""
     fill_context(memory.root, out.tokens, out.parents, node, memory.context)
-    return look_up_into(
-        memory.near, memory.far, memory.lengths, memory.clock, memory.context, memory.temper, memory.hashes,
-        out.q_ids, out.q_probs, filled,
+    return look_up(
+        memory.near, memory.far, memory.lengths, memory.clock, memory.context, memory.temper,
+        memory.hashes, out.q_ids, out.q_probs, filled,
     )  # fmt: skip
 
 

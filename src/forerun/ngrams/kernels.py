@@ -144,24 +144,8 @@ def snapshot(
     return size
 
 
-@njit(cache=True, nogil=True)
-def look_up(
-    near: Table,
-    far: Table,
-    lengths: np.ndarray,
-    clock: int,
-    context: np.ndarray,
-    temper: Temper,
-    ids: np.ndarray,
-    probs: np.ndarray,
-) -> int:
-    """q after one context; returns the size of its support, 0 if no length is known."""
-    hashes = np.empty(len(context), np.uint64)
-    return look_up_into(near, far, lengths, clock, context, temper, hashes, ids, probs, 0)
-
-
 @njit(cache=True, nogil=True, inline="always")
-def look_up_into(
+def look_up(
     near: Table,
     far: Table,
     lengths: np.ndarray,
@@ -173,7 +157,10 @@ def look_up_into(
     probs: np.ndarray,
     at: int,
 ) -> int:
-    """As `look_up`, written from `at` on; hashes uint64 [longest] is room to work in."""
+    """q after one context, from entry `at` on; returns its size, 0 if no length is known.
+
+    hashes: uint64 [longest], room to work in.
+    """
     place = recall(near.keys, far.keys, lengths, context, hashes)
     if place > 0:
         return snapshot(near, place - 1, clock, temper, ids, probs, at)

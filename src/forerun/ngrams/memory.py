@@ -93,8 +93,9 @@ class LogitMemory:
     def lookup(self, tokens: Many[int], temper: Temper = NEUTRAL) -> Proposal | None:
         """q after `tokens`: the longest known context wins; None if no length is known."""
         ids, probs = np.empty(self.entries, np.int32), np.empty(self.entries)
+        context, hashes = self.context(tokens), np.empty(self.longest, np.uint64)
         size = kernels.look_up(
-            *self.tables, self.lengths, self.clock, self.context(tokens), temper, ids, probs
+            *self.tables, self.lengths, self.clock, context, temper, hashes, ids, probs, 0
         )
         return Proposal(ids[:size], probs[:size]) if size else None
 

@@ -11,6 +11,7 @@ from forerun.ngrams.memory import LogitMemory
 from forerun.records import Sequence
 
 SCOPES = ("request", "group", "tenant", "global")
+WIDE = ("tenant", "global")  # memories of these outlive sequences
 FAR = 0.75  # of the budget, at most, for a memory behind others: they need room beside it
 
 
@@ -73,6 +74,13 @@ class Memories:
             self._users[key] = users
         return self[key]
 
+    def enlarge(self, memory: LogitMemory, num_new: int) -> None:
+        """Lets a memory, and what is behind it, grow for `num_new` more contexts."""
+        for one in (memory,) if memory.behind is None else (memory.behind, memory):
+            if growth := one.growth(num_new):
+                self.make_room(growth)
+                one.enlarge(num_new)
+
     def make_room(self, growth: int) -> None:
         """For `growth` bytes more in the memory used last: idle ones go, least recent first."""
         held = self.nbytes
@@ -100,18 +108,19 @@ def check_scope(scope: str) -> None:
 
 def key_of(scope: str, seq: Sequence) -> Hashable:
     """Whose memory a sequence uses: everybody's, its tenant's, its group's, or its own."""
-    if scope in ("tenant", "global"):
+    if scope in WIDE:
         return kept_key(scope, seq.tenant)
     return seq if scope == "request" or seq.group is None else seq.group
 
 
-def near_key(seq: Sequence) -> Hashable:
-    """The key of a group's own memory before a wide one; tenants share none."""
-    return "near", seq.tenant, key_of("group", seq)
+def keys_of(scope: str, seq: Sequence) -> tuple[Hashable, ...]:
+    """Of the memories that a sequence teaches, in a wide scope that, and one of its own group."""
+    key = key_of(scope, seq)  # tenants share no group
+    return (key, ("near", seq.tenant, key_of("group", seq))) if scope in WIDE else (key,)
 
 
 def _near_group(key: Hashable) -> Hashable:
-    """(group,) of a `near_key`; () of any other."""
+    """(group,), if this is the key of its memory before a wide one."""
     return key[2:] if isinstance(key, tuple) and key[:1] == ("near",) else ()
 
 

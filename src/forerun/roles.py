@@ -137,7 +137,7 @@ class Drafter:
         """A sequence has ended."""
 
     def forget(self, group: Hashable) -> None:
-        """No sequence of this group will come any more."""
+        """No sequence of this group will come any more, or of the tenant of ("tenant", name)."""
 
     def memory_report(self) -> dict[str, int]:
         """Bytes held, by part."""

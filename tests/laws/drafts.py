@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fakes import FakeRunner, TableSource, table_law
+from fakes import FakeRunner, TableSource, sequence, table_law
 from forerun import registry
+from forerun.dice import EnumeratedDice
 from forerun.drafters.base import Grown
 from forerun.ngrams.infini import Index
 from forerun.records import Plan
@@ -70,6 +71,24 @@ def measured(**options: object) -> Callable[[], Drafter]:
 
     Eager.__module__ = Eager.__mro__[1].__module__  # known by the same name
     return lambda: Eager(choice="measured", **options)
+
+
+def wide(**options: object) -> Callable[[], Drafter]:
+    """A STAND that a group of the same tenant has taught; each sequence is a group of its own."""
+
+    class Apart(registry.get("drafter", "stand")):
+        def __init__(self) -> None:
+            super().__init__(scope="tenant", **options)
+            earlier = self.memory(sequence((0, 1), 1, EnumeratedDice()))
+            for token in range(3):
+                earlier.update([token], [(token + 1) % 3, token], [0.6, 0.3])
+
+        def start(self, seq):
+            seq.group = seq.index
+            super().start(seq)
+
+    Apart.__module__ = Apart.__mro__[1].__module__  # known by the same name
+    return Apart
 
 
 DATASTORE = (0, 1, 2, 0, 0, 2, 1, 1, 0, 1, 2, 2)
@@ -175,6 +194,15 @@ DRAFTERS: dict[str, Draft] = {
         Plan(2, 2),
         (4,),
     ),
+    "stand, wide": (wide(context=2, entries=2), Plan(2, 2), (3,)),
+    "stand, wide, two groups": (wide(context=1, entries=2), Plan(2, 1), (2, 2)),
+    "stand, wide, two groups, ragged batch": (wide(context=1, entries=2), Plan(1, 1), (2, 3)),
+    "stand, wide, on a template": (
+        wide(context=1, entries=2, template=grid(2, 1)),
+        Plan(2, 2),
+        (4,),
+    ),
+    "stand, wide, best tokens": (wide(context=1, entries=3, choice="top"), TREE, (2, 3)),
     "stand on a template": (stand(context=1, entries=3, template=grid(2, 1)), Plan(3, 2), (4,)),
     "stand, two trajectories": (stand(context=1, entries=2, template=grid(2)), Plan(2, 1), (2, 2)),
     "stand, deterministic": (
@@ -335,4 +363,5 @@ SHAPED: dict[str, Draft] = {
     "top 2x2": DRAFTERS["top 2x2"],
     "prompt lookup": (made("prompt_lookup:ngram=2,tokens=2"), CHAIN, (4,)),
     "stand": DRAFTERS["stand"],
+    "stand, wide": DRAFTERS["stand, wide"],
 }

@@ -35,7 +35,13 @@ REQUESTS: dict[str, Request] = {
 QUICK = {"no repeats", "top-k 2", "greedy"}  # few outcomes
 
 
-HEAVY = {"i.i.d. 2", "chain, ragged batch", "fuse two draws", "stand, two trajectories"}
+HEAVY = {
+    "i.i.d. 2",
+    "chain, ragged batch",
+    "fuse two draws",
+    "stand, two trajectories",
+    "stand, wide, two groups, ragged batch",
+}
 
 
 def matrix() -> list:

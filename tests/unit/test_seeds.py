@@ -15,6 +15,8 @@ import pytest
 from tiny import make_tiny
 
 import forerun
+from forerun import registry
+from forerun.drafters.stand import Stand
 from forerun.engine.api import Model
 from forerun.search.best_of import best_of
 from forerun.search.dvts import dvts
@@ -30,8 +32,13 @@ ALONE = {  # drafts that depend on their own text and seed
     "own memory, template": {"drafter": "stand:scope=request,tree=template"},
     "best tokens, match": {"drafter": "stand:choice=top", "verifier": "match"},
 }
-SHARED = {
+SHARED = {  # what trajectories share is theirs alone: other calls teach them nothing
     "default": {},
+    "auto": {"drafter": "auto:run=2"},
+    "stand, wide": {"drafter": "stand:scope=tenant"},
+    "suffix": {"drafter": "suffix:factor=4"},
+    "token recycling": {"drafter": "token_recycling"},
+    "aded": {"drafter": "aded:iterations=4"},
     "stand": {"drafter": "stand"},
     "stand, tree": {"drafter": "stand:update_from=tree"},
 }
@@ -62,9 +69,36 @@ def test_the_same_run_again_is_the_same_bit_for_bit(
     """In the same process with a warm cache, and on a model that was loaded anew."""
     parts = (ALONE | SHARED)[name]
     first = samples(model, batch, **parts)
+    model.generate("the cat sat", **FIXED, **parts, temperature=0.8, max_new_tokens=20)
     assert samples(model, batch, **parts) == first
     fresh = forerun.load(folder, dtype="fp32", max_seqs=40)
     assert samples(fresh, batch, **parts) == first
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_seeded_call_leaves_no_trace(model: Model, name: str) -> None:
+    drafter = model.drafter(SHARED[name].get("drafter", registry.DRAFTER))
+    before = drafter.memory_report()
+    samples(model, 4, **SHARED[name])
+    assert drafter.memory_report() == before
+
+
+def test_what_one_asks_to_keep_learns_whatever_the_seed(folder: Path, tmp_path: Path) -> None:
+    """A drafter that the caller holds, or whose memory is a file's, is the caller's to mind."""
+    model = forerun.load(folder, dtype="fp32", max_seqs=40)
+    name = "stand:scope=tenant"
+    held = Stand(scope="tenant")
+    taught = [samples(model, 4, drafter=held) and held.snapshot().counts["tokens"] for _ in "ab"]
+    assert 0 < taught[0] < taught[1]
+    samples(model, 4, drafter=name)
+    assert model.drafter(name).snapshot().counts["tokens"] == 0
+    with model.memory(tmp_path / "a.mem", drafter=name) as kept:
+        first = samples(model, 4, drafter=name)
+    assert kept.after.snapshot.counts["tokens"] == taught[0]
+    again = forerun.load(folder, dtype="fp32", max_seqs=40)
+    with again.memory(tmp_path / "a.mem", drafter=name):
+        warm = samples(again, 4, drafter=name)
+    assert warm == samples(model, 4, drafter=name) != first
 
 
 @pytest.mark.parametrize("name", ALONE)

@@ -12,6 +12,7 @@ target's coming ones, so the output is exact. Needs: nothing; a corpus needs the
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Hashable
 from collections.abc import Sequence as Many
 from pathlib import Path as FilePath
 from typing import Any
@@ -23,6 +24,7 @@ from forerun.errors import ConfigError
 from forerun.growers.monte_carlo import CONSTANT, MonteCarlo
 from forerun.models.tokenizer import Tokenizer
 from forerun.ngrams import corpora, tree_search, trigrams
+from forerun.ngrams.sharing import kept_key
 from forerun.ngrams.trigrams import TrigramMatrix
 from forerun.records import Plan, Sequence, Snapshot, Step
 from forerun.registry import Corpus, GrowerName
@@ -109,6 +111,10 @@ class Aded(Drafter):
 
     def finish(self, seq: Sequence) -> None:
         self._users[seq.tenant] -= 1
+
+    def forget(self, group: Hashable) -> None:
+        for tenant in [name for name in self._layers if kept_key("tenant", name) == group]:
+            del self._layers[tenant], self._users[tenant]
 
     def layer(self, tenant: str = "") -> TrigramMatrix:
         """What has been learned of a tenant, above the corpus."""

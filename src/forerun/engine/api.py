@@ -57,6 +57,7 @@ class Model:
     ) -> None:
         self.target, self.tokenizer, self.name, self.device = target, tokenizer, name, device
         self._drafters: dict[str, Drafter] = {}
+        self._kept: set[str] = set()  # names of drafters that memories were asked for
 
     def generate(
         self, prompts: Prompts, sampling: Samplings = None, **options: Any
@@ -106,7 +107,9 @@ class Model:
         """Prepares a run: iterate over it for samples in the order in which they finish.
 
         sampling: one for all prompts, or one for each.
-        drafter, verifier, controller: a name with options ("stand:context=4"), or an object.
+        drafter, verifier, controller: a name with options ("stand:context=4"), or an object. A
+        drafter learns from run to run; where it is named, and by no call of `memory`, prompts with
+        a seed draft from nothing that other runs taught.
         batch: most sequences that run at once; unless told 16, or fewer where there is no room. A
         pass over several costs little more than over one, but drafts learn less from each other.
         tenant: whose prompts these are, for memories that are kept apart by tenant.
@@ -137,7 +140,9 @@ class Model:
         heard: list[Callable[[Step], None]] = [record_logprobs, recorder]
         heard[1:1] = [on_step] if on_step else []
         engine = self._engine(drafter, verifier, controller, shapers, heard, batch)
-        run = Run(self, engine, recorder, texts, given, numbers=numbers, tenant=tenant)
+        is_lent = isinstance(drafter, str) and drafter not in self._kept
+        how: dict[str, Any] = {"numbers": numbers, "tenant": tenant, "is_lent": is_lent}
+        run = Run(self, engine, recorder, texts, given, **how)
         run.fit(warns=batch is not None)
         return run
 
@@ -187,10 +192,13 @@ class Model:
     ) -> Kept:
         """What a drafter learns of a tenant, kept in a file: `load`, `save`, or both around `with`.
 
-        The drafter is that of runs which name it by the same text.
+        The drafter is that of runs which name it by the same text; from now on it learns from those
+        with a seed, too.
         """
         from forerun.memories import Kept, origin_of
 
+        if isinstance(drafter, str):
+            self._kept.add(drafter)
         return Kept(path, self.drafter(drafter), origin_of(self, tenant))
 
     def memory_report(self) -> dict[str, int]:

@@ -16,6 +16,7 @@ import numpy as np
 from forerun.dice import SeededDice
 from forerun.engine.stats import Stats
 from forerun.errors import CapacityError, ConfigError, DataError
+from forerun.ngrams.sharing import kept_key
 from forerun.origins import Origins, Piece
 from forerun.records import Sequence, Step
 
@@ -57,8 +58,9 @@ class Run:
     """One call's sequences on one engine.
 
     samplings: one for each prompt. numbers: those of the prompts in a larger batch, whose
-    randomness they then have; unless told 0, 1, 2 ... Raises DataError, ConfigError or
-    CapacityError for a prompt that cannot be served.
+    randomness they then have; unless told 0, 1, 2 ... is_lent: prompts with a seed draft from what
+    this run taught alone, as if they were another tenant's, and that is forgotten with the run.
+    Raises DataError, ConfigError or CapacityError for a prompt that cannot be served.
     """
 
     def __init__(
@@ -71,12 +73,14 @@ class Run:
         *,
         numbers: Many[int] | None = None,
         tenant: str = "",
+        is_lent: bool = False,
     ) -> None:
         self.model, self.engine = model, engine
         self.recorder = recorder
         self.prompts, self.tenant = prompts, tenant
         self.seed = next((s.seed for s in samplings if s.seed is not None), secrets.randbits(31))
         self._number = next(_numbers)  # no two runs share a group
+        self._alone = f"{tenant}\0{self._number}" if is_lent else tenant  # tenant of what is seeded
         pairs = zip(prompts, samplings, strict=True)
         firsts = [self._first(i, *pair) for i, pair in enumerate(pairs)]
         self._longest = max(seq.num_prompt + seq.limit for seq in firsts)
@@ -122,8 +126,14 @@ class Run:
         for seq in [*scheduler.running, *scheduler.waiting]:
             self.engine.cancel(seq)
         self.engine.retire()
+        self.forget()
+
+    def forget(self) -> None:
+        """The drafter loses what it learned of these prompts only."""
         for i in range(len(self.prompts)):
             self.engine.drafter.forget((self._number, i))
+        if self._alone != self.tenant:
+            self.engine.drafter.forget(kept_key("tenant", self._alone))
 
     def fit(self, warns: bool) -> None:
         """Lets fewer sequences run at once where the target has no room for as many."""
@@ -175,7 +185,7 @@ class Run:
             SeededDice(self.seed if sampling.seed is None else sampling.seed),
             limit=min(sampling.max_new_tokens, room),
             group=(self._number, i),
-            tenant=self.tenant,
+            tenant=self.tenant if sampling.seed is None else self._alone,
         )
         self.engine.verifier.check(seq)
         return seq

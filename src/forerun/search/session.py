@@ -87,6 +87,7 @@ class Session:
         self.notes: list[str] = []
         run = model.run(own, sampling, batch=self._seats(model, batch), **options | {"n": 1})
         self.model, self.engine, self.recorder = model, run.engine, run.recorder
+        self._forget = run.forget
         self.pattern = run.engine.scheduler.waiting.popleft()  # checked, and never started
         if logprobs and self.pattern.sampling.logprobs is None:
             self.pattern.sampling = replace(self.pattern.sampling, logprobs=0)
@@ -142,7 +143,7 @@ class Session:
         self.cancel_all()
         self.engine.retire()
         self.keep([])
-        self.engine.drafter.forget(self.pattern.group)
+        self._forget()
 
     def text(self, seq: Sequence) -> str:
         """Generated text of an ended sequence, up to a stop string."""

@@ -28,7 +28,7 @@ DrafterName = str  # another part, with its options
 GrowerName = str
 NAMED = re.compile(r"\b(File|Corpus|TokenId|ModelName|DrafterName|GrowerName)\b")
 
-DRAFTER, VERIFIER, CONTROLLER = "stand", "speculative", "budget"  # what users get unasked
+DRAFTER, VERIFIER, CONTROLLER = "auto", "speculative", "budget"  # what users get unasked
 BRANCHING = "stand"  # one alone, whose trees try most of a pass: where `auto` cannot compare
 OFFERED = frozenset({"tokenizer", "device"})  # what a model has for all parts made for it
 UNWRITTEN = frozenset({"tokenizer"})  # of that, what no text can stand for

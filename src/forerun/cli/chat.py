@@ -85,7 +85,8 @@ class Chat:
         said = ""
         try:
             shown: Any = [self.prompt(text)]
-            for event in self.model.stream(shown, law, drafter=self.drafter):
+            drafter = self.model.drafter(self.drafter)  # the object: it learns on, seed or not
+            for event in self.model.stream(shown, law, drafter=drafter):
                 said += event.text
                 yield from event.pieces
                 if event.sample:

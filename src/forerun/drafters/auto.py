@@ -25,8 +25,9 @@ BELIEFS = {False: (1.0, 0.85, 1.2), True: (1.0, 1.15, 1.2)}
 class Auto(Router):
     """The router over `parts`; STAND and a suffix tree are of its own `scope`.
 
-    model: a draft model of the same vocabulary, which competes with these two. Raises ConfigError
-    for one beside other parts.
+    scope: who shares what is learned, of texts and of how the parts fare. model: a draft model of
+    the same vocabulary, which competes with these two. Raises ConfigError for one beside other
+    parts.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class Auto(Router):
         *,
         parts: tuple[DrafterName | Drafter, ...] = PARTS,
         model: ModelName | None = None,
-        scope: str = "group",
+        scope: str = "tenant",
         run: int = 8,
         optimism: float = 0.12,
         tokenizer: Any = None,

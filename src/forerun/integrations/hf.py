@@ -10,6 +10,7 @@ those that plain `generate` draws from that seed, their law is.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,7 @@ from forerun.engine.loop import Engine
 from forerun.engine.stops import Stops
 from forerun.errors import ConfigError
 from forerun.models.hf import HFTarget
+from forerun.ngrams.sharing import kept_key
 from forerun.records import Sequence, Step
 from forerun.roles import Drafter, Shaper, Verifier
 from forerun.sampling import Sampling
@@ -36,6 +38,7 @@ WARPERS = {  # transformers' class -> (its attribute, our parameter), in the ord
     "TopPLogitsWarper": ("top_p", "top_p"),
     "MinPLogitsWarper": ("min_p", "min_p"),
 }
+_numbers = itertools.count()
 OWN_STOPS = {"MaxLengthCriteria", "EosTokenCriteria"}  # what Stops does itself
 
 
@@ -59,7 +62,7 @@ def generate(
     """
     _check(model, generation_config)
     sampling, kept = split_processors(logits_processor, generation_config.do_sample)
-    target, run = target_of(model, len(input_ids)), object()
+    target, run = target_of(model, len(input_ids)), next(_numbers)
     ends = generation_config.eos_token_id
     ends = [] if ends is None else torch.as_tensor(ends).flatten().tolist()
     steps = Recorded(logits_processor, generation_config)
@@ -76,6 +79,7 @@ def generate(
     )
     rows = prompts(input_ids, model_kwargs.get("attention_mask"))
     seed = int(torch.randint(2**31, ()).item())
+    tenant = f"\0{run}" if isinstance(drafter, str) else ""  # torch's seed promises the same again
     room = generation_config.max_length - input_ids.shape[1]
     seqs = [
         Sequence(
@@ -86,6 +90,7 @@ def generate(
             limit=max(1, min(room, target.context - len(row))),
             group=(run, tuple(row)),
             index=i,
+            tenant=tenant,
         )
         for i, row in enumerate(rows)
     ]
@@ -261,7 +266,7 @@ class Recorded:
 
 
 def _drafter(model: Any, spec: str | Drafter) -> Drafter:
-    """The same drafter for the same model and text, so that wide memories last."""
+    """The same drafter for the same model and text."""
     if isinstance(spec, Drafter):
         return spec
     known: dict[str, Drafter] = _kept(model).setdefault("drafters", {})
@@ -275,7 +280,8 @@ def _leave(engine: Engine, seqs: list[Sequence]) -> None:
         engine.cancel(seq)
     engine.retire()
     groups: set[Hashable] = {seq.group for seq in seqs}
-    for group in groups:
+    alone: set[Hashable] = {kept_key("tenant", seq.tenant) for seq in seqs if seq.tenant}
+    for group in groups | alone:
         engine.drafter.forget(group)
 
 

@@ -59,7 +59,7 @@ class Stand(Drafter):
     None is the one fitted for this model (`forerun fit-tree`), else a ranking of our own. refit:
     fill a template, and rank its places anew as acceptances are counted.
     scope: who shares a memory; group is the trajectories of one prompt, which becomes tenant where
-    the memory is to be saved. budget_mb: of all memories.
+    the memory is to be saved. In wider scopes a group's own is asked first. budget_mb: of all.
     choice: "sampled" draws tokens, "top" takes the best ones, as temperature 0 always does, and
     "measured" does for each sequence what has gained more (`forerun.chances.Gain`), as far as it
     and those that share its memory have shown.
@@ -105,8 +105,7 @@ class Stand(Drafter):
             self._refit = Refit(found) if refit else None
             self._fill(found if isinstance(found, Template) else Template.load(FilePath(found)))
         self._filled: WeakKeyDictionary[Sequence, np.ndarray] = WeakKeyDictionary()  # if refit
-        budget = int(budget_mb * 2**20)
-        self._memories = Memories(context=context, entries=entries, budget=budget)
+        self._memories = Memories(context=context, entries=entries, budget=int(budget_mb * 2**20))
         self._target: Target | None = None
         self._seeded: set[Hashable] = set()  # groups whose prompt has been learned
 
@@ -142,10 +141,7 @@ class Stand(Drafter):
         for key in self._keys(seq):
             self._memories.leave(key, seq)
         self._seeded.discard(seq)
-        if seq.group is None or self.scope == "request":
-            self._memories.forget(
-                seq
-            )  # a group's memory stays for trajectories that may still come
+        self._memories.forget(seq)  # a group's memory stays for trajectories that may still come
 
     def forget(self, group: Hashable) -> None:
         self._memories.forget(group)
@@ -361,8 +357,7 @@ class Stand(Drafter):
 
     def _stores_model(self, seq: Sequence) -> bool:
         """Whether the law at temperature 1 is stored, whatever the request."""
-        is_wide = self._scope(seq.tenant) in WIDE
-        return self.store == "model" or (self.store == "auto" and is_wide)
+        return self.store == "model" or (self.store == "auto" and self._scope(seq.tenant) in WIDE)
 
     def _scope(self, tenant: str) -> str:
         return "tenant" if tenant in self._kept else self.scope

@@ -91,10 +91,9 @@ class Memories:
                 held -= self._held.pop(key).nbytes
         for memory in self._held.values():
             memory.budget = self.budget - held + memory.nbytes
-        for far in {
-            id(m.behind): m.behind for m in self._held.values() if m.behind is not None
-        }.values():
-            far.budget = min(far.budget, int(FAR * self.budget))
+        for memory in self._held.values():
+            if memory.behind is not None:
+                memory.behind.budget = min(memory.behind.budget, int(FAR * self.budget))
 
     def _new(self) -> LogitMemory:
         return LogitMemory(context=self.context, entries=self.entries, budget=self.budget)

@@ -368,7 +368,7 @@ def test_greedy_texts_do_not_depend_on_the_memory(tiny: Model, tmp_path: Path) -
 
 def test_runs_name_their_tenant(tiny: Model) -> None:
     spec, options = "stand:scope=tenant", {"seed": 1, "max_new_tokens": 8}
-    tiny.generate("the cat", drafter=spec, tenant="a", **options)
+    tiny.generate("the cat", drafter=tiny.drafter(spec), tenant="a", **options)
     counts = [tiny.drafter(spec).snapshot(tenant).counts["tokens"] for tenant in ("a", "b", "")]
     assert counts == [8, 0, 0]
 

@@ -10,10 +10,11 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
 from typing import Any
 
 from forerun.errors import ConfigError, UnknownName
@@ -43,9 +44,8 @@ KINDS = {
 
 def names(kind: str) -> list[str]:
     """All registered names of a kind, without importing any of them."""
-    package = importlib.import_module(KINDS[kind][0])
-    own = [m.name for m in pkgutil.iter_modules(package.__path__) if m.name != "base"]
-    return sorted({*own, *_foreign(KINDS[kind][0])})
+    package = KINDS[kind][0]
+    return sorted({*_own(package), *_foreign(package)})
 
 
 def get(kind: str, name: str) -> type:
@@ -91,15 +91,24 @@ def _not_built(kind: str, name: str) -> UnknownName | None:
 
 
 @cache
+def _own(package: str) -> frozenset[str]:
+    """Modules of a package of ours; read once, for every run asks and folders are slow to walk."""
+    found = pkgutil.iter_modules(importlib.import_module(package).__path__)
+    return frozenset(module.name for module in found) - {"base"}
+
+
+@cache
 def _foreign(group: str) -> dict[str, EntryPoint]:
     """Parts that other installed packages offer; read once, it takes milliseconds."""
     return {entry.name: entry for entry in entry_points(group=group)}
 
 
-def options(cls: type) -> dict[str, inspect.Parameter]:
+@cache
+def options(cls: type) -> Mapping[str, inspect.Parameter]:
     """The options of a part: the keyword arguments of its constructor."""
     parameters = inspect.signature(cls).parameters.values()
-    return {p.name: p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    kept = {p.name: p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    return MappingProxyType(kept)
 
 
 def written(cls: type) -> dict[str, inspect.Parameter]:

@@ -176,6 +176,18 @@ def test_options_are_the_keyword_arguments():
     assert registry.options(Iid)["width"].default == 2
 
 
+def test_a_second_part_walks_no_folder(monkeypatch):
+    """Every run makes a verifier and a controller before its first step."""
+    registry.make("controller", "budget")
+    monkeypatch.setattr(registry.pkgutil, "iter_modules", lambda path: pytest.fail("walked again"))
+    registry.make("controller", "budget:nodes=4")
+
+
+def test_options_of_a_part_cannot_be_changed():
+    with pytest.raises(TypeError):
+        registry.options(Iid)["width"] = None
+
+
 class FakeEntry:
     """An entry point of a third-party package."""
 

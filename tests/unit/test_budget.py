@@ -121,6 +121,7 @@ def test_who_never_drafts_is_never_asked() -> None:
     budget.bind(target, Drafter())
     plans = steps(budget, lambda nodes: 0, 200)
     assert not any(plan.nodes or plan.learns for plan in plans)
+    assert budget._account is None, "nor is an account kept"
 
 
 @pytest.mark.parametrize("options", [{"nodes": 0}, {"depth": 0}])

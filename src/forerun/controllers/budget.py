@@ -100,7 +100,8 @@ class Budget(Controller):
         self._cost = cost_of(target)
         self._is_idle = not drafter.labels
         self._ask = drafter.seconds
-        self._price(1)
+        if not self._is_idle:
+            self._price(1)
 
     def plan(self, seq: Sequence) -> Plan:
         if self._is_broke or self._is_idle:
@@ -119,6 +120,8 @@ class Budget(Controller):
         return LISTEN if self._wait and not luck.plan.is_empty else luck.plan
 
     def observe(self, step: Step) -> None:
+        if self._is_idle:
+            return
         num = self._num = len(step.seqs)
         sizes = [len(tree) for tree in step.trees]
         self._idle += self._rests

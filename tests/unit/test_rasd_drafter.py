@@ -20,10 +20,11 @@ from forerun.errors import ConfigError
 from forerun.ngrams.infini import Index
 from forerun.ngrams.retrieval import Found
 from forerun.ngrams.retrieval_kernels import Firsts
-from forerun.records import Plan
+from forerun.records import Plan, Sequence
+from forerun.roles import Drafter
 from forerun.sampling import Sampling
 from forerun.template import grid
-from forerun.tree import EMPTY, IID, POINT, Proposal, Tree, TreeBuilder
+from forerun.tree import EMPTY, IID, POINT, Proposal, Tree, TreeBuilder, chain
 
 A, B, C, D, E, F, G, H = range(8)
 Paths = Many[Many[int]]
@@ -234,3 +235,19 @@ def test_what_does_not_fit_is_refused() -> None:
         Rasd(drafter="stand", ids=(0, 1, 2), share=1.5)
     with pytest.raises(ConfigError, match="'stand' draws"):
         Rasd(drafter="suffix", retrievers=("stand",))
+
+
+class Whole(Drafter):
+    """Drafts batches only, as drafters with a kernel do best."""
+
+    labels = frozenset({"point"})
+
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+        return [chain([0, 0]) for _ in seqs]
+
+
+def test_retrievers_are_asked_the_fast_way() -> None:
+    """A scalar reference may be many times slower: nothing that runs should enter it."""
+    drafter, seq = rasd(top=3, share=0.5, retrievers=(Whole(),)), sequence([1, 2], 9, SeededDice(0))
+    (tree,) = drafter.propose([seq], [Plan(12, 4)])
+    assert drafter.names[-1] in tree.sources

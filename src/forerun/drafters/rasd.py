@@ -176,7 +176,7 @@ class Rasd(Composite):
         look = getattr(part, "retrieve", None)  # one that counts prunes before it cuts
         if look is not None:
             return look(seq, plan, firsts, self.bypass)
-        tree = part.propose_one(seq, plan, seq.dice)  # chosen nodes: no dice are thrown
+        (tree,) = part.propose([seq], [plan])  # chosen nodes: no dice are thrown
         return pruned(Found(tree.tokens, tree.parents, np.ones(len(tree), np.int64), 0, 0), firsts)
 
 

@@ -8,14 +8,18 @@ a seed use it, because what others taught must not change the text that the seed
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun import registry
+from forerun.drafters.draft_model import DraftModel
 from forerun.engine.loop import check_pair
 from forerun.errors import ConfigError
 from forerun.roles import Drafter, Verifier
 from forerun.serving.errors import unknown
 from forerun.serving.routing import Router
+
+if TYPE_CHECKING:
+    from forerun.engine.runner import ModelRunner
 
 OFFERED = ("auto", "stand", "prompt_lookup", "none")  # where the registry has them
 DEFAULT = "auto"  # of requests that name none: they may be of any kind
@@ -39,10 +43,10 @@ class Methods:
         """A router over fresh drafters. Raises ConfigError for one that the verifier refuses."""
         parts: dict[str, Drafter] = {}
         for name, spec in self.specs.items():
-            parts[name] = self._make(spec, SHARED)
+            shared = parts[name] = self._make(spec, SHARED)
             remembers = registry.leaves_open("drafter", spec, "scope")
-            parts[own(name)] = self._make(spec, OWN) if remembers else parts[name]
-            check_pair(parts[name], verifier)
+            parts[own(name)] = self._make(spec, OWN, _model(shared)) if remembers else shared
+            check_pair(shared, verifier)
         return Router(parts)
 
     def choose(self, name: str | None) -> str:
@@ -58,15 +62,26 @@ class Methods:
             )
         return name
 
-    def _make(self, spec: str, scopes: tuple[str, ...]) -> Drafter:
-        """The drafter with the first of the scopes that it has; one in the spec stays."""
+    def _make(
+        self, spec: str, scopes: tuple[str, ...], model: ModelRunner | None = None
+    ) -> Drafter:
+        """The drafter with the first of the scopes that it has; one in the spec stays.
+
+        model: that which its text names, loaded.
+        """
+        loaded = {"model": model} if "model" in registry.parse(spec)[1] and model else {}
         for scope in scopes if registry.leaves_open("drafter", spec, "scope") else ():
             try:
-                return registry.make("drafter", spec, scope=scope, **self._build)
+                return registry.make("drafter", spec, scope=scope, **loaded, **self._build)
             except ConfigError:
                 if scope == scopes[-1]:
                     raise
         return registry.make("drafter", spec, **self._build)
+
+
+def _model(drafter: Drafter) -> ModelRunner | None:
+    """The draft model within a drafter, for both forms of a method: its weights are large."""
+    return next((part.runner for part in drafter.within() if isinstance(part, DraftModel)), None)
 
 
 def own(name: str) -> str:

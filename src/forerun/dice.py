@@ -8,6 +8,7 @@ uniforms through `peek` and `skip`; a kernel and its plain version therefore agr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -34,9 +35,14 @@ class SeededDice:
     BLOCK = 4096
 
     def __init__(self, *seed: int) -> None:
-        self._rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
+        self._seed = seed
         self._block = np.empty(0)  # drawn when first asked for: many sequences may wait
         self._at = 0
+
+    @cached_property
+    def _rng(self) -> np.random.Generator:
+        """Made when first asked for: it takes longer than to make a sequence."""
+        return np.random.Generator(np.random.PCG64(np.random.SeedSequence(self._seed)))
 
     def peek(self, count: int) -> np.ndarray:
         """The next `count` uniforms, not yet used up. Shape [count]."""

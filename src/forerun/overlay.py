@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from numba import njit
 
@@ -66,6 +68,7 @@ def copy_laws(
             cells[node] = own_cells[origin]
 
 
+@cache
 def warm_up() -> None:
     """Compiles the kernels, or loads them from the cache."""
     one, few = np.zeros(1, np.int32), np.zeros(1, np.int8)

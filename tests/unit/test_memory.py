@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from forerun.errors import ConfigError
-from forerun.ngrams import kernels
+from forerun.ngrams import kernels, memory
 from forerun.ngrams.kernels import NOTHING, Temper
-from forerun.ngrams.memory import LogitMemory, context_lengths
+from forerun.ngrams.memory import LogitMemory, context_lengths, warm_up
 from forerun.tree import EMPTY, Tree, TreeBuilder, chain
 
 BOB, MARY, TOM, SUE = range(4)
@@ -360,3 +360,10 @@ def test_an_empty_memory_knows_nothing() -> None:
         np.zeros((0, 10), np.float32),
     )
     assert len(memory) == 0
+
+
+def test_kernels_are_warmed_up_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every run asks for it before its first step."""
+    warm_up()
+    monkeypatch.setattr(memory, "LogitMemory", lambda **options: pytest.fail("warmed up again"))
+    warm_up()

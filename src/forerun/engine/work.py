@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -171,6 +172,7 @@ def lay_out(base: int, num: int, parents: np.ndarray, places: np.ndarray, sees: 
         sees[cell, cell] = True
 
 
+@cache
 def warm_up() -> None:
     """Compiles the kernels, or loads them from the cache."""
     work = Work(Slot(0), [0], [0], np.array([-1], np.int32))

@@ -8,6 +8,7 @@ V = 32000 and K = 8, 4 MB at 128k. `adjacency_tensors` is the same on any torch 
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from functools import cache
 
 import numpy as np
 import torch
@@ -142,6 +143,7 @@ def select_largest(row: np.ndarray, ids: np.ndarray, held: np.ndarray) -> None:
     select_above(row, ids, held)
 
 
+@cache
 def warm_up() -> None:
     """Compiles every kernel of the matrix, or loads it from the cache."""
     matrix = Adjacency(2, 2)

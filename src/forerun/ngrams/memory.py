@@ -12,6 +12,7 @@ where the first knows nothing, and it learns what the first learns.
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from functools import cache
 
 import numpy as np
 
@@ -240,6 +241,7 @@ def context_lengths(context: int | Many[int]) -> tuple[int, ...]:
     return found
 
 
+@cache
 def warm_up() -> None:
     """Compiles every kernel of the memory, or loads it from the cache."""
     memory = LogitMemory(entries=2)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
@@ -251,6 +252,7 @@ class Generations:
         return [text for part in self.parts for text in part.held()]
 
 
+@cache
 def warm_up() -> None:
     """Compiles every kernel of the automaton, or loads it from the cache."""
     automaton = SuffixAutomaton()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
@@ -247,6 +248,7 @@ class SuffixTree:
         return nodes * NODE_BYTES + pages * (4 * PAGE + 16)
 
 
+@cache
 def warm_up() -> None:
     """Compiles every kernel of the tree, or loads it from the cache."""
     tree = SuffixTree(depth=2)

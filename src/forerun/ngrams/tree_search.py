@@ -7,6 +7,7 @@ uniforms, same tree (tests compare them node by node).
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 from numba import njit
@@ -60,6 +61,7 @@ def draft(
     return tree, used
 
 
+@cache
 def warm_up() -> None:
     """Compiles the search, or loads it from the cache."""
     search = MonteCarlo(length=3, iterations=2).search

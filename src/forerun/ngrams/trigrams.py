@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -235,6 +236,7 @@ def check(arrays: dict[str, np.ndarray], entries: int) -> Rows:
     return rows
 
 
+@cache
 def warm_up() -> None:
     """Compiles every kernel of the matrix, or loads it from the cache."""
     matrix = TrigramMatrix(entries=2)

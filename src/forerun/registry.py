@@ -57,6 +57,12 @@ def get(kind: str, name: str) -> type:
         raise _not_built(kind, name) or UnknownName.of(
             kind, name, names(kind), "`forerun methods` lists all"
         )
+    return _class(package, name, role)
+
+
+@cache
+def _class(package: str, name: str, role: str) -> type:
+    """The one public class of that role in a module of ours."""
     module = importlib.import_module(f"{package}.{name}")
     base = getattr(importlib.import_module("forerun.roles"), role)
     found = [

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -213,6 +214,7 @@ def is_sound(tree: Tree, vocab: int) -> bool:
     return bool(holds(vocab, *flat))
 
 
+@cache
 def warm_up() -> None:
     """Compiles the kernels, or loads them from the cache."""
     builder = TreeBuilder()

@@ -25,6 +25,7 @@ EMITTED = -1  # what a kernel tells instead of an accepted child
 BLOCK = 256  # tokens that a kernel sums at once
 CHANGED, TRIED, IN_Q = 1, 2, 4  # bits of a kernel's marks
 log = logging.getLogger("forerun")
+_warm: set[type] = set()  # rules whose kernels are compiled
 
 
 def nowhere(node: int) -> bool:
@@ -185,12 +186,15 @@ class Walk(Verifier):
             kept.append(child)
 
     def warm_up(self) -> None:
-        """Compiles the kernel for both float types, or loads it from the cache."""
+        """Compiles the kernel for both float types, or loads it from the cache; once a process."""
+        if type(self) in _warm:
+            return
         builder = TreeBuilder()
         builder.add(0, -1, IID, Proposal(np.array([0], np.int32), np.ones(1)))
         flat, uniforms = arrays(builder.build()), np.full(2, 0.75)
         for dtype in (np.float32, np.float64):
             self.judge(np.full(2, 0.5, dtype), -1, uniforms, 0, *flat, *self.new_room(2))
+        _warm.add(type(self))
 
     def _room(self, vocab: int) -> tuple[np.ndarray, ...]:
         if vocab not in self._rooms:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Many
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,15 +118,19 @@ class Speculative(Walk):
 
     def warm_up(self) -> None:
         super().warm_up()
-        flat, ints, room = arrays(EMPTY), np.empty(1, np.int32), self._room(2)
-        row, uniforms = np.zeros((1, 2), np.float32), np.full(1, 0.75)
-        walk(row, 1.0, row.copy(), ints, uniforms, *flat, *room)
+        _warm_up_walk()
         import torch
 
         if torch.cuda.is_available() if self.tensors is None else self.tensors:
             from forerun import tensor_walk
 
             tensor_walk.warm_up()
+
+
+@cache
+def _warm_up_walk() -> None:
+    row, ints, uniforms = np.zeros((1, 2), np.float32), np.empty(1, np.int32), np.full(1, 0.75)
+    walk(row, 1.0, row.copy(), ints, uniforms, *arrays(EMPTY), *Speculative.new_room(2))
 
 
 @njit(cache=True, nogil=True)

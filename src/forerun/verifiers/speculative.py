@@ -129,8 +129,10 @@ class Speculative(Walk):
 
 @cache
 def _warm_up_walk() -> None:
-    row, ints, uniforms = np.zeros((1, 2), np.float32), np.empty(1, np.int32), np.full(1, 0.75)
-    walk(row, 1.0, row.copy(), ints, uniforms, *arrays(EMPTY), *Speculative.new_room(2))
+    flat, ints = arrays(EMPTY), np.empty(1, np.int32)
+    room: tuple[np.ndarray, ...] = Speculative.new_room(2)
+    row, uniforms = np.zeros((1, 2), np.float32), np.full(1, 0.75)
+    walk(row, 1.0, row.copy(), ints, uniforms, *flat, *room)
 
 
 @njit(cache=True, nogil=True)

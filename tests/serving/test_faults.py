@@ -17,7 +17,7 @@ import pytest
 from forerun.records import Plan
 from forerun.roles import Drafter
 from forerun.serving.tenants import Keys
-from served import GO, TEXT, Served, asked, scripted, thread
+from served import GO, TEXT, Served, asked, command, scripted, thread
 
 SHORT = GO | {"max_tokens": 12}
 Post = Callable[[dict[str, Any]], Any]
@@ -334,12 +334,19 @@ def test_a_client_that_never_reads_is_cut_off_in_time(tiny_chat: Path) -> None:
         check_clean(served)
 
 
-def test_dashboards_find_vllm_s_metrics_and_they_agree(chat: Served) -> None:
+@pytest.fixture
+def drafting(tiny_chat: Path) -> Iterator[Served]:
+    """A server whose controller drafts on every machine, however short a pass is."""
+    with command(tiny_chat, "--max-seqs", 8, "--name", "tiny", "--controller", "fixed") as served:
+        yield served
+
+
+def test_dashboards_find_vllm_s_metrics_and_they_agree(drafting: Served) -> None:
     """Names, types and labels as vLLM has them; the counts are those of the statistics."""
     from prometheus_client.parser import text_string_to_metric_families
 
     def read() -> dict[str, Any]:
-        text = httpx.get(f"{chat.url}/metrics").text
+        text = httpx.get(f"{drafting.url}/metrics").text
         return {family.name: family for family in text_string_to_metric_families(text)}
 
     def value(families: dict[str, Any], name: str) -> float:
@@ -350,7 +357,7 @@ def test_dashboards_find_vllm_s_metrics_and_they_agree(chat: Served) -> None:
     call = {"prompt": "the cat sat on the mat and the cat sat on", "max_tokens": 60, "seed": 1}
     call |= {"n": 2, "temperature": 0, "ignore_eos": True}
     call |= {"speculation": {"method": "prompt_lookup", "statistics": True}}
-    told = chat.post("/v1/completions", json=call).json()
+    told = drafting.post("/v1/completions", json=call).json()
     after = read()
     grown = {
         name: value(after, name) - value(before, name)

@@ -113,12 +113,13 @@ def test_roofline_by_hand() -> None:
 def test_cost_of_the_tiny_model(model: Any) -> None:
     found = theory.pass_cost(model.target)
     assert found is not None
-    # two layers: qkv 64 x 32, out 32 x 32, gate and up 128 x 32, down 32 x 64; head 288 x 32
-    weights = 2 * (64 * 32 + 32 * 32 + 128 * 32 + 32 * 64) + 288 * 32
+    d = model.target.model.config.head_dim  # 8, or 16 where our kernels run it
+    # two layers: qkv 8d x 32, out 32 x 4d, gate and up 128 x 32, down 32 x 64; head 288 x 32
+    weights = 2 * (8 * d * 32 + 32 * 4 * d + 128 * 32 + 32 * 64) + 288 * 32
     norms = 5 * 32
     assert found.weight_bytes == 4 * (weights + norms + 32)
     assert found.flops_per_row == 2 * weights
-    assert found.kv_bytes_per_token == 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, width
+    assert found.kv_bytes_per_token == 2 * 2 * 2 * d * 4  # layers, keys and values, heads, width
 
 
 def test_only_the_experts_of_one_token_are_read() -> None:

@@ -103,11 +103,12 @@ def test_a_real_model_teaches_its_own_laws_at_the_prompt(tiny: Model) -> None:
     drafter = Stand(seed_from_prompt=True, scope="tenant", context=1, entries=256)
     tokens = tiny.tokenizer.encode("the cat sat on the dog " * 4)
     tiny.generate([tokens], drafter=drafter, max_new_tokens=1, seed=0)
-    seq = sequence(tokens)
-    assert drafter.memory(seq).observed == len(tokens)  # the prompt's, and the first step's
+    memory = drafter.memory(sequence(tokens)).behind
+    assert memory is not None
+    assert memory.observed == len(tokens)  # the prompt's, and the first step's
     (first,) = tiny.generate([tokens[:1]], drafter="none", max_new_tokens=1, logprobs=5, seed=0)
     wanted = {t: np.exp(p) for t, p in first.samples[0].logprobs[0].items()}
-    rows = drafter.memory(seq).rows()
+    rows = memory.rows()
     laws = [dict(zip(*pair, strict=True)) for pair in zip(rows.ids, rows.probs, strict=True)]
     assert any(all(abs(p - law.get(t, 0)) < 1e-4 for t, p in wanted.items()) for law in laws)
 

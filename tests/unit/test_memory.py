@@ -9,6 +9,7 @@ from forerun.errors import ConfigError
 from forerun.ngrams import kernels, memory
 from forerun.ngrams.kernels import NOTHING, Temper
 from forerun.ngrams.memory import LogitMemory, context_lengths, warm_up
+from forerun.ngrams.selecting import select_above, select_top
 from forerun.tree import EMPTY, Tree, TreeBuilder, chain
 
 BOB, MARY, TOM, SUE = range(4)
@@ -244,7 +245,7 @@ def test_top_of_a_row(dtype: type, vocab: int) -> None:
         elif trial % 3 == 2:
             row[rng.random(vocab) < 0.95] = 0
         ids, probs = np.full(10, 77, np.int32), np.full(10, 77, np.float32)
-        kernels.select_top(row, ids, probs)
+        select_top(row, ids, probs)
         best = [i for i in np.lexsort((np.arange(vocab), -row))[:10] if row[i] > 0]
         assert ids[: len(best)].tolist() == best
         assert probs.tolist() == [*row[best].astype(np.float32), *[0] * (10 - len(best))]
@@ -258,7 +259,7 @@ def test_the_best_may_stand_anywhere_beside_nothing() -> None:
         row[rng.random(30_000) < 0.5] = -np.inf
         row[list(where)] = rng.integers(-3, 3, len(where))
         ids, held = np.full(8, -1, np.int32), np.full(8, -np.inf, np.float32)
-        kernels.select_above(row, ids, held)
+        select_above(row, ids, held)
         finite = np.flatnonzero(row > -np.inf)
         best = finite[np.argsort(-row[finite], kind="stable")][:8]
         assert ids.tolist() == best.tolist() and held.tolist() == row[best].tolist()

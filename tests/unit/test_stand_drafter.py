@@ -54,8 +54,9 @@ class PlainLaws(dict):
         super().__init__(processed)
         self.model = model or {}
 
-    def model_probs(self, node: int) -> np.ndarray:
-        return self.model[node]
+    def logits(self, node: int) -> np.ndarray:
+        with np.errstate(divide="ignore"):
+            return np.log(self.model[node])
 
 
 def step_of(seq: Sequence, tree: Tree, verdict: Verdict, laws: PlainLaws, num: int = 99) -> Step:

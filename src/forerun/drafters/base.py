@@ -14,7 +14,6 @@ from forerun.dice import Dice
 from forerun.errors import ConfigError
 from forerun.records import Plan, Sequence, Snapshot, Step
 from forerun.roles import Drafter, Grower, Path, Source, Target, name_of
-from forerun.shaping import Laws
 from forerun.tree import EMPTY, Proposal, Tree
 
 
@@ -168,22 +167,6 @@ def followed(tree: Tree, tokens: list[int]) -> tuple[int, bool]:
         if not len(hits):
             return count, True
         node, count = int(hits[0]), count + 1
-
-
-def runs(steps: Many[Step]) -> list[tuple[Sequence, int, list[Laws]]]:
-    """What steps without drafts tell: who, from which token on, the laws of a stretch of text."""
-    found: list[tuple[Sequence, int, list[Laws]]] = []
-    last: dict[Sequence, tuple[int, list[Laws]]] = {}
-    for step in steps:
-        for i, seq in enumerate(step.seqs):
-            start, laws = last.get(seq, (-1, []))
-            if not step.emitted[i]:
-                continue
-            if start + len(laws) != step.start(i):
-                start, laws = last[seq] = step.start(i), []
-                found.append((seq, start, laws))
-            laws.append(step.laws[i])
-    return found
 
 
 def grow(

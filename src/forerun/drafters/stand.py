@@ -12,7 +12,7 @@ Needs: nothing but the target's processed laws of finished steps.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path as FilePath
@@ -22,24 +22,24 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from forerun.dice import Dice, SeededDice
-from forerun.drafters.base import followed, grow, runs
+from forerun.drafters.base import followed, grow
 from forerun.errors import ConfigError
 from forerun.fitting import Refit, fitted_for
 from forerun.growers.dynamic import Dynamic
 from forerun.growers.gumbel import Gumbel
 from forerun.growers.template import TopTemplate
 from forerun.ngrams import memory_rows
-from forerun.ngrams.kernels import Temper, select_top
+from forerun.ngrams.kernels import Temper
+from forerun.ngrams.lessons import Lessons
 from forerun.ngrams.memory import NEUTRAL, LogitMemory, context_lengths, warm_up
 from forerun.ngrams.prompts import prompt_rows
 from forerun.ngrams.sharing import SCOPES, WIDE, Memories, kept_key, keys_of
 from forerun.records import Plan, Sequence, Snapshot, Step
 from forerun.registry import File
 from forerun.roles import Drafter, Path, Source, Target, name_of
-from forerun.sampling import softmax, to_probs
-from forerun.shaping import Laws
+from forerun.sampling import to_probs
 from forerun.template import DEFAULT, Template
-from forerun.tree import EMPTY, POINT, Proposal, Tree, chain
+from forerun.tree import EMPTY, POINT, Proposal, Tree
 
 _CHOICES = {
     "choice": ("sampled", "top", "measured"),
@@ -166,29 +166,21 @@ class Stand(Drafter):
         return [self._propose(seq, plan) for seq, plan in zip(seqs, plans, strict=True)]
 
     def observe(self, step: Step) -> None:
-        if self.choice == "measured":  # before anything is learned from this step
-            for i, seq in enumerate(step.seqs):
-                self._compare(seq, step, i)
-        for i, seq in enumerate(step.seqs):
-            nodes, tree, memory = step.visited(i), step.trees[i], self.memory(seq)
-            if len(tree):
-                self._count(memory, tree, step.verdicts[i].nodes)
-            if self._refit and self._filled.get(seq) is tree.tokens:
-                self._refit.count(tree, step.verdicts[i].nodes, step.plans[i])
-            if nodes:
-                self._learn(memory, seq, step.start(i), tree, nodes, step.laws[i])
-        if self._refit and self._refit.is_due:  # between steps: trees under way keep their places
-            self._fill(self._refit.ranked())
+        self.hear([step])
 
     def hear(self, steps: Many[Step]) -> None:
         """Texts that share a memory teach it step by step, however late: its bits rest on order."""
-        seqs = {seq for step in steps for seq in step.seqs}
-        if len(steps) == 1 or len({self._keys(seq)[0] for seq in seqs}) < len(seqs):
-            return super().hear(steps)
-        for seq, start, laws in runs(steps):
-            is_model, tree = self._learns_model(seq), chain(seq.tokens[start:][: len(laws) - 1])
-            found = (law.model_probs(-1) if is_model else law[-1] for law in laws)
-            self._add(self.memory(seq), seq, start, tree, list(range(-1, len(tree))), found)
+        lessons, memories = self._lessons(), self._memories_of(steps)
+        for step in steps:
+            if self.choice == "measured":  # before anything is learned from this step
+                for i, seq in enumerate(step.seqs):
+                    self._compare(seq, step, i)
+            for i, seq in enumerate(step.seqs):
+                self._judge(memories[seq], step, i)
+                self._learn(lessons, memories[seq], step, i)
+        lessons.teach()
+        if self._refit and self._refit.is_due:  # between steps: trees under way keep their places
+            self._fill(self._refit.ranked())
 
     def memory_report(self) -> dict[str, int]:
         return {"logit memory": self._memories.nbytes}
@@ -304,53 +296,49 @@ class Stand(Drafter):
     def _is_own(self, tree: Tree) -> bool:
         return tree.sources.count(name_of(self)) == len(tree.sources)
 
-    def _learn(
-        self,
-        memory: LogitMemory,
-        seq: Sequence,
-        before: int,
-        tree: Tree,
-        visited: list[int],
-        laws: Laws,
-    ) -> None:
-        """Adds the laws at `visited` (and, from the tree, everywhere) to the sequence's memory."""
-        nodes = visited
+    def _judge(self, memory: LogitMemory, step: Step, i: int) -> None:
+        """What the tree of sequence i tells of later ones."""
+        tree, nodes = step.trees[i], step.verdicts[i].nodes
+        if len(tree):
+            self._count(memory, tree, nodes)
+        if self._refit and self._filled.get(step.seqs[i]) is tree.tokens:
+            self._refit.count(tree, nodes, step.plans[i])
+
+    def _learn(self, lessons: Lessons, memory: LogitMemory, step: Step, i: int) -> None:
+        """Adds the laws at visited nodes of sequence i (and, from the tree, at all others)."""
+        seq, tree, laws, nodes = step.seqs[i], step.trees[i], step.laws[i], step.visited(i)
+        if not nodes:
+            return
         if self.update_from == "tree":
-            nodes = [*visited, *sorted(set(range(-1, len(tree))) - set(visited))]
-        is_model = self._learns_model(seq)
-        found = (laws.model_probs(node) if is_model else laws[node] for node in nodes)
-        self._add(memory, seq, before, tree, nodes, found)
+            nodes = [*nodes, *sorted(set(range(-1, len(tree))) - set(nodes))]
+        is_raw = self._learns_model(seq)
+        found = [laws.logits(node) if is_raw else laws[node] for node in nodes]
+        lessons.add(memory, seq.tokens, step.start(i), tree, nodes, found, is_raw=is_raw)
 
     def _seed(self, seq: Sequence) -> None:
         """Learns at all prompt positions but the last, whose law the first step sees."""
-        is_model = self._learns_model(seq)
+        is_raw, memory = self._learns_model(seq), self.memory(seq)
         for at, tree, rows in prompt_rows(self._target, seq):
-            laws = (softmax(row) if is_model else to_probs(row, seq.sampling) for row in rows)
-            self._add(self.memory(seq), seq, at, tree, list(range(-1, len(rows) - 1)), laws)
+            lessons, nodes = self._lessons(), range(-1, len(rows) - 1)
+            laws = rows if is_raw else (to_probs(row, seq.sampling) for row in rows)
+            lessons.add(memory, seq.tokens, at, tree, nodes, laws, is_raw=is_raw)
+            lessons.teach()
 
-    def _add(
-        self,
-        memory: LogitMemory,
-        seq: Sequence,
-        before: int,
-        tree: Tree,
-        nodes: list[int],
-        laws: Iterable[np.ndarray],
-    ) -> None:
-        """Learns the laws [V] at nodes of a tree below the first `before` tokens."""
-        ids = np.empty((len(nodes), self.entries), np.int32)
-        probs = np.empty((len(nodes), self.entries), np.float32)
-        for i, law in enumerate(laws):
-            select_top(law, ids[i], probs[i])
-        self._memories.enlarge(memory, len(nodes) * len(memory.lengths))
-        memory.learn(
-            memory.context(seq.tokens[max(0, before - memory.longest) : before]),
-            tree,
-            np.array(nodes, dtype=np.int32),
-            ids,
-            probs,
-            is_once=self.update_from == "tree",
-        )
+    def _lessons(self) -> Lessons:
+        return Lessons(self._memories, is_once=self.update_from == "tree")
+
+    def _memories_of(self, steps: Many[Step]) -> dict[Sequence, LogitMemory]:
+        """The memory of each sequence; that of a group is looked up once."""
+        found: dict[Sequence, LogitMemory] = {}
+        known: dict[tuple[str, Hashable], LogitMemory] = {}
+        for seq in (seq for step in steps for seq in step.seqs):
+            if seq in found:
+                continue
+            mark = (seq.tenant, seq if seq.group is None else seq.group)
+            if self.scope == "request" or mark not in known:
+                known[mark] = self.memory(seq)
+            found[seq] = known[mark]
+        return found
 
     def _learns_model(self, seq: Sequence) -> bool:
         return seq.sampling.is_greedy or self._stores_model(seq)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numba import njit
 
-from forerun.ngrams.kernels import select_above
+from forerun.ngrams.selecting import select_above
 from forerun.template import Shape, grid
 from forerun.tree import Tree, points
 

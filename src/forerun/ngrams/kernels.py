@@ -1,4 +1,4 @@
-"""Numba kernels of the logit memory: look up, average, select, evict. Pure functions on arrays.
+"""Numba kernels of the logit memory: look up, average, evict. Pure functions on arrays.
 
 A memory is one open-addressing table with linear probing. A slot's key is a 64-bit hash of a
 context (its length and its tokens), 0 where the slot is empty; contexts are written most recent
@@ -19,7 +19,6 @@ MIX_A = np.uint64(0xBF58476D1CE4E5B9)
 MIX_B = np.uint64(0x94D049BB133111EB)
 LOW = np.uint64(0xFFFFFFFF)
 EMPTY_KEY = np.uint64(0)
-STRETCH, PIECE = 1024, 64  # entries of a row that are looked at together
 TINY = 1e-200  # smaller weights are 0: an arrival -log(u) / q must stay finite
 
 # A named tuple without its names, `table[:]`. Called from Python, a kernel reads a plain tuple of
@@ -36,6 +35,18 @@ class Table(NamedTuple):
     stamps: np.ndarray  # int32 [C], clock of the last hit
     ids: np.ndarray  # int32 [C, K]
     probs: np.ndarray  # float32 [C, K], falling, ties by id; the first 0 ends the entry
+
+
+class Lessons(NamedTuple):
+    """R laws of L lessons, each at nodes of a tree below a text."""
+
+    places: np.ndarray  # int32 [L, 4 + n]: first row, end, first node, end; context above, padded
+    nodes: np.ndarray  # int32 [R], within the lesson's tree; -1 is its root
+    tokens: np.ndarray  # int32 [N], of all trees
+    parents: np.ndarray  # int32 [N], within the tree
+    ids: np.ndarray  # int32 [R, K]
+    probs: np.ndarray  # float32 [R, K], the largest of each law, as a Table has them
+    clocks: np.ndarray  # int32 [L], stamps
 
 
 class Temper(NamedTuple):
@@ -168,6 +179,41 @@ def look_up(
 
 
 @njit(cache=True, nogil=True)
+def teach(
+    arrays: Arrays,
+    lengths: np.ndarray,
+    lessons: Arrays,
+    order: np.ndarray,
+    room: int,
+    is_once: bool,
+) -> tuple[int, int]:
+    """Learns lessons in the given order, up to the first that may need more than `room` new keys.
+
+    Returns how many it has learned, and the number of new keys. lessons: of `Lessons`.
+    """
+    places, nodes, tokens, parents, ids, probs, clocks = lessons
+    added = 0
+    for done in range(len(order)):
+        place, clock = places[order[done]], np.int64(clocks[order[done]])
+        rows, tree = slice(place[0], place[1]), slice(place[2], place[3])
+        if added + (place[1] - place[0]) * len(lengths) > room:
+            return done, added
+        added += learn(
+            arrays,
+            lengths,
+            clock,
+            place[4:],
+            tokens[tree],
+            parents[tree],
+            nodes[rows],
+            ids[rows],
+            probs[rows],
+            is_once,
+        )
+    return len(order), added
+
+
+@njit(cache=True, nogil=True)
 def learn(
     arrays: Arrays,
     lengths: np.ndarray,
@@ -274,73 +320,6 @@ def sort_falling(ids: np.ndarray, probs: np.ndarray) -> None:
             ids[at], probs[at] = ids[at - 1], probs[at - 1]
             at -= 1
         ids[at], probs[at] = token, p
-
-
-@njit(cache=True, nogil=True)
-def has_above(part: np.ndarray, least: float) -> bool:
-    """Whether an entry exceeds `least`. Without a way out, so that it is vectorised."""
-    found = False
-    for i in range(len(part)):
-        found |= part[i] > least
-    return found
-
-
-@njit(cache=True, nogil=True)
-def largest_of(part: np.ndarray, lanes: np.ndarray) -> Any:
-    """The largest entry, NaN not counted; -inf without any. lanes [PIECE] is room to work in."""
-    lanes[:] = -np.inf
-    whole = len(part) // PIECE * PIECE
-    for start in range(0, whole, PIECE):
-        for j in range(PIECE):  # vectorised: no entry waits for another
-            lanes[j] = part[start + j] if part[start + j] > lanes[j] else lanes[j]
-    for i in range(whole, len(part)):
-        lanes[0] = part[i] if part[i] > lanes[0] else lanes[0]
-    half = PIECE // 2
-    while half:
-        for j in range(half):
-            lanes[j] = lanes[j + half] if lanes[j + half] > lanes[j] else lanes[j]
-        half //= 2
-    return lanes[0]
-
-
-@njit(cache=True, nogil=True)
-def select_top(row: np.ndarray, ids: np.ndarray, probs: np.ndarray) -> None:
-    """The K largest positive entries of row [V], falling; ties: the lowest ids; then zeros."""
-    held = np.zeros(len(ids), row.dtype)
-    ids[:] = 0
-    select_above(row, ids, held)
-    probs[:] = held
-
-
-@njit(cache=True, nogil=True)
-def select_above(row: np.ndarray, ids: np.ndarray, held: np.ndarray) -> None:
-    """The K largest entries of row [V] above what `held` begins with, falling, and their ids.
-
-    Ties: the lowest ids. One pass, vectorised, finds the largest entry of every stretch. The K-th
-    largest of those bounds the result from below, so only stretches that reach it are looked into,
-    about K of them; there pieces are compared with the K-th largest so far.
-    """
-    entries, vocab, least = len(ids), len(row), held[0]
-    tops, lanes = np.empty(-(-vocab // STRETCH), row.dtype), np.empty(PIECE, row.dtype)
-    for k in range(len(tops)):
-        tops[k] = largest_of(row[k * STRETCH : (k + 1) * STRETCH], lanes)
-    few = len(tops) <= entries
-    bound = row.dtype.type(-np.inf) if few else np.partition(tops, -entries)[-entries]
-    for k in range(len(tops)):
-        if tops[k] < bound or tops[k] <= least:
-            continue
-        stop = min((k + 1) * STRETCH, vocab)
-        for start in range(k * STRETCH, stop, PIECE):
-            if not has_above(row[start : min(start + PIECE, stop)], least):
-                continue
-            for i in range(start, min(start + PIECE, stop)):
-                if row[i] > least:
-                    at = entries - 1
-                    while at > 0 and row[i] > held[at - 1]:
-                        ids[at], held[at] = ids[at - 1], held[at - 1]
-                        at -= 1
-                    ids[at], held[at] = i, row[i]
-                    least = held[entries - 1]
 
 
 @njit(cache=True, nogil=True)

@@ -19,7 +19,8 @@ import numpy as np
 from forerun.chances import Chances, Gain
 from forerun.errors import ConfigError
 from forerun.ngrams import drafting, growing, kernels, memory_rows
-from forerun.ngrams.kernels import NOTHING, Table, Temper, new_table
+from forerun.ngrams.kernels import NOTHING, Lessons, Table, Temper, new_table
+from forerun.ngrams.selecting import select_rows
 from forerun.records import Plan
 from forerun.template import Shape, grid
 from forerun.tree import EMPTY, Proposal, Tree
@@ -156,23 +157,69 @@ class LogitMemory:
         """
         if self.behind is not None:
             self.behind.learn(root, tree, nodes, top_ids, top_probs, is_once=is_once)
-        self.clock += 1
+        self._add(
+            self.clock + 1, root, tree.tokens, tree.parents, nodes, top_ids, top_probs, is_once
+        )
+
+    def take(self, lessons: Lessons, order: np.ndarray, at: int, *, is_once: bool) -> int:
+        """Learns those of `order` int32 [n] from `at` on that fit; returns where it stopped.
+
+        This memory alone, as `learn` would, in one kernel call.
+        """
+        part, room = order[at:], int(FULLEST * len(self.table.keys)) - self._size
+        done, added = kernels.teach(self.table[:], self.lengths, lessons[:], part, room, is_once)
+        if done:
+            places = lessons.places[part[:done]]
+            self._size += added
+            self.observed += int((places[:, 1] - places[:, 0]).sum())
+            self.clock = int(lessons.clocks[part[done - 1]])
+        return at + done
+
+    def take_one(self, lessons: Lessons, lesson: int, *, is_once: bool) -> None:
+        """Learns a lesson for which room has to be made, this memory alone."""
+        first, end, node, stop = lessons.places[lesson, :4].tolist()
+        self._add(
+            int(lessons.clocks[lesson]),
+            lessons.places[lesson, 4:],
+            lessons.tokens[node:stop],
+            lessons.parents[node:stop],
+            lessons.nodes[first:end],
+            lessons.ids[first:end],
+            lessons.probs[first:end],
+            is_once,
+        )
+
+    def _add(
+        self,
+        clock: int,
+        root: np.ndarray,
+        tokens: np.ndarray,
+        parents: np.ndarray,
+        nodes: np.ndarray,
+        ids: np.ndarray,
+        probs: np.ndarray,
+        is_once: bool,
+    ) -> None:
+        """One lesson; of more rows than there is room for, in parts."""
+        self.clock = clock
         self.observed += len(nodes)
-        most = max(len(self.table.keys), self.slots_within(self.budget))
-        at_once = max(1, most // (8 * len(self.lengths)))
+        at_once, lengths = max(1, len(nodes)), len(self.lengths)
+        if self.growth(len(nodes) * lengths):
+            most = max(len(self.table.keys), self.slots_within(self.budget))
+            at_once = max(1, most // (8 * lengths))
         for start in range(0, len(nodes), at_once):
             part = slice(start, start + at_once)
-            self._make_room(len(nodes[part]) * len(self.lengths))
+            self._make_room(len(nodes[part]) * lengths)
             self._size += kernels.learn(
                 self.table[:],
                 self.lengths,
-                self.clock,
+                clock,
                 root,
-                tree.tokens,
-                tree.parents,
+                tokens,
+                parents,
                 nodes[part],
-                top_ids[part],
-                top_probs[part],
+                ids[part],
+                probs[part],
                 is_once,
             )
 
@@ -247,8 +294,12 @@ def warm_up() -> None:
     memory = LogitMemory(entries=2)
     for dtype in (np.float32, np.float64):
         ids, probs = np.zeros((1, 2), np.int32), np.zeros((1, 2), np.float32)
-        kernels.select_top(np.array([0.25, 0.75], dtype), ids[0], probs[0])
-    memory.learn(memory.context([1, 2]), EMPTY, np.array([-1], np.int32), ids, probs)
+        select_rows(np.array([[0.25, 0.75]], dtype), ids, probs)
+    root, nodes, zero = memory.context([1, 2]), np.array([-1], np.int32), np.zeros(1, np.int32)
+    memory.learn(root, EMPTY, nodes, ids, probs)
+    places = np.array([[0, 1, 0, 0, *root]], np.int32)
+    lessons = Lessons(places, nodes, zero[:0], zero[:0], ids, probs, zero + 1)
+    memory.take(lessons, zero, 0, is_once=False)
     memory.lookup([1, 2])
     memory.draft([1, 2], grid(1).first(1), 1, uniforms=np.full(2, 0.5))
     tree, _ = memory.grow([1, 2], Plan(1, 1), NEUTRAL, np.full(2, 0.5))

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from forerun.ngrams.kernels import Arrays, select_top
+from forerun.ngrams.kernels import Arrays
 from forerun.ngrams.searching import END, find, longest_suffix, next_token
+from forerun.ngrams.selecting import select_top
 from forerun.ngrams.suffix_array import Shard
 
 LEFT, RIGHT, TOKEN, PARENT, DEPTH = 0, 1, 2, 3, 4  # columns of what waits

@@ -75,11 +75,10 @@ class Memories:
         return self[key]
 
     def enlarge(self, memory: LogitMemory, num_new: int) -> None:
-        """Lets a memory, and what is behind it, grow for `num_new` more contexts."""
-        for one in (memory,) if memory.behind is None else (memory.behind, memory):
-            if growth := one.growth(num_new):
-                self.make_room(growth)
-                one.enlarge(num_new)
+        """Lets a memory grow for `num_new` more contexts."""
+        if growth := memory.growth(num_new):
+            self.make_room(growth)
+            memory.enlarge(num_new)
 
     def make_room(self, growth: int) -> None:
         """For `growth` bytes more in the memory used last: idle ones go, least recent first."""

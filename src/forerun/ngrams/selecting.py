@@ -1,0 +1,84 @@
+"""Numba kernels that find the largest entries of laws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+STRETCH, PIECE = 1024, 64  # entries of a row that are looked at together
+
+
+@njit(cache=True, nogil=True)
+def has_above(part: np.ndarray, least: float) -> bool:
+    """Whether an entry exceeds `least`. Without a way out, so that it is vectorised."""
+    found = False
+    for i in range(len(part)):
+        found |= part[i] > least
+    return found
+
+
+@njit(cache=True, nogil=True)
+def largest_of(part: np.ndarray, lanes: np.ndarray) -> Any:
+    """The largest entry, NaN not counted; -inf without any. lanes [PIECE] is room to work in."""
+    lanes[:] = -np.inf
+    whole = len(part) // PIECE * PIECE
+    for start in range(0, whole, PIECE):
+        for j in range(PIECE):  # vectorised: no entry waits for another
+            lanes[j] = part[start + j] if part[start + j] > lanes[j] else lanes[j]
+    for i in range(whole, len(part)):
+        lanes[0] = part[i] if part[i] > lanes[0] else lanes[0]
+    half = PIECE // 2
+    while half:
+        for j in range(half):
+            lanes[j] = lanes[j + half] if lanes[j + half] > lanes[j] else lanes[j]
+        half //= 2
+    return lanes[0]
+
+
+@njit(cache=True, nogil=True)
+def select_rows(rows: np.ndarray, ids: np.ndarray, probs: np.ndarray) -> None:
+    """`select_top` of every row of [n, V]; ids and probs [n, K]."""
+    for i in range(len(rows)):
+        select_top(rows[i], ids[i], probs[i])
+
+
+@njit(cache=True, nogil=True)
+def select_top(row: np.ndarray, ids: np.ndarray, probs: np.ndarray) -> None:
+    """The K largest positive entries of row [V], falling; ties: the lowest ids; then zeros."""
+    held = np.zeros(len(ids), row.dtype)
+    ids[:] = 0
+    select_above(row, ids, held)
+    probs[:] = held
+
+
+@njit(cache=True, nogil=True)
+def select_above(row: np.ndarray, ids: np.ndarray, held: np.ndarray) -> None:
+    """The K largest entries of row [V] above what `held` begins with, falling, and their ids.
+
+    Ties: the lowest ids. One pass, vectorised, finds the largest entry of every stretch. The K-th
+    largest of those bounds the result from below, so only stretches that reach it are looked into,
+    about K of them; there pieces are compared with the K-th largest so far.
+    """
+    entries, vocab, least = len(ids), len(row), held[0]
+    tops, lanes = np.empty(-(-vocab // STRETCH), row.dtype), np.empty(PIECE, row.dtype)
+    for k in range(len(tops)):
+        tops[k] = largest_of(row[k * STRETCH : (k + 1) * STRETCH], lanes)
+    few = len(tops) <= entries
+    bound = row.dtype.type(-np.inf) if few else np.partition(tops, -entries)[-entries]
+    for k in range(len(tops)):
+        if tops[k] < bound or tops[k] <= least:
+            continue
+        stop = min((k + 1) * STRETCH, vocab)
+        for start in range(k * STRETCH, stop, PIECE):
+            if not has_above(row[start : min(start + PIECE, stop)], least):
+                continue
+            for i in range(start, min(start + PIECE, stop)):
+                if row[i] > least:
+                    at = entries - 1
+                    while at > 0 and row[i] > held[at - 1]:
+                        ids[at], held[at] = ids[at - 1], held[at - 1]
+                        at -= 1
+                    ids[at], held[at] = i, row[i]
+                    least = held[entries - 1]

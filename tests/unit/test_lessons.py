@@ -1,0 +1,217 @@
+"""A memory that learns a whole batch in one call, beside one that learns its laws one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forerun.dice import SeededDice
+from forerun.drafters.stand import Stand
+from forerun.ngrams import kernels
+from forerun.ngrams.lessons import BLOCK
+from forerun.ngrams.selecting import select_top
+from forerun.records import Plan, Rows, Sequence, Step, Verdict
+from forerun.sampling import Sampling
+from forerun.shaping import Laws
+from forerun.tree import EMPTY, Tree, TreeBuilder
+
+
+class OneByOne(Stand):
+    """Learns by definition: each sequence of each step alone, by `LogitMemory.learn`."""
+
+    def hear(self, steps) -> None:
+        for step in steps:
+            for i, seq in enumerate(step.seqs):
+                if nodes := step.visited(i):
+                    self.learn(seq, step.start(i), step.trees[i], nodes, step.laws[i])
+
+    def learn(self, seq: Sequence, start: int, tree: Tree, nodes: list[int], laws: Laws) -> None:
+        memory, is_tree = self.memory(seq), self.update_from == "tree"
+        if is_tree:
+            nodes = nodes + [node for node in range(-1, len(tree)) if node not in nodes]
+        ids = np.zeros((len(nodes), self.entries), np.int32)
+        probs = np.zeros((len(nodes), self.entries), np.float32)
+        for i, node in enumerate(nodes):
+            is_model = self._learns_model(seq)
+            select_top(laws.model_probs(node) if is_model else laws[node], ids[i], probs[i])
+        if memory.behind is not None:
+            self._memories.enlarge(memory.behind, len(nodes) * len(memory.lengths))
+        self._memories.enlarge(memory, len(nodes) * len(memory.lengths))
+        root = memory.context(seq.tokens[:start])
+        memory.learn(root, tree, np.array(nodes, np.int32), ids, probs, is_once=is_tree)
+
+
+class Text:
+    """Steps of a batch of sequences with random trees, laws, accepted paths and ends."""
+
+    def __init__(self, seed: int, vocab: int, *, num: int = 6, groups: int = 2) -> None:
+        self.rng, self.vocab = np.random.default_rng(seed), vocab
+        self.seqs = [self.sequence(i, groups) for i in range(num)]
+
+    def sequence(self, i: int, groups: int) -> Sequence:
+        tokens = self.rng.integers(0, self.vocab, self.rng.integers(1, 7)).tolist()
+        sampling = Sampling(
+            temperature=float(self.rng.choice([0.0, 0.6, 1.0])), top_p=1.0 if i % 2 else 0.9
+        )
+        group = int(self.rng.integers(groups + 1)) or None
+        return Sequence(tokens, len(tokens), sampling, SeededDice(i), limit=9**9, group=group)
+
+    def step(self, *, drafts: bool) -> Step:
+        """One step of some of the sequences, in an order of its own."""
+        some = self.rng.permutation(len(self.seqs))[: self.rng.integers(1, len(self.seqs) + 1)]
+        seqs = [self.seqs[i] for i in some]
+        trees = [self.tree() if drafts and self.rng.random() < 0.7 else EMPTY for _ in seqs]
+        verdicts = [self.verdict(tree) for tree in trees]
+        laws = [self.laws(seq, tree) for seq, tree in zip(seqs, trees, strict=True)]
+        starts = [len(seq.tokens) for seq in seqs]
+        emitted = []
+        for seq, tree, verdict in zip(seqs, trees, verdicts, strict=True):
+            tokens = verdict.tokens(tree)
+            if self.rng.random() < 0.1:  # a stop cuts them
+                tokens = tokens[: self.rng.integers(len(tokens) + 1)]
+            seq.tokens += tokens
+            emitted.append(tokens)
+        plans = [Plan()] * len(seqs)
+        return Step(seqs, plans, trees, laws, verdicts, emitted, starts=starts)
+
+    def laws(self, seq: Sequence, tree: Tree) -> Laws:
+        logits = self.rng.normal(size=(len(tree) + 1, self.vocab)).astype(np.float32) * 3
+        return Laws(Rows(logits), seq, tree, ())
+
+    def tree(self) -> Tree:
+        builder = TreeBuilder()
+        for node in range(int(self.rng.integers(1, 12))):
+            builder.add(int(self.rng.integers(self.vocab)), int(self.rng.integers(-1, node)))
+        return builder.build()
+
+    def verdict(self, tree: Tree) -> Verdict:
+        path: list[int] = []
+        while self.rng.random() < 0.8:
+            children = list(tree.children(path[-1] if path else -1))
+            if not children:
+                break
+            path.append(int(self.rng.choice(children)))
+        return Verdict(path, int(self.rng.integers(self.vocab)))
+
+
+def contents(drafter: Stand) -> dict[Any, Any]:
+    """All that the memories of a drafter hold."""
+    found = {}
+    for key, memory in drafter._memories._held.items():
+        facts = len(memory), len(memory.table.keys), memory.observed, memory.evicted
+        found[key] = facts, memory.rows(), memory.table
+    return found
+
+
+def assert_equal(ours: Stand, theirs: Stand) -> None:
+    """Bit for bit, slot for slot."""
+    one, two = contents(ours), contents(theirs)
+    assert set(one) == set(two) and one
+    for key, (facts, rows, table) in one.items():
+        other = two[key]
+        assert facts == other[0]
+        held = table.keys != 0
+        np.testing.assert_array_equal(table.keys, other[2].keys)
+        for mine, its in zip(rows, other[1], strict=True):
+            np.testing.assert_array_equal(mine, its)
+        for mine, its in zip(table, other[2], strict=True):
+            np.testing.assert_array_equal(mine[held], its[held])
+
+
+CASES = [
+    {"scope": "group"},
+    {"scope": "request", "context": (3, 1)},
+    {"scope": "tenant"},
+    {"scope": "global", "entries": 3, "store": "processed"},
+    {"scope": "tenant", "update_from": "tree"},
+]
+
+
+@pytest.mark.parametrize("options", CASES)
+@pytest.mark.parametrize("vocab", [5, 300])
+def test_a_batch_teaches_as_its_rows_one_by_one_do(options: dict, vocab: int) -> None:
+    for seed in range(4):
+        ours, theirs, text = Stand(**options), OneByOne(**options), Text(seed, vocab)
+        for _ in range(25):
+            step = text.step(drafts=True)
+            ours.observe(step)
+            theirs.hear([step])
+        assert_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("options", CASES[:4])
+def test_late_steps_teach_as_at_once(options: dict) -> None:
+    for seed in range(4):
+        late, once, theirs = Stand(**options), Stand(**options), OneByOne(**options)
+        text = Text(seed, 40, groups=seed)
+        for _ in range(4):
+            steps = [text.step(drafts=False) for _ in range(9)]
+            late.hear(steps)
+            theirs.hear(steps)
+            for step in steps:
+                once.observe(step)
+        assert_equal(late, theirs)
+        assert_equal(late, once)
+
+
+@pytest.mark.parametrize("scope", ["group", "request"])
+def test_a_full_memory_evicts_between_the_same_lessons(scope: str) -> None:
+    """One level: of two, either may be the first to ask for the last room of a budget."""
+    evicted = 0
+    for seed in range(4):
+        options = {"scope": scope, "entries": 2, "budget_mb": 0.005}
+        ours, theirs = Stand(**options), OneByOne(**options)
+        text = Text(seed, 60, num=4, groups=1)
+        for seq in text.seqs:
+            ours.start(seq)
+            theirs.start(seq)
+        for _ in range(60):
+            step = text.step(drafts=True)
+            ours.observe(step)
+            theirs.hear([step])
+        evicted += sum(memory.evicted for memory in ours._memories._held.values())
+        assert_equal(ours, theirs)
+    assert evicted > 100
+
+
+def test_laws_that_are_read_one_at_a_time_or_together() -> None:
+    """Longer and shorter than a block, and of both kinds in one step."""
+    for vocab in (BLOCK // 3, BLOCK + 1):
+        ours, theirs = Stand(entries=4), OneByOne(entries=4)
+        text = Text(0, vocab, num=5)
+        steps = [text.step(drafts=False) for _ in range(3)]
+        kinds = {seq.sampling.is_greedy for step in steps for seq in step.seqs}
+        assert kinds == {True, False}
+        ours.hear(steps)
+        theirs.hear(steps)
+        assert_equal(ours, theirs)
+
+
+def test_a_step_is_learned_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For every memory, as long as nothing has to grow."""
+    calls: list[int] = []
+    plain = kernels.teach
+
+    def counted(arrays: Any, lengths: Any, lessons: Any, order: Any, *rest: Any) -> Any:
+        calls.append(len(order))
+        return plain(arrays, lengths, lessons, order, *rest)
+
+    monkeypatch.setattr(kernels, "teach", counted)
+    drafter, text = Stand(scope="tenant"), Text(1, 30, num=8, groups=1)
+    for seq in text.seqs:
+        seq.group = "one"
+    steps = [text.step(drafts=False) for _ in range(5)]
+    drafter.hear(steps)
+    num = sum(len(emitted) > 0 for step in steps for emitted in step.emitted)
+    assert calls == [num, num] and num > 10
+
+
+def test_nothing_to_learn() -> None:
+    drafter, text = Stand(), Text(0, 9, num=1)
+    step = text.step(drafts=False)
+    seq = step.seqs[0]
+    nothing = Step([seq], step.plans, [EMPTY], step.laws, step.verdicts, [[]], starts=step.starts)
+    drafter.hear([nothing, nothing])
+    assert drafter.memory(seq).observed == 0 and len(drafter.memory(seq)) == 0

@@ -176,7 +176,8 @@ class Stand(Drafter):
                 for i, seq in enumerate(step.seqs):
                     self._compare(seq, step, i)
             for i, seq in enumerate(step.seqs):
-                self._judge(memories[seq], step, i)
+                if len(step.trees[i]) or self._refit:
+                    self._judge(memories[seq], step, i)
                 self._learn(lessons, memories[seq], step, i)
         lessons.teach()
         if self._refit and self._refit.is_due:  # between steps: trees under way keep their places

@@ -40,13 +40,15 @@ class Table(NamedTuple):
 class Lessons(NamedTuple):
     """R laws of L lessons, each at nodes of a tree below a text."""
 
-    places: np.ndarray  # int32 [L, 4 + n]: first row, end, first node, end; context above, padded
-    nodes: np.ndarray  # int32 [R], within the lesson's tree; -1 is its root
-    tokens: np.ndarray  # int32 [N], of all trees
-    parents: np.ndarray  # int32 [N], within the tree
+    script: np.ndarray  # int32: L places, nodes [R] of their trees, tokens [N], parents [N]
+    num: int  # L
     ids: np.ndarray  # int32 [R, K]
     probs: np.ndarray  # float32 [R, K], the largest of each law, as a Table has them
-    clocks: np.ndarray  # int32 [L], stamps
+
+
+# A place: first row, end, first node, end, two memories that learn it, its stamp, and the context
+# above its tree, padded. One array, for each costs a kernel's call more than a lesson does.
+ROW, NODE, WHO, STAMP, ABOVE = 0, 2, 4, 6, 7
 
 
 class Temper(NamedTuple):
@@ -182,35 +184,51 @@ def look_up(
 def teach(
     arrays: Arrays,
     lengths: np.ndarray,
-    lessons: Arrays,
-    order: np.ndarray,
+    script: np.ndarray,
+    num: int,
+    ids: np.ndarray,
+    probs: np.ndarray,
+    who: int,
+    at: int,
+    clock: int,
     room: int,
     is_once: bool,
-) -> tuple[int, int]:
-    """Learns lessons in the given order, up to the first that may need more than `room` new keys.
+) -> tuple[int, int, int, int]:
+    """Learns lessons of memory `who` from the one `at` on, as long as there is room.
 
-    Returns how many it has learned, and the number of new keys. lessons: of `Lessons`.
+    Up to the first that may need more than `room` new keys. clock: of the memory, which then stamps
+    the lessons; -1 if they have stamps. script, num, ids, probs: of `Lessons`. Returns where it
+    stopped, the number of new keys, of laws learned, and the last stamp.
     """
-    places, nodes, tokens, parents, ids, probs, clocks = lessons
-    added = 0
-    for done in range(len(order)):
-        place, clock = places[order[done]], np.int64(clocks[order[done]])
-        rows, tree = slice(place[0], place[1]), slice(place[2], place[3])
-        if added + (place[1] - place[0]) * len(lengths) > room:
-            return done, added
+    width, added, learned, stamp = ABOVE + lengths[0], 0, 0, clock
+    last = script[(num - 1) * width : num * width]
+    nodes = script[num * width :]
+    tokens = nodes[last[ROW + 1] :]
+    parents = tokens[last[NODE + 1] :]
+    for lesson in range(at, num):
+        place = script[lesson * width : (lesson + 1) * width]
+        if place[WHO] != who and place[WHO + 1] != who:
+            continue
+        start, end, first, stop = place[ROW], place[ROW + 1], place[NODE], place[NODE + 1]
+        if added + (end - start) * len(lengths) > room:
+            return lesson, added, learned, stamp
+        if clock >= 0:
+            place[STAMP] = stamp + 1
+        stamp = np.int64(place[STAMP])
         added += learn(
             arrays,
             lengths,
-            clock,
-            place[4:],
-            tokens[tree],
-            parents[tree],
-            nodes[rows],
-            ids[rows],
-            probs[rows],
+            stamp,
+            place[ABOVE:],
+            tokens[first:stop],
+            parents[first:stop],
+            nodes[start:end],
+            ids[start:end],
+            probs[start:end],
             is_once,
         )
-    return len(order), added
+        learned += end - start
+    return num, added, learned, stamp
 
 
 @njit(cache=True, nogil=True)

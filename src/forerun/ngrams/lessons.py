@@ -6,7 +6,7 @@ order, their stamps, and when it grows or evicts are the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 
 import numpy as np
@@ -28,13 +28,14 @@ class Lessons:
 
     def __init__(self, memories: Memories, *, is_once: bool) -> None:
         self._memories, self._is_once = memories, is_once
-        self._places: list[int] = []  # by lesson: first row, end, first node, end, context
+        self._num = 0
+        self._places: list[int] = []  # see kernels.Lessons
         self._nodes: list[int] = []  # by row
         self._laws: list[np.ndarray] = []  # by row, [V] each
         self._raw: list[bool] = []  # by row: logits, whose softmax is the law
-        self._trees: list[Tree] = []
-        self._size = 0  # nodes of the trees
-        self._takers: dict[LogitMemory, list[int]] = {}  # lessons by memory; what is behind first
+        self._tokens: list[int] = []  # of all trees
+        self._parents: list[int] = []
+        self._takers: dict[LogitMemory, int] = {}  # memories, numbered; what is behind goes first
 
     def add(
         self,
@@ -48,76 +49,53 @@ class Lessons:
         is_raw: bool,
     ) -> None:
         """A lesson: laws [V] (logits, where `is_raw`) at nodes below the first `before` tokens."""
-        longest, at, size = memory.longest, len(self._nodes), self._size
+        row, node, takers = len(self._nodes), len(self._tokens), self._takers
         self._nodes += nodes
         self._laws += laws
-        end = len(self._nodes)
-        self._raw += [is_raw] * (end - at)
+        self._raw += [is_raw] * (len(self._nodes) - row)
         if len(tree):
-            self._trees.append(tree)
-            self._size += len(tree)
-        lesson = len(self._places) // (4 + longest)
-        tail = tokens[max(0, before - longest) : before]
-        tail.reverse()
-        padding = [-1] * (longest - len(tail))
-        self._places += [at, end, size, self._size, *tail, *padding]
-        if memory.behind is not None:
-            self._takers.setdefault(memory.behind, []).append(lesson)
-        self._takers.setdefault(memory, []).append(lesson)
+            self._tokens += tree.tokens.tolist()
+            self._parents += tree.parents.tolist()
+        far = -1 if memory.behind is None else takers.setdefault(memory.behind, len(takers))
+        near = takers.setdefault(memory, len(takers))
+        above = tokens[max(0, before - memory.longest) : before]
+        above.reverse()
+        above += [-1] * (memory.longest - len(above))
+        self._places += (row, len(self._nodes), node, len(self._tokens), near, far, 0, *above)
+        self._num += 1
 
     def teach(self) -> None:
-        """Every memory learns its lessons; one behind others goes first and sets their clock."""
-        if not self._nodes:
+        """Every memory learns its lessons; one that is behind others goes first and stamps them."""
+        num, is_once = self._num, self._is_once
+        if not num:
             return
-        longest = next(iter(self._takers)).longest
-        places = np.array(self._places, np.int32).reshape(-1, 4 + longest)
-        laid = kernels.Lessons(
-            places,
-            np.array(self._nodes, np.int32),
-            *self._joined(),
-            *self._top(self._memories.entries),
-            np.zeros(len(places), np.int32),
-        )
-        for memory, taken in self._takers.items():
-            order = np.array(taken, np.int32)
-            if memory.behind is None:
-                laid.clocks[order] = np.arange(memory.clock + 1, memory.clock + 1 + len(order))
-            at = 0
-            while at < len(order):
-                at = memory.take(laid, order, at, is_once=self._is_once)
-                if at < len(order):
-                    first, end = places[order[at], :2].tolist()
-                    self._memories.enlarge(memory, (end - first) * len(memory.lengths))
-                    memory.take_one(laid, int(order[at]), is_once=self._is_once)
-                    at += 1
-
-    def _joined(self) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and parents of all trees, one after another; parents count within their tree."""
-        if not self._trees:
-            return np.empty(0, np.int32), np.empty(0, np.int32)
-        tokens = np.concatenate([tree.tokens for tree in self._trees])
-        return tokens, np.concatenate([tree.parents for tree in self._trees])
+        script = np.array(self._places + self._nodes + self._tokens + self._parents, np.int32)
+        lessons = kernels.Lessons(script, num, *self._top(self._memories.entries))
+        for memory, who in self._takers.items():
+            at = memory.take(lessons, who, 0, is_once=is_once)
+            while at < num:
+                width = len(self._places) // num
+                start, end = self._places[at * width : at * width + 2]
+                self._memories.enlarge(memory, (end - start) * len(memory.lengths))
+                memory.take_one(lessons, at, is_once=is_once)
+                at = memory.take(lessons, who, at + 1, is_once=is_once)
 
     def _top(self, entries: int) -> tuple[np.ndarray, np.ndarray]:
         """The largest probabilities of every law: ids and probabilities [R, K]."""
         ids = np.empty((len(self._laws), entries), np.int32)
         probs = np.empty((len(self._laws), entries), np.float32)
-        for part in self._blocks():
-            rows, is_raw = self._laws[part], self._raw[part.start]
+        num, most, start = len(self._laws), max(1, BLOCK // len(self._laws[0])), 0
+        while start < num:
+            is_raw, stop = self._raw[start], min(start + most, num)
+            if (not is_raw) in self._raw[start:stop]:  # rows of one kind are read together
+                stop = self._raw.index(not is_raw, start)
+            rows = self._laws[start:stop]
             whole = np.concatenate(rows) if len(rows) > 1 or is_raw else rows[0]
             laws = whole.reshape(len(rows), -1)
             if is_raw:  # as `sampling.softmax` does, bit for bit
-                laws -= laws.max(1, keepdims=True)
+                laws -= np.maximum.reduce(laws, 1, keepdims=True)
                 np.exp(laws, out=laws)
                 laws /= np.add.reduce(laws, 1, keepdims=True)
-            select_rows(laws, ids[part], probs[part])
+            select_rows(laws, ids[start:stop], probs[start:stop])
+            start = stop
         return ids, probs
-
-    def _blocks(self) -> Iterator[slice]:
-        """Stretches of rows of one kind, of BLOCK entries at most or a single row."""
-        most, start = max(1, BLOCK // len(self._laws[0])), 0
-        for row in range(1, len(self._laws) + 1):
-            is_end = row == len(self._laws) or self._raw[row] != self._raw[start]
-            if is_end or row - start == most:
-                yield slice(start, row)
-                start = row

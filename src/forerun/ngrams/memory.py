@@ -161,31 +161,47 @@ class LogitMemory:
             self.clock + 1, root, tree.tokens, tree.parents, nodes, top_ids, top_probs, is_once
         )
 
-    def take(self, lessons: Lessons, order: np.ndarray, at: int, *, is_once: bool) -> int:
-        """Learns those of `order` int32 [n] from `at` on that fit; returns where it stopped.
+    def take(self, lessons: Lessons, who: int, at: int, *, is_once: bool) -> int:
+        """Learns lessons that are meant for memory `who`, this one, from the one `at` on.
 
-        This memory alone, as `learn` would, in one kernel call.
+        As `learn` would, but in one kernel call and without what is behind, which has taken them
+        already. Returns where it stopped: at the end, or at the first for which it has to grow.
         """
-        part, room = order[at:], int(FULLEST * len(self.table.keys)) - self._size
-        done, added = kernels.teach(self.table[:], self.lengths, lessons[:], part, room, is_once)
-        if done:
-            places = lessons.places[part[:done]]
-            self._size += added
-            self.observed += int((places[:, 1] - places[:, 0]).sum())
-            self.clock = int(lessons.clocks[part[done - 1]])
-        return at + done
+        leads = self.behind is None
+        at, added, learned, stamp = kernels.teach(
+            self.table[:],
+            self.lengths,
+            *lessons,
+            who,
+            at,
+            self.clock if leads else -1,
+            int(FULLEST * len(self.table.keys)) - self._size,
+            is_once,
+        )
+        self._size += added
+        self.observed += learned
+        if learned:
+            self.clock = stamp
+        return at
 
     def take_one(self, lessons: Lessons, lesson: int, *, is_once: bool) -> None:
-        """Learns a lesson for which room has to be made, this memory alone."""
-        first, end, node, stop = lessons.places[lesson, :4].tolist()
+        """Learns the lesson at which `take` stopped: grows, or forgets, for it."""
+        script, width = lessons.script, kernels.ABOVE + self.longest
+        places = script[: lessons.num * width].reshape(-1, width)
+        start, end, first, stop = places[lesson, : kernels.WHO].tolist()
+        nodes = script[lessons.num * width :]
+        tokens = nodes[places[-1, kernels.ROW + 1] :]
+        parents = tokens[places[-1, kernels.NODE + 1] :]
+        if self.behind is None:
+            places[lesson, kernels.STAMP] = self.clock + 1
         self._add(
-            int(lessons.clocks[lesson]),
-            lessons.places[lesson, 4:],
-            lessons.tokens[node:stop],
-            lessons.parents[node:stop],
-            lessons.nodes[first:end],
-            lessons.ids[first:end],
-            lessons.probs[first:end],
+            int(places[lesson, kernels.STAMP]),
+            places[lesson, kernels.ABOVE :],
+            tokens[first:stop],
+            parents[first:stop],
+            nodes[start:end],
+            lessons.ids[start:end],
+            lessons.probs[start:end],
             is_once,
         )
 
@@ -295,11 +311,10 @@ def warm_up() -> None:
     for dtype in (np.float32, np.float64):
         ids, probs = np.zeros((1, 2), np.int32), np.zeros((1, 2), np.float32)
         select_rows(np.array([[0.25, 0.75]], dtype), ids, probs)
-    root, nodes, zero = memory.context([1, 2]), np.array([-1], np.int32), np.zeros(1, np.int32)
-    memory.learn(root, EMPTY, nodes, ids, probs)
-    places = np.array([[0, 1, 0, 0, *root]], np.int32)
-    lessons = Lessons(places, nodes, zero[:0], zero[:0], ids, probs, zero + 1)
-    memory.take(lessons, zero, 0, is_once=False)
+    root = memory.context([1, 2])
+    memory.learn(root, EMPTY, np.array([-1], np.int32), ids, probs)
+    script = np.array([0, 1, 0, 0, 0, -1, 0, *root, -1], np.int32)
+    memory.take(Lessons(script, 1, ids, probs), 0, 0, is_once=False)
     memory.lookup([1, 2])
     memory.draft([1, 2], grid(1).first(1), 1, uniforms=np.full(2, 0.5))
     tree, _ = memory.grow([1, 2], Plan(1, 1), NEUTRAL, np.full(2, 0.5))

@@ -32,7 +32,7 @@ class UnknownName(ConfigError, KeyError):
     def of(cls, kind: str, name: str, known: Iterable[str], listing: str = "") -> UnknownName:
         """The house message: what came, the nearest known names, where all of them are listed."""
         known = sorted(known)
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
         hint = (
             f"did you mean {' or '.join(map(repr, near))}?"
             if near

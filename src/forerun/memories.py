@@ -131,6 +131,7 @@ class Kept:
         memory = read(self.path)
         check_fits(memory, self.origin)
         self.drafter.restore(memory.snapshot, self.origin.tenant)
+        self.drafter.kept |= {self.origin.tenant}
         joined = Origin.joined([memory.origin, self.origin])
         self.origin = replace(joined, tenant=self.origin.tenant)
         return memory

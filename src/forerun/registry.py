@@ -80,6 +80,8 @@ def _not_built(kind: str, name: str) -> UnknownName | None:
     """The error for a name that the catalog has and this kind has not; None for any other."""
     from forerun import catalog
 
+    if name.lower() in names(kind):
+        return None  # "did you mean" says more
     hint = f"{kind}s that work: {', '.join(names(kind))}"
     if row := catalog.owner(f"{kind}s/{name}"):
         return UnknownName(

@@ -75,6 +75,12 @@ def num_cores() -> int:
     return len(has(0)) if has else os.cpu_count() or 1
 
 
+def usual_threads() -> int:
+    """Threads where nobody names a number: OMP_NUM_THREADS, else all cores."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdigit() and int(asked) else num_cores()
+
+
 def memory_bytes() -> int:
     """Memory of the machine; 0 where the system does not say."""
     total = first_values(Path("/proc/meminfo")).get("MemTotal", "0 kB")

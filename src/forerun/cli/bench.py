@@ -36,7 +36,9 @@ TopK = Annotated[int, typer.Option("--top-k", help="0: off.")]
 TopP = Annotated[float, typer.Option("--top-p", help="1: off.")]
 Examples = Annotated[int, typer.Option("--examples", help="Prompts per task.")]
 Rounds = Annotated[int, typer.Option("--rounds", help="How often everything is done.")]
-Threads = Annotated[int | None, typer.Option("--threads", help="Of all contestants; else cores.")]
+Threads = Annotated[
+    int | None, typer.Option("--threads", help="Else OMP_NUM_THREADS, or all cores.")
+]
 Seed = Annotated[int, typer.Option("--seed", help="Of all contestants.")]
 Texts = Annotated[bool, typer.Option("--texts", help="Keep what was generated in the records.")]
 Optimum = Annotated[
@@ -78,7 +80,7 @@ def run(
     folder. The same command goes on with a run that ended early.
     """
     from forerun.bench.contestants import split_methods, split_names
-    from forerun.bench.machine import num_cores
+    from forerun.bench.machine import usual_threads
     from forerun.bench.planning import Asked
     from forerun.sampling import Sampling
 
@@ -89,7 +91,7 @@ def run(
         Sampling(temperature, top_k, top_p, max_new_tokens=max_new_tokens, n=n),
         examples,
         rounds,
-        num_cores() if threads is None else threads,
+        usual_threads() if threads is None else threads,
         dtype,
         device,
         seed,
@@ -164,7 +166,7 @@ def profile(
 
     What takes much time outside the target's pass is flagged.
     """
-    from forerun.bench.machine import num_cores
+    from forerun.bench.machine import usual_threads
     from forerun.bench.own import parts_of
     from forerun.bench.tasks import get_task
     from forerun.sampling import Sampling
@@ -181,7 +183,7 @@ def profile(
     from forerun.bench.tasks.base import prepare
     from forerun.cli.bench_show import show_budget
 
-    torch.set_num_threads(num_cores() if threads is None else threads)
+    torch.set_num_threads(usual_threads() if threads is None else threads)
     loaded: Any = options.load(model, dtype=dtype, device=device, batch=parts.batch)
     options.warm_up(loaded, drafter=parts.drafter, verifier=parts.verifier)
     prompt = prepare(source.example(0), loaded.tokenizer).prompt

@@ -57,7 +57,6 @@ class Model:
     ) -> None:
         self.target, self.tokenizer, self.name, self.device = target, tokenizer, name, device
         self._drafters: dict[str, Drafter] = {}
-        self._kept: set[str] = set()  # names of drafters that memories were asked for
 
     def generate(
         self, prompts: Prompts, sampling: Samplings = None, **options: Any
@@ -140,7 +139,7 @@ class Model:
         heard: list[Callable[[Step], None]] = [record_logprobs, recorder]
         heard[1:1] = [on_step] if on_step else []
         engine = self._engine(drafter, verifier, controller, shapers, heard, batch)
-        is_lent = isinstance(drafter, str) and drafter not in self._kept
+        is_lent = isinstance(drafter, str) and tenant not in self.drafter(drafter).kept
         how: dict[str, Any] = {"numbers": numbers, "tenant": tenant, "is_lent": is_lent}
         run = Run(self, engine, recorder, texts, given, **how)
         run.fit(warns=batch is not None)
@@ -192,13 +191,11 @@ class Model:
     ) -> Kept:
         """What a drafter learns of a tenant, kept in a file: `load`, `save`, or both around `with`.
 
-        The drafter is that of runs which name it by the same text; from now on it learns from those
-        with a seed, too.
+        The drafter is that of runs which name it by the same text. Within the `with`, or once the
+        file is loaded, it learns from those with a seed, too.
         """
         from forerun.memories import Kept, origin_of
 
-        if isinstance(drafter, str):
-            self._kept.add(drafter)
         return Kept(path, self.drafter(drafter), origin_of(self, tenant))
 
     def memory_report(self) -> dict[str, int]:

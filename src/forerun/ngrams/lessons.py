@@ -50,8 +50,8 @@ class Lessons:
     ) -> None:
         """A lesson: laws [V] (logits, where `is_raw`) at nodes below the first `before` tokens."""
         row, node, takers = len(self._nodes), len(self._tokens), self._takers
-        self._nodes += nodes
-        self._laws += laws
+        self._nodes.extend(nodes)
+        self._laws.extend(laws)  # an array would be added, not joined
         self._raw += [is_raw] * (len(self._nodes) - row)
         if len(tree):
             self._tokens += tree.tokens.tolist()

@@ -214,7 +214,7 @@ def teach(
             return lesson, added, learned, stamp
         if clock >= 0:
             place[STAMP] = stamp + 1
-        stamp = np.int64(place[STAMP])
+        stamp = int(place[STAMP])
         added += learn(
             arrays,
             lengths,

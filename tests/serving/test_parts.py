@@ -25,7 +25,7 @@ from forerun.sampling import Sampling
 from forerun.serving.admission import Admission, Group
 from forerun.serving.errors import ApiError
 from forerun.serving.jobs import Job
-from forerun.serving.methods import Methods, own
+from forerun.serving.methods import Methods
 from forerun.serving.pieces import Pieces, byte_alphabet
 from forerun.serving.prediction import FIRST, Expected, Prediction
 from forerun.serving.routing import Plans, Router
@@ -261,14 +261,12 @@ def test_predictions_beside_a_method_keep_the_law() -> None:
             assert found.get(text, 0.0) == pytest.approx(probability, abs=1e-12)
 
 
-def test_methods_that_learn_come_twice() -> None:
+def test_methods_that_learn_do_so_by_tenant() -> None:
     methods = Methods({"mine": "stand:context=3", "all": "stand:scope=global"}, None)
     parts = methods.router(Recursive()).parts
     inner = {name: part.drafter for name, part in parts.items()}
-    assert inner["stand"].scope == "tenant" and inner[own("stand")].scope == "group"
-    assert inner["mine"].scope == "tenant" and inner["mine"].context == 3
-    assert parts["all"] is parts[own("all")]
-    assert parts["none"] is parts[own("none")]
+    assert [inner[name].scope for name in ("stand", "mine", "all")] == ["tenant"] * 2 + ["global"]
+    assert inner["mine"].context == 3 and set(inner) == set(methods.specs)
     assert methods.choose(None) == methods.default
     assert methods.choose("prompt-lookup") == "prompt_lookup"
 

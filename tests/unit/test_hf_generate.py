@@ -131,6 +131,17 @@ def law(model: Any, ids: torch.Tensor, options: dict[str, Any]) -> np.ndarray:
     return out.scores[0][0].softmax(-1).double().numpy()
 
 
+def test_what_other_calls_taught_does_not_show(model: Any) -> None:
+    def drawn(seed: int) -> list[list[int]]:
+        set_seed(seed)
+        options = {"max_new_tokens": 40, "do_sample": True, "controller": "fixed"}
+        return model.generate(**PROMPTS, **options, custom_generate=generate).tolist()
+
+    first = drawn(1)
+    drawn(2)
+    assert drawn(1) == first
+
+
 def test_the_seed_is_torchs(model: Any) -> None:
     texts = []
     for seed in (1, 1, 2):

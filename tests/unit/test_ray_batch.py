@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import forerun
-from forerun import memories
+from forerun import memories, registry
 from forerun.cli.generate_ray import progress_line
 from forerun.cli.main import main
 from forerun.engine.run import Sample
@@ -116,6 +117,14 @@ def test_pieces_in_any_order_are_the_samples_of_one_run(tiny_folder: Path, draft
     made, whole = worker(tiny_folder, drafter=drafter), asked()
     found = [made.work(piece) for piece in (whole[3:], whole[:1], whole[1:3])]
     assert tokens([one for part in found for one in part]) == local(tiny_folder, drafter=drafter)
+
+
+@pytest.mark.parametrize("drafter", [registry.DRAFTER, "stand:scope=tenant", "suffix"])
+def test_pieces_of_an_actor_teach_each_other_nothing(tiny_folder: Path, drafter: str) -> None:
+    made, whole = worker(tiny_folder, drafter=drafter), asked(replace(SAMPLING, max_new_tokens=40))
+    first = made.work(whole[3:])
+    made.work(whole[:3])
+    assert tokens(made.work(whole[3:])) == tokens(first)
 
 
 def test_a_stopped_worker_returns_whole_prompts_only(tiny_folder: Path) -> None:

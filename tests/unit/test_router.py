@@ -11,7 +11,7 @@ from forerun.controllers.fixed import Fixed
 from forerun.dice import SeededDice
 from forerun.drafters.auto import Auto
 from forerun.drafters.draft_model import DraftModel
-from forerun.drafters.router import Record, Router
+from forerun.drafters.router import MOST, Record, Router
 from forerun.drafters.stand import Stand
 from forerun.engine.loop import Engine
 from forerun.errors import ConfigError
@@ -98,6 +98,27 @@ def test_steps_in_which_another_one_drafted_do_not_count() -> None:
 
     run(Asks(wrong))
     assert router.speeds(sequence((0, 1), 5, SeededDice(0), GREEDY)) == {FIRST: 1.0, SECOND: 1.0}
+
+
+def test_what_was_said_for_one_step_waits_while_another_is_judged() -> None:
+    """Two streams over one drafter: what each hears may come late."""
+    router = Router(parts=(Says(truth), Says(wrong)), scope="global")
+    seqs = [sequence((0, 1), 9, SeededDice(i), GREEDY) for i in range(2)]
+    asked = [router.propose([seq], [Plan(2)]) for seq in seqs]
+    for seq, trees in zip(reversed(seqs), reversed(asked), strict=True):
+        router.observe(Step([seq], [Plan(2)], trees, [], [], [[1, 2, 0]]))
+    (record,) = router._records.values()
+    assert sum(record.tokens) == pytest.approx(6, rel=0.01)
+    assert not router._asked
+
+
+def test_records_of_tenants_are_few() -> None:
+    router = Router(parts=(Says(truth), Says(wrong)), scope="tenant")
+    for i in range(MOST + 10):
+        seq = sequence((0, 1), 9, SeededDice(0), GREEDY)
+        seq.tenant = str(i)
+        router.propose([seq], [Plan(2)])
+    assert len(router._records) == MOST
 
 
 def test_to_read_is_to_leave_no_record() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tiny import make_tiny
+from traces_left import held
 
 import forerun
 from forerun import registry
@@ -78,9 +79,9 @@ def test_the_same_run_again_is_the_same_bit_for_bit(
 @pytest.mark.parametrize("name", SHARED)
 def test_a_seeded_call_leaves_no_trace(model: Model, name: str) -> None:
     drafter = model.drafter(SHARED[name].get("drafter", registry.DRAFTER))
-    before = drafter.memory_report()
+    before = drafter.memory_report(), held(drafter)
     samples(model, 4, **SHARED[name])
-    assert drafter.memory_report() == before
+    assert (drafter.memory_report(), held(drafter)) == before
 
 
 def test_what_one_asks_to_keep_learns_whatever_the_seed(folder: Path, tmp_path: Path) -> None:

@@ -111,6 +111,8 @@ class Aded(Drafter):
 
     def finish(self, seq: Sequence) -> None:
         self._users[seq.tenant] -= 1
+        if self._users[seq.tenant] < 1:
+            del self._users[seq.tenant]
 
     def forget(self, group: Hashable) -> None:
         for tenant in [name for name in self._layers if kept_key("tenant", name) == group]:

@@ -13,7 +13,7 @@ Law: the choice rests on earlier steps alone, so labels stay true. Needs: what i
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -32,6 +32,7 @@ from forerun.tree import EMPTY, Tree, signed
 
 KEEP = 0.998  # memory of steps
 WEIGHT = 40.0  # steps that a belief stands for
+MOST = 1024  # records; the least recently begun on go
 
 
 class Record:
@@ -109,9 +110,10 @@ class Router(Composite):
             raise ConfigError(f"a router needs run >= 1, optimism >= 0, got {run=}, {optimism=}")
         self.scope, self.run, self.optimism = scope, run, optimism
         self._cost = Cost((1, 2), (1.0, 1.0))
-        self._records: dict[tuple[Hashable, bool], Record] = {}
+        self._records: OrderedDict[tuple[Hashable, bool], Record] = OrderedDict()
         self._turns: WeakKeyDictionary[Sequence, Turn] = WeakKeyDictionary()
-        self._asked: dict[Sequence, Tree] = {}  # what was said since a step was judged
+        # what was said for a step that is not judged yet
+        self._asked: WeakKeyDictionary[Sequence, Tree] = WeakKeyDictionary()
 
     def beliefs(self, seq: Sequence) -> Many[float]:
         """How fast the parts are thought to be on such a sequence, one relative to another."""
@@ -168,7 +170,7 @@ class Router(Composite):
 
     def _judge(self, step: Step) -> None:
         """Adds what a step has made to the records of those who drafted in it."""
-        asked, self._asked = self._asked, {}
+        asked = {seq: self._asked.pop(seq) for seq in step.seqs if seq in self._asked}
         if not asked:
             return
         keys = [key_of(self.scope, seq) for seq in step.seqs]
@@ -183,6 +185,9 @@ class Router(Composite):
         key = self._key(seq)
         if key not in self._records:
             self._records[key] = Record(self.beliefs(seq))
+            if len(self._records) > MOST:
+                self._records.popitem(last=False)
+        self._records.move_to_end(key)
         return self._records[key]
 
     def _key(self, seq: Sequence) -> tuple[Hashable, bool]:

@@ -33,7 +33,7 @@ from forerun.ngrams.kernels import Temper
 from forerun.ngrams.lessons import Lessons
 from forerun.ngrams.memory import NEUTRAL, LogitMemory, context_lengths, warm_up
 from forerun.ngrams.prompts import prompt_rows
-from forerun.ngrams.sharing import SCOPES, WIDE, Memories, kept_key, keys_of
+from forerun.ngrams.sharing import FAR, SCOPES, WIDE, Memories, kept_key, keys_of
 from forerun.records import Plan, Sequence, Snapshot, Step
 from forerun.registry import File
 from forerun.roles import Drafter, Path, Source, Target, name_of
@@ -220,6 +220,7 @@ class Stand(Drafter):
         memory = self._memories.renew(self._kept_key(tenant))
         memory.chances = chances
         self._memories.make_room(memory.growth(len(rows.keys)))
+        memory.budget = min(memory.budget, int(FAR * self._memories.budget))
         memory.hold(rows, snapshot.counts["tokens"])
         memory.evicted += snapshot.counts["evicted"]
 

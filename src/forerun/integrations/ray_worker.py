@@ -76,7 +76,8 @@ class Worker:
             torch.set_num_threads(self.threads)
         how: dict[str, Any] = {"dtype": s.dtype, "device": s.device, "weights": s.weights}
         self.model = forerun.load(s.model, max_seqs=s.batch, **how)
-        self.drafter = self.main = self.model.drafter(s.drafter)
+        self.main = self.model.drafter(s.drafter)
+        self.drafter: str | Drafter = s.drafter  # by its name pieces teach each other nothing
         self.shapers = s.shapers(self.model)
         self.fresh: Drafter | None = None
         self.main.warm_up()
@@ -92,6 +93,7 @@ class Worker:
         tenant = self.setup.tenant
         self.main.keep(tenant)
         self.main.kept |= {tenant}
+        self.drafter = self.main
         if before is None:
             return
         self.main.restore(before, tenant)
@@ -102,9 +104,9 @@ class Worker:
             device=self.model.device,
         )
         self.fresh.keep(tenant)
-        self.drafter = Twice(self.main, self.fresh)
-        self.drafter.kept = self.main.kept
-        self.drafter.warm_up()
+        self.drafter = both = Twice(self.main, self.fresh)
+        both.kept = self.main.kept
+        both.warm_up()
 
     def snapshot(self) -> Snapshot | None:
         """What was learned here, without what the file held before; None if it is nothing."""

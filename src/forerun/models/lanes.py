@@ -29,6 +29,8 @@ def in_lanes(c: DecoderConfig) -> DecoderConfig:
     """The config with whole lanes; `c` itself if the kernels would not run that either."""
     if c.inv_freq is not None and c.head_dim % 2:  # no halves
         return c
+    if c.qk_norm and c.norm == "layer":  # zeros would move its mean
+        return c
     head_dim, mlp_size = (-(-size // LANES) * LANES for size in (c.head_dim, c.mlp_size))
     share = c.head_dim / head_dim if c.qk_norm else 1.0
     wide = replace(c, head_dim=head_dim, mlp_size=mlp_size, attn_scale=c.attn_scale * share)

@@ -87,7 +87,8 @@ class Memories:
             if held + growth <= self.budget:
                 break
             if not len(self._users.get(key, ())):
-                held -= self._held.pop(key).nbytes
+                self.drop(key)
+                held = self.nbytes
         for memory in self._held.values():
             memory.budget = self.budget - held + memory.nbytes
         for memory in self._held.values():
@@ -105,20 +106,23 @@ def check_scope(scope: str) -> None:
 
 
 def key_of(scope: str, seq: Sequence) -> Hashable:
-    """Whose memory a sequence uses: everybody's, its tenant's, its group's, or its own."""
+    """Whose memory a sequence uses: everybody's, its tenant's, its group's, or its own.
+
+    Its own holds it until it finishes.
+    """
     if scope in WIDE:
         return kept_key(scope, seq.tenant)
     return seq if scope == "request" or seq.group is None else seq.group
 
 
 def keys_of(scope: str, seq: Sequence) -> tuple[Hashable, ...]:
-    """Of the memories that a sequence teaches, in a wide scope that, and one of its own group."""
+    """Of the memories that a sequence teaches: the wide one's, then its group's; else one."""
     key = key_of(scope, seq)  # tenants share no group
     return (key, ("near", seq.tenant, key_of("group", seq))) if scope in WIDE else (key,)
 
 
 def _near_group(key: Hashable) -> Hashable:
-    """(group,), if this is the key of its memory before a wide one."""
+    """1-tuple of the group of a near key, else ()."""
     return key[2:] if isinstance(key, tuple) and key[:1] == ("near",) else ()
 
 

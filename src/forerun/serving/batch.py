@@ -15,11 +15,11 @@ from contextlib import suppress
 from forerun.engine.loop import Engine
 from forerun.engine.stats import Recorder
 from forerun.errors import CapacityError, ConfigError
+from forerun.ngrams.sharing import kept_key
 from forerun.records import Sequence
 from forerun.serving.admission import Group
 from forerun.serving.errors import ApiError, of_fault
 from forerun.serving.jobs import End, Event, Job
-from forerun.serving.methods import own
 from forerun.serving.metrics import Metrics
 from forerun.serving.routing import Plans, Router
 from forerun.serving.running import Choice, Progress, sequences
@@ -80,13 +80,12 @@ class Batch:
         progress = self._progress.get(job)
         if progress is None:
             progress = self._progress[job] = Progress.of(job)
-        method = own(job.method) if job.is_seeded else job.method
         choices = sequences(group, self.engine.target.context)
         is_own = job.is_seeded or progress.expected is not None
-        self.plans.assign([choice.seq for choice in choices], method, job.nodes, is_own)
+        self.plans.assign([choice.seq for choice in choices], job.method, job.nodes, is_own)
         for choice in choices:
             seq = choice.seq
-            self.router.assign(seq, method, progress.prediction())
+            self.router.assign(seq, job.method, progress.prediction())
             if job.traces:
                 choice.trace = self.traces.watch(seq, job.method)
             progress.choices[choice.number] = self._choices[seq] = choice
@@ -108,6 +107,8 @@ class Batch:
             except Exception as fault:
                 log.exception("what came of a request cannot be told")
                 self.fail(choice.job, of_fault(fault))
+        if self._dismissed:
+            self._clear()
 
     def drop(self, job: Job) -> None:
         """Ends the sequences of a request; their state is freed at the next step."""
@@ -134,6 +135,7 @@ class Batch:
 
     def _build(self) -> None:
         self.recorder, self.traces = Recorder(), Traces()
+        self._dismissed: list[Job] = []  # what they taught is to be forgotten at the end of a step
         self.engine, self.router, self.plans = self._make(self.recorder)
         self.engine.listeners.append(self.traces)
 
@@ -213,6 +215,15 @@ class Batch:
         """No sequence of this job will come any more."""
         job.is_over = True
         if self._progress.pop(job, None) is not None:
+            self._dismissed.append(job)
+        self._on_gone(job)
+
+    def _clear(self) -> None:
+        """The router forgets who was dismissed: none teaches any more once it has retired."""
+        self.engine.retire()
+        jobs, self._dismissed = self._dismissed, []
+        for job in jobs:
             for i in range(len(job.prompts)):
                 self.router.forget((job.number, i))
-        self._on_gone(job)
+                if job.is_seeded:
+                    self.router.forget(kept_key("tenant", job.taught(i)))

@@ -69,6 +69,10 @@ class Job:
     is_over: bool = False  # it has ended, or was dropped: no sequence of it may join any more
     mailbox: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
 
+    def taught(self, prompt: int) -> str:
+        """The tenant that a prompt teaches; one of its own if the text is to be the same again."""
+        return f"{self.tenant}\0{self.number}.{prompt}" if self.is_seeded else self.tenant
+
     @property
     def num_choices(self) -> int:
         return len(self.prompts) * self.sampling.n

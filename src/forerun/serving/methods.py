@@ -1,29 +1,25 @@
 """The methods that a server offers, built before it starts: no request compiles or loads anything.
 
-A method that learns comes twice. Its shared form remembers what a tenant's requests taught it and
-never shows that to another tenant. Its own form knows the samples of one prompt only: requests with
-a seed use it, because what others taught must not change the text that the seed stands for.
+A method that learns remembers what a tenant's requests taught it and never shows that to another
+tenant. Every prompt with a seed is a tenant of its own (`Job.taught`): what others taught must not
+change the text that the seed stands for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forerun import registry
-from forerun.drafters.draft_model import DraftModel
 from forerun.engine.loop import check_pair
 from forerun.errors import ConfigError
 from forerun.roles import Drafter, Verifier
 from forerun.serving.errors import unknown
 from forerun.serving.routing import Router
 
-if TYPE_CHECKING:
-    from forerun.engine.runner import ModelRunner
-
 OFFERED = ("auto", "stand", "prompt_lookup", "none")  # where the registry has them
 DEFAULT = "auto"  # of requests that name none: they may be of any kind
-SHARED, OWN = ("tenant", "group"), ("group",)  # scopes of memories, best first
+SCOPES = "tenant", "group"  # of memories, best first
 
 
 class Methods:
@@ -43,10 +39,8 @@ class Methods:
         """A router over fresh drafters. Raises ConfigError for one that the verifier refuses."""
         parts: dict[str, Drafter] = {}
         for name, spec in self.specs.items():
-            shared = parts[name] = self._make(spec, SHARED)
-            remembers = registry.leaves_open("drafter", spec, "scope")
-            parts[own(name)] = self._make(spec, OWN, _model(shared)) if remembers else shared
-            check_pair(shared, verifier)
+            parts[name] = self._make(spec)
+            check_pair(parts[name], verifier)
         return Router(parts)
 
     def choose(self, name: str | None) -> str:
@@ -62,31 +56,15 @@ class Methods:
             )
         return name
 
-    def _make(
-        self, spec: str, scopes: tuple[str, ...], model: ModelRunner | None = None
-    ) -> Drafter:
-        """The drafter with the first of the scopes that it has; one in the spec stays.
-
-        model: that which its text names, loaded.
-        """
-        loaded = {"model": model} if "model" in registry.parse(spec)[1] and model else {}
-        for scope in scopes if registry.leaves_open("drafter", spec, "scope") else ():
+    def _make(self, spec: str) -> Drafter:
+        """The drafter with the first of the scopes that it has; one in the spec stays."""
+        for scope in SCOPES if registry.leaves_open("drafter", spec, "scope") else ():
             try:
-                return registry.make("drafter", spec, scope=scope, **loaded, **self._build)
+                return registry.make("drafter", spec, scope=scope, **self._build)
             except ConfigError:
-                if scope == scopes[-1]:
+                if scope == SCOPES[-1]:
                     raise
         return registry.make("drafter", spec, **self._build)
-
-
-def _model(drafter: Drafter) -> ModelRunner | None:
-    """The draft model within a drafter, for both forms of a method: its weights are large."""
-    return next((part.runner for part in drafter.within() if isinstance(part, DraftModel)), None)
-
-
-def own(name: str) -> str:
-    """The form of a method that remembers nothing of other requests."""
-    return f"{name} of its own"
 
 
 def make_verifier(spec: str, allow_lossy: bool, **build: Any) -> Verifier:

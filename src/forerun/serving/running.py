@@ -87,7 +87,7 @@ def sequences(group: Group, context: int) -> list[Choice]:
             limit=limit,
             group=(job.number, i),
             index=k,
-            tenant=job.tenant,
+            tenant=job.taught(i),
         )
         found.append(Choice(job, i * n + k, seq))
     return found

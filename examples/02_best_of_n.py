@@ -22,6 +22,7 @@ for drafter in ("none", "stand"):
     (result,) = model.generate(
         problem.prompt,
         drafter=drafter,
+        controller="fixed",
         batch=1,
         n=n,
         temperature=0.6,

@@ -2,7 +2,7 @@
 
 >>> import forerun
 >>> model = forerun.load()  # the reasoner that ships with forerun; or a folder, or a hub id
->>> results = model.generate("...", n=16, temperature=0.6, drafter="stand")
+>>> results = model.generate("...", n=16, temperature=0.6)
 >>> result = forerun.generate("...", temperature=0.6)  # the same in one call, for one prompt
 >>> [row.name for row in forerun.methods() if row.state == "works"]
 """

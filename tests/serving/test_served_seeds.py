@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import forerun
 from forerun.sampling import Sampling
 from forerun.serving.admission import Group
 from forerun.serving.batch import Batch
@@ -20,8 +22,8 @@ METHODS = {name: name for name in ("aded", "cascade", "suffix", "token_recycling
 
 
 @pytest.fixture(scope="module")
-def batch(tiny_model: Any) -> Iterator[Batch]:
-    with thread(tiny_model, controller="fixed:nodes=8", methods=METHODS) as served:
+def batch(tiny_chat: Path) -> Iterator[Batch]:
+    with thread(forerun.load(tiny_chat, max_seqs=8), controller="fixed:nodes=8", methods=METHODS) as served:
         yield served.server.service.worker._batch  # its thread sleeps: nothing is sent
 
 

@@ -107,8 +107,9 @@ class Model:
 
         sampling: one for all prompts, or one for each.
         drafter, verifier, controller: a name with options ("stand:context=4"), or an object. A
-        drafter learns from run to run; where it is named, and by no call of `memory`, prompts with
-        a seed draft from nothing that other runs taught.
+        drafter learns from run to run. Prompts with a seed learn within their run only, if the
+        drafter is given by a name that was not given to `memory` (and says neither `scope=global`
+        nor `refit=true`): the same call then drafts the same again.
         batch: most sequences that run at once; unless told 16, or fewer where there is no room. A
         pass over several costs little more than over one, but drafts learn less from each other.
         tenant: whose prompts these are, for memories that are kept apart by tenant.

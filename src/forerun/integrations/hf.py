@@ -1,6 +1,6 @@
 """Drafts inside `generate` of transformers, for any causal LM that is already in memory.
 
-    model.generate(**inputs, custom_generate=forerun.integrations.hf.generate, drafter="stand")
+    model.generate(**inputs, custom_generate=forerun.integrations.hf.generate)
 
 The law is that of `generate` with the same settings: temperature, top-k, top-p and min-p are ours,
 whatever else stands in the list of processors is applied by transformers' own code, position by

@@ -15,10 +15,8 @@ from forerun.ngrams.kernels import Arrays, Table, Temper, recall, snapshot
 from forerun.records import Plan
 from forerun.tree import POINT, SWOR, Tree
 
-DEPTH, PLACE, SIZE, GRADE, RANK, ROW = range(
-    6
-)  # what is noted of a node: of its q, next child, row
-NOTES = 6
+NOTES = 6  # what is noted of a node: of its q, next child, row
+DEPTH, PLACE, SIZE, GRADE, RANK, ROW = range(NOTES)
 
 
 def grow(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from traces_left import held
 
 import forerun
 from forerun.sampling import Sampling
@@ -14,7 +15,6 @@ from forerun.serving.admission import Group
 from forerun.serving.batch import Batch
 from forerun.serving.jobs import Job
 from served import thread
-from traces_left import held
 
 METHODS = {name: name for name in ("aded", "cascade", "suffix", "token_recycling")} | {
     "parts": "auto:parts=stand:scope=tenant+suffix"
@@ -23,7 +23,9 @@ METHODS = {name: name for name in ("aded", "cascade", "suffix", "token_recycling
 
 @pytest.fixture(scope="module")
 def batch(tiny_chat: Path) -> Iterator[Batch]:
-    with thread(forerun.load(tiny_chat, max_seqs=8), controller="fixed:nodes=8", methods=METHODS) as served:
+    with thread(
+        forerun.load(tiny_chat, max_seqs=8), controller="fixed:nodes=8", methods=METHODS
+    ) as served:
         yield served.server.service.worker._batch  # its thread sleeps: nothing is sent
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -62,29 +61,6 @@ def test_a_restored_memory_drafts_the_same() -> None:
     assert drafts(copy) == drafts(drafter) and any(drafts(drafter))
     counts = copy.snapshot().counts
     assert counts == drafter.snapshot().counts and counts["tokens"] == 60
-
-
-def test_a_sequence_that_was_given_up_uses_no_memory() -> None:
-    """Neither is its memory held against the budget, nor may it stop a run that is to be saved."""
-    drafter, seq = Stand(), sequence([1, 2])
-    drafter.start(seq)
-    with pytest.raises(ConfigError, match="scope group ends with its group"):
-        drafter.keep()
-    del seq
-    gc.collect()
-    drafter.keep()
-
-
-@pytest.mark.parametrize("name", ["suffix", "sam"])
-def test_texts_of_a_sequence_that_was_given_up_may_be_replaced(name: str) -> None:
-    drafter, seq = registry.make("drafter", f"{name}:scope=tenant"), sequence([1, 2, 3])
-    drafter.propose([seq], [Plan(nodes=2)])
-    other = drafter.snapshot()
-    with pytest.raises(ConfigError, match="expected no running request"):
-        drafter.restore(other)
-    del seq
-    gc.collect()
-    drafter.restore(other)
 
 
 def test_restoring_forgets_what_was_there() -> None:

@@ -90,8 +90,8 @@ class Router(Composite):
     """Lets `parts` compete; of equal ones the first drafts.
 
     scope: which sequences share what is known of the parts: "request" (none), "group" (samples of
-    one prompt), "tenant" or "global" (all, so that a seed no longer gives the same drafts again).
-    run: steps with one part. optimism: how much faster a part that was hardly used may be than it seems.
+    one prompt), "tenant" or "global" (all: a seed then does not give the same drafts again). run:
+    steps with one part. optimism: how much faster a part that was hardly used may be than it seems.
     Raises ConfigError for a run of no steps and for optimism below 0.
     """
 

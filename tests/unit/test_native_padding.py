@@ -141,6 +141,10 @@ def test_only_what_the_kernels_then_run_is_padded() -> None:
         (replace(config("llama"), num_heads=130), "64 query"),
         (config("qwen3_moe", head_dim=12), "experts"),
         (replace(config("llama"), head_dim=13), "head size of 13"),  # has no halves
+        (
+            replace(config("qwen3", head_dim=12), norm="layer"),
+            "head size of 12",
+        ),  # zeros move a mean
     ):
         assert in_lanes(c) == c and lack in missing(c)
 

@@ -66,10 +66,9 @@ def generate(
     ends = generation_config.eos_token_id
     ends = [] if ends is None else torch.as_tensor(ends).flatten().tolist()
     steps = Recorded(logits_processor, generation_config)
-    made = _drafter(model, drafter)
     engine = Engine(
         target,
-        Guarded(made),
+        Guarded(_drafter(model, drafter)),
         registry.make("verifier", verifier) if isinstance(verifier, str) else verifier,
         registry.make("controller", controller),
         stops=Criteria(ends, stopping_criteria, input_ids),
@@ -77,7 +76,6 @@ def generate(
         listeners=[steps, *([Streamed(stream_to, input_ids)] if stream_to else [])],
         max_seqs=len(input_ids),
     )
-    rows = prompts(input_ids, model_kwargs.get("attention_mask"))
     seed = int(torch.randint(2**31, ()).item())
     tenant = f"\0{run}" if isinstance(drafter, str) else ""  # torch's seed promises the same again
     room = generation_config.max_length - input_ids.shape[1]
@@ -92,7 +90,7 @@ def generate(
             index=i,
             tenant=tenant,
         )
-        for i, row in enumerate(rows)
+        for i, row in enumerate(prompts(input_ids, model_kwargs.get("attention_mask")))
     ]
     try:
         for seq in seqs:

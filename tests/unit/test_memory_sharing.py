@@ -1,0 +1,23 @@
+"""Memories under one budget: what must go, goes with all that leans on it."""
+
+from __future__ import annotations
+
+from fakes import sequence
+from forerun.dice import SeededDice
+from forerun.ngrams.sharing import Memories, keys_of
+
+
+def test_an_idle_wide_memory_goes_with_those_before_it() -> None:
+    memories = Memories(context=2, entries=4, budget=1 << 22)
+    seqs = [sequence((0, 1), 9, SeededDice(0)) for _ in range(2)]
+    for seq, tenant in zip(seqs, ("a", "b"), strict=True):
+        seq.tenant, seq.group = tenant, tenant
+        wide, near = (memories[key] for key in keys_of("tenant", seq))
+        near.lean_on(wide)
+    first, second = (keys_of("tenant", seq) for seq in seqs)
+    for key in second:
+        memories.join(key, seqs[1])
+    memories.join(first[1], seqs[0])  # its own alone: the wide one may go
+    memories.make_room(memories.budget - memories.nbytes + 1)
+    assert set(memories._held) == set(second)
+    assert memories[second[1]].behind is memories[second[0]]

@@ -33,7 +33,6 @@ from forerun.serving.service import Service, settle
 from forerun.serving.settings import Settings
 from forerun.tree import Tree, chain
 from forerun.verifiers.recursive import Recursive
-from forerun.verifiers.speculative import Speculative
 from served import environment
 
 
@@ -269,16 +268,6 @@ def test_methods_that_learn_do_so_by_tenant() -> None:
     assert inner["mine"].context == 3 and set(inner) == set(methods.specs)
     assert methods.choose(None) == methods.default
     assert methods.choose("prompt-lookup") == "prompt_lookup"
-
-
-def test_both_forms_of_a_method_use_one_draft_model() -> None:
-    methods = Methods({"drafted": "auto:model=draft", "alone": "draft_model:model=draft"}, None)
-    parts = methods.router(Speculative()).parts
-    shared, alone = (parts[name].drafter for name in ("drafted", own("drafted")))
-    assert (shared.scope, alone.scope) == ("tenant", "group")
-    assert shared.parts[-1].runner is alone.parts[-1].runner
-    assert shared.parts[0] is not alone.parts[0], "what they learn stays apart"
-    assert parts["alone"] is parts[own("alone")]
 
 
 def test_a_method_may_have_its_own_name_and_no_other_method_s() -> None:

@@ -8,7 +8,7 @@ is believed at first; `forerun.drafters.router` finds out what is true.
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forerun import registry
 from forerun.drafters.router import Router
@@ -16,9 +16,6 @@ from forerun.errors import ConfigError
 from forerun.records import Sequence
 from forerun.registry import DrafterName, ModelName
 from forerun.roles import Drafter
-
-if TYPE_CHECKING:
-    from forerun.engine.runner import ModelRunner
 
 PARTS = "stand", "suffix"
 # how fast STAND, a suffix tree and a draft model are, where tokens are drawn and where they are not
@@ -37,7 +34,7 @@ class Auto(Router):
         self,
         *,
         parts: tuple[DrafterName | Drafter, ...] = PARTS,
-        model: ModelName | ModelRunner | None = None,
+        model: ModelName | None = None,
         scope: str = "tenant",
         run: int = 8,
         optimism: float = 0.12,
@@ -46,12 +43,12 @@ class Auto(Router):
         self.knows_parts = parts == PARTS
         if self.knows_parts:
             parts = tuple(f"{part}:scope={scope}" for part in PARTS)
-        elif model is not None:
+        elif model:
             raise ConfigError(
                 "auto takes a model beside its own parts alone; name it among the parts, as "
                 "parts=stand+draft_model:model=draft"
             )
-        if model is not None:
+        if model:
             parts = (
                 *parts,
                 registry.make("drafter", "draft_model", model=model, tokenizer=tokenizer),

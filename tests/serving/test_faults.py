@@ -17,7 +17,7 @@ import pytest
 from forerun.records import Plan
 from forerun.roles import Drafter
 from forerun.serving.tenants import Keys
-from served import GO, TEXT, Served, asked, command, scripted, thread
+from served import GO, TEXT, Served, asked, scripted, thread
 
 SHORT = GO | {"max_tokens": 12}
 Post = Callable[[dict[str, Any]], Any]
@@ -332,13 +332,6 @@ def test_a_client_that_never_reads_is_cut_off_in_time(tiny_chat: Path) -> None:
             assert served.post("/v1/completions", json=SHORT).is_success
             served.wait_until(lambda: served.metric("vllm:num_requests_running") == 0, 30)
         check_clean(served)
-
-
-@pytest.fixture
-def drafting(tiny_chat: Path) -> Iterator[Served]:
-    """A server whose controller drafts on every machine, however short a pass is."""
-    with command(tiny_chat, "--max-seqs", 8, "--name", "tiny", "--controller", "fixed") as served:
-        yield served
 
 
 def test_dashboards_find_vllm_s_metrics_and_they_agree(drafting: Served) -> None:

@@ -1,9 +1,10 @@
 """How likely a drafted node is to be accepted, learned from what became of earlier ones.
 
 The chance of a child, given that its parent was accepted and its earlier siblings were not, hangs
-on two things known before it is drawn: its rank, and how sure its parent's q is. Products along a
-path rank all places of a tree, so nodes go where they pay: EAGLE-2 (Li et al., 2024) grows trees
-by such products of a draft model's own probabilities; here the factors are measured.
+on three things known before it is drawn: its rank, how sure its parent's q is, and from whom and
+how long the context is that q was learned after. Products along a path rank all places of a tree,
+so nodes go where they pay: EAGLE-2 (Li et al., 2024) grows trees by such products of a draft
+model's own probabilities; here the factors are measured.
 """
 
 from __future__ import annotations
@@ -16,28 +17,77 @@ from numba import njit
 
 from forerun.records import Sequence
 
-SURE = np.array([0.4, 0.6, 0.8, 0.9, 0.97])  # bounds of the grades: the largest probability of q
-RANKS = 6  # later children share the last rank
+SURE = np.array([0.4, 0.6, 0.8, 0.9, 0.97])  # bounds of the largest probability of q
+# Levels, how q is known: from the text's own memory or, 2 more, from that of others behind it;
+# after a context of the greatest length that is asked for or, 1 more, after a shorter one.
+LEVELS = 4
+GRADES = LEVELS * (len(SURE) + 1)  # level by level, the least sure first
+RANKS = 5  # later children share the last rank; all cells are numbered in an int8
 OLD = 4000.0  # trials after which the past counts half
 # Acceptance of child 0, 1, ... by grade, believed at first, and what that belief weighs in trials.
 FIRST_DRAWN = np.array(
     [
-        [0.24, 0.20, 0.19, 0.17, 0.12, 0.10],
-        [0.38, 0.33, 0.22, 0.14, 0.11, 0.10],
-        [0.57, 0.45, 0.22, 0.15, 0.12, 0.10],
-        [0.76, 0.40, 0.20, 0.13, 0.10, 0.08],
-        [0.78, 0.37, 0.18, 0.12, 0.10, 0.08],
-        [0.86, 0.28, 0.17, 0.06, 0.05, 0.04],
+        # its own, longest
+        [0.37, 0.27, 0.23, 0.15, 0.11],
+        [0.48, 0.43, 0.31, 0.16, 0.12],
+        [0.64, 0.48, 0.20, 0.13, 0.12],
+        [0.79, 0.45, 0.30, 0.13, 0.10],
+        [0.81, 0.35, 0.27, 0.14, 0.12],
+        [0.89, 0.17, 0.14, 0.12, 0.17],
+        # its own, shorter
+        [0.20, 0.17, 0.17, 0.18, 0.14],
+        [0.27, 0.24, 0.18, 0.10, 0.06],
+        [0.37, 0.29, 0.19, 0.06, 0.02],
+        [0.50, 0.28, 0.09, 0.05, 0.07],
+        [0.51, 0.25, 0.18, 0.10, 0.03],
+        [0.68, 0.14, 0.08, 0.10, 0.05],
+        # others', longest
+        [0.40, 0.12, 0.11, 0.10, 0.08],
+        [0.29, 0.14, 0.10, 0.09, 0.06],
+        [0.45, 0.13, 0.09, 0.09, 0.07],
+        [0.54, 0.15, 0.09, 0.05, 0.09],
+        [0.60, 0.10, 0.08, 0.08, 0.07],
+        [0.60, 0.10, 0.04, 0.05, 0.04],
+        # others', shorter
+        [0.11, 0.10, 0.11, 0.11, 0.11],
+        [0.14, 0.12, 0.10, 0.09, 0.09],
+        [0.28, 0.13, 0.07, 0.12, 0.10],
+        [0.46, 0.10, 0.10, 0.15, 0.07],
+        [0.46, 0.15, 0.09, 0.07, 0.05],
+        [0.42, 0.09, 0.08, 0.07, 0.05],
     ]
-)  # measured: STAND, embedded reasoner, training problems, temperatures 0.6 and 1
+)  # measured: STAND of scopes group and tenant, a memory's first eight prompts, embedded reasoner,
+# training problems, temperatures 0.6 and 1; the mean over its level counts for 20 trials
 FIRST_BEST = np.array(
     [
-        [0.16, 0.15, 0.16, 0.15, 0.13, 0.10],
-        [0.31, 0.25, 0.17, 0.08, 0.06, 0.04],
-        [0.50, 0.33, 0.20, 0.08, 0.08, 0.08],
-        [0.63, 0.24, 0.10, 0.08, 0.07, 0.06],
-        [0.63, 0.20, 0.11, 0.10, 0.07, 0.06],
-        [0.75, 0.11, 0.10, 0.03, 0.03, 0.02],
+        # its own, longest
+        [0.27, 0.32, 0.21, 0.25, 0.16],
+        [0.37, 0.48, 0.25, 0.17, 0.09],
+        [0.48, 0.57, 0.29, 0.23, 0.11],
+        [0.70, 0.50, 0.29, 0.21, 0.11],
+        [0.77, 0.58, 0.24, 0.21, 0.11],
+        [0.88, 0.21, 0.20, 0.20, 0.11],
+        # its own, shorter
+        [0.15, 0.17, 0.19, 0.19, 0.18],
+        [0.25, 0.23, 0.20, 0.18, 0.12],
+        [0.34, 0.26, 0.19, 0.11, 0.02],
+        [0.45, 0.30, 0.15, 0.04, 0.04],
+        [0.43, 0.24, 0.13, 0.06, 0.09],
+        [0.65, 0.12, 0.07, 0.05, 0.08],
+        # others', longest
+        [0.20, 0.16, 0.24, 0.11, 0.10],
+        [0.16, 0.16, 0.14, 0.08, 0.07],
+        [0.28, 0.24, 0.07, 0.09, 0.14],
+        [0.47, 0.28, 0.16, 0.07, 0.10],
+        [0.34, 0.14, 0.05, 0.04, 0.13],
+        [0.54, 0.08, 0.07, 0.05, 0.09],
+        # others', shorter
+        [0.10, 0.08, 0.13, 0.16, 0.07],
+        [0.15, 0.08, 0.16, 0.08, 0.07],
+        [0.15, 0.12, 0.10, 0.05, 0.20],
+        [0.44, 0.18, 0.10, 0.15, 0.09],
+        [0.45, 0.15, 0.09, 0.07, 0.09],
+        [0.36, 0.13, 0.10, 0.04, 0.06],
     ]
 )  # the same for the best tokens, at temperatures 0 and 0.6
 WEIGHT = 8.0
@@ -48,7 +98,7 @@ _NOTHING = np.zeros(2)
 
 
 class Chances:
-    """Counts of trials and acceptances by grade and rank; float64 [grades, RANKS] each.
+    """Counts of trials and acceptances by grade and rank; float64 [GRADES, RANKS] each.
 
     A node's cell is grade x RANKS + rank: its place in these arrays, flattened.
     """
@@ -60,7 +110,7 @@ class Chances:
 
     @property
     def rates(self) -> np.ndarray:
-        """Shares accepted, float64 [grades, RANKS]."""
+        """Shares accepted, float64 [GRADES, RANKS]."""
         return self.hits / self.tries
 
     def learn(self, parents: np.ndarray, cells: np.ndarray, accepted: list[int]) -> None:
@@ -86,7 +136,7 @@ class Chances:
 
 
 def are_counts(tries: np.ndarray, hits: np.ndarray) -> bool:
-    """Whether arrays can be those of two `Chances`: float32 [2, grades, RANKS]."""
+    """Whether arrays can be those of two `Chances`: float32 [2, GRADES, RANKS]."""
     shape = (2, *FIRST_DRAWN.shape)
     has_form = all(a.dtype == np.float32 and a.shape == shape for a in (tries, hits))
     return has_form and bool(
@@ -140,12 +190,12 @@ def _like(seq: Sequence) -> float:
 
 
 @njit(cache=True, nogil=True)
-def grade(top: float) -> int:
-    """The grade of a q whose largest probability is `top`."""
+def grade(top: float, level: int) -> int:
+    """The grade of a q of this level whose largest probability is `top`."""
     found = 0
     while found < len(SURE) and top >= SURE[found]:
         found += 1
-    return found
+    return level * (len(SURE) + 1) + found
 
 
 @njit(cache=True, nogil=True)
@@ -154,7 +204,7 @@ def count(
 ) -> None:
     """One trial for every child of the nodes path [m], down to the accepted one of each.
 
-    tries, hits float64 [grades, RANKS]. Children of cell -1 are not counted.
+    tries, hits float64 [GRADES, RANKS]. Children of cell -1 are not counted.
     """
     for i in range(len(path)):
         accepted = path[i + 1] if i + 1 < len(path) else -1

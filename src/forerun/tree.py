@@ -28,6 +28,7 @@ class Proposal:
 
     ids: np.ndarray  # int32
     probs: np.ndarray  # float64, sums to 1
+    level: int = 0  # how it is known: forerun.chances
 
     @classmethod
     def of(cls, dense: np.ndarray) -> Proposal:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fakes import TableSource, sequence, table_law
-from forerun.chances import RANKS, SURE, Chances, grade
+from forerun.chances import GRADES, LEVELS, RANKS, SURE, Chances, grade
 from forerun.dice import SeededDice
 from forerun.drafters.base import grow
 from forerun.growers.dynamic import Dynamic
@@ -96,7 +96,44 @@ def test_it_goes_deep_where_first_children_are_accepted_and_wide_where_not() -> 
 
 
 def test_grades_rise_with_how_sure_q_is() -> None:
-    assert [grade(p) for p in (0.1, *SURE, 1.0)] == [0, 1, 2, 3, 4, 5, 5]
+    assert [grade(p, 0) for p in (0.1, *SURE, 1.0)] == [0, 1, 2, 3, 4, 5, 5]
+
+
+def test_every_level_has_grades_of_its_own() -> None:
+    found = [grade(p, level) for level in range(LEVELS) for p in (0.1, *SURE)]
+    assert found == list(range(GRADES))
+    assert Chances().tries.shape == (GRADES, RANKS)
+    assert np.iinfo(np.int8).max >= GRADES * RANKS - 1  # all are numbered as `Tree.cells` are
+
+
+def levels_of(memory: LogitMemory, *texts: list[int]) -> list[int]:
+    """The level of what a memory knows after each text, as its trees tell it."""
+    trees = [memory.grow(tokens, Plan(1, 1))[0] for tokens in texts]
+    levels = [int(tree.cells[0]) // RANKS // (GRADES // LEVELS) for tree in trees]
+    assert levels == [memory.lookup(tokens).level for tokens in texts]
+    return levels
+
+
+def test_levels_tell_whose_context_answers_and_whether_it_is_the_longest() -> None:
+    own, others = (LogitMemory(context=(3, 1), entries=2) for _ in range(2))
+    own.lean_on(others)
+    own.update([1, 2, 3], [9], [1.0])  # others learn it too, and are not asked
+    others.update([4, 5, 6], [9], [1.0])
+    assert levels_of(own, [1, 2, 3], [7, 7, 3], [4, 5, 6], [7, 7, 6]) == [0, 1, 2, 3]
+    assert levels_of(others, [1, 2, 3], [7, 7, 3]) == [0, 1]  # alone, all is its own
+
+
+def test_what_others_taught_is_left_out_where_it_is_accepted_less() -> None:
+    """The same q in the own memory and in the one behind it; the chances of the latter are low."""
+    own, others = (LogitMemory(context=1, entries=2) for _ in range(2))
+    own.lean_on(others)
+    for token in (0, 1, 2):
+        (own if token < 2 else others).update([token], [token, 2 - token], [0.6, 0.4])
+    chances = own.chances[False]
+    chances.hits[:] = 0.8 * chances.tries
+    chances.hits[2 * GRADES // LEVELS :] *= 0.1
+    plan = Plan(8, 1, least=0.2)
+    assert [len(own.grow([token], plan)[0]) for token in (0, 1, 2)] == [1, 1, 0]
 
 
 def test_chances_count_trials_down_to_the_accepted_child() -> None:

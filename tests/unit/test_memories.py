@@ -43,6 +43,7 @@ def taught(seed: int = 0, tenant: str = "", **options: object) -> Stand:
     for _ in range(60):
         context = generator.integers(0, 9, generator.integers(1, 4)).tolist()
         memory.update(context, generator.permutation(9)[:5], generator.dirichlet(np.ones(5)))
+    drafter.forget(0)  # what is saved serves other groups
     return drafter
 
 
@@ -282,8 +283,8 @@ def test_merge_and_cap(tmp_path: Path) -> None:
     assert merged.snapshot.counts["tokens"] == 120
     assert [name for name, _ in merged.origin.models] == ["tiny", "other"]
     assert memories.read(out).snapshot.counts == merged.snapshot.counts
-    capped = memories.merge([out], out, max_bytes=1000)
-    assert memories.read(out).snapshot.nbytes == capped.snapshot.nbytes <= 1000
+    capped = memories.merge([out], out, max_bytes=2500)
+    assert memories.read(out).snapshot.nbytes == capped.snapshot.nbytes <= 2500
     Kept(one, taught(1, entries=5), ORIGIN).save()
     with pytest.raises(ConfigError, match="entries=5"):
         memories.merge([one, two], out)

@@ -84,7 +84,7 @@ def test_worked_example_of_the_paper() -> None:
     memory = LogitMemory()
     memory.update([10, 11], [BOB, MARY, TOM], [0.7, 0.2, 0.05])
     memory.update([10, 11], [BOB, MARY, SUE], [0.3, 0.6, 0.05])
-    place = kernels.recall(
+    place, _ = kernels.recall(
         memory.table.keys,
         NOTHING.keys,
         memory.lengths,
@@ -221,7 +221,7 @@ def test_once_per_key_takes_the_first_node() -> None:
     for is_once, count in ((True, 1), (False, 2)):
         memory = LogitMemory(context=(2, 1), entries=1)
         memory.learn(memory.context([1]), branching(), nodes, ids, probs, is_once=is_once)
-        place = kernels.recall(
+        place, _ = kernels.recall(
             memory.table.keys,
             NOTHING.keys,
             np.array([1]),

@@ -15,6 +15,7 @@ from forerun.ngrams import kernels, memory_rows
 from forerun.ngrams.memory import LogitMemory
 from forerun.ngrams.memory_rows import (
     CHANCES,
+    COMMON,
     blend,
     check,
     from_snapshot,
@@ -233,6 +234,21 @@ def test_chances_are_kept_and_a_file_without_them_begins_with_what_is_believed()
         np.testing.assert_array_equal(found[drawn].rates, Chances(drawn=drawn).rates)
     _, mixed = from_snapshot(merged([held, old]))  # the old one counts as no trial
     np.testing.assert_allclose(mixed[True].rates, chances[True].rates, rtol=1e-5)
+
+
+def test_counts_of_all_levels_together_are_no_belief_about_any() -> None:
+    """Files of before levels were told apart keep their contexts and begin with the beliefs."""
+    held = snapshot_with({drawn: counted(3, drawn=drawn) for drawn in (True, False)})
+    common = {
+        name: np.full(COMMON, count, np.float32)
+        for name, count in zip(CHANCES, (9, 1), strict=True)
+    }
+    rows, found = from_snapshot(replace(held, arrays=held.arrays | common))
+    assert len(rows.keys) == 1
+    for drawn in (True, False):
+        np.testing.assert_array_equal(found[drawn].rates, Chances(drawn=drawn).rates)
+    with pytest.raises(DataError, match="use another memory file"):  # one of each kind
+        from_snapshot(replace(held, arrays=held.arrays | {"hits": common["hits"]}))
 
 
 @pytest.mark.parametrize(

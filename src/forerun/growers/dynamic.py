@@ -43,7 +43,7 @@ class Dynamic(Grower):
                 (q,) = yield [tuple(tree.path(node))]
                 if q is not None:
                     known[node] = q
-                    grades[node] = grade(q.probs.max())
+                    grades[node] = grade(q.probs.max(), q.level)
                     value[node] = left[node] * rates[grades[node], 0]
             at = max(value, key=lambda n: value[n], default=None)
             if at is None or len(tree) >= plan.nodes or value[at] <= max(0.0, plan.least):

@@ -128,10 +128,11 @@ def fill_places(
 def law_after(memory: Recalled, node: int, out: Buffers, filled: int) -> int:
     """Writes q below a node, from entry `filled` on; returns its size, 0 if nothing is known."""
     fill_context(memory.root, out.tokens, out.parents, node, memory.context)
-    return look_up(
+    size, _ = look_up(
         memory.near, memory.far, memory.lengths, memory.clock, memory.context, memory.temper,
         memory.hashes, out.q_ids, out.q_probs, filled,
     )  # fmt: skip
+    return size
 
 
 @njit(cache=True, nogil=True, inline="always")  # so that `law` is known where it is compiled

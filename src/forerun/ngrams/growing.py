@@ -82,33 +82,25 @@ def grow_places(
     while nodes < most:
         note = notes[new]
         if note[DEPTH] < deepest:
-            place = recall(near.keys, far.keys, lengths, contexts[new], hashes)
-            if place:
-                note[PLACE] = place
-                if place > 0:
-                    note[SIZE] = snapshot(near, place - 1, clock, how, ids, probs, 0)
-                else:
-                    note[SIZE] = snapshot(far, -1 - place, clock, how, ids, probs, 0)
-                note[GRADE] = grade(probs[0])
-                value[new] = left[new] * (hits[note[GRADE], 0] / tries[note[GRADE], 0])
+            note[PLACE], level = recall(near.keys, far.keys, lengths, contexts[new], hashes)
+            if note[PLACE]:
+                table, slot = near if note[PLACE] > 0 else far, abs(note[PLACE]) - 1
+                note[SIZE] = snapshot(table, slot, clock, how, ids, probs, 0)
+                note[GRADE] = grade(probs[0], level)
+                value[new] = left[new] * chance(hits, tries, note[GRADE], 0)
         at = largest(value, nodes + 1)
         if value[at] <= least:
             break
         note = notes[at]
-        place, size, rank = note[PLACE], note[SIZE], note[RANK]
+        size, rank = note[SIZE], note[RANK]
+        table, slot = near if note[PLACE] > 0 else far, abs(note[PLACE]) - 1
         if rank == 0 and is_drawn:
-            if place > 0:
-                snapshot(near, place - 1, clock, how, out.q_ids, out.q_probs, filled)
-            else:
-                snapshot(far, -1 - place, clock, how, out.q_ids, out.q_probs, filled)
+            snapshot(table, slot, clock, how, out.q_ids, out.q_probs, filled)
             race(uniforms, used, out.q_probs[filled : filled + size], order[at, :size])
             note[ROW], used, rows, filled = rows, used + size, rows + 1, filled + size
             out.starts[rows] = filled
-        entry = order[at, rank] if is_drawn else rank
-        token = near.ids[place - 1, entry] if place > 0 else far.ids[-1 - place, entry]
-        out.tokens[nodes], out.parents[nodes] = token, at - 1
-        out.laws[nodes] = SWOR if is_drawn else POINT
-        out.rows[nodes] = note[ROW] if is_drawn else -1
+        token = table.ids[slot, order[at, rank] if is_drawn else rank]
+        put(out, nodes, token, at - 1, is_drawn, note[ROW])
         cells[nodes] = note[GRADE] * RANKS + min(rank, RANKS - 1)
         new = nodes = nodes + 1
         left[new], notes[new, DEPTH] = value[at], note[DEPTH] + 1
@@ -116,9 +108,23 @@ def grow_places(
         contexts[new, 0] = token
         note[RANK] = rank = rank + 1
         left[at] -= value[at]
-        cell = note[GRADE], min(rank, RANKS - 1)
-        value[at] = left[at] * (hits[cell] / tries[cell]) if rank < size else 0.0
+        value[at] = left[at] * chance(hits, tries, note[GRADE], rank) if rank < size else 0.0
     return nodes, rows, used
+
+
+@njit(cache=True, nogil=True, inline="always")
+def chance(hits: np.ndarray, tries: np.ndarray, row: int, rank: int) -> float:
+    """That a child of this rank is accepted, below a q of grade `row`."""
+    cell = row, min(rank, RANKS - 1)
+    return hits[cell] / tries[cell]
+
+
+@njit(cache=True, nogil=True, inline="always")
+def put(out: Buffers, node: int, token: int, parent: int, is_drawn: bool, row: int) -> None:
+    """Writes a node; row: of the proposal that it was drawn from."""
+    out.tokens[node], out.parents[node] = token, parent
+    out.laws[node] = SWOR if is_drawn else POINT
+    out.rows[node] = row if is_drawn else -1
 
 
 @njit(cache=True, nogil=True, inline="always")

@@ -109,11 +109,11 @@ def find(keys: np.ndarray, key: np.uint64) -> int:
 @njit(cache=True, nogil=True, inline="always")  # passing a table on costs more than looking it up
 def recall(
     near: np.ndarray, far: np.ndarray, lengths: np.ndarray, context: np.ndarray, hashes: np.ndarray
-) -> int:
-    """The place of the longest known context among `lengths` (falling); 0 if none is known.
+) -> tuple[int, int]:
+    """The longest known context among `lengths` (falling): its place, and its level (`chances`).
 
     near, far: keys of two tables, the second asked at each length where the first knows nothing. A
-    place is slot + 1 of the first or -1 - slot of the second.
+    place is slot + 1 of the first or -1 - slot of the second; 0 if no length is known.
     """
     known = hash_context(context, hashes)
     for n in lengths:
@@ -121,11 +121,11 @@ def recall(
             key = hashes[n - 1]
             slot = find(near, key)
             if near[slot] == key:
-                return slot + 1
+                return slot + 1, int(n < lengths[0])
             slot = find(far, key)
             if far[slot] == key:
-                return -1 - slot
-    return 0
+                return -1 - slot, 2 + int(n < lengths[0])
+    return 0, 0
 
 
 @njit(cache=True, nogil=True)
@@ -169,15 +169,16 @@ def look_up(
     ids: np.ndarray,
     probs: np.ndarray,
     at: int,
-) -> int:
-    """q after one context, from entry `at` on; returns its size, 0 if no length is known.
+) -> tuple[int, int]:
+    """q after one context, from entry `at` on; returns its size, 0 if none is known, and level.
 
     hashes: uint64 [longest], room to work in.
     """
-    place = recall(near.keys, far.keys, lengths, context, hashes)
-    if place > 0:
-        return snapshot(near, place - 1, clock, temper, ids, probs, at)
-    return snapshot(far, -1 - place, clock, temper, ids, probs, at) if place else 0
+    place, level = recall(near.keys, far.keys, lengths, context, hashes)
+    if place == 0:
+        return 0, 0
+    table = near if place > 0 else far
+    return snapshot(table, abs(place) - 1, clock, temper, ids, probs, at), level
 
 
 @njit(cache=True, nogil=True)

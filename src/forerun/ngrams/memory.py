@@ -96,10 +96,10 @@ class LogitMemory:
         """q after `tokens`: the longest known context wins; None if no length is known."""
         ids, probs = np.empty(self.entries, np.int32), np.empty(self.entries)
         context, hashes = self.context(tokens), np.empty(self.longest, np.uint64)
-        size = kernels.look_up(
+        size, level = kernels.look_up(
             *self.tables, self.lengths, self.clock, context, temper, hashes, ids, probs, 0
         )
-        return Proposal(ids[:size], probs[:size]) if size else None
+        return Proposal(ids[:size], probs[:size], level) if size else None
 
     def draft(
         self,

@@ -26,6 +26,7 @@ COLUMNS = {
     "probs": np.float32,
 }
 CHANCES = ("tries", "hits")  # float32 [2, grades, ranks] each: of best tokens, and of drawn ones
+COMMON = (2, 6, 6)  # the same in older files, where all levels were counted together
 
 
 def row_bytes(entries: int) -> int:
@@ -101,7 +102,7 @@ def to_snapshot(
 
 
 def from_snapshot(snapshot: Snapshot) -> tuple[Table, dict[bool, Chances]]:
-    """Rows and chances of a snapshot; without counts, as in old files, those believed at first.
+    """Rows and chances of a snapshot; without counts by level, as in old files, the first beliefs.
 
     Raises DataError if they are none.
     """
@@ -114,7 +115,7 @@ def from_snapshot(snapshot: Snapshot) -> tuple[Table, dict[bool, Chances]]:
         )
     rows = check(Table(**columns), snapshot.settings["entries"])
     chances = {drawn: Chances(drawn=drawn) for drawn in (False, True)}
-    if counts:
+    if any(array.shape != COMMON for array in counts):
         if not are_counts(*counts):
             raise DataError(
                 "expected trials and acceptances of draft nodes, got arrays that are none; use "

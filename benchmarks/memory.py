@@ -24,8 +24,9 @@ from numba import njit
 from forerun.dice import SeededDice
 from forerun.drafters.stand import Stand
 from forerun.ngrams import kernels
-from forerun.ngrams.kernels import Table, select_top
+from forerun.ngrams.kernels import Table
 from forerun.ngrams.memory import NEUTRAL, LogitMemory, warm_up
+from forerun.ngrams.selecting import select_top
 from forerun.records import Plan, Sequence, Step, Verdict
 from forerun.sampling import Sampling
 from forerun.tree import Tree, chain

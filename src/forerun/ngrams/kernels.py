@@ -28,7 +28,7 @@ Arrays = tuple[Any, ...]
 
 
 class Table(NamedTuple):
-    """C slots of K entries each."""
+    """C slots of K entries each. All of a slot but its key lies together: see `new_table`."""
 
     keys: np.ndarray  # uint64 [C], 0 is empty
     counts: np.ndarray  # int32 [C], observations averaged so far
@@ -61,17 +61,22 @@ class Temper(NamedTuple):
 
 
 def new_table(slots: int, entries: int) -> Table:
-    """An empty table."""
+    """An empty table of two slots or more, fewer have another type for kernels.
+
+    Keys apart, since most searches end at keys; the rest in one row, since what a large table costs
+    is the number of pages that a look-up touches: one here, three where columns lie apart.
+    """
+    rows = np.zeros((max(2, slots), 2 + 2 * entries), np.int32)
     return Table(
-        np.zeros(slots, np.uint64),
-        np.zeros(slots, np.int32),
-        np.zeros(slots, np.int32),
-        np.zeros((slots, entries), np.int32),
-        np.zeros((slots, entries), np.float32),
+        np.zeros(len(rows), np.uint64),
+        rows[:, 0],
+        rows[:, 1],
+        rows[:, 2 : 2 + entries],
+        rows[:, 2 + entries :].view(np.float32),
     )
 
 
-NOTHING = new_table(1, 1)  # behind a memory that stands alone
+NOTHING = new_table(2, 1)  # behind a memory that stands alone
 
 
 @njit(cache=True, nogil=True)

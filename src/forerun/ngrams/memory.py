@@ -319,5 +319,6 @@ def warm_up() -> None:
     memory.draft([1, 2], grid(1).first(1), 1, uniforms=np.full(2, 0.5))
     tree, _ = memory.grow([1, 2], Plan(1, 1), NEUTRAL, np.full(2, 0.5))
     memory.chances[True].learn(tree.parents, tree.cells_of(""), [])
-    kernels.rehash(memory.table, new_table(64, 2))
+    for rows in (memory.table, memory.rows()):  # of a table, and of a file
+        kernels.rehash(rows, new_table(64, 2))
     kernels.evict(memory.table, 1, 1)

@@ -52,7 +52,7 @@ class TrigramMatrix:
             )
         assert base is None or base.entries == entries, "rows are copied whole"
         self.table = new_table(min(FIRST_SLOTS, self.most_slots), entries)  # counts: row sizes
-        self.below = base.table if base else new_table(1, entries)
+        self.below = base.table if base else new_table(2, entries)
         self.clock = 0  # one tick per nudge
         self.learned = 0  # tokens counted, and nudges
         self.dropped = 0  # rows left out or evicted for lack of room

@@ -62,11 +62,10 @@ def show(what: str, figures: str) -> None:
 
 
 def fill(memory: LogitMemory, text: np.ndarray, rng: np.random.Generator) -> None:
-    """Learns a whole text: the token that came next leads each observation."""
-    vocab = int(text.max()) + 1
+    """Learns a whole text: the token that came next leads each observation, others of it follow."""
     for start in range(0, len(text) - 1, 20_000):
         part = text[start : start + 20_001]
-        ids = rng.integers(0, vocab, (len(part) - 1, ENTRIES)).astype(np.int32)
+        ids = rng.choice(text, (len(part) - 1, ENTRIES)).astype(np.int32)  # so that trees are full
         ids[:, 0] = part[1:]
         probs = np.sort(rng.random((len(ids), ENTRIES)).astype(np.float32))[:, ::-1] / ENTRIES
         nodes = np.arange(len(ids), dtype=np.int32)
@@ -164,7 +163,8 @@ def lookups(sizes: list[int], rng: np.random.Generator) -> None:
     memory = LogitMemory(budget=16 << 30)
     ids, probs = np.empty(ENTRIES, np.int32), np.empty(ENTRIES)
     texts: list[np.ndarray] = []
-    heads = "contexts", "MiB", "held: ns", "least", "random: ns", "least", "64 nodes: us"
+    heads = "contexts", "MiB", "held: ns", "least", "random: ns", "least", "template: us", "nodes"
+    heads += "dynamic: us", "nodes"
     print(*(f"{head:>12}" for head in heads))
     for size in sorted(sizes):
         while len(memory) < size:
@@ -180,7 +180,8 @@ def lookups(sizes: list[int], rng: np.random.Generator) -> None:
                 look_up_all(*memory.tables, memory.lengths, contexts, ids, probs)
                 times.append(1e9 * (perf_counter() - start) / BATCH)
             row += [f"{np.median(times[1:]):.0f}", f"{min(times):.0f}"]
-        row.append(f"{1e6 * _draft_seconds(memory, texts, rng):.1f}")
+        for is_dynamic in (False, True):
+            row += _drafts(memory, _held(texts, memory.longest, rng)[:1000], is_dynamic, rng)
         print(*(f"{cell:>12}" for cell in row), flush=True)
 
 
@@ -199,15 +200,21 @@ def _random(texts: list[np.ndarray], longest: int, rng: np.random.Generator) -> 
     return rng.integers(0, TEXT_VOCAB, (BATCH, longest)).astype(np.int32)
 
 
-def _draft_seconds(memory: LogitMemory, texts: list[np.ndarray], rng: np.random.Generator) -> float:
-    """Median time of drafting 64 nodes after a place of the learned texts."""
-    drafter = Stand()
-    shape, uniforms, times = drafter.template.first(64), rng.random(64 * ENTRIES), []
-    for context in _held(texts, memory.longest, rng)[:1000, ::-1].tolist():
+def _drafts(
+    memory: LogitMemory, contexts: np.ndarray, is_dynamic: bool, rng: np.random.Generator
+) -> list[str]:
+    """Median time of drafting 64 nodes after contexts [m, longest], and how many there were."""
+    shape, plan, uniforms = Stand().template.first(64), Plan(nodes=64), rng.random(65 * ENTRIES)
+    times, nodes = [], 0
+    for context in contexts[:, ::-1].tolist():
         start = perf_counter()
-        memory.draft(context, shape, 16, NEUTRAL, uniforms)
+        if is_dynamic:
+            tree, _ = memory.grow(context, plan, NEUTRAL, uniforms)
+        else:
+            tree, _ = memory.draft(context, shape, plan.depth, NEUTRAL, uniforms)
         times.append(perf_counter() - start)
-    return float(np.median(times))
+        nodes += len(tree)
+    return [f"{1e6 * np.median(times):.1f}", f"{nodes / len(contexts):.0f}"]
 
 
 def bytes_per_token(problems: int) -> None:

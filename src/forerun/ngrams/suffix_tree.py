@@ -101,8 +101,10 @@ class SuffixTree:
     def growth(self, num: int) -> int:
         """Bytes by which it would like to grow to take `num` more tokens."""
         tree = self.tree
-        nodes = num_free(tree.node_pool, len(tree.nodes)) < self.depth + 2 * num
-        pages = num_free(tree.texts.pool, len(tree.texts.links)) < 1 + num // PAGE
+        nodes = len(tree.nodes) - tree.node_pool[LIVE] < self.depth + 2 * num  # no kernel's call
+        pages = len(tree.texts.links) - tree.texts.pool[LIVE] < 1 + num // PAGE
+        if not nodes and not pages:
+            return 0
         return self._bytes(nodes * len(tree.nodes), pages * len(tree.texts.links))
 
     def begin(self, context: Many[int] = ()) -> Text:

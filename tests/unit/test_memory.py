@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numba
 import numpy as np
 import pytest
 
@@ -78,6 +79,23 @@ def assert_consistent(memory: LogitMemory) -> None:
     assert len(memory) == len(held)
     for slot in held:
         assert kernels.find(memory.table.keys, memory.table.keys[slot]) == slot
+
+
+def test_a_slot_lies_in_one_piece_and_kernels_know_one_type_of_table() -> None:
+    table = kernels.new_table(100, 10)
+    for column in table[1:]:
+        assert column.strides[0] == 4 * (1 + 1 + 10 + 10)
+    first = [column.__array_interface__["data"][0] for column in table[1:]]
+    assert np.diff(first).tolist() == [4, 4, 40]  # count, stamp, ids, probabilities
+    for other in (NOTHING, kernels.new_table(1, 1), kernels.new_table(2, 64)):
+        assert [numba.typeof(a) for a in other] == [numba.typeof(a) for a in table]
+        assert len(other.keys) >= 2
+
+
+def test_what_is_saved_has_no_gaps() -> None:
+    memory = LogitMemory(entries=3)
+    memory.update([1, 2], [3, 4], [0.5, 0.25])
+    assert all(array.flags.c_contiguous for array in memory.rows())
 
 
 def test_worked_example_of_the_paper() -> None:

@@ -84,8 +84,44 @@ def test_json_summary(bench: Call) -> None:
     (task,) = found["tasks"].values()
     assert status == 0 and list(task) == ["plain", "stand"]
     assert task["plain"]["speed_up"]["ratio"] == 1.0 and task["plain"]["tau"] == 1.0
-    assert task["stand"]["prompts"] == 4 and task["stand"]["speed_up"]["prompts"] == 2
+    assert task["stand"]["prompts"] == 2 and task["stand"]["speed_up"]["prompts"] == 2
+    assert task["stand"]["measured"] == 4 and found["rounds"] == 2 and found["disturbed"] == 0
     assert task["stand"]["failed"] == 0 and found["cost_curve"].keys() == {"1", "4"}
+
+
+def test_more_rounds_go_on_in_the_same_folder(bench: Call, tmp_path: Path) -> None:
+    assert bench()[0] == 0
+    first = (tmp_path / "run" / "records.jsonl").read_bytes()
+    status, out, err = bench("--rounds", 2)
+    assert status == 0 and "8/8 " in err and "2 rounds" in out, err
+    cells = out.split("plain")[1].split("│")
+    assert cells[1].strip() == "2"  # prompts, not measurements
+    assert (tmp_path / "run" / "records.jsonl").read_bytes().startswith(first)
+    records = read_run(tmp_path / "run")[1]
+    assert [record.round for record in records] == [0] * 4 + [1] * 4
+    assert sorted(record.order for record in records) == list(range(8))
+    assert "more rounds, not fewer" in bench("--rounds", 1)[2]
+
+
+def test_a_busy_machine_is_told_and_left_out(
+    bench: Call, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    speeds = iter([30.0, *[30.0] * 4, 4.0, *[30.0] * 7])  # before the run, then beside each record
+    monkeypatch.setattr(machine, "read_bandwidth", lambda threads, **options: next(speeds))
+    status, out, err = bench("--examples", 6)
+    assert status == 0, err
+    told = "left out of the figures: 2 of 12 measurements"
+    assert "The machine was not quiet" in out and told in out
+    path = tmp_path / "run" / "records.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records:  # whatever these say, the headline must not rest on them
+        if record["order"] in (3, 4):
+            record["seconds"] *= 1e6
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    path.write_text(lines)
+    assert call("bench", "report", tmp_path / "run")[0] == 0
+    text = (tmp_path / "run" / "report.md").read_text()
+    assert told in text and not any("0000x" in line for line in text.splitlines())
 
 
 def test_another_plan_in_the_folder_is_refused(bench: Call) -> None:

@@ -56,6 +56,24 @@ def test_ratios_are_per_prompt_with_an_interval() -> None:
     assert change.interval is not None and change.interval[0] < 1 < change.interval[1]
 
 
+def test_a_ratio_whose_interval_holds_one_shows_no_difference() -> None:
+    after = run({"plain": [1.0, 1.0, 1.0], "stand": [0.49, 0.49, 0.75]})
+    change = (found := compare(BEFORE, after)).changes[1]
+    assert change.ratio < 0.95 and change.interval is not None and change.interval[1] > 1
+    assert change.verdict == "no difference shown" and not found.is_slower
+    surely = compare(BEFORE, run({"plain": [1.0, 1.0, 1.0], "stand": [0.6, 0.6, 0.75]}))
+    assert surely.changes[1].verdict == "slower" and surely.is_slower
+
+
+def test_what_a_disturbed_machine_measured_is_left_out() -> None:
+    manifest, records = run({"plain": [1.0, 1.0, 9.0], "stand": [0.5, 0.5, 9.0]})
+    speeds = [30.0 if r.index < 2 else 4.0 for r in records]
+    after = [replace(r, limits={"read_gb_s": s}) for r, s in zip(records, speeds, strict=True)]
+    found = compare(BEFORE, (manifest, after))
+    assert [change.ratio for change in found.changes] == [pytest.approx(1.0)] * 2
+    assert "measurements of a disturbed machine are left out" in found.remarks[-1]
+
+
 def test_relative_sees_through_a_busy_machine() -> None:
     after = run({"plain": [2.0, 2.0, 2.0], "stand": [1.0, 1.0, 1.0]})
     assert compare(BEFORE, after).is_slower

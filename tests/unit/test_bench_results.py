@@ -107,6 +107,15 @@ def test_going_on_is_noted_with_the_first_record(folder: Path) -> None:
     assert read_run(folder)[0] == plan(resumed=[note])
 
 
+def test_a_run_gets_more_rounds_but_not_fewer(folder: Path) -> None:
+    with RunWriter(folder, plan(rounds=2)) as writer:
+        assert writer.done == [RECORD, SILENT] and writer.manifest.rounds == 2
+        writer.append(replace(RECORD, round=1))
+    assert read_run(folder)[0].rounds == 2
+    with pytest.raises(DataError, match="rounds: 2 against 1.*more rounds, not fewer"):
+        RunWriter(folder, plan())
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -145,6 +154,7 @@ def spoil(change: Callable[[dict[str, Any]], Any]) -> bytes:
     ("line", "said"),
     [
         (b"{nonsense\n", "line 2: expected one JSON object per line"),
+        (b'{"task": "reas\n', "delete this line, and the same `forerun bench run` measures"),
         (b"[1]\n", "line 2: expected an object, got list"),
         (spoil(lambda v: v.pop("seconds") and None), "line 2: field 'seconds' is missing"),
         (spoil(lambda v: v.update(seconds="1")), "line 2: field 'seconds' takes"),

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from forerun.bench.metrics import PLAIN, SpeedUp, bootstrap, geometric_mean, ratios
+from forerun.bench.metrics import PLAIN, SpeedUp, bootstrap, calm, geometric_mean, ratios
 from forerun.bench.results import Manifest, Record
+from forerun.bench.standing import holds_one
 from forerun.errors import ConfigError, DataError
 
 SAME = ("dtype", "threads", "seed", "sampling")  # of two runs that are compared
 INFORMED = ("forerun", "git")
+SLOWER, UNSHOWN = "slower", "no difference shown"
 MACHINE = ("cpu", "cores", "kernels", "torch", "transformers", "device")
 
 
@@ -21,9 +23,13 @@ class Change:
 
     method: str
     ratio: float  # geometric mean over prompts
-    interval: tuple[float, float] | None  # 95 %, bootstrap over prompts
+    interval: tuple[float, float] | None  # 95 %, bootstrap over prompts; None for one prompt
     prompts: int
-    is_slower: bool  # beyond what is allowed
+    verdict: str  # SLOWER beyond what is allowed, UNSHOWN where the interval holds 1, or "ok"
+
+    @property
+    def is_slower(self) -> bool:
+        return self.verdict == SLOWER
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        changes = [asdict(change) for change in self.changes]
+        changes = [asdict(change) | {"is_slower": change.is_slower} for change in self.changes]
         return {"slower": self.is_slower, "changes": changes, "remarks": self.remarks}
 
 
@@ -52,7 +58,8 @@ def compare(
     """The second run against the first.
 
     relative: speed-ups over plain decoding of the same run instead of tokens per second, so that a
-    machine that was busier the second time counts less. Raises DataError for runs that did not do
+    machine that was busier the second time counts less. What a disturbed machine measured is left
+    out, and remarked. Raises DataError for runs that did not do
     the same.
     """
     if not 0 <= max_slowdown < 1:
@@ -67,13 +74,17 @@ def compare(
             f"{', '.join(after[0].methods)}"
         )
     changes, remarks = [], differences(before[0], after[0])
+    quiet = [calm(records) for _, records in (before, after)]
+    if disturbed := len(before[1]) + len(after[1]) - sum(map(len, quiet)):
+        remarks.append(f"{disturbed} measurements of a disturbed machine are left out")
     for method in methods:
-        found = change_of(before[1], after[1], method, relative=relative)
+        found = change_of(*quiet, method, relative=relative)
         if found is None:
             remarks.append(f"{method}: no prompt was finished in both runs")
         else:
-            is_slower = found.ratio < 1 - max_slowdown
-            changes.append(Change(method, found.ratio, found.interval, found.prompts, is_slower))
+            said = SLOWER if found.ratio < 1 - max_slowdown else "ok"
+            said = UNSHOWN if holds_one(found) else said
+            changes.append(Change(method, found.ratio, found.interval, found.prompts, said))
     if not changes:
         raise DataError("no method finished a prompt in both runs; nothing can be compared")
     return Comparison(changes, remarks)

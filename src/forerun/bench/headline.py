@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from forerun.bench.charts import number
-from forerun.bench.metrics import PLAIN, SpeedUp
+from forerun.bench.metrics import PLAIN, SpeedUp, calm
 from forerun.bench.report_setup import skipped
 from forerun.bench.results import Manifest, Record
 from forerun.bench.standing import Entry, Standing, factor, holds_one, interval, times
 
 FEW = 10  # prompts, below which a bootstrap interval is too narrow
-RESTLESS = 1.5  # tenth to ninetieth percentile of the reading speed beside the prompts
 MAX_TASKS = 4  # more of them: only those that a peer wins get a line
 
 
@@ -140,6 +137,8 @@ def verdict(standing: Standing) -> str:
     own, peer = standing.best("own"), standing.best("peer")
     mine = standing.best("own", "plain")
     if mine is None:
+        if not standing.entries:
+            return "no figure, for nothing was measured while the machine was quiet."
         return "no method of ours finished." if peer else "no method finished a prompt."
     if own and own.speed:
         said = f"{_over_plain(own.method, own.speed)}, {_many(own.speed.prompts, 'prompt')}"
@@ -188,12 +187,12 @@ def alerts(manifest: Manifest, records: Sequence[Record]) -> list[str]:
             f"Incomplete: {found} of {planned} planned measurements are there. The figures cover "
             f"these only. Missing: {', '.join(f'{m} {count}' for m, count in missing.items())}."
         )
-    reading = [r.limits["read_gb_s"] for r in records if r.limits and "read_gb_s" in r.limits]
-    low, high = np.quantile(reading, (0.1, 0.9)) if reading else (1.0, 1.0)
-    if high > RESTLESS * low:
+    if disturbed := len(records) - len(calm(records)):
+        reading = [r.limits["read_gb_s"] for r in records if r.limits and "read_gb_s" in r.limits]
         said.append(
             f"The machine was not quiet: its reading speed, measured beside every prompt, moved "
-            f"between {number(low)} and {number(high)} GB/s. Ratios of single prompts mean little."
+            f"between {number(min(reading))} and {number(max(reading))} GB/s. Disturbed, and left "
+            f"out of the figures: {disturbed} of {len(records)} measurements."
         )
     if PLAIN not in there:
         said.append("Plain decoding is not among the records, so there are no speed-ups.")

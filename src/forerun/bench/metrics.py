@@ -18,6 +18,7 @@ from forerun.bench.results import Record, SampleRecord
 PLAIN = "plain"  # the baseline: our own decoding without drafts
 GROUPS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64))  # trajectories, from 1
 DRAWS = 2000  # of the bootstrap
+RESTLESS = 1.5  # how often the reading speed beside a record goes into that of quiet moments
 PARTS = ("draft", "forward", "verify", "other")
 
 
@@ -83,6 +84,20 @@ def _sum(values: Iterable[int | None]) -> int | None:
 def samples_of(records: Iterable[Record]) -> list[SampleRecord]:
     """All samples of the records that did not fail."""
     return [sample for record in records if record.error is None for sample in record.samples]
+
+
+def calm(records: Sequence[Record]) -> list[Record]:
+    """Records that were measured on a quiet machine, and those that failed, in the same order.
+
+    Disturbed: memory read at less than 1 / RESTLESS of the run's quiet speed (its 90th percentile)
+    before the record or before the next one. It says nothing of the method, so leaving these out
+    favours none.
+    """
+    reads = [r.limits["read_gb_s"] for r in records if r.limits and "read_gb_s" in r.limits]
+    least = float(np.quantile(reads, 0.9)) / RESTLESS if reads else 0.0
+    quiet = [not r.limits or r.limits.get("read_gb_s", least) >= least for r in records]
+    pairs = zip(quiet, [*quiet, True][1:], strict=True)
+    return [r for r, pair in zip(records, pairs, strict=True) if all(pair) or r.error is not None]
 
 
 def by_trajectory(records: Iterable[Record]) -> dict[str, Totals]:

@@ -14,6 +14,7 @@ from forerun.bench import results
 from forerun.bench.charts import DEFS, STYLE, standalone
 from forerun.bench.headline import alerts, context, headline, remarks, tiles, title
 from forerun.bench.markdown import Cell, Chart, Report, Section, Table, clean, render, shown
+from forerun.bench.metrics import calm
 from forerun.bench.report_tasks import speed_chart, task_section
 from forerun.bench.results import Manifest, Record
 from forerun.bench.standing import Standing
@@ -42,10 +43,11 @@ def write_report(run_folder: Path) -> tuple[Path, Path]:
 
 def build(manifest: Manifest, records: Sequence[Record]) -> Report:
     """All contents of a report, from the functions of `metrics` and `theory` only."""
-    seen = {record.task for record in records}
+    quiet = calm(records)
+    seen = {record.task for record in quiet}
     tasks = [task for task in manifest.tasks if task in seen]
-    everything = Standing(manifest, records)
-    by_task = {t: Standing(manifest, [r for r in records if r.task == t]) for t in tasks}
+    everything = Standing(manifest, quiet)
+    by_task = {t: Standing(manifest, [r for r in quiet if r.task == t]) for t in tasks}
     return Report(
         title(manifest),
         tiles(everything),

@@ -57,8 +57,9 @@ def cost_section(manifest: Manifest, records: Sequence[Record]) -> Section:
             f"{number(limits['gflop_s'])} GFLOP/s in {manifest.dtype}.{_drift(records)}"
         )
     charts = [_cost_chart(manifest)] if manifest.cost_curve else []
-    tables = [_cost_table(manifest), _roofline_table(manifest, records)]
-    tables.append(_prediction_table(manifest, records))
+    quiet = metrics.calm(records)
+    tables = [_cost_table(manifest), _roofline_table(manifest, quiet)]
+    tables.append(_prediction_table(manifest, quiet))
     if any(cell.value and cell.value > 1 for cell in _shares(tables)):
         prose.append(
             "A share above 100 % says that the limit was measured too low, as on a busy machine."

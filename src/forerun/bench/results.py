@@ -184,11 +184,15 @@ def parse_records(data: bytes, name: str) -> list[Record]:
         try:
             value = json.loads(line)
         except ValueError as error:
-            raise DataError(f"{where}: expected one JSON object per line: {error}") from None
+            raise DataError(
+                f"{where}: expected one JSON object per line: {error}; delete this line, and the "
+                "same `forerun bench run` measures again what it held"
+            ) from None
         record = from_dict(Record, value, where)
         if record.key in seen:
             raise DataError(
-                f"{where}: the same prompt, method and round as line {seen[record.key]}"
+                f"{where}: the same prompt, method and round as line {seen[record.key]}; delete "
+                "one of the two"
             )
         seen[record.key] = number
         records.append(record)
@@ -306,9 +310,12 @@ class RunWriter:
                 raise DataError(f"{self.folder} has {RECORDS} but no {MANIFEST}; use another --out")
             return manifest
         before = read_manifest(self.folder)
+        if manifest.rounds > before.rounds:  # more of the same: what is missing is measured
+            before = replace(before, rounds=manifest.rounds)
         if found := difference(before, manifest):
             raise DataError(
                 f"{self.folder} holds a run of another plan, {found}; give --out another folder"
+                + (" (a run may get more rounds, not fewer)" if found.startswith("rounds") else "")
             )
         self._resumed = {name: getattr(manifest, name) for name in ("created", "git", "command")}
         return before

@@ -83,15 +83,18 @@ def left(seconds: float | None) -> str:
 
 
 def summary(manifest: Manifest, records: list[Record]) -> dict[str, Any]:
-    """Figures per task and method; plain values."""
+    """Figures per task and method, of what a quiet machine measured; plain values."""
+    quiet = metrics.calm(records)
     return {
         "tasks": {
             task: {
-                method: figures([r for r in records if r.task == task], method)
+                method: figures([r for r in quiet if r.task == task], method)
                 for method in manifest.methods
             }
             for task in manifest.tasks
         },
+        "rounds": manifest.rounds,
+        "disturbed": len(records) - len(quiet),
         "limits": manifest.limits,
         "cost_curve": manifest.cost_curve,
         "left_out": {k: v for k, v in manifest.peers.items() if isinstance(v, str)},
@@ -109,7 +112,8 @@ def figures(records: list[Record], method: str) -> dict[str, Any]:
             "ratio": up.ratio, "interval": up.interval, "prompts": up.prompts
         }  # fmt: skip
     return speed_ups | {
-        "prompts": sum(record.error is None for record in mine),
+        "prompts": len({(r.task, r.index) for r in mine if r.error is None}),
+        "measured": sum(record.error is None for record in mine),
         "failed": sum(record.error is not None for record in mine),
         "tokens_per_second": metrics.tokens_per_second(mine),
         "tau": found.tau,
@@ -129,15 +133,20 @@ COLUMNS = (
 
 
 def show_summary(out: Console, manifest: Manifest, records: list[Record]) -> None:
-    """One table per task."""
+    """One table per task, and what is wrong with the run."""
+    from forerun.bench.headline import alerts
+
     found = summary(manifest, records)
     for task, methods in found["tasks"].items():
         threads = "1 thread" if manifest.threads == 1 else f"{manifest.threads} threads"
         title = f"{task}, {manifest.model['name']}, {manifest.dtype}, {threads}"
+        title += f", {manifest.rounds} rounds" if manifest.rounds > 1 else ""
         rows = [_row(method, figure) for method, figure in methods.items()]
         out.print(make_table(title, COLUMNS, rows))
     for name, why in found["left_out"].items():
         out.print(f"{name} is left out: {last_line(why)}", markup=False)
+    for alert in alerts(manifest, records):
+        out.print(alert, markup=False, soft_wrap=True)
 
 
 def _row(method: str, figure: dict[str, Any]) -> list[str]:
@@ -179,17 +188,19 @@ def show_comparison(out: Console, found: Comparison, max_slowdown: float, relati
     rows = []
     for change in found.changes:
         interval = "{:.3f} to {:.3f}".format(*change.interval) if change.interval else "-"
-        verdict = "slower" if change.is_slower else "ok"
-        rows.append([change.method, str(change.prompts), f"{change.ratio:.3f}", interval, verdict])
+        ratio = f"{change.ratio:.3f}"
+        rows.append([change.method, str(change.prompts), ratio, interval, change.verdict])
     what = "speed-up over plain" if relative else "tokens per second"
     columns = "method", "prompts", "ratio", "95 % interval", ""
     out.print(make_table(f"{what}, second run over first", columns, rows))
     for remark in found.remarks:
         out.print(remark, markup=False)
-    limit = f"{1 - max_slowdown:.3f}"
-    out.print(
-        f"slower: a ratio is below {limit}" if found.is_slower else f"no ratio is below {limit}"
-    )
+    limit = 1 - max_slowdown
+    below = "a ratio" if any(change.ratio < limit for change in found.changes) else "no ratio"
+    said = f"{below} is below {limit:.3f}"
+    if below == "a ratio" and not found.is_slower:
+        said += ", but its interval holds 1; more prompts (--examples) or --rounds make it narrower"
+    out.print(f"slower: {said}" if found.is_slower else said, soft_wrap=True)
 
 
 def show_budget(out: Console, found: Budget) -> None:

@@ -65,9 +65,11 @@ def explain_part(name: str) -> dict[str, Any]:
         known = {*homes, *(row.name for row in catalog.rows())}
         raise UnknownName.of("method", name, known, "`forerun methods` lists all")
     kind = homes[wanted]
-    note = inspect.getdoc(registry.get(kind, wanted)) or ""
+    text = (inspect.getdoc(registry.get(kind, wanted)) or "").partition("Raises ")[0]
+    note, _, about = (" ".join(piece.split()) for piece in text.replace("`", "").partition("\n\n"))
     parts = {kind: {"spec": wanted, "options": options_of(kind, wanted)}}
-    return {"name": wanted, "title": f"{wanted} ({kind})", "note": note, "parts": parts}
+    found = {"name": wanted, "title": f"{wanted} ({kind})", "note": note, "parts": parts}
+    return found | ({"about": about} if about else {})
 
 
 def options_of(kind: str, spec: str) -> dict[str, str]:
@@ -138,7 +140,7 @@ def _table(title: str, rows: list[Row]) -> Table:
 def _show(found: dict[str, Any]) -> None:
     out = console()
     out.print(f"[bold]{found['title']}[/]", soft_wrap=True)
-    facts = {"paper": found.get("paper"), "note": found["note"]}
+    facts = {"paper": found.get("paper"), "note": found["note"], "options": found.get("about")}
     if "state" in found:
         facts |= {
             "state": found["state"],

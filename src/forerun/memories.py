@@ -8,6 +8,7 @@ of another tokenizer is refused, because its ids mean other texts.
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Sequence as Many
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -128,7 +129,19 @@ class Kept:
         Raises DataError for a file that is not intact, ConfigError for one of another tokenizer, of
         another tenant, or made with other settings.
         """
-        memory = read(self.path)
+        return self._restored(read(self.path))
+
+    def _own(self, memory: Memory) -> Memory:
+        """What may be saved again. Raises ConfigError where that took a common file from others."""
+        if self.origin.tenant and not memory.origin.tenant:
+            raise ConfigError(
+                f"{self.path} is common, and saved for tenant {self.origin.tenant!r} it would be "
+                "lost to everybody else; ask for no tenant, or give that tenant a copy with "
+                f"`{_handed(self.path, self.origin.tenant)}`"
+            )
+        return memory
+
+    def _restored(self, memory: Memory) -> Memory:
         check_fits(memory, self.origin)
         self.drafter.restore(memory.snapshot, self.origin.tenant)
         self.drafter.kept |= {self.origin.tenant}
@@ -148,7 +161,7 @@ class Kept:
     def __enter__(self) -> Kept:
         self.drafter.keep(self.origin.tenant)
         if self.path.exists():
-            self.before = self.load()
+            self.before = self._restored(self._own(read(self.path)))
         else:
             files.check_place(self.path)
         self.drafter.kept |= {self.origin.tenant}
@@ -167,6 +180,13 @@ class Kept:
             error.add_note(f"{self.path} was not saved: {failure}")
 
 
+def _handed(path: Path, tenant: str) -> str:
+    """The command that makes a copy of a file for a tenant."""
+    out = path.with_name(f"{path.stem}-{tenant or 'common'}{path.suffix}")
+    words = ["forerun", "memory", "merge", str(path), "--tenant", tenant, "--out", str(out)]
+    return shlex.join(words)
+
+
 def check_fits(memory: Memory, origin: Origin) -> None:
     """Raises ConfigError unless a memory may be used for this tokenizer and tenant."""
     held, path = memory.origin, memory.path
@@ -177,9 +197,10 @@ def check_fits(memory: Memory, origin: Origin) -> None:
             "came from, or another file"
         )
     if held.tenant not in ("", origin.tenant):
+        other = f"tenant {origin.tenant!r}" if origin.tenant else "everybody"
         raise ConfigError(
-            f"{path} belongs to tenant {held.tenant!r}, not to {origin.tenant or 'everybody'!r}; "
-            f"ask for tenant {held.tenant!r}, or make it common with `forerun memory merge`"
+            f"{path} belongs to tenant {held.tenant!r}, not to {other}; ask for tenant "
+            f"{held.tenant!r}, or make a common copy with `{_handed(path, '')}`"
         )
     if not {code for _, code in origin.models} & {code for _, code in held.models}:
         names = ", ".join(name for name, _ in held.models) or "an unknown model"

@@ -102,10 +102,11 @@ def replay(
 
 def check_can_replay(drafter: Drafter, name: str) -> None:
     """Raises ConfigError for drafts that are drawn, or that need a model's passes."""
-    if drawn := sorted(drafter.labels - {"point"}):
+    if drafter.labels - {"point"}:
         raise ConfigError(
-            f"drafter {name!r} makes {'/'.join(drawn)} drafts: they are drawn, and what a recorded "
-            "text would have accepted says nothing of them; replay one that makes point drafts"
+            f"drafter {name!r} draws its drafts at random, and a recorded text does not tell which "
+            "of those it would have accepted; replay one that drafts the same every time, such as "
+            "prompt_lookup or suffix, or measure this one with a model (`forerun bench run`)"
         )
     if drafter.needs:
         raise ConfigError(

@@ -55,6 +55,27 @@ def test_greedy_text_is_the_same_with_drafts(model, drafter: str, name: str) -> 
             assert all(abs(ours[t] - theirs[t]) < 1e-3 for t in ours)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"drafter": None},
+            r'name of a drafter or a Drafter object, got None; drafter="none" deco',
+        ),
+        ({"drafter": 3}, "name of a drafter or a Drafter object, got 3"),
+        ({"verifier": None}, "name of a verifier or a Verifier object, got None"),
+        ({"controller": 3}, "name of a controller or a Controller object, got 3"),
+        ({"drafter": Speculative()}, "or a Drafter object, got <forerun.verifiers"),
+    ],
+)
+def test_what_is_no_part_is_refused(model, options: dict, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        model.generate(PROMPT, max_new_tokens=2, **options)
+    if "drafter" in options:
+        with pytest.raises(ConfigError, match=said):
+            model.memory("a.mem", **options)
+
+
 def test_the_parts_of_a_run_are_warmed_up(model, monkeypatch) -> None:
     """Their kernels, which may be cold, are compiled before the first step is timed."""
     warmed = []

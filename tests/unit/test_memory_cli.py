@@ -117,7 +117,11 @@ def test_interrupted_runs_save(tiny_folder: Path, path: Path) -> None:
         (("--drafter", "none"), "drafter 'none' has nothing that could be saved"),
         (("--drafter", "stand:scope=request"), "use stand:scope=tenant"),
         (("--drafter", "stand:entries=5"), "with entries=5, got one with entries=10"),
-        (("--tenant", "b"), "belongs to tenant 'a', not to 'b'"),
+        (("--tenant", "b"), "belongs to tenant 'a', not to tenant 'b'"),
+        (
+            ("--drafter", "auto:scope=request"),
+            "cannot be saved for tenant 'a'; use auto:scope=tenant",
+        ),
     ],
 )
 def test_generate_refuses(generate: Call, path: Path, words: Any, said: str) -> None:

@@ -93,9 +93,10 @@ def test_agreed_walks_a_tree() -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("stand", "drafter 'stand' makes swor drafts: they are drawn"),
+        ("stand", "drafter 'stand' draws its drafts at random"),
+        ("auto", "drafter 'auto' draws .* replay one that drafts the same every time, such as"),
         ("stand:choice=top", "drafter 'stand' learns the target's probabilities"),
-        ("fuse", "drafter 'fuse' makes swor drafts"),
+        ("fuse", "drafter 'fuse' draws its drafts at random"),
     ],
 )
 def test_what_a_text_cannot_judge_is_refused(spec: str, said: str) -> None:
@@ -244,7 +245,7 @@ def test_command(call: Callable[..., Any], tmp_path: Path, tiny_folder: Path) ->
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("-d", "stand"), "they are drawn"),
+        (("-d", "stand"), "draws its drafts at random"),
         (("-d", "stnd"), "did you mean 'stand'"),
         (("--nodes", 0), "--nodes must be at least 1, got 0"),
         (("--text-field", "no"), "--text-field which of its fields hold them: prompt, text"),

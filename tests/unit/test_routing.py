@@ -102,6 +102,18 @@ def test_one_part_is_too_few(make) -> None:
 
 
 @pytest.mark.parametrize("make", [Router, Cascade, Fuse, Auto])
+def test_a_text_is_no_tuple_of_parts(make) -> None:
+    with pytest.raises(ConfigError, match=r"takes a tuple of parts, got 'stand\+stand'; write \('"):
+        make(parts="stand+stand")
+
+
+@pytest.mark.parametrize("inner", ["auto", "router"])
+def test_a_router_is_no_part_of_a_router(inner: str) -> None:
+    with pytest.raises(ConfigError, match=f"its part '{inner}' does so itself; name the parts"):
+        registry.make("drafter", f"auto:parts=stand+{inner}")
+
+
+@pytest.mark.parametrize("make", [Router, Cascade, Fuse, Auto])
 def test_parts_that_add_nothing_are_refused(make) -> None:
     same = Says(truth)
     for parts in (("stand", "stand"), (same, Says(wrong), same)):

@@ -55,6 +55,18 @@ class Auto(Router):
             )
         super().__init__(parts=parts, scope=scope, run=run, optimism=optimism, tokenizer=tokenizer)
 
+    def _keeper(self, tenant: str) -> Drafter:
+        try:
+            return super()._keeper(tenant)
+        except ConfigError as error:
+            if not self.knows_parts:
+                raise
+            owner = f" for tenant {tenant!r}" if tenant else ""
+            raise ConfigError(
+                f"what auto learns in scope {self.scope} cannot be saved{owner}; use "
+                "auto:scope=tenant"
+            ) from error
+
     def beliefs(self, seq: Sequence) -> Many[float]:
         if not self.knows_parts:
             return super().beliefs(seq)

@@ -40,7 +40,10 @@ class Composite(Drafter):
 
     def __init__(self, parts: tuple[Any, ...], tokenizer: Any = None) -> None:
         name = type(self).__name__.lower()
-        if isinstance(parts, str) or len(parts) < 2:
+        if isinstance(parts, str):  # only in Python: texts are split before
+            several = tuple(parts.split("+"))
+            raise ConfigError(f"{name} takes a tuple of parts, got {parts!r}; write {several!r}")
+        if len(parts) < 2:
             raise ConfigError(f"{name} needs two parts or more, got {parts!r}; write parts=a+b")
         if twice := [part for part, count in Counter(parts).items() if count > 1]:
             raise ConfigError(

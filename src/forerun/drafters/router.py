@@ -105,6 +105,12 @@ class Router(Composite):
         tokenizer: Any = None,
     ) -> None:
         super().__init__(parts, tokenizer)
+        if inner := next((part for part in self.parts if isinstance(part, Router)), None):
+            name = type(inner).__name__.lower()
+            raise ConfigError(
+                f"a router chooses among drafters, and its part {name!r} does so itself; name the "
+                "parts of that one instead"
+            )
         check_scope(scope)
         if run < 1 or not 0 <= optimism < math.inf:
             raise ConfigError(f"a router needs run >= 1, optimism >= 0, got {run=}, {optimism=}")

@@ -161,6 +161,8 @@ class Model:
             rule = registry.make("verifier", rule, tokenizer=self.tokenizer)
         if isinstance(planner, str):
             planner = registry.make("controller", planner)
+        _check_role("verifier", rule, Verifier)
+        _check_role("controller", planner, Controller)
         check_pair(chosen, rule)
         engine = Engine(
             self.target,
@@ -179,7 +181,8 @@ class Model:
 
     def drafter(self, spec: str | Drafter) -> Drafter:
         """The drafter of a name; the same object for the same text: global memories last."""
-        if isinstance(spec, Drafter):
+        if not isinstance(spec, str):
+            _check_role("drafter", spec, Drafter)
             return spec
         if spec not in self._drafters:
             self._drafters[spec] = registry.make(
@@ -205,6 +208,15 @@ class Model:
         for spec, drafter in self._drafters.items():
             report |= {f"{spec}: {part}": size for part, size in drafter.memory_report().items()}
         return report
+
+
+def _check_role(kind: str, part: Any, role: type) -> None:
+    """Raises ConfigError for what is no part of a kind."""
+    if not isinstance(part, role):
+        hint = '; drafter="none" decodes without drafts' if kind == "drafter" else ""
+        raise ConfigError(
+            f"expected the name of a {kind} or a {role.__name__} object, got {part!r}{hint}"
+        )
 
 
 def _as_list(prompts: Prompts) -> list[str | list[int]]:

@@ -1,12 +1,35 @@
 """Builds the C kernels where a compiler is at hand; everything else is in pyproject.toml."""
 
 import os
+from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 LEVEL = os.environ.get("FORERUN_OPTIMISE", "-O3")  # less where checks are compiled in
 
+
+class Build(build_ext):
+    """What cannot be compiled leaves nothing old behind that would run in its place."""
+
+    def build_extension(self, ext):
+        try:
+            super().build_extension(ext)
+        except Exception:
+            beside = self.get_finalized_command("build_py").get_package_dir("forerun.native")
+            name = self.get_ext_filename(ext.name)
+            for path in (Path(self.build_lib, name), Path(beside, Path(name).name)):
+                if path.exists():
+                    path.unlink()
+                    self.warn(f"{path} was of older sources and is removed")
+            self.warn(
+                "the C kernels were not compiled: forerun runs on torch, several times slower"
+            )
+            raise
+
+
 setup(
+    cmdclass={"build_ext": Build},
     ext_modules=[
         Extension(
             "forerun.native._kernels",
@@ -33,5 +56,5 @@ setup(
             extra_compile_args=[LEVEL, "-std=gnu11", "-fopenmp", "-Wno-psabi"],
             optional=True,  # without a compiler forerun runs on torch alone
         )
-    ]
+    ],
 )

@@ -21,6 +21,7 @@ from forerun.bench.results import Manifest, Record, SampleRecord
 from forerun.bench.theory import PassCost
 from forerun.engine import cache
 from forerun.errors import CapacityError
+from forerun.native import kernels
 
 COST = PassCost(weight_bytes=1_000_000_000, kv_bytes_per_token=1_000_000, flops_per_row=10**9)
 LIMITS = {"read_gb_s": 10.0, "gflop_s": 50.0}
@@ -36,6 +37,7 @@ def test_description() -> None:
     assert found["cores"] >= 1 and found["cpu"] and found["torch"] == torch.__version__
     assert found["memory"] > 1 << 28 or found["memory"] == 0
     assert machine.package_version("no-such-package") == "missing"
+    assert found["cache_bytes"] == machine.cache_bytes()
 
 
 def test_revision_is_that_of_our_own_checkout(
@@ -117,9 +119,20 @@ def test_cost_of_the_tiny_model(model: Any) -> None:
     # two layers: qkv 8d x 32, out 32 x 4d, gate and up 128 x 32, down 32 x 64; head 288 x 32
     weights = 2 * (8 * d * 32 + 32 * 4 * d + 128 * 32 + 32 * 64) + 288 * 32
     norms = 5 * 32
-    assert found.weight_bytes == 4 * (weights + norms + 32)
+    held = sum(part.nbytes for part in model.target.model.linears())
+    assert found.weight_bytes == held + 4 * (norms + 32)
+    assert 4 * weights <= held < 5.5 * weights  # zeros fill up groups of 64 outputs
     assert found.flops_per_row == 2 * weights
     assert found.kv_bytes_per_token == 2 * 2 * 2 * d * 4  # layers, keys and values, heads, width
+
+
+def test_rounded_weights_are_counted_as_they_are_read(tmp_path: Path) -> None:
+    folder, sizes = make_tiny(tmp_path / "tiny"), {}
+    for weights in ("auto", "int8"):
+        found = theory.pass_cost(forerun.load(folder, dtype="bf16", weights=weights).target)
+        assert found is not None
+        sizes[weights] = found.weight_bytes
+    assert (sizes["int8"] < 0.7 * sizes["auto"]) == bool(kernels())
 
 
 def test_only_the_experts_of_one_token_are_read() -> None:

@@ -101,6 +101,8 @@ def test_early_stop_keeps_the_winner_of_all(model: Model) -> None:
     assert early.answer == full.answer
     assert len(early.samples) < early.num_asked == 12
     assert any("early stop" in note for note in early.notes)
+    kept = sum(len(sample.tokens) for sample in early.samples)
+    assert early.num_abandoned == early.stats.generated - kept > 0 == full.num_abandoned
 
 
 def test_a_failing_scorer_loses_that_sample_only(model: Model) -> None:

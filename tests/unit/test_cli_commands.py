@@ -170,6 +170,13 @@ def test_no_share_of_the_read_limit_is_more_than_all() -> None:
     assert found["weights, 1 row"] == "50.0 GB/s, 100% of that"
 
 
+def test_memory_is_no_limit_to_what_a_cache_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    for size, said in ((32 << 20, ", but with models that fit into its cache of 32 MiB"), (0, "")):
+        monkeypatch.setattr(machine, "cache_bytes", lambda size=size: size)
+        told = doctor.told(40.0, {1: 30.0})["memory reads at"]
+        assert told == "40.0 GB/s; plain decoding on a CPU can be no faster" + said
+
+
 def test_doctor_reports(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "read_bandwidth", lambda threads, tries=8: 1e-9)
     status, out, err = call("doctor", "--json")

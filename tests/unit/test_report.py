@@ -232,6 +232,24 @@ def test_a_method_that_missed_prompts_gets_no_place() -> None:
     assert best and best.method == "stand"
 
 
+@pytest.mark.parametrize(
+    ("cache", "said"),
+    [
+        (700_000_000, "what a pass reads (601.0 MB) fits into the processor's cache (700.0 MB)"),
+        (32_000_000, "as on a busy machine."),
+        (None, "as on a busy machine, or that the weights lie in the processor's cache."),
+    ],
+)
+def test_a_share_above_the_roofline_is_explained(
+    report: Callable[..., tuple[Page, str]], cache: int | None, said: str
+) -> None:
+    plan = manifest()
+    machine = plan.machine | ({"cache_bytes": cache} if cache else {})
+    _, text = report(machine=machine, cost_curve={"1": 0.001, "4": 0.002})
+    (line,) = [line for line in text.splitlines() if line.startswith("A share above 100 %")]
+    assert said in line
+
+
 def test_failures_and_skipped_peers_are_shown(run: Path, page: Page) -> None:
     rows = page.table("method", "what", "why, or its last lines")
     assert rows["llama_cpp"]["what"][0] == "skipped"

@@ -51,6 +51,16 @@ def test_step_searches_as_json(search: Any, method: str) -> None:
     numbers = [branch["number"] for branch in record["tree"]]
     assert numbers == list(range(len(numbers))) and record["tree"][0]["parent"] is None
     assert record["chosen"] in numbers
+    assert 0 < record["abandoned_tokens"] < record["stats"]["generated"]
+    assert record["stats"]["failures"] == 0
+
+
+def test_tokens_of_abandoned_branches_are_told(search: Any) -> None:
+    words = ("--method", "dvts", "-n", 4, "--width", 2, "--scorer", "likelihood")
+    status, _, err = search(*words, "--step-end", " ", "--step-tokens", 5)
+    (line,) = [line for line in err.splitlines() if "tokens/s" in line]
+    assert status == 0 and line.endswith("of them in texts that were abandoned")
+    assert "abandoned" not in search("-n", 2, "--select", "likelihood")[2]
 
 
 def test_text_for_people(search: Any) -> None:

@@ -39,6 +39,7 @@ def describe(device: str = "cpu") -> dict[str, Any]:
         "cpu": cpu_name(),
         "cores": num_cores(),
         "memory": memory_bytes(),
+        "cache_bytes": cache_bytes(),
         "os": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
     }

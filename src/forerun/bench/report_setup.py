@@ -39,7 +39,8 @@ DEFINITIONS = (
     ("predicted tau", "1 + the sum of the rates by position"),
     ("c(N)", "time of a pass over N rows over that of one row"),
     ("roofline", "the shortest time of a pass: bytes of weights and keys and values over the "
-     "measured reading speed, or operations over the measured product speed, whichever is longer"),
+     "measured reading speed, or operations over the measured product speed, whichever is longer; "
+     "bytes as they are held: in 8 bits where they are rounded, with the zeros that fill them up"),
     ("predicted speed-up", "tau times c(1) over c(1 + D/S): what tau and the cost curve promise if "
      "nothing but the pass took time"),
     ("memory-bound speed-up", "tau / (1 + k r), k draft passes per round that each read r of the "
@@ -61,10 +62,21 @@ def cost_section(manifest: Manifest, records: Sequence[Record]) -> Section:
     tables = [_cost_table(manifest), _roofline_table(manifest, quiet)]
     tables.append(_prediction_table(manifest, quiet))
     if any(cell.value and cell.value > 1 for cell in _shares(tables)):
-        prose.append(
-            "A share above 100 % says that the limit was measured too low, as on a busy machine."
-        )
+        prose.append(_above(manifest))
     return Section("Cost of a pass, and theory", prose, charts, [t for t in tables if t.rows])
+
+
+def _above(manifest: Manifest) -> str:
+    """Why a share of the roofline exceeds 100 %."""
+    cache, read = manifest.machine.get("cache_bytes"), manifest.model.get("pass_bytes")
+    if cache and read and read <= cache:
+        return (
+            f"A share above 100 %: what a pass reads ({_plain('bytes', read)}) fits into the "
+            f"processor's cache ({_plain('bytes', cache)}), which is faster than the memory that "
+            "the roofline counts with."
+        )
+    busy = "A share above 100 % says that the limit was measured too low, as on a busy machine"
+    return busy + ("." if cache else ", or that the weights lie in the processor's cache.")
 
 
 def _shares(tables: Sequence[Table]) -> list[Cell]:

@@ -35,7 +35,7 @@ ROUNDS = 15
 class PassCost:
     """What one pass over one row reads and computes."""
 
-    weight_bytes: int  # of every product and norm, and one row of the embedding
+    weight_bytes: int  # as held, zeros that fill up included; of the embedding one row
     kv_bytes_per_token: int  # keys and values of one token, all layers
     flops_per_row: int  # two per weight that is used; attention left out
 
@@ -73,10 +73,10 @@ def pass_cost(target: Target) -> PassCost | None:
         return None
     model = target.model
     linears = _used(model)
-    numbers = sum(math.prod(part.shape) for part in (*linears, *model.norms()))
+    held = sum(part.nbytes for part in (*linears, *model.norms()))
     c, size = model.config, model.dtype.itemsize
     return PassCost(
-        weight_bytes=size * (numbers + c.hidden_size),  # biases left out; one row of the embedding
+        weight_bytes=held + size * c.hidden_size,
         kv_bytes_per_token=2 * c.num_layers * c.num_kv_heads * c.head_dim * size,
         flops_per_row=sum(2 * math.prod(part.shape) for part in linears),
     )

@@ -163,10 +163,20 @@ def told(limit: float, rates: dict[int, float]) -> dict[str, str]:
     A product whose weights no cache holds reads memory, too: the fastest of all is the limit.
     """
     limit = max(limit, *rates.values())
-    return {"memory reads at": f"{limit:.1f} GB/s; plain decoding on a CPU can be no faster"} | {
+    return {
+        "memory reads at": f"{limit:.1f} GB/s; plain decoding on a CPU can be no faster{_beyond()}"
+    } | {
         f"weights, {counted(rows, 'row')}": f"{rate:.1f} GB/s, {rate / limit:.0%} of that"
         for rows, rate in rates.items()
     }
+
+
+def _beyond() -> str:
+    """For which models the memory is no limit."""
+    from forerun.bench.machine import cache_bytes
+
+    size = cache_bytes() / 2**20
+    return f", but with models that fit into its cache of {size:.0f} MiB" if size else ""
 
 
 def _advice(native: Kernels, share: float | None) -> str:

@@ -291,6 +291,7 @@ def to_record(found: Any, call: str) -> dict[str, Any]:
         "votes": found.votes,
         "seed": found.seed,
         "stats": found.stats.to_dict(),
+        "abandoned_tokens": found.num_abandoned,
         "notes": found.notes,
         "call": call,
     }
@@ -324,5 +325,8 @@ def _show(found: BestOf | Found, seconds: float) -> None:
         lost = sum(branch.fate == "lost" for branch in found.tree)
         branches = counted(len(found.tree) - 1, "branch", "branches")
         lines.append(f"{branches}, {lost} lost, {num} finished")
-    for line in [*lines, *stats_lines(found.stats, num, seconds)]:
+    told = stats_lines(found.stats, num, seconds)
+    if found.num_abandoned:
+        told[0] += f"; {counted(found.num_abandoned, 'token')} of them in texts that were abandoned"
+    for line in [*lines, *told]:
         painted(line, "dim", stderr=True)

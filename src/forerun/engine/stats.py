@@ -88,8 +88,7 @@ class Stats:
             name: {"drafted": count, "accepted": self.accepted_by[name]}
             for name, count in self.drafted_by.items()
         }
-        failed = {"failures": self.failures} if self.failures else {}
-        return counts | rates | {"by_drafter": parts} | failed
+        return counts | rates | {"by_drafter": parts, "failures": self.failures}
 
 
 class Recorder:

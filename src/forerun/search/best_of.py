@@ -57,6 +57,11 @@ class BestOf:
         return self.chosen.text
 
     @property
+    def num_abandoned(self) -> int:
+        """Tokens of texts that an early stop cut short; `stats` counts them, too."""
+        return max(0, self.stats.generated - sum(len(sample.tokens) for sample in self.samples))
+
+    @property
     def answer(self) -> str | None:
         """The chosen sample's; None if it states none."""
         return self.answers[self.samples.index(self.chosen)]

@@ -125,7 +125,9 @@ class Session:
         while not self.engine.scheduler.is_idle or self._held:
             self._readmit()
             for seq in self._step():
-                self.stats.add(self.recorder.of(seq))
+                stats = self.recorder.of(seq)
+                stats.failures = self.engine.drafter.failures.get(seq, 0)  # type: ignore[attr-defined]
+                self.stats.add(stats)
                 yield seq
 
     def cancel_all(self) -> None:

@@ -86,6 +86,18 @@ class Found:
         """The branches that came to an end and were kept: those that vote."""
         return [branch for branch in self.tree if branch.fate == "finished"]
 
+    @property
+    def num_abandoned(self) -> int:
+        """Tokens of steps that no finished or chosen branch holds; `stats` counts them, too."""
+        held: set[Branch] = set()
+        for leaf in (self.chosen, *self.finished):
+            branch: Branch | None = leaf
+            while branch is not None and branch not in held:
+                held.add(branch)
+                branch = branch.parent
+        kept = sum(len(b.tokens) - len(b.parent.tokens) for b in held if b.parent is not None)
+        return max(0, self.stats.generated - kept)
+
 
 class BranchesLost(ConfigError):
     """The scorer lost every branch; `tree` holds all of them."""

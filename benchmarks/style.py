@@ -88,7 +88,7 @@ class Tally:
             for node, token in zip(step.visited(i), step.emitted[i], strict=True):
                 self.base.append(float(law.logprobs(node)[token]))
                 plain = law.rows.row(node).astype(np.float64)
-                self.divergences.append(jsd(softmax(plain), law.model_probs(node)))
+                self.divergences.append(jsd(softmax(plain), softmax(law.logits(node))))
 
 
 def jsd(p: np.ndarray, q: np.ndarray) -> float:

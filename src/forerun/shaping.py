@@ -14,7 +14,7 @@ import numpy as np
 
 from forerun.records import Rows, Sequence
 from forerun.roles import Shaper
-from forerun.sampling import Sampling, log_softmax, softmax, to_probs
+from forerun.sampling import Sampling, log_softmax, to_probs
 from forerun.tree import Tree
 
 if TYPE_CHECKING:
@@ -80,10 +80,6 @@ class Laws:
                     logits = logits if state is None else shaper.logits(state, logits)
             self._logits[node] = logits
         return self._logits[node]
-
-    def model_probs(self, node: int) -> np.ndarray:
-        """The law [V] at temperature 1 without truncation."""
-        return softmax(self.logits(node))
 
     def logprobs(self, node: int) -> np.ndarray:
         """The model's own log-probabilities [V]: unshaped, temperature 1, float64."""

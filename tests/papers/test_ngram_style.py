@@ -71,7 +71,7 @@ def swept(model: forerun.Model, style: NgramModel, form: str, strength: float) -
             texts[seq] = seq.tokens
             for node in step.visited(i):
                 plain = softmax(law.rows.row(node).astype(np.float64))
-                gaps.append(jsd(plain, law.model_probs(node)))
+                gaps.append(jsd(plain, softmax(law.logits(node))))
 
     shapers = [NgramStyle(style, strength=strength, form=form)]
     model.generate(

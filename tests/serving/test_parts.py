@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import math
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from fakes import FakeTarget, sequence, table_law
 from forerun import registry
+from forerun.cli.serve import REASONER
 from forerun.dice import EnumeratedDice, SeededDice
 from forerun.engine.loop import Engine
 from forerun.errors import ConfigError
@@ -24,11 +26,13 @@ from forerun.roles import Drafter
 from forerun.sampling import Sampling
 from forerun.serving.admission import Admission, Group
 from forerun.serving.errors import ApiError
+from forerun.serving.intake import parse
 from forerun.serving.jobs import Job
 from forerun.serving.methods import Methods
 from forerun.serving.pieces import Pieces, byte_alphabet
 from forerun.serving.prediction import FIRST, Expected, Prediction
 from forerun.serving.routing import Plans, Router
+from forerun.serving.schemas import ChatRequest
 from forerun.serving.service import Service, settle
 from forerun.serving.settings import Settings
 from forerun.tree import Tree, chain
@@ -296,3 +300,21 @@ def test_the_mailbox_needs_no_loop_of_its_own() -> None:
 
     assert asyncio.run(put()) == 503
     assert np.isfinite(job().arrived)
+
+
+def test_system_messages_that_a_template_leaves_out_are_told_once(
+    tiny_model: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    says = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "the cat"}]
+    body = json.dumps({"messages": says}).encode()
+
+    def ask() -> list[int]:
+        return service.intake.chat(parse(ChatRequest, body), "").prompts[0]
+
+    service = Service(tiny_model, Settings())
+    shown = ask()
+    assert not caplog.records, "this template shows all"
+    tiny_model.tokenizer.inner.chat_template = REASONER
+    assert ask() == ask() != shown
+    (record,) = caplog.records
+    assert "no place for system messages: they are accepted and not shown" in record.getMessage()

@@ -13,7 +13,7 @@ from forerun.ngrams import kernels
 from forerun.ngrams.lessons import BLOCK
 from forerun.ngrams.selecting import select_top
 from forerun.records import Plan, Rows, Sequence, Step, Verdict
-from forerun.sampling import Sampling
+from forerun.sampling import Sampling, softmax
 from forerun.shaping import Laws
 from forerun.tree import EMPTY, Tree, TreeBuilder
 
@@ -35,7 +35,8 @@ class OneByOne(Stand):
         probs = np.zeros((len(nodes), self.entries), np.float32)
         for i, node in enumerate(nodes):
             is_model = self._learns_model(seq)
-            select_top(laws.model_probs(node) if is_model else laws[node], ids[i], probs[i])
+            law = softmax(laws.logits(node)) if is_model else laws[node]
+            select_top(law, ids[i], probs[i])
         if memory.behind is not None:
             self._memories.enlarge(memory.behind, len(nodes) * len(memory.lengths))
         self._memories.enlarge(memory, len(nodes) * len(memory.lengths))

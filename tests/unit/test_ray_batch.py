@@ -8,30 +8,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command import Call
+from ray_jobs import SAMPLING, TEXTS, asked, local, setup, tokens
 
 import forerun
-from forerun import memories, registry
-from forerun.cli.generate_ray import progress_line
+from forerun import memories
 from forerun.cli.main import main
 from forerun.engine.run import Sample
-from forerun.engine.stats import Stats
 from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.integrations import ray_batch
-from forerun.integrations.ray_batch import Pool, pieces, share
+from forerun.integrations.ray_batch import Pool
 from forerun.integrations.ray_results import Partial, partial_of
-from forerun.integrations.ray_worker import Asked, Setup, Worker
-from forerun.sampling import Sampling
-
-Call = Callable[..., tuple[int, str, str]]
-TEXTS = ("the cat sat on", "one two three", "ten nine eight", "the rain fell", "and the dog")
-SAMPLING = Sampling(temperature=0.8, max_new_tokens=10, n=2, seed=5, ignore_eos=True)
-DRAWN = "stand:scope=request"
+from forerun.integrations.ray_worker import Asked, Worker
 
 
 @pytest.fixture(scope="module")
@@ -49,150 +42,11 @@ def cluster() -> Iterator[None]:
 
 
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Call:
-    def run(*words: Any) -> tuple[int, str, str]:
-        status = main([str(word) for word in words])
-        return status, *capsys.readouterr()
-
-    return run
-
-
-@pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "big.jsonl"
     lines = [json.dumps({"prompt": text, "id": f"q{i}"}) for i, text in enumerate(TEXTS)]
     path.write_text("\n".join(lines))
     return path
-
-
-def setup(folder: Path, **options: Any) -> Setup:
-    fixed = {"drafter": DRAWN, "controller": "fixed:nodes=6,depth=3"}
-    return Setup(model=str(folder), **fixed | options)
-
-
-def asked(sampling: Sampling = SAMPLING) -> list[Asked]:
-    return [Asked(i, text, sampling) for i, text in enumerate(TEXTS)]
-
-
-def local(folder: Path, **options: Any) -> dict[tuple[int, int], list[int]]:
-    """The tokens of the local engine, by prompt and sample."""
-    made = setup(folder, **options)
-    how = {"drafter": made.drafter, "controller": made.controller, "verifier": made.verifier}
-    run = forerun.load(made.model).run(list(TEXTS), SAMPLING, **how)
-    return {(s.prompt_index, s.index): s.tokens for s in run}
-
-
-def tokens(results: Any) -> dict[tuple[int, int], list[int]]:
-    return {(s.prompt_index, s.index): s.tokens for _, samples in results for s in samples}
-
-
-def worker(folder: Path, **options: Any) -> Worker:
-    made = Worker(setup(folder, **options))
-    assert made.ready()[0] == os.getpid()
-    return made
-
-
-# --- what needs no cluster
-
-
-def test_shares_of_nodes() -> None:
-    assert share([8], 3) == 2 and share([4, 4], 3) == 2 and share([3, 3], 3) == 1
-    assert share([2], 4) == 0.5 and share([3], 4) == 0.5 and share([], 2) == 0
-    for held, actors in (([8], 3), ([3, 5], 4), ([2], 7), ([1, 1, 1], 5)):
-        size = share(held, actors)
-        assert sum(int(have / size) for have in held) >= actors
-
-
-def test_pieces_keep_the_order_and_leave_none_out() -> None:
-    for batch, actors in ((1, 2), (4, 2), (64, 2), (64, 4)):
-        cut = pieces(asked(), batch=batch, actors=actors)
-        assert [one for piece in cut for one in piece] == asked()
-        assert len(cut) >= actors
-    assert all(len(piece) == 1 for piece in pieces(asked(), batch=1, actors=1))
-    assert pieces([], batch=4, actors=2) == []
-
-
-@pytest.mark.parametrize("drafter", ["none", "prompt_lookup", DRAWN])
-def test_pieces_in_any_order_are_the_samples_of_one_run(tiny_folder: Path, drafter: str) -> None:
-    made, whole = worker(tiny_folder, drafter=drafter), asked()
-    found = [made.work(piece) for piece in (whole[3:], whole[:1], whole[1:3])]
-    assert tokens([one for part in found for one in part]) == local(tiny_folder, drafter=drafter)
-
-
-@pytest.mark.parametrize("drafter", [registry.DRAFTER, "stand:scope=tenant", "suffix"])
-def test_pieces_of_an_actor_teach_each_other_nothing(tiny_folder: Path, drafter: str) -> None:
-    made, whole = worker(tiny_folder, drafter=drafter), asked(replace(SAMPLING, max_new_tokens=40))
-    first = made.work(whole[3:])
-    made.work(whole[:3])
-    assert tokens(made.work(whole[3:])) == tokens(first)
-
-
-def test_a_stopped_worker_returns_whole_prompts_only(tiny_folder: Path) -> None:
-    made = worker(tiny_folder)
-    made.stop()
-    assert made.work(asked()) == []
-
-
-def test_a_bad_prompt_is_refused_under_its_own_number(tiny_folder: Path) -> None:
-    whole = [*asked(), Asked(5, "the cat " * 200, SAMPLING), Asked(6, [9999], SAMPLING)]
-    made = worker(tiny_folder)
-    with pytest.raises(CapacityError, match=r"^prompt 5 has \d+ tokens, but the context"):
-        made.check(whole[2:])
-    with pytest.raises(DataError, match="^prompt 6 has token ids outside"):
-        made.check(whole[6:])
-
-
-@pytest.mark.parametrize("drafter", ["stand", "token_recycling", "suffix"])
-def test_a_memory_from_a_file_counts_once_after_merging(tiny_folder: Path, drafter: str) -> None:
-    first = worker(tiny_folder, drafter=drafter)
-    first.keep(None)
-    assert getattr(first.snapshot(), "counts", {"tokens": 0})["tokens"] == 0
-    first.work(asked()[:2])
-    before = first.snapshot()
-    actors = [worker(tiny_folder, drafter=drafter) for _ in range(2)]
-    for actor, piece in zip(actors, (asked()[2:4], asked()[4:]), strict=True):
-        actor.keep(before)
-        actor.work(piece)
-    learned = [actor.snapshot().counts["tokens"] for actor in actors]
-    own = before.counts["tokens"]
-    assert own > 0 and learned[0] > learned[1] > 0
-    merged = actors[0].main.merged([before, *(actor.snapshot() for actor in actors)])
-    whole = actors[0].main.snapshot().counts["tokens"]  # what the first one drafts from
-    if drafter == "token_recycling":  # tokens with known successors: a union
-        assert max(own, *learned) <= merged.counts["tokens"] <= own + sum(learned)
-        assert learned[0] <= whole
-    else:
-        assert merged.counts["tokens"] == own + sum(learned)
-        assert whole == own + learned[0]
-
-
-def test_progress_goes_by_the_pace_of_this_run() -> None:
-    stats = Stats(generated=300, passes=100)
-    line = progress_line(60, 100, 50, 100.0, stats)
-    assert line == "60 of 100 prompts, 3 tokens/s, tau 3.00, about 6:40 left"
-    assert progress_line(50, 100, 50, 1.0, Stats()) == "50 of 100 prompts"
-    assert progress_line(9, 1009, 0, 36.0, stats).endswith("about 1:06:40 left")
-
-
-def test_without_ray_the_extra_is_named(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    status, _, err = call("generate", "-p", "x", "--engine", "ray")
-    assert status == 2 and "pip install 'forerun[ray]'" in err
-
-
-def test_bad_options_are_refused(call: Call) -> None:
-    for words, said in (
-        (("--engine", "rai"), "did you mean 'ray'"),
-        (("--actors", 2), "--actors belongs to --engine ray"),
-    ):
-        status, _, err = call("generate", "-p", "x", *words)
-        assert status == 2 and said in err
-    pytest.importorskip("ray", reason="ray is not installed")
-    status, _, err = call("generate", "-p", "x", "--engine", "ray", "--actors", 0)
-    assert status == 2 and "--actors must be at least 1" in err
-
-
-# --- on a cluster
 
 
 @pytest.mark.slow

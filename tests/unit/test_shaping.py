@@ -209,7 +209,7 @@ def test_only_nodes_that_are_looked_at_cost_anything(monkeypatch):
     laws, _ = laws_of(Sampling(banned_tokens=(5,)), (Adjust(),), np.zeros((4, VOCAB)))
     assert asked == []
     for _ in range(3):
-        laws[1], laws.logits(1), laws.model_probs(1)
+        laws[1], laws.logits(1)
     assert asked == [1]
 
 

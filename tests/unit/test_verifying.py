@@ -24,7 +24,7 @@ from forerun.native import kernels
 from forerun.records import Rows, Verdict
 from forerun.roles import Verifier
 from forerun.sampled_law import LawReport, LawTest
-from forerun.sampling import Sampling
+from forerun.sampling import Sampling, softmax
 from forerun.shaping import Laws
 from forerun.tree import Tree
 from forerun.verifiers.speculative import Speculative
@@ -331,7 +331,7 @@ class Uncut(Speculative):
     def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
         verdict = super().verify(tree, laws, dice)
         node = verdict.nodes[-1] if verdict.nodes else -1
-        return Verdict(verdict.nodes, dice.choice(laws.model_probs(node)))
+        return Verdict(verdict.nodes, dice.choice(softmax(laws.logits(node))))
 
 
 @pytest.mark.parametrize("verifier", [Uncut(), Late(), Eager()], ids=lambda v: type(v).__name__)

@@ -5,7 +5,9 @@ Everything that can be refused is refused here, with the numbers, before anythin
 
 from __future__ import annotations
 
+import logging
 import secrets
+from contextlib import suppress
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -29,6 +31,8 @@ from forerun.serving.schemas import (
 )
 from forerun.serving.settings import Settings
 
+log = logging.getLogger("forerun.serving")
+FIRST = "system", "developer"  # roles of messages that say how to answer
 DEFAULT_TOKENS = 16  # of /v1/completions, as OpenAI has it; a chat may fill the context
 RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 PLAIN = (
@@ -71,6 +75,7 @@ class Intake:
         self.model, self.methods, self.settings = model, methods, settings
         self.can_predict = can_predict  # whether the verifier judges copied drafts
         self.sizes = Sizes(model.tokenizer)
+        self._has_told = False  # that system messages are left out
 
     def completion(self, request: CompletionRequest, tenant: str) -> Job:
         """The job of /v1/completions. Raises ApiError."""
@@ -266,10 +271,25 @@ class Intake:
             raise bad(
                 f"the model's chat template refuses these messages: {str(error)[:300]}", "messages"
             ) from None
+        self._tell_unread(found, text)
         tokens = self._encode(text, "messages", special=False)
         if not tokens:
             raise bad("the messages make an empty prompt", "messages")
         return tokens
+
+    def _tell_unread(self, messages: list[dict[str, str]], text: str) -> None:
+        """Logs, once, that the template leaves system messages out; clients send them by habit."""
+        others = [message for message in messages if message["role"] not in FIRST]
+        if self._has_told or len(others) == len(messages):
+            return
+        with suppress(Exception):  # templates are programs of their own
+            if self.model.tokenizer.chat_text(others) == text:
+                self._has_told = True
+                log.warning(
+                    "the chat template of %s has no place for system messages: they are accepted "
+                    "and not shown to the model (said once)",
+                    self.settings.name,
+                )
 
     def _encode(self, text: str, source: str, special: bool = True) -> list[int]:
         """Ids of a text. Raises ApiError, soon, for one that is too long by far."""

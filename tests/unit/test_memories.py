@@ -174,22 +174,6 @@ def test_everybodys_memory_may_seed_a_tenants(tmp_path: Path) -> None:
     assert kept.origin.tenant == "a"
 
 
-def test_everybodys_memory_does_not_become_a_tenants_unasked(tmp_path: Path) -> None:
-    path = tmp_path / "a.mem"
-    Kept(path, taught(), ORIGIN).save()
-    before, owned = path.read_bytes(), replace(ORIGIN, tenant="a")
-    said = "is common.*`forerun memory merge .*a.mem --tenant a --out .*a-a.mem`"
-    with pytest.raises(ConfigError, match=said), Kept(path, taught(), owned):
-        raise AssertionError("the block must not begin")
-    assert path.read_bytes() == before
-    memories.merge([path], tmp_path / "a-a.mem", tenant="a")  # what the message says to do
-    with Kept(tmp_path / "a-a.mem", Stand(context=2, entries=4), owned) as kept:
-        assert kept.before
-    memories.merge([tmp_path / "a-a.mem"], path, tenant="")
-    with Kept(path, Stand(context=2, entries=4), ORIGIN) as kept:
-        assert kept.before
-
-
 def test_another_model_is_welcome_with_a_remark(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -168,6 +169,24 @@ def test_info_shows_what_would_be_drafted(
         draft.startswith(tokenizer.decode(ids[at + 1 : at + 2])) for draft in found["drafts"]
     )
     assert json.loads(call(*words, "--after", "qqqq")[1])["drafts"] == []
+
+
+def test_everybodys_memory_does_not_become_a_tenants_unasked(
+    call: Call, generate: Call, path: Path, tmp_path: Path
+) -> None:
+    own = ("--memory", tmp_path / "a-bob.mem", "--tenant", "bob")
+    assert generate("--memory", path)[0] == 0
+    before = path.read_bytes()
+    status, out, err = generate("--memory", path, "--tenant", "bob")
+    assert (status, out) == (2, "") and "is common, and saved for tenant 'bob' it would" in err
+    assert path.read_bytes() == before
+    told = shlex.split(err.split("`forerun ")[1].split("`")[0])
+    assert told == ["memory", "merge", str(path), *own[2:], "--out", str(own[1])]
+    assert call(*told)[0] == 0 and generate(*own)[0] == 0  # a copy that is bob's
+    _, _, err = generate("--memory", own[1])
+    assert "belongs to tenant 'bob', not to everybody" in err
+    told = shlex.split(err.split("`forerun ")[1].split("`")[0])
+    assert call(*told)[0] == 0 and generate("--memory", told[-1])[0] == 0  # and a common one again
 
 
 def test_merge_and_cap(call: Call, generate: Call, path: Path, tmp_path: Path) -> None:

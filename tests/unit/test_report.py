@@ -232,24 +232,6 @@ def test_a_method_that_missed_prompts_gets_no_place() -> None:
     assert best and best.method == "stand"
 
 
-@pytest.mark.parametrize(
-    ("cache", "said"),
-    [
-        (700_000_000, "what a pass reads (601.0 MB) fits into the processor's cache (700.0 MB)"),
-        (32_000_000, "as on a busy machine."),
-        (None, "as on a busy machine, or that the weights lie in the processor's cache."),
-    ],
-)
-def test_a_share_above_the_roofline_is_explained(
-    report: Callable[..., tuple[Page, str]], cache: int | None, said: str
-) -> None:
-    plan = manifest()
-    machine = plan.machine | ({"cache_bytes": cache} if cache else {})
-    _, text = report(machine=machine, cost_curve={"1": 0.001, "4": 0.002})
-    (line,) = [line for line in text.splitlines() if line.startswith("A share above 100 %")]
-    assert said in line
-
-
 def test_failures_and_skipped_peers_are_shown(run: Path, page: Page) -> None:
     rows = page.table("method", "what", "why, or its last lines")
     assert rows["llama_cpp"]["what"][0] == "skipped"
@@ -286,33 +268,6 @@ def test_records_of_several_revisions_are_pointed_out(
 ) -> None:
     again = [{"created": "2026-11-21", "git": "abcdef0", "command": "forerun bench run"}]
     assert "more than one revision of forerun: 1c79097+dirty, abcdef0" in report(resumed=again)[1]
-
-
-def test_no_figure_rests_on_a_machine_that_was_never_quiet(
-    report: Callable[..., tuple[Page, str]],
-) -> None:
-    made = [r for r in records() if r.method in ("plain", "stand")]
-    made = [replace(r, limits={"read_gb_s": 10.0 + 20 * (i % 2)}) for i, r in enumerate(made)]
-    _, text = report(made[:-1], methods=["plain", "stand"])
-    assert "- All tasks: no figure, for nothing was measured while the machine was quiet." in text
-    assert "over our plain decoding" not in text.split("## ")[0]
-
-
-def test_a_restless_machine_and_few_prompts_are_pointed_out(
-    report: Callable[..., tuple[Page, str]],
-) -> None:
-    made = [r for r in records() if r.method in ("plain", "stand")]
-    made = [replace(r, limits={"read_gb_s": 10.0 if i == 8 else 30.0}) for i, r in enumerate(made)]
-    made[7:9] = [replace(r, seconds=1000 * r.seconds) for r in made[7:9]]
-    page, text = report(made, methods=["plain", "stand"])
-    assert "> **The machine was not quiet" in text and "between 10.0 and 30.0 GB/s" in text
-    assert "left out of the figures: 2 of 32 measurements" in text
-    quiet = [r for i, r in enumerate(made) if i not in (7, 8)]
-    found = metrics.speed_up(quiet, "stand")
-    assert found and found.ratio < 4 and f"stand is {found.ratio:.2f}x (" in text
-    assert float(page.table("method", "by")["stand"]["speed-up"][1] or 0) < 4
-    assert "Intervals over fewer than 10 prompts are rough: code 6." in text
-    assert "chosen by these same figures" not in text  # there was no choice
 
 
 def test_what_cannot_be_told_apart_is_not_called_faster(

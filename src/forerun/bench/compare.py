@@ -74,7 +74,7 @@ def compare(
             f"{', '.join(after[0].methods)}"
         )
     changes, remarks = [], differences(before[0], after[0])
-    quiet = [calm(records) for _, records in (before, after)]
+    quiet = calm(before[1]), calm(after[1])
     if disturbed := len(before[1]) + len(after[1]) - sum(map(len, quiet)):
         remarks.append(f"{disturbed} measurements of a disturbed machine are left out")
     for method in methods:

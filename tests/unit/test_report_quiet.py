@@ -1,0 +1,71 @@
+"""What a report makes of a machine that was disturbed, and of one that is faster than its limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from report_page import Page
+from sample_run import manifest, records, write_run
+
+from forerun.bench import metrics
+from forerun.bench.report import write_report
+from forerun.bench.results import Record
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Callable[..., tuple[Page, str]]:
+    """Page and Markdown of records with changes to the plan."""
+
+    def make(made: list[Record] | None = None, **changes: object) -> tuple[Page, str]:
+        html, text = write_report(write_run(tmp_path / "run", made, **changes))
+        return Page(html.read_text(encoding="utf-8")), text.read_text(encoding="utf-8")
+
+    return make
+
+
+def test_a_restless_machine_and_few_prompts_are_pointed_out(
+    report: Callable[..., tuple[Page, str]],
+) -> None:
+    made = [r for r in records() if r.method in ("plain", "stand")]
+    made = [replace(r, limits={"read_gb_s": 10.0 if i == 8 else 30.0}) for i, r in enumerate(made)]
+    made[7:9] = [replace(r, seconds=1000 * r.seconds) for r in made[7:9]]
+    page, text = report(made, methods=["plain", "stand"])
+    assert "> **The machine was not quiet" in text and "between 10.0 and 30.0 GB/s" in text
+    assert "left out of the figures: 2 of 32 measurements" in text
+    quiet = [r for i, r in enumerate(made) if i not in (7, 8)]
+    found = metrics.speed_up(quiet, "stand")
+    assert found and found.ratio < 4 and f"stand is {found.ratio:.2f}x (" in text
+    assert float(page.table("method", "by")["stand"]["speed-up"][1] or 0) < 4
+    assert "Intervals over fewer than 10 prompts are rough: code 6." in text
+    assert "chosen by these same figures" not in text  # there was no choice
+
+
+def test_no_figure_rests_on_a_machine_that_was_never_quiet(
+    report: Callable[..., tuple[Page, str]],
+) -> None:
+    made = [r for r in records() if r.method in ("plain", "stand")]
+    made = [replace(r, limits={"read_gb_s": 10.0 + 20 * (i % 2)}) for i, r in enumerate(made)]
+    _, text = report(made[:-1], methods=["plain", "stand"])
+    assert "- All tasks: no figure, for nothing was measured while the machine was quiet." in text
+    assert "over our plain decoding" not in text.split("## ")[0]
+
+
+@pytest.mark.parametrize(
+    ("cache", "said"),
+    [
+        (700_000_000, "what a pass reads (601.0 MB) fits into the processor's cache (700.0 MB)"),
+        (32_000_000, "as on a busy machine."),
+        (None, "as on a busy machine, or that the weights lie in the processor's cache."),
+    ],
+)
+def test_a_share_above_the_roofline_is_explained(
+    report: Callable[..., tuple[Page, str]], cache: int | None, said: str
+) -> None:
+    plan = manifest()
+    machine = plan.machine | ({"cache_bytes": cache} if cache else {})
+    _, text = report(machine=machine, cost_curve={"1": 0.001, "4": 0.002})
+    (line,) = [line for line in text.splitlines() if line.startswith("A share above 100 %")]
+    assert said in line

@@ -39,6 +39,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The machine is not measured."""
     monkeypatch.setattr(machine, "read_bandwidth", lambda threads, **options: 12.5)
+    monkeypatch.setattr(machine, "taken", lambda *measured: 0.0)
     monkeypatch.setattr(machine, "product_rate", lambda dtype, **options: 100.0)
     real = theory.cost_curve
     monkeypatch.setattr(theory, "cost_curve", lambda target: real(target, (1, 4), rounds=1))

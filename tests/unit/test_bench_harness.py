@@ -93,6 +93,7 @@ class Fake:
 @pytest.fixture(autouse=True)
 def no_memory_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "read_bandwidth", lambda threads, **options: 12.5)
+    monkeypatch.setattr(machine, "taken", lambda *measured: 0.25)
 
 
 @pytest.fixture
@@ -160,7 +161,7 @@ def test_a_record_says_what_came(bench: Any) -> None:
         score=0.5,
         majority=1.0,
         memory={"weights": 7},
-        limits={"read_gb_s": 12.5},
+        limits={"read_gb_s": 12.5, "taken": 0.25},
     )
 
 

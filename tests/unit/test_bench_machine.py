@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -210,3 +211,20 @@ def test_models_are_described(model: Any, tmp_path: Path) -> None:
     config = folder / "config.json"
     config.write_text(config.read_text().replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05'))
     assert found["hash"] != planning.describe_model(model, folder)["hash"]
+
+
+def test_time_of_others_and_of_children_is_told_apart() -> None:
+    """A child's counts as one's own; of cores that are left others may take what they like."""
+    before = machine.cpu_seconds()
+    if before == (0.0, 0.0):
+        pytest.skip("this system tells no processor time")
+    code = "import time\nwhile time.process_time() < 0.3: pass"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    after = machine.cpu_seconds()
+    assert after[1] - before[1] >= 0.25 and after[0] - before[0] >= 0.25
+    cores = machine.num_cores()
+    assert machine.taken((0, 0), (3.0 * cores, 1.0 * cores), 2.0, cores) == pytest.approx(1.0)
+    assert machine.taken((0, 0), (2.04, 2.0), 2.0, cores) == 0.0  # counters are coarse
+    assert machine.taken((5, 1), (5 + 2.0 * cores, 3.0), 2.0, 1) == pytest.approx(
+        (2.0 * cores - 2.0 - 2.0 * (cores - 1)) / 2.0
+    )

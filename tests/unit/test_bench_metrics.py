@@ -136,3 +136,21 @@ def test_scores_and_memory() -> None:
         record("stand", memory={"cells": 4}),
     ]
     assert metrics.peak_memory(held) == {"cells": 4, "weights": 5}
+
+
+def test_quiet_is_what_the_rest_of_the_run_was() -> None:
+    """Reading counts for its two neighbours, cores for the record; always busy is none left out."""
+
+    def kept(**measured: list[float]) -> list[int]:
+        columns = [
+            dict(zip(measured, row, strict=True)) for row in zip(*measured.values(), strict=True)
+        ]
+        made = [
+            Record("t", i, "", "", "m", 0, i, 5, 1.0, 9, limits=c) for i, c in enumerate(columns)
+        ]
+        return [record.index for record in metrics.calm(made)]
+
+    assert kept(read_gb_s=[30.0, 29, 12, 30, 31]) == [0, 3, 4]
+    assert kept(read_gb_s=[30.0] * 5, taken=[0.0, 0.02, 0.5, 0.05, 0.12]) == [0, 1, 3]
+    assert kept(taken=[0.5, 0.52, 0.48, 0.5, 0.9]) == [0, 1, 2, 3]
+    assert kept(read_gb_s=[]) == []

@@ -141,12 +141,16 @@ class Harness:
             self.writer.manifest.threads, tries=QUICK, device=self._device
         )
         outcome, error = None, None
+        before, start = machine.cpu_seconds(), time.perf_counter()
         try:
             outcome = contestant.run(example, sampling)
         except Exception as problem:
             error = last_lines(problem)
+        spent, threads = time.perf_counter() - start, self.writer.manifest.threads
+        taken = machine.taken(before, machine.cpu_seconds(), spent, threads)
         record = self._record(unit, name, example, outcome, error)
-        record = replace(record, limits={"read_gb_s": round(read, 3)})
+        limits = {"read_gb_s": round(read, 3), "taken": round(taken, 3)}
+        record = replace(record, limits=limits)
         self.writer.append(record)
         self.records[record.key] = record
         progress.finish(name, time.perf_counter() - began)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from forerun.bench.charts import number
-from forerun.bench.metrics import PLAIN, SpeedUp, calm
+from forerun.bench.metrics import PLAIN, TAKEN, SpeedUp, beside, calm
 from forerun.bench.report_setup import skipped
 from forerun.bench.results import Manifest, Record
 from forerun.bench.standing import Entry, Standing, factor, holds_one, interval, times
@@ -187,12 +189,14 @@ def alerts(manifest: Manifest, records: Sequence[Record]) -> list[str]:
             f"Incomplete: {found} of {planned} planned measurements are there. The figures cover "
             f"these only. Missing: {', '.join(f'{m} {count}' for m, count in missing.items())}."
         )
-    if disturbed := len(records) - len(calm(records)):
-        reading = [r.limits["read_gb_s"] for r in records if r.limits and "read_gb_s" in r.limits]
+    disturbed, takes = len(records) - len(calm(records)), beside(records, "taken") or [0.0]
+    if disturbed or np.median(takes) > TAKEN:
+        reads = beside(records, "read_gb_s") or [0.0]
         said.append(
-            f"The machine was not quiet: its reading speed, measured beside every prompt, moved "
-            f"between {number(min(reading))} and {number(max(reading))} GB/s. Disturbed, and left "
-            f"out of the figures: {disturbed} of {len(records)} measurements."
+            f"The machine was not quiet: beside the prompts it read between {number(min(reads))} "
+            f"and {number(max(reads))} GB/s, and other programs took {min(takes):.0%} to "
+            f"{max(takes):.0%} of the cores. Disturbed more than the rest, and left out of the "
+            f"figures: {disturbed} of {len(records)} measurements."
         )
     if PLAIN not in there:
         said.append("Plain decoding is not among the records, so there are no speed-ups.")

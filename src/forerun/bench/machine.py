@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,6 +29,7 @@ PACKAGES = ("torch", "transformers", "numba", "numpy")
 LEAST = 256 << 20  # bytes of the buffer that is read
 TIMES_CACHE = 8, 3  # how far it exceeds the caches: as a rule, and where memory is short
 PIECE = 8 << 20  # numbers that are written at once
+COARSE = 0.05  # seconds of processor time that its counters do not tell apart
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 WIDE = (512, 1024, 2048, 4096, 8192)  # rows and columns of the products
 SLOW = 0.05  # seconds of a product after which no larger one is tried
@@ -80,6 +82,40 @@ def usual_threads() -> int:
     """Threads where nobody names a number: OMP_NUM_THREADS, else all cores."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return int(asked) if asked.isdigit() and int(asked) else num_cores()
+
+
+def cpu_seconds() -> tuple[float, float]:
+    """Seconds that the cores of this process were busy so far, and those of it and its children.
+
+    (0, 0) where the system does not say.
+    """
+    try:
+        tick, cores = os.sysconf("SC_CLK_TCK"), {f"cpu{i}" for i in os.sched_getaffinity(0)}
+        lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+    except (OSError, AttributeError, ValueError):
+        return 0.0, 0.0
+    times = [list(map(int, words[1:])) for words in lines if words and words[0] in cores]
+    busy = sum(sum(row[:3]) + sum(row[5:8]) for row in times)  # neither idle nor waiting for disks
+    parents, spent = {}, {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has just ended
+            words = file.read_text().rpartition(")")[2].split()
+            parents[file.parent.name] = words[1]
+            spent[file.parent.name] = sum(map(int, words[11:15]))  # its ended children's, too
+    own, new = set[str](), {str(os.getpid())}
+    while new:
+        own |= new
+        new = {child for child, parent in parents.items() if parent in new}
+    return busy / tick, sum(spent.get(one, 0) for one in own) / tick
+
+
+def taken(
+    before: tuple[float, float], after: tuple[float, float], seconds: float, threads: int
+) -> float:
+    """Share of the cores for `threads` that other programs took between two `cpu_seconds`."""
+    others = (after[0] - before[0]) - (after[1] - before[1])
+    lost = others - seconds * max(num_cores() - threads, 0)  # on cores that were free they may run
+    return lost / (seconds * threads) if lost > COARSE else 0.0
 
 
 def memory_bytes() -> int:

@@ -19,6 +19,7 @@ PLAIN = "plain"  # the baseline: our own decoding without drafts
 GROUPS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64))  # trajectories, from 1
 DRAWS = 2000  # of the bootstrap
 RESTLESS = 1.5  # how often the reading speed beside a record goes into that of quiet moments
+TAKEN = 0.1  # how much more of the cores others take beside a record than in quiet moments
 PARTS = ("draft", "forward", "verify", "other")
 
 
@@ -90,14 +91,23 @@ def calm(records: Sequence[Record]) -> list[Record]:
     """Records that were measured on a quiet machine, and those that failed, in the same order.
 
     Disturbed: memory read at less than 1 / RESTLESS of the run's quiet speed (its 90th percentile)
-    before the record or before the next one. It says nothing of the method, so leaving these out
-    favours none.
+    before the record or before the next one, or other programs taking TAKEN more of the cores than
+    in the run's quiet moments (the 10th percentile). Neither depends on the method, so leaving
+    these out favours none; on a machine that is busy all the time nothing is left out.
     """
-    reads = [r.limits["read_gb_s"] for r in records if r.limits and "read_gb_s" in r.limits]
+    reads, takes = beside(records, "read_gb_s"), beside(records, "taken")
     least = float(np.quantile(reads, 0.9)) / RESTLESS if reads else 0.0
-    quiet = [not r.limits or r.limits.get("read_gb_s", least) >= least for r in records]
-    pairs = zip(quiet, [*quiet, True][1:], strict=True)
-    return [r for r, pair in zip(records, pairs, strict=True) if all(pair) or r.error is not None]
+    most = float(np.quantile(takes, 0.1)) + TAKEN if takes else 0.0
+    found = [r.limits or {} for r in records]
+    is_read = [limits.get("read_gb_s", least) >= least for limits in found]
+    is_ours = [limits.get("taken", most) <= most for limits in found]
+    quiet = map(all, zip(is_read, [*is_read, True][1:], is_ours, strict=True))
+    return [r for r, good in zip(records, quiet, strict=True) if good or r.error is not None]
+
+
+def beside(records: Iterable[Record], name: str) -> list[float]:
+    """What was measured beside the records, where it was."""
+    return [r.limits[name] for r in records if r.limits and name in r.limits]
 
 
 def by_trajectory(records: Iterable[Record]) -> dict[str, Totals]:

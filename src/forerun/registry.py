@@ -31,8 +31,8 @@ NAMED = re.compile(r"\b(File|Corpus|TokenId|ModelName|DrafterName|GrowerName)\b"
 
 DRAFTER, VERIFIER, CONTROLLER = "auto", "speculative", "budget"  # what users get unasked
 BRANCHING = "stand"  # one alone, whose trees try most of a pass: where `auto` cannot compare
-OFFERED = frozenset({"tokenizer", "device"})  # what a model has for all parts made for it
-UNWRITTEN = frozenset({"tokenizer"})  # of that, what no text can stand for
+OFFERED = frozenset({"tokenizer", "device", "target"})  # what a model has for all parts made for it
+UNWRITTEN = frozenset({"tokenizer", "target"})  # of that, what no text can stand for
 BATCH = 16  # sequences at once: a pass over sixteen rows costs half more than one over one
 KINDS = {
     "drafter": ("forerun.drafters", "Drafter"),

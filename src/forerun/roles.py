@@ -100,6 +100,9 @@ class Drafter:
     def bind(self, target: Target) -> None:
         """Learns whom it drafts for. Raises ConfigError if it cannot."""
 
+    def check_room(self, seqs: int, tokens: int) -> None:
+        """Raises CapacityError if it cannot draft for so many sequences of so many tokens."""
+
     def warm_up(self) -> None:
         """Compiles what it runs."""
 
@@ -110,6 +113,10 @@ class Drafter:
         does for any draft; 0 nodes: a look that finds nothing.
         """
         return 1e-4 if nodes else 4e-5
+
+    def prices(self, seqs: Many[Sequence], nodes: int, num: int = 1) -> list[float]:
+        """`seconds` of 0 to `nodes` nodes, as these sequences are drafted for at present."""
+        return [self.seconds(n, num) for n in range(nodes + 1)]
 
     def start(self, seq: Sequence) -> None:
         """A sequence joins."""

@@ -252,6 +252,7 @@ DRAFTERS: dict[str, Draft] = {
         Plan(2, 2),
         (1, 3),
     ),
+    "auto with a draft model": (made("auto", model=FakeRunner(DRAFT), run=1), CHAIN, (3,)),
     "router": (
         composed(
             "router",

@@ -293,8 +293,8 @@ def load(
     Raises ConfigError unless they share a vocabulary.
     """
     from forerun.assets import embedded
-    from forerun.drafters.draft_model import check_vocabulary
     from forerun.engine.api import Model
+    from forerun.models.companion import check_vocabulary
     from forerun.models.load import load_target
     from forerun.models.tokenizer import Tokenizer
 

@@ -22,10 +22,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from forerun.assets import embedded
+from forerun.assets import MODELS, embedded
 from forerun.bench.padding import LAYER, SIZES, Padding, Part, Shape, grown, shape_of, tensors
 from forerun.errors import CapacityError, ConfigError, DataError, ModelError, UnknownName
 from forerun.models.checkpoint import shard_files
+from forerun.models.companion import companion, name_companion
 from forerun.models.families import Unsupported
 from forerun.models.folder import model_folder
 from forerun.models.load import DTYPES
@@ -61,7 +62,7 @@ def inflate(
     if dtype not in DTYPES:
         raise UnknownName.of("dtype", dtype, DTYPES)
     folder = model_folder(embedded(str(source)))
-    config = _read_config(folder)
+    config, draft = _read_config(folder), _companion(folder)
     small = shape_of(config)
     pad = Padding(small, grown(small, size.upper()), DTYPES[dtype], seed)
     target = Path(target).expanduser()
@@ -76,8 +77,18 @@ def inflate(
             is_own = file.name == "config.json" or file.name.endswith(".index.json")
             if file.is_file() and file.suffix in KEPT and not is_own:
                 shutil.copyfile(file, part / file.name)
+        if draft:  # which drafts for the same law
+            name_companion(part, draft)
     written = sum(f.stat().st_size for f in target.iterdir())
     return Inflated(target, pad.big, written, time.perf_counter() - start)
+
+
+def _companion(folder: Path) -> str | None:
+    """The draft that a model names, as another folder can name it."""
+    draft = companion(folder)
+    if draft is None:
+        return None
+    return next((name for name in MODELS if Path(embedded(name)) == draft), str(draft.absolute()))
 
 
 def inflated_from(folder: Path) -> dict[str, Any] | None:

@@ -71,9 +71,7 @@ class Own:
     def drafter(self) -> Drafter:
         """Made once, shared with no other method."""
         model = self._model()
-        return registry.make(
-            "drafter", self.parts.drafter, tokenizer=model.tokenizer, device=model.device
-        )
+        return registry.make("drafter", self.parts.drafter, **model.offers)
 
     def warm_up(self, example: Example, sampling: Sampling) -> None:
         self._measure(example, short(sampling, self.parts.batch), "warm-up")

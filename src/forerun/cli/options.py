@@ -98,7 +98,7 @@ def _check_part(kind: str, spec: str, here: bool) -> bool:
         value = given[option]
         if what == "Corpus" and here:
             _check_files(f"{option} of {kind} {name!r}", value)
-        elif what == "ModelName" and value is not None:
+        elif what == "ModelName" and value not in (None, known[option].default):
             check_model(value, given.get("dtype", "auto"), given.get("device", "auto"), here=here)
     if is_quick := quick.issuperset(named.values()):
         cls(**given)

@@ -80,7 +80,7 @@ class Budget(Controller):
         self.tries, self.hits = np.zeros(nodes), np.zeros(nodes)
         self.gains = self._sums()  # gains[N]: tokens that N nodes promise
         self._cost = Cost((1, 2), (1.0, 1.0))
-        self._ask: Callable[[int, int], float] = lambda nodes, num: 0.0  # the drafter's seconds
+        self._ask: Callable[..., list[float]] = lambda seqs, nodes, num: [0.0] * (nodes + 1)
         self._seconds = [0.0] * (nodes + 1)  # the same, by nodes; 0: a look in vain
         self._priced = 0  # steps for which they hold
         self._luck: WeakKeyDictionary[Sequence, Luck] = WeakKeyDictionary()
@@ -99,7 +99,7 @@ class Budget(Controller):
     def bind(self, target: Target, drafter: Drafter) -> None:
         self._cost = cost_of(target)
         self._is_idle = not drafter.labels
-        self._ask = drafter.seconds
+        self._ask = drafter.prices
         if not self._is_idle:
             self._price(1)
 
@@ -189,7 +189,7 @@ class Budget(Controller):
 
     def _price(self, num: int) -> None:
         """Asks what drafts cost now, where so many decode at once."""
-        self._seconds = [self._ask(n, num) for n in range(self.nodes + 1)]
+        self._seconds = self._ask(list(self._luck), self.nodes, num)
         self._priced = PRICED
 
     def _dearness(self, num: int) -> float:

@@ -80,6 +80,10 @@ class Composite(Drafter):
         for part in self.parts:
             part.bind(target)
 
+    def check_room(self, seqs: int, tokens: int) -> None:
+        for part in self.parts:
+            part.check_room(seqs, tokens)
+
     def seconds(self, nodes: int, num: int = 1) -> float:
         return max(part.seconds(nodes, num) for part in self.parts)
 

@@ -14,8 +14,8 @@ import numpy as np
 from forerun import registry
 from forerun.dice import Dice
 from forerun.drafters.base import Grown
-from forerun.errors import ConfigError
-from forerun.passes import curve_of
+from forerun.engine.cost import cost_of
+from forerun.models.companion import check_size, load_draft
 from forerun.records import Plan, Sequence
 from forerun.registry import GrowerName, ModelName
 from forerun.roles import Path, Source, Target
@@ -25,6 +25,8 @@ from forerun.tree import Proposal, Tree
 if TYPE_CHECKING:
     from forerun.engine.runner import ModelRunner
     from forerun.models.tokenizer import Tokenizer
+
+COLD = 2.0  # a step between passes of the target, over one among its like: all code is cold
 
 
 class DraftModel(Grown):
@@ -45,24 +47,23 @@ class DraftModel(Grown):
     ) -> None:
         made = registry.make("grower", grower)
         if isinstance(model, str):
-            model = _load(model, dtype, device, max_seqs, tokenizer)
+            model = load_draft(model, dtype, device, max_seqs, tokenizer)
         self.source: ModelSource
         super().__init__(ModelSource(model, is_tree=grower != "chain"), made)
         self.runner = model
 
     def bind(self, target: Target) -> None:
-        if self.runner.vocab_size < target.vocab_size:
-            raise ConfigError(
-                f"the draft has {self.runner.vocab_size} logits, the target "
-                f"{target.vocab_size}; use a draft of the same family"
-            )
+        check_size(self.runner, target)
         self.source.vocab_size = target.vocab_size
 
+    def check_room(self, seqs: int, tokens: int) -> None:
+        runner = self.runner
+        runner.check_room(runner.num_held + seqs, min(tokens, runner.context))
+
     def seconds(self, nodes: int, num: int = 1) -> float:
-        """A pass of the draft for every node of a chain; a tree is taken for half as deep."""
-        rows = 1 + self.source.is_tree
-        one = float(curve_of(self.runner).at(rows * num)) / num
-        return nodes / rows * one
+        """A plain step of the draft for every node of a chain; a tree is taken for half as deep."""
+        rows, cost = 1 + self.source.is_tree, cost_of(self.runner)
+        return COLD * nodes / rows * (cost.whole(rows * num) + cost.aside(num, 0)) / num
 
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         return super().propose_one(seq, self._cap(seq, plan), dice)
@@ -94,41 +95,21 @@ class ModelSource(Source):
 
     def next(self, requests: Many[tuple[Sequence, Path]]) -> list[Proposal | None]:
         logits = self.runner.rows_at(requests)
-        wide = (logits.float() if logits.element_size() < 4 else logits).cpu().numpy()
-        rows = wide[:, : self.vocab_size]
-        return [self._law(seq, row) for (seq, _), row in zip(requests, rows, strict=True)]
+        narrow = (logits.float() if logits.element_size() < 4 else logits).cpu().numpy()
+        laws = [
+            self._law(seq, row[: self.vocab_size])
+            for (seq, _), row in zip(requests, narrow, strict=True)
+        ]
+        probs = np.stack(laws, dtype=np.float64)  # so that p / q sees exactly what was drawn from
+        probs /= probs.sum(axis=1, keepdims=True)
+        ids = np.arange(probs.shape[1], dtype=np.int32)
+        full = probs.all(axis=1)
+        return [
+            Proposal(ids, row) if is_full else Proposal.of(row)
+            for row, is_full in zip(probs, full, strict=True)
+        ]
 
-    def _law(self, seq: Sequence, logits: np.ndarray) -> Proposal:
+    def _law(self, seq: Sequence, logits: np.ndarray) -> np.ndarray:
         if seq.sampling.is_greedy and self.is_tree:
-            return _normalised(softmax(logits))
-        return _normalised(to_probs(logits, seq.sampling))
-
-
-def _normalised(probs: np.ndarray) -> Proposal:
-    """float64, so that the ratio p / q sees exactly what was drawn from."""
-    wide = probs.astype(np.float64)
-    return Proposal.of(wide / wide.sum())
-
-
-def _load(
-    name: str, dtype: str, device: str, max_seqs: int, tokenizer: Tokenizer | None
-) -> ModelRunner:
-    from forerun.assets import embedded
-    from forerun.models.load import load_target
-    from forerun.models.tokenizer import Tokenizer
-
-    path = embedded(name)
-    if tokenizer is not None:
-        check_vocabulary(tokenizer, Tokenizer.load(path))
-    return load_target(path, dtype=dtype, device=device, max_seqs=max_seqs)  # type: ignore[return-value]
-
-
-def check_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
-    """Raises ConfigError unless both map the same token strings to the same ids."""
-    ours, theirs = target.vocabulary(), draft.vocabulary()
-    if ours != theirs:
-        differ = sum(ours.get(token) != i for token, i in theirs.items())
-        raise ConfigError(
-            f"the draft has another vocabulary than the target ({len(theirs)} and {len(ours)} "
-            f"tokens, {differ} differ); use a draft of the same family, or drafter 'stand'"
-        )
+            return softmax(logits)
+        return to_probs(logits, seq.sampling)

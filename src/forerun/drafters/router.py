@@ -4,8 +4,8 @@ Parts of any kind may compete, those that draw too, so nothing but use tells how
 sequence drafts some steps with one part, then chooses anew: the one that may be fastest, since what
 was hardly used of late may be faster than it seems (an upper confidence bound). A part's speed is
 the tokens of its steps over their seconds (`passes.py`), as if all that share its record and decode
-at once drafted with it; one that was hardly used is believed to stand to the others as `beliefs`
-say. Recent steps weigh more, since memories grow.
+at once drafted with it. Of a part that was hardly used, tokens are believed to stand to those of
+the others as `beliefs` say; its seconds are known. Recent steps weigh more, since memories grow.
 
 Law: the choice rests on earlier steps alone, so labels stay true. Needs: what its parts need.
 """
@@ -17,6 +17,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from operator import mul
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -32,49 +33,71 @@ from forerun.tree import EMPTY, Tree, signed
 
 KEEP = 0.998  # memory of steps
 WEIGHT = 40.0  # steps that a belief stands for
+FEW = 4.0  # nodes of a draft, as long as none was made
 MOST = 1024  # records; the least recently begun on go
 
 
 class Record:
-    """How the parts have fared on all sequences that share it; `beliefs`: relative speeds.
+    """How the parts have fared on all sequences that share it.
 
-    Plain numbers: they are touched once a step, when a pass has made all code cold.
+    beliefs: tokens of a step with each part, one relative to another. Plain numbers: they are
+    touched once a step, when a pass has made all code cold.
     """
 
     def __init__(self, beliefs: Many[float]) -> None:
         self.beliefs = list(beliefs)
-        self.tokens, self.seconds, self.runs = ([0.0] * len(beliefs) for _ in range(3))  # decayed
-        self.steps = 0.0
+        self.tokens, self.seconds, self.steps, self.runs = (
+            [0.0] * len(beliefs) for _ in range(4)
+        )  # decayed
+        self.nodes, self.num = FEW, 1  # of a draft, a mean; sequences that draft at once
 
-    def choose(self, optimism: float) -> int:
+    def choose(self, dues: Many[float], optimism: float) -> int:
         """The part of the next run."""
         known = math.log1p(sum(self.runs))
         doubts = [optimism * math.sqrt(known / (1 + runs)) for runs in self.runs]
-        hopes = [speed * (1 + doubt) for speed, doubt in zip(self.speeds(), doubts, strict=True)]
-        least = (1 - 1e-9) * max(hopes)
-        best = next(k for k, hope in enumerate(hopes) if hope > least)  # of equal ones the first
+        pairs = zip(self.speeds(dues), doubts, strict=True)
+        best = first_best([speed * (1 + doubt) for speed, doubt in pairs])
         self.runs[best] += 1
         return best
 
-    def speeds(self) -> list[float]:
-        """Tokens per second of every part; relative ones before anything was used."""
-        if not self.steps:
-            return list(self.beliefs)
-        pairs = list(zip(self.beliefs, self.seconds, strict=True))
-        usual = sum(self.tokens) / sum(belief * spent for belief, spent in pairs)  # at belief 1
-        weight = WEIGHT * sum(self.seconds) / self.steps
+    def speeds(self, dues: Many[float]) -> list[float]:
+        """Tokens per second of every part; relative ones before anything was used.
+
+        dues: seconds of a step with each part, for drafts of the present size.
+        """
+        usual = sum(self.tokens) or 1.0  # of a step at belief 1
+        usual /= sum(map(mul, self.beliefs, self.steps)) or 1.0
         return [
-            (tokens + weight * usual * belief) / (spent + weight)
-            for tokens, (belief, spent) in zip(self.tokens, pairs, strict=True)
+            (tokens + WEIGHT * usual * belief) / (spent + WEIGHT * due)
+            for tokens, spent, belief, due in zip(
+                self.tokens, self.seconds, self.beliefs, dues, strict=True
+            )
         ]
 
-    def add(self, part: int, tokens: int, seconds: float) -> None:
-        for sums in (self.tokens, self.seconds, self.runs):
+    def add(self, part: int, tokens: int, seconds: float, nodes: int, num: int) -> None:
+        """A step with a part: its tokens, a share of its seconds, its draft, who drafted."""
+        for sums in (self.tokens, self.seconds, self.steps, self.runs):
             for k in range(len(sums)):
                 sums[k] *= KEEP
         self.tokens[part] += tokens
         self.seconds[part] += seconds
-        self.steps = KEEP * self.steps + 1
+        self.steps[part] += 1
+        self.num = num
+        if nodes:
+            self.nodes += (nodes - self.nodes) / WEIGHT
+
+    def shares(self, dues: Many[float]) -> list[float]:
+        """Which part of all drafts each part makes, about; the fastest all before any is made."""
+        weights = [*self.runs]
+        weights[first_best(self.speeds(dues))] += 1
+        total = sum(weights)
+        return [weight / total for weight in weights]
+
+
+def first_best(values: Many[float]) -> int:
+    """The place of the largest of positive values; of equal ones the first."""
+    least = (1 - 1e-9) * max(values)
+    return next(k for k, value in enumerate(values) if value > least)
 
 
 @dataclass
@@ -116,22 +139,32 @@ class Router(Composite):
             raise ConfigError(f"a router needs run >= 1, optimism >= 0, got {run=}, {optimism=}")
         self.scope, self.run, self.optimism = scope, run, optimism
         self._cost = Cost((1, 2), (1.0, 1.0))
+        self._known: dict[tuple[int, int], list[float]] = {}  # dues
         self._records: OrderedDict[tuple[Hashable, bool], Record] = OrderedDict()
         self._turns: WeakKeyDictionary[Sequence, Turn] = WeakKeyDictionary()
         # what was said for a step that is not judged yet
         self._asked: WeakKeyDictionary[Sequence, Tree] = WeakKeyDictionary()
 
-    def beliefs(self, seq: Sequence) -> Many[float]:
-        """How fast the parts are thought to be on such a sequence, one relative to another."""
+    def beliefs(self, seq: Sequence | None) -> Many[float]:
+        """Tokens that steps with each part are thought to make, one relative to another.
+
+        None: for any sequence.
+        """
         return [1.0] * len(self.parts)
 
     def bind(self, target: Target) -> None:
         super().bind(target)
         self._cost = curve_of(target)
+        self._known.clear()
 
     def seconds(self, nodes: int, num: int = 1) -> float:
-        """The mean of its parts: who drafts differs by sequence."""
-        return sum(part.seconds(nodes, num) for part in self.parts) / len(self.parts)
+        costs = [part.seconds(nodes, num) for part in self.parts]
+        return sum(map(mul, self._shares(()), costs))
+
+    def prices(self, seqs: Many[Sequence], nodes: int, num: int = 1) -> list[float]:
+        shares = self._shares(seqs)
+        costs = [part.prices(seqs, nodes, num) for part in self.parts]
+        return [sum(map(mul, shares, each)) for each in zip(*costs, strict=True)]
 
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         k = self._turn(seq)
@@ -140,6 +173,8 @@ class Router(Composite):
         return tree
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+        if any(seq not in self._turns for seq in seqs):
+            self._begin(seqs)
         turns = [self._turn(seq) for seq in seqs]
         trees = [EMPTY] * len(seqs)
         for k in dict.fromkeys(turns):
@@ -172,7 +207,7 @@ class Router(Composite):
     def speeds(self, seq: Sequence) -> dict[str, float]:
         """Tokens per second by part, as far as is known."""
         known = self._records.get(self._key(seq)) or Record(self.beliefs(seq))
-        return dict(zip(self.names, known.speeds(), strict=True))
+        return dict(zip(self.names, known.speeds(self._dues(known)), strict=True))
 
     def _judge(self, step: Step) -> None:
         """Adds what a step has made to the records of those who drafted in it."""
@@ -184,8 +219,17 @@ class Router(Composite):
         for key, seq, tree, emitted in zip(keys, step.seqs, step.trees, step.emitted, strict=True):
             turn = self._turns.get(seq)
             if turn and asked.get(seq) is tree:  # else somebody else's was used
-                spent = self._spent(turn.part, len(tree), num[key])
-                turn.record.add(turn.part, len(emitted), spent)
+                nodes, others = len(tree), num[key]
+                spent = self._spent(turn.part, nodes, others)
+                turn.record.add(turn.part, len(emitted), spent, nodes, others)
+
+    def _begin(self, seqs: Many[Sequence]) -> None:
+        """Those that are new join a record, which is told how many draft at once."""
+        for seq in seqs:
+            if seq not in self._turns:
+                self._turns[seq] = Turn(self._record(seq))
+        for record, num in Counter(self._turns[seq].record for seq in seqs).items():
+            record.num = num
 
     def _record(self, seq: Sequence) -> Record:
         key = self._key(seq)
@@ -205,13 +249,28 @@ class Router(Composite):
 
     def _turn(self, seq: Sequence) -> int:
         """Who drafts for it in this step."""
-        turn = self._turns.get(seq)
-        if turn is None:
-            turn = self._turns[seq] = Turn(self._record(seq))
+        if seq not in self._turns:
+            self._begin([seq])
+        turn = self._turns[seq]
         if not turn.left:
-            turn.part, turn.left = turn.record.choose(self.optimism), self.run
+            record = turn.record
+            turn.part, turn.left = record.choose(self._dues(record), self.optimism), self.run
         turn.left -= 1
         return turn.part
+
+    def _shares(self, seqs: Many[Sequence]) -> list[float]:
+        """How much of what is drafted for these sequences each part drafts, on average."""
+        known = {id(r): r for seq in seqs if (r := self._records.get(self._key(seq)))}
+        records = list(known.values()) or [Record(self.beliefs(seqs[0] if seqs else None))]
+        shares = [record.shares(self._dues(record)) for record in records]
+        return [sum(each) / len(shares) for each in zip(*shares, strict=True)]
+
+    def _dues(self, record: Record) -> list[float]:
+        """Seconds of a step with each part, for drafts as they are at present; remembered."""
+        size = round(record.nodes), record.num
+        if size not in self._known:
+            self._known[size] = [self._spent(k, *size) for k in range(len(self.parts))]
+        return self._known[size]
 
     def _spent(self, part: int, nodes: int, num: int) -> float:
         """Seconds of a sequence's share in a step in which all draft so many nodes."""

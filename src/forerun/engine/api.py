@@ -179,15 +179,18 @@ class Model:
             part.warm_up()
         return engine
 
+    @property
+    def offers(self) -> dict[str, Any]:
+        """What it has for the drafters that are made for it."""
+        return {"tokenizer": self.tokenizer, "device": self.device, "target": self.target}
+
     def drafter(self, spec: str | Drafter) -> Drafter:
         """The drafter of a name; the same object for the same text: global memories last."""
         if not isinstance(spec, str):
             _check_role("drafter", spec, Drafter)
             return spec
         if spec not in self._drafters:
-            self._drafters[spec] = registry.make(
-                "drafter", spec, tokenizer=self.tokenizer, device=self.device
-            )
+            self._drafters[spec] = registry.make("drafter", spec, **self.offers)
         return self._drafters[spec]
 
     def memory(

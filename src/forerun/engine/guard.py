@@ -42,12 +42,22 @@ class Guarded(Drafter):
     def bind(self, target: Target) -> None:
         self.drafter.bind(target)
 
+    def check_room(self, seqs: int, tokens: int) -> None:
+        self.drafter.check_room(seqs, tokens)
+
     def seconds(self, nodes: int, num: int = 1) -> float:
         try:
             return self.drafter.seconds(nodes, num)
         except Exception as error:
             self._note(error, [])
             return super().seconds(nodes, num)
+
+    def prices(self, seqs: Many[Sequence], nodes: int, num: int = 1) -> list[float]:
+        try:
+            return self.drafter.prices(seqs, nodes, num)
+        except Exception as error:
+            self._note(error, [])
+            return [super(Guarded, self).seconds(n, num) for n in range(nodes + 1)]
 
     def warm_up(self) -> None:
         self.drafter.warm_up()

@@ -136,13 +136,14 @@ class Run:
             self.engine.drafter.forget(kept_key("tenant", self._alone))
 
     def fit(self, warns: bool) -> None:
-        """Lets fewer sequences run at once where the target has no room for as many."""
+        """Lets fewer sequences run at once where target or drafter has no room for as many."""
         scheduler, target = self.engine.scheduler, self.model.target
         asked = most = min(scheduler.max_seqs, len(scheduler.waiting))
         why: CapacityError | None = None
         while most > 1:
             try:
                 target.check_room(target.num_held + most, self._longest)
+                self.engine.drafter.check_room(most, self._longest)
                 break
             except CapacityError as found:
                 most, why = most - 1, why or found

@@ -97,12 +97,7 @@ class Worker:
         if before is None:
             return
         self.main.restore(before, tenant)
-        self.fresh = registry.make(
-            "drafter",
-            self.setup.drafter,
-            tokenizer=self.model.tokenizer,
-            device=self.model.device,
-        )
+        self.fresh = registry.make("drafter", self.setup.drafter, **self.model.offers)
         self.fresh.keep(tenant)
         self.drafter = both = Twice(self.main, self.fresh)
         both.kept = self.main.kept
@@ -177,6 +172,9 @@ class Twice(Drafter):
 
     def seconds(self, nodes: int, num: int = 1) -> float:
         return self.main.seconds(nodes, num)
+
+    def prices(self, seqs: Many[Sequence], nodes: int, num: int = 1) -> list[float]:
+        return self.main.prices(seqs, nodes, num)
 
     def start(self, seq: Sequence) -> None:
         self.main.start(seq)

@@ -47,12 +47,7 @@ class Service:
         if verifier is None:
             verifier = make_verifier(settings.verifier, allowed, tokenizer=model.tokenizer)
         self.verifier = check_lossless(verifier, settings.verifier, allowed)
-        self.methods = Methods(
-            settings.methods,
-            settings.default_method,
-            tokenizer=model.tokenizer,
-            device=model.device,
-        )
+        self.methods = Methods(settings.methods, settings.default_method, **model.offers)
         self.metrics = Metrics(settings.name, settings.engine)
         self.worker = EngineThread(self._engine, self.metrics, settings.max_waiting)
         can_predict = verifier.judges >= COPIES

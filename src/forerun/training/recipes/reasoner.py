@@ -20,6 +20,7 @@ from forerun.bench.tasks.reasoning_world import MIX
 from forerun.controllers.fixed import Fixed
 from forerun.drafters.draft_model import DraftModel
 from forerun.errors import ConfigError
+from forerun.models.companion import name_companion
 from forerun.sampling import Sampling
 from forerun.training.data import Batches, write_atomically
 from forerun.training.evaluate import Report, evaluate, measure_tau
@@ -112,6 +113,7 @@ def run(plan: Plan, resume: bool = False, events: Events | None = None) -> dict[
     for name in SIZES:
         progress[name] = train(plan, name, events.on_step)
         export(load_trained(plan, name), tokenizer, plan.out / name)
+    name_companion(plan.out / "reasoner", "../draft")
     for name in SIZES:
         reports[name] = examine(plan, name, progress[name].step, events)
         card = _card(plan, name, progress[name], reports[name])

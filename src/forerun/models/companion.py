@@ -1,0 +1,109 @@
+"""The draft model that comes with a model: its folder names it in `forerun-draft.json`.
+
+`{"model": "DRAFT"}`: a folder, relative to the model's own or absolute, or one that ships with
+forerun. Nothing is looked for on the hub: a draft that nobody asked for is not downloaded.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from forerun.assets import embedded
+from forerun.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from forerun.engine.runner import ModelRunner
+    from forerun.models.tokenizer import Tokenizer
+    from forerun.roles import Target
+
+FILE = "forerun-draft.json"
+FORM = 'expected {"model": "DRAFT"}, the folder of a draft model'
+MANY = 4096  # sequences that a shared draft has room for; its cells are taken as they come
+_shared: WeakKeyDictionary[Target, dict[str, ModelRunner]] = WeakKeyDictionary()  # by name
+
+
+def companion(folder: Path) -> Path | None:
+    """The folder of the draft that a model's folder names; None if it names none.
+
+    Raises ModelError for a file that cannot be read, and where no model is.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} cannot be read ({error}); {FORM}") from None
+    try:
+        name = json.loads(text)["model"]
+    except (ValueError, TypeError, KeyError):
+        name = None
+    if not isinstance(name, str) or not name:
+        raise ModelError(f"{path}: {FORM}, got {text[:80]!r}; write it anew or remove the file")
+    beside = folder / Path(name).expanduser()
+    found = beside if beside.is_dir() else Path(embedded(name))
+    if not (found / "config.json").is_file():
+        raise ModelError(
+            f"{path} names the draft {name!r}, and there is no model in {beside}; put one there, "
+            "correct the name or remove the file"
+        )
+    return found
+
+
+def name_companion(folder: Path, draft: str | Path) -> None:
+    """Writes the file that names the draft of a model's folder."""
+    (folder / FILE).write_text(json.dumps({"model": str(draft)}) + "\n", encoding="utf-8")
+
+
+def shared_draft(target: Target, name: str, tokenizer: Tokenizer | None) -> ModelRunner:
+    """The draft of a target, of its number type and device: one for all drafters, loaded once.
+
+    Raises ModelError if it cannot be loaded, ConfigError for another vocabulary.
+    """
+    from forerun.models.load import DTYPES
+
+    known, name = _shared.setdefault(target, {}), embedded(name)
+    if name not in known:
+        model = getattr(target, "model", None)
+        kinds = [kind for kind, dtype in DTYPES.items() if dtype == getattr(model, "dtype", None)]
+        device = str(getattr(model, "device", "auto"))
+        draft = load_draft(name, kinds[0] if kinds else "auto", device, MANY, tokenizer)
+        check_size(draft, target)
+        known[name] = draft
+    return known[name]
+
+
+def check_size(draft: ModelRunner, target: Target) -> None:
+    """Raises ConfigError for a draft that does not know all tokens of the target."""
+    if draft.vocab_size < target.vocab_size:
+        raise ConfigError(
+            f"the draft has {draft.vocab_size} logits, the target {target.vocab_size}; use a "
+            "draft of the same family"
+        )
+
+
+def load_draft(
+    name: str, dtype: str, device: str, max_seqs: int, tokenizer: Tokenizer | None
+) -> ModelRunner:
+    """A draft model. Raises ModelError, and ConfigError for another vocabulary."""
+    from forerun.models.load import load_target
+    from forerun.models.tokenizer import Tokenizer
+
+    path = embedded(name)
+    if tokenizer is not None:
+        check_vocabulary(tokenizer, Tokenizer.load(path))
+    return load_target(path, dtype=dtype, device=device, max_seqs=max_seqs)  # type: ignore[return-value]
+
+
+def check_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
+    """Raises ConfigError unless both map the same token strings to the same ids."""
+    ours, theirs = target.vocabulary(), draft.vocabulary()
+    if ours != theirs:
+        differ = sum(ours.get(token) != i for token, i in theirs.items())
+        raise ConfigError(
+            f"the draft has another vocabulary than the target ({len(theirs)} and {len(ours)} "
+            f"tokens, {differ} differ); use a draft of the same family, or drafter 'stand'"
+        )

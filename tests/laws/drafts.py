@@ -108,6 +108,7 @@ DRAFTERS: dict[str, Draft] = {
     "none": (registry.get("drafter", "none"), TREE, (3,)),
     "chain": (drafted("chain"), CHAIN, (3,)),
     "chain, stops after doubt": (drafted("chain"), Plan(2, 2, doubtful), (3,)),
+    "chain, ends where q says little": (drafted("chain"), Plan(3, 3, least=0.3), (4,)),
     "chain, ragged batch": (drafted("chain"), Plan(1, 1), (2, 3)),
     "i.i.d. 2": (grown("iid", width=2), TREE, (3,)),
     "gumbel 2x1": (grown("gumbel", template=grid(2, 1)), TREE, (3,)),

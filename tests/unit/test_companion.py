@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny import make_tiny
@@ -16,13 +17,17 @@ import forerun
 from forerun.assets import embedded
 from forerun.bench.inflate import inflate
 from forerun.cli.options import check_parts
+from forerun.dice import SeededDice
 from forerun.drafters import draft_model
 from forerun.drafters.draft_model import DraftModel
 from forerun.engine.api import Model
 from forerun.errors import ConfigError, ModelError
 from forerun.models.companion import FILE, companion
+from forerun.records import Plan, Sequence
 from forerun.roles import Drafter
+from forerun.sampling import Sampling
 from forerun.serving.methods import Methods
+from forerun.tree import Tree
 from forerun.verifiers.speculative import Speculative
 
 OTHER = "has another vocabulary than the target"
@@ -176,3 +181,28 @@ def test_fewer_run_at_once_where_the_draft_has_no_room(
     run = reasoner.run(["Problem: Tom has 3 apples."], n=6, max_new_tokens=8, seed=1)
     assert run.engine.scheduler.max_seqs == 2
     assert len(list(run)) == 6
+
+
+def test_a_draft_of_many_says_what_it_says_of_one(reasoner: Model) -> None:
+    """To the bit, whatever the others ask for: laws of a batch are computed in one call."""
+    (draft,) = drafts(reasoner.drafter("auto"))
+    texts = [reasoner.tokenizer.encode(f"Problem: Tom has {i} apples.") for i in range(5)]
+    samplings = [Sampling(temperature=t) for t in (0.3, 1.0, 1.7, 0.6)]
+    for last in (Sampling(), Sampling(top_p=0.9), Sampling(temperature=0.0)):
+        asked = [*samplings, last]
+
+        def trees(rows: list[int], asked: list[Sampling] = asked) -> list[Tree]:
+            seqs = [
+                Sequence([*texts[i]], len(texts[i]), asked[i], SeededDice(i), limit=50)
+                for i in rows
+            ]
+            found = draft.propose(seqs, [Plan(6)] * len(seqs))
+            for seq in seqs:
+                draft.finish(seq)
+            return found
+
+        together = trees([*range(5)])
+        for i, tree in enumerate(together):
+            (alone,) = trees([i])
+            assert np.array_equal(alone.tokens, tree.tokens) and len(tree)
+            assert np.array_equal(alone.q_probs, tree.q_probs)

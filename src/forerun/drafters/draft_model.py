@@ -96,11 +96,8 @@ class ModelSource(Source):
     def next(self, requests: Many[tuple[Sequence, Path]]) -> list[Proposal | None]:
         logits = self.runner.rows_at(requests)
         narrow = (logits.float() if logits.element_size() < 4 else logits).cpu().numpy()
-        laws = [
-            self._law(seq, row[: self.vocab_size])
-            for (seq, _), row in zip(requests, narrow, strict=True)
-        ]
-        probs = np.stack(laws, dtype=np.float64)  # so that p / q sees exactly what was drawn from
+        laws = self._laws([seq for seq, _ in requests], narrow[:, : self.vocab_size])
+        probs = laws.astype(np.float64)  # so that p / q sees exactly what was drawn from
         probs /= probs.sum(axis=1, keepdims=True)
         ids = np.arange(probs.shape[1], dtype=np.int32)
         full = probs.all(axis=1)
@@ -109,7 +106,25 @@ class ModelSource(Source):
             for row, is_full in zip(probs, full, strict=True)
         ]
 
+    def _laws(self, seqs: list[Sequence], logits: np.ndarray) -> np.ndarray:
+        """The law of each row; [n, V] -> [n, V]. One call for all where nothing is truncated."""
+        highest = logits.max(axis=1, keepdims=True)
+        if not np.isfinite(highest).all() or any(map(_is_cut, seqs)):
+            return np.stack([self._law(*pair) for pair in zip(seqs, logits, strict=True)])
+        inverse = [1.0 / max(seq.sampling.temperature, 1e-30) for seq in seqs]
+        probs = logits - highest
+        probs *= np.array(inverse, np.float32)[:, None]
+        np.exp(probs, out=probs)
+        probs /= np.add.reduce(probs, axis=1, keepdims=True)
+        return probs
+
     def _law(self, seq: Sequence, logits: np.ndarray) -> np.ndarray:
         if seq.sampling.is_greedy and self.is_tree:
             return softmax(logits)
         return to_probs(logits, seq.sampling)
+
+
+def _is_cut(seq: Sequence) -> bool:
+    """Whether its law is more than a softmax."""
+    s = seq.sampling
+    return s.is_greedy or bool(s.top_k) or s.top_p < 1.0 or s.min_p > 0.0

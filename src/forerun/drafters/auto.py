@@ -52,7 +52,6 @@ class Auto(Router):
         run: int = 8,
         optimism: float = 0.12,
         tokenizer: Any = None,
-        device: str = "auto",
         target: Target | None = None,
     ) -> None:
         self.knows_parts = parts == PARTS
@@ -62,8 +61,8 @@ class Auto(Router):
             if draft and isinstance(draft, str) and target is not None:
                 draft = shared_draft(target, draft, tokenizer)
             if draft:
-                options = {"model": draft, "tokenizer": tokenizer, "device": device}
-                parts = (*parts, registry.make("drafter", "draft_model", **options))
+                made = registry.make("drafter", "draft_model", model=draft, tokenizer=tokenizer)
+                parts = (*parts, made)
         elif model not in (None, OWN):
             raise ConfigError(
                 "auto takes a model beside its own parts alone; name it among the parts, as "

@@ -100,7 +100,7 @@ class ModelSource(Source):
         probs = laws.astype(np.float64)  # so that p / q sees exactly what was drawn from
         probs /= probs.sum(axis=1, keepdims=True)
         ids = np.arange(probs.shape[1], dtype=np.int32)
-        full = probs.all(axis=1)
+        full = np.all(probs, axis=1).tolist()
         return [
             Proposal(ids, row) if is_full else Proposal.of(row)
             for row, is_full in zip(probs, full, strict=True)

@@ -139,7 +139,6 @@ class Router(Composite):
             raise ConfigError(f"a router needs run >= 1, optimism >= 0, got {run=}, {optimism=}")
         self.scope, self.run, self.optimism = scope, run, optimism
         self._cost = Cost((1, 2), (1.0, 1.0))
-        self._known: dict[tuple[int, int], list[float]] = {}  # dues
         self._records: OrderedDict[tuple[Hashable, bool], Record] = OrderedDict()
         self._turns: WeakKeyDictionary[Sequence, Turn] = WeakKeyDictionary()
         # what was said for a step that is not judged yet
@@ -155,7 +154,6 @@ class Router(Composite):
     def bind(self, target: Target) -> None:
         super().bind(target)
         self._cost = curve_of(target)
-        self._known.clear()
 
     def seconds(self, nodes: int, num: int = 1) -> float:
         costs = [part.seconds(nodes, num) for part in self.parts]
@@ -266,11 +264,9 @@ class Router(Composite):
         return [sum(each) / len(shares) for each in zip(*shares, strict=True)]
 
     def _dues(self, record: Record) -> list[float]:
-        """Seconds of a step with each part, for drafts as they are at present; remembered."""
+        """Seconds of a step with each part, for drafts as they are at present."""
         size = round(record.nodes), record.num
-        if size not in self._known:
-            self._known[size] = [self._spent(k, *size) for k in range(len(self.parts))]
-        return self._known[size]
+        return [self._spent(k, *size) for k in range(len(self.parts))]
 
     def _spent(self, part: int, nodes: int, num: int) -> float:
         """Seconds of a sequence's share in a step in which all draft so many nodes."""

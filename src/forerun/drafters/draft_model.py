@@ -35,6 +35,8 @@ class DraftModel(Grown):
     Raises ConfigError when the draft's vocabulary is not the target's.
     """
 
+    is_patient = True  # learns nothing from steps: its cache follows the text
+
     def __init__(
         self,
         *,

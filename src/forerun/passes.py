@@ -36,7 +36,7 @@ SECONDS = 0.5, 3.0  # of measuring, at least and at most
 CHECK, HOLDS = (3, (0.0, 0.3)), 0.85  # tries and seconds of a check; what a time must not exceed
 FORMAT = 5
 
-Kind = TypeVar("Kind", int, tuple[int, int])
+Kind = TypeVar("Kind", int, tuple[int, int, int])
 Limits = tuple[float, float]
 
 

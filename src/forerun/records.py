@@ -210,8 +210,10 @@ class Cost:
     seconds: tuple[float, ...]  # of a pass over one sequence
     per_step: float = 0.0  # beside the pass, whatever is drafted
     per_seq: float = 0.0
-    per_draft: float = 0.0  # for each sequence that drafts, its rows and the drafter not counted
+    per_draft: float = 0.0  # for each sequence that drafts and learns, its rows not counted
     drafting: float = 0.0  # once more where any of them drafts
+    per_look: float = 0.0  # for each sequence of which the drafter knows nothing, though asked
+    looking: float = 0.0  # once more where that is so and nobody drafts
 
     def at(self, rows: float | np.ndarray) -> np.ndarray:
         """Seconds of a pass over so many rows of one sequence."""
@@ -224,10 +226,18 @@ class Cost:
             self._known[rows] = float(self.at(rows))
         return self._known[rows]
 
-    def aside(self, seqs: float, drafts: float) -> float:
-        """Seconds of a step beside its pass: `drafts` of `seqs` sequences draft, on average."""
+    def aside(self, seqs: float, drafts: float, looks: float = 0) -> float:
+        """Seconds of a step beside its pass.
+
+        Of so many sequences `drafts` draft, on average, and `looks` were looked up in vain.
+        """
         each = self.per_seq * seqs + self.per_draft * drafts
-        return self.per_step + each + self.drafting * min(drafts, 1.0)
+        drafting = self.drafting * min(drafts, 1.0)
+        return self.per_step + each + max(drafting + self.per_look * looks, self.vain(looks))
+
+    def vain(self, looks: float) -> float:
+        """Seconds of so many looks that find nothing in one step."""
+        return self.looking * min(looks, 1.0) + self.per_look * looks
 
     @cached_property
     def _known(self) -> dict[int, float]:

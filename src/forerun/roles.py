@@ -107,12 +107,11 @@ class Drafter:
         """Compiles what it runs."""
 
     def seconds(self, nodes: int, num: int = 1) -> float:
-        """What a draft of so many nodes costs, learning from its step included, about.
+        """What a draft of so many nodes costs beside what any draft does (`Cost.aside`), about.
 
-        num: sequences that draft at once; its share is meant. Without its rows and what the engine
-        does for any draft; 0 nodes: a look that finds nothing.
+        num: sequences that draft at once; its share is meant.
         """
-        return 1e-4 if nodes else 4e-5
+        return 0.0
 
     def prices(self, seqs: Many[Sequence], nodes: int, num: int = 1) -> list[float]:
         """`seconds` of 0 to `nodes` nodes, as these sequences are drafted for at present."""

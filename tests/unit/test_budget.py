@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fakes import FakeTarget, sequence, table_law
-from forerun.controllers.budget import ALLOWED, CREDIT, DEAR, PATIENCE, SOBER, VAIN, Budget
+from forerun.controllers.budget import ALLOWED, BACK, CREDIT, DEAR, PATIENCE, SOBER, VAIN, Budget
 from forerun.dice import SeededDice
 from forerun.errors import ConfigError
 from forerun.records import Cost, Plan, Step, Verdict
@@ -19,9 +19,6 @@ STEEP = Cost((1, 2, 65), (1.0, 2.0, 65.0))
 
 class Free(Drafter):
     labels = frozenset({"point"})
-
-    def seconds(self, nodes: int, num: int = 1) -> float:
-        return 0.0
 
 
 def bound(curve: Cost, **options: int) -> Budget:
@@ -79,6 +76,34 @@ def test_it_comes_back_when_drafts_begin_to_be_accepted() -> None:
         budget.observe(Step([seq], [plan], [tree], [], [verdict], [verdict.tokens(tree)]))
         sizes.append(plan.nodes)
     assert np.mean(sizes[-200:]) > 6
+
+
+def test_a_text_that_begins_is_tried_though_others_rested_for_long() -> None:
+    budget = bound(FLAT)
+    steps(budget, lambda nodes: 0, 1500)
+    assert budget._pause == PATIENCE[1] and not any(p.nodes for p in steps(budget, len, 0))
+    budget._idle = PATIENCE[0]  # a while after the last probe
+    first = steps(budget, lambda nodes: nodes, 8)
+    assert all(plan.nodes for plan in first[:2])
+
+
+def test_a_debt_is_paid_back_by_what_is_allowed() -> None:
+    """While the account is overdrawn nothing is drafted or learned; then drafts come back."""
+    budget = bound(Cost((1, 65), (1.0, 65.0)))
+    seqs = [sequence((0, 1), 10**6, SeededDice(0))]
+    one_step(budget, seqs, 0)
+    budget._account, budget._is_broke, owed = -0.5, True, BACK + 0.5
+    plans = [one_step(budget, seqs, 0)[0] for _ in range(300)]
+    active = [plan.nodes > 0 or plan.learns for plan in plans]
+    assert active.index(True) == pytest.approx(owed / ALLOWED, abs=2)
+
+
+def test_sixteen_that_begin_at_once_are_decided_once() -> None:
+    budget = bound(Cost((1, 1000), (1.0, 1.0)))
+    seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(16)]
+    one_step(budget, seqs, 4)
+    plans = [budget.plan(seq) for seq in seqs]
+    assert len(set(map(id, plans))) == 1 and len(budget._found) == 1
 
 
 def test_one_that_rests_among_many_that_draft_is_probed_as_often_as_alone() -> None:
@@ -162,22 +187,16 @@ def one_step(budget: Budget, seqs: list, accepted: int, is_known: bool = True) -
 def test_what_never_pays_costs_the_credit_and_a_hundredth(num: int, is_known: bool) -> None:
     """Looks in vain or rejected drafts: what is spent on them, in steps of plain decoding."""
 
-    class Dear(Free):
-        def seconds(self, nodes: int, num: int = 1) -> float:
-            return 0.2 if nodes else 0.1
-
-    budget, target = Budget(), FakeTarget(table_law(1))
-    target.cost = Cost((1, 17, 65), (1.0, 1.2, 4.0), per_seq=0.1, per_draft=0.1, drafting=0.2)
-    budget.bind(target, Dear())
+    cost = Cost((1, 17, 65), (1.0, 1.2, 4.0), 0.0, 0.1, 0.3, 0.2, per_look=0.1, looking=0.1)
+    budget = bound(cost)
     seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(num)]
-    spent, plain = 0.0, float(target.cost.at(num)) + target.cost.aside(num, 0)
+    spent, plain = 0.0, float(cost.at(num)) + cost.aside(num, 0)
     for _ in range(1000):
         plans = one_step(budget, seqs, 0, is_known)
         drafts = sum(plan.nodes > 0 for plan in plans)
         rows = num + is_known * sum(plan.nodes for plan in plans)
-        drafting = drafts * Dear().seconds(int(is_known))
-        aside = target.cost.aside(num, drafts * is_known)
-        spent += float(target.cost.at(rows)) + aside + drafting - plain
+        aside = cost.aside(num, drafts * is_known, drafts * (not is_known))
+        spent += float(cost.at(rows)) + aside - plain
     assert 0 < spent < (CREDIT / num + ALLOWED * 1000 + 3) * plain, "three: the last step's debt"
 
 
@@ -209,13 +228,15 @@ def test_drafts_come_back_when_fewer_sequences_are_left() -> None:
     assert all(plan.nodes for plan in alone[2:])
 
 
-def test_looks_in_vain_come_at_growing_distances_and_learning_goes_on() -> None:
-    budget = bound(FLAT)
+@pytest.mark.parametrize("longest", [4, 16])
+def test_looks_in_vain_come_at_growing_distances_and_learning_goes_on(longest: int) -> None:
+    """Up to where they take their share of the time: the dearer they are, the farther apart."""
+    budget = bound(Cost(FLAT.rows, FLAT.seconds, looking=(longest + 0.5) * VAIN))
     seqs = [sequence((0, 1), 10**6, SeededDice(0))]
     plans = [one_step(budget, seqs, 0, is_known=False)[0] for _ in range(24)]
     looks = np.flatnonzero([plan.nodes > 0 for plan in plans])
-    longest = 2**VAIN
-    assert np.diff(looks).tolist() == ([1, 2, 4] + [longest] * 24)[: len(looks) - 1]
+    distances = [min(2**i, longest) for i in range(24)]
+    assert len(looks) > 4 and np.diff(looks).tolist() == distances[: len(looks) - 1]
     assert all(plan.learns for plan in plans)
     one_step(budget, seqs, 4)
     while not budget.plan(seqs[0]).nodes:

@@ -15,7 +15,7 @@ from forerun.engine.cost import cost_of
 from forerun.errors import CapacityError
 from forerun.models.load import load_target
 from forerun.passes import curve_of
-from forerun.records import Cost
+from forerun.records import Cost, Step
 from forerun.tree import Tree
 
 FLAT = Cost((1, 9, 65), (1.0, 1.0, 8.0))
@@ -132,8 +132,9 @@ def test_what_sequences_and_drafts_take_is_measured(monkeypatch: pytest.MonkeyPa
     found = cost_of(target)
     assert found.at(1) == 2 and found.at(5) == 3
     assert found.per_seq == pytest.approx(6 / 7), "seven others, less the tree of the curve"
-    assert found.per_draft == 1
+    assert found.per_draft == cost.COLD
     assert found.drafting == 0, "the first tree is no dearer than the others"
+    assert found.per_look == found.looking == 0, "a look adds no row, and its clock stands still"
 
 
 def test_a_target_with_room_for_one_is_measured_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,10 +155,36 @@ def test_a_target_with_room_for_one_is_measured_with_one(monkeypatch: pytest.Mon
 
 
 def test_what_rounds_took_is_taken_apart() -> None:
-    told = Cost((1, 65), (1.0, 65.0), per_step=0.5, per_seq=0.25, per_draft=0.125, drafting=2.0)
-    kinds = [(1, 0), (1, 1), (8, 0), (8, 1), (8, 8)]
-    rounds = {(n, d): n + cost.NODES * d + told.aside(n, d) for n, d in kinds}
-    assert cost._fitted(Cost(told.rows, told.seconds), rounds, 8) == told
+    warm = Cost((1, 65), (1.0, 65.0), 0.5, 0.25, 0.125, 2.0, per_look=0.0625, looking=1.0)
+    rounds = {
+        (num, drafts, looks): num + cost.NODES * drafts + warm.aside(num, drafts, looks)
+        for num, drafts, looks in cost._kinds(8)
+    }
+    cold = [cost.COLD * part for part in (warm.per_draft, warm.drafting)]
+    looks = {"per_look": cost.COLD * warm.per_look, "looking": cost.COLD * warm.looking}
+    found = cost._fitted(Cost(warm.rows, warm.seconds), rounds, 8)
+    assert found == Cost(warm.rows, warm.seconds, 0.5, 0.25, *cold, **looks)
+
+
+def test_rounds_draft_look_and_learn_as_real_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "SECONDS", (0.0, 0.1))
+    steps, publish = [], cost.Engine._publish
+
+    def heard(engine: cost.Engine, step: Step) -> None:
+        steps.append(step)
+        publish(engine, step)
+
+    monkeypatch.setattr(cost.Engine, "_publish", heard)
+    cost._rounds(FakeTarget(table_law(1, vocab=8)), 4, cost._kinds(4), 2, (0.0, 0.1))
+    kinds = {
+        (
+            len(step.seqs),
+            sum(len(tree) == cost.NODES for tree in step.trees),
+            sum(plan.nodes > 0 and not tree for plan, tree in zip(step.plans, step.trees)),
+        )
+        for step in steps[2:]  # prefill, and what teaches the drafter at first
+    }
+    assert kinds == set(cost._kinds(4))
 
 
 def test_rounds_of_a_busy_machine_are_measured_again(

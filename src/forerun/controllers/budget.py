@@ -8,11 +8,14 @@ row, on average over the plan. Where nothing pays nothing is drafted, except a p
 one sequence tries for all that share the controller; as many go on learning as is cheap beside a
 pass, so that a probe finds a text that has begun to repeat.
 
-Looks in vain come at growing distances: what a memory lacks at first is text, and learning alone
-costs a tenth of a look. What all this costs, drafts, looks in vain and learning, is on one account
-with what it saves: the seconds in which plain decoding would have made the same tokens. Only a
-little credit is given at first and with every step; while the account is overdrawn all is plain
-decoding. No clock is read while it runs: the same costs, texts and seeds give the same plans.
+Looks in vain come at growing distances, up to a small share of the time: what a memory lacks at
+first is text, and learning alone costs a fraction of a look. A text that begins is tried soon,
+however long others have rested: it may be a sample of a prompt that has been learned meanwhile.
+What all this costs, drafts, looks in vain and learning, is on one account with what it saves: the
+seconds in which plain decoding would have made the same tokens. Only a little credit is given at
+first and with every step; while the account is overdrawn all is plain decoding, and the controller
+does next to nothing: on a tiny model its own work would cost more than the drafts. No clock is read
+while it runs: the same costs, texts and seeds give the same plans.
 """
 
 from __future__ import annotations
@@ -38,15 +41,12 @@ REST = 64  # steps of a sequence without a draft between two decisions
 PATIENCE = 32, 1024  # passes in which a sequence rests between two probes: at first, at most
 PROBE = 4  # nodes
 MARGIN = 0.2  # of the tokens hoped for, without which drafting must pay: the best guess is too good
-# Measured with rare drafts among plain steps, whose passes make all code cold:
-TRYING = 1.4e-4  # seconds of a step in which anything is looked up, each look and draft beside
-HEARING = 6e-6  # seconds of a step in which something is only learned
-LEARNING = 1.2e-5, 0.06  # seconds per sequence, and the share of a step that both may take
-VAIN = 2  # doublings, at most, of the steps between looks in vain
+LEARNING = 0.15, 0.13  # of a look in vain, to learn only; the share of a step that it may take
+VAIN = 0.03  # of the time, at most, for looks in vain: their distance doubles up to there
 CREDIT, DEAR = 32.0, 2.0  # plain steps of a lone sequence; less where drafts of all cost more steps
 ALLOWED, MOST_SAVED = 0.005, 32.0  # plain steps, with every step and at most
 BACK = 0.5  # plain steps on the account before drafts come back
-PRICED = 64  # steps between two times that the drafter is asked for its price
+PRICED = 64  # steps with drafts between two times that the drafter is asked for its price
 SOBER = 50  # steps between two times that a debt is forgiven since the sequences have changed
 NOTHING, LISTEN = Plan(0, learns=False), Plan(0)
 
@@ -81,10 +81,11 @@ class Budget(Controller):
         self.gains = self._sums()  # gains[N]: tokens that N nodes promise
         self._cost = Cost((1, 2), (1.0, 1.0))
         self._ask: Callable[..., list[float]] = lambda seqs, nodes, num: [0.0] * (nodes + 1)
-        self._seconds = [0.0] * (nodes + 1)  # the same, by nodes; 0: a look in vain
+        self._seconds = np.zeros(nodes + 1)  # the same, by nodes
         self._priced = 0  # steps for which they hold
         self._luck: WeakKeyDictionary[Sequence, Luck] = WeakKeyDictionary()
-        self._num = 0  # sequences in the last step
+        self._found: dict[tuple[int, float], tuple[Plan, float]] = {}  # by others and factor
+        self._num, self._plain = 0, 0.0  # sequences in the last step; its seconds without drafts
         self._era, self._settled = 0, 0  # all are decided anew in a new era; sequences as it began
         self._tokens, self._rows, self._drafts = 1.0, 1.0, 0.0  # of a sequence in a step, means
         self._drafter = 0.0  # seconds of the drafter for a sequence in a step, mean
@@ -100,8 +101,6 @@ class Budget(Controller):
         self._cost = cost_of(target)
         self._is_idle = not drafter.labels
         self._ask = drafter.prices
-        if not self._is_idle:
-            self._price(1)
 
     def plan(self, seq: Sequence) -> Plan:
         if self._is_broke or self._is_idle:
@@ -109,6 +108,8 @@ class Budget(Controller):
         luck = self._luck.get(seq)
         if luck is None:
             luck = self._luck[seq] = Luck()
+            if self._idle >= PATIENCE[0]:
+                self._idle = self._pause  # what other texts taught since then may help this one
             self._decide(luck)
         elif luck.era != self._era:
             self._decide(luck)
@@ -122,89 +123,102 @@ class Budget(Controller):
     def observe(self, step: Step) -> None:
         if self._is_idle:
             return
-        num = self._num = len(step.seqs)
-        sizes = [len(tree) for tree in step.trees]
+        num = len(step.seqs)
+        self._sober += 1
+        if num != self._num:
+            self._resize(num)
+        if self._is_broke:  # most steps where drafts do not pay: as little as can be
+            self._account += ALLOWED * self._plain  # type: ignore[operator]
+            if self._account >= BACK * self._plain:
+                self._renew()
+            return
+        self._found.clear()
         self._idle += self._rests
         self._rests = False
-        self._tokens = _mean(self._tokens, sum(map(len, step.emitted)) / num, SLOW)
-        self._rows = _mean(self._rows, 1 + sum(sizes) / num, SLOW)
-        self._drafts = _mean(self._drafts, sum(map(bool, sizes)) / num, SLOW)
-        drafter, hears, looks = 0.0, 0, False
-        for i, plan in enumerate(step.plans):
+        looks = hears = 0
+        for plan in step.plans:
             if plan.nodes > 0:
-                looks, drafter = True, drafter + self._seconds[min(sizes[i], self.nodes)]
+                looks += 1
             elif plan.learns:
                 hears += 1
-        self._wait = max(self._wait - 1, 0)
         if looks:
-            self._vain = 0 if any(sizes) else self._vain + 1
-            self._wait = 2 ** min(max(self._vain - 1, 0), VAIN) - 1
-        self._drafter = _mean(self._drafter, drafter / num, SLOW)
-        aside = drafter + hears * LEARNING[0] + (TRYING if looks else HEARING if hears else 0.0)
-        self._settle(step, sizes, aside)
-        self._priced -= 1
-        if self._priced <= 0:
-            self._price(num)
-        if not self._settled / 2 < num < 2 * self._settled:
-            self._settled = num
-            self._price(num)
-            self._renew(num)
-        for i, size in enumerate(sizes):
-            if size and (luck := self._luck.get(step.seqs[i])):
-                self._learn(luck, min(size, self.nodes), step.verdicts[i].nodes)
+            self._settle(step, looks, hears)
+        else:
+            self._wait = max(self._wait - 1, 0)
+            self._pay(ALLOWED * self._plain - self._hearing(hears))
+            self._remember(1.0, 1.0, 0.0, 0.0)
 
     def finish(self, seq: Sequence) -> None:
         self._luck.pop(seq, None)
 
-    def _settle(self, step: Step, sizes: list[int], aside: float) -> None:
-        """Puts on the account what a step has saved or spent beside plain decoding.
+    def _settle(self, step: Step, looks: int, hears: int) -> None:
+        """A step with looks: what it has saved or spent beside plain decoding, and its lessons."""
+        num, most = len(step.seqs), self.nodes
+        self._priced -= 1
+        if self._priced <= 0:
+            self._price(num)
+        sizes = [len(tree) for tree in step.trees]
+        rows, drafts, tokens = num + sum(sizes), sum(map(bool, sizes)), sum(map(len, step.emitted))
+        self._vain = 0 if drafts else self._vain + 1
+        if self._vain:
+            longest = self._cost.vain(looks) / (VAIN * self._plain)
+            self._wait = int(min(2.0 ** (self._vain - 1), max(longest, 1.0))) - 1
+        drafter = sum(float(self._seconds[min(size, most)]) for size in sizes if size)
+        spent = self._cost.whole(rows) + self._cost.aside(num, drafts, looks - drafts) + drafter
+        saved = self._plain * tokens / num - spent
+        self._pay(saved + ALLOWED * self._plain - self._hearing(hears))
+        self._remember(tokens / num, rows / num, drafts / num, drafter / num)
+        for i, size in enumerate(sizes):
+            if size and (luck := self._luck.get(step.seqs[i])):
+                self._learn(luck, min(size, most), step.verdicts[i].nodes)
 
-        aside: seconds for the drafter.
-        """
-        num, plain = len(sizes), self._plain(len(sizes))
-        self._sober += 1
+    def _remember(self, tokens: float, rows: float, drafts: float, drafter: float) -> None:
+        """How a sequence fared in a step, on average."""
+        self._tokens = _mean(self._tokens, tokens, SLOW)
+        self._rows = _mean(self._rows, rows, SLOW)
+        self._drafts = _mean(self._drafts, drafts, SLOW)
+        self._drafter = _mean(self._drafter, drafter, SLOW)
+
+    def _pay(self, seconds: float) -> None:
+        """Puts seconds on the account, or takes them off."""
+        self._account = min((self._account or 0.0) + seconds, MOST_SAVED * self._plain)
+        self._is_broke = self._account < 0
+
+    def _hearing(self, hears: int) -> float:
+        """Seconds of a step in which so many sequences only learn."""
+        return LEARNING[0] * self._cost.vain(hears)
+
+    def _resize(self, num: int) -> None:
+        """Other sequences than before run at once."""
+        self._num = num
+        self._plain = self._cost.whole(num) + self._cost.aside(num, 0)
         if self._account is None:
-            self._account = CREDIT * plain / num * min(1.0, (DEAR / self._dearness(num)) ** 3)
-        self._account += ALLOWED * plain
-        if aside:
-            spent = self._cost.whole(num + sum(sizes)) + self._cost.aside(
-                num, sum(map(bool, sizes))
-            )
-            spent += aside - plain
-            self._account += plain * (sum(map(len, step.emitted)) / num - 1) - spent
-        self._account = min(self._account, MOST_SAVED * plain)
-        if self._account < 0:
-            self._is_broke = True
-        elif self._is_broke and self._account >= BACK * plain:
-            self._renew(num)
+            self._price(num)
+            self._account = CREDIT * self._plain / num * min(1.0, (DEAR / self._dearness(num)) ** 3)
+        if not self._settled / 2 < num < 2 * self._settled:
+            self._settled, self._priced = num, 0
+            self._renew()
 
-    def _renew(self, num: int) -> None:
+    def _renew(self) -> None:
         """All are decided anew; a debt is forgiven and a probe comes at once, but seldom."""
         self._era += 1
+        self._found.clear()
         if self._sober >= SOBER:
             self._sober = 0
-            self._account = max(self._account or 0.0, BACK * self._plain(num))
+            self._account = max(self._account or 0.0, BACK * self._plain)
             self._idle = self._pause = PATIENCE[0]
         self._is_broke = self._account is not None and self._account < 0
 
     def _price(self, num: int) -> None:
         """Asks what drafts cost now, where so many decode at once."""
-        self._seconds = self._ask(list(self._luck), self.nodes, num)
+        self._seconds = np.array(self._ask(list(self._luck), self.nodes, num))
         self._priced = PRICED
 
     def _dearness(self, num: int) -> float:
         """Seconds of a step in which all draft a little over those of one in which nobody does."""
         few = self._probe.nodes
-        spent = (
-            self._cost.whole(num * (1 + few))
-            + self._cost.aside(num, num)
-            + num * self._seconds[few]
-        )
-        return (spent + TRYING) / self._plain(num)
-
-    def _plain(self, num: int) -> float:
-        """Seconds of a step of so many sequences in which nothing is drafted."""
-        return self._cost.whole(num) + self._cost.aside(num, 0)
+        spent = self._cost.whole(num * (1 + few)) + self._cost.aside(num, num)
+        return (spent + num * float(self._seconds[few])) / self._plain
 
     def _learn(self, luck: Luck, size: int, accepted: list[int]) -> None:
         luck.promised = _mean(luck.promised, self.gains[size], FAST)
@@ -218,6 +232,7 @@ class Budget(Controller):
             return
         self.tries, self.hits = KEEP * self.tries, KEEP * self.hits
         self.gains = self._sums()
+        self._found.clear()
         was_probe = luck.plan is self._probe
         self._decide(luck)
         if was_probe and not luck.plan.is_empty and luck.plan is not self._probe:
@@ -235,28 +250,32 @@ class Budget(Controller):
 
     def _best(self, luck: Luck) -> Plan:
         """The nodes with the most tokens per second and the least chance that pays."""
-        gains = np.array(self.gains) * luck.factor
         others = max(self._num, len(self._luck)) - 1  # some may have joined just now
-        drafts = others * self._drafts
+        key = others, luck.factor
+        if key not in self._found:
+            self._found[key] = self._weighed(*key)
+        plan, seconds = self._found[key]
+        return self._resting(seconds) if plan.is_empty else plan
+
+    def _weighed(self, others: int, factor: float) -> tuple[Plan, float]:
+        """What pays best beside so many others, for one of such luck; seconds without its draft."""
+        gains, drafts = np.array(self.gains) * factor, others * self._drafts
         rows = 1 + others * self._rows + np.arange(self.nodes + 1)
-        seconds = self._cost.at(rows) + others * self._drafter
-        seconds[0] += self._cost.aside(1 + others, drafts) + TRYING * min(drafts, 1.0)
-        seconds[1:] += (
-            self._cost.aside(1 + others, drafts + 1) + np.array(self._seconds[1:]) + TRYING
-        )
+        seconds = self._cost.at(rows) + self._seconds + others * self._drafter
+        seconds[0] += self._cost.aside(1 + others, drafts)
+        seconds[1:] += self._cost.aside(1 + others, drafts + 1)
         tokens = 1 + others * self._tokens + gains
         best = int(np.argmax(tokens / seconds))
         if tokens[best] - MARGIN * gains[best] <= tokens[0] / seconds[0] * seconds[best]:
-            return self._resting(seconds[0])
+            return NOTHING, float(seconds[0])
         per_row = (seconds[best] - seconds[1]) / max(best - 1, 1)
-        return Plan(best, self.depth, least=float(per_row * tokens[best] / seconds[best]))
+        least = float(per_row * tokens[best] / seconds[best])
+        return Plan(best, self.depth, least=least), float(seconds[0])
 
     def _resting(self, seconds: float) -> Plan:
         """Some of those that rest may listen, in steps of so many seconds."""
-        learning, share = LEARNING
         listening = sum(luck.plan is LISTEN for luck in self._luck.values())
-        spent = HEARING + learning * (1 + listening)
-        return LISTEN if spent <= share * seconds else NOTHING
+        return LISTEN if self._hearing(1 + listening) <= LEARNING[1] * seconds else NOTHING
 
     def _sums(self) -> list[float]:
         """Sums of acceptance; a node is believed to fare a little worse than the one before it."""

@@ -1,7 +1,8 @@
 """What a step costs: its pass (`passes.py`), and what each sequence and draft adds to that.
 
 Rows of several sequences cost more than those of one tree: attention per sequence, and the engine's
-own work. That is measured on rounds of the real loop with given drafts.
+own work. Drafters work on code and tables that a pass has made cold. Both are measured on rounds of
+the real loop with a real drafter, which learns from each before the next begins.
 """
 
 from __future__ import annotations
@@ -12,19 +13,21 @@ from dataclasses import replace
 from functools import partial
 
 from forerun import registry
-from forerun.dice import Dice, SeededDice
+from forerun.dice import SeededDice
 from forerun.engine.guard import Guarded
 from forerun.engine.loop import Engine
 from forerun.errors import CapacityError
-from forerun.passes import PREFIX, Limits, bush, curve_of, fastest, remembered, some_text
+from forerun.passes import PREFIX, Limits, curve_of, fastest, remembered, some_text
 from forerun.records import Cost, Plan, Sequence
-from forerun.roles import Controller, Drafter, Target
+from forerun.roles import Controller, Target
 from forerun.sampling import Sampling
-from forerun.tree import Tree
 
 SEQS, NODES = 8, 4  # sequences that run at once where others than one are measured; their drafts
+REST, DRAFT = Plan(0, learns=False), Plan(NODES)
+LOOK = Plan(NODES, least=2.0)  # no node is worth its row
+COLD = 2.0  # times: a look or a draft among many plain steps, over one in rounds that take turns
 
-Round = tuple[int, int]  # sequences, and how many of them draft
+Round = tuple[int, int, int]  # sequences; how many of them draft; how many look in vain
 
 
 def cost_of(target: Target) -> Cost:
@@ -35,32 +38,28 @@ def cost_of(target: Target) -> Cost:
     if target.cost is None:
         curve, seqs = curve_of(target), _room(target)
         if seqs:
-            kinds = [(n, drafts) for n in sorted({1, seqs}) for drafts in sorted({0, 1, n})]
-            seconds = remembered(target, f"-{seqs}", kinds, partial(_rounds, target, seqs))
+            kinds = _kinds(seqs)
+            seconds = remembered(target, f"-x{seqs}", kinds, partial(_rounds, target, seqs))
             curve = _fitted(curve, dict(zip(kinds, seconds, strict=True)), seqs)
         target.cost = curve
     return target.cost
 
 
-class _Given(Drafter):
-    """The same tree for all who may draft."""
-
-    labels = frozenset({"point"})
-
-    def __init__(self, tree: Tree) -> None:
-        self.tree = tree
-
-    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        return self.tree
-
-
 class _First(Controller):
-    """The first `drafts` sequences draft."""
+    """The first `drafts` sequences draft, and the next `looks` look in vain."""
 
-    drafts = 0
+    drafts = looks = 0
 
     def plan(self, seq: Sequence) -> Plan:
-        return Plan(NODES if seq.index < self.drafts else 0)
+        if seq.index < self.drafts:
+            return DRAFT
+        return LOOK if seq.index < self.drafts + self.looks else REST
+
+
+def _kinds(seqs: int) -> list[Round]:
+    """Who does what in the rounds that are measured."""
+    some = [(num, drafts, 0) for num in sorted({1, seqs}) for drafts in sorted({0, 1, num})]
+    return some + [(seqs, 0, looks) for looks in sorted({1, seqs})]
 
 
 def _rounds(
@@ -68,15 +67,19 @@ def _rounds(
 ) -> list[float]:
     """Seconds of rounds of the loop."""
     controller, tokens = _First(), some_text(target, _length(target))
-    drafter, rule = Guarded(_Given(bush(NODES, target.vocab_size))), registry.VERIFIER
-    engine = Engine(target, drafter, registry.make("verifier", rule), controller, max_seqs=seqs)
+    drafter = registry.make("drafter", registry.BRANCHING)
+    drafter.is_patient = False  # what a round teaches is learned within it
+    verifier = registry.make("verifier", registry.VERIFIER)
+    engine = Engine(target, Guarded(drafter), verifier, controller, max_seqs=seqs)
+    for part in (target, drafter, verifier):
+        part.warm_up()
     running = [
-        Sequence([*tokens], len(tokens), Sampling(), SeededDice(i), limit=1 << 30, index=i)
+        Sequence([*tokens], len(tokens), Sampling(), SeededDice(i), limit=1 << 30, group=0, index=i)
         for i in range(seqs)
     ]
 
     def run(kind: Round) -> None:
-        num, controller.drafts = kind
+        num, controller.drafts, controller.looks = kind
         for seq in running:
             del seq.tokens[len(tokens) :]
         engine.round(running[:num])
@@ -85,6 +88,7 @@ def _rounds(
         for seq in running:
             engine.submit(seq)
         engine.step()  # prefill
+        run((seqs, seqs, 0))  # what comes next is known from here on
         return fastest([partial(run, kind) for kind in kinds], tries, limits)
     finally:
         for seq in running:
@@ -95,18 +99,21 @@ def _rounds(
 def _fitted(curve: Cost, rounds: dict[Round, float], seqs: int) -> Cost:
     """What is left of the rounds' times beside one sequence's pass."""
     left = {
-        (n, drafts): seconds - float(curve.at(n + NODES * drafts))
-        for (n, drafts), seconds in rounds.items()
+        (num, drafts, looks): seconds - float(curve.at(num + NODES * drafts))
+        for (num, drafts, looks), seconds in rounds.items()
     }
-    others = max(seqs - 1, 1)
-    per_seq = max(left[seqs, 0] - left[1, 0], 0.0) / others
-    per_draft = max(left[seqs, seqs] - left[seqs, 1], 0.0) / others
+    others, plain = max(seqs - 1, 1), left[seqs, 0, 0]
+    per_seq = max(plain - left[1, 0, 0], 0.0) / others
+    per_draft = COLD * max(left[seqs, seqs, 0] - left[seqs, 1, 0], 0.0) / others
+    per_look = COLD * max(left[seqs, 0, seqs] - left[seqs, 0, 1], 0.0) / others
     return replace(
         curve,
-        per_step=max(left[1, 0] - per_seq, 0.0),
+        per_step=max(left[1, 0, 0] - per_seq, 0.0),
         per_seq=per_seq,
         per_draft=per_draft,
-        drafting=max(left[seqs, 1] - left[seqs, 0] - per_draft, 0.0),
+        drafting=max(COLD * (left[seqs, 1, 0] - plain) - per_draft, 0.0),
+        per_look=per_look,
+        looking=max(COLD * (left[seqs, 0, 1] - plain) - per_look, 0.0),
     )
 
 

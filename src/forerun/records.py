@@ -199,6 +199,9 @@ class Step:
         return replace(self, **some)
 
 
+KNOWN = 1024  # rows for which a cost keeps its seconds
+
+
 @dataclass(frozen=True)
 class Cost:
     """Seconds of a step: of its pass at some numbers of rows, rising, and of what comes beside it.
@@ -221,10 +224,8 @@ class Cost:
         return within + np.maximum(np.subtract(rows, self.rows[-1]), 0) * self._last
 
     def whole(self, rows: int) -> float:
-        """The same for one number of rows, remembered."""
-        if rows not in self._known:
-            self._known[rows] = float(self.at(rows))
-        return self._known[rows]
+        """The same for one number of rows, looked up."""
+        return self._known[rows] if rows < KNOWN else float(self.at(rows))
 
     def aside(self, seqs: float, drafts: float, looks: float = 0) -> float:
         """Seconds of a step beside its pass.
@@ -235,13 +236,18 @@ class Cost:
         drafting = self.drafting * min(drafts, 1.0)
         return self.per_step + each + max(drafting + self.per_look * looks, self.vain(looks))
 
+    def drafted(self, times: float) -> Cost:
+        """The same with a drafter that costs so many times as much."""
+        names = ("per_draft", "drafting", "per_look", "looking")
+        return replace(self, **{name: times * getattr(self, name) for name in names})
+
     def vain(self, looks: float) -> float:
         """Seconds of so many looks that find nothing in one step."""
         return self.looking * min(looks, 1.0) + self.per_look * looks
 
     @cached_property
-    def _known(self) -> dict[int, float]:
-        return {}
+    def _known(self) -> list[float]:
+        return self.at(np.arange(KNOWN)).tolist()
 
     @property
     def _last(self) -> float:

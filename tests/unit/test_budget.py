@@ -6,8 +6,20 @@ import numpy as np
 import pytest
 
 from fakes import FakeTarget, sequence, table_law
-from forerun.controllers.budget import ALLOWED, BACK, CREDIT, DEAR, PATIENCE, SOBER, VAIN, Budget
+from forerun import registry
+from forerun.controllers.budget import (
+    ALLOWED,
+    BACK,
+    CREDIT,
+    DEAR,
+    MANY,
+    PATIENCE,
+    SOBER,
+    VAIN,
+    Budget,
+)
 from forerun.dice import SeededDice
+from forerun.engine.guard import Guarded
 from forerun.errors import ConfigError
 from forerun.records import Cost, Plan, Step, Verdict
 from forerun.roles import Drafter
@@ -139,6 +151,21 @@ def test_a_dear_drafter_drafts_less() -> None:
     dear.bind(target, Dear())
     most = [steps(b, lambda nodes: min(nodes, 2), 300)[-1].nodes for b in (dear, cheap)]
     assert most[0] < most[1]
+
+
+def test_a_drafter_of_several_is_dearer() -> None:
+    """All of them learn, and somebody chooses."""
+    target = FakeTarget(table_law(1))
+    told = target.cost = Cost((1, 65), (1.0, 2.0), 1.0, 1.0, 0.5, 0.25, per_look=0.125, looking=0.5)
+    budgets = {name: Budget() for name in ("stand", "router:parts=stand+suffix")}
+    for name, budget in budgets.items():
+        budget.bind(target, Guarded(registry.make("drafter", name)))
+    one, several = (budget._cost for budget in budgets.values())
+    assert one == told
+    assert several.aside(8, 0) == told.aside(8, 0), "what the engine does costs what it did"
+    assert several.vain(4) == pytest.approx((1 + 2 * MANY) * told.vain(4))
+    drafting = [cost.aside(8, 4) - cost.aside(8, 0) for cost in (one, several)]
+    assert drafting[1] == pytest.approx((1 + 2 * MANY) * drafting[0])
 
 
 def test_who_never_drafts_is_never_asked() -> None:

@@ -41,7 +41,8 @@ REST = 64  # steps of a sequence without a draft between two decisions
 PATIENCE = 32, 1024  # passes in which a sequence rests between two probes: at first, at most
 PROBE = 4  # nodes
 MARGIN = 0.2  # of the tokens hoped for, without which drafting must pay: the best guess is too good
-LEARNING = 0.15, 0.13  # of a look in vain, to learn only; the share of a step that it may take
+MANY = 0.2  # of a drafter's price, more for every drafter within it: all look or learn
+LEARNING = 0.15, 0.16  # of a look in vain, to learn only; the share of a step that it may take
 VAIN = 0.03  # of the time, at most, for looks in vain: their distance doubles up to there
 CREDIT, DEAR = 32.0, 2.0  # plain steps of a lone sequence; less where drafts of all cost more steps
 ALLOWED, MOST_SAVED = 0.005, 32.0  # plain steps, with every step and at most
@@ -81,10 +82,11 @@ class Budget(Controller):
         self.gains = self._sums()  # gains[N]: tokens that N nodes promise
         self._cost = Cost((1, 2), (1.0, 1.0))
         self._ask: Callable[..., list[float]] = lambda seqs, nodes, num: [0.0] * (nodes + 1)
-        self._seconds = np.zeros(nodes + 1)  # the same, by nodes
+        self._seconds = 0.0, 0.0  # the drafter's: what a draft takes, and each of its nodes
         self._priced = 0  # steps for which they hold
         self._luck: WeakKeyDictionary[Sequence, Luck] = WeakKeyDictionary()
         self._found: dict[tuple[int, float], tuple[Plan, float]] = {}  # by others and factor
+        self._listening = 0  # sequences that rest and learn
         self._num, self._plain = 0, 0.0  # sequences in the last step; its seconds without drafts
         self._era, self._settled = 0, 0  # all are decided anew in a new era; sequences as it began
         self._tokens, self._rows, self._drafts = 1.0, 1.0, 0.0  # of a sequence in a step, means
@@ -98,7 +100,8 @@ class Budget(Controller):
         self._is_idle = False  # the drafter never drafts
 
     def bind(self, target: Target, drafter: Drafter) -> None:
-        self._cost = cost_of(target)
+        others = sum(1 for _ in drafter.within()) - 1
+        self._cost = cost_of(target).drafted(1 + MANY * others)
         self._is_idle = not drafter.labels
         self._ask = drafter.prices
 
@@ -149,11 +152,12 @@ class Budget(Controller):
             self._remember(1.0, 1.0, 0.0, 0.0)
 
     def finish(self, seq: Sequence) -> None:
-        self._luck.pop(seq, None)
+        luck = self._luck.pop(seq, None)
+        self._listening -= luck is not None and luck.plan is LISTEN
 
     def _settle(self, step: Step, looks: int, hears: int) -> None:
         """A step with looks: what it has saved or spent beside plain decoding, and its lessons."""
-        num, most = len(step.seqs), self.nodes
+        num = len(step.seqs)
         self._priced -= 1
         if self._priced <= 0:
             self._price(num)
@@ -163,14 +167,15 @@ class Budget(Controller):
         if self._vain:
             longest = self._cost.vain(looks) / (VAIN * self._plain)
             self._wait = int(min(2.0 ** (self._vain - 1), max(longest, 1.0))) - 1
-        drafter = sum(float(self._seconds[min(size, most)]) for size in sizes if size)
+        each, per_node = self._seconds
+        drafter = each * drafts + per_node * sum(sizes)
         spent = self._cost.whole(rows) + self._cost.aside(num, drafts, looks - drafts) + drafter
         saved = self._plain * tokens / num - spent
         self._pay(saved + ALLOWED * self._plain - self._hearing(hears))
         self._remember(tokens / num, rows / num, drafts / num, drafter / num)
         for i, size in enumerate(sizes):
             if size and (luck := self._luck.get(step.seqs[i])):
-                self._learn(luck, min(size, most), step.verdicts[i].nodes)
+                self._learn(luck, min(size, self.nodes), step.verdicts[i].nodes)
 
     def _remember(self, tokens: float, rows: float, drafts: float, drafter: float) -> None:
         """How a sequence fared in a step, on average."""
@@ -210,15 +215,17 @@ class Budget(Controller):
         self._is_broke = self._account is not None and self._account < 0
 
     def _price(self, num: int) -> None:
-        """Asks what drafts cost now, where so many decode at once."""
-        self._seconds = np.array(self._ask(list(self._luck), self.nodes, num))
-        self._priced = PRICED
+        """Asks what drafts cost now, where so many decode at once: a line is good enough."""
+        prices = self._ask(list(self._luck), self.nodes, num)
+        per_node = (prices[-1] - prices[1]) / max(self.nodes - 1, 1)
+        self._seconds, self._priced = (prices[1] - per_node, per_node), PRICED
 
     def _dearness(self, num: int) -> float:
         """Seconds of a step in which all draft a little over those of one in which nobody does."""
         few = self._probe.nodes
+        each, per_node = self._seconds
         spent = self._cost.whole(num * (1 + few)) + self._cost.aside(num, num)
-        return (spent + num * float(self._seconds[few])) / self._plain
+        return (spent + num * (each + few * per_node)) / self._plain
 
     def _learn(self, luck: Luck, size: int, accepted: list[int]) -> None:
         luck.promised = _mean(luck.promised, self.gains[size], FAST)
@@ -240,13 +247,14 @@ class Budget(Controller):
 
     def _decide(self, luck: Luck) -> None:
         """What a sequence drafts until the next decision: what pays best, nothing, or a probe."""
-        luck.plan = NOTHING
+        self._listening -= luck.plan is LISTEN
         luck.left, luck.era, luck.plan = REVIEW, self._era, self._best(luck)
         if luck.plan.is_empty and self._idle >= self._pause:
             luck.plan = self._probe
             self._idle, self._pause = 0, min(2 * self._pause, PATIENCE[1])
         elif luck.plan.is_empty:
             luck.left = REST
+            self._listening += luck.plan is LISTEN
 
     def _best(self, luck: Luck) -> Plan:
         """The nodes with the most tokens per second and the least chance that pays."""
@@ -259,23 +267,26 @@ class Budget(Controller):
 
     def _weighed(self, others: int, factor: float) -> tuple[Plan, float]:
         """What pays best beside so many others, for one of such luck; seconds without its draft."""
-        gains, drafts = np.array(self.gains) * factor, others * self._drafts
-        rows = 1 + others * self._rows + np.arange(self.nodes + 1)
-        seconds = self._cost.at(rows) + self._seconds + others * self._drafter
-        seconds[0] += self._cost.aside(1 + others, drafts)
-        seconds[1:] += self._cost.aside(1 + others, drafts + 1)
-        tokens = 1 + others * self._tokens + gains
-        best = int(np.argmax(tokens / seconds))
-        if tokens[best] - MARGIN * gains[best] <= tokens[0] / seconds[0] * seconds[best]:
-            return NOTHING, float(seconds[0])
-        per_row = (seconds[best] - seconds[1]) / max(best - 1, 1)
-        least = float(per_row * tokens[best] / seconds[best])
-        return Plan(best, self.depth, least=least), float(seconds[0])
+        whole, drafts, base = self._cost.whole, others * self._drafts, round(others * self._rows)
+        each, per_node = self._seconds
+        beside = others * self._drafter
+        idle = beside + self._cost.aside(1 + others, drafts)
+        busy = beside + self._cost.aside(1 + others, drafts + 1) + each
+        spent = [whole(base + 1) + idle]
+        spent += [whole(base + 1 + n) + busy + n * per_node for n in range(1, self.nodes + 1)]
+        made = [1 + others * self._tokens + factor * gain for gain in self.gains]
+        speeds = [tokens / seconds for tokens, seconds in zip(made, spent, strict=True)]
+        best = speeds.index(max(speeds))
+        hoped = factor * self.gains[best]
+        if made[best] - MARGIN * hoped <= speeds[0] * spent[best]:
+            return NOTHING, spent[0]
+        per_row = (spent[best] - spent[1]) / max(best - 1, 1)
+        return Plan(best, self.depth, least=per_row * speeds[best]), spent[0]
 
     def _resting(self, seconds: float) -> Plan:
         """Some of those that rest may listen, in steps of so many seconds."""
-        listening = sum(luck.plan is LISTEN for luck in self._luck.values())
-        return LISTEN if self._hearing(1 + listening) <= LEARNING[1] * seconds else NOTHING
+        hearing = self._hearing(1 + self._listening)
+        return LISTEN if hearing <= LEARNING[1] * seconds else NOTHING
 
     def _sums(self) -> list[float]:
         """Sums of acceptance; a node is believed to fare a little worse than the one before it."""

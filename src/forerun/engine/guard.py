@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Many
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -38,6 +38,9 @@ class Guarded(Drafter):
         self._begun: WeakSet[Sequence] = WeakSet()  # running ones that it was asked to draft for
         self._late: list[tuple[Step, list[int]]] = []  # unheard steps, and who is to be learned
         self._seen: Counter[str] = Counter()
+
+    def within(self) -> Iterator[Drafter]:
+        return self.drafter.within()
 
     def bind(self, target: Target) -> None:
         self.drafter.bind(target)

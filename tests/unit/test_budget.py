@@ -277,10 +277,11 @@ def test_looks_in_vain_come_at_growing_distances_and_learning_goes_on(longest: i
     [
         (Cost((1, 200), (1.0, 1.0)), 1, CREDIT),
         (Cost((1, 200), (1.0, 1.0)), 16, CREDIT / 16),
-        (Cost((1, 2, 65), (1.0, 2.0, 65.0)), 1, CREDIT * (DEAR / 5) ** 3),  # five rows for one
+        (Cost((1, 2, 65), (1.0, 2.0, 65.0)), 1, CREDIT),
+        (Cost((1, 2, 65), (1.0, 2.0, 65.0)), 2, CREDIT / 2 * (DEAR / 5) ** 3),  # five rows for one
     ],
 )
-def test_credit_is_shared_and_less_where_drafts_are_dear(
+def test_credit_is_shared_and_less_where_a_batch_has_dear_drafts(
     curve: Cost, num: int, steps: float
 ) -> None:
     budget = bound(curve)

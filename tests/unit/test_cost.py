@@ -161,7 +161,7 @@ def test_what_rounds_took_is_taken_apart() -> None:
         for num, drafts, looks in cost._kinds(8)
     }
     cold = [cost.COLD * part for part in (warm.per_draft, warm.drafting)]
-    looks = {"per_look": cost.COLD * warm.per_look, "looking": cost.COLD * warm.looking}
+    looks = {"per_look": warm.per_look, "looking": warm.looking}
     found = cost._fitted(Cost(warm.rows, warm.seconds), rounds, 8)
     assert found == Cost(warm.rows, warm.seconds, 0.5, 0.25, *cold, **looks)
 
@@ -180,7 +180,7 @@ def test_rounds_draft_look_and_learn_as_real_ones_do(monkeypatch: pytest.MonkeyP
         (
             len(step.seqs),
             sum(len(tree) == cost.NODES for tree in step.trees),
-            sum(plan.nodes > 0 and not tree for plan, tree in zip(step.plans, step.trees)),
+            sum(plan.nodes > 0 and not tree for plan, tree in zip(step.plans, step.trees, strict=True)),
         )
         for step in steps[2:]  # prefill, and what teaches the drafter at first
     }

@@ -41,10 +41,10 @@ REST = 64  # steps of a sequence without a draft between two decisions
 PATIENCE = 32, 1024  # passes in which a sequence rests between two probes: at first, at most
 PROBE = 4  # nodes
 MARGIN = 0.2  # of the tokens hoped for, without which drafting must pay: the best guess is too good
-MANY = 0.2  # of a drafter's price, more for every drafter within it: all look or learn
-LEARNING = 0.15, 0.16  # of a look in vain, to learn only; the share of a step that it may take
-VAIN = 0.03  # of the time, at most, for looks in vain: their distance doubles up to there
-CREDIT, DEAR = 32.0, 2.0  # plain steps of a lone sequence; less where drafts of all cost more steps
+MANY = 0.15  # of a drafter's price, more for every drafter within it: all look or learn
+LEARNING = 0.3, 0.16  # of a look in vain, to learn only; the share of a step that it may take
+VAIN = 0.02  # of the time, at most, for looks in vain: their distance doubles up to there
+CREDIT, DEAR = 32.0, 2.0  # plain steps; less in batches in which drafts of all cost more steps
 ALLOWED, MOST_SAVED = 0.005, 32.0  # plain steps, with every step and at most
 BACK = 0.5  # plain steps on the account before drafts come back
 PRICED = 64  # steps with drafts between two times that the drafter is asked for its price
@@ -199,9 +199,11 @@ class Budget(Controller):
         self._plain = self._cost.whole(num) + self._cost.aside(num, 0)
         if self._account is None:
             self._price(num)
-            self._account = CREDIT * self._plain / num * min(1.0, (DEAR / self._dearness(num)) ** 3)
+            share = 1.0 if num == 1 else min(1.0, (DEAR / self._dearness(num)) ** 3)
+            self._account = CREDIT * self._plain / num * share
         if not self._settled / 2 < num < 2 * self._settled:
-            self._settled, self._priced = num, 0
+            self._settled = num
+            self._price(num)
             self._renew()
 
     def _renew(self) -> None:

@@ -25,7 +25,7 @@ from forerun.sampling import Sampling
 SEQS, NODES = 8, 4  # sequences that run at once where others than one are measured; their drafts
 REST, DRAFT = Plan(0, learns=False), Plan(NODES)
 LOOK = Plan(NODES, least=2.0)  # no node is worth its row
-COLD = 2.0  # times: a look or a draft among many plain steps, over one in rounds that take turns
+COLD = 2.0  # times: a draft among plain steps, over one in rounds that take turns
 
 Round = tuple[int, int, int]  # sequences; how many of them draft; how many look in vain
 
@@ -105,7 +105,7 @@ def _fitted(curve: Cost, rounds: dict[Round, float], seqs: int) -> Cost:
     others, plain = max(seqs - 1, 1), left[seqs, 0, 0]
     per_seq = max(plain - left[1, 0, 0], 0.0) / others
     per_draft = COLD * max(left[seqs, seqs, 0] - left[seqs, 1, 0], 0.0) / others
-    per_look = COLD * max(left[seqs, 0, seqs] - left[seqs, 0, 1], 0.0) / others
+    per_look = max(left[seqs, 0, seqs] - left[seqs, 0, 1], 0.0) / others
     return replace(
         curve,
         per_step=max(left[1, 0, 0] - per_seq, 0.0),
@@ -113,7 +113,7 @@ def _fitted(curve: Cost, rounds: dict[Round, float], seqs: int) -> Cost:
         per_draft=per_draft,
         drafting=max(COLD * (left[seqs, 1, 0] - plain) - per_draft, 0.0),
         per_look=per_look,
-        looking=max(COLD * (left[seqs, 0, 1] - plain) - per_look, 0.0),
+        looking=max(left[seqs, 0, 1] - plain - per_look, 0.0),
     )
 
 

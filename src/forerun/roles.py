@@ -106,16 +106,13 @@ class Drafter:
     def warm_up(self) -> None:
         """Compiles what it runs."""
 
-    def seconds(self, nodes: int, num: int = 1) -> float:
+    def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
         """What a draft of so many nodes costs beside what any draft does (`Cost.aside`), about.
 
-        num: sequences that draft at once; its share is meant.
+        num: sequences that draft at once; its share is meant. seqs: as these are drafted for at
+        present; none: as any would be at first.
         """
         return 0.0
-
-    def prices(self, seqs: Many[Sequence], nodes: int, num: int = 1) -> list[float]:
-        """`seconds` of 0 to `nodes` nodes, as these sequences are drafted for at present."""
-        return [self.seconds(n, num) for n in range(nodes + 1)]
 
     def start(self, seq: Sequence) -> None:
         """A sequence joins."""

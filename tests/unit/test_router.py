@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 
 import pytest
 from says import FIRST, GREEDY, LAW, SECOND, Says, run, truth, wrong
@@ -31,7 +32,7 @@ class Dear(Says):
         super().__init__(say)
         self.price = price
 
-    def seconds(self, nodes: int, num: int = 1) -> float:
+    def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
         return self.price
 
 
@@ -64,17 +65,16 @@ def test_drafts_cost_what_those_parts_cost_that_draft() -> None:
     cheap = router.parts[0].seconds(4)
     run(router, count=0)
     seqs = [sequence((0, 1), 9, SeededDice(i), GREEDY) for i in range(2)]
-    assert router.prices([], 4) == router.prices(seqs, 4)
-    assert router.prices(seqs, 4)[4] == router.seconds(4) == pytest.approx(cheap)
+    assert router.seconds(4, 1, seqs) == router.seconds(4) == pytest.approx(cheap)
     record = router._record(seqs[0])
     record.runs[:] = [0.0, 9.0, 0.0]
     record.tokens[1] = record.steps[1] = 300.0
     record.seconds[1] = 10.0
-    assert router.prices(seqs[:1], 4) == pytest.approx([0.1] * 5)
-    assert router.prices(seqs[1:], 4)[4] == pytest.approx(cheap), "others' drafts are not its own"
+    assert router.seconds(4, 1, seqs[:1]) == pytest.approx(0.1)
+    assert router.seconds(4, 1, seqs[1:]) == pytest.approx(cheap), "others' drafts are not its own"
     between = (0.1 + cheap) / 2
     router._record(seqs[1])
-    assert router.prices(seqs, 4)[4] == pytest.approx(between)
+    assert router.seconds(4, 1, seqs) == pytest.approx(between)
 
 
 def test_others_do_not_show_in_what_a_group_learns() -> None:
@@ -176,7 +176,7 @@ def test_drafts_as_long_as_of_late_decide_what_a_part_would_cost() -> None:
     """A pass of a draft model for each node is dear where drafts are long."""
 
     class PerNode(Says):
-        def seconds(self, nodes: int, num: int = 1) -> float:
+        def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
             return 0.2 * nodes
 
     router = Router(parts=(Says(half), PerNode(truth)))

@@ -81,7 +81,7 @@ class Budget(Controller):
         self.tries, self.hits = np.zeros(nodes), np.zeros(nodes)
         self.gains = self._sums()  # gains[N]: tokens that N nodes promise
         self._cost = Cost((1, 2), (1.0, 1.0))
-        self._ask: Callable[..., list[float]] = lambda seqs, nodes, num: [0.0] * (nodes + 1)
+        self._ask: Callable[..., float] = Drafter().seconds
         self._seconds = 0.0, 0.0  # the drafter's: what a draft takes, and each of its nodes
         self._priced = 0  # steps for which they hold
         self._luck: WeakKeyDictionary[Sequence, Luck] = WeakKeyDictionary()
@@ -103,7 +103,7 @@ class Budget(Controller):
         others = sum(1 for _ in drafter.within()) - 1
         self._cost = cost_of(target).drafted(1 + MANY * others)
         self._is_idle = not drafter.labels
-        self._ask = drafter.prices
+        self._ask = drafter.seconds
 
     def plan(self, seq: Sequence) -> Plan:
         if self._is_broke or self._is_idle:
@@ -218,9 +218,9 @@ class Budget(Controller):
 
     def _price(self, num: int) -> None:
         """Asks what drafts cost now, where so many decode at once: a line is good enough."""
-        prices = self._ask(list(self._luck), self.nodes, num)
-        per_node = (prices[-1] - prices[1]) / max(self.nodes - 1, 1)
-        self._seconds, self._priced = (prices[1] - per_node, per_node), PRICED
+        one, many = (self._ask(n, num, list(self._luck)) for n in (1, self.nodes))
+        per_node = (many - one) / max(self.nodes - 1, 1)
+        self._seconds, self._priced = (one - per_node, per_node), PRICED
 
     def _dearness(self, num: int) -> float:
         """Seconds of a step in which all draft a little over those of one in which nobody does."""

@@ -84,8 +84,8 @@ class Composite(Drafter):
         for part in self.parts:
             part.check_room(seqs, tokens)
 
-    def seconds(self, nodes: int, num: int = 1) -> float:
-        return max(part.seconds(nodes, num) for part in self.parts)
+    def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
+        return max(part.seconds(nodes, num, seqs) for part in self.parts)
 
     def warm_up(self) -> None:
         for part in self.parts:

@@ -62,7 +62,7 @@ class DraftModel(Grown):
         runner = self.runner
         runner.check_room(runner.num_held + seqs, min(tokens, runner.context))
 
-    def seconds(self, nodes: int, num: int = 1) -> float:
+    def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
         """A plain step of the draft for every node of a chain; a tree is taken for half as deep."""
         rows, cost = 1 + self.source.is_tree, cost_of(self.runner)
         return COLD * nodes / rows * (cost.whole(rows * num) + cost.aside(num, 0)) / num

@@ -23,9 +23,9 @@ from weakref import WeakKeyDictionary
 
 from forerun.dice import Dice
 from forerun.drafters.base import Composite
+from forerun.engine.cost import cost_of
 from forerun.errors import ConfigError
 from forerun.ngrams.sharing import check_scope, key_of
-from forerun.passes import curve_of
 from forerun.records import Cost, Plan, Sequence, Step
 from forerun.registry import DrafterName
 from forerun.roles import Drafter, Target
@@ -153,16 +153,11 @@ class Router(Composite):
 
     def bind(self, target: Target) -> None:
         super().bind(target)
-        self._cost = curve_of(target)
+        self._cost = cost_of(target)
 
-    def seconds(self, nodes: int, num: int = 1) -> float:
-        costs = [part.seconds(nodes, num) for part in self.parts]
-        return sum(map(mul, self._shares(()), costs))
-
-    def prices(self, seqs: Many[Sequence], nodes: int, num: int = 1) -> list[float]:
-        shares = self._shares(seqs)
-        costs = [part.prices(seqs, nodes, num) for part in self.parts]
-        return [sum(map(mul, shares, each)) for each in zip(*costs, strict=True)]
+    def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
+        costs = [part.seconds(nodes, num, seqs) for part in self.parts]
+        return sum(map(mul, self._shares(seqs), costs))
 
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         k = self._turn(seq)
@@ -270,4 +265,5 @@ class Router(Composite):
 
     def _spent(self, part: int, nodes: int, num: int) -> float:
         """Seconds of a sequence's share in a step in which all draft so many nodes."""
-        return self._cost.whole(num * (1 + nodes)) / num + self.parts[part].seconds(nodes, num)
+        step = self._cost.whole(num * (1 + nodes)) + self._cost.aside(num, num)
+        return step / num + self.parts[part].seconds(nodes, num)

@@ -48,19 +48,12 @@ class Guarded(Drafter):
     def check_room(self, seqs: int, tokens: int) -> None:
         self.drafter.check_room(seqs, tokens)
 
-    def seconds(self, nodes: int, num: int = 1) -> float:
+    def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
         try:
-            return self.drafter.seconds(nodes, num)
+            return self.drafter.seconds(nodes, num, seqs)
         except Exception as error:
             self._note(error, [])
-            return super().seconds(nodes, num)
-
-    def prices(self, seqs: Many[Sequence], nodes: int, num: int = 1) -> list[float]:
-        try:
-            return self.drafter.prices(seqs, nodes, num)
-        except Exception as error:
-            self._note(error, [])
-            return [super(Guarded, self).seconds(n, num) for n in range(nodes + 1)]
+            return super().seconds(nodes, num, seqs)
 
     def warm_up(self) -> None:
         self.drafter.warm_up()

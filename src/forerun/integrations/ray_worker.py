@@ -170,11 +170,8 @@ class Twice(Drafter):
         self.main.warm_up()
         self.fresh.warm_up()
 
-    def seconds(self, nodes: int, num: int = 1) -> float:
-        return self.main.seconds(nodes, num)
-
-    def prices(self, seqs: Many[Sequence], nodes: int, num: int = 1) -> list[float]:
-        return self.main.prices(seqs, nodes, num)
+    def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
+        return self.main.seconds(nodes, num, seqs)
 
     def start(self, seq: Sequence) -> None:
         self.main.start(seq)

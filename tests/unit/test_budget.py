@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
+
 import numpy as np
 import pytest
 
@@ -21,7 +23,7 @@ from forerun.controllers.budget import (
 from forerun.dice import SeededDice
 from forerun.engine.guard import Guarded
 from forerun.errors import ConfigError
-from forerun.records import Cost, Plan, Step, Verdict
+from forerun.records import Cost, Plan, Sequence, Step, Verdict
 from forerun.roles import Drafter
 from forerun.tree import EMPTY, chain
 
@@ -142,7 +144,7 @@ def test_a_threshold_comes_with_the_plan_where_rows_cost() -> None:
 
 def test_a_dear_drafter_drafts_less() -> None:
     class Dear(Free):
-        def seconds(self, nodes: int, num: int = 1) -> float:
+        def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
             return 0.5 * nodes
 
     target = FakeTarget(table_law(1))

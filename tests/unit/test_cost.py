@@ -180,10 +180,7 @@ def test_rounds_draft_look_and_learn_as_real_ones_do(monkeypatch: pytest.MonkeyP
         (
             len(step.seqs),
             sum(len(tree) == cost.NODES for tree in step.trees),
-            sum(
-                plan.nodes > 0 and not tree
-                for plan, tree in zip(step.plans, step.trees, strict=True)
-            ),
+            sum(p.nodes > 0 and not t for p, t in zip(step.plans, step.trees, strict=True)),
         )
         for step in steps[2:]  # prefill, and what teaches the drafter at first
     }

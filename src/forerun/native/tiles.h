@@ -12,8 +12,7 @@
 #define PART (4 * LANES)              /* numbers of values that are summed together: four tiles */
 #define WEIGHT_STRIDE (CHUNK + BLOCK) /* an odd count of cache lines */
 #define SCORE_STRIDE (CHUNK + LANES)
-#define GATHERED 4    /* queries that are gathered out of a tile one by one */
-#define WEIGH_STEPS 4 /* which is what the weights of a query take */
+#define GATHERED 4 /* queries that are gathered out of a tile one by one */
 #define EXCHANGE(order, a, b) _mm512_shuffle_f32x4(a, b, order)
 
 typedef struct {
@@ -57,14 +56,14 @@ INLINE void FN(multiply_keys)(const int N, FN(Tiles) *t, int64_t dim, const uint
     if (N == 2) _tile_zero(2);
     if (N == 2) _tile_zero(3);
     for (int64_t d = 0; d < dim / BLOCK; d++) {
-        if (!first) FN(pull)(soon);
+        if (!first) FN(pull)(soon, 8);
         _tile_loadd(4, keys + d * BLOCK, 2 * dim);
-        if (!first) FN(pull)(soon);
+        if (!first) FN(pull)(soon, 8);
         _tile_loadd(5, keys + d * BLOCK + LANES * dim, 2 * dim);
-        if (!first) FN(pull)(soon);
+        if (!first) FN(pull)(soon, 8);
         _tile_loadd(6, t->queries[first][d], 64);
         _tile_dpbf16ps(0, 4, 6);
-        if (!first) FN(pull)(soon);
+        if (!first) FN(pull)(soon, 8);
         _tile_dpbf16ps(1, 5, 6);
         if (N == 1) continue;
         _tile_loadd(7, t->queries[first + 1][d], 64);
@@ -245,7 +244,7 @@ INLINE void FN(lay_values)(FN(Tiles) *t, const Model *m, const uint16_t *values,
                            FN(Soon) *soon) {
     const int64_t dim = m->head_dim, end = d + PART < dim ? d + PART : dim;
     for (int64_t j = 0; j < LANES; j++) {
-        FN(pull)(soon);
+        FN(pull)(soon, (end - d) / LANES);
         const uint16_t *even = values + (cells ? cells[2 * j] : 2 * j) * dim;
         const uint16_t *odd = values + (cells ? cells[2 * j + 1] : 2 * j + 1) * dim;
         for (int64_t from = d; from < end; from += BLOCK) {
@@ -335,7 +334,6 @@ static void FN(tile_chunk)(FN(Tiles) *t, const Model *m, const Pass *p, const Pi
     for (int64_t q = 0; q < num; q++) {
         const int64_t position = p->positions[s->first_row + x->from + q / fold];
         const int64_t start = lowest(position, x->window), last = position + 1;
-        for (int i = 0; i < WEIGH_STEPS; i++) FN(pull)(soon);
         FN(weigh)(t, m, q, start > begin ? start - begin : 0, (last < end ? last : end) - begin);
     }
     for (int64_t d = 0; d < dim; d += PART)
@@ -357,15 +355,8 @@ INLINE void FN(in_order)(const float *sums, int64_t dim, float *out) {
     }
 }
 
-/* Steps between which cells are fetched, of the positions [from, to) of a piece. */
-static int64_t FN(steps)(const Model *m, const Piece *x, int64_t from, int64_t to, int64_t num) {
-    const int64_t blocks = (to - (x->low > from ? x->low : from) + BLOCK - 1) / BLOCK;
-    const int64_t keys = m->head_dim / BLOCK * 4, values = (m->head_dim + PART - 1) / PART * LANES;
-    return blocks * (keys + values) + (to - from + CHUNK - 1) / CHUNK * num * WEIGH_STEPS;
-}
-
-/* A run of positions of a piece, to states. After it comes run `next_run` of piece `next`, if given,
-   which is fetched meanwhile. is_first: this one was not. */
+/* A run of positions of a piece, to states. After it comes run `next_run` of piece `next`, if any,
+   whose first cells are fetched meanwhile. is_first: those of this one were not. */
 static void FN(tile_run)(FN(Tiles) *t, const Model *m, const Pass *p, const Piece *x, int64_t run,
                          int is_first, const Piece *next, int64_t next_run, float *const *states) {
     const int64_t dim = m->head_dim, num = (x->to - x->from) * (m->num_heads / m->num_kv);
@@ -374,16 +365,13 @@ static void FN(tile_run)(FN(Tiles) *t, const Model *m, const Pass *p, const Piec
     memset(t->sums, 0, sizeof(float) * (size_t)(padded * dim));
     memset(t->weights + num * WEIGHT_STRIDE, 0, 2 * (size_t)((padded - num) * WEIGHT_STRIDE));
     for (int64_t q = 0; q < num; q++) t->top[q] = -INFINITY, t->total[q] = 0;
-    FN(Soon) soon = {.steps = 1};
-    for (int64_t begin = first_chunk(x, run), at = begin, then; at < end; at = then) {
-        then = at + CHUNK;
-        if (is_first && then < end)
-            soon = FN(soon)(m, x, then, then + CHUNK, FN(steps)(m, x, at, then, num));
-        else if (next && (is_first || at == begin))
-            soon = FN(soon)(m, next, first_chunk(next, next_run), run_end(next, next_run),
-                            FN(steps)(m, x, at, end, num));
+    FN(Soon) soon;
+    FN(begin_soon)(&soon, m, x, run, next, next_run);
+    if (is_first)
+        for (int64_t i = 0; i < UNIT; i += 64) __builtin_prefetch(soon.units[0] + i);
+    for (int64_t at = first_chunk(x, run); at < end; at += CHUNK)
         FN(tile_chunk)(t, m, p, x, at, &soon);
-    }
+    FN(end_soon)(&soon);
     for (int64_t q = 0; q < num; q++) {
         states[q][0] = t->top[q];
         states[q][1] = t->total[q];

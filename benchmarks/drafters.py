@@ -7,7 +7,7 @@ Runs `forerun bench run` once per column group (best of 8 on the reasoning task 
 prints Markdown: tau, accepted share of drafted tokens, microseconds of drafting per step, tokens/s
 over plain decoding. Methods take turns on every prompt; the same command goes on where it ended,
 and each group's folder is a run that `forerun bench report` shows. Drafters with a datastore get
-solutions of training problems; `suffix` and `auto` (here without the draft that the reasoner comes with)
+solutions of training problems; `suffix` and `auto` (here without the reasoner's own draft)
 learn across prompts, `stand` from the samples of one prompt unless its scope is wider. Beside it
 stands the order of the papers (Spec-Bench and STAND).
 """

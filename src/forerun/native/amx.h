@@ -7,9 +7,9 @@
 
    Registers: 0-3 sums, 4 and 5 inputs, 6 and 7 weights; with three tiles of rows 0-5 sums, 6 inputs,
    7 weights. One tile of rows goes with four blocks; of more rows two or three tiles go with two
-   blocks, whose weights stay in the core's cache until all rows had them. Meanwhile the next two blocks are fetched, in several streams: a core has few places for
-   lines that it waits for, so memory is read fast only where its prefetcher reads ahead, and that
-   does so for every stream. */
+   blocks, whose weights stay in the core's cache until all rows had them. Meanwhile the next two
+   blocks are fetched, in several streams: a core has few places for lines that it waits for, so
+   memory is read fast only where its prefetcher reads ahead, and that does so for every stream. */
 
 #define INPUTS 32 /* of a tile */
 #define TILE_ROWS 16

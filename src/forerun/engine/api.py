@@ -164,6 +164,7 @@ class Model:
         _check_role("verifier", rule, Verifier)
         _check_role("controller", planner, Controller)
         check_pair(chosen, rule)
+        compiled.watch(log.warning)  # what the controller measures may be the first to compile
         engine = Engine(
             self.target,
             Guarded(chosen),
@@ -174,7 +175,6 @@ class Model:
             listeners=listeners,
             max_seqs=batch or registry.BATCH,
         )
-        compiled.watch(log.warning)
         for part in (engine.target, engine.drafter, engine.verifier):
             part.warm_up()
         return engine

@@ -28,13 +28,13 @@ from forerun.roles import Target
 from forerun.sampling import Sampling
 from forerun.tree import EMPTY, Tree, TreeBuilder
 
-ROWS = (1, 2, 3, 5, 7, 9, 13, 17, 25, 33, 49, 65)
+ROWS = (1, 2, 3, 5, 7, 9, 13, 17, 25, 33, 49, 65, 97, 129)
 PREFIX = 48  # tokens before the root: few enough that the cache slot is given up gladly
 LEVELS = 4  # of the trees that are measured
 TRIES = 7  # of each kind of work at least, as far as time allows
 SECONDS = 0.5, 3.0  # of measuring, at least and at most
 CHECK, HOLDS = (3, (0.0, 0.3)), 0.85  # tries and seconds of a check; what a time must not exceed
-FORMAT = 5
+FORMAT = 6
 
 Kind = TypeVar("Kind", int, tuple[int, int, int])
 Limits = tuple[float, float]

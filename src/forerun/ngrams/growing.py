@@ -84,22 +84,28 @@ def grow_places(
         if note[DEPTH] < deepest:
             note[PLACE], level = recall(near.keys, far.keys, lengths, contexts[new], hashes)
             if note[PLACE]:
-                table, slot = near if note[PLACE] > 0 else far, abs(note[PLACE]) - 1
-                note[SIZE] = snapshot(table, slot, clock, how, ids, probs, 0)
+                place = note[PLACE]
+                if place > 0:  # choosing the table first takes a tenth longer
+                    note[SIZE] = snapshot(near, place - 1, clock, how, ids, probs, 0)
+                else:
+                    note[SIZE] = snapshot(far, -1 - place, clock, how, ids, probs, 0)
                 note[GRADE] = grade(probs[0], level)
                 value[new] = left[new] * chance(hits, tries, note[GRADE], 0)
         at = largest(value, nodes + 1)
         if value[at] <= least:
             break
         note = notes[at]
-        size, rank = note[SIZE], note[RANK]
-        table, slot = near if note[PLACE] > 0 else far, abs(note[PLACE]) - 1
+        place, size, rank = note[PLACE], note[SIZE], note[RANK]
         if rank == 0 and is_drawn:
-            snapshot(table, slot, clock, how, out.q_ids, out.q_probs, filled)
+            if place > 0:
+                snapshot(near, place - 1, clock, how, out.q_ids, out.q_probs, filled)
+            else:
+                snapshot(far, -1 - place, clock, how, out.q_ids, out.q_probs, filled)
             race(uniforms, used, out.q_probs[filled : filled + size], order[at, :size])
             note[ROW], used, rows, filled = rows, used + size, rows + 1, filled + size
             out.starts[rows] = filled
-        token = table.ids[slot, order[at, rank] if is_drawn else rank]
+        entry = order[at, rank] if is_drawn else rank
+        token = near.ids[place - 1, entry] if place > 0 else far.ids[-1 - place, entry]
         put(out, nodes, token, at - 1, is_drawn, note[ROW])
         cells[nodes] = note[GRADE] * RANKS + min(rank, RANKS - 1)
         new = nodes = nodes + 1

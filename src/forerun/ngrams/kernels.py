@@ -180,10 +180,9 @@ def look_up(
     hashes: uint64 [longest], room to work in.
     """
     place, level = recall(near.keys, far.keys, lengths, context, hashes)
-    if place == 0:
-        return 0, 0
-    table = near if place > 0 else far
-    return snapshot(table, abs(place) - 1, clock, temper, ids, probs, at), level
+    if place > 0:
+        return snapshot(near, place - 1, clock, temper, ids, probs, at), level
+    return snapshot(far, -1 - place, clock, temper, ids, probs, at) if place else 0, level
 
 
 @njit(cache=True, nogil=True)

@@ -93,6 +93,12 @@ class Drafter:
     is_patient: bool = False  # may hear of steps in which it drafted nothing late, before it drafts
     kept: frozenset[str] = frozenset()  # tenants of whom it hears every step: it is to be saved
 
+    @property
+    def listens(self) -> bool:
+        """Whether it learns from steps."""
+        mine = type(self).observe, type(self).hear
+        return mine != (Drafter.observe, Drafter.hear)
+
     def within(self) -> Iterator[Drafter]:
         """Itself, and the drafters that it is made of."""
         yield self

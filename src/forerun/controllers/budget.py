@@ -41,7 +41,7 @@ REST = 64  # steps of a sequence without a draft between two decisions
 PATIENCE = 32, 1024  # passes in which a sequence rests between two probes: at first, at most
 PROBE = 4  # nodes
 MARGIN = 0.2  # of the tokens hoped for, without which drafting must pay: the best guess is too good
-MANY = 0.15  # of a drafter's price, more for every drafter within it: all look or learn
+MANY = 0.15  # of a drafter's price, more for every other one within it that learns
 LEARNING = 0.3, 0.16  # of a look in vain, to learn only; the share of a step that it may take
 VAIN = 0.02  # of the time, at most, for looks in vain: their distance doubles up to there
 CREDIT, DEAR = 32.0, 2.0  # plain steps; less in batches in which drafts of all cost more steps
@@ -100,8 +100,8 @@ class Budget(Controller):
         self._is_idle = False  # the drafter never drafts
 
     def bind(self, target: Target, drafter: Drafter) -> None:
-        others = sum(1 for _ in drafter.within()) - 1
-        self._cost = cost_of(target).drafted(1 + MANY * others)
+        num = sum(part.listens for part in drafter.within())
+        self._cost = cost_of(target).drafted(1 + MANY * max(num - 1, 0))
         self._is_idle = not drafter.labels
         self._ask = drafter.seconds
 

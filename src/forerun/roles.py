@@ -91,13 +91,8 @@ class Drafter:
     needs: frozenset[str] = frozenset()
     alias: str = ""  # its name where others of its class draft beside it
     is_patient: bool = False  # may hear of steps in which it drafted nothing late, before it drafts
+    learns: bool = True  # from the texts that it drafts for
     kept: frozenset[str] = frozenset()  # tenants of whom it hears every step: it is to be saved
-
-    @property
-    def listens(self) -> bool:
-        """Whether it learns from steps."""
-        mine = type(self).observe, type(self).hear
-        return mine != (Drafter.observe, Drafter.hear)
 
     def within(self) -> Iterator[Drafter]:
         """Itself, and the drafters that it is made of."""

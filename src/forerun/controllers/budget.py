@@ -100,7 +100,7 @@ class Budget(Controller):
         self._is_idle = False  # the drafter never drafts
 
     def bind(self, target: Target, drafter: Drafter) -> None:
-        num = sum(part.listens for part in drafter.within())
+        num = sum(part.learns for part in drafter.within())
         self._cost = cost_of(target).drafted(1 + MANY * max(num - 1, 0))
         self._is_idle = not drafter.labels
         self._ask = drafter.seconds

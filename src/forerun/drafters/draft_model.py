@@ -35,7 +35,7 @@ class DraftModel(Grown):
     Raises ConfigError when the draft's vocabulary is not the target's.
     """
 
-    is_patient = True  # learns nothing from steps: its cache follows the text
+    learns, is_patient = False, True  # its cache follows the text
 
     def __init__(
         self,

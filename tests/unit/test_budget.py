@@ -15,6 +15,7 @@ from forerun.controllers.budget import (
     CREDIT,
     DEAR,
     MANY,
+    PARTS,
     PATIENCE,
     SOBER,
     VAIN,
@@ -277,9 +278,9 @@ def test_looks_in_vain_come_at_growing_distances_and_learning_goes_on(longest: i
 @pytest.mark.parametrize(
     ("curve", "num", "steps"),
     [
-        (Cost((1, 200), (1.0, 1.0)), 1, CREDIT),
+        (Cost((1, 200), (1.0, 1.0)), 1, CREDIT / PARTS),
         (Cost((1, 200), (1.0, 1.0)), 16, CREDIT / 16),
-        (Cost((1, 2, 65), (1.0, 2.0, 65.0)), 1, CREDIT),
+        (Cost((1, 2, 65), (1.0, 2.0, 65.0)), 1, CREDIT / PARTS),
         (Cost((1, 2, 65), (1.0, 2.0, 65.0)), 2, CREDIT / 2 * (DEAR / 5) ** 3),  # five rows for one
     ],
 )
@@ -291,3 +292,15 @@ def test_credit_is_shared_and_less_where_a_batch_has_dear_drafts(
     one_step(budget, seqs, 0, is_known=False)
     left = budget._account / float(curve.at(num))  # type: ignore[operator]
     assert left == pytest.approx(steps, abs=0.05)
+
+
+def test_a_lone_answer_spends_a_part_of_the_credit_and_those_after_it_the_rest() -> None:
+    """A short request alone loses little; samples one at a time may try what the first taught."""
+    budget, grown = bound(Cost((1, 200), (1.0, 1.0))), []
+    for k in range(PARTS + 2):
+        seq = sequence((0, 1), 10**6, SeededDice(0), index=k)
+        one_step(budget, [seq], 0, is_known=False)
+        before = budget._account
+        budget.finish(seq)
+        grown.append(budget._account - before)  # type: ignore[operator]
+    assert grown == pytest.approx([CREDIT / PARTS] * (PARTS - 1) + [0.0] * 3)

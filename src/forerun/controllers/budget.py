@@ -45,6 +45,7 @@ MANY = 0.15  # of a drafter's price, more for every other one within it that lea
 LEARNING = 0.3, 0.16  # of a look in vain, to learn only; the share of a step that it may take
 VAIN = 0.02  # of the time, at most, for looks in vain: their distance doubles up to there
 CREDIT, DEAR = 32.0, 2.0  # plain steps; less in batches in which drafts of all cost more steps
+PARTS = 4  # in which a lone sequence has its credit: the others as it and those after it end
 ALLOWED, MOST_SAVED = 0.005, 32.0  # plain steps, with every step and at most
 BACK = 0.5  # plain steps on the account before drafts come back
 PRICED = 64  # steps with drafts between two times that the drafter is asked for its price
@@ -95,6 +96,7 @@ class Budget(Controller):
         self._idle, self._pause = 0, PATIENCE[0]  # passes since the last probe, and until the next
         self._rests = False  # whether a sequence rests in this pass, so that it counts
         self._account: float | None = None  # seconds; none before the first step
+        self._owed = 0  # parts of the credit that are still to come
         self._sober = SOBER  # steps since a debt was forgiven
         self._is_broke = False
         self._is_idle = False  # the drafter never drafts
@@ -154,6 +156,9 @@ class Budget(Controller):
     def finish(self, seq: Sequence) -> None:
         luck = self._luck.pop(seq, None)
         self._listening -= luck is not None and luck.plan is LISTEN
+        if self._owed:  # it has taught what the next one may try
+            self._owed -= 1
+            self._account = (self._account or 0.0) + CREDIT * self._plain / PARTS
 
     def _settle(self, step: Step, looks: int, hears: int) -> None:
         """A step with looks: what it has saved or spent beside plain decoding, and its lessons."""
@@ -200,7 +205,8 @@ class Budget(Controller):
         if self._account is None:
             self._price(num)
             share = 1.0 if num == 1 else min(1.0, (DEAR / self._dearness(num)) ** 3)
-            self._account = CREDIT * self._plain / num * share
+            parts = PARTS if num == 1 else 1
+            self._account, self._owed = CREDIT * self._plain / num * share / parts, parts - 1
         if not self._settled / 2 < num < 2 * self._settled:
             self._settled = num
             self._price(num)

@@ -17,6 +17,7 @@ from forerun.controllers.budget import (
     MANY,
     PARTS,
     PATIENCE,
+    PROBE,
     SOBER,
     VAIN,
     Budget,
@@ -94,12 +95,22 @@ def test_it_comes_back_when_drafts_begin_to_be_accepted() -> None:
 
 
 def test_a_text_that_begins_is_tried_though_others_rested_for_long() -> None:
-    budget = bound(FLAT)
-    steps(budget, lambda nodes: 0, 1500)
-    assert budget._pause == PATIENCE[1] and not any(p.nodes for p in steps(budget, len, 0))
-    budget._idle = PATIENCE[0]  # a while after the last probe
-    first = steps(budget, lambda nodes: nodes, 8)
+    budget, (old, new) = bound(FLAT), (sequence((0, 1), 10**6, SeededDice(i)) for i in range(2))
+    for _ in range(1500):
+        one_step(budget, [old], 0)
+    assert budget._pause == PATIENCE[1]
+    budget._account = 100.0
+    budget._idle = 0  # just after a probe
+    assert not any(one_step(budget, [old], 0)[0].nodes for _ in range(PATIENCE[0]))
+    first = [one_step(budget, [new], PROBE)[0] for _ in range(8)]
     assert all(plan.nodes for plan in first[:2])
+
+
+def test_thousands_of_looks_in_vain_are_borne() -> None:
+    """So cheap that none has to wait for the next one."""
+    budget, seq = bound(FLAT), sequence((0, 1), 10**6, SeededDice(0))
+    plans = [one_step(budget, [seq], 0, is_known=False)[0] for _ in range(3000)]
+    assert sum(plan.nodes > 0 for plan in plans) > 1100
 
 
 def test_a_debt_is_paid_back_by_what_is_allowed() -> None:

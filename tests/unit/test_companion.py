@@ -94,6 +94,8 @@ BROKEN = {
     "a number": ({"model": 3}, "got '{\"model\": 3}'"),
     "not there": ({"model": "gone"}, "names the draft 'gone', and there is no model in"),
     "no download": ({"model": "someone/draft"}, "there is no model in"),
+    "nobody's home": ({"model": "~nosuchuser/a"}, "cannot be used"),
+    "too long": ({"model": "x" * 5000}, "cannot be used"),
     "another vocabulary": ({"model": "draft"}, OTHER),
 }
 

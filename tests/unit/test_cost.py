@@ -212,7 +212,7 @@ def test_rounds_of_a_busy_machine_are_measured_again(
 
 
 def test_a_curve_of_passes_takes_no_rounds() -> None:
-    """A draft model's passes are asked for, never what the loop would take beside them."""
+    """It is of passes alone: nothing is committed, and no cost of steps is known by it."""
 
     class Draft(FakeTarget):
         cost = None

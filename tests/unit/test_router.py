@@ -11,12 +11,13 @@ from says import FIRST, GREEDY, LAW, SECOND, Says, run, truth, wrong
 import forerun
 from fakes import FakeTarget, run_all, sequence
 from forerun.controllers.fixed import Fixed
-from forerun.dice import SeededDice
+from forerun.dice import Dice, SeededDice
 from forerun.drafters import draft_model
 from forerun.drafters.auto import Auto
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.router import MOST, Record, Router
 from forerun.drafters.stand import Stand
+from forerun.engine.guard import Guarded
 from forerun.engine.loop import Engine
 from forerun.errors import ConfigError
 from forerun.records import Cost, Plan, Sequence, Step
@@ -57,6 +58,22 @@ def test_what_drafting_costs_counts(price: float, pays: bool) -> None:
     _, (stats,) = run(Router(parts=(Says(half), Dear(truth, price))), count=1000)
     dear, cheap = stats.accepted_by["test_router"], stats.accepted_by["says"]
     assert (dear > cheap > 0) if pays else dear == 0 < cheap
+
+
+def test_a_part_that_fails_is_left_for_one_that_drafts() -> None:
+    """What it is believed to make does not keep it in use."""
+
+    class Fails(Says):
+        def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
+            raise MemoryError("no room for its cache")
+
+    class Hopeful(Router):
+        def beliefs(self, seq: Sequence | None) -> tuple[float, ...]:
+            return 1.6, 1.0
+
+    router = Hopeful(parts=(Fails(truth), Says(truth)))
+    _, (stats,) = run(Guarded(router), count=1000)
+    assert stats.accepted_by["says"] > 500
 
 
 def test_drafts_cost_what_those_parts_cost_that_draft() -> None:

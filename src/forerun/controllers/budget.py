@@ -9,11 +9,12 @@ one sequence tries for all that share the controller; as many go on learning as 
 pass, so that a probe finds a text that has begun to repeat.
 
 Looks in vain come at growing distances, up to a small share of the time: what a memory lacks at
-first is text, and learning alone costs a fraction of a look. A text that begins is tried soon,
-however long others have rested: it may be a sample of a prompt that has been learned meanwhile.
+first is text, and learning alone costs a fraction of a look. Unless the account is overdrawn, a
+text that begins is tried soon, however long others have rested: it may be a sample of a prompt that
+has been learned meanwhile.
 What all this costs, drafts, looks in vain and learning, is on one account with what it saves: the
 seconds in which plain decoding would have made the same tokens. Only a little credit is given at
-first and with every step; while the account is overdrawn all is plain decoding, and the controller
+first and with every step, to a lone text in parts as those before it end; while the account is overdrawn all is plain decoding, and the controller
 does next to nothing: on a tiny model its own work would cost more than the drafts. No clock is read
 while it runs: the same costs, texts and seeds give the same plans.
 """
@@ -41,7 +42,7 @@ REST = 64  # steps of a sequence without a draft between two decisions
 PATIENCE = 32, 1024  # passes in which a sequence rests between two probes: at first, at most
 PROBE = 4  # nodes
 MARGIN = 0.2  # of the tokens hoped for, without which drafting must pay: the best guess is too good
-MANY = 0.15  # of a drafter's price, more for every other one within it that learns
+MANY = 0.15  # of a drafter's price, more for each further part that learns, and for choosing
 LEARNING = 0.3, 0.16  # of a look in vain, to learn only; the share of a step that it may take
 VAIN = 0.02  # of the time, at most, for looks in vain: their distance doubles up to there
 CREDIT, DEAR = 32.0, 2.0  # plain steps; less in batches in which drafts of all cost more steps
@@ -83,7 +84,11 @@ class Budget(Controller):
         self.gains = self._sums()  # gains[N]: tokens that N nodes promise
         self._cost = Cost((1, 2), (1.0, 1.0))
         self._ask: Callable[..., float] = Drafter().seconds
-        self._seconds = 0.0, 0.0  # the drafter's: what a draft takes, and each of its nodes
+        self._seconds = (
+            0.0,
+            0.0,
+            0.0,
+        )  # the drafter's: of a look in vain, a draft, each of its nodes
         self._priced = 0  # steps for which they hold
         self._luck: WeakKeyDictionary[Sequence, Luck] = WeakKeyDictionary()
         self._found: dict[tuple[int, float], tuple[Plan, float]] = {}  # by others and factor
@@ -171,9 +176,9 @@ class Budget(Controller):
         self._vain = 0 if drafts else self._vain + 1
         if self._vain:
             longest = self._cost.vain(looks) / (VAIN * self._plain)
-            self._wait = int(min(2.0 ** (self._vain - 1), max(longest, 1.0))) - 1
-        each, per_node = self._seconds
-        drafter = each * drafts + per_node * sum(sizes)
+            self._wait = int(min(2.0 ** min(self._vain - 1, 30), max(longest, 1.0))) - 1
+        vain, each, per_node = self._seconds
+        drafter = vain * (looks - drafts) + each * drafts + per_node * sum(sizes)
         spent = self._cost.whole(rows) + self._cost.aside(num, drafts, looks - drafts) + drafter
         saved = self._plain * tokens / num - spent
         self._pay(saved + ALLOWED * self._plain - self._hearing(hears))
@@ -224,14 +229,14 @@ class Budget(Controller):
 
     def _price(self, num: int) -> None:
         """Asks what drafts cost now, where so many decode at once: a line is good enough."""
-        one, many = (self._ask(n, num, list(self._luck)) for n in (1, self.nodes))
+        vain, one, many = (self._ask(n, num, list(self._luck)) for n in (0, 1, self.nodes))
         per_node = (many - one) / max(self.nodes - 1, 1)
-        self._seconds, self._priced = (one - per_node, per_node), PRICED
+        self._seconds, self._priced = (vain, one - per_node, per_node), PRICED
 
     def _dearness(self, num: int) -> float:
         """Seconds of a step in which all draft a little over those of one in which nobody does."""
         few = self._probe.nodes
-        each, per_node = self._seconds
+        _, each, per_node = self._seconds
         spent = self._cost.whole(num * (1 + few)) + self._cost.aside(num, num)
         return (spent + num * (each + few * per_node)) / self._plain
 
@@ -276,7 +281,7 @@ class Budget(Controller):
     def _weighed(self, others: int, factor: float) -> tuple[Plan, float]:
         """What pays best beside so many others, for one of such luck; seconds without its draft."""
         whole, drafts, base = self._cost.whole, others * self._drafts, round(others * self._rows)
-        each, per_node = self._seconds
+        _, each, per_node = self._seconds
         beside = others * self._drafter
         idle = beside + self._cost.aside(1 + others, drafts)
         busy = beside + self._cost.aside(1 + others, drafts + 1) + each

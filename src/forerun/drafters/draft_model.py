@@ -57,15 +57,19 @@ class DraftModel(Grown):
     def bind(self, target: Target) -> None:
         check_size(self.runner, target)
         self.source.vocab_size = target.vocab_size
+        cost_of(self.runner)  # before anything waits for it
 
     def check_room(self, seqs: int, tokens: int) -> None:
         runner = self.runner
         runner.check_room(runner.num_held + seqs, min(tokens, runner.context))
 
     def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
-        """A plain step of the draft for every node of a chain; a tree is taken for half as deep."""
+        """A plain step of the draft for every node of a chain; a tree is taken for half as deep.
+
+        One for a look in vain. What it takes to read a prompt is not counted.
+        """
         rows, cost = 1 + self.source.is_tree, cost_of(self.runner)
-        return COLD * nodes / rows * (cost.whole(rows * num) + cost.aside(num, 0)) / num
+        return COLD * max(nodes, 1) / rows * (cost.whole(rows * num) + cost.aside(num, 0)) / num
 
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         return super().propose_one(seq, self._cap(seq, plan), dice)

@@ -161,6 +161,7 @@ class Router(Composite):
 
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         k = self._turn(seq)
+        self._asked[seq] = EMPTY  # of a part that fails
         tree = signed(self.parts[k].propose_one(seq, plan, dice), self.names[k])
         self._asked[seq] = tree
         return tree
@@ -173,6 +174,7 @@ class Router(Composite):
         for k in dict.fromkeys(turns):
             mine = [i for i, turn in enumerate(turns) if turn == k]
             name, part = self.names[k], self.parts[k]
+            self._asked.update((seqs[i], EMPTY) for i in mine)  # of a part that fails
             found = part.propose([seqs[i] for i in mine], [plans[i] for i in mine])
             for i, tree in zip(mine, found, strict=True):
                 trees[i] = self._asked[seqs[i]] = signed(tree, name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -161,10 +161,17 @@ class Twice(Drafter):
     def __init__(self, main: Drafter, fresh: Drafter) -> None:
         self.main, self.fresh, self.name = main, fresh, name_of(main)
         self.labels, self.needs = main.labels, main.needs
+        self.learns = main.learns
 
     def bind(self, target: Target) -> None:
         self.main.bind(target)
         self.fresh.bind(target)
+
+    def within(self) -> Iterator[Drafter]:
+        return self.main.within()
+
+    def check_room(self, seqs: int, tokens: int) -> None:
+        self.main.check_room(seqs, tokens)
 
     def warm_up(self) -> None:
         self.main.warm_up()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from forerun.assets import embedded
+from forerun.assets import MODELS, embedded
 from forerun.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
@@ -35,22 +35,29 @@ def companion(folder: Path) -> Path | None:
         return None
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path} cannot be read ({error}); {FORM}") from None
-    try:
-        name = json.loads(text)["model"]
-    except (ValueError, TypeError, KeyError):
-        name = None
-    if not isinstance(name, str) or not name:
+        name = _name_in(text)
+        beside = folder / Path(name).expanduser()
+        found = Path(embedded(name)) if name in MODELS and not beside.is_dir() else beside
+        is_there = (found / "config.json").is_file()
+    except (OSError, ValueError, RuntimeError) as error:  # what paths and texts may raise
+        raise ModelError(f"{path} cannot be used ({error}); {FORM}") from None
+    if not name:
         raise ModelError(f"{path}: {FORM}, got {text[:80]!r}; write it anew or remove the file")
-    beside = folder / Path(name).expanduser()
-    found = beside if beside.is_dir() else Path(embedded(name))
-    if not (found / "config.json").is_file():
+    if not is_there:
         raise ModelError(
             f"{path} names the draft {name!r}, and there is no model in {beside}; put one there, "
             "correct the name or remove the file"
         )
     return found
+
+
+def _name_in(text: str) -> str:
+    """The draft that the text of a file names; empty if it is of another form."""
+    try:
+        name = json.loads(text)["model"]
+    except (ValueError, TypeError, KeyError):
+        return ""
+    return name if isinstance(name, str) else ""
 
 
 def name_companion(folder: Path, draft: str | Path) -> None:
@@ -66,6 +73,8 @@ def shared_draft(target: Target, name: str, tokenizer: Tokenizer | None) -> Mode
     from forerun.models.load import DTYPES
 
     known, name = _shared.setdefault(target, {}), embedded(name)
+    if Path(name).is_dir():
+        name = str(Path(name).resolve())
     if name not in known:
         model = getattr(target, "model", None)
         kinds = [kind for kind, dtype in DTYPES.items() if dtype == getattr(model, "dtype", None)]

@@ -14,9 +14,10 @@ text that begins is tried soon, however long others have rested: it may be a sam
 has been learned meanwhile.
 What all this costs, drafts, looks in vain and learning, is on one account with what it saves: the
 seconds in which plain decoding would have made the same tokens. Only a little credit is given at
-first and with every step, to a lone text in parts as those before it end; while the account is overdrawn all is plain decoding, and the controller
-does next to nothing: on a tiny model its own work would cost more than the drafts. No clock is read
-while it runs: the same costs, texts and seeds give the same plans.
+first and with every step, to a lone text in parts as those before it end. While the account is
+overdrawn all is plain decoding, and the controller does next to nothing: on a tiny model its own
+work would cost more than the drafts. No clock is read while it runs: the same costs, texts and
+seeds give the same plans.
 """
 
 from __future__ import annotations
@@ -84,11 +85,7 @@ class Budget(Controller):
         self.gains = self._sums()  # gains[N]: tokens that N nodes promise
         self._cost = Cost((1, 2), (1.0, 1.0))
         self._ask: Callable[..., float] = Drafter().seconds
-        self._seconds = (
-            0.0,
-            0.0,
-            0.0,
-        )  # the drafter's: of a look in vain, a draft, each of its nodes
+        self._seconds = 0.0, 0.0, 0.0  # the drafter's: a look in vain, a draft, each of its nodes
         self._priced = 0  # steps for which they hold
         self._luck: WeakKeyDictionary[Sequence, Luck] = WeakKeyDictionary()
         self._found: dict[tuple[int, float], tuple[Plan, float]] = {}  # by others and factor

@@ -65,8 +65,10 @@ class Record:
 
         dues: seconds of a step with each part, for drafts of the present size.
         """
-        usual = sum(self.tokens) or 1.0  # of a step at belief 1
-        usual /= sum(map(mul, self.beliefs, self.steps)) or 1.0
+        usual = 1.0  # of a step at belief 1
+        if made := sum(self.tokens):
+            usual = made / sum(map(mul, self.beliefs, self.steps))
+            usual = max(usual, 1 / min(self.beliefs))  # a step makes a token, whoever drafts
         return [
             (tokens + WEIGHT * usual * belief) / (spent + WEIGHT * due)
             for tokens, spent, belief, due in zip(

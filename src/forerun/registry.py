@@ -176,9 +176,10 @@ def parse(spec: str) -> tuple[str, dict[str, str]]:
     given: dict[str, str] = {}
     for piece in filter(None, rest.split(",")):
         key, equals, value = piece.partition("=")
-        if not equals:
-            raise ConfigError(f"option {piece!r} of {name!r} has no value; write {piece}=VALUE")
-        key, value = key.strip().replace("-", "_"), value.strip()
+        key, value = key.strip(), value.strip()
+        if not equals or not value:
+            raise ConfigError(f"option {key!r} of {name!r} has no value; write {key}=VALUE")
+        key = key.replace("-", "_")
         if key in given:
             raise ConfigError(
                 f"option {key!r} of {name!r} is given twice, as {given[key]} and as {value}; "

@@ -115,6 +115,13 @@ class Drafter:
         """
         return 0.0
 
+    def hope(self, num: int = 1) -> tuple[float, float]:
+        """Acceptance that is believed in at first: of a draft's first node, and below a sure one.
+
+        num: sequences that draft at once.
+        """
+        return 0.5, 0.8
+
     def start(self, seq: Sequence) -> None:
         """A sequence joins."""
 

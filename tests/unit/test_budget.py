@@ -315,3 +315,29 @@ def test_a_lone_answer_spends_a_part_of_the_credit_and_those_after_it_the_rest()
         budget.finish(seq)
         grown.append(budget._account - before)  # type: ignore[operator]
     assert grown == pytest.approx([CREDIT / PARTS] * (PARTS - 1) + [0.0] * 3)
+
+
+def test_who_hopes_for_more_drafts_sooner() -> None:
+    """Sixteen whose drafts cost as much as their pass: only good ones pay."""
+
+    class Sure(Drafter):
+        labels = frozenset({"point"})
+
+        def hope(self, num: int = 1) -> tuple[float, float]:
+            return 0.8, 0.9
+
+    class Unsure(Sure):
+        hope = Drafter.hope
+
+    first = {}
+    for kind in (Sure, Unsure):
+        target = FakeTarget(table_law(1))
+        target.cost = Cost((1, 17, 257), (1.0, 1.0, 4.0), per_draft=0.05)
+        budget = Budget()
+        budget.bind(target, kind())
+        seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(16)]
+        one_step(budget, seqs, 0, is_known=False)  # prices are asked for
+        budget._account, budget._wait = 100.0, 0
+        late = sequence((0, 1), 10**6, SeededDice(0), index=16)
+        first[kind] = budget.plan(late).nodes
+    assert first[Sure] > first[Unsure]

@@ -80,9 +80,10 @@ def test_one_can_go_without(reasoner: Model, folder: Path) -> None:
 
 
 def test_a_folder_is_relative_to_the_models_or_absolute(folder: Path, tiny: Path) -> None:
-    for given in ("../model", str(tiny)):
+    beside = shutil.copytree(tiny, folder.parent / "small")
+    for given, found in (("../small", beside), (str(tiny), tiny)):
         name(folder, {"model": given})
-        assert companion(folder).samefile(folder if given == "../model" else tiny)
+        assert companion(folder).samefile(found)
         (draft,) = drafts(forerun.load(folder).drafter("auto"))
         assert draft.runner.vocab_size == 288
 
@@ -94,6 +95,7 @@ BROKEN = {
     "a number": ({"model": 3}, "got '{\"model\": 3}'"),
     "not there": ({"model": "gone"}, "names the draft 'gone', and there is no model in"),
     "no download": ({"model": "someone/draft"}, "there is no model in"),
+    "itself": ({"model": "."}, "names the model itself"),
     "nobody's home": ({"model": "~nosuchuser/a"}, "cannot be used"),
     "too long": ({"model": "x" * 5000}, "cannot be used"),
     "another vocabulary": ({"model": "draft"}, OTHER),
@@ -149,8 +151,9 @@ def test_an_inflated_model_keeps_the_draft(folder: Path, tmp_path: Path) -> None
     """By a name that holds from wherever the new folder is; a wrong one before anything is made."""
     big = inflate("reasoner", tmp_path / "big", "30M").folder
     assert companion(big) == Path(embedded("draft"))
-    name(folder, {"model": "."})
-    assert companion(inflate(folder, tmp_path / "far" / "own", "30M").folder).samefile(folder)
+    small = shutil.copytree(folder, folder.parent / "small")
+    name(folder, {"model": "../small"})
+    assert companion(inflate(folder, tmp_path / "far" / "own", "30M").folder).samefile(small)
     name(folder, {"model": "gone"})
     with pytest.raises(ModelError, match="gone"):
         inflate(folder, tmp_path / "none", "30M")

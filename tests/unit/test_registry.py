@@ -152,9 +152,10 @@ def test_a_value_of_another_type_is_refused_in_plain_words(kind, spec, said):
         registry.resolve(kind, spec)
 
 
-def test_an_option_without_a_value_is_refused():
+@pytest.mark.parametrize("spec", ["stand:context", "stand:context=", "stand:context= ,entries=4"])
+def test_an_option_without_a_value_is_refused(spec):
     with pytest.raises(ConfigError, match="'context' of 'stand' has no value; write context=VALUE"):
-        registry.parse("stand:context")
+        registry.parse(spec)
 
 
 def test_make_passes_options_and_lets_extra_ones_win():

@@ -94,6 +94,21 @@ def test_drafts_cost_what_those_parts_cost_that_draft() -> None:
     assert router.seconds(4, 1, seqs) == pytest.approx(between)
 
 
+def test_what_is_hoped_of_drafts_is_what_the_first_part_hopes() -> None:
+    """A draft model too dear to be the first does not make others seem better."""
+
+    class Sure(Dear):
+        def hope(self, num: int = 1) -> tuple[float, float]:
+            return 0.9, 0.95
+
+    hopes = []
+    for price in (0.0, 10.0):
+        router = Router(parts=(Sure(truth, price), Says(half)))
+        router.bind(FakeTarget(LAW))
+        hopes.append(Guarded(router).hope(2))
+    assert hopes == [(0.9, 0.95), Says(half).hope()]
+
+
 def test_others_do_not_show_in_what_a_group_learns() -> None:
     """A sequence with a seed must draft the same in any company."""
     speeds = []

@@ -88,7 +88,7 @@ def _companion(folder: Path) -> str | None:
     draft = companion(folder)
     if draft is None:
         return None
-    return next((name for name in MODELS if Path(embedded(name)) == draft), str(draft.absolute()))
+    return next((name for name in MODELS if Path(embedded(name)) == draft), str(draft.resolve()))
 
 
 def inflated_from(folder: Path) -> dict[str, Any] | None:

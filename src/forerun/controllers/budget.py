@@ -34,8 +34,7 @@ from forerun.errors import ConfigError
 from forerun.records import Cost, Plan, Sequence, Step
 from forerun.roles import Controller, Drafter, Target
 
-FIRST = 0.5, 0.8  # belief in node 0, and in each node where the one before it is certain
-WEIGHT = 4.0  # trials that the belief stands for
+WEIGHT = 4.0  # trials that the first belief in a node stands for
 REVIEW = 4  # steps of a sequence between two decisions
 KEEP = 0.99  # of the counts of nodes, per decision
 SLOW, FAST = 0.98, 0.9  # memory of the step's averages, and of a sequence's luck
@@ -82,6 +81,8 @@ class Budget(Controller):
         self.nodes, self.depth = nodes, depth
         self._probe = Plan(min(PROBE, nodes), depth)
         self.tries, self.hits = np.zeros(nodes), np.zeros(nodes)
+        self._ask_hope = Drafter().hope
+        self._hope = self._ask_hope()
         self.gains = self._sums()  # gains[N]: tokens that N nodes promise
         self._cost = Cost((1, 2), (1.0, 1.0))
         self._ask: Callable[..., float] = Drafter().seconds
@@ -107,7 +108,8 @@ class Budget(Controller):
         num = sum(part.learns for part in drafter.within())
         self._cost = cost_of(target).drafted(1 + MANY * max(num - 1, 0))
         self._is_idle = not drafter.labels
-        self._ask = drafter.seconds
+        self._ask, self._ask_hope = drafter.seconds, drafter.hope
+        self._expect(1)
 
     def plan(self, seq: Sequence) -> Plan:
         if self._is_broke or self._is_idle:
@@ -206,6 +208,7 @@ class Budget(Controller):
         self._plain = self._cost.whole(num) + self._cost.aside(num, 0)
         if self._account is None:
             self._price(num)
+            self._expect(num)
             share = 1.0 if num == 1 else min(1.0, (DEAR / self._dearness(num)) ** 3)
             parts = PARTS if num == 1 else 1
             self._account, self._owed = CREDIT * self._plain / num * share / parts, parts - 1
@@ -293,6 +296,11 @@ class Budget(Controller):
         per_row = (spent[best] - spent[1]) / max(best - 1, 1)
         return Plan(best, self.depth, least=per_row * speeds[best]), spent[0]
 
+    def _expect(self, num: int) -> None:
+        """Asks what to believe of the first drafts, where so many decode at once."""
+        self._hope = self._ask_hope(num)
+        self.gains = self._sums()
+
     def _resting(self, seconds: float) -> Plan:
         """Some of those that rest may listen, in steps of so many seconds."""
         hearing = self._hearing(1 + self._listening)
@@ -300,9 +308,10 @@ class Budget(Controller):
 
     def _sums(self) -> list[float]:
         """Sums of acceptance; a node is believed to fare a little worse than the one before it."""
-        sums, rate = [0.0], FIRST[0] / FIRST[1]
+        first, below = self._hope
+        sums, rate = [0.0], first / below
         for tries, hits in zip(self.tries.tolist(), self.hits.tolist(), strict=True):
-            rate = (hits + WEIGHT * FIRST[1] * rate) / (tries + WEIGHT)
+            rate = (hits + WEIGHT * below * rate) / (tries + WEIGHT)
             sums.append(sums[-1] + rate)
         return sums
 

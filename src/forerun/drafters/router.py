@@ -161,6 +161,12 @@ class Router(Composite):
         costs = [part.seconds(nodes, num, seqs) for part in self.parts]
         return sum(map(mul, self._shares(seqs), costs))
 
+    def hope(self, num: int = 1) -> tuple[float, float]:
+        """That of the part which is believed to be the fastest."""
+        record = Record(self.beliefs(None))
+        record.num = num
+        return self.parts[first_best(record.speeds(self._dues(record)))].hope(num)
+
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         k = self._turn(seq)
         self._asked[seq] = EMPTY  # of a part that fails

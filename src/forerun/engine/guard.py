@@ -55,6 +55,9 @@ class Guarded(Drafter):
             self._note(error, [])
             return super().seconds(nodes, num, seqs)
 
+    def hope(self, num: int = 1) -> tuple[float, float]:
+        return self.drafter.hope(num)
+
     def warm_up(self) -> None:
         self.drafter.warm_up()
 

@@ -180,6 +180,9 @@ class Twice(Drafter):
     def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
         return self.main.seconds(nodes, num, seqs)
 
+    def hope(self, num: int = 1) -> tuple[float, float]:
+        return self.main.hope(num)
+
     def start(self, seq: Sequence) -> None:
         self.main.start(seq)
         self.fresh.start(seq)

@@ -31,7 +31,7 @@ def companion(folder: Path) -> Path | None:
     Raises ModelError for a file that cannot be read, and where no model is.
     """
     path = folder / FILE
-    if not path.is_file():
+    if not path.exists():
         return None
     try:
         text = path.read_text(encoding="utf-8")
@@ -39,10 +39,13 @@ def companion(folder: Path) -> Path | None:
         beside = folder / Path(name).expanduser()
         found = Path(embedded(name)) if name in MODELS and not beside.is_dir() else beside
         is_there = (found / "config.json").is_file()
+        is_itself = is_there and found.samefile(folder)
     except (OSError, ValueError, RuntimeError) as error:  # what paths and texts may raise
         raise ModelError(f"{path} cannot be used ({error}); {FORM}") from None
     if not name:
         raise ModelError(f"{path}: {FORM}, got {text[:80]!r}; write it anew or remove the file")
+    if is_itself and name:
+        raise ModelError(f"{path} names the model itself as its draft; {FORM}, or remove the file")
     if not is_there:
         raise ModelError(
             f"{path} names the draft {name!r}, and there is no model in {beside}; put one there, "

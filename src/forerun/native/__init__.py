@@ -54,7 +54,7 @@ def kernels() -> Kernels:
         function.argtypes, function.restype = types, None
     best = library.forerun_level()
     if best == 0:
-        return Kernels(library, 0, "this processor has no AVX2")
+        return Kernels(library, 0, "this processor has no AVX2, and NEON kernels are missing")
     wanted = os.environ.get("FORERUN_NATIVE", LEVELS[best])
     if wanted not in LEVELS:
         raise ConfigError(f"FORERUN_NATIVE is {wanted!r}; use one of {', '.join(LEVELS)}")

@@ -25,30 +25,8 @@ GRADES = LEVELS * (len(SURE) + 1)  # level by level, the least sure first
 RANKS = 5  # later children share the last rank; all cells are numbered in an int8
 OLD = 4000.0  # trials after which the past counts half
 # Acceptance of child 0, 1, ... by grade, believed at first, and what that belief weighs in trials.
-FIRST_DRAWN = np.array(
+OTHERS_DRAWN = np.array(  # at each level that is known by others
     [
-        # its own, longest
-        [0.37, 0.27, 0.23, 0.15, 0.11],
-        [0.48, 0.43, 0.31, 0.16, 0.12],
-        [0.64, 0.48, 0.20, 0.13, 0.12],
-        [0.79, 0.45, 0.30, 0.13, 0.10],
-        [0.81, 0.35, 0.27, 0.14, 0.12],
-        [0.89, 0.17, 0.14, 0.12, 0.17],
-        # its own, shorter
-        [0.20, 0.17, 0.17, 0.18, 0.14],
-        [0.27, 0.24, 0.18, 0.10, 0.06],
-        [0.37, 0.29, 0.19, 0.06, 0.02],
-        [0.50, 0.28, 0.09, 0.05, 0.07],
-        [0.51, 0.25, 0.18, 0.10, 0.03],
-        [0.68, 0.14, 0.08, 0.10, 0.05],
-        # others', longest
-        [0.24, 0.20, 0.19, 0.17, 0.12],
-        [0.38, 0.33, 0.22, 0.14, 0.11],
-        [0.57, 0.45, 0.22, 0.15, 0.12],
-        [0.76, 0.40, 0.20, 0.13, 0.10],
-        [0.78, 0.37, 0.18, 0.12, 0.10],
-        [0.86, 0.28, 0.17, 0.06, 0.05],
-        # others', shorter
         [0.24, 0.20, 0.19, 0.17, 0.12],
         [0.38, 0.33, 0.22, 0.14, 0.11],
         [0.57, 0.45, 0.22, 0.15, 0.12],
@@ -56,35 +34,35 @@ FIRST_DRAWN = np.array(
         [0.78, 0.37, 0.18, 0.12, 0.10],
         [0.86, 0.28, 0.17, 0.06, 0.05],
     ]
+)
+FIRST_DRAWN = np.vstack(
+    (
+        [
+            # its own, longest
+            [0.37, 0.27, 0.23, 0.15, 0.11],
+            [0.48, 0.43, 0.31, 0.16, 0.12],
+            [0.64, 0.48, 0.20, 0.13, 0.12],
+            [0.79, 0.45, 0.30, 0.13, 0.10],
+            [0.81, 0.35, 0.27, 0.14, 0.12],
+            [0.89, 0.17, 0.14, 0.12, 0.17],
+            # its own, shorter
+            [0.20, 0.17, 0.17, 0.18, 0.14],
+            [0.27, 0.24, 0.18, 0.10, 0.06],
+            [0.37, 0.29, 0.19, 0.06, 0.02],
+            [0.50, 0.28, 0.09, 0.05, 0.07],
+            [0.51, 0.25, 0.18, 0.10, 0.03],
+            [0.68, 0.14, 0.08, 0.10, 0.05],
+        ],
+        OTHERS_DRAWN,  # longest
+        OTHERS_DRAWN,  # shorter
+    )
 )  # measured: STAND, embedded reasoner, training problems, temperatures 0.6 and 1. Own levels:
 # scopes group and tenant, a memory's first eight prompts; the mean over its level counts for 20
 # trials. Others' levels: contexts of all lengths of a text's own. What others' contexts themselves
 # fared on problems is a third less and cost copying and code 2 to 5 %, where they fare as well as
 # its own: too low a belief is hardly put to the test, too high a one soon
-FIRST_BEST = np.array(
+OTHERS_BEST = np.array(
     [
-        # its own, longest
-        [0.27, 0.32, 0.21, 0.25, 0.16],
-        [0.37, 0.48, 0.25, 0.17, 0.09],
-        [0.48, 0.57, 0.29, 0.23, 0.11],
-        [0.70, 0.50, 0.29, 0.21, 0.11],
-        [0.77, 0.58, 0.24, 0.21, 0.11],
-        [0.88, 0.21, 0.20, 0.20, 0.11],
-        # its own, shorter
-        [0.15, 0.17, 0.19, 0.19, 0.18],
-        [0.25, 0.23, 0.20, 0.18, 0.12],
-        [0.34, 0.26, 0.19, 0.11, 0.02],
-        [0.45, 0.30, 0.15, 0.04, 0.04],
-        [0.43, 0.24, 0.13, 0.06, 0.09],
-        [0.65, 0.12, 0.07, 0.05, 0.08],
-        # others', longest
-        [0.16, 0.15, 0.16, 0.15, 0.13],
-        [0.31, 0.25, 0.17, 0.08, 0.06],
-        [0.50, 0.33, 0.20, 0.08, 0.08],
-        [0.63, 0.24, 0.10, 0.08, 0.07],
-        [0.63, 0.20, 0.11, 0.10, 0.07],
-        [0.75, 0.11, 0.10, 0.03, 0.03],
-        # others', shorter
         [0.16, 0.15, 0.16, 0.15, 0.13],
         [0.31, 0.25, 0.17, 0.08, 0.06],
         [0.50, 0.33, 0.20, 0.08, 0.08],
@@ -92,6 +70,28 @@ FIRST_BEST = np.array(
         [0.63, 0.20, 0.11, 0.10, 0.07],
         [0.75, 0.11, 0.10, 0.03, 0.03],
     ]
+)
+FIRST_BEST = np.vstack(
+    (
+        [
+            # its own, longest
+            [0.27, 0.32, 0.21, 0.25, 0.16],
+            [0.37, 0.48, 0.25, 0.17, 0.09],
+            [0.48, 0.57, 0.29, 0.23, 0.11],
+            [0.70, 0.50, 0.29, 0.21, 0.11],
+            [0.77, 0.58, 0.24, 0.21, 0.11],
+            [0.88, 0.21, 0.20, 0.20, 0.11],
+            # its own, shorter
+            [0.15, 0.17, 0.19, 0.19, 0.18],
+            [0.25, 0.23, 0.20, 0.18, 0.12],
+            [0.34, 0.26, 0.19, 0.11, 0.02],
+            [0.45, 0.30, 0.15, 0.04, 0.04],
+            [0.43, 0.24, 0.13, 0.06, 0.09],
+            [0.65, 0.12, 0.07, 0.05, 0.08],
+        ],
+        OTHERS_BEST,  # longest
+        OTHERS_BEST,  # shorter
+    )
 )  # the same for the best tokens, at temperatures 0 and 0.6
 WEIGHT = 8.0
 NUM_BYTES = 4 * 4 * FIRST_DRAWN.size  # of the counts of both kinds of trees, as saved

@@ -1,4 +1,4 @@
-"""Fixtures of all that calls the command line, or changes the number of threads."""
+"""Fixtures of all that calls the command line, reads reports, or changes the number of threads."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 import torch
 from command import Call
+from report_page import Page
+from sample_run import write_run
 from tiny import make_tiny
 
+from forerun.bench.report import write_report
+from forerun.bench.results import Record
 from forerun.cli.main import main
 
 
@@ -75,3 +79,14 @@ def threads():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Callable[..., tuple[Page, str]]:
+    """Page and Markdown of records with changes to the plan."""
+
+    def make(made: list[Record] | None = None, **changes: object) -> tuple[Page, str]:
+        html, text = write_report(write_run(tmp_path / "run", made, **changes))
+        return Page(html.read_text(encoding="utf-8")), text.read_text(encoding="utf-8")
+
+    return make

@@ -17,7 +17,7 @@ from forerun.bench import metrics, theory
 from forerun.bench.markdown import marked
 from forerun.bench.report import build, write_report
 from forerun.bench.report_setup import DEFINITIONS
-from forerun.bench.results import Manifest, Record
+from forerun.bench.results import Manifest
 from forerun.bench.standing import Standing
 
 
@@ -32,17 +32,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def page(run: Path) -> Page:
     return Page((run / "report.html").read_text(encoding="utf-8"))
-
-
-@pytest.fixture
-def report(tmp_path: Path) -> Callable[..., tuple[Page, str]]:
-    """Page and Markdown of records with changes to the plan."""
-
-    def make(made: list[Record] | None = None, **changes: object) -> tuple[Page, str]:
-        html, text = write_report(write_run(tmp_path / "run", made, **changes))
-        return Page(html.read_text(encoding="utf-8")), text.read_text(encoding="utf-8")
-
-    return make
 
 
 def test_writes_beside_the_records_and_nothing_else_changes(tmp_path: Path) -> None:

@@ -4,26 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from report_page import Page
-from sample_run import manifest, records, write_run
+from sample_run import manifest, records
 
 from forerun.bench import metrics
-from forerun.bench.report import write_report
-from forerun.bench.results import Record
-
-
-@pytest.fixture
-def report(tmp_path: Path) -> Callable[..., tuple[Page, str]]:
-    """Page and Markdown of records with changes to the plan."""
-
-    def make(made: list[Record] | None = None, **changes: object) -> tuple[Page, str]:
-        html, text = write_report(write_run(tmp_path / "run", made, **changes))
-        return Page(html.read_text(encoding="utf-8")), text.read_text(encoding="utf-8")
-
-    return make
 
 
 def test_a_restless_machine_and_few_prompts_are_pointed_out(

@@ -153,7 +153,7 @@ def look_up_all(
     found, hashes = 0, np.empty(contexts.shape[1], np.uint64)  # room as drafting has it
     for i in range(len(contexts)):
         context = contexts[i]
-        size = kernels.look_up(near, far, lengths, 0, context, NEUTRAL, hashes, ids, probs, 0)
+        size, _ = kernels.look_up(near, far, lengths, 0, context, NEUTRAL, hashes, ids, probs, 0)
         found += size > 0
     return found
 

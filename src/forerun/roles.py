@@ -53,8 +53,12 @@ class Target(ABC):
         """Sequences that it holds now."""
         return 0
 
-    def check_room(self, seqs: int, tokens: int) -> None:
-        """Raises CapacityError if so many sequences of so many tokens cannot be held."""
+    def check_room(self, seqs: int, tokens: int) -> int:
+        """Bytes that so many sequences of so many tokens will take beside those that it holds.
+
+        Raises CapacityError if they cannot be held.
+        """
+        return 0
 
     def reused(self, seq: Sequence) -> int:
         """How many of its tokens were held already, from others, when it joined."""
@@ -101,8 +105,12 @@ class Drafter:
     def bind(self, target: Target) -> None:
         """Learns whom it drafts for. Raises ConfigError if it cannot."""
 
-    def check_room(self, seqs: int, tokens: int) -> None:
-        """Raises CapacityError if it cannot draft for so many sequences of so many tokens."""
+    def check_room(self, seqs: int, tokens: int, taken: int = 0) -> int:
+        """Bytes that it will take to draft for so many sequences of so many tokens.
+
+        taken: bytes that others will. Raises CapacityError if there is no room for both.
+        """
+        return 0
 
     def warm_up(self) -> None:
         """Compiles what it runs."""

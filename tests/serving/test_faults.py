@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
+import forerun
 from forerun.records import Plan
 from forerun.roles import Drafter
 from forerun.serving.tenants import Keys
@@ -396,3 +397,29 @@ def test_the_default_method_is_auto(chat: Served) -> None:
     assert told["default"] == "auto" and told["lossless"]
     body = {"prompt": "the cat", "max_tokens": 4, "speculation": {"statistics": True}}
     assert chat.post("/v1/completions", json=body).json()["speculation"]["method"] == "auto"
+
+
+def test_a_draft_model_without_room_costs_its_drafts_only(
+    tiny_chat: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Target and draft are asked for room together: what one takes the other has not."""
+    model = forerun.load(str(tiny_chat))
+    methods = {"two": f"draft_model:model={tiny_chat}"}
+    body = SHORT | {"ignore_eos": True, "speculation": {"method": "two"}}
+    with thread(model, methods=methods, max_seqs=2) as served:
+        batch = served.server.service.worker._batch
+        target, draft = model.target.cache, batch.router.parts["two"].drafter.runner.cache
+        for cache in (target, draft):  # as if nothing had been measured
+            cache.slots.clear()
+            cache._hold(cache.data[:, :0, :0])
+        longest = len(model.tokenizer.encode("go")) + SHORT["max_tokens"]
+        need = target.check_room(2, longest)
+        assert need == draft.check_room(2, longest) > 0
+
+        free = need + need // 2
+        monkeypatch.setattr("forerun.engine.cache.available_bytes", lambda device: free)
+        assert served.post("/v1/completions", json=body | {"n": 2}).status_code == 200
+        assert draft.nbytes == 0 and "goes on without drafts of two" in caplog.text
+        assert served.post("/v1/completions", json=body).status_code == 200
+        assert draft.nbytes > 0, "a smaller request is drafted for again"
+        check_clean(served)

@@ -312,6 +312,22 @@ def test_fewer_run_at_once_where_there_is_no_room(tiny_folder, caplog) -> None:
     assert sum(event.sample is not None for event in streaming) == 4
 
 
+def test_target_and_draft_are_given_room_together(tiny_folder, monkeypatch) -> None:
+    model = forerun.load(str(tiny_folder))
+    drafter = model.drafter(f"draft_model:model={tiny_folder}")
+    caches = model.target.cache, drafter.runner.cache
+    for cache in caches:  # as if nothing had been measured
+        cache.slots.clear()
+        cache._hold(cache.data[:, :0, :0])
+    one = caches[0].check_room(1, 20)
+    monkeypatch.setattr("forerun.engine.cache.available_bytes", lambda device: 3 * one)
+    run = model.run([[5] * 10], n=2, max_new_tokens=10, drafter=drafter)
+    assert run.engine.scheduler.max_seqs == 1, "two of each would be four"
+    assert drafter.check_room(1, 20, 2 * one) == one
+    with pytest.raises(CapacityError, match="tokens of each: 20"):
+        drafter.check_room(1, 20, 2 * one + 1)
+
+
 def test_any_number_of_samples_begins_at_once(model) -> None:
     options = {"batch": 2, "max_new_tokens": 2, "seed": 3, "drafter": "none"}
     run = model.run(PROMPT, n=10**12, **options)

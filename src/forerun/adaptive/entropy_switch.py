@@ -125,9 +125,9 @@ class EntropySwitch(Target):
     def num_held(self) -> int:
         return max(model.num_held for model in self.models)
 
-    def check_room(self, seqs: int, tokens: int) -> None:
-        for model in self.models:
-            model.check_room(seqs, tokens)
+    def check_room(self, seqs: int, tokens: int) -> int:
+        small = self.models[SMALL].check_room(seqs, tokens)
+        return small + self.models[LARGE].check_room(seqs, tokens, small)
 
     def reused(self, seq: Sequence) -> int:
         return min(model.reused(seq) for model in self.models)

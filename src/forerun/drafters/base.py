@@ -80,9 +80,11 @@ class Composite(Drafter):
         for part in self.parts:
             part.bind(target)
 
-    def check_room(self, seqs: int, tokens: int) -> None:
+    def check_room(self, seqs: int, tokens: int, taken: int = 0) -> int:
+        own = 0
         for part in self.parts:
-            part.check_room(seqs, tokens)
+            own += part.check_room(seqs, tokens, taken + own)
+        return own
 
     def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
         return max(part.seconds(nodes, num, seqs) for part in self.parts)

@@ -59,9 +59,9 @@ class DraftModel(Grown):
         self.source.vocab_size = target.vocab_size
         cost_of(self.runner)  # before anything waits for it
 
-    def check_room(self, seqs: int, tokens: int) -> None:
+    def check_room(self, seqs: int, tokens: int, taken: int = 0) -> int:
         runner = self.runner
-        runner.check_room(runner.num_held + seqs, min(tokens, runner.context))
+        return runner.check_room(runner.num_held + seqs, min(tokens, runner.context), taken)
 
     def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
         """A plain step of the draft for every node of a chain; a tree is taken for half as deep.

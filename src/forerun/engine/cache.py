@@ -117,13 +117,17 @@ class Slots(ABC):
         """Whether the slot has been given cells; memory may have been full."""
         return True
 
-    def check_room(self, slots: int, cells: int) -> None:
-        """Raises CapacityError if so many slots of so many cells may not be, or do not fit."""
+    def check_room(self, slots: int, cells: int, taken: int = 0) -> int:
+        """Bytes that so many slots of so many cells take beside those that are held, if known.
+
+        taken: bytes that others will. Raises CapacityError if the slots may not be, or do not fit.
+        """
         if slots > self.max_slots:
             raise CapacityError(
                 f"max_seqs is {self.max_slots}, and {slots} sequences were asked for; load the "
                 "model with a larger max_seqs, or use a smaller batch"
             )
+        return 0
 
     def can_keep_more(self) -> bool:
         """Whether memory allows a slot more than what runs needs, for a conversation that rests."""
@@ -265,12 +269,14 @@ class Cache(Slots):
         except CapacityError:  # no room to spare: only what is needed
             self._grow((layers, room, length, *tail))
 
-    def check_room(self, slots: int, cells: int) -> None:
+    def check_room(self, slots: int, cells: int, taken: int = 0) -> int:
         super().check_room(slots, cells)
         layers, have_slots, have_cells, *tail = self.data.shape
-        if slots > have_slots or cells > have_cells:
-            shape = layers, max(slots, have_slots), max(cells, have_cells), *tail
-            self._check(shape, available_bytes(self.device))
+        if slots <= have_slots and cells <= have_cells:
+            return 0
+        shape = layers, max(slots, have_slots), max(cells, have_cells), *tail
+        self._check(shape, max(available_bytes(self.device) - taken, 0))
+        return math.prod(shape) * self.dtype.itemsize - self.nbytes
 
     def _grow(self, shape: tuple[int, ...]) -> None:
         free = available_bytes(self.device)

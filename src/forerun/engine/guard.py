@@ -45,8 +45,8 @@ class Guarded(Drafter):
     def bind(self, target: Target) -> None:
         self.drafter.bind(target)
 
-    def check_room(self, seqs: int, tokens: int) -> None:
-        self.drafter.check_room(seqs, tokens)
+    def check_room(self, seqs: int, tokens: int, taken: int = 0) -> int:
+        return self.drafter.check_room(seqs, tokens, taken)
 
     def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
         try:

@@ -142,8 +142,8 @@ class Run:
         why: CapacityError | None = None
         while most > 1:
             try:
-                target.check_room(target.num_held + most, self._longest)
-                self.engine.drafter.check_room(most, self._longest)
+                taken = target.check_room(target.num_held + most, self._longest)
+                self.engine.drafter.check_room(most, self._longest, taken)
                 break
             except CapacityError as found:
                 most, why = most - 1, why or found

@@ -77,8 +77,8 @@ class Runner(Target):
     def num_held(self) -> int:
         return sum(not slot.is_free for slot in self.cache.slots)
 
-    def check_room(self, seqs: int, tokens: int) -> None:
-        self.cache.check_room(seqs, tokens)
+    def check_room(self, seqs: int, tokens: int, taken: int = 0) -> int:
+        return self.cache.check_room(seqs, tokens, taken)
 
     def reused(self, seq: Sequence) -> int:
         return self.cache.reused.get(seq, 0)

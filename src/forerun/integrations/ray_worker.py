@@ -161,7 +161,7 @@ class Twice(Drafter):
     def __init__(self, main: Drafter, fresh: Drafter) -> None:
         self.main, self.fresh, self.name = main, fresh, name_of(main)
         self.labels, self.needs = main.labels, main.needs
-        self.learns = main.learns
+        self.learns, self.is_patient = main.learns, main.is_patient and fresh.is_patient
 
     def bind(self, target: Target) -> None:
         self.main.bind(target)
@@ -170,8 +170,8 @@ class Twice(Drafter):
     def within(self) -> Iterator[Drafter]:
         return self.main.within()
 
-    def check_room(self, seqs: int, tokens: int) -> None:
-        self.main.check_room(seqs, tokens)
+    def check_room(self, seqs: int, tokens: int, taken: int = 0) -> int:
+        return self.main.check_room(seqs, tokens, taken)
 
     def warm_up(self) -> None:
         self.main.warm_up()
@@ -196,6 +196,10 @@ class Twice(Drafter):
     def observe(self, step: Step) -> None:
         self.main.observe(step)
         self.fresh.observe(step)
+
+    def hear(self, steps: Many[Step]) -> None:
+        self.main.hear(steps)
+        self.fresh.hear(steps)
 
     def finish(self, seq: Sequence) -> None:
         self.main.finish(seq)

@@ -82,15 +82,31 @@ class Batch:
             progress = self._progress[job] = Progress.of(job)
         choices = sequences(group, self.engine.target.context)
         is_own = job.is_seeded or progress.expected is not None
-        self.plans.assign([choice.seq for choice in choices], job.method, job.nodes, is_own)
+        seqs = [choice.seq for choice in choices]
+        method = job.method if self._has_room(job.method, seqs) else "none"
+        self.plans.assign(seqs, method, job.nodes, is_own)
         for choice in choices:
             seq = choice.seq
-            self.router.assign(seq, job.method, progress.prediction())
+            self.router.assign(seq, method, progress.prediction())
             if job.traces:
-                choice.trace = self.traces.watch(seq, job.method)
+                choice.trace = self.traces.watch(seq, method)
             progress.choices[choice.number] = self._choices[seq] = choice
             self.engine.submit(seq)
         self.metrics.prompt_tokens.inc(group.num_tokens)
+
+    def _has_room(self, method: str, seqs: list[Sequence]) -> bool:
+        """Whether what a method drafts with fits beside the target's own cells for these.
+
+        Drafts only save time: a request goes on without them, and the next one is asked for anew.
+        """
+        target, longest = self.engine.target, max(seq.num_prompt + seq.limit for seq in seqs)
+        try:
+            taken = target.check_room(len(self._choices) + len(seqs), longest)
+            self.router.parts[method].check_room(len(seqs), longest, taken)
+        except CapacityError as why:
+            log.warning("a request goes on without drafts of %s: %s", method, why)
+            return False
+        return True
 
     def step(self) -> None:
         """One step for all; afterwards `events` tells what came of it."""

@@ -80,7 +80,7 @@ def merge(
     """Writes one memory made of several: means weighted by counts; the least recently used go.
 
     tenant: whose it will be, where the files belong to several. Raises DataError for a file that is
-    not intact, ConfigError for files that do not fit together.
+    not intact, ConfigError for files that do not fit together, or a cap below what is always kept.
     """
     held = [read(path) for path in paths]
     kinds = sorted({memory.snapshot.kind for memory in held})
@@ -98,6 +98,12 @@ def merge(
     owner = (owners[0] if owners else "") if tenant is None else tenant
     drafter: type[Drafter] = registry.get("drafter", kinds[0])
     snapshot = drafter.merged([memory.snapshot for memory in held], max_bytes)
+    if max_bytes is not None and snapshot.nbytes > max_bytes:  # all that may go has gone
+        raise ConfigError(
+            f"expected a cap of at least {snapshot.nbytes} bytes ({snapshot.nbytes / 2**20:.4f} "
+            f"MiB), which a memory of {kinds[0]} takes without any text, got {max_bytes}; allow "
+            "more, or delete the file"
+        )
     return Memory(Path(out), snapshot, files.write(out, snapshot, replace(origin, tenant=owner)))
 
 

@@ -77,11 +77,13 @@ def _class(package: str, name: str, role: str) -> type:
 
 
 def _not_built(kind: str, name: str) -> UnknownName | None:
-    """The error for a name that the catalog has and this kind has not; None for any other."""
+    """The error for a name that is known elsewhere, and not of this kind; None for any other."""
     from forerun import catalog
 
     if name.lower() in names(kind):
         return None  # "did you mean" says more
+    if (kind, name) == ("drafter", "plain"):  # as benchmarks call it
+        return UnknownName("unknown drafter 'plain'; plain decoding is drafter 'none'")
     hint = f"{kind}s that work: {', '.join(names(kind))}"
     if row := catalog.owner(f"{kind}s/{name}"):
         return UnknownName(

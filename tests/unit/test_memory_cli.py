@@ -215,6 +215,8 @@ def test_merge_and_cap(call: Call, generate: Call, path: Path, tmp_path: Path) -
         (("merge", "{a}", "--out", "{notes}"), "is none of the files to merge"),
         (("merge", "{a}", "{notes}", "--out", "{new}"), "never written by forerun"),
         (("cap", "{a}", "--mb", "0"), "--mb must be above 0, got 0"),
+        (("cap", "{a}", "--mb", "0.001"), "a cap of at least 1920 bytes (0.0018 MiB)"),
+        (("merge", "{a}", "--mb", "0.001", "--out", "{new}"), "at least 1920 bytes"),
         (("cap", "{a}", "{a}", "--mb", "1", "--out", "{new}"), "--out takes one file"),
         (("cap", "{a}", "--mb", "1", "--out", "{notes}"), "a name that is free"),
     ],

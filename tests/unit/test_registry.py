@@ -42,6 +42,12 @@ def test_a_near_miss_names_the_nearest_and_the_listing():
     assert "`forerun methods` lists all" in str(caught.value)
 
 
+def test_plain_decoding_is_named():
+    for spec in ("plain", "plain:batch=2"):
+        with pytest.raises(UnknownName, match="plain decoding is drafter 'none'"):
+            registry.resolve("drafter", spec)
+
+
 def test_a_far_miss_lists_what_is_known():
     with pytest.raises(UnknownName, match="known: .*, chain, .*"):
         registry.get("grower", "xyzzy")

@@ -84,11 +84,7 @@ def grow_places(
         if note[DEPTH] < deepest:
             note[PLACE], level = recall(near.keys, far.keys, lengths, contexts[new], hashes)
             if note[PLACE]:
-                place = note[PLACE]
-                if place > 0:  # choosing the table first takes a tenth longer
-                    note[SIZE] = snapshot(near, place - 1, clock, how, ids, probs, 0)
-                else:
-                    note[SIZE] = snapshot(far, -1 - place, clock, how, ids, probs, 0)
+                note[SIZE] = snapshot_at(near, far, note[PLACE], clock, how, ids, probs, 0)
                 note[GRADE] = grade(probs[0], level)
                 value[new] = left[new] * chance(hits, tries, note[GRADE], 0)
         at = largest(value, nodes + 1)
@@ -97,10 +93,7 @@ def grow_places(
         note = notes[at]
         place, size, rank = note[PLACE], note[SIZE], note[RANK]
         if rank == 0 and is_drawn:
-            if place > 0:
-                snapshot(near, place - 1, clock, how, out.q_ids, out.q_probs, filled)
-            else:
-                snapshot(far, -1 - place, clock, how, out.q_ids, out.q_probs, filled)
+            snapshot_at(near, far, place, clock, how, out.q_ids, out.q_probs, filled)
             race(uniforms, used, out.q_probs[filled : filled + size], order[at, :size])
             note[ROW], used, rows, filled = rows, used + size, rows + 1, filled + size
             out.starts[rows] = filled
@@ -116,6 +109,23 @@ def grow_places(
         left[at] -= value[at]
         value[at] = left[at] * chance(hits, tries, note[GRADE], rank) if rank < size else 0.0
     return nodes, rows, used
+
+
+@njit(cache=True, nogil=True, inline="always")
+def snapshot_at(
+    near: Table,
+    far: Table,
+    place: int,
+    clock: int,
+    how: Temper,
+    ids: np.ndarray,
+    probs: np.ndarray,
+    at: int,
+) -> int:
+    """`snapshot` of a place: slot + 1 in `near`, or less than 0: -1 - slot in `far`."""
+    if place > 0:  # choosing the table first takes a tenth longer
+        return snapshot(near, place - 1, clock, how, ids, probs, at)
+    return snapshot(far, -1 - place, clock, how, ids, probs, at)
 
 
 @njit(cache=True, nogil=True, inline="always")

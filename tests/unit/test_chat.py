@@ -211,3 +211,11 @@ def test_closed_input_is_told(monkeypatch: pytest.MonkeyPatch, tiny_folder: Path
 
     monkeypatch.setattr("sys.stdin", None)
     assert main(["chat", str(tiny_folder)]) == 2
+
+
+def test_a_drafter_that_cannot_draft_is_refused_at_once(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = terminal(chat, "/drafter draft_model:model=draft", "/stats", monkeypatch=monkeypatch)
+    assert "the draft has another vocabulary than the target" in said
+    assert chat.drafter == "prompt_lookup"

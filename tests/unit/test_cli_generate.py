@@ -183,6 +183,8 @@ def test_embedded_models_are_shown_problems_in_their_form(tiny: Path) -> None:
     for name in ("reasoner", assets.embedded("reasoner"), assets.embedded("draft")):
         assert prompts.as_shown(name, " 2 + 2? ") == shown
     assert prompts.as_shown("reasoner", shown) == shown
+    assert prompts.as_shown("reasoner", "Problem: 2 + 2? ") == shown, "what lacks is added"
+    assert prompts.as_shown("reasoner", "Problem:") == "Problem:"
     assert prompts.as_shown("reasoner", [5, 6]) == [5, 6]
     assert prompts.as_shown(str(tiny), "2 + 2?") == "2 + 2?"
 

@@ -67,6 +67,11 @@ class Chat:
         lines = [f"{role.capitalize()}: {what}" for role, what in turns]
         return "\n".join([*filter(None, [self.system]), *lines, "Assistant:"])
 
+    def change(self, drafter: str) -> None:
+        """Another drafter from now on. Raises ForerunError, at once, for one that cannot draft."""
+        self.model.drafter(drafter).bind(self.model.target)
+        self.drafter = drafter
+
     def check_system(self, text: str) -> None:
         """Raises ConfigError for a system message that this model would not be shown."""
         if text and self._first(text) == self._first(""):
@@ -161,7 +166,7 @@ class Terminal:
             raise ConfigError("/save needs the name of a file; e.g. /save said.txt")
         if command == "drafter" and value:
             options.check_parts(drafter=value)
-            chat.drafter = lasting(value)
+            chat.change(lasting(value))
         elif command == "temperature" and value:
             chat.sampling = replace(chat.sampling, temperature=_number(value))
         elif command == "system" and value:

@@ -48,8 +48,13 @@ def as_shown(model: str, prompt: str | list[int]) -> str | list[int]:
     """The prompt as a model is shown it: the embedded ones learned problems in one form."""
     from forerun.bench.tasks.reasoning import PROMPT
 
-    is_text = isinstance(prompt, str) and prompt.strip() and not prompt.startswith("Problem:")
-    return PROMPT.format(text=str(prompt).strip()) if is_text and is_embedded(model) else prompt
+    if not isinstance(prompt, str) or not is_embedded(model):
+        return prompt
+    is_problem = prompt.startswith("Problem:")
+    text = prompt.removeprefix("Problem:").strip()
+    if not text or (is_problem and "Solution:" in text):
+        return prompt
+    return PROMPT.format(text=text)
 
 
 def is_embedded(model: str) -> bool:

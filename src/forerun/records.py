@@ -255,6 +255,17 @@ class Cost:
         return (y - x) / (b - a)
 
 
+class Lent(int):
+    """Bytes that several parts report because all use them; who adds up counts a `key` once."""
+
+    def __new__(cls, size: int, key: Hashable) -> Lent:
+        made = super().__new__(cls, size)
+        made.key = key
+        return made
+
+    key: Hashable
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """What a part has learned, as arrays and plain values: what is saved, restored and merged."""

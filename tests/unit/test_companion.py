@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,19 @@ def test_the_reasoner_comes_with_its_draft(reasoner: Model) -> None:
     assert drafts(router.parts["auto"].drafter)[0].runner is found[0][0].runner
     other = forerun.load("reasoner", dtype="bf16")
     assert drafts(other.drafter("auto"))[0].runner.model.dtype == torch.bfloat16
+
+
+def test_a_shared_draft_counts_once_and_goes_with_its_last_drafter(tiny: Path) -> None:
+    model = forerun.load(str(tiny))
+    specs = f"auto:model={tiny}", f"auto:model={tiny},scope=group"
+    sizes = [model.drafter(spec).memory_report()["part 2: draft weights"] for spec in specs]
+    assert sizes[0] == sizes[1] > 0, "each uses it"
+    found = [size for what, size in model.memory_report().items() if "draft weights" in what]
+    assert found == sizes[:1], "both hold one"
+    runner = weakref.ref(drafts(model.drafter(specs[0]))[0].runner)
+    model._drafters.clear()
+    gc.collect()
+    assert runner() is None
 
 
 def test_one_can_go_without(reasoner: Model, folder: Path) -> None:

@@ -10,6 +10,7 @@ from report_page import Page
 from sample_run import manifest, records
 
 from forerun.bench import metrics
+from forerun.cli.bench_show import figures
 
 
 def test_a_restless_machine_and_few_prompts_are_pointed_out(
@@ -37,6 +38,31 @@ def test_no_figure_rests_on_a_machine_that_was_never_quiet(
     _, text = report(made[:-1], methods=["plain", "stand"])
     assert "- All tasks: no figure, for nothing was measured while the machine was quiet." in text
     assert "over our plain decoding" not in text.split("## ")[0]
+
+
+def test_a_row_rests_on_the_same_prompts_throughout(
+    report: Callable[..., tuple[Page, str]],
+) -> None:
+    """Plain decoding of one prompt was disturbed: no figure of speed rests on that prompt."""
+    made = [r for r in records() if r.method in ("plain", "stand") and r.task == "code"]
+    plain = next(i for i, r in enumerate(made) if r.method == "plain")
+    made = [
+        replace(
+            r,
+            seconds=r.seconds * (1000 if r.prompt_key == made[plain].prompt_key else 1),
+            limits={"read_gb_s": 30.0, "taken": 1.0 if i == plain else 0.0},
+        )
+        for i, r in enumerate(made)
+    ]
+    page, _ = report(made, methods=["plain", "stand"])
+    kept = [r for r in made if r.prompt_key != made[plain].prompt_key]
+    for method in ("plain", "stand"):
+        found = metrics.tokens_per_second([r for r in kept if r.method == method])
+        for rate in (
+            float(page.table("method", "by")[method]["tokens/s"][1] or 0),
+            figures(metrics.calm(made), method)["tokens_per_second"],
+        ):
+            assert rate == pytest.approx(found)
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,13 @@ def ratios(
     return SpeedUp(geometric_mean(values), bootstrap(values, geometric_mean), by_prompt)
 
 
+def compared(here: Sequence[Record], there: Iterable[Record]) -> Sequence[Record]:
+    """Those of `here` that a speed-up over `there` rests on; without one, all."""
+    done = {r.prompt_key for r in there if r.error is None}
+    both = [r for r in here if r.error is None and r.prompt_key in done]
+    return both or here
+
+
 def geometric_mean(values: Sequence[float] | np.ndarray) -> float:
     """exp of the mean logarithm of positive values."""
     return float(np.exp(np.mean(np.log(values))))

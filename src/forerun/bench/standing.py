@@ -45,8 +45,8 @@ class Entry:
 
     @property
     def rate(self) -> float | None:
-        """Tokens per second, prefill included."""
-        return metrics.tokens_per_second(self.records)
+        """Tokens per second, prefill included, on the prompts that `speed` rests on."""
+        return metrics.tokens_per_second(metrics.compared(self.records, self.baseline))
 
     @cached_property
     def finished(self) -> frozenset[tuple[str, int]]:

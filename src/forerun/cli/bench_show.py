@@ -104,6 +104,7 @@ def summary(manifest: Manifest, records: list[Record]) -> dict[str, Any]:
 def figures(records: list[Record], method: str) -> dict[str, Any]:
     """Speed, speed-up, tau, rates, accuracy and failures of one method; plain values."""
     mine = [record for record in records if record.method == method]
+    plain = [record for record in records if record.method == metrics.PLAIN]
     found = metrics.totals(metrics.samples_of(mine))
     speed_ups = {}
     for name, prefill in (("speed_up", True), ("speed_up_without_prefill", False)):
@@ -115,7 +116,7 @@ def figures(records: list[Record], method: str) -> dict[str, Any]:
         "prompts": len({(r.task, r.index) for r in mine if r.error is None}),
         "measured": sum(record.error is None for record in mine),
         "failed": sum(record.error is not None for record in mine),
-        "tokens_per_second": metrics.tokens_per_second(mine),
+        "tokens_per_second": metrics.tokens_per_second(metrics.compared(mine, plain)),
         "tau": found.tau,
         "acceptance_rate": found.acceptance_rate,
         "examined_rate": found.examined_rate,

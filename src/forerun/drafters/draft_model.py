@@ -16,7 +16,7 @@ from forerun.dice import Dice
 from forerun.drafters.base import Grown
 from forerun.engine.cost import cost_of
 from forerun.models.companion import check_size, load_draft
-from forerun.records import Plan, Sequence
+from forerun.records import Lent, Plan, Sequence
 from forerun.registry import GrowerName, ModelName
 from forerun.roles import Path, Source, Target
 from forerun.sampling import softmax, to_probs
@@ -85,7 +85,8 @@ class DraftModel(Grown):
         self.runner.release(seq)
 
     def memory_report(self) -> dict[str, int]:
-        return {f"draft {part}": size for part, size in self.runner.memory_report().items()}
+        held = self.runner.memory_report()
+        return {f"draft {part}": Lent(n, (id(self.runner), part)) for part, n in held.items()}
 
     def _cap(self, seq: Sequence, plan: Plan) -> Plan:
         """The plan within the draft's own context, which may be shorter than the target's."""

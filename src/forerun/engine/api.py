@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -206,10 +206,18 @@ class Model:
         return Kept(path, self.drafter(drafter), origin_of(self, tenant))
 
     def memory_report(self) -> dict[str, int]:
-        """Bytes held by the target's weights, its cache, and every drafter that was used."""
+        """Bytes held by the target's weights, its cache, and every drafter that was used.
+
+        What several drafters hold together stands at the first of them.
+        """
         report = dict(getattr(self.target, "memory_report", dict)())
+        seen: set[Hashable] = set()
         for spec, drafter in self._drafters.items():
-            report |= {f"{spec}: {part}": size for part, size in drafter.memory_report().items()}
+            for part, size in drafter.memory_report().items():
+                key = getattr(size, "key", (spec, part))
+                if key not in seen:
+                    report[f"{spec}: {part}"] = size
+                seen.add(key)
         return report
 
 

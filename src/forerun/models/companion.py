@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from forerun.assets import MODELS, embedded
 from forerun.errors import ConfigError, ModelError
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 FILE = "forerun-draft.json"
 FORM = 'expected {"model": "DRAFT"}, the folder of a draft model'
 MANY = 4096  # sequences that a shared draft has room for; its cells are taken as they come
-_shared: WeakKeyDictionary[Target, dict[str, ModelRunner]] = WeakKeyDictionary()  # by name
+# by name, as long as a drafter holds it
+_shared: WeakKeyDictionary[Target, WeakValueDictionary[str, ModelRunner]] = WeakKeyDictionary()
 
 
 def companion(folder: Path) -> Path | None:
@@ -75,17 +76,18 @@ def shared_draft(target: Target, name: str, tokenizer: Tokenizer | None) -> Mode
     """
     from forerun.models.load import DTYPES
 
-    known, name = _shared.setdefault(target, {}), embedded(name)
+    known, name = _shared.setdefault(target, WeakValueDictionary()), embedded(name)
     if Path(name).is_dir():
         name = str(Path(name).resolve())
-    if name not in known:
+    draft = known.get(name)
+    if draft is None:
         model = getattr(target, "model", None)
         kinds = [kind for kind, dtype in DTYPES.items() if dtype == getattr(model, "dtype", None)]
         device = str(getattr(model, "device", "auto"))
         draft = load_draft(name, kinds[0] if kinds else "auto", device, MANY, tokenizer)
         check_size(draft, target)
         known[name] = draft
-    return known[name]
+    return draft
 
 
 def check_size(draft: ModelRunner, target: Target) -> None:

@@ -11,12 +11,12 @@ from parity import sequence
 from forerun.engine.cache import (
     DEAR,
     MAX_KEPT,
-    UNLIMITED,
     Cache,
     Slot,
     common_prefix,
-    container_bytes,
 )
+from forerun.engine.cells import Cells
+from forerun.engine.room import UNLIMITED, container_bytes
 from forerun.errors import CapacityError
 from forerun.records import Sequence
 
@@ -143,6 +143,55 @@ def test_cells_grow_and_keep_their_content() -> None:
     other = c.sync(sequence([7]))
     c.reserve(other, 10)
     assert cells(c, slot, 300) == list(range(300))
+
+
+def test_what_comes_next_is_made_ready_in_small_parts() -> None:
+    """Fresh memory may come slowly: no step may wait for all of it."""
+    c, (slot, other) = cache(), (Slot(0), Slot(1))
+    c.reserve(other, 256)
+    fill(c, slot, list(range(100)))
+    taken, before = [], c.nbytes
+    for length in range(101, 600):
+        junk = torch.full((2 * before,), torch.nan)  # what is handed out has held anything
+        del junk
+        held = c._soon.nbytes if c._soon else 0
+        size = c.size
+        fill(c, slot, list(range(length)))
+        c.prepare(length)
+        if c.size == size:
+            taken.append((c._soon.nbytes if c._soon else 0) - held)
+        else:
+            assert held == c.data.nbytes, "all was ready when it was needed"
+        assert cells(c, slot, length) == list(range(length))
+        assert not c.data[:, 1].any() and not c.data[:, 0, length:].any()
+    assert c.size[2] == 1024 and 0 < max(taken) < c.data.nbytes / 150
+
+
+def test_a_step_waits_for_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long prompt comes at once; what its cells need next does not."""
+    monkeypatch.setattr("forerun.engine.cells.PART", 1000)
+    made = Cells((2, 1, 64, 2, 1, 4), torch.float32, torch.device("cpu"))
+    for share, expected in ((1.0, 1000), (0.1, 1000), (0.3, 1229), (9.0, 2229)):
+        made.ready(share)
+        assert made.nbytes == expected
+    assert made.whole().shape == made.shape and not made.whole().any()
+    assert made.nbytes == 4096
+
+
+def test_nothing_is_made_ready_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    c, slot = cache(), Slot(0)
+    fill(c, slot, list(range(200)))
+    need = 2 * c.data.nbytes
+    monkeypatch.setattr("forerun.engine.cache.available_bytes", lambda device: int(3.9 * need))
+    c.prepare(250)
+    assert c.nbytes == c.data.nbytes
+    monkeypatch.setattr("forerun.engine.cache.available_bytes", lambda device: 5 * need)
+    c._lacked = ()
+    c.prepare(250)
+    assert c.nbytes == c.data.nbytes + need
+    assert c.check_room(1, 512) == 0, "it counts as held"
+    c.reserve(Slot(1), 100)
+    assert c.nbytes == c.data.nbytes, "another shape is needed, and it is given back"
 
 
 def test_memory_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,14 +7,18 @@ import os
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command import Call, interrupted, records
 
+import forerun
 from forerun import memories
 from forerun.bench.tasks.reasoning import ReasoningTask
+from forerun.cli.memory import kept
+from forerun.engine.stats import Stats
 from forerun.models.tokenizer import Tokenizer
 from forerun.records import Cost
 from forerun.roles import Target
@@ -54,6 +58,33 @@ def test_a_memory_lives_from_run_to_run(generate: Call, path: Path) -> None:
     status, _, err = generate("-n", 2, "--seed", 2, "--ignore-eos", "--memory", path, "--json")
     assert (status, tokens(path)) == (0, 32)
     assert all(line.startswith("compil") for line in err.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("drafter", "by", "is_told"),
+    [
+        ("auto", {"draft_model": 3}, True),
+        ("auto", {"draft_model": 3, "stand": 0}, True),
+        ("auto", {"draft_model": 3, "stand": 1}, False),
+        ("auto", {}, False),
+        ("stand:scope=tenant", {"stand": 3}, False),
+    ],
+)
+def test_a_memory_that_nothing_was_drafted_from_is_told(
+    path: Path,
+    tiny_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    drafter: str,
+    by: dict[str, int],
+    is_told: bool,
+) -> None:
+    """`auto` reads it only while STAND is the fastest of its parts."""
+    model = forerun.load(str(tiny_folder))
+    for is_there in (False, True):
+        with kept(model, path, drafter, "", is_quiet=False, stats=Stats(drafted_by=Counter(by))):
+            model.generate(["the cat"], max_new_tokens=4, drafter=drafter)
+        told = "--drafter stand reads it always" in capsys.readouterr().err
+        assert told == (is_told and is_there)
 
 
 @pytest.mark.parametrize("drafter", KEEPERS)

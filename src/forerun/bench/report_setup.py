@@ -30,8 +30,8 @@ DEFINITIONS = (
      "to one of them, and how many would have under the best rule for these drafts that judges "
      "positions one by one"),
     ("acceptance by position", "drafts accepted at depth i over S: unconditional, as in vLLM"),
-    ("tokens/s", "generated tokens over wall time, prefill included, of the prompts and rounds that "
-     "plain decoding has as well: those of the speed-up"),
+    ("tokens/s", "generated tokens over wall time, prefill included, of the prompts and rounds "
+     "that plain decoding has as well: those of the speed-up"),
     ("speed-up", "tokens per second over our own plain decoding on the same prompt; geometric mean "
      "over prompts, in brackets its 95 % bootstrap interval over prompts"),
     ("without prefill", "the same, the passes that computed the prompt taken off on both sides"),

@@ -245,7 +245,8 @@ def _here(given: dict[str, Any], jobs: list[Job], parts: dict[str, str], call: s
             chat = given["chat"]
             jobs = [replace(job, prompt=_prompt(loaded, job.prompt, chat)) for job in jobs]
             options.warm_up(loaded, **parts)
-            with kept(loaded, given["memory"], drafter, tenant, is_quiet=is_json):
+            how = {"is_quiet": is_json, "stats": output.stats}
+            with kept(loaded, given["memory"], drafter, tenant, **how):
                 _run(loaded, jobs, parts | {"tenant": tenant, "shapers": shapers}, batch, output)
         except KeyboardInterrupt:
             output.footer()

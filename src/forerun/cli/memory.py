@@ -15,7 +15,9 @@ from forerun.errors import ConfigError, DataError, ForerunError
 
 if TYPE_CHECKING:
     from forerun.engine.api import Model
+    from forerun.engine.stats import Stats
     from forerun.memories import Memory
+    from forerun.roles import Drafter
 
 app = typer.Typer(
     add_completion=False,
@@ -110,9 +112,18 @@ def cap(
 
 @contextmanager
 def kept(
-    model: Model, path: Path | None, drafter: str, tenant: str, *, is_quiet: bool
+    model: Model,
+    path: Path | None,
+    drafter: str,
+    tenant: str,
+    *,
+    is_quiet: bool,
+    stats: Stats | None = None,
 ) -> Iterator[None]:
-    """Loads the file of --memory, if there is one, and saves it however the block ends."""
+    """Loads the file of --memory, if there is one, and saves it however the block ends.
+
+    stats: what is counted meanwhile; a file that no draft came from is told.
+    """
     if path is None:
         yield
         return
@@ -123,6 +134,19 @@ def kept(
     finally:
         if held.after and not is_quiet:
             notice(f"memory: {_summary(held.after)}, saved to {path}")
+            if held.before and stats and _is_unread(held.drafter, held.before, stats):
+                notice(
+                    f"memory: nothing was drafted from it, for {drafter} took other parts to be "
+                    f"faster; --drafter {held.before.snapshot.kind} reads it always"
+                )
+
+
+def _is_unread(drafter: Drafter, memory: Memory, stats: Stats) -> bool:
+    """Whether other parts of the drafter than the memory's made all drafts."""
+    from forerun.roles import name_of
+
+    by = {name for name, count in stats.drafted_by.items() if count}
+    return bool(by) and not by & {name_of(drafter), memory.snapshot.kind}
 
 
 def _bytes(mb: float | None) -> int | None:

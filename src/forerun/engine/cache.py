@@ -11,25 +11,21 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
 
+from forerun.engine.cells import Cells
+from forerun.engine.room import available_bytes
 from forerun.errors import CapacityError
-from forerun.native.pages import in_large_pages
 from forerun.records import Sequence
 
 TAIL = 64  # tokens compared again where a list that was synced before has grown
 DEAR = 64  # tokens that are worth a slot of their own
 MAX_KEPT = 4  # free slots that are kept for the conversations they hold
 SHARE = 0.25  # of memory that slots may take, so that conversations are kept
-UNLIMITED = 1 << 62
-V1 = "memory.limit_in_bytes", "memory.usage_in_bytes"
-V2 = "memory.max", "memory.current"
 
 
 @dataclass
@@ -211,8 +207,7 @@ class Slots(ABC):
 class Cache(Slots):
     """The cells: data [layers, slots, cells, 2, kv_heads, head_dim], grown as needed.
 
-    In memory a head's cells are neighbours, [layers, slots, 2, kv_heads, cells, head_dim], so its
-    keys, or its values, are read as one stream.
+    In memory a head's cells are neighbours (`Cells`): its keys, or values, are read as one stream.
     """
 
     def __init__(
@@ -228,11 +223,17 @@ class Cache(Slots):
     ) -> None:
         super().__init__(max_slots)
         self.max_cells, self.dtype, self.device = max_cells, dtype, device
-        self._hold(self._zeros((num_layers, 0, 0, 2, num_kv_heads, head_dim)))
+        self._soon: Cells | None = None  # of the size that comes next
+        self._lacked: tuple[int, ...] = ()  # such a size for which memory was not ample
+        self._hold(self._cells((num_layers, 0, 0, 2, num_kv_heads, head_dim)).whole())
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes
+        return self.data.nbytes + self._soon_bytes
+
+    @property
+    def _soon_bytes(self) -> int:
+        return 0 if self._soon is None else self._soon.nbytes
 
     def has_cells(self, slot: Slot) -> bool:
         return slot.index < self.data.shape[1]
@@ -269,20 +270,43 @@ class Cache(Slots):
         except CapacityError:  # no room to spare: only what is needed
             self._grow((layers, room, length, *tail))
 
+    def prepare(self, cells: int) -> None:
+        """Takes a part of the memory that comes next where a pass needs more than half the cells.
+
+        It is there when seven eighths are in use, if memory is ample.
+        """
+        layers, slots, have = self.size
+        if 2 * cells <= have or have >= self.max_cells or self.device.type != "cpu":
+            return
+        shape = layers, slots, min(self.max_cells, 2 * have), *self.data.shape[3:]
+        if self._soon is None or self._soon.shape != shape:
+            size = math.prod(shape) * self.dtype.itemsize
+            if self._lacked == shape:
+                return
+            if size > SHARE * available_bytes(self.device):
+                self._lacked = shape
+                return
+            self._soon = self._cells(shape)
+        self._soon.ready((2 * cells - have) / (0.75 * have))
+
     def check_room(self, slots: int, cells: int, taken: int = 0) -> int:
         super().check_room(slots, cells)
         layers, have_slots, have_cells, *tail = self.data.shape
         if slots <= have_slots and cells <= have_cells:
             return 0
         shape = layers, max(slots, have_slots), max(cells, have_cells), *tail
-        self._check(shape, max(available_bytes(self.device) - taken, 0))
-        return math.prod(shape) * self.dtype.itemsize - self.nbytes
+        free = available_bytes(self.device) + self._soon_bytes
+        self._check(shape, max(free - taken, 0))
+        return max(math.prod(shape) * self.dtype.itemsize - self.nbytes, 0)
 
     def _grow(self, shape: tuple[int, ...]) -> None:
-        free = available_bytes(self.device)
+        soon, self._soon = self._soon, None
+        if soon is not None and soon.shape != shape:
+            soon = None  # freed
+        free = available_bytes(self.device) + (soon.nbytes if soon else 0)
         self._check(shape, free)
         try:
-            data = self._zeros(shape)
+            data = (soon or self._cells(shape)).whole()
             data[:, : self.data.shape[1], : self.data.shape[2]] = self.data
         except (MemoryError, RuntimeError) as cause:
             raise CapacityError(self._too_large(shape, free)) from cause
@@ -300,15 +324,8 @@ class Cache(Slots):
             "at once, shorter prompts, or a lower `context` when loading"
         )
 
-    @torch.inference_mode(mode=False)
-    def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """Cells that may be written within passes and between them."""
-        layers, slots, cells, two, heads, size = shape
-        stored = layers, slots, two, heads, cells, size
-        data = torch.empty(stored, dtype=self.dtype, device=self.device)
-        if data.device.type == "cpu":
-            in_large_pages(data)
-        return data.zero_().permute(0, 1, 4, 2, 3, 5)
+    def _cells(self, shape: tuple[int, ...]) -> Cells:
+        return Cells(shape, self.dtype, self.device)
 
     def _hold(self, data: torch.Tensor) -> None:
         self.data = data
@@ -332,46 +349,3 @@ def common_prefix(a: list[int], b: list[int]) -> int:
         else:
             high = mid
     return low
-
-
-def available_bytes(device: torch.device) -> int:
-    """Memory that can still be taken on a device, within the limits of a container."""
-    if device.type == "cuda":
-        # blocks that torch holds and does not use are free for it
-        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + held
-    free = container_bytes()
-    with suppress(OSError), open("/proc/meminfo") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                free = min(free, int(line.split()[1]) * 1024)
-    return free  # nothing known: let the allocator say no
-
-
-def container_bytes(
-    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
-) -> int:
-    """What the memory limits of our control groups (v1 or v2) leave; file cache counts as free."""
-    free = UNLIMITED
-    with suppress(OSError):
-        for line in own.read_text().splitlines():
-            _, kinds, path = line.split(":", 2)
-            if kinds and "memory" not in kinds.split(","):
-                continue
-            base = root / "memory" if kinds else root
-            folder = base / path.lstrip("/")
-            groups = [g for g in (folder, *folder.parents) if g.is_relative_to(base)]
-            names = V1 if kinds else V2
-            free = min([free, *(_group_bytes(group, *names) for group in groups)])
-    return free
-
-
-def _group_bytes(group: Path, limit: str, usage: str) -> int:
-    """What the limit of one group leaves."""
-    try:
-        most, used = int((group / limit).read_text()), int((group / usage).read_text())
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):  # no such files, or the limit is "max"
-        return UNLIMITED
-    cached = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
-    return max(most - used + cached, 0)

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from forerun.engine.cache import available_bytes
+from forerun.engine.room import available_bytes
 from forerun.errors import CapacityError, ModelError
 from forerun.models.families import Plan, Unsupported
 from forerun.models.lanes import in_lanes, widened

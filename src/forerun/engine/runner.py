@@ -188,9 +188,9 @@ class ModelRunner(Runner):
         }
 
     def run(self, works: list[Work], needs: frozenset[str]) -> tuple[Tensor, Tensor | np.ndarray]:
-        longest = max(work.stop for work in works)
-        self.cache.reserve(max((work.slot for work in works), key=lambda s: s.index), longest)
-        self.cache.prepare(longest)
+        for work in works:
+            self.cache.reserve(work.slot, work.stop)
+        self.cache.prepare(max(work.stop for work in works))
         found = self.decode(works, self.cache, needs)
         for work in works:
             self.num_rows += work.num_rows

@@ -15,7 +15,7 @@ from forerun.cli.generate_ray import progress_line
 from forerun.engine.stats import Stats
 from forerun.errors import CapacityError, DataError
 from forerun.integrations.ray_batch import pieces, share
-from forerun.integrations.ray_worker import Asked
+from forerun.integrations.ray_worker import Asked, Twice
 
 
 def test_shares_of_nodes() -> None:
@@ -87,6 +87,19 @@ def test_a_memory_from_a_file_counts_once_after_merging(tiny_folder: Path, draft
     else:
         assert merged.counts["tokens"] == own + sum(learned)
         assert whole == own + learned[0]
+
+
+@pytest.mark.parametrize("spec", ["stand", "stand:update_from=tree", "prompt_lookup"])
+def test_a_drafter_beside_another_is_as_patient(spec: str) -> None:
+    """Steps without drafts may wait for both, and both hear of them together."""
+    parts = [registry.make("drafter", spec) for _ in range(2)]
+    both = Twice(*parts)
+    assert both.is_patient == parts[0].is_patient == (spec == "stand")
+    heard: list[object] = []
+    for part in parts:
+        part.hear = heard.append  # type: ignore[method-assign]
+    both.hear([])
+    assert heard == [[], []]
 
 
 def test_progress_goes_by_the_pace_of_this_run() -> None:

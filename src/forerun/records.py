@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -247,7 +247,7 @@ class Cost:
 
     @cached_property
     def _known(self) -> list[float]:
-        return self.at(np.arange(KNOWN)).tolist()
+        return _known(self.rows, self.seconds)
 
     @property
     def _last(self) -> float:
@@ -264,6 +264,12 @@ class Lent(int):
         return made
 
     key: Hashable
+
+
+@lru_cache(maxsize=64)
+def _known(rows: tuple[int, ...], seconds: tuple[float, ...]) -> list[float]:
+    """Seconds of passes over 0, 1, 2, ... rows; one list for a curve, whoever drafts beside it."""
+    return Cost(rows, seconds).at(np.arange(KNOWN)).tolist()
 
 
 @dataclass(frozen=True)

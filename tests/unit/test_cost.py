@@ -43,6 +43,13 @@ class Shaped(FakeTarget):
     shape, cost = "a fake of three tokens", None
 
 
+def test_seconds_that_are_looked_up_are_those_of_their_own_curve() -> None:
+    curve, other = Cost((1, 4), (1.0, 2.5)), Cost((1, 4), (1.0, 4.0))
+    for one in (curve, other, curve.drafted(2.0)):
+        assert [one.whole(n) for n in range(1, 9)] == one.at(np.arange(1, 9)).tolist()
+    assert curve.drafted(2.0)._known is curve._known, "computed once"
+
+
 def test_a_measured_curve_rises_and_is_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

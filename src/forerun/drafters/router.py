@@ -223,8 +223,8 @@ class Router(Composite):
             turn = self._turns.get(seq)
             if turn and asked.get(seq) is tree:  # else somebody else's was used
                 nodes, others = len(tree), num[key]
-                spent = self._spent(turn.part, nodes, others)
-                turn.record.add(turn.part, len(emitted), spent, nodes, others)
+                due = self._due(nodes, others) + self.parts[turn.part].seconds(nodes, others)
+                turn.record.add(turn.part, len(emitted), due, nodes, others)
 
     def _begin(self, seqs: Many[Sequence]) -> None:
         """Those that are new join a record, which is told how many draft at once."""
@@ -270,10 +270,10 @@ class Router(Composite):
 
     def _dues(self, record: Record) -> list[float]:
         """Seconds of a step with each part, for drafts as they are at present."""
-        size = round(record.nodes), record.num
-        return [self._spent(k, *size) for k in range(len(self.parts))]
+        nodes, num = round(record.nodes), record.num
+        due = self._due(nodes, num)
+        return [due + part.seconds(nodes, num) for part in self.parts]
 
-    def _spent(self, part: int, nodes: int, num: int) -> float:
-        """Seconds of a sequence's share in a step in which all draft so many nodes."""
-        step = self._cost.whole(num * (1 + nodes)) + self._cost.aside(num, num)
-        return step / num + self.parts[part].seconds(nodes, num)
+    def _due(self, nodes: int, num: int) -> float:
+        """Seconds of a sequence's share in a step in which all draft so many nodes; not theirs."""
+        return (self._cost.whole(num * (1 + nodes)) + self._cost.aside(num, num)) / num

@@ -255,6 +255,12 @@ class Cost:
         return (y - x) / (b - a)
 
 
+@lru_cache(maxsize=64)
+def _known(rows: tuple[int, ...], seconds: tuple[float, ...]) -> list[float]:
+    """Seconds of passes over 0, 1, 2, ... rows; one list for a curve, whoever drafts beside it."""
+    return Cost(rows, seconds).at(np.arange(KNOWN)).tolist()
+
+
 class Lent(int):
     """Bytes that several parts report because all use them; who adds up counts a `key` once."""
 
@@ -264,12 +270,6 @@ class Lent(int):
         return made
 
     key: Hashable
-
-
-@lru_cache(maxsize=64)
-def _known(rows: tuple[int, ...], seconds: tuple[float, ...]) -> list[float]:
-    """Seconds of passes over 0, 1, 2, ... rows; one list for a curve, whoever drafts beside it."""
-    return Cost(rows, seconds).at(np.arange(KNOWN)).tolist()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from forerun.ngrams.kernels import Arrays, Table, Temper, fill_context, look_up
+from forerun.ngrams.kernels import Arrays, Table, Temper, bare, fill_context, look_up
 from forerun.template import Shape
 from forerun.tree import POINT, SWOR, Tree
 
@@ -188,8 +188,15 @@ def walk(
 
 @njit(cache=True, nogil=True)
 def race(uniforms: np.ndarray, used: int, q: np.ndarray, order: np.ndarray) -> None:
+    """`run` with room of its own."""
+    run(uniforms, used, q, order, np.empty(len(q)))
+
+
+@bare
+def run(
+    uniforms: np.ndarray, used: int, q: np.ndarray, order: np.ndarray, arrivals: np.ndarray
+) -> None:
     """The first len(order) arrivals of -log(u) / q: sequential draws without replacement."""
-    arrivals = np.empty(len(q))
     for j in range(len(q)):
         arrivals[j] = -math.log1p(-uniforms[used + j]) / q[j]
     for rank in range(len(order)):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from forerun.ngrams.kernels import GOLDEN, MIX_A, home
+from forerun.ngrams.kernels import GOLDEN, MIX_A, bare, home
 
 OWNER, TOKEN = 0, 1  # columns of a mapped row
 BEFORE, AFTER, FILL, BIRTH = 0, 1, 2, 3  # columns of `links`
@@ -54,13 +54,13 @@ def enlarged(array: np.ndarray, rows: int) -> np.ndarray:
     return copy
 
 
-@njit(cache=True, nogil=True)
+@bare
 def num_free(pool: np.ndarray, rows: int) -> int:
     """How many rows may still be taken."""
     return rows - pool[LIVE]
 
 
-@njit(cache=True, nogil=True)
+@bare
 def take(pool: np.ndarray, links: np.ndarray, column: int) -> int:
     """A free row; free ones are chained through `column`."""
     row = pool[FREE]
@@ -73,7 +73,7 @@ def take(pool: np.ndarray, links: np.ndarray, column: int) -> int:
     return row
 
 
-@njit(cache=True, nogil=True)
+@bare
 def release(pool: np.ndarray, links: np.ndarray, column: int, row: int) -> None:
     """Gives a row back."""
     links[row, column] = pool[FREE]
@@ -81,7 +81,7 @@ def release(pool: np.ndarray, links: np.ndarray, column: int, row: int) -> None:
     pool[LIVE] -= 1
 
 
-@njit(cache=True, nogil=True)
+@bare
 def slot_of(owner: int, token: int, slots: int) -> Any:
     """Where the search for (owner, token) begins."""
     key = (np.uint64(owner) << np.uint64(32)) ^ np.uint64(np.uint32(token))
@@ -90,7 +90,7 @@ def slot_of(owner: int, token: int, slots: int) -> Any:
     return home(key ^ (key >> np.uint64(32)), slots)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def find(slots: np.ndarray, rows: np.ndarray, owner: int, token: int) -> int:
     """The row of (owner, token), or -1."""
     at = slot_of(owner, token, len(slots))
@@ -103,7 +103,7 @@ def find(slots: np.ndarray, rows: np.ndarray, owner: int, token: int) -> int:
             at = 0
 
 
-@njit(cache=True, nogil=True)
+@bare
 def slot_with(slots: np.ndarray, rows: np.ndarray, row: int, sought: int) -> int:
     """The slot that holds `sought` on the search path of `row`'s key."""
     at = slot_of(rows[row, OWNER], rows[row, TOKEN], len(slots))
@@ -114,13 +114,13 @@ def slot_with(slots: np.ndarray, rows: np.ndarray, row: int, sought: int) -> int
     return at
 
 
-@njit(cache=True, nogil=True)
+@bare
 def put(slots: np.ndarray, rows: np.ndarray, row: int) -> None:
     """Maps a row's owner and token, which must be new, to the row."""
     slots[slot_with(slots, rows, row, NONE)] = row
 
 
-@njit(cache=True, nogil=True)
+@bare
 def drop(slots: np.ndarray, rows: np.ndarray, row: int) -> None:
     """Unmaps a row and closes the gap, so that linear probing finds all others (Knuth 6.4 R)."""
     count, hole = len(slots), slot_with(slots, rows, row, row)
@@ -139,7 +139,7 @@ def drop(slots: np.ndarray, rows: np.ndarray, row: int) -> None:
     slots[hole] = NONE
 
 
-@njit(cache=True, nogil=True)
+@bare
 def write(texts: Texts, state: np.ndarray, birth: int, token: int) -> int:
     """Appends a token to a text, with a new page where the last is full; returns its position."""
     page, offset = state[LAST], state[LENGTH] % PAGE
@@ -159,13 +159,13 @@ def write(texts: Texts, state: np.ndarray, birth: int, token: int) -> int:
     return page * PAGE + offset
 
 
-@njit(cache=True, nogil=True)
+@bare
 def token_at(texts: Texts, position: int) -> int:
     """The token at a position."""
     return texts.tokens[position // PAGE, position % PAGE]
 
 
-@njit(cache=True, nogil=True)
+@bare
 def back(texts: Texts, position: int, steps: int) -> int:
     """The position `steps` tokens before, fewer than a page."""
     if position % PAGE >= steps:
@@ -173,7 +173,7 @@ def back(texts: Texts, position: int, steps: int) -> int:
     return texts.links[position // PAGE, BEFORE] * PAGE + position % PAGE + PAGE - steps
 
 
-@njit(cache=True, nogil=True)
+@bare
 def num_after(texts: Texts, position: int, enough: int) -> int:
     """How many tokens follow in the same text; counting may end at `enough`."""
     page = position // PAGE
@@ -185,7 +185,7 @@ def num_after(texts: Texts, position: int, enough: int) -> int:
     return count
 
 
-@njit(cache=True, nogil=True)
+@bare
 def read(texts: Texts, position: int, out: np.ndarray) -> int:
     """Writes what follows a position to `out`; returns how many tokens there were."""
     page, offset, count = position // PAGE, position % PAGE + 1, 0
@@ -211,7 +211,7 @@ def gather(texts: Texts, state: np.ndarray) -> np.ndarray:
     return out
 
 
-@njit(cache=True, nogil=True)
+@bare
 def erase(texts: Texts, state: np.ndarray) -> None:
     """Gives a text's pages back; it is empty then."""
     page = state[FIRST]

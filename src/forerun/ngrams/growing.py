@@ -6,17 +6,32 @@ in the same order (tests compare them node by node).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
 from forerun.chances import RANKS, Chances, grade
-from forerun.ngrams.drafting import Buffers, buffers, race, tree_of
-from forerun.ngrams.kernels import Arrays, Table, Temper, recall, snapshot
+from forerun.ngrams.drafting import Buffers, buffers, run, tree_of
+from forerun.ngrams.kernels import Arrays, Table, Temper, bare, copy, recall, snapshot
 from forerun.records import Plan
 from forerun.tree import POINT, SWOR, Tree
 
 NOTES = 6  # what is noted of a node: of its q, next child, row
 DEPTH, PLACE, SIZE, GRADE, RANK, ROW = range(NOTES)
+
+
+class Room(NamedTuple):
+    """Room to work in for N nodes, K entries and contexts of L tokens; node i is row i + 1."""
+
+    contexts: np.ndarray  # int32 [N + 1, L], most recent token first
+    notes: np.ndarray  # int32 [N + 1, NOTES]
+    order: np.ndarray  # int16 [N + 1, K], of the entries of a q
+    left: np.ndarray  # float64 [N + 1], see growers.dynamic
+    value: np.ndarray  # float64 [N + 1], the same
+    ids: np.ndarray  # int32 [K]
+    probs: np.ndarray  # float64 [K]
+    hashes: np.ndarray  # uint64 [L]
 
 
 def grow(
@@ -64,20 +79,49 @@ def grow_places(
     room: Arrays,
     cells: np.ndarray,
 ) -> tuple[int, int, int]:
-    """Best first, node i in row i + 1 of the arrays; returns nodes, proposals and uniforms used.
+    """Best first; returns the numbers of nodes, proposals and uniforms used.
 
     The tuples: two Tables, a Temper, most nodes, depth and least chance, hits and tries, Buffers. A
     node's place is kept, not its q: cold caches cost more than a second look into the slot.
     """
     near, far = Table(*arrays[0]), Table(*arrays[1])
-    how, out = Temper(*temper), Buffers(*room)
+    rows, entries = limits[0] + 1, near.ids.shape[1]
+    work = Room(
+        np.empty((rows, len(root)), np.int32),
+        np.zeros((rows, NOTES), np.int32),
+        np.empty((rows, entries), np.int16),
+        np.zeros(rows),
+        np.zeros(rows),
+        np.empty(entries, np.int32),
+        np.empty(entries),
+        np.empty(len(root), np.uint64),
+    )
+    work.contexts[0] = root
+    return fill(
+        near, far, lengths, clock, Temper(*temper), limits, chances, is_drawn, uniforms,
+        Buffers(*room), cells, work,
+    )  # fmt: skip
+
+
+@bare
+def fill(
+    near: Table,
+    far: Table,
+    lengths: np.ndarray,
+    clock: int,
+    how: Temper,
+    limits: tuple[int, int, float],
+    chances: tuple[np.ndarray, np.ndarray],
+    is_drawn: bool,
+    uniforms: np.ndarray,
+    out: Buffers,
+    cells: np.ndarray,
+    work: Room,
+) -> tuple[int, int, int]:
+    """`grow_places` below the first context of `work`."""
     (most, deepest, least), (hits, tries) = limits, chances
-    entries, contexts = near.ids.shape[1], np.empty((most + 1, len(root)), np.int32)
-    notes, order = np.zeros((most + 1, NOTES), np.int32), np.empty((most + 1, entries), np.int16)
-    left, value = np.zeros(most + 1), np.zeros(most + 1)  # see growers.dynamic
-    ids, probs = np.empty(entries, np.int32), np.empty(entries)
-    hashes = np.empty(len(root), np.uint64)
-    contexts[0], left[0] = root, 1.0
+    contexts, notes, order, left, value, ids, probs, hashes = work
+    left[0] = 1.0
     nodes = rows = used = filled = new = 0
     while nodes < most:
         note = notes[new]
@@ -94,7 +138,7 @@ def grow_places(
         place, size, rank = note[PLACE], note[SIZE], note[RANK]
         if rank == 0 and is_drawn:
             snapshot_at(near, far, place, clock, how, out.q_ids, out.q_probs, filled)
-            race(uniforms, used, out.q_probs[filled : filled + size], order[at, :size])
+            run(uniforms, used, out.q_probs[filled : filled + size], order[at, :size], probs)
             note[ROW], used, rows, filled = rows, used + size, rows + 1, filled + size
             out.starts[rows] = filled
         entry = order[at, rank] if is_drawn else rank
@@ -103,7 +147,7 @@ def grow_places(
         cells[nodes] = note[GRADE] * RANKS + min(rank, RANKS - 1)
         new = nodes = nodes + 1
         left[new], notes[new, DEPTH] = value[at], note[DEPTH] + 1
-        contexts[new, 1:] = contexts[at, :-1]
+        copy(contexts[at, :-1], contexts[new, 1:])
         contexts[new, 0] = token
         note[RANK] = rank = rank + 1
         left[at] -= value[at]
@@ -111,7 +155,7 @@ def grow_places(
     return nodes, rows, used
 
 
-@njit(cache=True, nogil=True, inline="always")
+@bare(inline="always")
 def snapshot_at(
     near: Table,
     far: Table,

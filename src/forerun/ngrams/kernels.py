@@ -9,6 +9,7 @@ token first and padded with -1 where the text is shorter. Two contexts share a k
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,10 @@ TINY = 1e-200  # smaller weights are 0: an arrival -log(u) / q must stay finite
 # arrays in half a microsecond and a named one in three to eight, more where the caches are cold:
 # kernels that run for every draft take plain ones and name them inside.
 Arrays = tuple[Any, ...]
+
+# Decorates kernels that make no arrays, so that they need not count references to any. Counting is
+# atomic: it took most of the time of kernels with many arrays, and let no two cache misses overlap.
+bare = partial(njit, cache=True, nogil=True, _nrt=False)
 
 
 class Table(NamedTuple):
@@ -79,7 +84,14 @@ def new_table(slots: int, entries: int) -> Table:
 NOTHING = new_table(2, 1)  # behind a memory that stands alone
 
 
-@njit(cache=True, nogil=True)
+@bare
+def copy(row: np.ndarray, to: np.ndarray) -> None:
+    """Writes a row to the beginning of another; NumPy's way may make an array."""
+    for i in range(len(row)):
+        to[i] = row[i]
+
+
+@bare
 def hash_context(context: np.ndarray, hashes: np.ndarray) -> int:
     """hashes[n - 1] = key of the last n tokens; returns how many tokens there are."""
     h = GOLDEN
@@ -94,13 +106,13 @@ def hash_context(context: np.ndarray, hashes: np.ndarray) -> int:
     return len(context)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def home(key: np.uint64, slots: int) -> Any:
     """The slot where the search for a key begins: the high bits scaled to the table's size."""
     return np.int64(((key >> np.uint64(32)) * np.uint64(slots)) >> np.uint64(32))
 
 
-@njit(cache=True, nogil=True)
+@bare
 def find(keys: np.ndarray, key: np.uint64) -> int:
     """The slot that holds `key`, or the empty slot where it belongs."""
     slot = home(key, len(keys))
@@ -133,7 +145,7 @@ def recall(
     return 0, 0
 
 
-@njit(cache=True, nogil=True)
+@bare
 def snapshot(
     table: Table, slot: int, clock: int, temper: Temper, ids: np.ndarray, probs: np.ndarray, at: int
 ) -> int:
@@ -283,7 +295,7 @@ def learn(
     return added
 
 
-@njit(cache=True, nogil=True)
+@bare
 def fill_context(
     root: np.ndarray, tokens: np.ndarray, parents: np.ndarray, node: int, context: np.ndarray
 ) -> None:
@@ -297,7 +309,7 @@ def fill_context(
         context[n + above] = root[above]
 
 
-@njit(cache=True, nogil=True)
+@bare
 def average(
     table: Table,
     slot: int,
@@ -328,13 +340,13 @@ def average(
             size += 1
     sort_falling(ids[:size], probs[:size])
     kept = min(size, entries)
-    table.ids[slot, :kept] = ids[:kept]
-    table.probs[slot, :kept] = probs[:kept]
+    copy(ids[:kept], table.ids[slot])
+    copy(probs[:kept], table.probs[slot])
     table.probs[slot, kept:] = 0.0
     table.counts[slot] = k + 1
 
 
-@njit(cache=True, nogil=True)
+@bare
 def sort_falling(ids: np.ndarray, probs: np.ndarray) -> None:
     """Insertion sort of a few pairs by falling probability, ties by id."""
     for i in range(1, len(ids)):
@@ -345,17 +357,17 @@ def sort_falling(ids: np.ndarray, probs: np.ndarray) -> None:
         ids[at], probs[at] = token, p
 
 
-@njit(cache=True, nogil=True)
+@bare
 def move(old: Table, a: int, new: Table, b: int) -> None:
     """Copies slot a of one table to slot b of another."""
     new.keys[b] = old.keys[a]
     new.counts[b] = old.counts[a]
     new.stamps[b] = old.stamps[a]
-    new.ids[b] = old.ids[a]
-    new.probs[b] = old.probs[a]
+    copy(old.ids[a], new.ids[b])
+    copy(old.probs[a], new.probs[b])
 
 
-@njit(cache=True, nogil=True)
+@bare
 def rehash(old: Table, new: Table) -> None:
     """Copies every entry of one table into another, empty one."""
     for slot in range(len(old.keys)):
@@ -363,7 +375,7 @@ def rehash(old: Table, new: Table) -> None:
             move(old, slot, new, find(new.keys, old.keys[slot]))
 
 
-@njit(cache=True, nogil=True)
+@bare
 def evict(table: Table, cut: int, ties: int) -> int:
     """Removes, in place, all slots last hit before `cut` and `ties` of those hit at it."""
     removed = 0
@@ -378,7 +390,7 @@ def evict(table: Table, cut: int, ties: int) -> int:
     return removed
 
 
-@njit(cache=True, nogil=True)
+@bare
 def remove(table: Table, hole: int) -> None:
     """Empties a slot and closes the gap, so that linear probing finds all others (Knuth 6.4 R)."""
     slots, slot = len(table.keys), hole

@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 
 from forerun.ngrams.flat import NONE, Texts, back, token_at
-from forerun.ngrams.kernels import Arrays
+from forerun.ngrams.kernels import Arrays, bare, copy
 from forerun.ngrams.suffix_nodes import COUNT, END, HEAD, LENGTH, NEXT, Nodes
 
 NODE, OFFSET, PARENT, PLACES = 0, 1, 2, 3  # columns of the frontier
@@ -49,11 +49,29 @@ def speculate(
     nodes: Nodes but for its texts; texts: Texts; wishes: a Wish.
     """
     wish, tree = Wish(*wishes), Nodes(*nodes, Texts(*texts))  # type: ignore[call-arg]
-    depth, size = len(pointers), state[0]
-    best, kept, match, seen = at_least, 0, 0, 0
     frontier = np.empty((wish.nodes, 4), np.int32)
     depths = np.empty(wish.nodes, np.int32)
-    some_tokens, some_parents = np.empty_like(tokens), np.empty_like(parents)
+    some = np.empty_like(tokens), np.empty_like(parents)
+    return best_of(
+        tree, state[0], pointers, wish, at_least, frontier, depths, some, (tokens, parents)
+    )
+
+
+@bare
+def best_of(
+    tree: Nodes,
+    size: int,
+    pointers: np.ndarray,
+    wish: Wish,
+    at_least: float,
+    frontier: np.ndarray,
+    depths: np.ndarray,
+    some: tuple[np.ndarray, np.ndarray],
+    out: tuple[np.ndarray, np.ndarray],
+) -> tuple[int, float, int]:
+    """`speculate` of a text of `size` tokens; all else is room to work in, `out` for the best."""
+    (some_tokens, some_parents), (tokens, parents) = some, out
+    depth, best, kept, match, seen = len(pointers), at_least, 0, 0, 0
     for length in range(min(size, depth // 2), 0, -1):
         budget = min(wish.nodes, int(wish.factor * length + wish.offset + 1e-6))
         if best >= budget:  # no draft of that size scores more
@@ -68,11 +86,12 @@ def speculate(
         )
         if total / places > best:
             best, kept, match = total / places, drafted, length
-            tokens[:drafted], parents[:drafted] = some_tokens[:drafted], some_parents[:drafted]
+            copy(some_tokens[:drafted], tokens)
+            copy(some_parents[:drafted], parents)
     return kept, best, match
 
 
-@njit(cache=True, nogil=True)
+@bare
 def grow(
     tree: Nodes,
     start: int,
@@ -109,7 +128,7 @@ def grow(
     return drafted, total
 
 
-@njit(cache=True, nogil=True)
+@bare
 def push_children(
     tree: Nodes,
     node: int,
@@ -129,7 +148,7 @@ def push_children(
     return waiting
 
 
-@njit(cache=True, nogil=True)
+@bare
 def push(
     frontier: np.ndarray, first: int, waiting: int, node: int, offset: int, parent: int, count: int
 ) -> int:
@@ -142,7 +161,7 @@ def push(
     else:
         waiting += 1
     while at > first and frontier[at - 1, PLACES] < count:
-        frontier[at] = frontier[at - 1]
+        copy(frontier[at - 1], frontier[at])
         at -= 1
     row = frontier[at]
     row[NODE], row[OFFSET], row[PARENT], row[PLACES] = node, offset, parent, count

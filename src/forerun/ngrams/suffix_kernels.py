@@ -29,7 +29,7 @@ from forerun.ngrams.flat import (
 from forerun.ngrams.flat import (
     LENGTH as SIZE,
 )
-from forerun.ngrams.kernels import Arrays
+from forerun.ngrams.kernels import Arrays, bare
 from forerun.ngrams.suffix_nodes import (
     COUNT,
     END,
@@ -50,7 +50,7 @@ from forerun.ngrams.suffix_nodes import (
 )
 
 
-@njit(cache=True, nogil=True)
+@bare
 def append(
     nodes: Arrays,
     texts: Arrays,
@@ -75,7 +75,7 @@ def append(
     return len(new)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def advance(tree: Nodes, pointers: np.ndarray, token: int, position: int) -> None:
     """Moves all pointers by one token. The two common cases touch nothing but their own nodes."""
     nodes, texts = tree.nodes, tree.texts
@@ -103,7 +103,7 @@ def advance(tree: Nodes, pointers: np.ndarray, token: int, position: int) -> Non
             nodes[child, TOKEN] = first_token(texts, nodes, child)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def descend(tree: Nodes, node: int, token: int, position: int) -> int:
     """The node one token below `node`, with one more occurrence; it may be new."""
     child = child_of(tree, node, token)
@@ -118,20 +118,20 @@ def descend(tree: Nodes, node: int, token: int, position: int) -> int:
     return child
 
 
-@njit(cache=True, nogil=True)
+@bare
 def younger(texts: Texts, old: int, new: int) -> int:
     """Of two ends of one path the one in the younger text; the new one if that is the same."""
     births = texts.links[:, BIRTH]
     return new if births[new // PAGE] >= births[old // PAGE] else old
 
 
-@njit(cache=True, nogil=True)
+@bare
 def first_token(texts: Texts, nodes: np.ndarray, node: int) -> int:
     """The first token of the edge to a node, read from its text."""
     return token_at(texts, back(texts, nodes[node, END], nodes[node, LENGTH] - 1))
 
 
-@njit(cache=True, nogil=True)
+@bare
 def merge(tree: Nodes, node: int, child: int) -> None:
     """Joins a node and its only child, of equal count, into the child."""
     nodes = tree.nodes
@@ -142,7 +142,7 @@ def merge(tree: Nodes, node: int, child: int) -> None:
     release(tree.node_pool, nodes, NEXT, node)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def split(tree: Nodes, node: int) -> int:
     """Cuts the edge to `node` behind its first token; returns the new node there."""
     nodes = tree.nodes
@@ -165,7 +165,7 @@ def remove(tree: Nodes, state: np.ndarray, depth: int) -> None:
     erase(tree.texts, state)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def forget(tree: Nodes, suffix: np.ndarray) -> None:
     """One occurrence less of every prefix of a suffix."""
     nodes, node, at = tree.nodes, ROOT, 0
@@ -185,7 +185,7 @@ def forget(tree: Nodes, suffix: np.ndarray) -> None:
     tidy(tree, node)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def tidy(tree: Nodes, node: int) -> None:
     """Merges a node with an only child of the same count."""
     child = tree.nodes[node, HEAD]

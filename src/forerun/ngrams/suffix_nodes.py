@@ -10,8 +10,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
-
 from forerun.ngrams.flat import (
     NONE,
     OWNER,
@@ -27,6 +25,7 @@ from forerun.ngrams.flat import (
     slot_with,
     take,
 )
+from forerun.ngrams.kernels import bare
 
 # Columns of `nodes`; OWNER is the parent, TOKEN the first token of the edge from it.
 HEAD, NEXT, PREV, COUNT, LENGTH, END, RUN = 2, 3, 4, 5, 6, 7, 8
@@ -73,7 +72,7 @@ def with_nodes(old: Nodes, count: int) -> Nodes:
     return tree
 
 
-@njit(cache=True, nogil=True)
+@bare
 def rehash(old: np.ndarray, tree: Nodes) -> None:
     """Maps all children that the old slots held."""
     for row in old:
@@ -81,7 +80,7 @@ def rehash(old: np.ndarray, tree: Nodes) -> None:
             put(tree.slots, tree.nodes, row)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def child_of(tree: Nodes, node: int, token: int) -> int:
     """The child whose edge begins with `token`, or -1."""
     head = tree.nodes[node, HEAD]
@@ -92,7 +91,7 @@ def child_of(tree: Nodes, node: int, token: int) -> int:
     return find(tree.slots, tree.nodes, node, token)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def new_node(tree: Nodes, token: int, count: int, length: int, end: int) -> int:
     """A node that stands nowhere yet."""
     node = take(tree.node_pool, tree.nodes, NEXT)
@@ -102,14 +101,14 @@ def new_node(tree: Nodes, token: int, count: int, length: int, end: int) -> int:
     return node
 
 
-@njit(cache=True, nogil=True)
+@bare
 def elder(tree: Nodes, node: int) -> int:
     """The sibling before, or -1."""
     is_first = tree.nodes[tree.nodes[node, OWNER], HEAD] == node
     return NONE if is_first else tree.nodes[node, PREV]
 
 
-@njit(cache=True, nogil=True)
+@bare
 def link(tree: Nodes, node: int, after: int) -> None:
     """Puts a node into its parent's list behind `after`, or at its front."""
     nodes, parent = tree.nodes, tree.nodes[node, OWNER]
@@ -126,7 +125,7 @@ def link(tree: Nodes, node: int, after: int) -> None:
     nodes[last, PREV] = node
 
 
-@njit(cache=True, nogil=True)
+@bare
 def unlink(tree: Nodes, node: int) -> None:
     """Takes a node out of its parent's list."""
     nodes, parent = tree.nodes, tree.nodes[node, OWNER]
@@ -140,7 +139,7 @@ def unlink(tree: Nodes, node: int) -> None:
         nodes[last, PREV] = before
 
 
-@njit(cache=True, nogil=True)
+@bare
 def begin_run(tree: Nodes, node: int) -> None:
     """The node is a run of its own."""
     run = take(tree.run_pool, tree.runs, FIRST)
@@ -148,7 +147,7 @@ def begin_run(tree: Nodes, node: int) -> None:
     tree.nodes[node, RUN] = run
 
 
-@njit(cache=True, nogil=True)
+@bare
 def leave_run(tree: Nodes, node: int) -> None:
     """Takes a node, still in its list, out of its run."""
     run = tree.nodes[node, RUN]
@@ -160,7 +159,7 @@ def leave_run(tree: Nodes, node: int) -> None:
         tree.runs[run, FINAL] = tree.nodes[node, PREV]
 
 
-@njit(cache=True, nogil=True)
+@bare
 def lead_run(tree: Nodes, node: int, run: int) -> None:
     """Puts a node into the list as the first of a run."""
     first = tree.runs[run, FIRST]
@@ -169,7 +168,7 @@ def lead_run(tree: Nodes, node: int, run: int) -> None:
     tree.nodes[node, RUN] = run
 
 
-@njit(cache=True, nogil=True)
+@bare
 def increment(tree: Nodes, node: int) -> None:
     """One more occurrence: the node becomes the first of those of its new count."""
     nodes, run = tree.nodes, tree.nodes[node, RUN]
@@ -188,7 +187,7 @@ def increment(tree: Nodes, node: int) -> None:
         begin_run(tree, node)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def decrement(tree: Nodes, node: int) -> None:
     """One occurrence less: the node becomes the first of those of its new count, at least 1."""
     nodes, run = tree.nodes, tree.nodes[node, RUN]
@@ -206,7 +205,7 @@ def decrement(tree: Nodes, node: int) -> None:
         begin_run(tree, node)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def attach(tree: Nodes, parent: int, node: int) -> None:
     """Adds a child that has occurred once: the first of those."""
     nodes, head = tree.nodes, tree.nodes[parent, HEAD]
@@ -223,7 +222,7 @@ def attach(tree: Nodes, parent: int, node: int) -> None:
         begin_run(tree, node)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def detach(tree: Nodes, node: int) -> None:
     """Removes a node without children from its parent and frees it."""
     nodes, parent = tree.nodes, tree.nodes[node, OWNER]
@@ -238,7 +237,7 @@ def detach(tree: Nodes, node: int) -> None:
     release(tree.node_pool, nodes, NEXT, node)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def replace(tree: Nodes, old: int, new: int) -> None:
     """`new`, of equal first token and count, takes the place of `old` among its siblings."""
     nodes, parent, run = tree.nodes, tree.nodes[old, OWNER], tree.nodes[old, RUN]
@@ -254,7 +253,7 @@ def replace(tree: Nodes, old: int, new: int) -> None:
             tree.runs[run, side] = new
 
 
-@njit(cache=True, nogil=True)
+@bare
 def adopt(tree: Nodes, parent: int, child: int) -> None:
     """Makes `child` the only child of a node that has none."""
     tree.nodes[child, OWNER] = parent

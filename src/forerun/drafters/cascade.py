@@ -15,7 +15,7 @@ from forerun.drafters.base import Composite
 from forerun.errors import ConfigError
 from forerun.records import Plan, Sequence
 from forerun.registry import DrafterName
-from forerun.roles import Drafter
+from forerun.roles import Drafter, name_of
 from forerun.tree import EMPTY, Tree, signed
 
 
@@ -45,22 +45,22 @@ class Cascade(Composite):
 
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         best = EMPTY
-        for part, name in zip(self.parts, self.names, strict=True):
-            tree = part.propose_one(seq, plan, dice)
-            best = self._better(best, signed(tree, name), part)
+        for part in self.parts:
+            best = self._better(best, part.propose_one(seq, plan, dice), part)
             if self._is_enough(best, plan):
                 break
         return best
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
         trees = [EMPTY] * len(seqs)
-        for part, name in zip(self.parts, self.names, strict=True):
-            asked = [i for i, plan in enumerate(plans) if not self._is_enough(trees[i], plan)]
+        asked = [i for i, plan in enumerate(plans) if not plan.is_empty]
+        for part in self.parts:
             if not asked:
                 break
             found = part.propose([seqs[i] for i in asked], [plans[i] for i in asked])
             for i, tree in zip(asked, found, strict=True):
-                trees[i] = self._better(trees[i], signed(tree, name), part)
+                trees[i] = self._better(trees[i], tree, part)
+            asked = [i for i in asked if not self._is_enough(trees[i], plans[i])]
         return trees
 
     def _is_enough(self, tree: Tree, plan: Plan) -> bool:
@@ -68,7 +68,9 @@ class Cascade(Composite):
 
     def _better(self, before: Tree, tree: Tree, part: Drafter) -> Tree:
         """What a part drew is used, whatever it is; of chosen trees the larger one."""
-        return tree if draws(part) or len(tree) > len(before) else before
+        if len(tree) <= len(before) and not draws(part):
+            return before
+        return signed(tree, name_of(part))
 
 
 def draws(part: Drafter) -> bool:

@@ -129,9 +129,11 @@ class Responses(Generic[Own, Common]):
     def gather(self, seqs: Many[Sequence]) -> None:
         """Reads into shared stores what all who joined have said, of ended ones some at a time."""
         for key in dict.fromkeys(map(self._key, seqs)):
-            for other in self._joined.get(key, ()):
-                self._share(other)
-            self._read(key, PIECE)
+            for ref in self._joined[key].keyrefs() if key in self._joined else ():
+                if (other := ref()) is not None:
+                    self._share(other)
+            if key in self._unread:
+                self._read(key, PIECE)
 
     def finish(self, seq: Sequence) -> None:
         """The sequence has ended; what it said stays with those it shares with."""

@@ -46,6 +46,9 @@ class OneLaw(dict):
         super().__init__(dict.fromkeys(range(-1, nodes), p))
         self.sampling = Sampling()
 
+    def unshaped(self) -> None:
+        """No logits: the law is there."""
+
 
 def measure(work: Callable[[int], object], repeats: int) -> str:
     """Median and least time of work(i) in microseconds."""

@@ -61,6 +61,9 @@ class Table(dict):
 
     sampling = Sampling()
 
+    def unshaped(self) -> None:
+        """No logits."""
+
 
 def sparse_tree(p: np.ndarray, rng: np.random.Generator) -> Tree:
     """NODES nodes, children drawn without replacement from the SUPPORT likeliest tokens of p."""

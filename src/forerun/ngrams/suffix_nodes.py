@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+
 from forerun.ngrams.flat import (
     NONE,
     OWNER,

@@ -1,0 +1,235 @@
+"""Every script of benchmarks/ runs: all are imported in one process, each does real, tiny work.
+
+A script without a row in RUNS or APART fails. Its run is a process of its own at the smallest size;
+what is asserted is what it prints, not how fast anything is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+NUMBER = r"-?\d[\d,]*(\.\d+)?"
+SLOW = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Run:
+    """A script with its options; {data} is the folder of real data, {out} an empty one.
+
+    rows: how lines begin that have to be printed, patterns, each with a number behind it.
+    """
+
+    script: str
+    options: str
+    rows: tuple[str, ...]
+
+
+RUNS = (
+    Run(
+        "aded",
+        "--problems 1 --samples 1 --nodes 4 --corpus 20",
+        (r"corpus problems:", r"defaults", r"c1 0\b", r"reward expected"),
+    ),
+    Run(
+        "decode",
+        "--params 5M --rounds 1 --repeats 1 --context 8 --threads 1",
+        (r"step\b", r"tree 64", r"transformers over step"),
+    ),
+    Run(
+        "draft_length",
+        "--problems 1 --samples 1",
+        (
+            r"fixed:nodes=8,depth=8",
+            r"additive:nodes=20",
+            r"acceptance_head:threshold=0.9",
+            r"\S+: target pass",
+        ),
+    ),
+    Run(
+        "draft_times",
+        "--tokens 80000 --runs 1",
+        (r"prompt_lookup", r"suffix", r"rasd", r"stand", r"auto", r"cascade", r"fuse"),
+    ),
+    Run(
+        "drafters",
+        "--examples 1 --tokens 8 --threads 1 --methods plain;stand",
+        (r"plain \|", r"stand \|"),
+    ),
+    Run(
+        "entropy_switch",
+        "--problems 2 --timed 1",
+        (r"the token itself \|", r"switched at 1.0, stand \|", r"5, 10 \|"),
+    ),
+    Run(
+        "fm_index",
+        "--tokens 20000 --queries 20 --data {data}",
+        (r"build: FM-index", r"count \|", r"locate one \|", r"extract 100 tokens \|"),
+    ),
+    Run(
+        "index",
+        "--tokens 20000 --queries 20 --threads 1 --corpus {data}/corpora",
+        (r"forerun: built", r"forerun +ntd cold", r"forerun +infgram_many", r"searchsorted"),
+    ),
+    Run(
+        "int8",
+        "--params 5M --rounds 1 --threads 1",
+        (r"5M, 1 rows, pass: .*int8", r"5M, 17 rows, linears: .*int8:128"),
+    ),
+    Run(
+        "int8",
+        "--law --problems 1 --samples 1 --threads 1",
+        (r"auto: KL 0.00000", r"int8: KL", r"int8:128: KL"),
+    ),
+    Run(
+        "interpolation",
+        "--windows 2 --data-dir {data}",
+        (r"problems \| [\d,]+ \|", r"python \| alone", r"python \| two weights:"),
+    ),
+    Run(
+        "lossy",
+        "--problems 2 --samples 1 --positions 2 --length 20 --tables rules judge reflective",
+        (r"0.6 \| typical", r"0.0 \| judge:delta=0.0", r"0.6 \| reflective:weight=0.5"),
+    ),
+    Run(
+        "many_rows",
+        "--shapes 64x64 --rows 2 64 --rounds 1 --threads 1",
+        (r"64x64 bf16", r"2  ", r"64  "),
+    ),
+    Run(
+        "memory",
+        "--contexts 2000 --vocab 8000 --sizes 1000 --problems 1",
+        (r"draft, 256-node", r"observe a step", r"verify one 64-node .*recursive", r"16  one for"),
+    ),
+    Run(
+        "rest",
+        "--tokens 20000 --queries 20",
+        (r"20000 tokens: built", r"text: p50", r"dense: p50", r"match"),
+    ),
+    Run(
+        "rule_costs",
+        "--vocab 1000 --rounds 4",
+        (r"temperature \.6 \|", r"laws given \|", r"block \| chain \|", r"3 without \|"),
+    ),
+    Run(
+        "seal",
+        "--minutes 0.05 --questions 2 --out {out} --book {data}/corpora/sherlock.txt.gz",
+        (r"XXX",),
+    ),
+    Run(
+        "serving",
+        "--clients 1 --requests 1 --rounds 1 --max-tokens 4",
+        (
+            r"1 default",
+            r"1 plain .* 0$",
+        ),
+    ),
+    Run(
+        "stand",
+        "--problems 1 --tokens 8 --threads 1",
+        (r"as it is \|", r"tree: template, refitted \|", r"learns from the prompt \|"),
+    ),
+    Run(
+        "stand",
+        "--mode table --problems 1 --tokens 8 --threads 1",
+        (r"prompt lookup \|", r"STAND \|", r"token recycling \|"),
+    ),
+    Run(
+        "stand",
+        "--accuracy 1 --tokens 8 --threads 1",
+        (r"plain \|", r"STAND \|", r"difference \|"),
+    ),
+    Run(
+        "style",
+        "--tokens 8 --data-dir {data}",
+        (r"don_quixote:", r"plain +0.00", r"floored +1.00", r"paper +1.00"),
+    ),
+    Run(
+        "suffix",
+        "--tokens 5000 --rounds 5",
+        (r"own and shared memory, up to +5000", r"draft, at most 64", r"observe a step"),
+    ),
+    Run(
+        "superposed",
+        "--prompts 2 --corpus 20 --tokens 6",
+        (r"superposed ", r"superposed, a = 0", r"nucleus, batch", r"beam", r"law "),
+    ),
+    Run(
+        "tree_pass",
+        "--params 5M --contexts 32 --nodes 1 4 --rounds 1 --repeats 1 --threads 1",
+        (r"5M, ", r"\w+ context +32 nodes +0:", r"\w+ context +32 nodes +4:"),
+    ),
+    Run(
+        "verification",
+        "--problems 2 --samples 1 --length 48 --temperatures 0.6",
+        (r"0.6 \| 8 \|", r"0.6 \| chain of 8", r"0.6 \| beam 4x4"),
+    ),
+)
+APART = {  # scripts that no run starts by itself
+    "index_peer": "needs a Python that has infini-gram",
+    "index_timing": "is a part of index and index_peer",
+    "vllm_plugin": "needs the peers' environment (make peers)",
+    "vllm_worker": "is run by vllm_plugin in that environment",
+}
+IMPORT_ALL = """
+import io, sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from runpy import run_path
+for file in sorted(Path(sys.argv[1]).glob("*.py")):
+    sys.argv, out = [file.name, "--help"], io.StringIO()
+    sys.path[0] = str(file.parent)
+    try:
+        with redirect_stdout(out):
+            run_path(str(file), run_name="__main__")
+    except SystemExit as end:
+        print(file.stem, end.code or 0, "usage" in out.getvalue())
+    else:
+        print(file.stem, 0, None)
+"""
+NO_OPTIONS = {"index_peer", "index_timing", "vllm_worker"}  # started by other scripts
+
+
+def python(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A child process with forerun as these tests have it, one thread, a cache of its own."""
+    paths = os.pathsep.join(path for path in sys.path if path)
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True
+    )
+
+
+def scripts() -> set[str]:
+    return {file.stem for file in FOLDER.glob("*.py")}
+
+
+def test_every_script_has_a_row() -> None:
+    runs = {run.script for run in RUNS}
+    assert not runs & APART.keys()
+    assert runs | APART.keys() == scripts(), "give a new script a row in RUNS, or APART a reason"
+
+
+def test_every_script_can_be_imported_and_has_options(tmp_path: Path) -> None:
+    done = python("-W", "error::SyntaxWarning", "-c", IMPORT_ALL, str(FOLDER), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    expected = [f"{name} 0 {None if name in NO_OPTIONS else True}" for name in sorted(scripts())]
+    assert done.stdout.splitlines() == expected
+
+
+@SLOW
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.script} {run.options}"[:40])
+def test_a_run_prints_its_rows(run: Run, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    data = request.getfixturevalue("data_dir") if "{data}" in run.options else None
+    words = run.options.format(data=data, out=tmp_path / "out").split(" ")
+    done = python(str(FOLDER / f"{run.script}.py"), *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for row in run.rows:
+        assert re.search(rf"^\W*{row}.*?{NUMBER}", done.stdout, re.MULTILINE), (row, done.stdout)
+    assert not re.findall(r"(?i)(?<![\w.])[+-]?(?:nan|inf)(?![\w-])", done.stdout), done.stdout

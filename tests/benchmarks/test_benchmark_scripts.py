@@ -121,7 +121,7 @@ RUNS = (
     Run(
         "seal",
         "--minutes 0.05 --questions 2 --out {out} --book {data}/corpora/sherlock.txt.gz",
-        (r"XXX",),
+        (r"BM25 \|", r"SEAL, intersective \|", r"free, intersective \|", r"SEAL: \d+ n-grams"),
     ),
     Run(
         "serving",

@@ -29,7 +29,7 @@ Arrays = tuple[Any, ...]
 
 # Decorates kernels that make no arrays, so that they need not count references to any. Counting is
 # atomic: it took most of the time of kernels with many arrays, and let no two cache misses overlap.
-bare = partial(njit, cache=True, nogil=True, _nrt=False)
+bare: Any = partial(njit, cache=True, nogil=True, _nrt=False)
 
 
 class Table(NamedTuple):

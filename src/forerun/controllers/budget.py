@@ -1,12 +1,14 @@
-"""The tree that makes the most tokens per second, which may be none.
+"""The trees that make the most tokens per second together, which may be none.
 
 A step over N rows takes the seconds that `engine/cost.py` has measured; node i of a draft is
 accepted with probability a_i, counted as steps go by and scaled to the sequence's own recent luck.
-The plan is the N that maximises (1 + sum of a_i) / time. Growers that know chances beforehand get a
-threshold as well: a node is worth a row if its chance exceeds tokens per second times seconds per
-row, on average over the plan. Where nothing pays nothing is drafted, except a probe now and then:
-one sequence tries for all that share the controller; as many go on learning as is cheap beside a
-pass, so that a probe finds a text that has begun to repeat.
+Of the nodes of all sequences the likeliest are taken, as many as maximise tokens / time of the
+whole step: what the first draft of a step costs is shared by all that draft. Growers that know
+chances beforehand get a threshold as well: a node is worth a row if its chance exceeds tokens per
+second times seconds per row, on average over the step. Where nothing pays nothing is drafted,
+except a probe now and then: one sequence tries for all that share the controller; as many go on
+learning as is cheap beside a pass, so that a probe finds a text that has begun to repeat. The first
+step drafts nothing: it shows how many run at once.
 
 Looks in vain come at growing distances, up to a small share of the time: what a memory lacks at
 first is text, and learning alone costs a fraction of a look. Unless the account is overdrawn, a
@@ -35,10 +37,9 @@ from forerun.records import Cost, Plan, Sequence, Step
 from forerun.roles import Controller, Drafter, Target
 
 WEIGHT = 4.0  # trials that the first belief in a node stands for
-REVIEW = 4  # steps of a sequence between two decisions
-KEEP = 0.99  # of the counts of nodes, per decision
-SLOW, FAST = 0.98, 0.9  # memory of the step's averages, and of a sequence's luck
-REST = 64  # steps of a sequence without a draft between two decisions
+REVIEW = 4  # steps with drafts between two decisions
+KEEP = 0.9975  # of the counts of nodes, per draft
+FAST = 0.9  # memory of a sequence's luck
 PATIENCE = 32, 1024  # passes in which a sequence rests between two probes: at first, at most
 PROBE = 4  # nodes
 MARGIN = 0.2  # of the tokens hoped for, without which drafting must pay: the best guess is too good
@@ -58,11 +59,10 @@ NOTHING, LISTEN = Plan(0, learns=False), Plan(0)
 class Luck:
     """How one sequence fares beside what its drafts promised; means over recent drafts."""
 
-    plan: Plan = NOTHING
+    plan: Plan
     promised: float = 1.0
     accepted: float = 1.0
-    left: int = REVIEW  # drafts, or steps without one, until the next decision
-    era: int = 0  # when it was decided
+    probe: int = 0  # number of its last probe
 
     @property
     def factor(self) -> float:
@@ -89,15 +89,15 @@ class Budget(Controller):
         self._seconds = 0.0, 0.0, 0.0  # the drafter's: a look in vain, a draft, each of its nodes
         self._priced = 0  # steps for which they hold
         self._luck: WeakKeyDictionary[Sequence, Luck] = WeakKeyDictionary()
-        self._found: dict[tuple[int, float], tuple[Plan, float]] = {}  # by others and factor
-        self._listening = 0  # sequences that rest and learn
         self._num, self._plain = 0, 0.0  # sequences in the last step; its seconds without drafts
-        self._era, self._settled = 0, 0  # all are decided anew in a new era; sequences as it began
-        self._tokens, self._rows, self._drafts = 1.0, 1.0, 0.0  # of a sequence in a step, means
-        self._drafter = 0.0  # seconds of the drafter for a sequence in a step, mean
+        self._passes = np.zeros(1)  # of a pass over their rows and so many more
+        self._settled = 0  # sequences as they last were when all was begun anew
+        self._usual = LISTEN  # the plan of a sequence of which nothing is known
+        self._left = 0  # steps with drafts until the next decision
         self._vain, self._wait = 0, 0  # looks in vain at a stretch, and passes until the next look
         self._idle, self._pause = 0, PATIENCE[0]  # passes since the last probe, and until the next
-        self._rests = False  # whether a sequence rests in this pass, so that it counts
+        self._probes = 0
+        self._rests = False  # whether a sequence rests, so that passes count
         self._account: float | None = None  # seconds; none before the first step
         self._owed = 0  # parts of the credit that are still to come
         self._sober = SOBER  # steps since a debt was forgiven
@@ -116,17 +116,10 @@ class Budget(Controller):
             return NOTHING
         luck = self._luck.get(seq)
         if luck is None:
-            luck = self._luck[seq] = Luck()
+            luck = self._luck[seq] = Luck(self._usual)
+            self._left = 0
             if self._idle >= PATIENCE[0]:
                 self._idle = self._pause  # what other texts taught since then may help this one
-            self._decide(luck)
-        elif luck.era != self._era:
-            self._decide(luck)
-        elif luck.plan.is_empty:
-            self._rests = True
-            luck.left -= 1
-            if luck.left <= 0 or self._idle >= self._pause:
-                self._decide(luck)
         return LISTEN if self._wait and not luck.plan.is_empty else luck.plan
 
     def observe(self, step: Step) -> None:
@@ -138,34 +131,39 @@ class Budget(Controller):
             self._resize(num)
         if self._is_broke:  # most steps where drafts do not pay: as little as can be
             self._account += ALLOWED * self._plain  # type: ignore[operator]
-            if self._account >= BACK * self._plain:
-                self._renew()
-            return
-        self._found.clear()
-        self._idle += self._rests
-        self._rests = False
+            if self._account < BACK * self._plain:
+                return
+            self._renew()
+        else:
+            self._idle += self._rests
+            self._balance(step)
+        if not self._is_broke and (self._left <= 0 or self._rests and self._idle >= self._pause):
+            self._decide(step.seqs)
+
+    def finish(self, seq: Sequence) -> None:
+        self._luck.pop(seq, None)
+        if self._owed:  # it has taught what the next one may try
+            self._owed -= 1
+            self._account = (self._account or 0.0) + CREDIT * self._plain / PARTS
+
+    def _balance(self, step: Step) -> None:
+        """What a step has saved or spent beside plain decoding."""
         looks = hears = 0
         for plan in step.plans:
             if plan.nodes > 0:
                 looks += 1
             elif plan.learns:
                 hears += 1
+        saved = ALLOWED * self._plain - self._hearing(hears)
         if looks:
-            self._settle(step, looks, hears)
+            saved += self._settle(step, looks)
         else:
             self._wait = max(self._wait - 1, 0)
-            self._pay(ALLOWED * self._plain - self._hearing(hears))
-            self._remember(1.0, 1.0, 0.0, 0.0)
+        self._account = min((self._account or 0.0) + saved, MOST_SAVED * self._plain)
+        self._is_broke = self._account < 0
 
-    def finish(self, seq: Sequence) -> None:
-        luck = self._luck.pop(seq, None)
-        self._listening -= luck is not None and luck.plan is LISTEN
-        if self._owed:  # it has taught what the next one may try
-            self._owed -= 1
-            self._account = (self._account or 0.0) + CREDIT * self._plain / PARTS
-
-    def _settle(self, step: Step, looks: int, hears: int) -> None:
-        """A step with looks: what it has saved or spent beside plain decoding, and its lessons."""
+    def _settle(self, step: Step, looks: int) -> float:
+        """What a step with looks teaches; the seconds that it has saved."""
         num = len(step.seqs)
         self._priced -= 1
         if self._priced <= 0:
@@ -179,24 +177,14 @@ class Budget(Controller):
         vain, each, per_node = self._seconds
         drafter = vain * (looks - drafts) + each * drafts + per_node * sum(sizes)
         spent = self._cost.whole(rows) + self._cost.aside(num, drafts, looks - drafts) + drafter
-        saved = self._plain * tokens / num - spent
-        self._pay(saved + ALLOWED * self._plain - self._hearing(hears))
-        self._remember(tokens / num, rows / num, drafts / num, drafter / num)
         for i, size in enumerate(sizes):
             if size and (luck := self._luck.get(step.seqs[i])):
                 self._learn(luck, min(size, self.nodes), step.verdicts[i].nodes)
-
-    def _remember(self, tokens: float, rows: float, drafts: float, drafter: float) -> None:
-        """How a sequence fared in a step, on average."""
-        self._tokens = _mean(self._tokens, tokens, SLOW)
-        self._rows = _mean(self._rows, rows, SLOW)
-        self._drafts = _mean(self._drafts, drafts, SLOW)
-        self._drafter = _mean(self._drafter, drafter, SLOW)
-
-    def _pay(self, seconds: float) -> None:
-        """Puts seconds on the account, or takes them off."""
-        self._account = min((self._account or 0.0) + seconds, MOST_SAVED * self._plain)
-        self._is_broke = self._account < 0
+        if drafts:
+            self._left -= 1
+            self.tries *= KEEP**drafts
+            self.hits *= KEEP**drafts
+        return self._plain * tokens / num - spent
 
     def _hearing(self, hears: int) -> float:
         """Seconds of a step in which so many sequences only learn."""
@@ -204,7 +192,8 @@ class Budget(Controller):
 
     def _resize(self, num: int) -> None:
         """Other sequences than before run at once."""
-        self._num = num
+        self._num, self._left = num, 0
+        self._passes = self._cost.at(np.arange(num, num * (1 + self.nodes) + 1))
         self._plain = self._cost.whole(num) + self._cost.aside(num, 0)
         if self._account is None:
             self._price(num)
@@ -219,8 +208,7 @@ class Budget(Controller):
 
     def _renew(self) -> None:
         """All are decided anew; a debt is forgiven and a probe comes at once, but seldom."""
-        self._era += 1
-        self._found.clear()
+        self._left = 0
         if self._sober >= SOBER:
             self._sober = 0
             self._account = max(self._account or 0.0, BACK * self._plain)
@@ -247,64 +235,62 @@ class Budget(Controller):
         for node in accepted:
             if node < size:
                 self.hits[node] += 1
-        luck.left -= 1
-        if luck.left:
-            return
-        self.tries, self.hits = KEEP * self.tries, KEEP * self.hits
-        self.gains = self._sums()
-        self._found.clear()
-        was_probe = luck.plan is self._probe
-        self._decide(luck)
-        if was_probe and not luck.plan.is_empty and luck.plan is not self._probe:
-            self._pause = max(self._pause // 4, PATIENCE[0])
 
-    def _decide(self, luck: Luck) -> None:
-        """What a sequence drafts until the next decision: what pays best, nothing, or a probe."""
-        self._listening -= luck.plan is LISTEN
-        luck.left, luck.era, luck.plan = REVIEW, self._era, self._best(luck)
-        if luck.plan.is_empty and self._idle >= self._pause:
-            luck.plan = self._probe
+    def _decide(self, seqs: list[Sequence]) -> None:
+        """What these draft until the next decision: what pays best, nothing, or a probe."""
+        self._left, self.gains = REVIEW, self._sums()
+        lucks = [self._luck.setdefault(seq, Luck(LISTEN)) for seq in seqs]
+        *sizes, usual, least = self._best([luck.factor for luck in lucks])
+        plans = {int(n): Plan(int(n), self.depth, least=least) for n in {*sizes, usual} if n}
+        resting = []
+        for luck, size in zip(lucks, sizes, strict=True):
+            if size and luck.plan is self._probe:
+                self._pause = max(self._pause // 4, PATIENCE[0])
+            luck.plan = plans.get(size) or self._resting(len(resting))
+            if not size:
+                resting.append(luck)
+        self._usual = plans.get(usual) or self._resting(len(resting))
+        if resting and self._idle >= self._pause:
             self._idle, self._pause = 0, min(2 * self._pause, PATIENCE[1])
-        elif luck.plan.is_empty:
-            luck.left = REST
-            self._listening += luck.plan is LISTEN
+            self._probes += 1
+            luck = min(reversed(resting), key=lambda luck: luck.probe)  # the newest, if any is
+            luck.plan, luck.probe = self._probe, self._probes
+            resting.remove(luck)
+        self._rests = bool(resting)
 
-    def _best(self, luck: Luck) -> Plan:
-        """The nodes with the most tokens per second and the least chance that pays."""
-        others = max(self._num, len(self._luck)) - 1  # some may have joined just now
-        key = others, luck.factor
-        if key not in self._found:
-            self._found[key] = self._weighed(*key)
-        plan, seconds = self._found[key]
-        return self._resting(seconds) if plan.is_empty else plan
+    def _best(self, factors: list[float]) -> list:
+        """Nodes of each sequence, and of one of usual luck; the least chance that pays.
 
-    def _weighed(self, others: int, factor: float) -> tuple[Plan, float]:
-        """What pays best beside so many others, for one of such luck; seconds without its draft."""
-        whole, drafts, base = self._cost.whole, others * self._drafts, round(others * self._rows)
-        _, each, per_node = self._seconds
-        beside = others * self._drafter
-        idle = beside + self._cost.aside(1 + others, drafts)
-        busy = beside + self._cost.aside(1 + others, drafts + 1) + each
-        spent = [whole(base + 1) + idle]
-        spent += [whole(base + 1 + n) + busy + n * per_node for n in range(1, self.nodes + 1)]
-        made = [1 + others * self._tokens + factor * gain for gain in self.gains]
-        speeds = [tokens / seconds for tokens, seconds in zip(made, spent, strict=True)]
-        best = speeds.index(max(speeds))
-        hoped = factor * self.gains[best]
-        if made[best] - MARGIN * hoped <= speeds[0] * spent[best]:
-            return NOTHING, spent[0]
-        per_row = (spent[best] - spent[1]) / max(best - 1, 1)
-        return Plan(best, self.depth, least=per_row * speeds[best]), spent[0]
+        Nodes are taken by their chances, [sequence * nodes], as many as make the most tokens per
+        second.
+        """
+        num, (_, each, per_node), cost = len(factors), self._seconds, self._cost
+        rates = np.diff(self.gains)
+        falling = np.minimum.accumulate(rates)
+        worth = np.multiply.outer(factors, falling).ravel()
+        order = np.argsort(-worth, kind="stable")
+        hoped = np.multiply.outer(factors, rates).ravel()[order].cumsum()
+        drafts = (order % self.nodes == 0).cumsum()
+        spent = self._passes[1:] + per_node * np.arange(1, len(order) + 1)
+        spent += cost.aside(num, 1) - cost.per_draft + (cost.per_draft + each) * drafts
+        speeds = (num + hoped) / spent
+        best = int(speeds.argmax())
+        if num + (1 - MARGIN) * hoped[best] <= num / self._plain * spent[best]:
+            return [0] * (num + 1) + [0.0]
+        sizes = np.bincount(order[: best + 1] // self.nodes, minlength=num)
+        usual = np.count_nonzero(falling >= worth[order[best]])
+        more = best + 1 - drafts[best]  # nodes beside the first ones
+        per_row = per_node + (self._passes[best + 1] - self._passes[drafts[best]]) / max(more, 1)
+        return [*sizes.tolist(), usual, float(per_row * speeds[best])]
 
     def _expect(self, num: int) -> None:
         """Asks what to believe of the first drafts, where so many decode at once."""
         self._hope = self._ask_hope(num)
         self.gains = self._sums()
 
-    def _resting(self, seconds: float) -> Plan:
-        """Some of those that rest may listen, in steps of so many seconds."""
-        hearing = self._hearing(1 + self._listening)
-        return LISTEN if hearing <= LEARNING[1] * seconds else NOTHING
+    def _resting(self, others: int) -> Plan:
+        """Of those that rest some may listen, beside so many others."""
+        return LISTEN if self._hearing(1 + others) <= LEARNING[1] * self._plain else NOTHING
 
     def _sums(self) -> list[float]:
         """Sums of acceptance; a node is believed to fare a little worse than the one before it."""

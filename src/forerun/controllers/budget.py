@@ -80,7 +80,8 @@ class Budget(Controller):
             )
         self.nodes, self.depth = nodes, depth
         self._probe = Plan(min(PROBE, nodes), depth)
-        self.tries, self.hits = np.zeros(nodes), np.zeros(nodes)
+        # drafts that might have had node i, had it, and had it accepted; decayed
+        self.asked, self.tries, self.hits = (np.zeros(nodes) for _ in range(3))
         self._ask_hope = Drafter().hope
         self._hope = self._ask_hope()
         self.gains = self._sums()  # gains[N]: tokens that N nodes promise
@@ -90,7 +91,6 @@ class Budget(Controller):
         self._priced = 0  # steps for which they hold
         self._luck: WeakKeyDictionary[Sequence, Luck] = WeakKeyDictionary()
         self._num, self._plain = 0, 0.0  # sequences in the last step; its seconds without drafts
-        self._passes = np.zeros(1)  # of a pass over their rows and so many more
         self._settled = 0  # sequences as they last were when all was begun anew
         self._usual = LISTEN  # the plan of a sequence of which nothing is known
         self._left = 0  # steps with drafts until the next decision
@@ -179,11 +179,12 @@ class Budget(Controller):
         spent = self._cost.whole(rows) + self._cost.aside(num, drafts, looks - drafts) + drafter
         for i, size in enumerate(sizes):
             if size and (luck := self._luck.get(step.seqs[i])):
+                self.asked[: step.plans[i].nodes] += 1
                 self._learn(luck, min(size, self.nodes), step.verdicts[i].nodes)
         if drafts:
             self._left -= 1
-            self.tries *= KEEP**drafts
-            self.hits *= KEEP**drafts
+            for counts in (self.asked, self.tries, self.hits):
+                counts *= KEEP**drafts
         return self._plain * tokens / num - spent
 
     def _hearing(self, hears: int) -> float:
@@ -193,7 +194,6 @@ class Budget(Controller):
     def _resize(self, num: int) -> None:
         """Other sequences than before run at once."""
         self._num, self._left = num, 0
-        self._passes = self._cost.at(np.arange(num, num * (1 + self.nodes) + 1))
         self._plain = self._cost.whole(num) + self._cost.aside(num, 0)
         if self._account is None:
             self._price(num)
@@ -266,22 +266,25 @@ class Budget(Controller):
         """
         num, (_, each, per_node), cost = len(factors), self._seconds, self._cost
         rates = np.diff(self.gains)
+        made = np.minimum.accumulate((self.tries + WEIGHT) / (self.asked + WEIGHT))
         falling = np.minimum.accumulate(rates)
         worth = np.multiply.outer(factors, falling).ravel()
         order = np.argsort(-worth, kind="stable")
-        hoped = np.multiply.outer(factors, rates).ravel()[order].cumsum()
+        hoped = np.multiply.outer(factors, made * rates).ravel()[order].cumsum()
+        rows = np.tile(made, num)[order].cumsum()
         drafts = (order % self.nodes == 0).cumsum()
-        spent = self._passes[1:] + per_node * np.arange(1, len(order) + 1)
-        spent += cost.aside(num, 1) - cost.per_draft + (cost.per_draft + each) * drafts
+        passes = cost.at(num + rows)
+        spent = passes + per_node * rows + (cost.per_draft + each) * drafts
+        spent += cost.aside(num, 1) - cost.per_draft
         speeds = (num + hoped) / spent
         best = int(speeds.argmax())
         if num + (1 - MARGIN) * hoped[best] <= num / self._plain * spent[best]:
             return [0] * (num + 1) + [0.0]
         sizes = np.bincount(order[: best + 1] // self.nodes, minlength=num)
         usual = np.count_nonzero(falling >= worth[order[best]])
-        more = best + 1 - drafts[best]  # nodes beside the first ones
-        per_row = per_node + (self._passes[best + 1] - self._passes[drafts[best]]) / max(more, 1)
-        return [*sizes.tolist(), usual, float(per_row * speeds[best])]
+        first = int(drafts[best])  # rows of first nodes
+        per_row = (passes[best] - cost.whole(num + first)) / max(rows[best] - first, 1)
+        return [*sizes.tolist(), usual, float((per_node + per_row) * speeds[best])]
 
     def _expect(self, num: int) -> None:
         """Asks what to believe of the first drafts, where so many decode at once."""

@@ -59,7 +59,7 @@ NOTHING, LISTEN = Plan(0, learns=False), Plan(0)
 class Luck:
     """How one sequence fares beside what its drafts promised; means over recent drafts."""
 
-    plan: Plan
+    plan: Plan = LISTEN
     promised: float = 1.0
     accepted: float = 1.0
     probe: int = 0  # number of its last probe
@@ -92,7 +92,6 @@ class Budget(Controller):
         self._luck: WeakKeyDictionary[Sequence, Luck] = WeakKeyDictionary()
         self._num, self._plain = 0, 0.0  # sequences in the last step; its seconds without drafts
         self._settled = 0  # sequences as they last were when all was begun anew
-        self._usual = LISTEN  # the plan of a sequence of which nothing is known
         self._left = 0  # steps with drafts until the next decision
         self._vain, self._wait = 0, 0  # looks in vain at a stretch, and passes until the next look
         self._idle, self._pause = 0, PATIENCE[0]  # passes since the last probe, and until the next
@@ -116,10 +115,11 @@ class Budget(Controller):
             return NOTHING
         luck = self._luck.get(seq)
         if luck is None:
-            luck = self._luck[seq] = Luck(self._usual)
-            self._left = 0
+            luck = self._luck[seq] = Luck()
             if self._idle >= PATIENCE[0]:
                 self._idle = self._pause  # what other texts taught since then may help this one
+            if self._num:
+                self._decide()
         return LISTEN if self._wait and not luck.plan.is_empty else luck.plan
 
     def observe(self, step: Step) -> None:
@@ -138,7 +138,7 @@ class Budget(Controller):
             self._idle += self._rests
             self._balance(step)
         if not self._is_broke and (self._left <= 0 or self._rests and self._idle >= self._pause):
-            self._decide(step.seqs)
+            self._decide()
 
     def finish(self, seq: Sequence) -> None:
         self._luck.pop(seq, None)
@@ -236,12 +236,14 @@ class Budget(Controller):
             if node < size:
                 self.hits[node] += 1
 
-    def _decide(self, seqs: list[Sequence]) -> None:
-        """What these draft until the next decision: what pays best, nothing, or a probe."""
+    def _decide(self) -> None:
+        """What all draft until the next decision: what pays best, nothing, or a probe."""
         self._left, self.gains = REVIEW, self._sums()
-        lucks = [self._luck.setdefault(seq, Luck(LISTEN)) for seq in seqs]
-        *sizes, usual, least = self._best([luck.factor for luck in lucks])
-        plans = {int(n): Plan(int(n), self.depth, least=least) for n in {*sizes, usual} if n}
+        lucks = list(self._luck.values())
+        if not lucks:  # all came while nothing was drafted, or others plan for them
+            return
+        sizes, least = self._best([luck.factor for luck in lucks])
+        plans = {n: Plan(n, self.depth, least=least) for n in set(sizes) if n}
         resting = []
         for luck, size in zip(lucks, sizes, strict=True):
             if size and luck.plan is self._probe:
@@ -249,7 +251,6 @@ class Budget(Controller):
             luck.plan = plans.get(size) or self._resting(len(resting))
             if not size:
                 resting.append(luck)
-        self._usual = plans.get(usual) or self._resting(len(resting))
         if resting and self._idle >= self._pause:
             self._idle, self._pause = 0, min(2 * self._pause, PATIENCE[1])
             self._probes += 1
@@ -258,33 +259,34 @@ class Budget(Controller):
             resting.remove(luck)
         self._rests = bool(resting)
 
-    def _best(self, factors: list[float]) -> list:
-        """Nodes of each sequence, and of one of usual luck; the least chance that pays.
+    def _best(self, factors: list[float]) -> tuple[list[int], float]:
+        """Nodes of each sequence, and the least chance that pays.
 
         Nodes are taken by their chances, [sequence * nodes], as many as make the most tokens per
         second.
         """
-        num, (_, each, per_node), cost = len(factors), self._seconds, self._cost
+        num = max(self._num, len(factors))  # some may have joined just now
+        (_, each, per_node), cost = self._seconds, self._cost
         rates = np.diff(self.gains)
         made = np.minimum.accumulate((self.tries + WEIGHT) / (self.asked + WEIGHT))
         falling = np.minimum.accumulate(rates)
         worth = np.multiply.outer(factors, falling).ravel()
         order = np.argsort(-worth, kind="stable")
         hoped = np.multiply.outer(factors, made * rates).ravel()[order].cumsum()
-        rows = np.tile(made, num)[order].cumsum()
+        rows = np.tile(made, len(factors))[order].cumsum()
         drafts = (order % self.nodes == 0).cumsum()
         passes = cost.at(num + rows)
         spent = passes + per_node * rows + (cost.per_draft + each) * drafts
         spent += cost.aside(num, 1) - cost.per_draft
         speeds = (num + hoped) / spent
         best = int(speeds.argmax())
-        if num + (1 - MARGIN) * hoped[best] <= num / self._plain * spent[best]:
-            return [0] * (num + 1) + [0.0]
-        sizes = np.bincount(order[: best + 1] // self.nodes, minlength=num)
-        usual = np.count_nonzero(falling >= worth[order[best]])
+        plain = num / (cost.whole(num) + cost.aside(num, 0))
+        if num + (1 - MARGIN) * hoped[best] <= plain * spent[best]:
+            return [0] * len(factors), 0.0
+        sizes = np.bincount(order[: best + 1] // self.nodes, minlength=len(factors))
         first = int(drafts[best])  # rows of first nodes
         per_row = (passes[best] - cost.whole(num + first)) / max(rows[best] - first, 1)
-        return [*sizes.tolist(), usual, float((per_node + per_row) * speeds[best])]
+        return sizes.tolist(), float((per_node + per_row) * speeds[best])
 
     def _expect(self, num: int) -> None:
         """Asks what to believe of the first drafts, where so many decode at once."""

@@ -92,7 +92,8 @@ class Budget(Controller):
         self._luck: WeakKeyDictionary[Sequence, Luck] = WeakKeyDictionary()
         self._num, self._plain = 0, 0.0  # sequences in the last step; its seconds without drafts
         self._settled = 0  # sequences as they last were when all was begun anew
-        self._left = 0  # steps with drafts until the next decision
+        self._left = REVIEW  # steps with drafts until the next decision
+        self._news = 0  # drafts that are not among the gains yet
         self._vain, self._wait = 0, 0  # looks in vain at a stretch, and passes until the next look
         self._idle, self._pause = 0, PATIENCE[0]  # passes since the last probe, and until the next
         self._probes = 0
@@ -131,12 +132,11 @@ class Budget(Controller):
             self._resize(num)
         if self._is_broke:  # most steps where drafts do not pay: as little as can be
             self._account += ALLOWED * self._plain  # type: ignore[operator]
-            if self._account < BACK * self._plain:
-                return
-            self._renew()
-        else:
-            self._idle += self._rests
-            self._balance(step)
+            if self._account >= BACK * self._plain:
+                self._renew()
+            return
+        self._idle += self._rests
+        self._balance(step)
         if not self._is_broke and (self._left <= 0 or self._rests and self._idle >= self._pause):
             self._decide()
 
@@ -183,6 +183,7 @@ class Budget(Controller):
                 self._learn(luck, min(size, self.nodes), step.verdicts[i].nodes)
         if drafts:
             self._left -= 1
+            self._news += drafts
             for counts in (self.asked, self.tries, self.hits):
                 counts *= KEEP**drafts
         return self._plain * tokens / num - spent
@@ -193,7 +194,7 @@ class Budget(Controller):
 
     def _resize(self, num: int) -> None:
         """Other sequences than before run at once."""
-        self._num, self._left = num, 0
+        self._num = num
         self._plain = self._cost.whole(num) + self._cost.aside(num, 0)
         if self._account is None:
             self._price(num)
@@ -208,12 +209,13 @@ class Budget(Controller):
 
     def _renew(self) -> None:
         """All are decided anew; a debt is forgiven and a probe comes at once, but seldom."""
-        self._left = 0
         if self._sober >= SOBER:
             self._sober = 0
             self._account = max(self._account or 0.0, BACK * self._plain)
             self._idle = self._pause = PATIENCE[0]
         self._is_broke = self._account is not None and self._account < 0
+        if not self._is_broke:
+            self._decide()
 
     def _price(self, num: int) -> None:
         """Asks what drafts cost now, where so many decode at once: a line is good enough."""
@@ -238,13 +240,15 @@ class Budget(Controller):
 
     def _decide(self) -> None:
         """What all draft until the next decision: what pays best, nothing, or a probe."""
-        self._left, self.gains = REVIEW, self._sums()
+        self._left = REVIEW
+        if self._news >= REVIEW:
+            self._news, self.gains = 0, self._sums()
         lucks = list(self._luck.values())
         if not lucks:  # all came while nothing was drafted, or others plan for them
             return
         sizes, least = self._best([luck.factor for luck in lucks])
         plans = {n: Plan(n, self.depth, least=least) for n in set(sizes) if n}
-        resting = []
+        resting: list[Luck] = []
         for luck, size in zip(lucks, sizes, strict=True):
             if size and luck.plan is self._probe:
                 self._pause = max(self._pause // 4, PATIENCE[0])

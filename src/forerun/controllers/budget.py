@@ -119,7 +119,7 @@ class Budget(Controller):
             luck = self._luck[seq] = Luck()
             if self._idle >= PATIENCE[0]:
                 self._idle = self._pause  # what other texts taught since then may help this one
-            if self._num:
+            if self._num:  # else nothing is priced: the first step shows how many run
                 self._decide()
         return LISTEN if self._wait and not luck.plan.is_empty else luck.plan
 

@@ -12,10 +12,12 @@ from forerun import registry
 from forerun.controllers.budget import (
     ALLOWED,
     BACK,
+    BEGIN,
     CREDIT,
     DEAR,
+    LONE,
+    LOOK,
     MANY,
-    PARTS,
     PATIENCE,
     PROBE,
     SOBER,
@@ -191,6 +193,34 @@ def test_who_never_drafts_is_never_asked() -> None:
     assert budget._account is None, "nor is an account kept"
 
 
+class Dear(Drafter):
+    """Any draft costs as much as ten steps; counts how often that is asked."""
+
+    labels = frozenset({"point"})
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []  # nodes, sequences
+        self.hoped: list[int] = []
+
+    def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
+        self.asked.append((nodes, num))
+        return 10.0
+
+    def hope(self, num: int = 1) -> tuple[float, float]:
+        self.hoped.append(num)
+        return super().hope(num)
+
+
+@pytest.mark.parametrize("num", [1, 4])
+def test_a_price_is_asked_for_once_as_the_first_texts_begin(num: int) -> None:
+    drafter, target, budget = Dear(), FakeTarget(table_law(1)), Budget()
+    target.cost = FLAT
+    budget.bind(target, drafter)
+    one_step(budget, [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(num)], 0)
+    assert drafter.asked == [(0, num), (1, num), (budget.nodes, num)]
+    assert drafter.hoped == [1, num]
+
+
 @pytest.mark.parametrize("options", [{"nodes": 0}, {"depth": 0}])
 def test_a_budget_of_nothing_is_refused(options: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="drafter 'none'"):
@@ -350,12 +380,14 @@ def test_drafts_come_back_when_fewer_sequences_are_left() -> None:
     assert all(plan.nodes for plan in alone[2:])
 
 
-@pytest.mark.parametrize("longest", [4, 16])
+@pytest.mark.parametrize("longest", [4, 8])
 def test_looks_in_vain_come_at_growing_distances_and_learning_goes_on(longest: int) -> None:
     """Up to where they take their share of the time: the dearer they are, the farther apart."""
     budget = bound(Cost(FLAT.rows, FLAT.seconds, looking=(longest + 0.5) * VAIN))
     seqs = [sequence((0, 1), 10**6, SeededDice(0))]
-    plans = [one_step(budget, seqs, 0, is_known=False)[0] for _ in range(24)]
+    plans = one_step(budget, seqs, 0, is_known=False)
+    budget._account = 100.0
+    plans += [one_step(budget, seqs, 0, is_known=False)[0] for _ in range(23)]
     looks = np.flatnonzero([plan.nodes > 0 for plan in plans])
     distances = [min(2**i, longest) for i in range(24)]
     assert len(looks) > 4 and np.diff(looks).tolist() == distances[: len(looks) - 1]
@@ -370,9 +402,9 @@ def test_looks_in_vain_come_at_growing_distances_and_learning_goes_on(longest: i
 @pytest.mark.parametrize(
     ("curve", "num", "steps"),
     [
-        (Cost((1, 200), (1.0, 1.0)), 1, CREDIT / PARTS),
+        (Cost((1, 200), (1.0, 1.0)), 1, LONE[0]),
         (Cost((1, 200), (1.0, 1.0)), 16, CREDIT / 16),
-        (Cost((1, 2, 65), (1.0, 2.0, 65.0)), 1, CREDIT / PARTS),
+        (Cost((1, 2, 65), (1.0, 2.0, 65.0)), 1, LONE[0]),
         (Cost((1, 2, 65), (1.0, 2.0, 65.0)), 2, CREDIT / 2 * (DEAR / 5) ** 3),  # five rows for one
     ],
 )
@@ -386,16 +418,39 @@ def test_credit_is_shared_and_less_where_a_batch_has_dear_drafts(
     assert left == pytest.approx(steps, abs=0.05)
 
 
-def test_a_lone_answer_spends_a_part_of_the_credit_and_those_after_it_the_rest() -> None:
-    """A short request alone loses little; samples one at a time may try what the first taught."""
-    budget, grown = bound(Cost((1, 200), (1.0, 1.0))), []
-    for k in range(PARTS + 2):
+@pytest.mark.parametrize(
+    ("dear", "first", "more"), [(1.0, *LONE[:1] * 2), (2.0, LONE[0] / 8, LONE[1])]
+)
+def test_a_lone_answer_spends_a_part_of_the_credit_and_those_after_it_the_rest(
+    dear: float, first: float, more: float
+) -> None:
+    """A short request alone loses little; samples one at a time may try what the first taught.
+
+    dear: a look, over one that leaves all of the first part.
+    """
+    budget, grown = bound(Cost((1, 200), (1.0, 1.0), looking=dear * LOOK)), []
+    for k in range(20):
         seq = sequence((0, 1), 10**6, SeededDice(0), index=k)
         one_step(budget, [seq], 0, is_known=False)
         before = budget._account
         budget.finish(seq)
         grown.append(budget._account - before)  # type: ignore[operator]
-    assert grown == pytest.approx([CREDIT / PARTS] * (PARTS - 1) + [0.0] * 3)
+    assert grown[:3] == pytest.approx([more] * 3)
+    assert first + sum(grown) == pytest.approx(CREDIT)
+
+
+def test_a_lone_text_whose_looks_are_dear_is_left_alone_at_first() -> None:
+    """Nothing is asked, drafted or learned until what is allowed has made up a credit."""
+    drafter, target, budget = Dear(), FakeTarget(table_law(1)), Budget()
+    target.cost = Cost((1, 200), (1.0, 1.0), looking=3 * LOOK)
+    budget.bind(target, drafter)
+    seqs = [sequence((0, 1), 10**6, SeededDice(0))]
+    waits = round((3 * LOOK * BEGIN - LONE[0] / 27) / ALLOWED) - 1
+    early = [one_step(budget, seqs, 0)[0] for _ in range(waits)]
+    assert not any(plan.nodes or plan.learns for plan in early)
+    assert not drafter.asked and not drafter.hoped
+    later = [one_step(budget, seqs, 0, is_known=False)[0] for _ in range(5)]
+    assert any(plan.nodes for plan in later), "a probe"
 
 
 def test_who_hopes_for_more_drafts_sooner() -> None:

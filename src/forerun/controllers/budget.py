@@ -16,7 +16,8 @@ text that begins is tried soon, however long others have rested: it may be a sam
 has been learned meanwhile.
 What all this costs, drafts, looks in vain and learning, is on one account with what it saves: the
 seconds in which plain decoding would have made the same tokens. Only a little credit is given at
-first and with every step, to a lone text in parts as those before it end. While the account is
+first and with every step; to a lone text in parts as those before it end, of which the first is
+small where a look is dear: a short answer of a tiny model stays plain. While the account is
 overdrawn all is plain decoding, and the controller does next to nothing: on a tiny model its own
 work would cost more than the drafts. No clock is read while it runs: the same costs, texts and
 seeds give the same plans.
@@ -47,9 +48,11 @@ MANY = 0.15  # of a drafter's price, more for each further part that learns, and
 LEARNING = 0.3, 0.16  # of a look in vain, to learn only; the share of a step that it may take
 VAIN = 0.02  # of the time, at most, for looks in vain: their distance doubles up to there
 CREDIT, DEAR = 32.0, 2.0  # plain steps; less in batches in which drafts of all cost more steps
-PARTS = 4  # in which a lone sequence has its credit: the others as it and those after it end
+LONE = 8.0, 2.0  # of the credit of a lone sequence: at first, and at least as it and others end
+LOOK = 0.16  # of a plain step: a lone sequence whose looks cost more has less at first
 ALLOWED, MOST_SAVED = 0.005, 32.0  # plain steps, with every step and at most
 BACK = 0.5  # plain steps on the account before drafts come back
+BEGIN = 4.0  # looks, before a lone text's first: all that a drafter begins with costs about as much
 PRICED = 64  # steps with drafts between two times that the drafter is asked for its price
 SOBER = 50  # steps between two times that a debt is forgiven since the sequences have changed
 NOTHING, LISTEN = Plan(0, learns=False), Plan(0)
@@ -99,9 +102,9 @@ class Budget(Controller):
         self._probes = 0
         self._rests = False  # whether a sequence rests, so that passes count
         self._account: float | None = None  # seconds; none before the first step
-        self._owed = 0  # parts of the credit that are still to come
+        self._lone, self._owed = 0.0, 0.0  # plain steps: credit of a lone one, and what is to come
         self._sober = SOBER  # steps since a debt was forgiven
-        self._is_broke = False
+        self._is_broke, self._back = False, BACK
         self._is_idle = False  # the drafter never drafts
 
     def bind(self, target: Target, drafter: Drafter) -> None:
@@ -109,7 +112,12 @@ class Budget(Controller):
         self._cost = cost_of(target).drafted(1 + MANY * max(num - 1, 0))
         self._is_idle = not drafter.labels
         self._ask, self._ask_hope = drafter.seconds, drafter.hope
-        self._expect(1)
+        look = self._cost.vain(1) / (self._cost.whole(1) + self._cost.aside(1, 0))
+        self._lone = LONE[0] * (LOOK / max(look, LOOK)) ** 3
+        self._back = max(BACK, BEGIN * look)
+        self._is_broke = self._lone < self._back  # the first steps are plain, at no cost at all
+        if not self._is_broke:
+            self._expect(1)
 
     def plan(self, seq: Sequence) -> Plan:
         if self._is_broke or self._is_idle:
@@ -132,7 +140,7 @@ class Budget(Controller):
             self._resize(num)
         if self._is_broke:  # most steps where drafts do not pay: as little as can be
             self._account += ALLOWED * self._plain  # type: ignore[operator]
-            if self._account >= BACK * self._plain:
+            if self._account >= self._back * self._plain:
                 self._renew()
             return
         self._idle += self._rests
@@ -143,8 +151,9 @@ class Budget(Controller):
     def finish(self, seq: Sequence) -> None:
         self._luck.pop(seq, None)
         if self._owed:  # it has taught what the next one may try
-            self._owed -= 1
-            self._account = (self._account or 0.0) + CREDIT * self._plain / PARTS
+            more = min(max(self._lone, LONE[1]), self._owed)
+            self._owed -= more
+            self._account = (self._account or 0.0) + more * self._plain
 
     def _balance(self, step: Step) -> None:
         """What a step has saved or spent beside plain decoding."""
@@ -196,19 +205,31 @@ class Budget(Controller):
         """Other sequences than before run at once."""
         self._num = num
         self._plain = self._cost.whole(num) + self._cost.aside(num, 0)
+        if self._account is None and num == 1:
+            self._account, self._owed = self._lone * self._plain, CREDIT - self._lone
+            if self._is_broke:
+                return
+        is_new = not self._settled / 2 < num < 2 * self._settled
+        if is_new:
+            self._ready(num)
         if self._account is None:
-            self._price(num)
-            self._expect(num)
-            share = 1.0 if num == 1 else min(1.0, (DEAR / self._dearness(num)) ** 3)
-            parts = PARTS if num == 1 else 1
-            self._account, self._owed = CREDIT * self._plain / num * share / parts, parts - 1
-        if not self._settled / 2 < num < 2 * self._settled:
-            self._settled = num
-            self._price(num)
+            share = min(1.0, (DEAR / self._dearness(num)) ** 3)
+            self._account = CREDIT * self._plain / num * share
+        if is_new:
             self._renew()
+
+    def _ready(self, num: int) -> None:
+        """So many decode at once from now on: what drafts cost then and, at first, what to hope."""
+        if self._account is None or not self._settled:
+            self._expect(num)
+        self._settled = num
+        self._price(num)
 
     def _renew(self) -> None:
         """All are decided anew; a debt is forgiven and a probe comes at once, but seldom."""
+        if not self._settled:
+            self._ready(self._num)
+        self._back = BACK
         if self._sober >= SOBER:
             self._sober = 0
             self._account = max(self._account or 0.0, BACK * self._plain)

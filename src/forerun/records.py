@@ -269,6 +269,9 @@ class Lent(int):
         made.key = key
         return made
 
+    def __getnewargs__(self) -> tuple[int, Hashable]:  # for copies, as records of a run make them
+        return int(self), self.key
+
     key: Hashable
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import logging
+import pickle
 import shutil
 import weakref
 from pathlib import Path
@@ -82,6 +84,7 @@ def test_a_shared_draft_counts_once_and_goes_with_its_last_drafter(tiny: Path) -
     assert sizes[0] == sizes[1] > 0, "each uses it"
     found = [size for what, size in model.memory_report().items() if "draft weights" in what]
     assert found == sizes[:1], "both hold one"
+    assert copy.deepcopy(sizes) == pickle.loads(pickle.dumps(sizes)) == sizes, "records are copied"
     runner = weakref.ref(drafts(model.drafter(specs[0]))[0].runner)
     model._drafters.clear()
     gc.collect()

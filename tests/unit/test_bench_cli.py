@@ -57,6 +57,14 @@ def bench(call: Call, quick: None, tiny: Path, prompts: Path, tmp_path: Path) ->
     return lambda *more: call("bench", "run", "--out", tmp_path / "run", *words, *more)
 
 
+def test_what_a_draft_model_holds_is_recorded(bench: Call, tiny: Path, tmp_path: Path) -> None:
+    status, _, err = bench("--methods", f"plain,auto:model={tiny}")
+    assert status == 0, err
+    _, records = read_run(tmp_path / "run")
+    held = next(record.memory for record in records if record.method != "plain")
+    assert [size > 0 for what, size in held.items() if "draft weights" in what] == [True]
+
+
 def test_a_run_is_written_summed_up_and_done_once(bench: Call, tmp_path: Path) -> None:
     status, out, err = bench("--methods", "plain,stand,prompt_lookup,stand:nodes=4,batch=2")
     assert status == 0, err

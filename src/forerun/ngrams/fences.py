@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from numba import njit
 
+from forerun.jit import bare
 from forerun.ngrams.suffix_array import Shard, pointer
 
 STEP = 16  # ranks between fences: half a byte per token
@@ -38,7 +38,7 @@ def fence_pieces(
         yield out
 
 
-@njit(cache=True, nogil=True)
+@bare
 def fill(
     text: np.ndarray, table: np.ndarray, width: int, step: int, first: int, out: np.ndarray
 ) -> None:
@@ -53,7 +53,7 @@ def fill(
         out[i] = key
 
 
-@njit(cache=True, nogil=True)
+@bare
 def keys_of(query: np.ndarray, low: int, high: int, bits: int) -> tuple[np.uint64, np.uint64, int]:
     """The least and the largest fence that begin with query[low:high], and the tokens they hold.
 
@@ -75,7 +75,7 @@ def keys_of(query: np.ndarray, low: int, high: int, bits: int) -> tuple[np.uint6
     return least, least | ((np.uint64(1) << rest) - np.uint64(1)), size
 
 
-@njit(cache=True, nogil=True)
+@bare
 def first_fence(fences: np.ndarray, key: np.uint64, is_above: bool, start: int, end: int) -> int:
     """The first in [start, end) that is at least `key`, or with `is_above` more; `end` if none."""
     while start < end:
@@ -87,7 +87,7 @@ def first_fence(fences: np.ndarray, key: np.uint64, is_above: bool, start: int, 
     return start
 
 
-@njit(cache=True, nogil=True)
+@bare
 def narrow(
     shard: Shard, query: np.ndarray, low: int, high: int, left: int, right: int
 ) -> tuple[int, int, int, int]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from forerun.jit import bare
 from forerun.ngrams.kernels import Arrays
 from forerun.ngrams.searching import END, find, longest_suffix, next_token
 from forerun.ngrams.selecting import select_top
@@ -63,14 +64,34 @@ def retrieve(
     `allowed` may follow, unless the match has `bypass` tokens or more (and `bypass` is not 0). The
     tuples: a Shard, a Wish, Firsts; the last two as in `continuations`.
     """
-    shard = Shard(*index)
+    shard, wish, firsts = Shard(*index), Wish(*wishes), Firsts(*allowed)
+    queue = new_queue(wish.nodes)
+    return retrieve_in(shard, query, shortest, wish, firsts, is_bound, bypass, ends, tree, queue)
+
+
+@bare
+def retrieve_in(
+    shard: Shard,
+    query: np.ndarray,
+    shortest: int,
+    wish: Wish,
+    firsts: Firsts,
+    is_bound: bool,
+    bypass: int,
+    ends: tuple[int, int],
+    tree: Arrays,
+    queue: Waiting,
+) -> tuple[int, int, int]:
+    """`retrieve` with a queue to work in."""
     match, left, right = longest_suffix(shard, query, 0, len(query))
     while match >= shortest:
         prunes = is_bound and not 0 < bypass <= match
-        size = continuations(shard, match, left, right, wishes, allowed, prunes, ends, tree)
+        size = continue_in(shard, match, left, right, wish, firsts, prunes, ends, tree, queue)
         following = size
         if prunes and not size:  # what is not allowed may follow
-            following = continuations(shard, match, left, right, wishes, allowed, False, ends, tree)
+            following = continue_in(
+                shard, match, left, right, wish, firsts, False, ends, tree, queue
+            )
         if following:
             return size, match, right - left
         match -= 1
@@ -97,9 +118,32 @@ def continuations(
     parents int32 and counts int64 [n >= wish.nodes].
     """
     shard, wish, firsts = Shard(*index), Wish(*wishes), Firsts(*allowed)
-    (separator, end), (tokens, parents, counts), room = ends, tree, wish.nodes
+    queue = new_queue(wish.nodes)
+    return continue_in(shard, length, left, right, wish, firsts, prunes, ends, tree, queue)
+
+
+@njit(cache=True, nogil=True)
+def new_queue(room: int) -> Waiting:
+    """An empty one."""
+    return Waiting(np.empty(room), np.arange(room), np.empty(room), np.empty((room, 5), np.int64))
+
+
+@bare
+def continue_in(
+    shard: Shard,
+    length: int,
+    left: int,
+    right: int,
+    wish: Wish,
+    firsts: Firsts,
+    prunes: bool,
+    ends: tuple[int, int],
+    tree: Arrays,
+    queue: Waiting,
+) -> int:
+    """`continuations` with a queue to work in."""
+    (separator, end), (tokens, parents, counts) = ends, tree
     skip = separator if end == END else END  # where no token says that a document ends
-    queue = Waiting(np.empty(room), np.arange(room), np.empty(room), np.empty((room, 5), np.int64))
     drafted = 0
     if prunes:
         waiting = named(shard, length, left, right, firsts, skip, queue)
@@ -133,7 +177,7 @@ def likeliest(ids: np.ndarray, probs: np.ndarray, most: int) -> tuple[np.ndarray
     return ids[places[:count]].astype(np.int64), held[:count]
 
 
-@njit(cache=True, nogil=True)
+@bare
 def named(
     shard: Shard, length: int, left: int, right: int, firsts: Firsts, skip: int, queue: Waiting
 ) -> int:
@@ -148,7 +192,7 @@ def named(
     return waiting
 
 
-@njit(cache=True, nogil=True)
+@bare
 def split(
     shard: Shard,
     length: int,
@@ -188,7 +232,7 @@ def split(
     return waiting
 
 
-@njit(cache=True, nogil=True)
+@bare
 def bound(shard: Shard, length: int, left: int, right: int, token: int) -> int:
     """The first rank in [left, right) whose next token is not below `token`; else `right`."""
     while left < right:
@@ -200,7 +244,7 @@ def bound(shard: Shard, length: int, left: int, right: int, token: int) -> int:
     return left
 
 
-@njit(cache=True, nogil=True)
+@bare
 def is_long(
     shard: Shard, length: int, left: int, at: int, right: int, token: int, half: int
 ) -> bool:
@@ -211,7 +255,7 @@ def is_long(
     return high < right and next_token(shard, high, length) == token
 
 
-@njit(cache=True, nogil=True)
+@bare
 def first_of(shard: Shard, length: int, left: int, at: int, token: int) -> int:
     """The first rank of the run of `token` that rank `at` belongs to, not below `left`."""
     step, high = 1, at
@@ -221,7 +265,7 @@ def first_of(shard: Shard, length: int, left: int, at: int, token: int) -> int:
     return bound(shard, length, max(left, high - step), high, token)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def last_of(shard: Shard, length: int, at: int, right: int, token: int) -> int:
     """One more than the last rank of that run."""
     step, low = 1, at
@@ -231,7 +275,7 @@ def last_of(shard: Shard, length: int, at: int, right: int, token: int) -> int:
     return bound(shard, length, low + 1, min(right, low + step), token + 1)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def push(
     queue: Waiting,
     drafted: int,
@@ -260,7 +304,7 @@ def push(
     return waiting
 
 
-@njit(cache=True, nogil=True)
+@bare
 def is_before(queue: Waiting, at: int, score: float, token: int, depth: int) -> bool:
     """Whether a new node goes before the one that waits at a place."""
     if score != queue.scores[at]:

@@ -15,6 +15,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from forerun.jit import bare
+
 
 def sort_suffixes(text: np.ndarray, out: np.ndarray, alphabet: int) -> None:
     """Writes the sorted suffix positions of `text` [n] into `out` [n], int32 or int64.
@@ -40,7 +42,7 @@ def sort_suffixes(text: np.ndarray, out: np.ndarray, alphabet: int) -> None:
     induce_all(text, out, counts, ends, num_lms)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def counter(token: int, top: int) -> int:
     """Which counter is an id's."""
     return min(np.int64(token), top)  # type: ignore[return-value]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from forerun.jit import bare
 from forerun.ngrams.fences import narrow
 from forerun.ngrams.kernels import Arrays
 from forerun.ngrams.suffix_array import Shard, pointer
@@ -16,7 +17,7 @@ from forerun.ngrams.suffix_array import Shard, pointer
 END = -1  # the next token where the text ends
 
 
-@njit(cache=True, nogil=True)
+@bare
 def compare(text: np.ndarray, at: int, query: np.ndarray, low: int, high: int) -> int:
     """-1, 0 or 1: the suffix at `at` is below query[low:high], begins with it, or is above."""
     for k in range(min(high - low, len(text) - at)):
@@ -26,14 +27,14 @@ def compare(text: np.ndarray, at: int, query: np.ndarray, low: int, high: int) -
     return 0 if len(text) - at >= high - low else -1
 
 
-@njit(cache=True, nogil=True)
+@bare
 def bucket(shard: Shard, token: int) -> tuple[int, int]:
     """Ranks among which suffixes with that first token are."""
     b = min(token >> shard.shift, len(shard.buckets) - 2)
     return shard.buckets[b], shard.buckets[b + 1]
 
 
-@njit(cache=True, nogil=True)
+@bare
 def find_within(
     shard: Shard, query: np.ndarray, low: int, high: int, left: int, right: int
 ) -> tuple[int, int]:
@@ -56,7 +57,7 @@ def find_within(
     return left, left
 
 
-@njit(cache=True, nogil=True)
+@bare
 def first_not_below(
     shard: Shard, query: np.ndarray, low: int, high: int, left: int, right: int
 ) -> int:
@@ -71,7 +72,7 @@ def first_not_below(
     return left
 
 
-@njit(cache=True, nogil=True)
+@bare
 def first_above(shard: Shard, query: np.ndarray, low: int, high: int, left: int, right: int) -> int:
     """The first rank of [left, right) whose suffix is above query[low:high]; else `right`."""
     while left < right:
@@ -84,7 +85,7 @@ def first_above(shard: Shard, query: np.ndarray, low: int, high: int, left: int,
     return left
 
 
-@njit(cache=True, nogil=True)
+@bare
 def find(shard: Shard, query: np.ndarray, low: int, high: int) -> tuple[int, int]:
     """The interval of query[low:high]; all ranks for an empty one."""
     if low == high:
@@ -106,7 +107,7 @@ def find_many(
         out[i, 1] = right
 
 
-@njit(cache=True, nogil=True)
+@bare
 def longest_suffix(shard: Shard, query: np.ndarray, low: int, high: int) -> tuple[int, int, int]:
     """The longest suffix of query[low:high] that occurs: its length and interval.
 
@@ -124,7 +125,7 @@ def longest_suffix(shard: Shard, query: np.ndarray, low: int, high: int) -> tupl
     return known, left, right
 
 
-@njit(cache=True, nogil=True)
+@bare
 def longest_of(index: Arrays, query: np.ndarray) -> tuple[int, int, int]:
     """`longest_suffix` of a whole query, for callers in Python; index: a Shard."""
     return longest_suffix(Shard(*index), query, 0, len(query))
@@ -142,7 +143,7 @@ def longest_suffixes(
         out[i, 0], out[i, 1], out[i, 2] = length, left, right
 
 
-@njit(cache=True, nogil=True)
+@bare
 def next_token(shard: Shard, rank: int, length: int) -> int:
     """The token `length` after the suffix at a rank; END where the text ends or a separator is."""
     at = pointer(shard.table, shard.width, rank) + length
@@ -182,7 +183,7 @@ def next_tokens(
     return size
 
 
-@njit(cache=True, nogil=True)
+@bare
 def credit(ids: np.ndarray, counts: np.ndarray, size: int, token: int, count: int) -> int:
     """Adds to the last entry if it is the token's, else makes one; the new size."""
     if size and ids[size - 1] == token:
@@ -192,7 +193,7 @@ def credit(ids: np.ndarray, counts: np.ndarray, size: int, token: int, count: in
     return size + 1
 
 
-@njit(cache=True, nogil=True)
+@bare
 def most_next(count: int, unit: int, most: int) -> int:
     """How many entries `next_tokens` may write: an interval of 2 units or more gives 4 at most."""
     return min(most, count, 4 * (count // unit) + 8)
@@ -252,7 +253,7 @@ def longest_prefixes(shard: Shard, query: np.ndarray, longest: int, out: np.ndar
                 out[low] = max(out[low], here)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def clean(query: np.ndarray, eos: int, separator: int, absent: int) -> None:
     """In place: the end id becomes the separator, what can be no id becomes `absent`."""
     for i in range(len(query)):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+from forerun.jit import bare
 from forerun.ngrams.sais import counter, sort_suffixes
 
 BUCKET_BITS = 20  # at most so many bits of a first token choose its bucket
@@ -86,7 +87,7 @@ def unpack(table: np.ndarray, width: int) -> np.ndarray:
     return wide.reshape(-1).view("<i8")
 
 
-@njit(cache=True, nogil=True)
+@bare
 def pointer(table: np.ndarray, width: int, rank: int) -> int:
     """The position that stands at a rank."""
     at = rank * width

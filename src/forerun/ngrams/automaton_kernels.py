@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from forerun.jit import bare
 from forerun.ngrams.flat import LENGTH as SIZE
 from forerun.ngrams.flat import (
     NONE,
@@ -77,7 +77,7 @@ def with_room(old: Automaton, states: int, edges: int, pages: int) -> Automaton:
     return auto
 
 
-@njit(cache=True, nogil=True)
+@bare
 def rehash(old: np.ndarray, new: np.ndarray, edges: np.ndarray) -> None:
     """Maps all edges that the old slots held."""
     for edge in old:
@@ -85,7 +85,7 @@ def rehash(old: np.ndarray, new: np.ndarray, edges: np.ndarray) -> None:
             put(new, edges, edge)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def extend(
     parts: Arrays,
     pages: Arrays,
@@ -115,7 +115,7 @@ def extend(
     return len(new)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def listen(parts: Arrays, pages: Arrays, cursor: np.ndarray, new: np.ndarray) -> None:
     """Moves a cursor over tokens that are not added. parts, pages: as `extend` takes them."""
     auto = Automaton(*parts, Texts(*pages))  # type: ignore[call-arg]
@@ -123,13 +123,13 @@ def listen(parts: Arrays, pages: Arrays, cursor: np.ndarray, new: np.ndarray) ->
         follow(auto, cursor, token)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def place_of_end(text: np.ndarray) -> int:
     """The position of the last token of a text."""
     return text[2] * PAGE + (text[SIZE] - 1) % PAGE
 
 
-@njit(cache=True, nogil=True)
+@bare
 def edge_of(
     states: np.ndarray, edges: np.ndarray, slots: np.ndarray, state: int, token: int
 ) -> int:
@@ -142,7 +142,7 @@ def edge_of(
     return find(slots, edges, state, token)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def add_edge(auto: Automaton, state: int, token: int, target: int) -> None:
     """A new edge, the first of its owner."""
     edges, head = auto.edges, auto.states[state, HEAD]
@@ -157,7 +157,7 @@ def add_edge(auto: Automaton, state: int, token: int, target: int) -> None:
         put(auto.slots, edges, edge)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def new_state(auto: Automaton, link: int, length: int, first: int, latest: int) -> int:
     """A state without edges."""
     state = auto.used[STATES]
@@ -167,7 +167,7 @@ def new_state(auto: Automaton, link: int, length: int, first: int, latest: int) 
     return state
 
 
-@njit(cache=True, nogil=True)
+@bare
 def grow(auto: Automaton, end: int, token: int, position: int) -> int:
     """The state of a text that was at state `end`, after one more token."""
     states, edges = auto.states, auto.edges
@@ -190,7 +190,7 @@ def grow(auto: Automaton, end: int, token: int, position: int) -> int:
     return new
 
 
-@njit(cache=True, nogil=True)
+@bare
 def clone(auto: Automaton, state: int, token: int, target: int) -> int:
     """Splits the strings of at most LENGTH[state] + 1 tokens off `target`; their state."""
     states, edges = auto.states, auto.edges
@@ -210,7 +210,7 @@ def clone(auto: Automaton, state: int, token: int, target: int) -> int:
     return new
 
 
-@njit(cache=True, nogil=True)
+@bare
 def follow(auto: Automaton, cursor: np.ndarray, token: int) -> None:
     """Moves the match by one token: the longest suffix that goes on with it, or nothing."""
     states, edges = auto.states, auto.edges
@@ -227,7 +227,7 @@ def follow(auto: Automaton, cursor: np.ndarray, token: int) -> None:
         cursor[AT], cursor[MATCHED] = edges[edge, TARGET], matched + 1
 
 
-@njit(cache=True, nogil=True)
+@bare
 def settle(states: np.ndarray, cursor: np.ndarray) -> None:
     """The state of the match may have been split since: its strings are in a state above then."""
     at = cursor[AT]
@@ -236,7 +236,7 @@ def settle(states: np.ndarray, cursor: np.ndarray) -> None:
     cursor[AT] = at
 
 
-@njit(cache=True, nogil=True)
+@bare
 def refresh(states: np.ndarray, cursor: np.ndarray) -> None:
     """Makes the match the longest suffix that goes on somewhere.
 
@@ -254,7 +254,7 @@ def refresh(states: np.ndarray, cursor: np.ndarray) -> None:
         cursor[AT], cursor[MATCHED] = end, states[end, LENGTH]
 
 
-@njit(cache=True, nogil=True)
+@bare
 def note_latest(auto: Automaton, state: int, position: int) -> None:
     """A text ended at `position`: the latest place of its suffixes, of the longest at least."""
     for _ in range(CLIMBED):
@@ -264,7 +264,7 @@ def note_latest(auto: Automaton, state: int, position: int) -> None:
         state = auto.states[state, LINK]
 
 
-@njit(cache=True, nogil=True)
+@bare
 def look(
     parts: Arrays, pages: Arrays, cursor: np.ndarray, column: int, enough: int, out: np.ndarray
 ) -> int:
@@ -285,7 +285,7 @@ def look(
     return read(auto.texts, place, out)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def place_of(auto: Automaton, state: int, column: int) -> int:
     """A place where a state, which has an edge, goes on."""
     place = auto.states[state, column]

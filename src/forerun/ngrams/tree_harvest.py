@@ -11,6 +11,7 @@ import numpy as np
 from numba import njit
 
 from forerun.growers.monte_carlo import Search
+from forerun.jit import bare
 from forerun.ngrams.kernels import Table
 from forerun.ngrams.trigram_kernels import row_of
 
@@ -86,7 +87,7 @@ def _most_visited(visits: np.ndarray, top: int) -> np.ndarray:
     return best[:held]
 
 
-@njit(cache=True, nogil=True)
+@bare
 def _put(tokens: np.ndarray, parents: np.ndarray, count: int, token: int, parent: int) -> int:
     """The child of `parent` that holds `token`, appended if there is none."""
     for node in range(parent + 1, count):

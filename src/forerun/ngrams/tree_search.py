@@ -13,6 +13,7 @@ import numpy as np
 from numba import njit
 
 from forerun.growers.monte_carlo import CONSTANT, EXPECTED, MonteCarlo, Search
+from forerun.jit import bare
 from forerun.ngrams.kernels import Table
 from forerun.ngrams.tree_harvest import Grove, harvest
 from forerun.ngrams.trigram_kernels import row_of
@@ -85,6 +86,23 @@ def fill_tree(
 ) -> tuple[int, int]:
     """Searches and writes the tree; returns the numbers of nodes and of uniforms used."""
     grove = _grove(1 + search.iterations * own.ids.shape[1])
+    size, used = _search(own, base, clock, a, b, search, renormalise, uniforms, grove)
+    return harvest(own, base, grove, size, search, nodes, depth, tokens, parents), used
+
+
+@bare
+def _search(
+    own: Table,
+    base: Table,
+    clock: int,
+    a: int,
+    b: int,
+    search: Search,
+    renormalise: bool,
+    uniforms: np.ndarray,
+    grove: Grove,
+) -> tuple[int, int]:
+    """Fills a grove below the pair (a, b); returns its size and the number of uniforms used."""
     grove.tokens[0], grove.parents[0] = b, -1
     grove.reached[0], grove.worths[0] = 1.0, 1.0
     grove.visits[0], grove.totals[0], grove.widths[0] = 0, 0.0, -1
@@ -108,7 +126,7 @@ def fill_tree(
             grove.visits[node] += 1
             grove.totals[node] += reward
             node = grove.parents[node]
-    return harvest(own, base, grove, size, search, nodes, depth, tokens, parents), used
+    return size, used
 
 
 @njit(cache=True, nogil=True)
@@ -126,7 +144,7 @@ def _grove(room: int) -> Grove:
     )
 
 
-@njit(cache=True, nogil=True)
+@bare
 def _select(grove: Grove, node: int, search: Search) -> int:
     """The child with the largest published score; ties: the first."""
     first = grove.firsts[node]
@@ -148,13 +166,13 @@ def _select(grove: Grove, node: int, search: Search) -> int:
     return best
 
 
-@njit(cache=True, nogil=True)
+@bare
 def _pair(grove: Grove, node: int, a: int) -> tuple[int, int]:
     """The last two tokens at a node."""
     return (grove.tokens[grove.parents[node]] if node else a), grove.tokens[node]
 
 
-@njit(cache=True, nogil=True)
+@bare
 def _expand(
     own: Table,
     base: Table,
@@ -193,7 +211,7 @@ def _expand(
     return size
 
 
-@njit(cache=True, nogil=True)
+@bare
 def _sum_of(table: Table, slot: int) -> float:
     total = 0.0
     for j in range(table.counts[slot]):
@@ -201,7 +219,7 @@ def _sum_of(table: Table, slot: int) -> float:
     return total
 
 
-@njit(cache=True, nogil=True)
+@bare
 def _roll(
     own: Table,
     base: Table,
@@ -236,7 +254,7 @@ def _roll(
     return reward, used
 
 
-@njit(cache=True, nogil=True)
+@bare
 def _draw(table: Table, slot: int, total: float, uniform: float) -> int:
     """An entry of a row in proportion to its score, as `SeededDice.choice` draws it."""
     goal, mass = uniform * total, 0.0

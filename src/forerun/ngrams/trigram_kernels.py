@@ -10,10 +10,11 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from forerun.ngrams.kernels import EMPTY_KEY, MIX_A, MIX_B, Table, find
+from forerun.jit import bare
+from forerun.ngrams.kernels import EMPTY_KEY, MIX_A, MIX_B, Table, copy, find
 
 
-@njit(cache=True, nogil=True)
+@bare
 def mixed(pair: np.uint64) -> np.uint64:
     """The key of a << 32 | b; never 0, since only 0 is mapped to 0."""
     h = pair + np.uint64(1)
@@ -31,13 +32,13 @@ def keys_of(pairs: np.ndarray) -> np.ndarray:
     return keys
 
 
-@njit(cache=True, nogil=True)
+@bare
 def key_of(a: int, b: int) -> np.uint64:
     """The key of the pair (a, b)."""
     return mixed((np.uint64(a) << np.uint64(32)) | np.uint64(b))
 
 
-@njit(cache=True, nogil=True)
+@bare
 def row_of(own: Table, base: Table, a: int, b: int) -> int:
     """Where the row of (a, b) stands: slot s of `own` as s, of `base` as -2 - s; -1 is unknown."""
     key = key_of(a, b)
@@ -48,7 +49,7 @@ def row_of(own: Table, base: Table, a: int, b: int) -> int:
     return -2 - slot if base.keys[slot] == key else -1
 
 
-@njit(cache=True, nogil=True)
+@bare
 def nudge(
     own: Table, base: Table, tokens: np.ndarray, increment: float, cap: float, clock: int
 ) -> int:
@@ -70,7 +71,7 @@ def nudge(
     return new
 
 
-@njit(cache=True, nogil=True)
+@bare
 def copy_row(own: Table, slot: int, base: Table, key: np.uint64) -> None:
     """Begins a row of `own`: a copy of that of `base`, or empty."""
     own.keys[slot] = key
@@ -78,11 +79,11 @@ def copy_row(own: Table, slot: int, base: Table, key: np.uint64) -> None:
     found = find(base.keys, key)
     if base.keys[found] == key:
         own.counts[slot] = base.counts[found]
-        own.ids[slot] = base.ids[found]
-        own.probs[slot] = base.probs[found]
+        copy(base.ids[found], own.ids[slot])
+        copy(base.probs[found], own.probs[slot])
 
 
-@njit(cache=True, nogil=True)
+@bare
 def raise_score(
     ids: np.ndarray, scores: np.ndarray, size: int, token: int, increment: float, cap: float
 ) -> int:

@@ -13,8 +13,8 @@ from collections.abc import Sequence as Many
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from numba import njit
 
+from forerun.jit import bare
 from forerun.records import Sequence
 
 SURE = np.array([0.4, 0.6, 0.8, 0.9, 0.97])  # bounds of the largest probability of q
@@ -192,7 +192,7 @@ def _like(seq: Sequence) -> float:
     return round(seq.sampling.temperature, 1)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def grade(top: float, level: int) -> int:
     """The grade of a q of this level whose largest probability is `top`."""
     found = 0
@@ -201,7 +201,7 @@ def grade(top: float, level: int) -> int:
     return level * (len(SURE) + 1) + found
 
 
-@njit(cache=True, nogil=True)
+@bare
 def count(
     parents: np.ndarray, cells: np.ndarray, path: np.ndarray, tries: np.ndarray, hits: np.ndarray
 ) -> None:

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from forerun.ngrams.kernels import Arrays, Table, Temper, bare, fill_context, look_up
+from forerun.jit import bare
+from forerun.ngrams.kernels import Arrays, Table, Temper, copy, fill_context, look_up
 from forerun.template import Shape
 from forerun.tree import POINT, SWOR, Tree
 
@@ -103,6 +104,20 @@ class Recalled(NamedTuple):
     hashes: np.ndarray  # uint64 [longest]
 
 
+class Desk(NamedTuple):
+    """Room to walk in."""
+
+    where: np.ndarray  # int32 [places + 1], place + 1 -> tree node
+    order: np.ndarray  # int64 [places], of entries of a q
+    keys: np.ndarray  # float64 [entries], what they are ordered by
+
+
+@njit(cache=True, nogil=True)
+def desk(places: int, entries: int) -> Desk:
+    """Room for so many places, and proposals of so many entries."""
+    return Desk(np.empty(places + 1, np.int32), np.empty(places, np.int64), np.empty(entries))
+
+
 @njit(cache=True, nogil=True)
 def fill_places(
     arrays: tuple[Arrays, Arrays],
@@ -121,10 +136,25 @@ def fill_places(
     context, hashes = np.empty(longest, np.int32), np.empty(longest, np.uint64)
     near, far = Table(*arrays[0]), Table(*arrays[1])
     memory = Recalled(near, far, lengths, clock, Temper(*temper), root, context, hashes)
-    return walk(law_after, memory, places, depth, is_drawn, uniforms, Buffers(*room))
+    work = desk(len(places[0]), near.ids.shape[1])
+    return fill(memory, places, depth, is_drawn, uniforms, Buffers(*room), work)
 
 
-@njit(cache=True, nogil=True)
+@bare
+def fill(
+    memory: Recalled,
+    places: Arrays,
+    depth: int,
+    is_drawn: bool,
+    uniforms: np.ndarray,
+    out: Buffers,
+    work: Desk,
+) -> tuple[int, int, int]:
+    """`fill_places` with room to work in."""
+    return walk(law_after, memory, places, depth, is_drawn, uniforms, out, work)
+
+
+@bare
 def law_after(memory: Recalled, node: int, out: Buffers, filled: int) -> int:
     """Writes q below a node, from entry `filled` on; returns its size, 0 if nothing is known."""
     fill_context(memory.root, out.tokens, out.parents, node, memory.context)
@@ -135,7 +165,7 @@ def law_after(memory: Recalled, node: int, out: Buffers, filled: int) -> int:
     return size
 
 
-@njit(cache=True, nogil=True, inline="always")  # so that `law` is known where it is compiled
+@bare(inline="always")  # so that `law` is known where it is compiled
 def walk(
     law: Any,
     source: Any,
@@ -144,6 +174,7 @@ def walk(
     is_drawn: bool,
     uniforms: np.ndarray,
     out: Buffers,
+    work: Desk,
 ) -> tuple[int, int, int]:
     """Fills places level by level; returns the numbers of nodes, proposals and uniforms used.
 
@@ -152,10 +183,9 @@ def walk(
     on the tokens drawn for the children. template: depths, widths, firsts of a Shape.
     """
     depths, widths, firsts = template
-    places = len(depths)
-    where = np.full(places + 1, -2, np.int32)  # place + 1 -> tree node
+    places, (where, order, keys) = len(depths), work
+    where[:] = -2  # nowhere
     where[0] = -1
-    order = np.empty(places, np.int64)
     nodes = rows = used = filled = 0
     for place in range(-1, places):
         node = where[place + 1]
@@ -169,10 +199,10 @@ def walk(
         count = min(widths[place], size)
         q = out.q_probs[filled : filled + size]
         if is_drawn:
-            race(uniforms, used, q, order[:count])
+            run(uniforms, used, q, order[:count], keys)
             used += size
         else:
-            best(q, order[:count])
+            best(q, order[:count], keys)
         for rank in range(count):
             out.tokens[nodes], out.parents[nodes] = out.q_ids[filled + order[rank]], node
             out.laws[nodes] = SWOR if is_drawn else POINT
@@ -184,12 +214,6 @@ def walk(
             rows += 1
             out.starts[rows] = filled
     return nodes, rows, used
-
-
-@njit(cache=True, nogil=True)
-def race(uniforms: np.ndarray, used: int, q: np.ndarray, order: np.ndarray) -> None:
-    """`run` with room of its own."""
-    run(uniforms, used, q, order, np.empty(len(q)))
 
 
 @bare
@@ -208,10 +232,14 @@ def run(
         arrivals[first] = np.inf
 
 
-@njit(cache=True, nogil=True)
-def best(q: np.ndarray, order: np.ndarray) -> None:
-    """The len(order) largest entries of q, ties by place."""
-    left = q.copy()
+@bare
+def best(q: np.ndarray, order: np.ndarray, left: np.ndarray) -> None:
+    """The len(order) largest entries of q, ties by place; left [>= len(q)]: room to work in."""
+    copy(q, left)
     for rank in range(len(order)):
-        order[rank] = np.argmax(left)
-        left[order[rank]] = -1.0
+        first = 0
+        for j in range(1, len(q)):
+            if left[j] > left[first]:
+                first = j
+        order[rank] = first
+        left[first] = -1.0

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from forerun.ngrams.kernels import GOLDEN, MIX_A, bare, home
+from forerun.jit import bare
+from forerun.ngrams.kernels import GOLDEN, MIX_A, home
 
 OWNER, TOKEN = 0, 1  # columns of a mapped row
 BEFORE, AFTER, FILL, BIRTH = 0, 1, 2, 3  # columns of `links`

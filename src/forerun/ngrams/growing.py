@@ -12,8 +12,9 @@ import numpy as np
 from numba import njit
 
 from forerun.chances import RANKS, Chances, grade
+from forerun.jit import bare
 from forerun.ngrams.drafting import Buffers, buffers, run, tree_of
-from forerun.ngrams.kernels import Arrays, Table, Temper, bare, copy, recall, snapshot
+from forerun.ngrams.kernels import Arrays, Table, Temper, copy, recall, snapshot
 from forerun.records import Plan
 from forerun.tree import POINT, SWOR, Tree
 
@@ -172,14 +173,14 @@ def snapshot_at(
     return snapshot(far, -1 - place, clock, how, ids, probs, at)
 
 
-@njit(cache=True, nogil=True, inline="always")
+@bare(inline="always")
 def chance(hits: np.ndarray, tries: np.ndarray, row: int, rank: int) -> float:
     """That a child of this rank is accepted, below a q of grade `row`."""
     cell = row, min(rank, RANKS - 1)
     return hits[cell] / tries[cell]
 
 
-@njit(cache=True, nogil=True, inline="always")
+@bare(inline="always")
 def put(out: Buffers, node: int, token: int, parent: int, is_drawn: bool, row: int) -> None:
     """Writes a node; row: of the proposal that it was drawn from."""
     out.tokens[node], out.parents[node] = token, parent
@@ -187,7 +188,7 @@ def put(out: Buffers, node: int, token: int, parent: int, is_drawn: bool, row: i
     out.rows[node] = row if is_drawn else -1
 
 
-@njit(cache=True, nogil=True, inline="always")
+@bare(inline="always")
 def largest(value: np.ndarray, count: int) -> int:
     """Where the first of the largest values stands; NumPy's minds NaN and takes twice as long."""
     at = 0

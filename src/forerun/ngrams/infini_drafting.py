@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from forerun.ngrams.drafting import Buffers, buffers, tree_of, walk
+from forerun.jit import bare
+from forerun.ngrams.drafting import Buffers, buffers, desk, tree_of, walk
 from forerun.ngrams.kernels import TINY, Arrays
 from forerun.ngrams.retrieval_kernels import bound
 from forerun.ngrams.searching import longest_suffix, next_tokens
@@ -102,7 +103,8 @@ def fill_places(
 ) -> tuple[int, int, int]:
     """`walk` through an index. The tuples: a Shard, a Wish, a Shape, Buffers and a Room."""
     corpus = Corpus(Shard(*index), Wish(*wish), known, Room(*work))
-    return walk(law_after, corpus, places, depth, is_drawn, uniforms, Buffers(*tree))
+    work = desk(len(places[0]), corpus.wish.entries)
+    return walk(law_after, corpus, places, depth, is_drawn, uniforms, Buffers(*tree), work)
 
 
 @njit(cache=True, nogil=True)
@@ -113,7 +115,7 @@ def law_after(corpus: Corpus, node: int, out: Buffers, filled: int) -> int:
     return law_of(shard, wish, room.spans[node + 1], out, filled, room)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def find(shard: Shard, wish: Wish, known: int, node: int, out: Buffers, room: Room) -> None:
     """Writes the span of a node: the longest suffix that occurs, and where."""
     span = room.spans[node + 1]
@@ -175,7 +177,7 @@ def law_of(
     return held
 
 
-@njit(cache=True, nogil=True)
+@bare
 def close(wish: Wish, ids: np.ndarray, counts: np.ndarray, size: int) -> int:
     """Puts both kinds of end, the first and the last of rising ids, where the end id belongs."""
     ends = np.int64(0)

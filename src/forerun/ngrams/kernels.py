@@ -9,11 +9,12 @@ token first and padded with -1 where the text is shorter. Two contexts share a k
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
+
+from forerun.jit import bare
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 MIX_A = np.uint64(0xBF58476D1CE4E5B9)
@@ -26,10 +27,6 @@ TINY = 1e-200  # smaller weights are 0: an arrival -log(u) / q must stay finite
 # arrays in half a microsecond and a named one in three to eight, more where the caches are cold:
 # kernels that run for every draft take plain ones and name them inside.
 Arrays = tuple[Any, ...]
-
-# Decorates kernels that make no arrays, so that they need not count references to any. Counting is
-# atomic: it took most of the time of kernels with many arrays, and let no two cache misses overlap.
-bare: Any = partial(njit, cache=True, nogil=True, _nrt=False)
 
 
 class Table(NamedTuple):
@@ -123,7 +120,7 @@ def find(keys: np.ndarray, key: np.uint64) -> int:
     return slot
 
 
-@njit(cache=True, nogil=True, inline="always")  # passing a table on costs more than looking it up
+@bare(inline="always")  # passing a table on costs more than looking it up
 def recall(
     near: np.ndarray, far: np.ndarray, lengths: np.ndarray, context: np.ndarray, hashes: np.ndarray
 ) -> tuple[int, int]:
@@ -174,7 +171,7 @@ def snapshot(
     return size
 
 
-@njit(cache=True, nogil=True, inline="always")
+@bare(inline="always")
 def look_up(
     near: Table,
     far: Table,

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from forerun.jit import bare
+
 STRETCH, PIECE = 1024, 64  # entries of a row that are looked at together
 
 
-@njit(cache=True, nogil=True)
+@bare
 def has_above(part: np.ndarray, least: float) -> bool:
     """Whether an entry exceeds `least`. Without a way out, so that it is vectorised."""
     found = False
@@ -19,7 +21,7 @@ def has_above(part: np.ndarray, least: float) -> bool:
     return found
 
 
-@njit(cache=True, nogil=True)
+@bare
 def largest_of(part: np.ndarray, lanes: np.ndarray) -> Any:
     """The largest entry, NaN not counted; -inf without any. lanes [PIECE] is room to work in."""
     lanes[:] = -np.inf

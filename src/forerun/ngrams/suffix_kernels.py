@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from forerun.jit import bare
 from forerun.ngrams.flat import (
     BIRTH,
     NONE,
@@ -29,7 +30,7 @@ from forerun.ngrams.flat import (
 from forerun.ngrams.flat import (
     LENGTH as SIZE,
 )
-from forerun.ngrams.kernels import Arrays, bare
+from forerun.ngrams.kernels import Arrays
 from forerun.ngrams.suffix_nodes import (
     COUNT,
     END,

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from forerun.jit import bare
 from forerun.ngrams.flat import (
     NONE,
     OWNER,
@@ -26,7 +27,6 @@ from forerun.ngrams.flat import (
     slot_with,
     take,
 )
-from forerun.ngrams.kernels import bare
 
 # Columns of `nodes`; OWNER is the parent, TOKEN the first token of the edge from it.
 HEAD, NEXT, PREV, COUNT, LENGTH, END, RUN = 2, 3, 4, 5, 6, 7, 8

@@ -14,8 +14,8 @@ from forerun.controllers.budget import (
     BACK,
     BEGIN,
     CREDIT,
-    DEAR,
-    LONE,
+    FIRST,
+    LEARNING,
     LOOK,
     MANY,
     PATIENCE,
@@ -402,24 +402,26 @@ def test_looks_in_vain_come_at_growing_distances_and_learning_goes_on(longest: i
 @pytest.mark.parametrize(
     ("curve", "num", "steps"),
     [
-        (Cost((1, 200), (1.0, 1.0)), 1, LONE[0]),
+        (Cost((1, 200), (1.0, 1.0)), 1, FIRST[0]),
         (Cost((1, 200), (1.0, 1.0)), 16, CREDIT / 16),
-        (Cost((1, 2, 65), (1.0, 2.0, 65.0)), 1, LONE[0]),
-        (Cost((1, 2, 65), (1.0, 2.0, 65.0)), 2, CREDIT / 2 * (DEAR / 5) ** 3),  # five rows for one
+        (Cost((1, 2, 65), (1.0, 2.0, 65.0)), 1, FIRST[0]),
+        (Cost((1, 200), (1.0, 1.0)), 2, FIRST[0]),
+        (Cost((1, 200), (1.0, 1.0), looking=1.25 * LOOK), 4, FIRST[0] * 0.8**3),
+        (Cost((1, 200), (1.0, 1.0), per_look=LOOK / 16), 16, CREDIT / 16),
     ],
 )
-def test_credit_is_shared_and_less_where_a_batch_has_dear_drafts(
+def test_credit_is_shared_and_less_where_looks_of_all_are_dear(
     curve: Cost, num: int, steps: float
 ) -> None:
     budget = bound(curve)
     seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(num)]
     one_step(budget, seqs, 0, is_known=False)
-    left = budget._account / float(curve.at(num))  # type: ignore[operator]
-    assert left == pytest.approx(steps, abs=0.05)
+    left = budget._account + LEARNING[0] * curve.vain(num)  # type: ignore[operator]
+    assert left / float(curve.at(num)) == pytest.approx(steps, abs=0.05)
 
 
 @pytest.mark.parametrize(
-    ("dear", "first", "more"), [(1.0, *LONE[:1] * 2), (2.0, LONE[0] / 8, LONE[1])]
+    ("dear", "first", "more"), [(1.0, *FIRST[:1] * 2), (2.0, FIRST[0] / 8, FIRST[1])]
 )
 def test_a_lone_answer_spends_a_part_of_the_credit_and_those_after_it_the_rest(
     dear: float, first: float, more: float
@@ -439,18 +441,32 @@ def test_a_lone_answer_spends_a_part_of_the_credit_and_those_after_it_the_rest(
     assert first + sum(grown) == pytest.approx(CREDIT)
 
 
-def test_a_lone_text_whose_looks_are_dear_is_left_alone_at_first() -> None:
+@pytest.mark.parametrize("num", [1, 4, 16])
+def test_texts_whose_looks_are_dear_are_left_alone_at_first(num: int) -> None:
     """Nothing is asked, drafted or learned until what is allowed has made up a credit."""
     drafter, target, budget = Dear(), FakeTarget(table_law(1)), Budget()
     target.cost = Cost((1, 200), (1.0, 1.0), looking=3 * LOOK)
     budget.bind(target, drafter)
-    seqs = [sequence((0, 1), 10**6, SeededDice(0))]
-    waits = round((3 * LOOK * BEGIN - LONE[0] / 27) / ALLOWED) - 1
-    early = [one_step(budget, seqs, 0)[0] for _ in range(waits)]
+    seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(num)]
+    first = min(FIRST[0], CREDIT / num) / 27
+    waits = round((3 * LOOK * BEGIN - first) / ALLOWED) - 1
+    early = [plan for _ in range(waits) for plan in one_step(budget, seqs, 0)]
     assert not any(plan.nodes or plan.learns for plan in early)
     assert not drafter.asked and not drafter.hoped
-    later = [one_step(budget, seqs, 0, is_known=False)[0] for _ in range(5)]
+    later = [plan for _ in range(5) for plan in one_step(budget, seqs, 0, is_known=False)]
     assert any(plan.nodes for plan in later), "a probe"
+
+
+def test_where_looks_are_dear_nothing_is_forgiven_as_texts_end() -> None:
+    """Sixteen begin plain, and so do the few that are left, though looks are cheaper for them."""
+    budget = bound(Cost((1, 200), (1.0, 1.0), looking=2 * LOOK, per_look=0.1 * LOOK))
+    seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(16)]
+    for num in (16, 8, 4, 2, 1):
+        for seq in seqs[num:]:
+            budget.finish(seq)
+        del seqs[num:]
+        plans = [plan for _ in range(SOBER // 2 + 5) for plan in one_step(budget, seqs, 0)]
+        assert not any(plan.nodes or plan.learns for plan in plans)
 
 
 def test_who_hopes_for_more_drafts_sooner() -> None:

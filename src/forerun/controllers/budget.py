@@ -16,11 +16,11 @@ text that begins is tried soon, however long others have rested: it may be a sam
 has been learned meanwhile.
 What all this costs, drafts, looks in vain and learning, is on one account with what it saves: the
 seconds in which plain decoding would have made the same tokens. Only a little credit is given at
-first and with every step; to a lone text in parts as those before it end, of which the first is
-small where a look is dear: a short answer of a tiny model stays plain. While the account is
-overdrawn all is plain decoding, and the controller does next to nothing: on a tiny model its own
-work would cost more than the drafts. No clock is read while it runs: the same costs, texts and
-seeds give the same plans.
+first and with every step; to a lone text in parts as those before it end. At first it is little
+where looks are dear beside a plain step: short answers of a tiny model stay plain. While the
+account is overdrawn all is plain decoding, and the controller does next to nothing: on a tiny model
+its own work would cost more than the drafts. No clock is read while it runs: the same costs, texts
+and seeds give the same plans.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ MARGIN = 0.2  # of the tokens hoped for, without which drafting must pay: the be
 MANY = 0.15  # of a drafter's price, more for each further part that learns, and for choosing
 LEARNING = 0.3, 0.16  # of a look in vain, to learn only; the share of a step that it may take
 VAIN = 0.02  # of the time, at most, for looks in vain: their distance doubles up to there
-CREDIT, DEAR = 32.0, 2.0  # plain steps; less in batches in which drafts of all cost more steps
-LONE = 8.0, 2.0  # of the credit of a lone sequence: at first, and at least as it and others end
-LOOK = 0.16  # of a plain step: a lone sequence whose looks cost more has less at first
+CREDIT = 32.0  # plain steps of one sequence
+FIRST = 8.0, 2.0  # of the credit: at most at first; to a lone one at least as it and others end
+LOOK = 0.16  # of a plain step: where looks of all cost more there is less at first
 ALLOWED, MOST_SAVED = 0.005, 32.0  # plain steps, with every step and at most
 BACK = 0.5  # plain steps on the account before drafts come back
-BEGIN = 4.0  # looks, before a lone text's first: all that a drafter begins with costs about as much
+BEGIN = 4.0  # looks, before the first: all that a drafter begins with costs about as much
 PRICED = 64  # steps with drafts between two times that the drafter is asked for its price
 SOBER = 50  # steps between two times that a debt is forgiven since the sequences have changed
 NOTHING, LISTEN = Plan(0, learns=False), Plan(0)
@@ -91,7 +91,7 @@ class Budget(Controller):
         self._cost = Cost((1, 2), (1.0, 1.0))
         self._ask: Callable[..., float] = Drafter().seconds
         self._seconds = 0.0, 0.0, 0.0  # the drafter's: a look in vain, a draft, each of its nodes
-        self._priced = 0  # steps for which they hold
+        self._priced = 0  # steps for which they hold; none before they were asked for
         self._luck: WeakKeyDictionary[Sequence, Luck] = WeakKeyDictionary()
         self._num, self._plain = 0, 0.0  # sequences in the last step; its seconds without drafts
         self._settled = 0  # sequences as they last were when all was begun anew
@@ -102,7 +102,7 @@ class Budget(Controller):
         self._probes = 0
         self._rests = False  # whether a sequence rests, so that passes count
         self._account: float | None = None  # seconds; none before the first step
-        self._lone, self._owed = 0.0, 0.0  # plain steps: credit of a lone one, and what is to come
+        self._owed = 0.0  # plain steps: credit of a lone sequence that is still to come
         self._sober = SOBER  # steps since a debt was forgiven
         self._is_broke, self._back = False, BACK
         self._is_idle = False  # the drafter never drafts
@@ -112,10 +112,8 @@ class Budget(Controller):
         self._cost = cost_of(target).drafted(1 + MANY * max(num - 1, 0))
         self._is_idle = not drafter.labels
         self._ask, self._ask_hope = drafter.seconds, drafter.hope
-        look = self._cost.vain(1) / (self._cost.whole(1) + self._cost.aside(1, 0))
-        self._lone = LONE[0] * (LOOK / max(look, LOOK)) ** 3
-        self._back = max(BACK, BEGIN * look)
-        self._is_broke = self._lone < self._back  # the first steps are plain, at no cost at all
+        first, back = self._credit(1)
+        self._is_broke = first < back  # the first steps are plain, at no cost at all
         if not self._is_broke:
             self._expect(1)
 
@@ -151,7 +149,7 @@ class Budget(Controller):
     def finish(self, seq: Sequence) -> None:
         self._luck.pop(seq, None)
         if self._owed:  # it has taught what the next one may try
-            more = min(max(self._lone, LONE[1]), self._owed)
+            more = min(max(self._credit(1)[0], FIRST[1]), self._owed)
             self._owed -= more
             self._account = (self._account or 0.0) + more * self._plain
 
@@ -205,29 +203,34 @@ class Budget(Controller):
         """Other sequences than before run at once."""
         self._num = num
         self._plain = self._cost.whole(num) + self._cost.aside(num, 0)
-        if self._account is None and num == 1:
-            self._account, self._owed = self._lone * self._plain, CREDIT - self._lone
-            if self._is_broke:
-                return
-        is_new = not self._settled / 2 < num < 2 * self._settled
-        if is_new:
-            self._ready(num)
+        first, back = self._credit(num)
         if self._account is None:
-            share = min(1.0, (DEAR / self._dearness(num)) ** 3)
-            self._account = CREDIT * self._plain / num * share
-        if is_new:
-            self._renew()
+            self._account, self._back = first * self._plain, back
+            self._owed = CREDIT - first if num == 1 else 0.0
+            self._is_broke = first < back
+        if not self._settled / 2 < num < 2 * self._settled:
+            self._settled = num
+            if first >= back:
+                self._ready(num)
+                self._renew()
+            else:  # nothing is forgiven where a try is dear
+                self._priced = min(self._priced, 1)
+
+    def _credit(self, num: int) -> tuple[float, float]:
+        """Plain steps that so many are given at first, and what is needed to begin."""
+        look = self._cost.vain(num) / (self._cost.whole(num) + self._cost.aside(num, 0))
+        share = (LOOK / max(look, LOOK)) ** 3
+        return min(FIRST[0], CREDIT / num) * share, max(BACK, BEGIN * look)
 
     def _ready(self, num: int) -> None:
-        """So many decode at once from now on: what drafts cost then and, at first, what to hope."""
-        if self._account is None or not self._settled:
+        """What drafts cost where so many decode at once and, at first, what to hope."""
+        if not self._priced:
             self._expect(num)
-        self._settled = num
         self._price(num)
 
     def _renew(self) -> None:
         """All are decided anew; a debt is forgiven and a probe comes at once, but seldom."""
-        if not self._settled:
+        if not self._priced:
             self._ready(self._num)
         self._back = BACK
         if self._sober >= SOBER:
@@ -243,13 +246,6 @@ class Budget(Controller):
         vain, one, many = (self._ask(n, num, list(self._luck)) for n in (0, 1, self.nodes))
         per_node = (many - one) / max(self.nodes - 1, 1)
         self._seconds, self._priced = (vain, one - per_node, per_node), PRICED
-
-    def _dearness(self, num: int) -> float:
-        """Seconds of a step in which all draft a little over those of one in which nobody does."""
-        few = self._probe.nodes
-        _, each, per_node = self._seconds
-        spent = self._cost.whole(num * (1 + few)) + self._cost.aside(num, num)
-        return (spent + num * (each + few * per_node)) / self._plain
 
     def _learn(self, luck: Luck, size: int, accepted: list[int]) -> None:
         luck.promised = _mean(luck.promised, self.gains[size], FAST)

@@ -43,6 +43,7 @@ METHODS = (
     "stand:choice=measured",
     "stand:scope=tenant",
     "auto:model=none",
+    "auto",
     "cascade",
     "fuse",
 )

@@ -262,7 +262,7 @@ def _known(rows: tuple[int, ...], seconds: tuple[float, ...]) -> list[float]:
 
 
 class Lent(int):
-    """Bytes that several parts report because all use them; who adds up counts a `key` once."""
+    """Bytes that several parts report because all use them; `Model` counts a `key` once."""
 
     def __new__(cls, size: int, key: Hashable) -> Lent:
         made = super().__new__(cls, size)
@@ -288,6 +288,14 @@ class Snapshot:
     def nbytes(self) -> int:
         """Bytes of the arrays."""
         return sum(array.nbytes for array in self.arrays.values())
+
+    def expect(self, kind: str) -> None:
+        """Raises ConfigError unless it is of a kind."""
+        if self.kind != kind:
+            raise ConfigError(
+                f"expected a memory of {kind}, got one of {self.kind}; use drafter {self.kind}, or "
+                "another memory"
+            )
 
     def check(self, settings: dict[str, Any]) -> None:
         """Raises ConfigError unless it was made with these settings."""

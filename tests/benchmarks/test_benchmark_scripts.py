@@ -202,7 +202,12 @@ def python(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join(path for path in sys.path if path)
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True
+        [sys.executable, *words],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1800,
     )
 
 

@@ -178,6 +178,19 @@ def test_a_step_waits_for_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made.nbytes == 4096
 
 
+def test_memory_that_is_refused_ahead_of_need_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*words: object) -> None:
+        raise MemoryError
+
+    c, slot = cache(), Slot(0)
+    fill(c, slot, list(range(200)))
+    monkeypatch.setattr("forerun.engine.cache.Cells", refuse)
+    c.prepare(250)
+    assert c.nbytes == c.data.nbytes and cells(c, slot, 200) == list(range(200))
+
+
 def test_nothing_is_made_ready_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     c, slot = cache(), Slot(0)
     fill(c, slot, list(range(200)))

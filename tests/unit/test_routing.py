@@ -22,7 +22,7 @@ from forerun.drafters.router import Router
 from forerun.drafters.sam import Sam
 from forerun.drafters.stand import Stand
 from forerun.engine.guard import Guarded
-from forerun.errors import ConfigError
+from forerun.errors import CapacityError, ConfigError
 from forerun.records import Plan, Sequence
 from forerun.roles import Drafter, name_of
 from forerun.tree import EMPTY, Tree, chain
@@ -164,6 +164,19 @@ def test_generation_goes_on_when_the_drafter_fails(
     assert all(one.accepted for one in stats)  # where it did not fail it helped
     assert sum(guarded.failures.values()) > 3
     assert len(caplog.records) == 1 and "a wire came loose" in caplog.text
+
+
+def test_who_cannot_tell_its_room_takes_none(caplog: pytest.LogCaptureFixture) -> None:
+    class Mute(Failing):
+        def check_room(self, seqs: int, tokens: int, taken: int = 0) -> int:
+            raise CapacityError("full") if taken else RuntimeError("a wire came loose")
+
+    guarded = Guarded(Mute())
+    with caplog.at_level(logging.WARNING, "forerun"):
+        assert guarded.check_room(1, 10) == 0
+    assert "a wire came loose" in caplog.text
+    with pytest.raises(CapacityError, match="full"):
+        guarded.check_room(1, 10, taken=1)
 
 
 def test_the_law_is_untouched_by_a_drafter_that_fails() -> None:

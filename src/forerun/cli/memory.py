@@ -136,8 +136,8 @@ def kept(
             notice(f"memory: {_summary(held.after)}, saved to {path}")
             if held.before and stats and _is_unread(held.drafter, held.before, stats):
                 notice(
-                    f"memory: nothing was drafted from it, for {drafter} took other parts to be "
-                    f"faster; --drafter {held.before.snapshot.kind} reads it always"
+                    f"memory: nothing was drafted from it, other parts of {drafter} made all "
+                    f"drafts; --drafter {held.before.snapshot.kind} reads it always"
                 )
 
 

@@ -50,8 +50,9 @@ def as_shown(model: str, prompt: str | list[int]) -> str | list[int]:
 
     if not isinstance(prompt, str) or not is_embedded(model):
         return prompt
-    is_problem = prompt.startswith("Problem:")
-    text = prompt.removeprefix("Problem:").strip()
+    text = prompt.strip()
+    is_problem = text.startswith("Problem:")
+    text = text.removeprefix("Problem:").strip()
     if not text or (is_problem and "Solution:" in text):
         return prompt
     return PROMPT.format(text=text)

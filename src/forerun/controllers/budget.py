@@ -126,7 +126,7 @@ class Budget(Controller):
             if self._idle >= PATIENCE[0]:
                 self._idle = self._pause  # what other texts taught since then may help this one
             if self._num:  # else nothing is priced: the first step shows how many run
-                self._decide()
+                self._decide(is_probing=True)
         return LISTEN if self._wait and not luck.plan.is_empty else luck.plan
 
     def observe(self, step: Step) -> None:
@@ -151,7 +151,7 @@ class Budget(Controller):
         if self._owed:  # it has taught what the next one may try
             more = min(max(self._credit(1)[0], FIRST[1]), self._owed)
             self._owed -= more
-            self._account = (self._account or 0.0) + more * self._plain
+            self._account = (self._account or 0.0) + more * self._plain / max(self._num, 1)
 
     def _balance(self, step: Step) -> None:
         """What a step has saved or spent beside plain decoding."""
@@ -186,7 +186,7 @@ class Budget(Controller):
         spent = self._cost.whole(rows) + self._cost.aside(num, drafts, looks - drafts) + drafter
         for i, size in enumerate(sizes):
             if size and (luck := self._luck.get(step.seqs[i])):
-                self.asked[: step.plans[i].nodes] += 1
+                self.asked[: max(step.plans[i].nodes, size)] += 1  # others may have added nodes
                 self._learn(luck, min(size, self.nodes), step.verdicts[i].nodes)
         if drafts:
             self._left -= 1
@@ -201,6 +201,8 @@ class Budget(Controller):
 
     def _resize(self, num: int) -> None:
         """Other sequences than before run at once."""
+        if self._rests and num < self._num:  # what did not pay beside so many may pay now
+            self._left = 0
         self._num = num
         self._plain = self._cost.whole(num) + self._cost.aside(num, 0)
         first, back = self._credit(num)
@@ -255,9 +257,13 @@ class Budget(Controller):
             if node < size:
                 self.hits[node] += 1
 
-    def _decide(self) -> None:
-        """What all draft until the next decision: what pays best, nothing, or a probe."""
-        self._left = REVIEW
+    def _decide(self, *, is_probing: bool = False) -> None:
+        """What all draft until the next decision: what pays best, nothing, or a probe.
+
+        is_probing: a probe that is under way goes on.
+        """
+        if not is_probing:
+            self._left = REVIEW
         if self._news >= REVIEW:
             self._news, self.gains = 0, self._sums()
         lucks = list(self._luck.values())
@@ -267,8 +273,11 @@ class Budget(Controller):
         plans = {n: Plan(n, self.depth, least=least) for n in set(sizes) if n}
         resting: list[Luck] = []
         for luck, size in zip(lucks, sizes, strict=True):
-            if size and luck.plan is self._probe:
-                self._pause = max(self._pause // 4, PATIENCE[0])
+            if luck.plan is self._probe:
+                if size:
+                    self._pause = max(self._pause // 4, PATIENCE[0])
+                elif is_probing:
+                    continue
             luck.plan = plans.get(size) or self._resting(len(resting))
             if not size:
                 resting.append(luck)

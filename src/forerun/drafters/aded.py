@@ -165,6 +165,7 @@ class Aded(Drafter):
 
     def restore(self, snapshot: Snapshot, tenant: str = "") -> None:
         self.keep(tenant)
+        snapshot.expect("aded")
         snapshot.check({"entries": self.entries})
         matrix = self.layer(tenant)
         matrix.absorb(trigrams.check(snapshot.arrays, self.entries))

@@ -215,6 +215,7 @@ class Stand(Drafter):
 
     def restore(self, snapshot: Snapshot, tenant: str = "") -> None:
         self.keep(tenant)
+        snapshot.expect("stand")
         snapshot.check(self.settings)
         rows, chances = memory_rows.from_snapshot(snapshot)
         memory = self._memories.renew(self._kept_key(tenant))

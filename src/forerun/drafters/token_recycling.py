@@ -164,6 +164,7 @@ class TokenRecycling(Drafter):
         self.keep(tenant)
         target = None if self._target is None else self._target()
         vocab = {} if target is None else {"vocab": target.vocab_size}
+        snapshot.expect("token_recycling")
         snapshot.check({"entries": self._matrices.entries} | vocab)
         self._matrices.restore(self._kept_key(tenant), snapshot)
 

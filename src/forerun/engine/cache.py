@@ -286,7 +286,11 @@ class Cache(Slots):
             if size > SHARE * available_bytes(self.device):
                 self._lacked = shape
                 return
-            self._soon = self._cells(shape)
+            try:
+                self._soon = self._cells(shape)
+            except (MemoryError, RuntimeError):  # a limit that is seen only when it is met
+                self._lacked = shape
+                return
         self._soon.ready((2 * cells - have) / (0.75 * have))
 
     def check_room(self, slots: int, cells: int, taken: int = 0) -> int:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Many
 from weakref import WeakKeyDictionary, WeakSet
 
+from forerun.errors import CapacityError
 from forerun.records import Plan, Sequence, Step
 from forerun.roles import Drafter, Target, name_of
 from forerun.tree import EMPTY, Tree, signed
@@ -46,7 +47,13 @@ class Guarded(Drafter):
         self.drafter.bind(target)
 
     def check_room(self, seqs: int, tokens: int, taken: int = 0) -> int:
-        return self.drafter.check_room(seqs, tokens, taken)
+        try:
+            return self.drafter.check_room(seqs, tokens, taken)
+        except CapacityError:
+            raise
+        except Exception as error:
+            self._note(error, [])
+            return 0
 
     def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
         try:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from forerun.jit import bare
-from forerun.ngrams.kernels import Arrays, Table, Temper, copy, fill_context, look_up
+from forerun.jit import bare, copy
+from forerun.ngrams.kernels import Arrays, Table, Temper, fill_context, look_up
 from forerun.template import Shape
 from forerun.tree import POINT, SWOR, Tree
 

@@ -12,9 +12,9 @@ import numpy as np
 from numba import njit
 
 from forerun.chances import RANKS, Chances, grade
-from forerun.jit import bare
+from forerun.jit import bare, copy
 from forerun.ngrams.drafting import Buffers, buffers, run, tree_of
-from forerun.ngrams.kernels import Arrays, Table, Temper, copy, recall, snapshot
+from forerun.ngrams.kernels import Arrays, Table, Temper, recall, snapshot
 from forerun.records import Plan
 from forerun.tree import POINT, SWOR, Tree
 

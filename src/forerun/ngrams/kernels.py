@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from forerun.jit import bare
+from forerun.jit import bare, copy
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 MIX_A = np.uint64(0xBF58476D1CE4E5B9)
@@ -79,13 +79,6 @@ def new_table(slots: int, entries: int) -> Table:
 
 
 NOTHING = new_table(2, 1)  # behind a memory that stands alone
-
-
-@bare
-def copy(row: np.ndarray, to: np.ndarray) -> None:
-    """Writes a row to the beginning of another; NumPy's way may make an array."""
-    for i in range(len(row)):
-        to[i] = row[i]
 
 
 @bare

@@ -184,6 +184,7 @@ class Responses(Generic[Own, Common]):
     def restore(self, snapshot: Snapshot, tenant: str) -> None:
         """A tenant's store holds the texts of a snapshot, and nothing else."""
         self.keep(tenant)
+        snapshot.expect(self.name)
         key, texts = self._kept_key(tenant), unpack(snapshot)
         if len(self._users.get(key, ())):
             raise ConfigError("expected no running request, whose texts would be lost; wait for it")

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from forerun.jit import bare
+from forerun.jit import bare, copy
 from forerun.ngrams.flat import NONE, Texts, back, token_at
-from forerun.ngrams.kernels import Arrays, copy
+from forerun.ngrams.kernels import Arrays
 from forerun.ngrams.suffix_nodes import COUNT, END, HEAD, LENGTH, NEXT, Nodes
 
 NODE, OFFSET, PARENT, PLACES = 0, 1, 2, 3  # columns of the frontier

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from forerun.jit import bare
-from forerun.ngrams.kernels import EMPTY_KEY, MIX_A, MIX_B, Table, copy, find
+from forerun.jit import bare, copy
+from forerun.ngrams.kernels import EMPTY_KEY, MIX_A, MIX_B, Table, find
 
 
 @bare

@@ -83,7 +83,9 @@ class Batch:
         choices = sequences(group, self.engine.target.context)
         is_own = job.is_seeded or progress.expected is not None
         seqs = [choice.seq for choice in choices]
-        method = job.method if self._has_room(job.method, seqs) else "none"
+        # who has a seed drafts as if nobody else were here
+        has_room = job.is_seeded or self._has_room(job.method, seqs)
+        method = job.method if has_room else "none"
         self.plans.assign(seqs, method, job.nodes, is_own)
         for choice in choices:
             seq = choice.seq
@@ -104,7 +106,7 @@ class Batch:
             taken = target.check_room(len(self._choices) + len(seqs), longest)
             self.router.parts[method].check_room(len(seqs), longest, taken)
         except CapacityError as why:
-            log.warning("a request goes on without drafts of %s: %s", method, why)
+            log.warning("a request goes on without drafts of %s, for want of room: %s", method, why)
             return False
         return True
 

@@ -1,0 +1,259 @@
+"""The controller `budget` where several sequences decode at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from budgets import Dear, bound, one_step, together
+
+from fakes import FakeTarget, sequence, table_law
+from forerun.controllers.budget import (
+    ALLOWED,
+    BEGIN,
+    CREDIT,
+    FIRST,
+    LEARNING,
+    LOOK,
+    REVIEW,
+    SOBER,
+    Budget,
+)
+from forerun.dice import SeededDice
+from forerun.records import Cost, Plan, Step, Verdict
+from forerun.tree import EMPTY, chain
+
+
+def test_sequences_that_draft_together_are_too_dear_where_one_is_not() -> None:
+    """A draft costs a quarter of a lone step, which it may; beside fifteen others it doubles it."""
+    curve = Cost((1, 65, 257), (1.0, 1.0, 1.1), per_draft=0.25)
+    plans = {num: together(bound(curve), num, 2, 200) for num in (1, 16)}
+    assert plans[1][-1][0].nodes >= 2
+    drafts = [sum(plan.nodes > 0 for plan in step) for step in plans[16]]
+    assert max(drafts[100:]) <= 1, "a probe"
+
+
+SHARED = Cost((1, 257), (1.0, 2.0), drafting=1.0)  # a draft costs a step, sixteen little more
+
+
+def test_sequences_begin_together_where_none_would_alone() -> None:
+    """Two of a draft are accepted: 3 tokens in 2 steps alone, 18 for 16 by the first of sixteen."""
+    alone, several = (together(bound(SHARED), num, 2, 60) for num in (1, 16))
+    assert sum(plans[0].nodes > 0 for plans in alone) > 50
+    drafts = [sum(plan.nodes > 0 for plan in plans) for plans in several]
+    assert drafts[0] == 0 and drafts[1:] == [16] * 59
+    plain = 16 / float(SHARED.at(16))
+    few = [(16 + 2 * n) / (float(SHARED.at(16 + 2 * n)) + SHARED.aside(16, n)) for n in (4, 16)]
+    assert few[0] < plain < few[1], "four of them would lose"
+
+
+@pytest.mark.parametrize("hope", [(0.5, 0.8), (0.95, 0.95)])
+def test_sequences_that_begin_together_in_vain_stop_and_lose_little(
+    hope: tuple[float, float],
+) -> None:
+    """Nothing is ever accepted, whatever was hoped."""
+    budget = bound(SHARED)
+    budget._ask_hope = lambda num: hope
+    seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(16)]
+    spent, plain = 0.0, float(SHARED.at(16))
+    for _ in range(1000):
+        plans = one_step(budget, seqs, 0)
+        rows = 16 + sum(plan.nodes for plan in plans)
+        drafts = sum(plan.nodes > 0 for plan in plans)
+        spent += (float(SHARED.at(rows)) + SHARED.aside(16, drafts)) / plain - 1
+    assert 0 < spent < 0.02 * 1000
+
+
+def test_who_is_planned_by_others_drafts_nothing_here() -> None:
+    """Sixteen run at once, and one of them asks this controller: alone it does not pay."""
+    budget = bound(SHARED)
+    mine, *others = (sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(16))
+    drafted = 0
+    for _ in range(200):
+        plan = budget.plan(mine)
+        tree = chain(range(plan.nodes)) if plan.nodes else EMPTY
+        verdicts = [Verdict(list(range(min(len(tree), 2))), 0), *([Verdict([], 0)] * 15)]
+        trees = [tree, *([EMPTY] * 15)]
+        emitted = [v.tokens(t) for v, t in zip(verdicts, trees, strict=True)]
+        plans = [plan, *([Plan(0)] * 15)]
+        budget.observe(Step([mine, *others], plans, trees, [], verdicts, emitted))
+        drafted += plan.nodes > 0
+    assert 0 < drafted < 20, "probes"
+
+
+def test_one_that_fares_badly_rests_beside_those_that_draft() -> None:
+    """Of four the first has nothing accepted: its rows are better spent on the others."""
+    budget = bound(Cost((1, 257), (1.0, 30.0)))
+    seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(4)]
+    sizes = []
+    for _ in range(100):
+        plans = [budget.plan(seq) for seq in seqs]
+        trees = [chain(range(plan.nodes)) if plan.nodes else EMPTY for plan in plans]
+        counts = [0, *(min(len(tree), 3) for tree in trees[1:])]
+        verdicts = [Verdict(list(range(count)), 0) for count in counts]
+        emitted = [v.tokens(tree) for v, tree in zip(verdicts, trees, strict=True)]
+        budget.observe(Step(seqs, plans, trees, [], verdicts, emitted))
+        sizes.append([plan.nodes for plan in plans])
+    mean = np.mean(sizes[20:], axis=0)
+    assert mean[0] < 0.2 * mean[1:].min()
+    assert np.ptp(mean[1:]) == 0, "equal luck, equal drafts"
+
+
+def test_drafts_that_stay_short_are_not_counted_as_long_ones() -> None:
+    """Trees of two nodes, however many are allowed: rows that nobody uses cost nothing."""
+    budget = bound(Cost((1, 17, 49, 257), (1.0, 1.1, 1.2, 20.0)))
+    seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(16)]
+    for _ in range(60):
+        plans = [budget.plan(seq) for seq in seqs]
+        trees = [chain(range(min(plan.nodes, 2))) if plan.nodes else EMPTY for plan in plans]
+        verdicts = [Verdict(list(range(len(tree))), 0) for tree in trees]
+        emitted = [v.tokens(tree) for v, tree in zip(verdicts, trees, strict=True)]
+        budget.observe(Step(seqs, plans, trees, [], verdicts, emitted))
+    assert all(plan.nodes >= 4 for plan in plans)
+
+
+@pytest.mark.parametrize("num", [1, 4, 16])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_what_never_pays_costs_the_credit_and_a_hundredth(num: int, is_known: bool) -> None:
+    """Looks in vain or rejected drafts: what is spent on them, in steps of plain decoding."""
+
+    cost = Cost((1, 17, 65), (1.0, 1.2, 4.0), 0.0, 0.1, 0.3, 0.2, per_look=0.1, looking=0.1)
+    budget = bound(cost)
+    seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(num)]
+    spent, plain = 0.0, float(cost.at(num)) + cost.aside(num, 0)
+    for _ in range(1000):
+        plans = one_step(budget, seqs, 0, is_known)
+        drafts = sum(plan.nodes > 0 for plan in plans)
+        rows = num + is_known * sum(plan.nodes for plan in plans)
+        aside = cost.aside(num, drafts * is_known, drafts * (not is_known))
+        spent += float(cost.at(rows)) + aside - plain
+    assert 0 < spent < (CREDIT / num + ALLOWED * 1000 + 3) * plain, "three: the last step's debt"
+
+
+def test_a_batch_that_grows_and_shrinks_is_not_forgiven_each_time() -> None:
+    """Between one sequence and two, every few steps; drafts never pay."""
+    budget = bound(Cost((1, 17, 65), (1.0, 1.2, 4.0), per_seq=0.1, per_draft=0.1, drafting=0.2))
+    cost, seqs = budget._cost, [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in (0, 1)]
+    spent = 0.0
+    for at in range(2000):
+        now = seqs[: 1 + at // 3 % 2]
+        plans = one_step(budget, now, 0)
+        drafts = sum(plan.nodes > 0 for plan in plans)
+        rows = len(now) + sum(plan.nodes for plan in plans)
+        extra = float(cost.at(rows)) + cost.aside(len(now), drafts)
+        spent += extra / (float(cost.at(len(now))) + cost.aside(len(now), 0)) - 1
+    assert 0 < spent < CREDIT + 2000 * (ALLOWED + 1 / SOBER)
+
+
+def test_drafts_come_back_when_fewer_sequences_are_left() -> None:
+    """Sixteen do not pay and rest; the last one finds at once that it does alone."""
+    budget = bound(Cost((1, 65, 257), (1.0, 1.0, 1.1), per_draft=0.25))
+    seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(16)]
+    for _ in range(100):
+        plans = one_step(budget, seqs, 2)
+    assert sum(plan.nodes > 0 for plan in plans) <= 1
+    for seq in seqs[1:]:
+        budget.finish(seq)
+    alone = [one_step(budget, seqs[:1], 2)[0] for _ in range(20)]
+    assert all(plan.nodes for plan in alone[2:])
+
+
+@pytest.mark.parametrize(
+    ("curve", "num", "steps"),
+    [
+        (Cost((1, 200), (1.0, 1.0)), 1, FIRST[0]),
+        (Cost((1, 200), (1.0, 1.0)), 16, CREDIT / 16),
+        (Cost((1, 2, 65), (1.0, 2.0, 65.0)), 1, FIRST[0]),
+        (Cost((1, 200), (1.0, 1.0)), 2, FIRST[0]),
+        (Cost((1, 200), (1.0, 1.0), looking=1.25 * LOOK), 4, FIRST[0] * 0.8**3),
+        (Cost((1, 200), (1.0, 1.0), per_look=LOOK / 16), 16, CREDIT / 16),
+    ],
+)
+def test_credit_is_shared_and_less_where_looks_of_all_are_dear(
+    curve: Cost, num: int, steps: float
+) -> None:
+    budget = bound(curve)
+    seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(num)]
+    one_step(budget, seqs, 0, is_known=False)
+    left = budget._account + LEARNING[0] * curve.vain(num)  # type: ignore[operator]
+    assert left / float(curve.at(num)) == pytest.approx(steps, abs=0.05)
+
+
+@pytest.mark.parametrize("num", [1, 4, 16])
+def test_texts_whose_looks_are_dear_are_left_alone_at_first(num: int) -> None:
+    """Nothing is asked, drafted or learned until what is allowed has made up a credit."""
+    drafter, target, budget = Dear(), FakeTarget(table_law(1)), Budget()
+    target.cost = Cost((1, 200), (1.0, 1.0), looking=3 * LOOK)
+    budget.bind(target, drafter)
+    seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(num)]
+    first = min(FIRST[0], CREDIT / num) / 27
+    waits = round((3 * LOOK * BEGIN - first) / ALLOWED) - 1
+    early = [plan for _ in range(waits) for plan in one_step(budget, seqs, 0)]
+    assert not any(plan.nodes or plan.learns for plan in early)
+    assert not drafter.asked and not drafter.hoped
+    later = [plan for _ in range(5) for plan in one_step(budget, seqs, 0, is_known=False)]
+    assert any(plan.nodes for plan in later), "a probe"
+
+
+def test_where_looks_are_dear_nothing_is_forgiven_as_texts_end() -> None:
+    """Sixteen begin plain, and so do the few that are left, though looks are cheaper for them."""
+    budget = bound(Cost((1, 200), (1.0, 1.0), looking=2 * LOOK, per_look=0.1 * LOOK))
+    seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(16)]
+    for num in (16, 8, 4, 2, 1):
+        for seq in seqs[num:]:
+            budget.finish(seq)
+        del seqs[num:]
+        plans = [plan for _ in range(SOBER // 2 + 5) for plan in one_step(budget, seqs, 0)]
+        assert not any(plan.nodes or plan.learns for plan in plans)
+
+
+def test_credit_that_comes_after_a_lone_text_is_shared_by_those_that_run_then() -> None:
+    """A step of sixteen takes as long as one; each of them has its share of a lone one's part."""
+    budget = bound(Cost((1, 200), (1.0, 1.0), looking=0.1 * LOOK))
+    seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(16)]
+    one_step(budget, seqs[:1], 0)
+    one_step(budget, seqs, 0)
+    before = budget._account
+    budget.finish(seqs[0])
+    assert 0 < budget._account - before <= FIRST[0] / 16  # type: ignore[operator]
+
+
+def test_nodes_that_others_added_are_counted_as_asked_for() -> None:
+    budget = bound(Cost((1, 200), (1.0, 2.0)))
+    seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(2)]
+    one_step(budget, seqs, 0)
+    plans, tree = [Plan(4, 4), Plan(0)], chain(range(6))
+    for _ in range(50):
+        verdicts = [Verdict([0, 1], 0)] * 2
+        emitted = [verdict.tokens(tree) for verdict in verdicts]
+        budget.observe(Step(seqs, plans, [tree, tree], [], verdicts, emitted))
+    assert (budget.asked >= budget.tries).all() and budget.tries[5] > 1
+
+
+def test_a_probe_goes_on_while_others_join() -> None:
+    budget = bound(Cost((1, 2, 400), (1.0, 2.0, 400.0)))
+    seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(8)]
+    for _ in range(500):
+        plans = one_step(budget, seqs, 0)
+    assert not any(plan.nodes for plan in plans)
+    budget._account, budget._idle = 1e6, budget._pause
+    one_step(budget, seqs, 0)
+    probes = 0
+    for k in range(REVIEW - 1):
+        probes += any(plan.nodes for plan in one_step(budget, seqs, 0))
+        budget._idle = 0  # else whoever joins is tried instead
+        seqs.append(sequence((0, 1), 10**6, SeededDice(0), index=8 + k))
+    assert probes == REVIEW - 1
+
+
+def test_those_that_are_left_are_decided_anew() -> None:
+    """What does not pay beside fifteen others does beside eight."""
+    budget = bound(Cost((1, 10, 11, 400), (1.0, 1.0, 1.6, 60.0)))
+    seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(9)]
+    for _ in range(100):
+        one_step(budget, seqs, 1)
+    budget._account, budget._idle = 1e4, 0
+    assert sum(plan.nodes > 0 for plan in one_step(budget, seqs, 1)) <= 1, "a probe"
+    for seq in seqs[5:]:
+        budget.finish(seq)
+    few = [one_step(budget, seqs[:5], 1) for _ in range(3)]
+    assert all(plan.nodes for plan in few[-1])

@@ -269,7 +269,8 @@ class Lent(int):
         made.key = key
         return made
 
-    def __getnewargs__(self) -> tuple[int, Hashable]:  # for copies, as records of a run make them
+    # for copies, as records of a run make them
+    def __getnewargs__(self) -> tuple[int, Hashable]:  # type: ignore[override]
         return int(self), self.key
 
     key: Hashable

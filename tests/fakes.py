@@ -141,6 +141,9 @@ class FakeRunner:
     def __init__(self, law: Callable[[Many[int]], np.ndarray]) -> None:
         self.law, self.context, self.vocab_size = law, 10_000, VOCAB
 
+    def num_unread(self, seq: Sequence) -> int:
+        return len(seq.tokens)
+
     def rows_at(self, requests: Many[tuple[Sequence, Path]]) -> torch.Tensor:
         laws = [self.law([*seq.tokens, *path]) for seq, path in requests]
         return torch.from_numpy(np.log(np.stack(laws)))

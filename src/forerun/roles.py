@@ -115,12 +115,19 @@ class Drafter:
     def warm_up(self) -> None:
         """Compiles what it runs."""
 
-    def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
+    def whose(self, seq: Sequence) -> Drafter:
+        """Who will draft for a sequence in the next step: itself, or one that it is made of."""
+        return self
+
+    def seconds(self, nodes: int, num: int = 1) -> float:
         """What a draft of so many nodes costs beside what any draft does (`Cost.aside`), about.
 
-        num: sequences that draft at once; its share is meant. seqs: as these are drafted for at
-        present; none: as any would be at first.
+        num: sequences that draft at once; its share is meant.
         """
+        return 0.0
+
+    def reading(self, seq: Sequence) -> float:
+        """Seconds that the next draft takes beside that, to read what it has not read of a text."""
         return 0.0
 
     def hope(self, num: int = 1) -> tuple[float, float]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
-
 from fakes import FakeTarget, sequence, table_law
 from forerun.controllers.budget import Budget
 from forerun.dice import SeededDice
-from forerun.records import Cost, Plan, Sequence, Step, Verdict
+from forerun.records import Cost, Plan, Step, Verdict
 from forerun.roles import Drafter
 from forerun.tree import EMPTY, chain
 
@@ -16,11 +14,11 @@ class Free(Drafter):
     labels = frozenset({"point"})
 
 
-def bound(curve: Cost, **options: int) -> Budget:
+def bound(curve: Cost, drafter: Drafter | None = None, **options: int) -> Budget:
     target = FakeTarget(table_law(1))
     target.cost = curve
     budget = Budget(**options)
-    budget.bind(target, Free())
+    budget.bind(target, drafter or Free())
     return budget
 
 
@@ -52,7 +50,7 @@ class Dear(Drafter):
         self.asked: list[tuple[int, int]] = []  # nodes, sequences
         self.hoped: list[int] = []
 
-    def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
+    def seconds(self, nodes: int, num: int = 1) -> float:
         self.asked.append((nodes, num))
         return 10.0
 

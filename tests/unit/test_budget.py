@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
-
 import numpy as np
 import pytest
 from budgets import Dear, Free, bound, one_step
@@ -145,7 +143,7 @@ def test_a_threshold_comes_with_the_plan_where_rows_cost() -> None:
 
 def test_a_dear_drafter_drafts_less() -> None:
     class Dear(Free):
-        def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
+        def seconds(self, nodes: int, num: int = 1) -> float:
             return 0.5 * nodes
 
     target = FakeTarget(table_law(1))
@@ -186,7 +184,7 @@ def test_a_price_is_asked_for_once_as_the_first_texts_begin(num: int) -> None:
     budget.bind(target, drafter)
     one_step(budget, [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(num)], 0)
     assert drafter.asked == [(0, num), (1, num), (budget.nodes, num)]
-    assert drafter.hoped == [1, num]
+    assert drafter.hoped == [num]
 
 
 @pytest.mark.parametrize("options", [{"nodes": 0}, {"depth": 0}])
@@ -259,3 +257,41 @@ def test_who_hopes_for_more_drafts_sooner() -> None:
         late = sequence((0, 1), 10**6, SeededDice(0), index=16)
         first[kind] = budget.plan(late).nodes
     assert first[Sure] > first[Unsure]
+
+
+class Turns(Free):
+    """The first part drafts for so many plans, then the second."""
+
+    def __init__(self, first: int) -> None:
+        self.parts, self.left = (Free(), Free()), first
+
+    def whose(self, seq: Sequence) -> Drafter:
+        self.left -= 1
+        return self.parts[self.left < 0]
+
+
+def test_each_drafter_is_judged_by_its_own_drafts() -> None:
+    """What the first does in vain is not held against the second."""
+    fresh = steps(bound(FLAT), lambda nodes: nodes, 6)
+    drafter = Turns(30)
+    budget = bound(FLAT, drafter)
+    budget._account = 1e6
+    steps(budget, lambda nodes: 0, 20)
+    drafter.left = 0
+    after = steps(budget, lambda nodes: nodes, 6)
+    assert max(plan.nodes for plan in after) == max(plan.nodes for plan in fresh) > PROBE
+
+
+@pytest.mark.parametrize("reading", [0.0, 3.0])
+def test_what_a_drafter_reads_is_on_the_account(reading: float) -> None:
+    class Reads(Free):
+        def reading(self, seq: Sequence) -> float:
+            return reading
+
+    budgets = [bound(FLAT, drafter) for drafter in (Free(), Reads())]
+    seq = sequence((0, 1), 10**6, SeededDice(0))
+    for budget in budgets:
+        one_step(budget, [seq], 0)
+        assert one_step(budget, [seq], 1)[0].nodes
+    first, second = (budget._account for budget in budgets)
+    assert first - second == pytest.approx(reading)  # type: ignore[operator]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from budgets import Dear, bound, one_step, together
+from budgets import Dear, Free, bound, one_step, together
 
 from fakes import FakeTarget, sequence, table_law
 from forerun.controllers.budget import (
@@ -51,8 +51,12 @@ def test_sequences_that_begin_together_in_vain_stop_and_lose_little(
     hope: tuple[float, float],
 ) -> None:
     """Nothing is ever accepted, whatever was hoped."""
-    budget = bound(SHARED)
-    budget._ask_hope = lambda num: hope
+
+    class Hopeful(Free):
+        def hope(self, num: int = 1) -> tuple[float, float]:
+            return hope
+
+    budget = bound(SHARED, Hopeful())
     seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(16)]
     spent, plain = 0.0, float(SHARED.at(16))
     for _ in range(1000):
@@ -226,7 +230,8 @@ def test_nodes_that_others_added_are_counted_as_asked_for() -> None:
         verdicts = [Verdict([0, 1], 0)] * 2
         emitted = [verdict.tokens(tree) for verdict in verdicts]
         budget.observe(Step(seqs, plans, [tree, tree], [], verdicts, emitted))
-    assert (budget.asked >= budget.tries).all() and budget.tries[5] > 1
+    (counts,) = budget._counts.values()
+    assert (counts.asked >= counts.tries).all() and counts.tries[5] > 1
 
 
 def test_a_probe_goes_on_while_others_join() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Sequence as Many
 
 import pytest
 from says import FIRST, GREEDY, LAW, SECOND, Says, run, truth, wrong
@@ -33,7 +32,7 @@ class Dear(Says):
         super().__init__(say)
         self.price = price
 
-    def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
+    def seconds(self, nodes: int, num: int = 1) -> float:
         return self.price
 
 
@@ -76,22 +75,43 @@ def test_a_part_that_fails_is_left_for_one_that_drafts() -> None:
     assert stats.accepted_by["says"] > 500
 
 
-def test_drafts_cost_what_those_parts_cost_that_draft() -> None:
-    """At first the part that is believed to be fastest; a few sequences do not pay for others."""
-    router = Router(parts=(Says(half), Dear(truth, 0.1), Dear(wrong, 10.0)), scope="request")
-    cheap = router.parts[0].seconds(4)
-    run(router, count=0)
-    seqs = [sequence((0, 1), 9, SeededDice(i), GREEDY) for i in range(2)]
-    assert router.seconds(4, 1, seqs) == router.seconds(4) == pytest.approx(cheap)
-    record = router._record(seqs[0])
-    record.runs[:] = [0.0, 9.0, 0.0]
-    record.tokens[1] = record.steps[1] = 300.0
-    record.seconds[1] = 10.0
-    assert router.seconds(4, 1, seqs[:1]) == pytest.approx(0.1)
-    assert router.seconds(4, 1, seqs[1:]) == pytest.approx(cheap), "others' drafts are not its own"
-    between = (0.1 + cheap) / 2
-    router._record(seqs[1])
-    assert router.seconds(4, 1, seqs) == pytest.approx(between)
+def test_who_drafts_next_is_told_beforehand() -> None:
+    """A controller plans for the part that will draft: at that one's price, by its own counts."""
+    router = Router(parts=(Says(half), Dear(truth, 0.1)), run=1, optimism=3.0)
+    told, drafted = [], []
+
+    class Asks(Fixed):
+        def plan(self, seq: Sequence) -> Plan:
+            told.append(router.parts.index(router.whose(seq)))
+            return super().plan(seq)
+
+        def observe(self, step: Step) -> None:
+            drafted.extend(map(router.names.index, step.trees[0].sources[:1]))
+
+    run_all(
+        Engine(FakeTarget(LAW), router, Recursive(), Asks(nodes=4)),
+        [sequence((0, 1), 300, SeededDice(0), GREEDY)],
+    )
+    assert told[: len(drafted)] == drafted and set(drafted) == {0, 1}
+
+
+def test_a_text_that_a_part_would_have_to_read_first_goes_to_another() -> None:
+    """Reading is spread over the steps that come; what is read once is read."""
+
+    class Reads(Says):
+        left = 0.0
+
+        def reading(self, seq: Sequence) -> float:
+            return self.left
+
+    reads = Reads(truth)
+    router = Router(parts=(reads, Says(half)))
+    router.bind(FakeTarget(LAW))
+    seq, owned = sequence((0, 1), 9, SeededDice(0), GREEDY), []
+    for reads.left in (0.0, 100.0, 0.0):
+        owned.append(router.whose(seq))
+    assert owned == [reads, router.parts[1], reads]
+    assert router.reading(seq) == 0.0
 
 
 def test_what_is_hoped_of_drafts_is_what_the_first_part_hopes() -> None:
@@ -194,21 +214,21 @@ def test_beliefs_hold_until_steps_say_otherwise() -> None:
     record, dues = Record((1.0, 0.5)), (2.0, 4.0)
     assert record.speeds(dues) == [0.5, 0.125]
     for _ in range(200):
-        record.add(0, 4, 2.0, 3, 1)
+        record.add(0, 4, 2.0, 3)
     assert record.speeds(dues) == pytest.approx([2.0, 0.5])
-    record.add(1, 60, 4.0, 3, 1)
+    record.add(1, 40, 4.0, 3)
     believed = record.speeds(dues)
     assert believed[0] == pytest.approx(2.0, rel=0.2) and 0.6 < believed[1] < 2
     for _ in range(2000):
-        record.add(1, 60, 4.0, 3, 1)
-    assert record.speeds(dues)[1] == pytest.approx(15.0, rel=0.05)
+        record.add(1, 40, 4.0, 3)
+    assert record.speeds(dues)[1] == pytest.approx(10.0, rel=0.05)
 
 
 def test_drafts_as_long_as_of_late_decide_what_a_part_would_cost() -> None:
     """A pass of a draft model for each node is dear where drafts are long."""
 
     class PerNode(Says):
-        def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
+        def seconds(self, nodes: int, num: int = 1) -> float:
             return 0.2 * nodes
 
     router = Router(parts=(Says(half), PerNode(truth)))
@@ -216,7 +236,7 @@ def test_drafts_as_long_as_of_late_decide_what_a_part_would_cost() -> None:
     record, found = Record((1.0, 1.0)), []
     for nodes in (1, 9):
         for _ in range(300):
-            record.add(0, 2, 1.0, nodes, 2)
+            record.add(0, 2, 1.0, nodes)
         found.append(router._dues(record)[1] - router._dues(record)[0])
     assert found == pytest.approx([0.2, 1.8], rel=0.01)
 
@@ -233,13 +253,22 @@ def test_what_a_group_taught_ends_with_it() -> None:
     assert not router._records
 
 
-def test_it_drafts_for_a_batch_as_for_one() -> None:
-    """Each sequence its own part, in one call per part."""
-    router = Router(parts=(Says(truth), Says(wrong)), run=1)
-    seqs = [sequence((0, 1), 9, SeededDice(i), GREEDY, index=i) for i in range(3)]
-    trees = router.propose(seqs, [Fixed(nodes=2).plan(seq) for seq in seqs])
+def test_those_who_share_a_record_draft_together() -> None:
+    """A pass of a draft model serves all of them; others may draft with another part."""
+    router = Router(parts=(Says(truth), Says(wrong)), scope="group")
+    seqs = [sequence((0, 1), 9, SeededDice(i), GREEDY, index=i) for i in range(4)]
+    for i, seq in enumerate(seqs):
+        seq.group = i // 2
+    record = router._record(seqs[0])
+    assert record.num == 1
+    assert [router.whose(seq) for seq in seqs] == [router.parts[0]] * 4
+    assert record.num == 2, "those that were asked for"
+    record.part = 1
+    trees = router.propose(seqs, [Plan(2)] * 4)
     said = [tree.tokens.tolist() for tree in trees]
-    assert said == [truth([0, 1], 2), wrong([0, 1], 2), truth([0, 1], 2)]
+    assert said == [wrong([0, 1], 2)] * 2 + [truth([0, 1], 2)] * 2
+    router.finish(seqs[1])
+    assert record.num == 1
 
 
 @pytest.mark.parametrize("num", [1, 2])

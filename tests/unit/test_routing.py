@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from says import FIRST, GREEDY, LAW, SECOND, Says, run, silent, truth, wrong
 
-from fakes import sequence
+from fakes import FakeTarget, run_all, sequence
 from forerun import registry
 from forerun.chances import Chances
+from forerun.controllers.budget import Budget
 from forerun.dice import SeededDice
 from forerun.drafters.auto import Auto
 from forerun.drafters.base import followed
@@ -22,8 +23,9 @@ from forerun.drafters.router import Router
 from forerun.drafters.sam import Sam
 from forerun.drafters.stand import Stand
 from forerun.engine.guard import Guarded
+from forerun.engine.loop import Engine
 from forerun.errors import CapacityError, ConfigError
-from forerun.records import Plan, Sequence
+from forerun.records import Cost, Plan, Sequence
 from forerun.roles import Drafter, name_of
 from forerun.tree import EMPTY, Tree, chain
 from forerun.verifiers.recursive import Recursive
@@ -64,7 +66,7 @@ def test_fuse_gives_credit_to_who_came_first() -> None:
 def test_two_of_one_class_learn_from_their_own_nodes_alone() -> None:
     """The second STAND knows nothing, so its chances stay what is believed at first."""
     taught, fresh = Stand(context=1), Stand(context=1, scope="request")
-    run(Router(parts=(taught, fresh)), seqs=2)
+    run(Router(parts=(taught, fresh), optimism=2.0), seqs=2)
     fuse = Fuse(parts=(taught, fresh))
     seq = sequence((0, 1), 5, SeededDice(0), GREEDY)
     before = taught.memory(seq).chances[False].tries.sum()
@@ -212,3 +214,27 @@ def test_a_sequence_that_nobody_finishes_is_not_kept() -> None:
 def test_an_empty_tree_needs_no_name() -> None:
     _, (stats,) = run(Auto(parts=(Says(silent), Says(silent))))
     assert stats.drafted == 0 and not stats.drafted_by and len(EMPTY) == 0
+
+
+@pytest.mark.parametrize("broken", ["whose", "reading", "seconds"])
+def test_a_part_that_cannot_say_what_it_costs_costs_no_request(
+    broken: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning, whichever part it is; the text is as without drafts."""
+
+    class Broken(Says):
+        pass
+
+    def fails(*_: object, **__: object) -> float:
+        raise ValueError("no price")
+
+    setattr(Broken, broken, fails)
+    router = Router(parts=(Broken(truth), Broken(wrong)))
+    target = FakeTarget(LAW)
+    target.cost = Cost((1, 65), (1.0, 2.0))
+    engine = Engine(target, Guarded(router), Recursive(), Budget())
+    seq = sequence((0, 1), 200, SeededDice(0), GREEDY)
+    run_all(engine, [seq])
+    assert seq.generated == truth([0, 1], 200)
+    assert engine.drafter.failures
+    assert len([r for r in caplog.records if "failed" in r.message]) == 1

@@ -61,6 +61,16 @@ def test_one_after_another_shares_the_prompt_too(runner: ModelRunner) -> None:
         assert runner.num_rows == 29 + (k + 1) * (1 + 3 + 1)
 
 
+def test_what_was_not_read_of_a_text_is_known(runner: ModelRunner) -> None:
+    seq, other = sequence(prompt(40)), sequence(prompt(40) + [9, 9])
+    assert runner.num_unread(seq) == 40
+    forward(runner, [seq], [EMPTY])
+    assert runner.num_unread(seq) == 0
+    assert runner.num_unread(other) == 2, "the rest is found in another's slot"
+    seq.tokens += [5] * 7
+    assert runner.num_unread(seq) == 7
+
+
 def test_equal_siblings_and_nodes_are_interchangeable(model: Any, runner: ModelRunner) -> None:
     builder = TreeBuilder()  # independent draws may meet: the same token twice below one node
     for token, parent in ((7, -1), (7, -1), (8, 0), (9, 1), (9, 0)):

@@ -1,7 +1,8 @@
 """The trees that make the most tokens per second together, which may be none.
 
 A step over N rows takes the seconds that `engine/cost.py` has measured; node i of a draft is
-accepted with probability a_i, counted as steps go by and scaled to the sequence's own recent luck.
+accepted with probability a_i, counted as steps go by, for each drafter apart where several take
+turns (`counts.py`), and scaled to the sequence's own recent luck.
 Of the nodes of all sequences the likeliest are taken, as many as maximise tokens / time of the
 whole step: what the first draft of a step costs is shared by all that draft. Growers that know
 chances beforehand get a threshold as well: a node is worth a row if its chance exceeds tokens per
@@ -25,21 +26,20 @@ and seeds give the same plans.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from forerun.controllers.counts import Counts
 from forerun.controllers.fixed import MOST
 from forerun.engine.cost import cost_of
 from forerun.errors import ConfigError
 from forerun.records import Cost, Plan, Sequence, Step
 from forerun.roles import Controller, Drafter, Target
 
-WEIGHT = 4.0  # trials that the first belief in a node stands for
 REVIEW = 4  # steps with drafts between two decisions
-KEEP = 0.9975  # of the counts of nodes, per draft
 FAST = 0.9  # memory of a sequence's luck
 PATIENCE = 32, 1024  # passes in which a sequence rests between two probes: at first, at most
 PROBE = 4  # nodes
@@ -53,7 +53,6 @@ LOOK = 0.16  # of a plain step: where looks of all cost more there is less at fi
 ALLOWED, MOST_SAVED = 0.005, 32.0  # plain steps, with every step and at most
 BACK = 0.5  # plain steps on the account before drafts come back
 BEGIN = 4.0  # looks, before the first: all that a drafter begins with costs about as much
-PRICED = 64  # steps with drafts between two times that the drafter is asked for its price
 SOBER = 50  # steps between two times that a debt is forgiven since the sequences have changed
 NOTHING, LISTEN = Plan(0, learns=False), Plan(0)
 
@@ -62,7 +61,9 @@ NOTHING, LISTEN = Plan(0, learns=False), Plan(0)
 class Luck:
     """How one sequence fares beside what its drafts promised; means over recent drafts."""
 
+    counts: Counts  # of who drafts for it
     plan: Plan = LISTEN
+    reading: float = 0.0  # seconds of the next draft that go to what was not read of its text
     promised: float = 1.0
     accepted: float = 1.0
     probe: int = 0  # number of its last probe
@@ -83,20 +84,13 @@ class Budget(Controller):
             )
         self.nodes, self.depth = nodes, depth
         self._probe = Plan(min(PROBE, nodes), depth)
-        # drafts that might have had node i, had it, and had it accepted; decayed
-        self.asked, self.tries, self.hits = (np.zeros(nodes) for _ in range(3))
-        self._ask_hope = Drafter().hope
-        self._hope = self._ask_hope()
-        self.gains = self._sums()  # gains[N]: tokens that N nodes promise
+        self._drafter = Drafter()
+        self._counts: dict[Drafter, Counts] = {}
         self._cost = Cost((1, 2), (1.0, 1.0))
-        self._ask: Callable[..., float] = Drafter().seconds
-        self._seconds = 0.0, 0.0, 0.0  # the drafter's: a look in vain, a draft, each of its nodes
-        self._priced = 0  # steps for which they hold; none before they were asked for
         self._luck: WeakKeyDictionary[Sequence, Luck] = WeakKeyDictionary()
         self._num, self._plain = 0, 0.0  # sequences in the last step; its seconds without drafts
         self._settled = 0  # sequences as they last were when all was begun anew
         self._left = REVIEW  # steps with drafts until the next decision
-        self._news = 0  # drafts that are not among the gains yet
         self._vain, self._wait = 0, 0  # looks in vain at a stretch, and passes until the next look
         self._idle, self._pause = 0, PATIENCE[0]  # passes since the last probe, and until the next
         self._probes = 0
@@ -111,23 +105,28 @@ class Budget(Controller):
         num = sum(part.learns for part in drafter.within())
         self._cost = cost_of(target).drafted(1 + MANY * max(num - 1, 0))
         self._is_idle = not drafter.labels
-        self._ask, self._ask_hope = drafter.seconds, drafter.hope
+        self._drafter = drafter
         first, back = self._credit(1)
         self._is_broke = first < back  # the first steps are plain, at no cost at all
-        if not self._is_broke:
-            self._expect(1)
 
     def plan(self, seq: Sequence) -> Plan:
         if self._is_broke or self._is_idle:
             return NOTHING
-        luck = self._luck.get(seq)
+        drafter, luck = self._drafter.whose(seq), self._luck.get(seq)
         if luck is None:
-            luck = self._luck[seq] = Luck()
+            luck = self._luck[seq] = Luck(self._of(drafter))
             if self._idle >= PATIENCE[0]:
                 self._idle = self._pause  # what other texts taught since then may help this one
             if self._num:  # else nothing is priced: the first step shows how many run
                 self._decide(is_probing=True)
-        return LISTEN if self._wait and not luck.plan.is_empty else luck.plan
+        elif luck.counts.drafter is not drafter:
+            self._decide(is_probing=True)
+        if luck.plan.is_empty:
+            return luck.plan
+        if self._wait:
+            return LISTEN
+        luck.reading = drafter.reading(seq)
+        return luck.plan
 
     def observe(self, step: Step) -> None:
         if self._is_idle:
@@ -172,27 +171,31 @@ class Budget(Controller):
     def _settle(self, step: Step, looks: int) -> float:
         """What a step with looks teaches; the seconds that it has saved."""
         num = len(step.seqs)
-        self._priced -= 1
-        if self._priced <= 0:
-            self._price(num)
         sizes = [len(tree) for tree in step.trees]
         rows, drafts, tokens = num + sum(sizes), sum(map(bool, sizes)), sum(map(len, step.emitted))
         self._vain = 0 if drafts else self._vain + 1
         if self._vain:
             longest = self._cost.vain(looks) / (VAIN * self._plain)
             self._wait = int(min(2.0 ** min(self._vain - 1, 30), max(longest, 1.0))) - 1
-        vain, each, per_node = self._seconds
-        drafter = vain * (looks - drafts) + each * drafts + per_node * sum(sizes)
-        spent = self._cost.whole(rows) + self._cost.aside(num, drafts, looks - drafts) + drafter
-        for i, size in enumerate(sizes):
-            if size and (luck := self._luck.get(step.seqs[i])):
-                self.asked[: max(step.plans[i].nodes, size)] += 1  # others may have added nodes
-                self._learn(luck, min(size, self.nodes), step.verdicts[i].nodes)
-        if drafts:
-            self._left -= 1
-            self._news += drafts
-            for counts in (self.asked, self.tries, self.hits):
-                counts *= KEEP**drafts
+        spent = self._cost.whole(rows) + self._cost.aside(num, drafts, looks - drafts)
+        heard: Counter[Counts] = Counter()
+        for seq, plan, size, verdict in zip(
+            step.seqs, step.plans, sizes, step.verdicts, strict=True
+        ):
+            luck = self._luck.get(seq)
+            if luck is None or plan.nodes <= 0 and not size:
+                continue
+            counts = luck.counts
+            counts.price(num)
+            if not size:
+                spent += counts.vain
+                continue
+            spent += counts.each + counts.per_node * size + luck.reading
+            heard[counts] += 1
+            self._learn(luck, plan.nodes, min(size, self.nodes), verdict.nodes)
+        for counts, count in heard.items():
+            counts.decay(count)
+        self._left -= bool(drafts)
         return self._plain * tokens / num - spent
 
     def _hearing(self, hears: int) -> float:
@@ -212,11 +215,10 @@ class Budget(Controller):
             self._is_broke = first < back
         if not self._settled / 2 < num < 2 * self._settled:
             self._settled = num
-            if first >= back:
-                self._ready(num)
+            for counts in self._counts.values():
+                counts.price(num, is_due=True)
+            if first >= back:  # nothing is forgiven where a try is dear
                 self._renew()
-            else:  # nothing is forgiven where a try is dear
-                self._priced = min(self._priced, 1)
 
     def _credit(self, num: int) -> tuple[float, float]:
         """Plain steps that so many are given at first, and what is needed to begin."""
@@ -224,16 +226,8 @@ class Budget(Controller):
         share = (LOOK / max(look, LOOK)) ** 3
         return min(FIRST[0], CREDIT / num) * share, max(BACK, BEGIN * look)
 
-    def _ready(self, num: int) -> None:
-        """What drafts cost where so many decode at once and, at first, what to hope."""
-        if not self._priced:
-            self._expect(num)
-        self._price(num)
-
     def _renew(self) -> None:
         """All are decided anew; a debt is forgiven and a probe comes at once, but seldom."""
-        if not self._priced:
-            self._ready(self._num)
         self._back = BACK
         if self._sober >= SOBER:
             self._sober = 0
@@ -243,19 +237,17 @@ class Budget(Controller):
         if not self._is_broke:
             self._decide()
 
-    def _price(self, num: int) -> None:
-        """Asks what drafts cost now, where so many decode at once: a line is good enough."""
-        vain, one, many = (self._ask(n, num, list(self._luck)) for n in (0, 1, self.nodes))
-        per_node = (many - one) / max(self.nodes - 1, 1)
-        self._seconds, self._priced = (vain, one - per_node, per_node), PRICED
+    def _of(self, drafter: Drafter) -> Counts:
+        """What is known of one of those that draft."""
+        counts = self._counts.get(drafter)
+        if counts is None:
+            counts = self._counts[drafter] = Counts(drafter, self.nodes)
+        return counts
 
-    def _learn(self, luck: Luck, size: int, accepted: list[int]) -> None:
-        luck.promised = _mean(luck.promised, self.gains[size], FAST)
+    def _learn(self, luck: Luck, asked: int, size: int, accepted: list[int]) -> None:
+        luck.promised = _mean(luck.promised, luck.counts.gains[size], FAST)
         luck.accepted = _mean(luck.accepted, len(accepted), FAST)
-        self.tries[:size] += 1
-        for node in accepted:
-            if node < size:
-                self.hits[node] += 1
+        luck.counts.add(asked, size, accepted)
 
     def _decide(self, *, is_probing: bool = False) -> None:
         """What all draft until the next decision: what pays best, nothing, or a probe.
@@ -264,13 +256,16 @@ class Budget(Controller):
         """
         if not is_probing:
             self._left = REVIEW
-        if self._news >= REVIEW:
-            self._news, self.gains = 0, self._sums()
         lucks = list(self._luck.values())
         if not lucks:  # all came while nothing was drafted, or others plan for them
             return
-        sizes, least = self._best([luck.factor for luck in lucks])
-        plans = {n: Plan(n, self.depth, least=least) for n in set(sizes) if n}
+        for seq, luck in self._luck.items():
+            luck.counts = self._of(self._drafter.whose(seq))
+        for counts in {luck.counts for luck in lucks}:
+            counts.price(self._num)
+            counts.review(REVIEW)
+        sizes, per_row, speed = self._best(lucks)
+        plans: dict[tuple[int, Counts], Plan] = {}  # most are alike
         resting: list[Luck] = []
         for luck, size in zip(lucks, sizes, strict=True):
             if luck.plan is self._probe:
@@ -278,9 +273,15 @@ class Budget(Controller):
                     self._pause = max(self._pause // 4, PATIENCE[0])
                 elif is_probing:
                     continue
-            luck.plan = plans.get(size) or self._resting(len(resting))
             if not size:
+                luck.plan = self._resting(len(resting))
                 resting.append(luck)
+                continue
+            kind = size, luck.counts
+            if kind not in plans:
+                least = speed * (per_row + luck.counts.per_node)
+                plans[kind] = Plan(size, self.depth, least=least)
+            luck.plan = plans[kind]
         if resting and self._idle >= self._pause:
             self._idle, self._pause = 0, min(2 * self._pause, PATIENCE[1])
             self._probes += 1
@@ -289,52 +290,39 @@ class Budget(Controller):
             resting.remove(luck)
         self._rests = bool(resting)
 
-    def _best(self, factors: list[float]) -> tuple[list[int], float]:
-        """Nodes of each sequence, and the least chance that pays.
+    def _best(self, lucks: list[Luck]) -> tuple[list[int], float, float]:
+        """Nodes of each sequence, seconds of a row more, and tokens per second.
 
         Nodes are taken by their chances, [sequence * nodes], as many as make the most tokens per
         second.
         """
-        num = max(self._num, len(factors))  # some may have joined just now
-        (_, each, per_node), cost = self._seconds, self._cost
-        rates = np.diff(self.gains)
-        made = np.minimum.accumulate((self.tries + WEIGHT) / (self.asked + WEIGHT))
-        falling = np.minimum.accumulate(rates)
-        worth = np.multiply.outer(factors, falling).ravel()
-        order = np.argsort(-worth, kind="stable")
-        hoped = np.multiply.outer(factors, made * rates).ravel()[order].cumsum()
-        rows = np.tile(made, len(factors))[order].cumsum()
-        drafts = (order % self.nodes == 0).cumsum()
+        num = max(self._num, len(lucks))  # some may have joined just now
+        cost, counts = self._cost, [luck.counts for luck in lucks]
+        factors = np.array([[luck.factor] for luck in lucks])
+        rates, made = (np.array([getattr(c, name) for c in counts]) for name in ("rates", "made"))
+        dear = made * [[c.per_node] for c in counts]
+        dear[:, 0] += [cost.per_draft + c.each for c in counts]
+        falling = np.minimum.accumulate(rates, axis=1)
+        order = np.argsort(-(factors * falling).ravel(), kind="stable")
+        hoped, rows, aside = (
+            each.ravel()[order].cumsum() for each in (factors * made * rates, made, dear)
+        )
         passes = cost.at(num + rows)
-        spent = passes + per_node * rows + (cost.per_draft + each) * drafts
-        spent += cost.aside(num, 1) - cost.per_draft
+        spent = passes + aside + (cost.aside(num, 1) - cost.per_draft)
         speeds = (num + hoped) / spent
         best = int(speeds.argmax())
         plain = num / (cost.whole(num) + cost.aside(num, 0))
         if num + (1 - MARGIN) * hoped[best] <= plain * spent[best]:
-            return [0] * len(factors), 0.0
-        sizes = np.bincount(order[: best + 1] // self.nodes, minlength=len(factors))
-        first = int(drafts[best])  # rows of first nodes
+            return [0] * len(lucks), 0.0, 0.0
+        taken = order[: best + 1]
+        sizes = np.bincount(taken // self.nodes, minlength=len(lucks))
+        first = int((taken % self.nodes == 0).sum())  # rows of first nodes
         per_row = (passes[best] - cost.whole(num + first)) / max(rows[best] - first, 1)
-        return sizes.tolist(), float((per_node + per_row) * speeds[best])
-
-    def _expect(self, num: int) -> None:
-        """Asks what to believe of the first drafts, where so many decode at once."""
-        self._hope = self._ask_hope(num)
-        self.gains = self._sums()
+        return sizes.tolist(), float(per_row), float(speeds[best])
 
     def _resting(self, others: int) -> Plan:
         """Of those that rest some may listen, beside so many others."""
         return LISTEN if self._hearing(1 + others) <= LEARNING[1] * self._plain else NOTHING
-
-    def _sums(self) -> list[float]:
-        """Sums of acceptance; a node is believed to fare a little worse than the one before it."""
-        first, below = self._hope
-        sums, rate = [0.0], first / below
-        for tries, hits in zip(self.tries.tolist(), self.hits.tolist(), strict=True):
-            rate = (hits + WEIGHT * below * rate) / (tries + WEIGHT)
-            sums.append(sums[-1] + rate)
-        return sums
 
 
 def _mean(old: float, new: float, keep: float) -> float:

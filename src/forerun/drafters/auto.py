@@ -50,7 +50,7 @@ class Auto(Router):
         model: ModelName | None = OWN,
         scope: str = "tenant",
         run: int = 8,
-        optimism: float = 0.12,
+        optimism: float = 0.5,
         tokenizer: Any = None,
         target: Target | None = None,
     ) -> None:

@@ -86,8 +86,11 @@ class Composite(Drafter):
             own += part.check_room(seqs, tokens, taken + own)
         return own
 
-    def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
-        return max(part.seconds(nodes, num, seqs) for part in self.parts)
+    def seconds(self, nodes: int, num: int = 1) -> float:
+        return max(part.seconds(nodes, num) for part in self.parts)
+
+    def reading(self, seq: Sequence) -> float:
+        return sum(part.reading(seq) for part in self.parts)
 
     def warm_up(self) -> None:
         for part in self.parts:

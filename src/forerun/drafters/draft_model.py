@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from forerun.engine.runner import ModelRunner
     from forerun.models.tokenizer import Tokenizer
 
-COLD = 2.0  # a step between passes of the target, over one among its like: all code is cold
+SMALL = 32  # unread tokens: no more than a draft that was accepted may leave
+COLD = 2.5  # a step between passes of the target, over one among its like: all code is cold
 
 
 class DraftModel(Grown):
@@ -63,13 +64,21 @@ class DraftModel(Grown):
         runner = self.runner
         return runner.check_room(runner.num_held + seqs, min(tokens, runner.context), taken)
 
-    def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
+    def seconds(self, nodes: int, num: int = 1) -> float:
         """A plain step of the draft for every node of a chain; a tree is taken for half as deep.
 
-        One for a look in vain. What it takes to read a prompt is not counted.
+        One for a look in vain.
         """
         rows, cost = 1 + self.source.is_tree, cost_of(self.runner)
         return COLD * max(nodes, 1) / rows * (cost.whole(rows * num) + cost.aside(num, 0)) / num
+
+    def reading(self, seq: Sequence) -> float:
+        """A pass over all that a draft model has not read, where that is more than it drafts by."""
+        rows = self.runner.num_unread(seq)
+        if rows <= SMALL:
+            return 0.0
+        cost = cost_of(self.runner)
+        return cost.whole(rows) - cost.whole(1)
 
     def hope(self, num: int = 1) -> tuple[float, float]:
         """It knows a text from the start; about what is reported of pairs of one family."""

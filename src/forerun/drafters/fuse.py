@@ -38,9 +38,9 @@ class Fuse(Composite):
         super().__init__(parts, tokenizer)
         self.labels = frozenset({"swor"}).union(*(p.labels - {"iid"} for p in self.parts))
 
-    def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
+    def seconds(self, nodes: int, num: int = 1) -> float:
         share = -(-nodes // len(self.parts))
-        return sum(part.seconds(share, num, seqs) for part in self.parts)
+        return sum(part.seconds(share, num) for part in self.parts)
 
     def warm_up(self) -> None:
         super().warm_up()

@@ -104,10 +104,10 @@ class Rasd(Composite):
         warm_up()
         likeliest(np.zeros(1, np.int32), np.ones(1), 1)
 
-    def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
+    def seconds(self, nodes: int, num: int = 1) -> float:
         room = self._room(Plan(nodes))
-        own = self.generator.seconds(nodes - room, num, seqs)
-        return own + sum(part.seconds(room, num, seqs) for part in self.retrievers)
+        own = self.generator.seconds(nodes - room, num)
+        return own + sum(part.seconds(room, num) for part in self.retrievers)
 
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         (law,) = self._laws([seq], [plan])

@@ -1,11 +1,12 @@
 """One of several drafters at a time: whichever makes the most tokens per second here.
 
-Parts of any kind may compete, those that draw too, so nothing but use tells how a part fares. A
-sequence drafts some steps with one part, then chooses anew: the one that may be fastest, since what
-was hardly used of late may be faster than it seems (an upper confidence bound). A part's speed is
-the tokens of its steps over their seconds (`passes.py`), as if all that share its record and decode
-at once drafted with it. Of a part that was hardly used, tokens are believed to stand to those of
-the others as `beliefs` say; its seconds are known. Recent steps weigh more, since memories grow.
+Parts of any kind may compete, those that draw too, so nothing but use tells how a part fares. Those
+who share a record draft with the same part, chosen anew every few steps: the one that may be
+fastest, since what was hardly used of late may be faster than it seems (an upper confidence bound).
+A part's speed is the tokens of its steps over their seconds (`passes.py`), as if all that share its
+record and decode at once drafted with it. Of a part that was hardly used, tokens are believed to
+stand to those of the others as `beliefs` say; its seconds are known. Recent steps weigh more, since
+memories grow.
 
 Law: the choice rests on earlier steps alone, so labels stay true. Needs: what its parts need.
 """
@@ -13,13 +14,12 @@ Law: the choice rests on earlier steps alone, so labels stay true. Needs: what i
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Hashable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 from operator import mul
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from forerun.dice import Dice
 from forerun.drafters.base import Composite
@@ -32,8 +32,10 @@ from forerun.roles import Drafter, Target
 from forerun.tree import EMPTY, Tree, signed
 
 KEEP = 0.998  # memory of steps
-WEIGHT = 40.0  # steps that a belief stands for
+WEIGHT = 8.0  # steps that a belief stands for
+GRAIN = 8.0  # steps that are one sample of a part's speed: neighbours are alike
 FEW = 4.0  # nodes of a draft, as long as none was made
+LASTS = 32  # steps over which the reading of a text is spread
 MOST = 1024  # records; the least recently begun on go
 
 
@@ -46,19 +48,22 @@ class Record:
 
     def __init__(self, beliefs: Many[float]) -> None:
         self.beliefs = list(beliefs)
-        self.tokens, self.seconds, self.steps, self.runs = (
-            [0.0] * len(beliefs) for _ in range(4)
-        )  # decayed
-        self.nodes, self.num = FEW, 1  # of a draft, a mean; sequences that draft at once
+        self.tokens, self.seconds, self.steps = ([0.0] * len(beliefs) for _ in range(3))  # decayed
+        self.nodes = FEW  # of a draft, a mean
+        self.seqs: WeakSet[Sequence] = WeakSet()  # that draft at present
+        self.part, self.left = 0, 0  # who drafts, and for how many steps more
 
-    def choose(self, dues: Many[float], optimism: float) -> int:
-        """The part of the next run."""
-        known = math.log1p(sum(self.runs))
-        doubts = [optimism * math.sqrt(known / (1 + runs)) for runs in self.runs]
+    @property
+    def num(self) -> int:
+        """Sequences that draft at once."""
+        return max(len(self.seqs), 1)
+
+    def merits(self, dues: Many[float], optimism: float) -> list[float]:
+        """How fast each part may be: its speed, the more above that the less it was used."""
+        known = math.log1p(sum(self.steps) / GRAIN)
+        doubts = [optimism * math.sqrt(known / (1 + steps / GRAIN)) for steps in self.steps]
         pairs = zip(self.speeds(dues), doubts, strict=True)
-        best = first_best([speed * (1 + doubt) for speed, doubt in pairs])
-        self.runs[best] += 1
-        return best
+        return [speed * (1 + doubt) for speed, doubt in pairs]
 
     def speeds(self, dues: Many[float]) -> list[float]:
         """Tokens per second of every part; relative ones before anything was used.
@@ -76,24 +81,17 @@ class Record:
             )
         ]
 
-    def add(self, part: int, tokens: int, seconds: float, nodes: int, num: int) -> None:
-        """A step with a part: its tokens, a share of its seconds, its draft, who drafted."""
-        for sums in (self.tokens, self.seconds, self.steps, self.runs):
+    def add(self, part: int, tokens: int, seconds: float, nodes: int) -> None:
+        """A step with a part: its tokens, a share of its seconds, its draft."""
+        for sums in (self.tokens, self.seconds, self.steps):
             for k in range(len(sums)):
                 sums[k] *= KEEP
         self.tokens[part] += tokens
         self.seconds[part] += seconds
         self.steps[part] += 1
-        self.num = num
+        self.left -= 1
         if nodes:
             self.nodes += (nodes - self.nodes) / WEIGHT
-
-    def shares(self, dues: Many[float]) -> list[float]:
-        """Which part of all drafts each part makes, about; the fastest all before any is made."""
-        weights = [*self.runs]
-        weights[first_best(self.speeds(dues))] += 1
-        total = sum(weights)
-        return [weight / total for weight in weights]
 
 
 def first_best(values: Many[float]) -> int:
@@ -102,22 +100,13 @@ def first_best(values: Many[float]) -> int:
     return next(k for k, value in enumerate(values) if value > least)
 
 
-@dataclass
-class Turn:
-    """Which part drafts for a sequence, and for how many steps more; what is known of the parts."""
-
-    record: Record
-    part: int = 0
-    left: int = 0
-
-
 class Router(Composite):
     """Lets `parts` compete; of equal ones the first drafts.
 
     scope: which sequences share what is known of the parts: "request" (none), "group" (samples of
     one prompt), "tenant" or "global" (all: a seed then does not give the same drafts again). run:
-    steps with one part. optimism: how much faster a part that was hardly used may be than it seems.
-    Raises ConfigError for a run of no steps and for optimism below 0.
+    steps between two choices. optimism: how much faster a part that was hardly used may be than it
+    seems. Raises ConfigError for a run of no steps and for optimism below 0.
     """
 
     def __init__(
@@ -126,7 +115,7 @@ class Router(Composite):
         parts: tuple[DrafterName | Drafter, ...] = ("stand", "suffix"),
         scope: str = "group",
         run: int = 8,
-        optimism: float = 0.12,
+        optimism: float = 0.5,
         tokenizer: Any = None,
     ) -> None:
         super().__init__(parts, tokenizer)
@@ -142,9 +131,9 @@ class Router(Composite):
         self.scope, self.run, self.optimism = scope, run, optimism
         self._cost = Cost((1, 2), (1.0, 1.0))
         self._records: OrderedDict[tuple[Hashable, bool], Record] = OrderedDict()
-        self._turns: WeakKeyDictionary[Sequence, Turn] = WeakKeyDictionary()
-        # what was said for a step that is not judged yet
-        self._asked: WeakKeyDictionary[Sequence, Tree] = WeakKeyDictionary()
+        self._own: WeakKeyDictionary[Sequence, Record] = WeakKeyDictionary()
+        # who drafted what in a step that is not judged yet
+        self._asked: WeakKeyDictionary[Sequence, tuple[int, Tree]] = WeakKeyDictionary()
 
     def beliefs(self, seq: Sequence | None) -> Many[float]:
         """Tokens that steps with each part are thought to make, one relative to another.
@@ -157,35 +146,36 @@ class Router(Composite):
         super().bind(target)
         self._cost = cost_of(target)
 
-    def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
-        costs = [part.seconds(nodes, num, seqs) for part in self.parts]
-        return sum(map(mul, self._shares(seqs), costs))
+    def whose(self, seq: Sequence) -> Drafter:
+        return self.parts[self._part(seq)].whose(seq)
+
+    def seconds(self, nodes: int, num: int = 1) -> float:
+        return self._first().seconds(nodes, num)
+
+    def reading(self, seq: Sequence) -> float:
+        return self.whose(seq).reading(seq)
 
     def hope(self, num: int = 1) -> tuple[float, float]:
-        """That of the part which is believed to be the fastest."""
-        record = Record(self.beliefs(None))
-        record.num = num
-        return self.parts[first_best(record.speeds(self._dues(record)))].hope(num)
+        return self._first().hope(num)
 
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        k = self._turn(seq)
-        self._asked[seq] = EMPTY  # of a part that fails
+        k = self._part(seq)
+        self._asked[seq] = k, EMPTY  # of a part that fails
         tree = signed(self.parts[k].propose_one(seq, plan, dice), self.names[k])
-        self._asked[seq] = tree
+        self._asked[seq] = k, tree
         return tree
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
-        if any(seq not in self._turns for seq in seqs):
-            self._begin(seqs)
-        turns = [self._turn(seq) for seq in seqs]
+        turns = [self._part(seq) for seq in seqs]
         trees = [EMPTY] * len(seqs)
         for k in dict.fromkeys(turns):
             mine = [i for i, turn in enumerate(turns) if turn == k]
             name, part = self.names[k], self.parts[k]
-            self._asked.update((seqs[i], EMPTY) for i in mine)  # of a part that fails
+            self._asked.update((seqs[i], (k, EMPTY)) for i in mine)  # of a part that fails
             found = part.propose([seqs[i] for i in mine], [plans[i] for i in mine])
             for i, tree in zip(mine, found, strict=True):
-                trees[i] = self._asked[seqs[i]] = signed(tree, name)
+                trees[i] = signed(tree, name)
+                self._asked[seqs[i]] = k, tree
         return trees
 
     def observe(self, step: Step) -> None:
@@ -198,8 +188,9 @@ class Router(Composite):
         super().hear(steps)
 
     def finish(self, seq: Sequence) -> None:
-        self._turns.pop(seq, None)
         self._asked.pop(seq, None)
+        if record := self._own.pop(seq, None):
+            record.seqs.discard(seq)
         self._drop(seq)  # where nobody shares it
         super().finish(seq)
 
@@ -214,34 +205,44 @@ class Router(Composite):
 
     def _judge(self, step: Step) -> None:
         """Adds what a step has made to the records of those who drafted in it."""
-        asked = {seq: self._asked.pop(seq) for seq in step.seqs if seq in self._asked}
-        if not asked:
+        if not self._asked:
             return
-        keys = [key_of(self.scope, seq) for seq in step.seqs]
-        num = Counter(keys) if len(keys) > 1 else {keys[0]: 1}  # who has a seed knows of no others
-        for key, seq, tree, emitted in zip(keys, step.seqs, step.trees, step.emitted, strict=True):
-            turn = self._turns.get(seq)
-            if turn and asked.get(seq) is tree:  # else somebody else's was used
-                nodes, others = len(tree), num[key]
-                due = self._due(nodes, others) + self.parts[turn.part].seconds(nodes, others)
-                turn.record.add(turn.part, len(emitted), due, nodes, others)
+        for seq, tree, emitted in zip(step.seqs, step.trees, step.emitted, strict=True):
+            part, asked = self._asked.pop(seq, (0, None))
+            if asked is tree:  # else somebody else's was used
+                record, nodes = self._record(seq), len(tree)
+                num = record.num  # who has a seed knows of no others
+                due = self._due(nodes, num) + self.parts[part].seconds(nodes, num)
+                record.add(part, len(emitted), due, nodes)
 
-    def _begin(self, seqs: Many[Sequence]) -> None:
-        """Those that are new join a record, which is told how many draft at once."""
-        for seq in seqs:
-            if seq not in self._turns:
-                self._turns[seq] = Turn(self._record(seq))
-        for record, num in Counter(self._turns[seq].record for seq in seqs).items():
-            record.num = num
+    def _part(self, seq: Sequence) -> int:
+        """Who drafts for it in the next step."""
+        record = self._record(seq)
+        if record.left <= 0:
+            record.part = first_best(record.merits(self._dues(record), self.optimism))
+            record.left = self.run
+        reading = self.parts[record.part].reading(seq)
+        if not reading:
+            return record.part
+        dues = self._dues(record)
+        dues[record.part] += reading / LASTS
+        return first_best(record.merits(dues, self.optimism))
+
+    def _first(self) -> Drafter:
+        """The part that is believed to be the fastest."""
+        record = Record(self.beliefs(None))
+        return self.parts[first_best(record.speeds(self._dues(record)))]
 
     def _record(self, seq: Sequence) -> Record:
-        key = self._key(seq)
-        if key not in self._records:
-            self._records[key] = Record(self.beliefs(seq))
+        record = self._own.get(seq)
+        if record is None:
+            key = self._key(seq)
+            record = self._own[seq] = self._records.setdefault(key, Record(self.beliefs(seq)))
+            record.seqs.add(seq)
+            self._records.move_to_end(key)
             if len(self._records) > MOST:
                 self._records.popitem(last=False)
-        self._records.move_to_end(key)
-        return self._records[key]
+        return record
 
     def _key(self, seq: Sequence) -> tuple[Hashable, bool]:
         return key_of(self.scope, seq), seq.sampling.is_greedy  # parts fare otherwise there
@@ -249,24 +250,6 @@ class Router(Composite):
     def _drop(self, key: Hashable) -> None:
         for is_greedy in (False, True):
             self._records.pop((key, is_greedy), None)
-
-    def _turn(self, seq: Sequence) -> int:
-        """Who drafts for it in this step."""
-        if seq not in self._turns:
-            self._begin([seq])
-        turn = self._turns[seq]
-        if not turn.left:
-            record = turn.record
-            turn.part, turn.left = record.choose(self._dues(record), self.optimism), self.run
-        turn.left -= 1
-        return turn.part
-
-    def _shares(self, seqs: Many[Sequence]) -> list[float]:
-        """How much of what is drafted for these sequences each part drafts, on average."""
-        known = {id(r): r for seq in seqs if (r := self._records.get(self._key(seq)))}
-        records = list(known.values()) or [Record(self.beliefs(seqs[0] if seqs else None))]
-        shares = [record.shares(self._dues(record)) for record in records]
-        return [sum(each) / len(shares) for each in zip(*shares, strict=True)]
 
     def _dues(self, record: Record) -> list[float]:
         """Seconds of a step with each part, for drafts as they are at present."""

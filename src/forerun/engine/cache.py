@@ -148,6 +148,13 @@ class Slots(ABC):
         slot.synced = tokens
         return slot
 
+    def known(self, seq: Sequence) -> int:
+        """Tokens that its slot holds, or that the best one does before it has one."""
+        slot = self._of.get(seq)
+        if slot is not None:
+            return min(len(slot.tokens), len(seq.tokens))
+        return max((common_prefix(slot.tokens, seq.tokens) for slot in self.slots), default=0)
+
     def release(self, seq: Sequence) -> None:
         """Frees the slot; its tokens stay until it is reused."""
         slot = self._of.pop(seq, None)

@@ -15,6 +15,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Many
+from typing import TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from forerun.errors import CapacityError
@@ -24,6 +25,7 @@ from forerun.tree import EMPTY, Tree, signed
 
 LATE = 16, 1 << 22  # steps that may wait to be learned from, and bytes of their logits
 log = logging.getLogger("forerun")
+T = TypeVar("T")
 
 
 class Guarded(Drafter):
@@ -39,6 +41,7 @@ class Guarded(Drafter):
         self._begun: WeakSet[Sequence] = WeakSet()  # running ones that it was asked to draft for
         self._late: list[tuple[Step, list[int]]] = []  # unheard steps, and who is to be learned
         self._seen: Counter[str] = Counter()
+        self._parts: WeakKeyDictionary[Drafter, Guarded] = WeakKeyDictionary()
 
     def within(self) -> Iterator[Drafter]:
         return self.drafter.within()
@@ -46,24 +49,27 @@ class Guarded(Drafter):
     def bind(self, target: Target) -> None:
         self.drafter.bind(target)
 
-    def check_room(self, seqs: int, tokens: int, taken: int = 0) -> int:
-        try:
-            return self.drafter.check_room(seqs, tokens, taken)
-        except CapacityError:
-            raise
-        except Exception as error:
-            self._note(error, [])
-            return 0
+    def whose(self, seq: Sequence) -> Drafter:
+        """The part that will draft, guarded too."""
+        part = self._ask(lambda: self.drafter.whose(seq), self.drafter)
+        if part is self.drafter:
+            return self
+        if part not in self._parts:
+            guard = self._parts[part] = Guarded(part)
+            guard.failures, guard._seen = self.failures, self._seen
+        return self._parts[part]
 
-    def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
-        try:
-            return self.drafter.seconds(nodes, num, seqs)
-        except Exception as error:
-            self._note(error, [])
-            return super().seconds(nodes, num, seqs)
+    def check_room(self, seqs: int, tokens: int, taken: int = 0) -> int:
+        return self._ask(lambda: self.drafter.check_room(seqs, tokens, taken), 0)
+
+    def seconds(self, nodes: int, num: int = 1) -> float:
+        return self._ask(lambda: self.drafter.seconds(nodes, num), super().seconds(nodes, num))
+
+    def reading(self, seq: Sequence) -> float:
+        return self._ask(lambda: self.drafter.reading(seq), super().reading(seq))
 
     def hope(self, num: int = 1) -> tuple[float, float]:
-        return self.drafter.hope(num)
+        return self._ask(lambda: self.drafter.hope(num), super().hope(num))
 
     def warm_up(self) -> None:
         self.drafter.warm_up()
@@ -142,6 +148,16 @@ class Guarded(Drafter):
                 return [EMPTY]
         pairs = zip(seqs, plans, strict=True)  # the others of the batch keep their drafts
         return [self._propose([seq], [plan])[0] for seq, plan in pairs]
+
+    def _ask(self, work: Callable[[], T], otherwise: T) -> T:
+        """What it says, if it can. That there is no room is said, too."""
+        try:
+            return work()
+        except CapacityError:
+            raise
+        except Exception as error:
+            self._note(error, [])
+            return otherwise
 
     def _try(self, work: Callable[[], None], seqs: Many[Sequence]) -> None:
         try:

@@ -83,6 +83,10 @@ class Runner(Target):
     def reused(self, seq: Sequence) -> int:
         return self.cache.reused.get(seq, 0)
 
+    def num_unread(self, seq: Sequence) -> int:
+        """Tokens of a text that no slot holds, if it came next."""
+        return len(seq.tokens) - self.cache.known(seq)
+
     def rows_at(self, requests: Many[tuple[Sequence, Path]]) -> Tensor:
         """Logits [n, V] after seq.tokens + path; only nodes not yet known are computed.
 

@@ -177,8 +177,14 @@ class Twice(Drafter):
         self.main.warm_up()
         self.fresh.warm_up()
 
-    def seconds(self, nodes: int, num: int = 1, seqs: Many[Sequence] = ()) -> float:
-        return self.main.seconds(nodes, num, seqs)
+    def whose(self, seq: Sequence) -> Drafter:
+        return self.main.whose(seq)
+
+    def seconds(self, nodes: int, num: int = 1) -> float:
+        return self.main.seconds(nodes, num)
+
+    def reading(self, seq: Sequence) -> float:
+        return self.main.reading(seq)
 
     def hope(self, num: int = 1) -> tuple[float, float]:
         return self.main.hope(num)

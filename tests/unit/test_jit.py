@@ -1,13 +1,15 @@
-"""Kernels compiled without counted references: none may give away an array."""
+"""Kernels compiled without counted references: none may give away an array. Fetching ahead."""
 
 from __future__ import annotations
 
 import pkgutil
 from importlib import import_module
 
+import numpy as np
 from numba.core.registry import CPUDispatcher
 
 import forerun.ngrams
+from forerun.jit import bare, fetch
 
 
 def bare_kernels() -> list[CPUDispatcher]:
@@ -25,3 +27,16 @@ def test_no_bare_kernel_says_that_it_returns_an_array() -> None:
     for kernel in kernels:
         returned = kernel.py_func.__annotations__["return"]
         assert "ndarray" not in returned and "Table" not in returned, kernel.py_func.__name__
+
+
+@bare
+def asks(rows: np.ndarray, row: int) -> int:
+    fetch(rows, row)
+    return len(rows)
+
+
+def test_a_row_that_is_fetched_need_not_exist() -> None:
+    rows = np.arange(12).reshape(4, 3)
+    assert [asks(rows, row) for row in (0, 3, 4, -1, 10**15)] == [4] * 5
+    assert rows.tolist() == np.arange(12).reshape(4, 3).tolist()
+    assert "prefetch" in asks.inspect_asm(asks.signatures[0])

@@ -12,9 +12,9 @@ import numpy as np
 from numba import njit
 
 from forerun.chances import RANKS, Chances, grade
-from forerun.jit import bare, copy
+from forerun.jit import bare, copy, fetch
 from forerun.ngrams.drafting import Buffers, buffers, run, tree_of
-from forerun.ngrams.kernels import Arrays, Table, Temper, recall, snapshot
+from forerun.ngrams.kernels import Arrays, Table, Temper, hash_context, home, recall, snapshot
 from forerun.records import Plan
 from forerun.tree import POINT, SWOR, Tree
 
@@ -33,6 +33,7 @@ class Room(NamedTuple):
     ids: np.ndarray  # int32 [K]
     probs: np.ndarray  # float64 [K]
     hashes: np.ndarray  # uint64 [L]
+    ahead: np.ndarray  # int32 [L], a context that may come
 
 
 def grow(
@@ -96,6 +97,7 @@ def grow_places(
         np.empty(entries, np.int32),
         np.empty(entries),
         np.empty(len(root), np.uint64),
+        np.empty(len(root), np.int32),
     )
     work.contexts[0] = root
     return fill(
@@ -121,7 +123,8 @@ def fill(
 ) -> tuple[int, int, int]:
     """`grow_places` below the first context of `work`."""
     (most, deepest, least), (hits, tries) = limits, chances
-    contexts, notes, order, left, value, ids, probs, hashes = work
+    contexts, notes, order, left, value, ids, probs, hashes, ahead = work
+    larger = near if len(near.keys) > len(far.keys) else far
     left[0] = 1.0
     nodes = rows = used = filled = new = 0
     while nodes < most:
@@ -142,18 +145,48 @@ def fill(
             run(uniforms, used, out.q_probs[filled : filled + size], order[at, :size], probs)
             note[ROW], used, rows, filled = rows, used + size, rows + 1, filled + size
             out.starts[rows] = filled
-        entry = order[at, rank] if is_drawn else rank
-        token = near.ids[place - 1, entry] if place > 0 else far.ids[-1 - place, entry]
+        token = token_at(near, far, place, order[at, rank] if is_drawn else rank)
         put(out, nodes, token, at - 1, is_drawn, note[ROW])
         cells[nodes] = note[GRADE] * RANKS + min(rank, RANKS - 1)
         new = nodes = nodes + 1
         left[new], notes[new, DEPTH] = value[at], note[DEPTH] + 1
-        copy(contexts[at, :-1], contexts[new, 1:])
-        contexts[new, 0] = token
+        extend(contexts[at], token, contexts[new])
         note[RANK] = rank = rank + 1
         left[at] -= value[at]
-        value[at] = left[at] * chance(hits, tries, note[GRADE], rank) if rank < size else 0.0
+        value[at] = 0.0
+        if rank < size:
+            value[at] = left[at] * chance(hits, tries, note[GRADE], rank)
+            token = token_at(near, far, place, order[at, rank] if is_drawn else rank)
+            extend(contexts[at], token, ahead)
+            fetch_context(larger, lengths, ahead, hashes)  # the other lies in caches
     return nodes, rows, used
+
+
+@bare(inline="always")
+def token_at(near: Table, far: Table, place: int, entry: int) -> int:
+    """A token of the q at a place, as `snapshot_at` has them."""
+    return near.ids[place - 1, entry] if place > 0 else far.ids[-1 - place, entry]
+
+
+@bare
+def extend(context: np.ndarray, token: int, longer: np.ndarray) -> None:
+    """Writes the context that a token makes of another."""
+    copy(context[:-1], longer[1:])
+    longer[0] = token
+
+
+@bare
+def fetch_context(
+    table: Table, lengths: np.ndarray, context: np.ndarray, hashes: np.ndarray
+) -> None:
+    """Asks memory for what `recall` and `snapshot` will read if this context is looked up."""
+    known = hash_context(context, hashes)
+    for n in lengths:
+        if n <= known:
+            slot = home(hashes[n - 1], len(table.keys))
+            fetch(table.keys, slot)
+            fetch(table.counts, slot)  # where its row begins
+            fetch(table.probs, slot)
 
 
 @bare(inline="always")

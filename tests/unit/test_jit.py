@@ -6,10 +6,11 @@ import pkgutil
 from importlib import import_module
 
 import numpy as np
+from numba import njit
 from numba.core.registry import CPUDispatcher
 
 import forerun.ngrams
-from forerun.jit import bare, fetch
+from forerun.jit import fetch
 
 
 def bare_kernels() -> list[CPUDispatcher]:
@@ -29,7 +30,7 @@ def test_no_bare_kernel_says_that_it_returns_an_array() -> None:
         assert "ndarray" not in returned and "Table" not in returned, kernel.py_func.__name__
 
 
-@bare
+@njit
 def asks(rows: np.ndarray, row: int) -> int:
     fetch(rows, row)
     return len(rows)

@@ -11,14 +11,21 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from forerun.jit import bare, copy
+from forerun.ngrams.flat import LENGTH as SIZE
 from forerun.ngrams.flat import NONE, Texts, back, token_at
 from forerun.ngrams.kernels import Arrays
-from forerun.ngrams.suffix_nodes import COUNT, END, HEAD, LENGTH, NEXT, Nodes
+from forerun.ngrams.suffix_nodes import COUNT, END, HEAD, LENGTH, NEXT
 
 NODE, OFFSET, PARENT, PLACES = 0, 1, 2, 3  # columns of the frontier
+
+
+class Counted(NamedTuple):
+    """What a draft reads of a suffix tree."""
+
+    nodes: np.ndarray  # of Nodes
+    texts: Texts
 
 
 class Wish(NamedTuple):
@@ -32,52 +39,34 @@ class Wish(NamedTuple):
     width: int  # children followed below one node: 1 drafts a path
 
 
-@njit(cache=True, nogil=True)
+@bare
 def speculate(
-    nodes: Arrays,
-    texts: Arrays,
+    nodes: np.ndarray,
+    pages: np.ndarray,
+    links: np.ndarray,
+    pool: np.ndarray,
     state: np.ndarray,
     pointers: np.ndarray,
     wishes: Arrays,
     at_least: float,
-    tokens: np.ndarray,
-    parents: np.ndarray,
+    frontier: np.ndarray,
+    room: np.ndarray,
 ) -> tuple[int, float, int]:
     """Writes the best draft that scores more than `at_least`; returns its size, score and match.
 
     A match of more than half the depth of the tree leaves less than itself for the draft and is not
     tried. Matches of the same number of places have the same continuations: the longest is tried.
-    nodes: Nodes but for its texts; texts: Texts; wishes: a Wish.
+    nodes: of Nodes; pages, links, pool: Texts; wishes: a Wish; frontier: int32 [nodes, 4]; room:
+    int32 [5, nodes], in its last two rows the tokens and parents of the best.
     """
-    wish, tree = Wish(*wishes), Nodes(*nodes, Texts(*texts))  # type: ignore[call-arg]
-    frontier = np.empty((wish.nodes, 4), np.int32)
-    depths = np.empty(wish.nodes, np.int32)
-    some = np.empty_like(tokens), np.empty_like(parents)
-    return best_of(
-        tree, state[0], pointers, wish, at_least, frontier, depths, some, (tokens, parents)
-    )
-
-
-@bare
-def best_of(
-    tree: Nodes,
-    size: int,
-    pointers: np.ndarray,
-    wish: Wish,
-    at_least: float,
-    frontier: np.ndarray,
-    depths: np.ndarray,
-    some: tuple[np.ndarray, np.ndarray],
-    out: tuple[np.ndarray, np.ndarray],
-) -> tuple[int, float, int]:
-    """`speculate` of a text of `size` tokens; all else is room to work in, `out` for the best."""
-    (some_tokens, some_parents), (tokens, parents) = some, out
+    wish, tree = Wish(*wishes), Counted(nodes, Texts(pages, links, pool))  # type: ignore[call-arg]
+    depths, some_tokens, some_parents, tokens, parents = room
     depth, best, kept, match, seen = len(pointers), at_least, 0, 0, 0
-    for length in range(min(size, depth // 2), 0, -1):
+    for length in range(min(state[SIZE], depth // 2), 0, -1):
         budget = min(wish.nodes, int(wish.factor * length + wish.offset + 1e-6))
         if best >= budget:  # no draft of that size scores more
             break
-        node = pointers[(size - length) % depth]
+        node = pointers[(state[SIZE] - length) % depth]
         places = tree.nodes[node, COUNT] - 1  # the end of the text itself goes on nowhere
         if places == seen or tree.nodes[node, HEAD] == NONE:
             continue
@@ -94,7 +83,7 @@ def best_of(
 
 @bare
 def grow(
-    tree: Nodes,
+    tree: Counted,
     start: int,
     places: int,
     wish: Wish,
@@ -131,7 +120,7 @@ def grow(
 
 @bare
 def push_children(
-    tree: Nodes,
+    tree: Counted,
     node: int,
     least: float,
     width: int,

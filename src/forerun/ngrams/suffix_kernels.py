@@ -30,7 +30,6 @@ from forerun.ngrams.flat import (
 from forerun.ngrams.flat import (
     LENGTH as SIZE,
 )
-from forerun.ngrams.kernels import Arrays
 from forerun.ngrams.suffix_nodes import (
     COUNT,
     END,
@@ -53,15 +52,25 @@ from forerun.ngrams.suffix_nodes import (
 
 @bare
 def append(
-    nodes: Arrays,
-    texts: Arrays,
+    nodes: np.ndarray,
+    runs: np.ndarray,
+    slots: np.ndarray,
+    node_pool: np.ndarray,
+    run_pool: np.ndarray,
+    pages: np.ndarray,
+    links: np.ndarray,
+    pool: np.ndarray,
     state: np.ndarray,
     pointers: np.ndarray,
     birth: int,
     new: np.ndarray,
 ) -> int:
-    """Appends tokens to a text until room runs out; returns how many. pointers: int32 [D]."""
-    tree, depth = Nodes(*nodes, Texts(*texts)), len(pointers)  # type: ignore[call-arg]
+    """Appends tokens to a text until room runs out; returns how many.
+
+    nodes to run_pool: of Nodes; pages, links, pool: its Texts; pointers: int32 [D].
+    """
+    texts, depth = Texts(pages, links, pool), len(pointers)
+    tree = Nodes(nodes, runs, slots, node_pool, run_pool, texts)
     for done in range(len(new)):
         is_full = num_free(tree.texts.pool, len(tree.texts.links)) == 0
         if num_free(tree.node_pool, len(tree.nodes)) < depth or (

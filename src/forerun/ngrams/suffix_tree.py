@@ -17,7 +17,6 @@ import numpy as np
 from forerun.errors import ConfigError
 from forerun.ngrams import suffix_kernels as kernels
 from forerun.ngrams.flat import LIVE, NONE, PAGE, enlarged, gather, new_text, num_free
-from forerun.ngrams.kernels import Arrays
 from forerun.ngrams.suffix_drafting import Wish, speculate
 from forerun.ngrams.suffix_nodes import (
     COUNT,
@@ -100,9 +99,9 @@ class SuffixTree:
 
     def growth(self, num: int) -> int:
         """Bytes by which it would like to grow to take `num` more tokens."""
-        tree = self.tree
-        nodes = len(tree.nodes) - tree.node_pool[LIVE] < self.depth + 2 * num  # no kernel's call
-        pages = len(tree.texts.links) - tree.texts.pool[LIVE] < 1 + num // PAGE
+        tree = self.tree  # numbers of Python's own: NumPy's take several times as long
+        nodes = len(tree.nodes) - tree.node_pool.item(LIVE) < self.depth + 2 * num
+        pages = len(tree.texts.links) - tree.texts.pool.item(LIVE) < 1 + num // PAGE
         if not nodes and not pages:
             return 0
         return self._bytes(nodes * len(tree.nodes), pages * len(tree.texts.links))
@@ -126,18 +125,21 @@ class SuffixTree:
         while len(new):
             if text.birth not in self.texts:  # taken out while it grew: it begins anew
                 self._enter(text)
-            done = kernels.append(*self._plain, text.state, text.pointers, text.birth, new)
+            done = kernels.append(
+                *self.tree[:-1], *self.tree.texts, text.state, text.pointers, text.birth, new
+            )
             new = new[done:]
             if len(new):
                 self._make_room()
 
     def draft(self, text: Text, wish: Wish, at_least: float = 0.0) -> Draft | None:
         """The best continuation of a growing text that scores more than `at_least`."""
-        tokens, parents = np.empty(wish.nodes, np.int32), np.empty(wish.nodes, np.int32)
+        frontier, room = np.empty((wish.nodes, 4), np.int32), np.empty((5, wish.nodes), np.int32)
         size, score, match = speculate(
-            *self._plain, text.state, text.pointers, wish[:], at_least, tokens, parents
-        )
-        return Draft(tokens[:size], parents[:size], score, match) if size else None
+            self.tree.nodes, *self.tree.texts, text.state, text.pointers, wish[:], at_least,
+            frontier, room,
+        )  # fmt: skip
+        return Draft(room[3, :size], room[4, :size], score, match) if size else None
 
     def count(self, tokens: Many[int]) -> int:
         """How often a string of at most `depth` tokens occurs in the texts."""
@@ -193,11 +195,6 @@ class SuffixTree:
             assert node == ROOT or len(children) != 1 or children[0] < nodes[node, COUNT]
         assert seen == self.num_nodes
         assert sum(len(text) for text in self.texts.values()) == len(self)
-
-    @property
-    def _plain(self) -> tuple[Arrays, Arrays]:
-        """The tree as kernels take it from Python: see `kernels.Arrays`."""
-        return self.tree[:-1], self.tree.texts[:]
 
     def _label(self, node: int) -> list[int]:
         tokens = []

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from forerun.jit import bare
+from forerun.jit import bare, fetch
 from forerun.ngrams.flat import (
     BIRTH,
     NONE,
@@ -24,6 +24,7 @@ from forerun.ngrams.flat import (
     gather,
     num_free,
     release,
+    slot_of,
     token_at,
     write,
 )
@@ -33,10 +34,13 @@ from forerun.ngrams.flat import (
 from forerun.ngrams.suffix_nodes import (
     COUNT,
     END,
+    FIRST,
     HEAD,
     LENGTH,
     NEXT,
+    PREV,
     ROOT,
+    RUN,
     Nodes,
     adopt,
     attach,
@@ -64,10 +68,12 @@ def append(
     pointers: np.ndarray,
     birth: int,
     new: np.ndarray,
+    room: np.ndarray,
 ) -> int:
     """Appends tokens to a text until room runs out; returns how many.
 
-    nodes to run_pool: of Nodes; pages, links, pool: its Texts; pointers: int32 [D].
+    nodes to run_pool: of Nodes; pages, links, pool: its Texts; pointers: int32 [D]; room: as
+    much again, to work in.
     """
     texts, depth = Texts(pages, links, pool), len(pointers)
     tree = Nodes(nodes, runs, slots, node_pool, run_pool, texts)
@@ -81,8 +87,42 @@ def append(
         position = write(tree.texts, state, birth, new[done])
         pointers[start % depth] = ROOT
         tree.nodes[ROOT, COUNT] += 1
+        fetch_children(tree, pointers, start, new[done], room)
         advance(tree, pointers[: start + 1], new[done], position)
     return len(new)
+
+
+@bare
+def fetch_children(
+    tree: Nodes, pointers: np.ndarray, start: int, token: int, found: np.ndarray
+) -> None:
+    """Asks memory for what `descend` will touch, one step for all pointers before the next.
+
+    Each step reads what the one before has asked for. start: of the shortest suffix; found: int32
+    [D], room to work in.
+    """
+    nodes, runs, slots, count = tree.nodes, tree.runs, tree.slots, 0
+    run_of = nodes[:, RUN]
+    for at in range(start, max(-1, start - len(pointers)), -1):
+        node = pointers[at % len(pointers)]
+        head = nodes[node, HEAD]
+        if head == NONE:  # nor has a longer suffix children
+            break
+        if nodes[head, NEXT] != NONE:  # an only child is not mapped
+            found[count] = slot_of(node, token, len(slots))
+            fetch(slots, found[count])
+            count += 1
+    for i in range(count):
+        found[i] = max(slots[found[i]], ROOT)  # which is at hand, where there is no child
+        fetch(nodes, found[i])
+        fetch(run_of, found[i])
+    for i in range(count):
+        fetch(runs, run_of[found[i]])
+    for i in range(count):
+        found[i] = runs[run_of[found[i]], FIRST]
+        fetch(nodes, found[i])
+    for i in range(count):
+        fetch(nodes, nodes[found[i], PREV])
 
 
 @bare

@@ -121,12 +121,12 @@ class SuffixTree:
     def extend(self, text: Text, tokens: Many[int]) -> None:
         """Appends tokens; older texts go if there is no room, and at last the text's beginning."""
         assert len(text.pointers), "a text that has ended cannot grow"
-        new = np.array(tokens, dtype=np.int32)
+        new, room = np.array(tokens, dtype=np.int32), np.empty(self.depth, np.int32)
         while len(new):
             if text.birth not in self.texts:  # taken out while it grew: it begins anew
                 self._enter(text)
             done = kernels.append(
-                *self.tree[:-1], *self.tree.texts, text.state, text.pointers, text.birth, new
+                *self.tree[:-1], *self.tree.texts, text.state, text.pointers, text.birth, new, room
             )
             new = new[done:]
             if len(new):

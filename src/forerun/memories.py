@@ -101,7 +101,7 @@ def merge(
     if max_bytes is not None and snapshot.nbytes > max_bytes:  # all that may go has gone
         raise ConfigError(
             f"expected a cap of at least {snapshot.nbytes} bytes ({snapshot.nbytes / 2**20:.4f} "
-            f"MiB), which a memory of {kinds[0]} takes without any text, got {max_bytes}; allow "
+            f"MiB), below which this memory of {kinds[0]} cannot be cut, got {max_bytes}; allow "
             "more, or delete the file"
         )
     return Memory(Path(out), snapshot, files.write(out, snapshot, replace(origin, tenant=owner)))

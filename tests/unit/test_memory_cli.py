@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -236,6 +237,19 @@ def test_merge_and_cap(call: Call, generate: Call, path: Path, tmp_path: Path) -
     whole = path.read_bytes()
     assert call("memory", "cap", path, "--mb", 0.003, "--out", tmp_path / "d.mem")[0] == 0
     assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("drafter", KEEPERS[:-1])  # aded's can be cut to nothing
+def test_a_cap_that_is_too_small_names_one_that_is_not(
+    call: Call, generate: Call, path: Path, drafter: str
+) -> None:
+    assert generate("--memory", path, "-d", drafter, "--nodes", 8)[0] == 0
+    before = path.read_bytes()
+    status, out, err = call("memory", "cap", path, "--mb", 1e-6)
+    assert (status, out) == (2, "") and path.read_bytes() == before
+    assert "got 1; allow more" in err and (said := re.search(r"at least (\d+) bytes", err))
+    assert call("memory", "cap", path, "--mb", int(said[1]) / 2**20)[0] == 0
+    assert memories.read(path).snapshot.nbytes == int(said[1])
 
 
 @pytest.mark.parametrize(

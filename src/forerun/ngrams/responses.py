@@ -323,8 +323,9 @@ def _are_texts(tokens: np.ndarray, lengths: np.ndarray) -> bool:
 
 
 def merged(snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
-    """All texts of several snapshots in their order; the first go beyond `max_bytes`."""
+    """All texts of several snapshots in order; beyond `max_bytes` the first go, never the last."""
     texts = [text for snapshot in snapshots for text in unpack(snapshot)]
     room = np.inf if max_bytes is None else max_bytes
     sizes = np.cumsum([4 * len(text) + 8 for text in reversed(texts)])
-    return pack(snapshots[0].kind, texts[len(texts) - int(np.searchsorted(sizes, room, "right")) :])
+    num_kept = max(1, int(np.searchsorted(sizes, room, "right")))
+    return pack(snapshots[0].kind, texts[-num_kept:])

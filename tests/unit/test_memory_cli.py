@@ -21,6 +21,7 @@ from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.cli.memory import kept
 from forerun.engine.stats import Stats
 from forerun.models.tokenizer import Tokenizer
+from forerun.ngrams.responses import LEAD
 from forerun.records import Cost
 from forerun.roles import Target
 
@@ -176,6 +177,15 @@ def test_info(call: Call, generate: Call, path: Path, tiny_folder: Path) -> None
     assert status == 0 and found[0] == found[1]
     assert found[0]["origin"]["tenant"] == "acme" and found[0]["counts"]["tokens"] == tokens(path)
     assert str(path.parent) not in json.dumps(found[0]["origin"])
+
+
+def test_info_says_that_tokens_of_prompts_count(
+    call: Call, generate: Call, path: Path, tiny_folder: Path
+) -> None:
+    assert generate("-n", 2, "--ignore-eos", "--memory", path, "-d", "suffix")[0] == 0
+    length = len(Tokenizer.load(tiny_folder).encode(CAT[1]))  # shorter than what is kept of one
+    said = f"2 texts with up to {LEAD} tokens of each prompt, learned from {2 * (length + 8)} tok"
+    assert said in call("memory", "info", path)[1]
 
 
 def test_info_goes_on_behind_a_bad_file(call: Call, generate: Call, path: Path) -> None:

@@ -163,10 +163,14 @@ def _report(memory: Memory, is_json: bool) -> None:
 
 
 def _summary(memory: Memory) -> str:
+    from forerun.ngrams.responses import LEAD
+
     counts = memory.snapshot.counts
-    held = [f"{size} {name}" for name, size in counts.items() if name not in ("tokens", "evicted")]
+    names = {"texts": f"texts with up to {LEAD} tokens of each prompt"}  # which count as tokens
+    held = {name: size for name, size in counts.items() if name not in ("tokens", "evicted")}
     learned = f"learned from {counted(counts['tokens'], 'token')}"
-    return ", ".join([*held, learned, f"{memory.snapshot.nbytes / 2**20:.2f} MiB"])
+    said = [f"{size} {names.get(name, name)}" for name, size in held.items()]
+    return ", ".join([*said, learned, f"{memory.snapshot.nbytes / 2**20:.2f} MiB"])
 
 
 def _show(memory: Memory) -> None:

@@ -166,10 +166,9 @@ class Kept:
 
     def __enter__(self) -> Kept:
         self.drafter.keep(self.origin.tenant)
+        files.check_place(self.path)
         if self.path.exists():
             self.before = self._restored(self._own(read(self.path)))
-        else:
-            files.check_place(self.path)
         self.drafter.kept |= {self.origin.tenant}
         return self
 

@@ -199,7 +199,10 @@ def test_links_and_rights_stay(path: Path, tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no folder"):
         files.check_place(tmp_path / "absent" / "a.mem")
+    with pytest.raises(DataError, match="cannot write .*: File name too long; give another place"):
+        files.check_place(tmp_path / ("a" * 255))
     files.check_place(tmp_path / "a.mem")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_joined_origins() -> None:

@@ -166,6 +166,18 @@ def test_generate_refuses(generate: Call, path: Path, words: Any, said: str) -> 
     assert path.read_bytes() == before
 
 
+def test_generate_refuses_a_place_that_cannot_be_written_before_it_generates(
+    generate: Call, path: Path
+) -> None:
+    long = path.with_name("a" * 255)  # no room for the name of the file that is written first
+    for is_there in (False, True):
+        if is_there:
+            assert generate("--memory", path)[0] == 0
+            path.rename(long)
+        status, out, err = generate("--memory", long)
+        assert (status, out) == (2, "") and "File name too long; give another place" in err
+
+
 def test_info(call: Call, generate: Call, path: Path, tiny_folder: Path) -> None:
     generate("-n", 4, "--seed", 1, "--memory", path, "--tenant", "acme")
     status, out, _ = call("memory", "info", path)

@@ -76,7 +76,7 @@ def write(path: Path | str, snapshot: Snapshot, origin: Origin) -> Origin:
     arrays = {name: np.ascontiguousarray(array) for name, array in snapshot.arrays.items()}
     record = _record(snapshot, origin)
     header = {RECORD: record, CHECKSUM: checksum(record, arrays)}
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    draft = _draft_of(path)
     try:
         save_file(arrays, draft, metadata=header)
         _put(draft, path)
@@ -112,12 +112,17 @@ def read(path: Path | str, kind: str | None = None) -> tuple[Snapshot, Origin]:
 
 
 def check_place(path: Path) -> None:
-    """Raises DataError where no file can be: said before the work that is to be saved there."""
-    folder = Path(os.path.realpath(path)).parent
+    """Raises DataError where no file can be written: said before the work that is to be saved."""
+    path = Path(os.path.realpath(path))
+    folder = path.parent
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder} to write {path.name} into; make it first")
-    if not os.access(folder, os.W_OK):
-        raise DataError(f"{folder} cannot be written to; give {path.name} another place")
+    draft = _draft_of(path)
+    try:  # permissions do not tell of file systems that take no files
+        draft.touch()
+        draft.unlink()
+    except OSError as cause:
+        raise DataError(f"cannot write {path}: {cause.strerror}; give another place") from None
 
 
 def check_replaceable(path: Path, kind: str) -> None:
@@ -190,6 +195,11 @@ def _origin(record: dict[str, Any]) -> Origin:
     given = {name: record[name] for name in known}
     given["models"] = tuple((str(name), str(code)) for name, code in given.get("models", ()))
     return Origin(**given)
+
+
+def _draft_of(path: Path) -> Path:
+    """Where a file is written before it is renamed into its place."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def _put(draft: Path, path: Path) -> None:

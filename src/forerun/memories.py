@@ -135,19 +135,7 @@ class Kept:
         Raises DataError for a file that is not intact, ConfigError for one of another tokenizer, of
         another tenant, or made with other settings.
         """
-        return self._restored(read(self.path))
-
-    def _own(self, memory: Memory) -> Memory:
-        """What may be saved again. Raises ConfigError where that took a common file from others."""
-        if self.origin.tenant and not memory.origin.tenant:
-            raise ConfigError(
-                f"{self.path} is common, and saved for tenant {self.origin.tenant!r} it would be "
-                "lost to everybody else; ask for no tenant, or give that tenant a copy with "
-                f"`{_handed(self.path, self.origin.tenant)}`"
-            )
-        return memory
-
-    def _restored(self, memory: Memory) -> Memory:
+        memory = read(self.path)
         check_fits(memory, self.origin)
         self.drafter.restore(memory.snapshot, self.origin.tenant)
         self.drafter.kept |= {self.origin.tenant}
@@ -158,8 +146,10 @@ class Kept:
     def save(self) -> Memory:
         """Writes what the drafter knows, whole or not at all.
 
-        Raises ConfigError if it keeps nothing, CapacityError if the file cannot be written.
+        Raises ConfigError if it keeps nothing or if what is there belongs to others, CapacityError
+        if the file cannot be written.
         """
+        self._check_owner()
         snapshot = self.drafter.snapshot(self.origin.tenant)
         self.origin = files.write(self.path, snapshot, self.origin)
         return Memory(self.path, snapshot, self.origin)
@@ -167,8 +157,9 @@ class Kept:
     def __enter__(self) -> Kept:
         self.drafter.keep(self.origin.tenant)
         files.check_place(self.path)
+        self._check_owner()
         if self.path.exists():
-            self.before = self._restored(self._own(read(self.path)))
+            self.before = self.load()
         self.drafter.kept |= {self.origin.tenant}
         return self
 
@@ -183,6 +174,19 @@ class Kept:
                 raise
             log.error("%s was not saved: %s", self.path, failure)
             error.add_note(f"{self.path} was not saved: {failure}")
+
+    def _check_owner(self) -> None:
+        """Raises ConfigError where saving took a file from those whose it is."""
+        if not self.path.exists():
+            return
+        held = files.read_origin(self.path)
+        check_tenant(self.path, held, self.origin)
+        if self.origin.tenant and not held.tenant:
+            raise ConfigError(
+                f"{self.path} is common, and saved for tenant {self.origin.tenant!r} it would be "
+                "lost to everybody else; ask for no tenant, or give that tenant a copy with "
+                f"`{_handed(self.path, self.origin.tenant)}`"
+            )
 
 
 def _handed(path: Path, tenant: str) -> str:
@@ -201,12 +205,17 @@ def check_fits(memory: Memory, origin: Origin) -> None:
             f"model has {origin.tokenizer[:12]}): its token ids mean other texts; use the model it "
             "came from, or another file"
         )
+    check_tenant(path, held, origin)
+    if not {code for _, code in origin.models} & {code for _, code in held.models}:
+        names = ", ".join(name for name, _ in held.models) or "an unknown model"
+        log.warning("%s was learned from %s: as exact, perhaps less useful here", path, names)
+
+
+def check_tenant(path: Path, held: Origin, origin: Origin) -> None:
+    """Raises ConfigError unless a file is everybody's or that tenant's."""
     if held.tenant not in ("", origin.tenant):
         other = f"tenant {origin.tenant!r}" if origin.tenant else "everybody"
         raise ConfigError(
             f"{path} belongs to tenant {held.tenant!r}, not to {other}; ask for tenant "
             f"{held.tenant!r}, or make a common copy with `{_handed(path, '')}`"
         )
-    if not {code for _, code in origin.models} & {code for _, code in held.models}:
-        names = ", ".join(name for name, _ in held.models) or "an unknown model"
-        log.warning("%s was learned from %s: as exact, perhaps less useful here", path, names)

@@ -174,6 +174,25 @@ def test_everybodys_memory_may_seed_a_tenants(tmp_path: Path) -> None:
     assert kept.origin.tenant == "a"
 
 
+def test_what_belongs_to_others_is_not_saved_over(tmp_path: Path) -> None:
+    path, bobs = tmp_path / "a.mem", replace(ORIGIN, tenant="bob")
+    Kept(path, taught(), ORIGIN).save()
+    before = path.read_bytes()
+    kept = Kept(path, Stand(context=2, entries=4), bobs)
+    kept.load()
+    with pytest.raises(ConfigError, match="is common, and saved for tenant 'bob' it would be lost"):
+        kept.save()
+    with pytest.raises(ConfigError, match="is common"), kept:
+        raise AssertionError("the block must not begin")
+    assert path.read_bytes() == before
+    kept.path = tmp_path / "bob.mem"
+    assert kept.save().origin.tenant == "bob"
+    before = kept.path.read_bytes()
+    with pytest.raises(ConfigError, match="belongs to tenant 'bob', not to everybody"):
+        Kept(kept.path, taught(), ORIGIN).save()
+    assert kept.path.read_bytes() == before
+
+
 def test_another_model_is_welcome_with_a_remark(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

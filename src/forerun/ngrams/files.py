@@ -135,6 +135,11 @@ def check_replaceable(path: Path, kind: str) -> None:
             )
 
 
+def read_origin(path: Path) -> Origin:
+    """The origin that a file's header tells, unchecked. Raises DataError."""
+    return _origin(_known(path, _open(path, with_arrays=False)[0])["origin"])
+
+
 def checksum(record: str, arrays: dict[str, np.ndarray]) -> str:
     """SHA-256 over the record and every array with its name, type and shape; hexadecimal."""
     total = hashlib.sha256(record.encode())

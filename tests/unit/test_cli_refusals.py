@@ -22,7 +22,10 @@ from forerun.errors import CapacityError
     ("words", "said"),
     [
         (["generate", "--drafer", "stand"], "--drafter"),
-        (["genrate"], "'generate'"),
+        (["genrate"], "unknown command 'genrate'; did you mean 'generate'"),
+        (["index", "buld"], "unknown command 'buld'; did you mean 'build'"),
+        (["index", "fm", "find"], "known: build, count, locate (see `forerun index fm --help`)"),
+        (["memory", "inspect", "a.mem"], "unknown command 'inspect'; known: cap, info, merge"),
         (["generate", *CAT, "-d", "stnd"], "'stand'"),
         (["serve", "--context", "1"], "--context must be at least 2 tokens, got 1"),
         (["serve", "--verifier", "typical"], "verifier 'typical' is lossy"),

@@ -11,10 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from forerun.cli import bench_spec, options
+from forerun.cli.commands import Commands
 from forerun.cli.output import console, notice, print_json
 from forerun.errors import ConfigError
 
 app = typer.Typer(
+    cls=Commands,
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,

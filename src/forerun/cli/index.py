@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forerun.cli import index_fm, options
+from forerun.cli.commands import Commands
 from forerun.cli.index_fm import read_ids
 from forerun.cli.output import counted, notice, print_json
 from forerun.errors import ConfigError, UnknownName
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from forerun.ngrams.store import Manifest
 
 app = typer.Typer(
+    cls=Commands,
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,

@@ -15,9 +15,9 @@ from collections.abc import Sequence as Many
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from forerun import __version__
+from forerun.cli.commands import Commands
 from forerun.errors import ForerunError
 
 COMMANDS = {
@@ -39,7 +39,7 @@ COMMANDS = {
 }
 
 
-class Group(TyperGroup):
+class Group(Commands):
     """Lists the commands without importing them; imports the one that is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.cli import options
+from forerun.cli.commands import Commands
 from forerun.cli.output import console, counted, notice, print_json
 from forerun.errors import ConfigError, DataError, ForerunError
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from forerun.roles import Drafter
 
 app = typer.Typer(
+    cls=Commands,
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.cli import options
+from forerun.cli.commands import Commands
 from forerun.cli.output import counted, print_json
 from forerun.errors import DataError
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from forerun.retrieval.seal import Found, Seal
 
 app = typer.Typer(
+    cls=Commands,
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,

@@ -1,0 +1,20 @@
+"""A group of commands that knows its own: for any other name it tells the nearest, or all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperGroup
+
+from forerun.errors import UnknownName
+
+
+class Commands(TyperGroup):
+    """A group whose unknown commands are told as all unknown names are."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command of a line's first word. Raises UnknownName."""
+        known = self.list_commands(ctx)
+        if args[0] not in known:
+            raise UnknownName.of("command", args[0], known, f"see `{ctx.command_path} --help`")
+        return super().resolve_command(ctx, args)

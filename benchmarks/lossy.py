@@ -51,16 +51,18 @@ class Outcome:
     right: np.ndarray
 
     def accuracy(self) -> str:
-        return f"{100 * self.right.mean():.1f} ± {100 * half_width(self.right):.1f}"
+        return f"{100 * self.right.mean():.1f} ± {half_width(self.right)}"
 
     def difference(self, other: Outcome) -> str:
         gaps = self.right - other.right
-        return f"{100 * gaps.mean():+.1f} ± {100 * half_width(gaps):.1f}"
+        return f"{100 * gaps.mean():+.1f} ± {half_width(gaps)}"
 
 
-def half_width(values: np.ndarray) -> float:
-    """Of the 95 % interval of a mean."""
-    return 1.96 * float(values.std(ddof=1)) / np.sqrt(len(values))
+def half_width(values: np.ndarray) -> str:
+    """Of the 95 % interval of a mean, in percent; one value has none."""
+    if len(values) < 2:
+        return "-"
+    return f"{196 * values.std(ddof=1) / np.sqrt(len(values)):.1f}"
 
 
 class LawDice(EnumeratedDice):

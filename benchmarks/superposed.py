@@ -21,6 +21,7 @@ what the method takes for 0.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -140,6 +141,15 @@ def leaves(
     return [rows.row(where[tokens]) for _, tokens in paths]
 
 
+def shown(values: list[float], unit: Callable[[float], float] = float) -> str:
+    """A mean in its unit, or "-" of nothing."""
+    return f"{unit(float(np.mean(values))):.2f}" if values else "-"
+
+
+def perplexity(logp: float) -> float:
+    return math.exp(-logp)
+
+
 def measure(setup: Setup, run: Callable[[list[int]], Made]) -> str:
     """One row of the table."""
     run(setup.prompts[0])
@@ -155,17 +165,17 @@ def measure(setup: Setup, run: Callable[[list[int]], Made]) -> str:
         distinct.append(len({d.tokens for d in drafts}) / len(drafts))
         for draft in drafts:
             text = [*prompt, *draft.tokens]
-            ngram.append(np.log(setup.ngrams.perplexity(text, len(prompt), weights=MIX)))
+            ngram.append(-np.log(setup.ngrams.perplexity(text, len(prompt), weights=MIX)))
             places = range(len(prompt), len(text) - 3)
             known += [setup.ngrams.knows(text[i : i + 4]) for i in places]
-    figures = [statistics.mean(passes), statistics.median(times), min(times)]
-    figures += [float(np.exp(-np.mean(x))) for x in (mean, best)]
-    figures += [float(np.exp(np.mean(ngram))), float(np.mean(distinct)), float(np.mean(known))]
-    return "".join(f"{x:10.2f}" for x in figures)
+    cells = [shown(passes), f"{statistics.median(times):.2f}", f"{min(times):.2f}"]
+    cells += [shown(logp, perplexity) for logp in (mean, best, ngram)]
+    cells += [shown(distinct), shown(known)]
+    return "".join(f"{cell:>10}" for cell in cells)
 
 
-def distances(setup: Setup, num: int) -> list[float]:
-    """Mean total variation between superposed answers and mixed plain laws, by step."""
+def distances(setup: Setup, num: int) -> list[list[float]]:
+    """Total variation between superposed answers and mixed plain laws, by step."""
     found: list[list[float]] = [[] for _ in range(setup.tokens - 1)]
     mixes: list[list[Draft]] = []
     kept = method.superposition
@@ -191,7 +201,7 @@ def distances(setup: Setup, num: int) -> list[float]:
             method.drafts_of(Watch(setup.model.target), prompt, setup.ngrams, how, setup.tokens)
     finally:
         method.superposition = kept
-    return [float(np.mean(gaps)) for gaps in found]
+    return found
 
 
 def main() -> None:
@@ -209,7 +219,7 @@ def main() -> None:
     for name, run in ways(setup).items():
         print(f"{name:<20}{measure(setup, run)}", flush=True)
     gaps = distances(setup, min(50, how.prompts))
-    print("law  " + " ".join(f"{gap:.2f}" for gap in gaps))
+    print("law  " + (" ".join(map(shown, gaps)) or "-"))
 
 
 if __name__ == "__main__":

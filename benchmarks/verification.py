@@ -73,19 +73,27 @@ class Count:
     passes: list[int] = field(default_factory=list)
 
     @property
-    def acceptance(self) -> float:
-        return self.accepted / self.examined
+    def acceptance(self) -> float | None:
+        return self.accepted / self.examined if self.examined else None
 
     @property
-    def error(self) -> float:
+    def error(self) -> float | None:
         """Standard error of the acceptance: positions are tried one after another."""
-        return math.sqrt(self.acceptance * (1 - self.acceptance) / self.examined)
+        rate = self.acceptance
+        return None if rate is None else math.sqrt(rate * (1 - rate) / self.examined)
 
     @property
     def expectation(self) -> float | None:
         if self.kept:  # each chain that is not kept whole ends at one more position
             return sum(self.kept) / (sum(self.kept) + len(self.kept) - sum(self.whole))
-        return float(np.mean(self.expected)) if self.expected else None
+        return mean(self.expected)
+
+    @property
+    def distance(self) -> float:
+        """Of acceptance from expectation, in standard errors; 0 where one of them is not told."""
+        if self.acceptance is None or self.expectation is None or not self.error:
+            return 0.0
+        return abs(self.acceptance - self.expectation) / self.error
 
     @property
     def tau(self) -> float:
@@ -287,6 +295,11 @@ def budget_cases() -> dict[int, list[Case]]:
     }
 
 
+def mean(values: list[float]) -> float | None:
+    """None where there is nothing to average."""
+    return float(np.mean(values)) if values else None
+
+
 def row(*cells: object) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"
 
@@ -301,7 +314,7 @@ def position_table(pair: Pair, temperatures: Iterable[float]) -> None:
     for temperature in temperatures:
         pairs = pair.positions(temperature)
         for k in (2, 4, 8):
-            means = [np.mean([rule(*both, k) for both in pairs]) for rule in COLUMNS.values()]
+            means = [mean([rule(*both, k) for both in pairs]) for rule in COLUMNS.values()]
             print(row(temperature, k, *(number(m) for m in means)), flush=True)
     print(f"\nmeans over {len(pairs)} positions\n")
 
@@ -320,8 +333,9 @@ def chain_table(pair: Pair, temperatures: Iterable[float]) -> None:
                         kept[rule].append(1.0 + sum(chain_weights(rule, tree, laws)))
 
             pair.run(Case("", "", "chain", "speculative", depth, depth), temperature, hear)
-            means = {rule: float(np.mean(values)) for rule, values in kept.items()}
-            gain = f"{means['block'] / means['token by token'] - 1:+.1%}"
+            means = {rule: mean(values) for rule, values in kept.items()}
+            block, token = means["block"], means["token by token"]
+            gain = f"{block / token - 1:+.1%}" if block and token else "-"
             shown = (number(means[rule]) for rule in rules)
             print(row(temperature, depth, len(kept["block"]), *shown, gain), flush=True)
     print()
@@ -334,18 +348,16 @@ def rules_table(pair: Pair, temperatures: Iterable[float]) -> None:
     for temperature in temperatures:
         for case in rule_cases():
             found = pair.run(case, temperature)
-            best = float(np.mean(found.optima)) if found.optima else None
-            if found.expectation is not None and found.error > 0:
-                worst = max(worst, abs(found.acceptance - found.expectation) / found.error)
+            worst = max(worst, found.distance)
             print(
                 row(
                     temperature,
                     case.draws,
                     case.nodes,
                     case.rule,
-                    f"{found.acceptance:.3f} ± {found.error:.3f}",
+                    f"{number(found.acceptance)} ± {number(found.error)}",
                     number(found.expectation),
-                    number(best),
+                    number(mean(found.optima)),
                     f"{found.tau:.2f} ± {found.tau_error:.2f}",
                 ),
                 flush=True,

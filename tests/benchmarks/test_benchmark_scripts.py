@@ -95,7 +95,7 @@ RUNS = (
     ),
     Run(
         "lossy",
-        "--problems 2 --samples 1 --positions 2 --length 20 --tables rules judge reflective",
+        "--problems 1 --samples 1 --positions 1 --length 20 --tables rules judge reflective",
         (r"0.6 \| typical", r"0.0 \| judge:delta=0.0", r"0.6 \| reflective:weight=0.5"),
     ),
     Run(
@@ -158,7 +158,7 @@ RUNS = (
     ),
     Run(
         "superposed",
-        "--prompts 2 --corpus 20 --tokens 6",
+        "--prompts 1 --corpus 20 --tokens 2",
         (r"superposed ", r"superposed, a = 0", r"nucleus, batch", r"beam", r"law "),
     ),
     Run(
@@ -170,6 +170,11 @@ RUNS = (
         "verification",
         "--problems 2 --samples 1 --length 48 --temperatures 0.6",
         (r"0.6 \| 8 \|", r"0.6 \| chain of 8", r"0.6 \| beam 4x4"),
+    ),
+    Run(
+        "verification",
+        "--problems 1 --samples 1 --length 1 --temperatures 0.6 --tables position chain rules",
+        (r"means over", r"0.6 \| 16 \|", r"0.6 \| chain of 8 .*\| - ± - \| - \| - \|"),
     ),
 )
 APART = {  # scripts that no run starts by itself

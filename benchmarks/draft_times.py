@@ -110,8 +110,9 @@ def words(files: list[Path], rng: np.random.Generator) -> np.ndarray:
 
 
 def made_up(count: int, rng: np.random.Generator) -> np.ndarray:
-    """Ids by Zipf's law, in passages of which every second one is a copy with changes."""
-    stock, ids = rng.integers(0, count // PIECE // 5, count // PIECE), rng.permutation(VOCAB)
+    """`count` ids or more by Zipf's law, in passages: every second one is a copy with changes."""
+    num = -(-count // PIECE)
+    stock, ids = rng.integers(0, num // 5, num), rng.permutation(VOCAB)
 
     def fresh(*shape: int) -> np.ndarray:
         return ids[np.minimum(rng.zipf(1.2, shape), VOCAB) - 1]
@@ -283,9 +284,13 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
-    text = words(given.files, rng) if given.files else made_up(given.tokens * 5 // 4, rng)
-    if len(text) < given.tokens + 20 * PIECE:
-        parser.error(f"expected {given.tokens + 20 * PIECE} words or more, got {len(text)}")
+    if given.tokens < 3:
+        parser.error(f"expected --tokens of 3 or more, got {given.tokens}")
+    least = given.tokens + 20 * PIECE
+    most = max(least, given.tokens * 5 // 4)
+    text = words(given.files, rng) if given.files else made_up(most, rng)
+    if len(text) < least:
+        parser.error(f"expected {least} words or more, got {len(text)}; try fewer --tokens")
     history = History(text[: given.tokens], text[given.tokens :], rng)
     print(f"machine: {platform.processor() or platform.machine()}; {given}; V = {VOCAB}")
     setups = [setup for setup in SETUPS if re.search(given.only, setup.spec.partition(":")[0])]

@@ -55,7 +55,7 @@ RUNS = (
     ),
     Run(
         "draft_times",
-        "--tokens 80000 --runs 1",
+        "--tokens 1300 --runs 1",
         (r"prompt_lookup", r"suffix", r"rasd", r"stand", r"auto", r"cascade", r"fuse"),
     ),
     Run(

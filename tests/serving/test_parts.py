@@ -140,7 +140,18 @@ def test_a_prediction_is_followed_doubled_and_found_again() -> None:
     said += text[30:32]  # and the text is taken up further on
     assert drafts(prediction, said) == text[32 : 32 + FIRST // 2]
     assert drafts(prediction, said, most=2) == text[32:34]
-    assert (prediction.accepted, prediction.rejected) == (FIRST + 3, 2 * FIRST - 3)
+    assert prediction.num_said(said) == FIRST + 4 + 2
+
+
+@pytest.mark.parametrize("size", [1, 3, 20])
+def test_what_was_said_of_a_prediction_does_not_depend_on_the_steps(size: int) -> None:
+    """Copied or not: seven tokens, then another, the last five, and the eight before them."""
+    text = list(range(100, 120))
+    said = [*text[:7], 7, *text[15:], *text[7:15], 9]
+    prediction = Prediction(Expected(text))
+    for end in range(0, len(said), size):
+        prediction.draft(said[:end], most=0)
+    assert prediction.num_said(said) == prediction.num_said(said) == 20
 
 
 def test_a_prediction_that_never_holds_costs_one_node() -> None:

@@ -196,8 +196,9 @@ class Batch:
         self.metrics.failures.inc(failures)
         prediction = self.router.prediction(seq)
         if prediction is not None:
-            count.accepted_prediction += prediction.accepted
-            count.rejected_prediction += prediction.rejected
+            num_said = prediction.num_said(seq.generated)
+            count.accepted_prediction += num_said
+            count.rejected_prediction += len(job.prediction) - num_said
         self._forget(choice)
         if progress.is_done:
             order = (progress.choices[i].seq for i in range(job.num_choices))

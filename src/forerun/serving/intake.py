@@ -115,9 +115,10 @@ class Intake:
         length = self._check_context(longest, max_tokens, source, limit)
         self._check_memory((request.n or 1) * len(prompts), longest + length)
         spec = request.speculation or Speculation()
-        method, prediction = self.methods.choose(spec.method), self._prediction(request)
-        if spec.method and self.methods.specs[method] == "none":  # plain decoding was asked for
-            prediction = []
+        method, nodes = self.methods.choose(spec.method), self._nodes(spec.max_nodes)
+        prediction = self._prediction(request)
+        if nodes == 0 or (spec.method and self.methods.specs[method] == "none"):
+            prediction = []  # plain decoding was asked for
         seed = secrets.randbits(62) if request.seed is None else request.seed % 2**64
         return Job(
             prompts,
@@ -126,7 +127,7 @@ class Intake:
             method,
             tenant,
             is_seeded=request.seed is not None,
-            nodes=self._nodes(spec.max_nodes),
+            nodes=nodes,
             prediction=prediction,
             streams=bool(request.stream),
             traces=spec.trace,

@@ -28,22 +28,23 @@ class Expected:
             for end in range(n, len(tokens)):
                 self._places.setdefault(tuple(tokens[end - n : end]), []).append(end)
 
-    def find(self, generated: list[int], last: int) -> int | None:
-        """The place after the longest n-gram that ends the answer: after `last`, or the first."""
+    def find(self, generated: list[int], last: int) -> range:
+        """Where the longest n-gram stands that ends the answer: behind `last`, or the first."""
         for n in LENGTHS:
-            places = self._places.get(tuple(generated[-n:]))
-            if places:
-                after = bisect_right(places, last)
-                return places[after] if after < len(places) else places[0]
-        return None
+            ngram = tuple(generated[-n:])
+            if ends := self._places.get(ngram):
+                after = bisect_right(ends, last)
+                end = ends[after] if after < len(ends) else ends[0]
+                return range(end - len(ngram), end)
+        return range(0)
 
 
 class Prediction:
-    """Where one answer stands in its prediction, and what the copies were worth."""
+    """Where one answer stands in its prediction, and how much of it was said."""
 
     def __init__(self, expected: Expected, longest: int = LONG) -> None:
         self.expected, self.longest = expected, longest
-        self.accepted = self.rejected = 0
+        self._said = set[int]()  # places in the prediction whose tokens the answer has
         self._at: int | None = 0  # place in the prediction of the token that comes next
         self._seen = 0  # generated tokens that were followed
         self._length = FIRST
@@ -56,22 +57,26 @@ class Prediction:
         count = min(self._length, self.longest, most)
         return chain(self.expected.tokens[self._at : self._at + count]) if count > 0 else EMPTY
 
+    def num_said(self, generated: list[int]) -> int:
+        """Tokens of the prediction that the answer has, whoever drafted them."""
+        self._follow(generated)
+        return len(self._said)
+
     def judge(self, num_nodes: int, num_accepted: int) -> None:
         """What became of the last chain."""
-        self.accepted += num_accepted
-        self.rejected += num_nodes - num_accepted
         if num_nodes:
             is_whole = num_accepted == num_nodes
             after = 2 * self._length if is_whole else min(FIRST, self._length) // 2
             self._length = max(1, min(after, self.longest))
 
     def _follow(self, generated: list[int]) -> None:
-        """Moves on by the new tokens; looks the place up again where they differ."""
-        new, tokens = generated[self._seen :], self.expected.tokens
+        """Moves on by the new tokens; looks the place up again after one that differs."""
+        for end in range(self._seen + 1, len(generated) + 1):
+            at = self._at
+            if at is not None and self.expected.tokens[at : at + 1] == generated[end - 1 : end]:
+                said = range(at, at + 1)
+            else:
+                said = self.expected.find(generated[max(0, end - LENGTHS[0]) : end], at or 0)
+            self._said.update(said)
+            self._at = said.stop or None
         self._seen = len(generated)
-        if self._at is not None and tokens[self._at : self._at + len(new)] == new:
-            self._at += len(new)
-        else:
-            self._at = self.expected.find(generated, self._at or 0)
-        if self._at is not None and self._at >= len(tokens):
-            self._at = None

@@ -405,7 +405,8 @@ def test_a_draft_model_without_room_costs_its_drafts_only(
     """Target and draft are asked for room together: what one takes the other has not."""
     model = forerun.load(str(tiny_chat))
     methods = {"two": f"draft_model:model={tiny_chat}"}
-    body = SHORT | {"ignore_eos": True, "speculation": {"method": "two"}}
+    spec = {"method": "two", "statistics": True}
+    body = SHORT | {"ignore_eos": True, "speculation": spec}
     with thread(model, methods=methods, max_seqs=2) as served:
         batch = served.server.service.worker._batch
         target, draft = model.target.cache, batch.router.parts["two"].drafter.runner.cache
@@ -418,8 +419,10 @@ def test_a_draft_model_without_room_costs_its_drafts_only(
 
         free = need + need // 2
         monkeypatch.setattr("forerun.engine.cache.available_bytes", lambda device: free)
-        assert served.post("/v1/completions", json=body | {"n": 2}).status_code == 200
+        told = served.post("/v1/completions", json=body | {"n": 2}).json()["speculation"]
         assert draft.nbytes == 0 and "goes on without drafts of two" in caplog.text
-        assert served.post("/v1/completions", json=body).status_code == 200
+        assert told["method"] == "none" and [c["method"] for c in told["choices"]] == ["none"] * 2
+        told = served.post("/v1/completions", json=body).json()["speculation"]
         assert draft.nbytes > 0, "a smaller request is drafted for again"
+        assert told["method"] == told["choices"][0]["method"] == "two"
         check_clean(served)

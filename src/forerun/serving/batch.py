@@ -201,8 +201,9 @@ class Batch:
             count.rejected_prediction += len(job.prediction) - num_said
         self._forget(choice)
         if progress.is_done:
-            order = (progress.choices[i].seq for i in range(job.num_choices))
-            self._outbox.append((job, End(count, [self.recorder.of(seq) for seq in order])))
+            order = [progress.choices[i].seq for i in range(job.num_choices)]
+            stats = [self.recorder.of(seq) for seq in order]
+            self._outbox.append((job, End(count, stats, [*map(self.router.method, order)])))
             seconds = time.monotonic() - job.arrived
             self.metrics.whole.observe(seconds)
             self.lasted.append(seconds)

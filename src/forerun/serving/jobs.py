@@ -45,6 +45,7 @@ class End:
 
     count: Count
     stats: list[Stats]  # of each choice
+    methods: list[str]  # that drafted for each
 
 
 Event = Piece | End | ApiError

@@ -84,8 +84,13 @@ class Reply(ABC):
         total = Stats()
         for stats in end.stats:
             total.add(stats)
-        ours = {"method": self.job.method, "max_nodes": self.job.nodes, **total.to_dict()}
-        ours["choices"] = [stats.to_dict() for stats in end.stats]
+        asked = self.job.method  # which drafted for none where there was no room
+        method = asked if asked in end.methods else end.methods[0]
+        ours = {"method": method, "max_nodes": self.job.nodes, **total.to_dict()}
+        ours["choices"] = [
+            {"method": own} | stats.to_dict()
+            for own, stats in zip(end.methods, end.stats, strict=True)
+        ]
         return {"speculation": ours, "metrics": {"speculative_decoding": as_vllm(total)}}
 
 

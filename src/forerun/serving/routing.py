@@ -43,6 +43,10 @@ class Router(Drafter):
         if prediction is not None:
             self._predictions[seq] = prediction
 
+    def method(self, seq: Sequence) -> str:
+        """Who drafts for a sequence."""
+        return self._methods[seq]
+
     def prediction(self, seq: Sequence) -> Prediction | None:
         """Where a sequence stands in its predicted output."""
         return self._predictions.get(seq)

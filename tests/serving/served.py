@@ -31,6 +31,7 @@ from forerun.tree import Tree
 SOURCE = Path(__file__).parents[2] / "src"
 TEXT = "one two three four five six seven eight nine ten "  # what a script says after "go"
 GO: dict[str, Any] = {"prompt": "go", "temperature": 0, "model": "tiny"}
+SHORT = GO | {"max_tokens": 12}
 
 
 @dataclass
@@ -132,6 +133,14 @@ def thread(model: Any, keys: Any = None, verifier: Any = None, **settings: Any) 
         server.should_exit = True
         runner.join(20)
         assert not runner.is_alive()
+
+
+def check_clean(served: Served) -> None:
+    """Of a server in a thread: nothing runs, and nothing is kept of what ran."""
+    served.wait_idle()
+    worker = served.server.service.worker
+    assert not worker._batch._progress and not worker._batch._choices
+    assert not +worker._admission._running
 
 
 @contextmanager

@@ -158,3 +158,10 @@ def test_plain_decoding_copies_no_prediction(tiny_chat: Path, plain: dict[str, o
             details = told["usage"]["completion_tokens_details"]
             assert (details["accepted_prediction_tokens"] > 0) is copies
             assert (told["speculation"]["drafted"] > 0) is copies
+
+
+def test_the_default_method_is_auto(chat: Served) -> None:
+    told = chat.client().models.retrieve("tiny").model_extra["speculation"]
+    assert told["default"] == "auto" and told["lossless"]
+    body = {"prompt": "the cat", "max_tokens": 4, "speculation": {"statistics": True}}
+    assert chat.post("/v1/completions", json=body).json()["speculation"]["method"] == "auto"

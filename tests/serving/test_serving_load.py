@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from forerun.serving.tenants import Keys
-from served import GO, TEXT, asked, command, scripted, thread
+from served import GO, SHORT, TEXT, asked, check_clean, command, scripted, thread
 
 
 def test_requests_join_and_leave_at_any_step(tiny_chat: Path) -> None:
@@ -282,3 +282,36 @@ def test_a_tenants_memory_serves_nobody_else(tiny_chat: Path) -> None:
         assert again > first and again >= 10
         assert drafted("b") == first
         assert drafted("b") == again
+
+
+def test_a_cancelled_request_frees_its_cells_at_the_next_step(tiny_model: Any) -> None:
+    from forerun.sampling import Sampling
+    from forerun.serving.admission import Group
+    from forerun.serving.jobs import Job
+
+    with thread(tiny_model) as served:
+        batch = served.server.service.worker._batch  # its thread sleeps: nothing was sent
+        cache = tiny_model.target.cache
+        sampling = Sampling(max_new_tokens=100, ignore_eos=True, n=2)
+        jobs = [Job([[5, 6, 7]], sampling, i, "stand", "") for i in range(2)]
+        for job in jobs:
+            batch.begin(Group(job, 0))
+        for _ in range(3):
+            batch.step()
+        assert len(cache._of) == 4
+        batch.drop(jobs[0])
+        batch.step()
+        assert {seq.group for seq in cache._of} == {(jobs[1].number, 0)}
+        assert batch.num_running == 2 and batch.jobs() == [jobs[1]]
+
+
+@pytest.mark.slow
+def test_a_client_that_never_reads_is_cut_off_in_time(tiny_chat: Path) -> None:
+    """Its answer fills all buffers; others are served meanwhile, and its places come free."""
+    with thread(scripted(tiny_chat, TEXT), max_seqs=8, request_timeout=1.0) as served:
+        call = {"max_tokens": 4000, "n": 7, "stream": True, "logprobs": 20}
+        with asked(served, buffer=4096, **call):
+            served.wait_until(lambda: served.metric("vllm:num_requests_running") == 7)
+            assert served.post("/v1/completions", json=SHORT).is_success
+            served.wait_until(lambda: served.metric("vllm:num_requests_running") == 0, 30)
+        check_clean(served)

@@ -41,6 +41,7 @@ class Served:
     url: str
     process: subprocess.Popen[str] | None = None
     server: Any = None
+    timeout: float | None = 60.0
 
     def client(self, key: str = "none", **options: Any) -> openai.OpenAI:
         """The real client."""
@@ -48,28 +49,37 @@ class Served:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, **options)
 
     def post(self, path: str, **request: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", timeout=60.0, verify=False, **request)
+        return httpx.post(f"{self.url}{path}", timeout=self.timeout, verify=False, **request)
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(f"{self.url}{path}", timeout=self.timeout, verify=False)
 
     def metric(self, name: str) -> float:
         """The sum of all series of a metric."""
-        lines = httpx.get(f"{self.url}/metrics", verify=False).text.splitlines()
+        lines = self.get("/metrics").text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if re.match(rf"{name}[ {{]", line))
 
     def wait_until(self, holds: Callable[[], bool], seconds: float = 20.0) -> None:
         """Waits until something holds."""
-        end = time.monotonic() + seconds
-        while not holds():
-            assert time.monotonic() < end, "it did not come about in time"
-            time.sleep(0.02)
+        wait_until(holds, seconds)
 
     def wait_idle(self) -> None:
         """Waits until nothing runs and nothing waits."""
 
         def is_idle() -> bool:
-            found = httpx.get(f"{self.url}/health", verify=False).json()
+            found = self.get("/health").json()
             return not (found["running"] or found["waiting"])
 
         self.wait_until(is_idle)
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 20.0, nap: float = 0.02) -> None:
+    """Waits until something holds. Naps are counted: while a process is stopped none goes by."""
+    for _ in range(round(seconds / nap)):
+        if holds():
+            return
+        time.sleep(nap)
+    raise AssertionError("it did not come about in time")
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -125,14 +135,13 @@ def thread(model: Any, keys: Any = None, verifier: Any = None, **settings: Any) 
     server = Server(service, bound("127.0.0.1", 0), lambda url: up.set())
     runner = threading.Thread(target=server.run, daemon=True)
     runner.start()
-    assert up.wait(20)
+    wait_until(up.is_set)
     try:
         yield Served(server.url, server=server)
     finally:
         service.worker.end()
         server.should_exit = True
-        runner.join(20)
-        assert not runner.is_alive()
+        wait_until(lambda: not runner.is_alive())
 
 
 def check_clean(served: Served) -> None:

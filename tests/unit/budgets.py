@@ -9,6 +9,8 @@ from forerun.records import Cost, Plan, Step, Verdict
 from forerun.roles import Drafter
 from forerun.tree import EMPTY, chain
 
+ALL = 10**6  # nodes: no draft is longer
+
 
 class Free(Drafter):
     labels = frozenset({"point"})
@@ -31,14 +33,35 @@ def together(budget: Budget, num: int, accepted: int, count: int) -> list[list[P
     return found
 
 
-def one_step(budget: Budget, seqs: list, accepted: int, is_known: bool = True) -> list[Plan]:
-    """A step in which all who may draft do, unless nothing is known of the text."""
+def one_step(
+    budget: Budget,
+    seqs: Many[Sequence],
+    accepted: int | Many[int],
+    is_known: bool = True,
+    longest: int = ALL,
+) -> list[Plan]:
+    """A step in which all who may draft do, unless nothing is known of the text.
+
+    accepted: nodes of each draft, at most; of all drafts, or of one per sequence. longest: draft.
+    """
+    each = [accepted] * len(seqs) if isinstance(accepted, int) else accepted
     plans = [budget.plan(seq) for seq in seqs]
-    trees = [chain(range(plan.nodes)) if plan.nodes and is_known else EMPTY for plan in plans]
-    verdicts = [Verdict(list(range(min(len(tree), accepted))), 0) for tree in trees]
+    sizes = [min(plan.nodes, longest) * is_known for plan in plans]
+    trees = [chain(range(size)) if size else EMPTY for size in sizes]
+    verdicts = [
+        Verdict(list(range(min(size, most))), 0) for size, most in zip(sizes, each, strict=True)
+    ]
     emitted = [verdict.tokens(tree) for verdict, tree in zip(verdicts, trees, strict=True)]
     budget.observe(Step(seqs, plans, trees, [], verdicts, emitted))
     return plans
+
+
+def extra(cost: Cost, plans: Many[Plan], is_known: bool = True) -> float:
+    """What a step takes beyond one of plain decoding, in those; `is_known` as in `one_step`."""
+    num, drafts = len(plans), sum(plan.nodes > 0 for plan in plans)
+    rows = num + is_known * sum(plan.nodes for plan in plans)
+    aside = cost.aside(num, drafts * is_known, drafts * (not is_known))
+    return (float(cost.at(rows)) + aside) / (float(cost.at(num)) + cost.aside(num, 0)) - 1
 
 
 class Dear(Drafter):

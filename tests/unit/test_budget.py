@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from budgets import Dear, Free, bound, one_step
+from budgets import ALL, Dear, Free, bound, one_step, together
 
 from fakes import FakeTarget, sequence, table_law
 from forerun import registry
@@ -23,43 +23,33 @@ from forerun.controllers.budget import (
 from forerun.dice import SeededDice
 from forerun.engine.guard import Guarded
 from forerun.errors import ConfigError
-from forerun.records import Cost, Plan, Sequence, Step, Verdict
+from forerun.records import Cost, Plan, Sequence
 from forerun.roles import Drafter
-from forerun.tree import EMPTY, chain
 
 FLAT = Cost((1, 9, 65), (1.0, 1.0, 8.0))
 STEEP = Cost((1, 2, 65), (1.0, 2.0, 65.0))
 
 
-def steps(budget: Budget, accepted, count: int, tokens: int = 40) -> list[Plan]:
-    """Runs a sequence whose drafts are chains; `accepted(nodes)` of them are accepted."""
-    seq, plans = sequence((0, 1), 10**6, SeededDice(0)), []
-    for _ in range(count):
-        plan = budget.plan(seq)
-        tree = chain(range(plan.nodes)) if plan.nodes else EMPTY
-        kept = min(len(tree), accepted(len(tree)))
-        verdict = Verdict(list(range(kept)), 0)
-        emitted = [verdict.tokens(tree)]
-        budget.observe(Step([seq], [plan], [tree], [], [verdict], emitted))
-        plans.append(plan)
-    return plans
+def steps(budget: Budget, accepted: int, count: int) -> list[Plan]:
+    """Plans of a lone sequence; so many nodes of each draft are accepted."""
+    return [plans[0] for plans in together(budget, 1, accepted, count)]
 
 
 def test_drafts_that_are_accepted_grow_up_to_where_passes_get_dear() -> None:
-    plans = steps(bound(FLAT), lambda nodes: nodes, 400)
+    plans = steps(bound(FLAT), ALL, 400)
     assert plans[-1].nodes >= 8
-    few = steps(bound(FLAT), lambda nodes: 1, 400)
+    few = steps(bound(FLAT), 1, 400)
     assert 1 <= few[-1].nodes <= 8  # free up to nine rows
 
 
 def test_a_plan_that_is_always_accepted_grows_beyond_what_was_tried() -> None:
     """A step in the curve at its fifth row does not hold plans at four nodes for ever."""
     curve = Cost((1, 5, 6, 65), (1.0, 1.1, 1.5, 2.0))
-    assert steps(bound(curve), lambda nodes: nodes, 100)[-1].nodes > 8
+    assert steps(bound(curve), ALL, 100)[-1].nodes > 8
 
 
 def test_nothing_is_drafted_where_it_does_not_pay_but_for_probes() -> None:
-    plans = steps(bound(STEEP), lambda nodes: 0, 3000)
+    plans = steps(bound(STEEP), 0, 3000)
     drafted = [plan.nodes > 0 for plan in plans]
     assert np.mean(drafted[1000:]) < 0.02
     assert any(drafted[-2 * PATIENCE[1] :])
@@ -67,16 +57,8 @@ def test_nothing_is_drafted_where_it_does_not_pay_but_for_probes() -> None:
 
 def test_it_comes_back_when_drafts_begin_to_be_accepted() -> None:
     budget = bound(FLAT)
-    luck = {"accepted": 0}
     seq = sequence((0, 1), 10**6, SeededDice(0))
-    sizes = []
-    for i in range(3000):
-        luck["accepted"] = 0 if i < 1500 else 99
-        plan = budget.plan(seq)
-        tree = chain(range(plan.nodes)) if plan.nodes else EMPTY
-        verdict = Verdict(list(range(min(len(tree), luck["accepted"]))), 0)
-        budget.observe(Step([seq], [plan], [tree], [], [verdict], [verdict.tokens(tree)]))
-        sizes.append(plan.nodes)
+    sizes = [one_step(budget, [seq], 0 if i < 1500 else ALL)[0].nodes for i in range(3000)]
     assert np.mean(sizes[-200:]) > 6
 
 
@@ -124,21 +106,16 @@ def test_one_that_rests_among_many_that_draft_is_probed_as_often_as_alone() -> N
     drafted = []  # whether the first one did, of which nothing is ever accepted
     one_step(budget, seqs, 0)
     for _ in range(1000):
-        plans = [budget.plan(seq) for seq in seqs]
-        trees = [chain(range(plan.nodes)) if plan.nodes else EMPTY for plan in plans]
-        counts = [0, *map(len, trees[1:])]
-        verdicts = [Verdict(list(range(count)), 0) for count in counts]
-        emitted = [v.tokens(tree) for v, tree in zip(verdicts, trees, strict=True)]
-        budget.observe(Step(seqs, plans, trees, [], verdicts, emitted))
-        drafted.append(len(trees[0]) > 0)
-        assert all(map(len, trees[1:])), "the others never rest"
+        first, *others = one_step(budget, seqs, (0, *[ALL] * 7))
+        drafted.append(first.nodes > 0)
+        assert all(plan.nodes for plan in others), "the others never rest"
     assert 8 <= sum(drafted[200:]) < 80, "probes of four drafts, after 32, 64, 128, ... passes"
 
 
 def test_a_threshold_comes_with_the_plan_where_rows_cost() -> None:
-    plans = steps(bound(Cost((1, 65), (1.0, 4.0))), lambda nodes: min(nodes, 3), 300)
+    plans = steps(bound(Cost((1, 65), (1.0, 4.0))), 3, 300)
     assert 0 < plans[-1].least < 0.3
-    assert steps(bound(FLAT), lambda nodes: min(nodes, 3), 300)[-1].least == 0.0
+    assert steps(bound(FLAT), 3, 300)[-1].least == 0.0
 
 
 def test_a_dear_drafter_drafts_less() -> None:
@@ -150,7 +127,7 @@ def test_a_dear_drafter_drafts_less() -> None:
     target.cost = FLAT
     dear, cheap = Budget(), bound(FLAT)
     dear.bind(target, Dear())
-    most = [steps(b, lambda nodes: min(nodes, 2), 300)[-1].nodes for b in (dear, cheap)]
+    most = [steps(b, 2, 300)[-1].nodes for b in (dear, cheap)]
     assert most[0] < most[1]
 
 
@@ -172,7 +149,7 @@ def test_a_drafter_of_several_is_dearer() -> None:
 def test_who_never_drafts_is_never_asked() -> None:
     budget, target = Budget(), FakeTarget(table_law(1))
     budget.bind(target, Drafter())
-    plans = steps(budget, lambda nodes: 0, 200)
+    plans = steps(budget, 0, 200)
     assert not any(plan.nodes or plan.learns for plan in plans)
     assert budget._account is None, "nor is an account kept"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from budgets import Dear, Free, bound, one_step, together
+from budgets import ALL, Dear, Free, bound, extra, one_step, together
 
 from fakes import FakeTarget, sequence, table_law
 from forerun.controllers.budget import (
@@ -58,12 +58,7 @@ def test_sequences_that_begin_together_in_vain_stop_and_lose_little(
 
     budget = bound(SHARED, Hopeful())
     seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(16)]
-    spent, plain = 0.0, float(SHARED.at(16))
-    for _ in range(1000):
-        plans = one_step(budget, seqs, 0)
-        rows = 16 + sum(plan.nodes for plan in plans)
-        drafts = sum(plan.nodes > 0 for plan in plans)
-        spent += (float(SHARED.at(rows)) + SHARED.aside(16, drafts)) / plain - 1
+    spent = sum(extra(SHARED, one_step(budget, seqs, 0)) for _ in range(1000))
     assert 0 < spent < 0.02 * 1000
 
 
@@ -88,15 +83,8 @@ def test_one_that_fares_badly_rests_beside_those_that_draft() -> None:
     """Of four the first has nothing accepted: its rows are better spent on the others."""
     budget = bound(Cost((1, 257), (1.0, 30.0)))
     seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(4)]
-    sizes = []
-    for _ in range(100):
-        plans = [budget.plan(seq) for seq in seqs]
-        trees = [chain(range(plan.nodes)) if plan.nodes else EMPTY for plan in plans]
-        counts = [0, *(min(len(tree), 3) for tree in trees[1:])]
-        verdicts = [Verdict(list(range(count)), 0) for count in counts]
-        emitted = [v.tokens(tree) for v, tree in zip(verdicts, trees, strict=True)]
-        budget.observe(Step(seqs, plans, trees, [], verdicts, emitted))
-        sizes.append([plan.nodes for plan in plans])
+    steps = [one_step(budget, seqs, (0, 3, 3, 3)) for _ in range(100)]
+    sizes = [[plan.nodes for plan in plans] for plans in steps]
     mean = np.mean(sizes[20:], axis=0)
     assert mean[0] < 0.2 * mean[1:].min()
     assert np.ptp(mean[1:]) == 0, "equal luck, equal drafts"
@@ -107,11 +95,7 @@ def test_drafts_that_stay_short_are_not_counted_as_long_ones() -> None:
     budget = bound(Cost((1, 17, 49, 257), (1.0, 1.1, 1.2, 20.0)))
     seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(16)]
     for _ in range(60):
-        plans = [budget.plan(seq) for seq in seqs]
-        trees = [chain(range(min(plan.nodes, 2))) if plan.nodes else EMPTY for plan in plans]
-        verdicts = [Verdict(list(range(len(tree))), 0) for tree in trees]
-        emitted = [v.tokens(tree) for v, tree in zip(verdicts, trees, strict=True)]
-        budget.observe(Step(seqs, plans, trees, [], verdicts, emitted))
+        plans = one_step(budget, seqs, ALL, longest=2)
     assert all(plan.nodes >= 4 for plan in plans)
 
 
@@ -123,28 +107,16 @@ def test_what_never_pays_costs_the_credit_and_a_hundredth(num: int, is_known: bo
     cost = Cost((1, 17, 65), (1.0, 1.2, 4.0), 0.0, 0.1, 0.3, 0.2, per_look=0.1, looking=0.1)
     budget = bound(cost)
     seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(num)]
-    spent, plain = 0.0, float(cost.at(num)) + cost.aside(num, 0)
-    for _ in range(1000):
-        plans = one_step(budget, seqs, 0, is_known)
-        drafts = sum(plan.nodes > 0 for plan in plans)
-        rows = num + is_known * sum(plan.nodes for plan in plans)
-        aside = cost.aside(num, drafts * is_known, drafts * (not is_known))
-        spent += float(cost.at(rows)) + aside - plain
-    assert 0 < spent < (CREDIT / num + ALLOWED * 1000 + 3) * plain, "three: the last step's debt"
+    spent = sum(extra(cost, one_step(budget, seqs, 0, is_known), is_known) for _ in range(1000))
+    assert 0 < spent < CREDIT / num + ALLOWED * 1000 + 3, "three: the last step's debt"
 
 
 def test_a_batch_that_grows_and_shrinks_is_not_forgiven_each_time() -> None:
     """Between one sequence and two, every few steps; drafts never pay."""
     budget = bound(Cost((1, 17, 65), (1.0, 1.2, 4.0), per_seq=0.1, per_draft=0.1, drafting=0.2))
     cost, seqs = budget._cost, [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in (0, 1)]
-    spent = 0.0
-    for at in range(2000):
-        now = seqs[: 1 + at // 3 % 2]
-        plans = one_step(budget, now, 0)
-        drafts = sum(plan.nodes > 0 for plan in plans)
-        rows = len(now) + sum(plan.nodes for plan in plans)
-        extra = float(cost.at(rows)) + cost.aside(len(now), drafts)
-        spent += extra / (float(cost.at(len(now))) + cost.aside(len(now), 0)) - 1
+    steps = (one_step(budget, seqs[: 1 + at // 3 % 2], 0) for at in range(2000))
+    spent = sum(extra(cost, plans) for plans in steps)
     assert 0 < spent < CREDIT + 2000 * (ALLOWED + 1 / SOBER)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
+
 from fakes import FakeTarget, sequence, table_law
 from forerun.controllers.budget import Budget
 from forerun.dice import SeededDice
-from forerun.records import Cost, Plan, Step, Verdict
+from forerun.records import Cost, Plan, Sequence, Step, Verdict
 from forerun.roles import Drafter
 from forerun.tree import EMPTY, chain
 

@@ -249,13 +249,13 @@ class Turns(Free):
 
 def test_each_drafter_is_judged_by_its_own_drafts() -> None:
     """What the first does in vain is not held against the second."""
-    fresh = steps(bound(FLAT), lambda nodes: nodes, 6)
+    fresh = steps(bound(FLAT), ALL, 6)
     drafter = Turns(30)
     budget = bound(FLAT, drafter)
     budget._account = 1e6
-    steps(budget, lambda nodes: 0, 20)
+    steps(budget, 0, 20)
     drafter.left = 0
-    after = steps(budget, lambda nodes: nodes, 6)
+    after = steps(budget, ALL, 6)
     assert max(plan.nodes for plan in after) == max(plan.nodes for plan in fresh) > PROBE
 
 

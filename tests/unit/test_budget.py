@@ -240,7 +240,8 @@ class Turns(Free):
     """The first part drafts for so many plans, then the second."""
 
     def __init__(self, first: int) -> None:
-        self.parts, self.left = (Free(), Free()), first
+        self.parts: tuple[Drafter, ...] = Free(), Free()
+        self.left = first
 
     def whose(self, seq: Sequence) -> Drafter:
         self.left -= 1
@@ -272,3 +273,14 @@ def test_what_a_drafter_reads_is_on_the_account(reading: float) -> None:
         assert one_step(budget, [seq], 1)[0].nodes
     first, second = (budget._account for budget in budgets)
     assert first - second == pytest.approx(reading)  # type: ignore[operator]
+
+
+def test_nothing_is_priced_before_a_step_shows_how_many_run() -> None:
+    """A step that failed is planned again, perhaps for another drafter."""
+    drafter = Turns(1)
+    drafter.parts = Dear(), Dear()
+    budget = bound(FLAT, drafter)
+    seq = sequence((0, 1), 10**6, SeededDice(0))
+    for _ in range(2):
+        assert budget.plan(seq).is_empty
+    assert [part.asked for part in drafter.parts] == [[], []]

@@ -1,10 +1,10 @@
 """The trees that make the most tokens per second together, which may be none.
 
 A step over N rows takes the seconds that `engine/cost.py` has measured; node i of a draft is
-accepted with probability a_i, counted as steps go by, for each drafter apart where several take
-turns (`counts.py`), and scaled to the sequence's own recent luck.
-Of the nodes of all sequences the likeliest are taken, as many as maximise tokens / time of the
-whole step: what the first draft of a step costs is shared by all that draft. Growers that know
+accepted with probability a_i, counted as steps go by, for each drafter apart where several compete
+(`counts.py`), and scaled to the sequence's own recent luck. Of the nodes of all sequences the
+likeliest are taken, as many as maximise tokens / time of the whole step: what the first draft of a
+step costs is shared by all that draft. Growers that know
 chances beforehand get a threshold as well: a node is worth a row if its chance exceeds tokens per
 second times seconds per row, on average over the step. Where nothing pays nothing is drafted,
 except a probe now and then: one sequence tries for all that share the controller; as many go on
@@ -119,7 +119,7 @@ class Budget(Controller):
                 self._idle = self._pause  # what other texts taught since then may help this one
             if self._num:  # else nothing is priced: the first step shows how many run
                 self._decide(is_probing=True)
-        elif luck.counts.drafter is not drafter:
+        elif self._num and luck.counts.drafter is not drafter:
             self._decide(is_probing=True)
         if luck.plan.is_empty:
             return luck.plan
@@ -299,7 +299,7 @@ class Budget(Controller):
         num = max(self._num, len(lucks))  # some may have joined just now
         cost, counts = self._cost, [luck.counts for luck in lucks]
         factors = np.array([[luck.factor] for luck in lucks])
-        rates, made = (np.array([getattr(c, name) for c in counts]) for name in ("rates", "made"))
+        rates, made = np.array([c.rates for c in counts]), np.array([c.made for c in counts])
         dear = made * [[c.per_node] for c in counts]
         dear[:, 0] += [cost.per_draft + c.each for c in counts]
         falling = np.minimum.accumulate(rates, axis=1)

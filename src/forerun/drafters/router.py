@@ -3,10 +3,10 @@
 Parts of any kind may compete, those that draw too, so nothing but use tells how a part fares. Those
 who share a record draft with the same part, chosen anew every few steps: the one that may be
 fastest, since what was hardly used of late may be faster than it seems (an upper confidence bound).
-A part's speed is the tokens of its steps over their seconds (`passes.py`), as if all that share its
-record and decode at once drafted with it. Of a part that was hardly used, tokens are believed to
-stand to those of the others as `beliefs` say; its seconds are known. Recent steps weigh more, since
-memories grow.
+A part's speed is the tokens of its steps over their seconds (`engine/cost.py`), as if all that
+share its record and decode at once drafted with it. Of a part that was hardly used, tokens are
+believed to stand to those of the others as `beliefs` say; its seconds are known. Recent steps weigh
+more, since memories grow.
 
 Law: the choice rests on earlier steps alone, so labels stay true. Needs: what its parts need.
 """
@@ -105,8 +105,9 @@ class Router(Composite):
 
     scope: which sequences share what is known of the parts: "request" (none), "group" (samples of
     one prompt), "tenant" or "global" (all: a seed then does not give the same drafts again). run:
-    steps between two choices. optimism: how much faster a part that was hardly used may be than it
-    seems. Raises ConfigError for a run of no steps and for optimism below 0.
+    steps between two choices, those of all that share a record counted. optimism: how much faster a
+    part that was hardly used may be than it seems. Raises ConfigError for a run of no steps and for
+    optimism below 0.
     """
 
     def __init__(
@@ -166,13 +167,13 @@ class Router(Composite):
         return tree
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
-        turns = [self._part(seq) for seq in seqs]
+        chosen = [self._part(seq) for seq in seqs]
         trees = [EMPTY] * len(seqs)
-        for k in dict.fromkeys(turns):
-            mine = [i for i, turn in enumerate(turns) if turn == k]
-            name, part = self.names[k], self.parts[k]
+        for k in dict.fromkeys(chosen):
+            mine = [i for i, part in enumerate(chosen) if part == k]
+            name = self.names[k]
             self._asked.update((seqs[i], (k, EMPTY)) for i in mine)  # of a part that fails
-            found = part.propose([seqs[i] for i in mine], [plans[i] for i in mine])
+            found = self.parts[k].propose([seqs[i] for i in mine], [plans[i] for i in mine])
             for i, tree in zip(mine, found, strict=True):
                 trees[i] = signed(tree, name)
                 self._asked[seqs[i]] = k, tree

@@ -41,7 +41,7 @@ class Guarded(Drafter):
         self._begun: WeakSet[Sequence] = WeakSet()  # running ones that it was asked to draft for
         self._late: list[tuple[Step, list[int]]] = []  # unheard steps, and who is to be learned
         self._seen: Counter[str] = Counter()
-        self._parts: WeakKeyDictionary[Drafter, Guarded] = WeakKeyDictionary()
+        self._parts: dict[Drafter, Guarded] = {}  # those that were told of
 
     def within(self) -> Iterator[Drafter]:
         return self.drafter.within()
@@ -55,12 +55,12 @@ class Guarded(Drafter):
         if part is self.drafter:
             return self
         if part not in self._parts:
-            guard = self._parts[part] = Guarded(part)
-            guard.failures, guard._seen = self.failures, self._seen
+            self._parts[part] = Guarded(part)
+            self._parts[part]._seen = self._seen  # one warning for all of them
         return self._parts[part]
 
     def check_room(self, seqs: int, tokens: int, taken: int = 0) -> int:
-        return self._ask(lambda: self.drafter.check_room(seqs, tokens, taken), 0)
+        return self._ask(lambda: self.drafter.check_room(seqs, tokens, taken), 0, CapacityError)
 
     def seconds(self, nodes: int, num: int = 1) -> float:
         return self._ask(lambda: self.drafter.seconds(nodes, num), super().seconds(nodes, num))
@@ -149,11 +149,11 @@ class Guarded(Drafter):
         pairs = zip(seqs, plans, strict=True)  # the others of the batch keep their drafts
         return [self._propose([seq], [plan])[0] for seq, plan in pairs]
 
-    def _ask(self, work: Callable[[], T], otherwise: T) -> T:
-        """What it says, if it can. That there is no room is said, too."""
+    def _ask(self, work: Callable[[], T], otherwise: T, *told: type[Exception]) -> T:
+        """What it says, if it can. Raises errors that are `told`."""
         try:
             return work()
-        except CapacityError:
+        except told:
             raise
         except Exception as error:
             self._note(error, [])

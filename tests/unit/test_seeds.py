@@ -17,8 +17,10 @@ from traces_left import held
 
 import forerun
 from forerun import registry
+from forerun.drafters.auto import Auto
 from forerun.drafters.stand import Stand
 from forerun.engine.api import Model
+from forerun.records import Cost
 from forerun.search.best_of import best_of
 from forerun.search.dvts import dvts
 from forerun.search.step_beam import step_beam
@@ -138,3 +140,17 @@ def test_searches_come_out_the_same_again(model: Model, method: Any, drafter: st
         assert tree(batch) == tree(batch)
     if drafter == "none":
         assert tree(1) == tree(8)
+
+
+def test_who_drafts_hangs_on_no_earlier_call(folder: Path) -> None:
+    """What a draft model's slots hold of a prompt is no reason to choose it."""
+    whole, draft = (forerun.load(folder, dtype="fp32", max_seqs=40) for _ in range(2))
+    whole.target.cost, draft.target.cost = Cost((1, 65), (1.0, 2.0)), Cost((1, 200), (0.01, 40.0))
+    found = []
+    for _ in range(2):
+        auto = Auto(model=draft.target, target=whole.target, tokenizer=whole.tokenizer)
+        prompt = "the cat sat on the mat and " * 7
+        (result,) = whole.generate(prompt, n=2, drafter=auto, **FIXED, **REQUEST)
+        assert result.stats.drafted_by["draft_model"] > 0
+        found.append([sample.tokens for sample in result.samples])
+    assert found[0] == found[1]

@@ -149,11 +149,9 @@ class Slots(ABC):
         return slot
 
     def known(self, seq: Sequence) -> int:
-        """Tokens that its slot holds, or that the best one does before it has one."""
+        """Tokens that its own slot holds; what others' do hangs on who else was here."""
         slot = self._of.get(seq)
-        if slot is not None:
-            return min(len(slot.tokens), len(seq.tokens))
-        return max((common_prefix(slot.tokens, seq.tokens) for slot in self.slots), default=0)
+        return 0 if slot is None else min(len(slot.tokens), len(seq.tokens))
 
     def release(self, seq: Sequence) -> None:
         """Frees the slot; its tokens stay until it is reused."""

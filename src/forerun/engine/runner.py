@@ -84,7 +84,7 @@ class Runner(Target):
         return self.cache.reused.get(seq, 0)
 
     def num_unread(self, seq: Sequence) -> int:
-        """Tokens of a text that no slot holds, if it came next."""
+        """Tokens of a text that its own slot does not hold."""
         return len(seq.tokens) - self.cache.known(seq)
 
     def rows_at(self, requests: Many[tuple[Sequence, Path]]) -> Tensor:

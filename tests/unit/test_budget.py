@@ -109,7 +109,7 @@ def test_one_that_rests_among_many_that_draft_is_probed_as_often_as_alone() -> N
         first, *others = one_step(budget, seqs, (0, *[ALL] * 7))
         drafted.append(first.nodes > 0)
         assert all(plan.nodes for plan in others), "the others never rest"
-    assert 8 <= sum(drafted[200:]) < 80, "probes of four drafts, after 32, 64, 128, ... passes"
+    assert 8 <= sum(drafted[200:]) < 80, "probes of four drafts, after 8, 16, 32, ... passes"
 
 
 def test_a_threshold_comes_with_the_plan_where_rows_cost() -> None:
@@ -273,6 +273,24 @@ def test_what_a_drafter_reads_is_on_the_account(reading: float) -> None:
         assert one_step(budget, [seq], 1)[0].nodes
     first, second = (budget._account for budget in budgets)
     assert first - second == pytest.approx(reading)  # type: ignore[operator]
+
+
+def test_samples_of_one_prompt_read_it_once() -> None:
+    class Reads(Free):
+        def reading(self, seq: Sequence) -> float:
+            return 0.5
+
+    left = []
+    for groups in ((1, 1, 1), (1, 1, 2), (None, None, None)):
+        budget = bound(FLAT, Reads())
+        seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(3)]
+        for seq, group in zip(seqs, groups, strict=True):
+            seq.group = group
+        one_step(budget, seqs, 0)
+        before = budget._account
+        assert all(plan.nodes for plan in one_step(budget, seqs, 3))
+        left.append(budget._account - before)  # type: ignore[operator]
+    assert left[0] - left[1] == pytest.approx(0.5) and left[1] - left[2] == pytest.approx(0.5)
 
 
 def test_nothing_is_priced_before_a_step_shows_how_many_run() -> None:

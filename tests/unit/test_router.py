@@ -319,3 +319,19 @@ def test_auto_with_a_draft_model_uses_all_it_has(monkeypatch: pytest.MonkeyPatch
     (plain,) = model.generate([question], sampling, drafter="none")
     assert [s.text for s in result.samples] == [s.text for s in plain.samples]
     assert result.stats.drafted_by["draft_model"] > 0
+
+
+def test_a_draft_model_reads_a_prompt_once_for_all_its_samples() -> None:
+    model = forerun.load("reasoner")
+    (draft,) = (
+        part for part in model.drafter("auto:model=draft").within() if isinstance(part, DraftModel)
+    )
+    seqs = [sequence(tuple(range(5, 105)), 9, SeededDice(i), index=i) for i in range(3)]
+    for seq, group in zip(seqs, ("first", "first", "second"), strict=True):
+        seq.group = group
+    assert len({draft.reading(seq) for seq in seqs}) == 1 and draft.reading(seqs[0]) > 0
+    draft.propose(seqs[:1], [Plan(2)])
+    assert [draft.reading(seq) > 0 for seq in seqs] == [False, False, True]
+    draft.finish(seqs[0])
+    draft.forget("first")
+    assert draft.reading(seqs[1]) > 0

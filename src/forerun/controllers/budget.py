@@ -27,6 +27,7 @@ and seeds give the same plans.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -41,7 +42,7 @@ from forerun.roles import Controller, Drafter, Target
 
 REVIEW = 4  # steps with drafts between two decisions
 FAST = 0.9  # memory of a sequence's luck
-PATIENCE = 32, 1024  # passes in which a sequence rests between two probes: at first, at most
+PATIENCE = 8, 1024  # passes in which a sequence rests between two probes: at first, at most
 PROBE = 4  # nodes
 MARGIN = 0.2  # of the tokens hoped for, without which drafting must pay: the best guess is too good
 MANY = 0.15  # of a drafter's price, more for each further part that learns, and for choosing
@@ -179,6 +180,7 @@ class Budget(Controller):
             self._wait = int(min(2.0 ** min(self._vain - 1, 30), max(longest, 1.0))) - 1
         spent = self._cost.whole(rows) + self._cost.aside(num, drafts, looks - drafts)
         heard: Counter[Counts] = Counter()
+        readings: dict[Hashable, float] = {}  # samples of one prompt read it once
         for seq, plan, size, verdict in zip(
             step.seqs, step.plans, sizes, step.verdicts, strict=True
         ):
@@ -190,9 +192,12 @@ class Budget(Controller):
             if not size:
                 spent += counts.vain
                 continue
-            spent += counts.each + counts.per_node * size + luck.reading
+            spent += counts.each + counts.per_node * size
+            text = seq if seq.group is None else seq.group
+            readings[text] = max(readings.get(text, 0.0), luck.reading)
             heard[counts] += 1
             self._learn(luck, plan.nodes, min(size, self.nodes), verdict.nodes)
+        spent += sum(readings.values())
         for counts, count in heard.items():
             counts.decay(count)
         self._left -= bool(drafts)

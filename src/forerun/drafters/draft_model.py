@@ -6,6 +6,7 @@ Lossless with a verifier that judges the grower's draws. Needs a model with the 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,7 @@ class DraftModel(Grown):
         self.source: ModelSource
         super().__init__(ModelSource(model, is_tree=grower != "chain"), made)
         self.runner = model
+        self._read: set[Hashable] = set()  # groups whose prompt it has read
 
     def bind(self, target: Target) -> None:
         check_size(self.runner, target)
@@ -75,6 +77,8 @@ class DraftModel(Grown):
     def reading(self, seq: Sequence) -> float:
         """A pass over all that a draft model has not read, where that is more than it drafts by."""
         rows = self.runner.num_unread(seq)
+        if seq.group in self._read:  # its prompt is copied from another's slot
+            rows = min(rows, seq.num_generated)
         if rows <= SMALL:
             return 0.0
         cost = cost_of(self.runner)
@@ -85,17 +89,26 @@ class DraftModel(Grown):
         return 0.7, 0.85
 
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
+        self._note([seq])
         return super().propose_one(seq, self._cap(seq, plan), dice)
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+        self._note(seqs)
         return super().propose(seqs, [self._cap(*pair) for pair in zip(seqs, plans, strict=True)])
 
     def finish(self, seq: Sequence) -> None:
         self.runner.release(seq)
 
+    def forget(self, group: Hashable) -> None:
+        self._read.discard(group)
+
     def memory_report(self) -> dict[str, int]:
         held = self.runner.memory_report()
         return {f"draft {part}": Lent(n, (id(self.runner), part)) for part, n in held.items()}
+
+    def _note(self, seqs: Many[Sequence]) -> None:
+        """Of their groups it has read the prompts."""
+        self._read.update(seq.group for seq in seqs if seq.group is not None)
 
     def _cap(self, seq: Sequence, plan: Plan) -> Plan:
         """The plan within the draft's own context, which may be shorter than the target's."""

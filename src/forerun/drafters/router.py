@@ -51,7 +51,8 @@ class Record:
         self.tokens, self.seconds, self.steps = ([0.0] * len(beliefs) for _ in range(3))  # decayed
         self.nodes = FEW  # of a draft, a mean
         self.seqs: WeakSet[Sequence] = WeakSet()  # that draft at present
-        self.part, self.left = 0, 0  # who drafts, and for how many steps more
+        # who drafts, for how many steps more, and how many drafted at once when that was chosen
+        self.part = self.left = self.crowd = 0
 
     @property
     def num(self) -> int:
@@ -180,13 +181,13 @@ class Router(Composite):
         return trees
 
     def observe(self, step: Step) -> None:
-        self._judge(step)
         super().observe(step)
+        self._judge(step)
 
     def hear(self, steps: Many[Step]) -> None:
+        super().hear(steps)
         for step in steps:
             self._judge(step)
-        super().hear(steps)
 
     def finish(self, seq: Sequence) -> None:
         self._asked.pop(seq, None)
@@ -219,9 +220,10 @@ class Router(Composite):
     def _part(self, seq: Sequence) -> int:
         """Who drafts for it in the next step."""
         record = self._record(seq)
-        if record.left <= 0:
+        num = record.num
+        if record.left <= 0 or not record.crowd / 2 < num < 2 * record.crowd:
             record.part = first_best(record.merits(self._dues(record), self.optimism))
-            record.left = self.run
+            record.left, record.crowd = self.run, num
         reading = self.parts[record.part].reading(seq)
         if not reading:
             return record.part

@@ -348,3 +348,11 @@ def test_a_prompt_alone_has_the_randomness_of_its_place_in_a_batch(model) -> Non
     assert [sample.tokens for sample in alone] == [sample.tokens for sample in many[3].samples]
     assert [sample.tokens for sample in alone] != [sample.tokens for sample in many[0].samples]
     assert {sample.prompt_index for sample in alone} == {0}
+
+
+def test_a_verifier_that_changes_what_is_said_is_told_of_once(tiny_folder, caplog) -> None:
+    model = forerun.load(str(tiny_folder), dtype="fp32")
+    for verifier in ("speculative", "typical", "typical"):
+        model.generate([PROMPT], verifier=verifier, max_new_tokens=4, seed=0)
+    told = [message for message in caplog.messages if "changes what the model says" in message]
+    assert len(told) == 1 and "typical" in told[0] and "speculative" in told[0]

@@ -195,3 +195,16 @@ def test_fit_tree_refuses_what_it_cannot_split(fit: Any, tiny: Path, tmp_path: P
     ):
         status, out, err = fit(*words)
         assert status == 2 and said in err and out == ""
+
+
+def test_a_folder_that_is_called_like_the_embedded_model_is_not_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`forerun train reasoner` makes such a folder; the template of the embedded one is cached."""
+    from forerun.cli.fit_tree import _place
+
+    (tmp_path / "reasoner").mkdir()
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert _place("mine") == Path("mine/forerun-template.json")
+    assert tmp_path not in _place("reasoner").resolve().parents

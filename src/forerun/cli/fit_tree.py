@@ -143,9 +143,10 @@ def _distinct(prompts: list[Any]) -> list[Any]:
 def _place(model: str) -> Path:
     """Where the template of a model is looked for and may be written."""
     from forerun import fitting
+    from forerun.assets import MODELS
 
     folder = Path(model).expanduser()
-    if folder.is_dir() and os.access(folder, os.W_OK):
+    if model not in MODELS and folder.is_dir() and os.access(folder, os.W_OK):
         return folder / fitting.FILE
     cached = fitting.cache_file(model)
     if cached is None:

@@ -21,7 +21,7 @@ from forerun.engine.stops import Stops
 from forerun.errors import ConfigError, DataError, UnknownName
 from forerun.models.tokenizer import TextStream, Tokenizer
 from forerun.records import Step
-from forerun.roles import Controller, Drafter, Shaper, Target, Verifier
+from forerun.roles import Controller, Drafter, Shaper, Target, Verifier, name_of
 from forerun.sampling import Sampling
 from forerun.shaping import Adjust
 
@@ -57,6 +57,7 @@ class Model:
     ) -> None:
         self.target, self.tokenizer, self.name, self.device = target, tokenizer, name, device
         self._drafters: dict[str, Drafter] = {}
+        self._told: set[str] = set()  # verifiers that were warned of
 
     def generate(
         self, prompts: Prompts, sampling: Samplings = None, **options: Any
@@ -164,6 +165,13 @@ class Model:
         _check_role("verifier", rule, Verifier)
         _check_role("controller", planner, Controller)
         check_pair(chosen, rule)
+        if not rule.lossless and name_of(rule) not in self._told:
+            self._told.add(name_of(rule))
+            log.warning(
+                "verifier %s changes what the model says (docs/laws.md); the default, %s, does not",
+                name_of(rule),
+                registry.VERIFIER,
+            )
         compiled.watch(log.warning)  # what the controller measures may be the first to compile
         engine = Engine(
             self.target,

@@ -192,6 +192,7 @@ def test_fit_tree_refuses_what_it_cannot_split(fit: Any, tiny: Path, tmp_path: P
         (["-m", tiny], "needs --prompts FILE"),
         (["-m", tiny, "--prompts", one], "1 different prompt"),
         (["-m", tiny, "--prompts", prompts(tmp_path, 4), "--sizes", "a"], "--sizes must be"),
+        (["--sizes", "8+626"], "in 1..625, as a template has 625 places, got '8+626'"),
     ):
         status, out, err = fit(*words)
         assert status == 2 and said in err and out == ""

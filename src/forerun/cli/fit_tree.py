@@ -100,12 +100,18 @@ def command(
 
 
 def _sizes(text: str) -> list[int]:
+    from forerun.template import DEFAULT
+
     try:
         found = [int(piece) for piece in text.split("+")]
     except ValueError:
         found = []
-    if not found or min(found) < 1:
-        raise ConfigError(f"--sizes must be numbers of nodes such as 8+16+32, got {text!r}")
+    most = len(DEFAULT)
+    if not found or min(found) < 1 or max(found) > most:
+        raise ConfigError(
+            f"--sizes must be numbers of nodes in 1..{most}, as a template has {most} places, got "
+            f"{text!r}; try 8+16+32"
+        )
     return found
 
 

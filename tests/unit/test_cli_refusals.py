@@ -76,6 +76,8 @@ from forerun.errors import CapacityError
         (["methods", "stnad"], "'stand'"),
         (["verify", "--prompts", "0"], "--prompts"),
         (["verify", "--temperature", "0"], "temperature"),
+        (["verify", "--seconds", "-1"], "--seconds must be above 0, got -1"),
+        (["verify", "--seconds", "nan"], "--seconds must be above 0, got nan"),
         (["demo", "--problems", "0"], "--problems"),
         (["demo", "--drafter", "none"], "plain decoding"),
         (["train", "reasner"], "'reasoner'"),

@@ -98,6 +98,8 @@ def command(
     given = [job.prompt for job in read_jobs([], prompt_file, asked)] if prompt_file else None
     _check_counts(1, prompts=prompts, samples=samples, max_new_tokens=max_new_tokens)
     _check_counts(0, law_prompts=law_prompts)
+    if not seconds > 0:
+        raise ConfigError(f"--seconds must be above 0, got {seconds:g}; try 60")
     if law_prompts and asked.is_greedy:
         raise ConfigError("the law test needs a temperature above 0; or give --law-prompts 0")
     specs = {"drafter": drafter, "verifier": verifier, "controller": controller}

@@ -121,6 +121,12 @@ def test_every_failure_is_one_line_and_a_status(
     assert (got, out, len(lines)) == (status, "", 1) and said in lines[0]
 
 
+@pytest.mark.parametrize("words", [["bench"], ["memory"], ["index", "fm"]], ids=" ".join)
+def test_a_group_without_a_command_shows_its_help(call: Call, words: list[str]) -> None:
+    _, shown, _ = call(*words, "--help")
+    assert call(*words) == (2, "", shown)
+
+
 @pytest.mark.parametrize("words", [["methods"], ["methods", "--json"], ["--help"]], ids=" ".join)
 def test_a_reader_that_leaves_is_no_error(words: list[str]) -> None:
     reader, writer = os.pipe()

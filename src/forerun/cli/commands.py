@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import typer
 from typer.core import TyperGroup
 
 from forerun.errors import UnknownName
@@ -11,6 +12,13 @@ from forerun.errors import UnknownName
 
 class Commands(TyperGroup):
     """A group whose unknown commands are told as all unknown names are."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Without a command people read the help, and scripts the status of a bad line."""
+        if not args:
+            typer.echo(ctx.get_help(), err=True)
+            raise typer.Exit(2)
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command of a line's first word. Raises UnknownName."""

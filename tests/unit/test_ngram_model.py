@@ -112,11 +112,13 @@ def test_files_of_another_tokenizer_are_refused(tmp_path: Path, tiny_folder: Pat
 
 def test_bad_corpora_are_refused(tmp_path: Path, tiny_folder: Path) -> None:
     tokenizer = Tokenizer.load(tiny_folder)
-    empty, latin = tmp_path / "empty.txt", tmp_path / "latin.txt"
+    empty, blank, latin = (tmp_path / f"{name}.txt" for name in ("empty", "blank", "latin"))
     empty.write_text("")
+    blank.write_text("\n \n\n")
     latin.write_bytes(b"one\ntwo\nthr\xe9e\n")
-    with pytest.raises(DataError, match=r"corpus is empty.*give a file"):
-        NgramModel.of_files([empty], tokenizer)
+    for file in (empty, blank):
+        with pytest.raises(DataError, match=r"corpus is empty or blank.*give a file"):
+            NgramModel.of_files([file], tokenizer)
     with pytest.raises(DataError, match=r"latin.txt, line 3, is not UTF-8"):
         NgramModel.of_files([latin], tokenizer)
     with pytest.raises(DataError, match=r"cannot be read"):

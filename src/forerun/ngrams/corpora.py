@@ -30,7 +30,7 @@ KIND = "tri-gram counts"
 
 
 def tokenised(paths: Many[str | Path], tokenizer: Tokenizer | None) -> Iterator[np.ndarray]:
-    """Token ids, int32, of every document or piece of one.
+    """Token ids, int32, of every document or piece of one that is not blank.
 
     Raises ConfigError without a tokenizer, DataError for a file that cannot be read.
     """
@@ -42,7 +42,8 @@ def tokenised(paths: Many[str | Path], tokenizer: Tokenizer | None) -> Iterator[
     encode = _encoder(tokenizer)
     for path in paths:
         for text in documents(Path(path)):
-            yield np.array(encode(text), dtype=np.int32)
+            if not text.isspace():
+                yield np.array(encode(text), dtype=np.int32)
 
 
 def documents(path: Path) -> Iterator[str]:

@@ -70,7 +70,8 @@ class NgramModel:
         kept = [np.asarray(d, dtype=np.int64) for d in documents if len(d)]
         if not kept:
             raise DataError(
-                "the corpus is empty: expected at least one token, got none; give a file with text"
+                "the corpus is empty or blank: expected at least one token, got none; give a file "
+                "with text"
             )
         text = np.concatenate(kept)
         if not 0 <= text.min() <= text.max() < vocab_size:

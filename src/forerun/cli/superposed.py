@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LENGTH = 10  # tokens, where nothing is said
 OWN = ("ngrams", "ngram_weight")  # options that no other method has
-SHARED = {"model", "prompt", "prompt_file", "method", "n", "max_new_tokens", "seed"}
+SHARED = {"model", "prompt", "prompt_file", "method", "n", "max_new_tokens"}
 SHARED |= {"dtype", "device", "out", "is_json"}
 
 

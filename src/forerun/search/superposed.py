@@ -48,8 +48,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.k < 2:
             raise ConfigError(
-                f"superposed makes k drafts at once, and k must be at least 2, got {self.k}; for "
-                "one draft use plain decoding: forerun generate --temperature 0"
+                f"superposed makes k drafts (-n) at once, and k must be at least 2, got {self.k}; "
+                "for one draft use plain decoding: forerun generate --temperature 0"
             )
         if not 0 <= self.ngram_weight <= 1:
             raise ConfigError(

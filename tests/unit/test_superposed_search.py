@@ -281,7 +281,7 @@ def test_the_command_refuses(text: Path, capsys: pytest.CaptureFixture[str]) -> 
     mine = [*call, "--method", "superposed"]
     for words, said in (
         (mine, "--method superposed needs --ngrams FILE"),
-        ([*mine, "--ngrams", str(text), "-n", "-3"], "k drafts (-n) at once, and k must be at least 2"),
+        ([*mine, "--ngrams", str(text), "-n", "-3"], "(-n) at once, and k must be at least 2"),
         ([*mine, "--ngrams", str(text), "--seed", "3"], "--seed changes nothing with --method"),
         ([*mine, "--ngrams", str(text), "--ngram-weight", "2"], "must be in [0, 1], got 2.0"),
         ([*mine, "--ngrams", "no/such.txt"], "cannot be read"),

@@ -33,8 +33,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from forerun.controllers.counts import Counts
 from forerun.controllers.fixed import MOST
+from forerun.counts import Counts
 from forerun.engine.cost import cost_of
 from forerun.errors import ConfigError
 from forerun.records import Cost, Plan, Sequence, Step

@@ -59,6 +59,7 @@ def test_a_measured_curve_rises_and_is_remembered(
     assert first.rows[0] == 1 and list(first.seconds) == sorted(first.seconds)
     assert first.seconds[0] > 0
     file = next((tmp_path / "costs").iterdir())
+    monkeypatch.setattr(passes, "HOLDS", 0.0)  # however much faster the machine is by now
     assert cost_of(Shaped(table_law(1))) == first  # read, not measured again
     file.write_text("{")
     assert cost_of(Shaped(table_law(1))).rows == first.rows

@@ -18,6 +18,7 @@ from forerun.engine.stats import Recorder
 from forerun.records import Cost, Plan, Sequence, Step, Verdict
 from forerun.roles import Controller, Drafter
 from forerun.sampling import Sampling
+from forerun.shaping import Laws
 from forerun.tree import EMPTY, Tree, chain
 from forerun.verifiers.recursive import Recursive
 from harness import distance
@@ -151,6 +152,20 @@ def test_lessons_wait_for_some_steps_and_not_beyond_the_end() -> None:
     run_all(loop, [sequence((0, 1), 40, SeededDice(0), GREEDY)])
     assert heard[: LATE[0] - 1] == [0] * (LATE[0] - 1) and heard[LATE[0] - 1] == LATE[0] + 1
     assert drafter.log == ["start", *range(2, 42), "finish"]
+
+
+@pytest.mark.parametrize("nodes, waits", [(1, False), (0, True)])
+def test_who_drafts_is_told_when_all_looks_are_heard(nodes: int, waits: bool) -> None:
+    """Else it would hang on who else drafted in between, and a seed on its company."""
+    drafter = Patient()
+    drafter.whose = lambda seq: drafter.log.append("who?") or drafter  # type: ignore[method-assign]
+    guarded, seq = Guarded(drafter), sequence((0, 1, 0), 9, SeededDice(0))
+    law = Laws(FakeTarget(LAW).forward([seq], [EMPTY], frozenset())[0], seq, EMPTY, ())
+    step = Step([seq], [Plan(nodes)], [EMPTY], [law], [Verdict([], 0)], [[0]], starts=[2])
+    guarded.observe(step)
+    assert drafter.log == [], "it is patient"
+    guarded.whose(seq)
+    assert drafter.log == (["who?"] if waits else ["start", 2, "who?"])
 
 
 def test_lessons_of_large_logits_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:

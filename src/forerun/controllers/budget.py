@@ -113,20 +113,20 @@ class Budget(Controller):
     def plan(self, seq: Sequence) -> Plan:
         if self._is_broke or self._is_idle:
             return NOTHING
-        drafter, luck = self._drafter.whose(seq), self._luck.get(seq)
+        luck = self._luck.get(seq)
         if luck is None:
-            luck = self._luck[seq] = Luck(self._of(drafter))
+            luck = self._luck[seq] = Luck(self._of(self._drafter.whose(seq)))
             if self._idle >= PATIENCE[0]:
                 self._idle = self._pause  # what other texts taught since then may help this one
             if self._num:  # else nothing is priced: the first step shows how many run
                 self._decide(is_probing=True)
-        elif self._num and luck.counts.drafter is not drafter:
+        elif self._num and not self._wait and luck.counts.drafter is not self._drafter.whose(seq):
             self._decide(is_probing=True)
         if luck.plan.is_empty:
             return luck.plan
         if self._wait:
             return LISTEN
-        luck.reading = drafter.reading(seq)
+        luck.reading = luck.counts.drafter.reading(seq)
         return luck.plan
 
     def observe(self, step: Step) -> None:

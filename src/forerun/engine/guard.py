@@ -40,6 +40,7 @@ class Guarded(Drafter):
         self.failures: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
         self._begun: WeakSet[Sequence] = WeakSet()  # running ones that it was asked to draft for
         self._late: list[tuple[Step, list[int]]] = []  # unheard steps, and who is to be learned
+        self._is_due = False  # whether somebody was asked in one of them
         self._seen: Counter[str] = Counter()
         self._parts: dict[Drafter, Guarded] = {}  # those that were told of
 
@@ -50,7 +51,9 @@ class Guarded(Drafter):
         self.drafter.bind(target)
 
     def whose(self, seq: Sequence) -> Drafter:
-        """The part that will draft, guarded too."""
+        """The part that will draft, guarded too: what is known of drafts is known by then."""
+        if self._is_due:
+            self._catch_up()
         part = self._ask(lambda: self.drafter.whose(seq), self.drafter)
         if part is self.drafter:
             return self
@@ -100,6 +103,7 @@ class Guarded(Drafter):
         if not rows:
             return
         self._late.append((step, rows))
+        self._is_due = self._is_due or any(step.plans[i].nodes > 0 for i in rows)
         may_wait = self.drafter.is_patient and step.starts  # else it is told by the text as it is
         if not may_wait or any(map(len, step.trees)):
             self._catch_up()
@@ -111,7 +115,7 @@ class Guarded(Drafter):
 
     def _catch_up(self) -> None:
         """The drafter hears of all steps that wait, in their order."""
-        late, self._late = self._late, []
+        late, self._late, self._is_due = self._late, [], False
         steps = [step if len(rows) == len(step.seqs) else step.of(rows) for step, rows in late]
         seqs = list(dict.fromkeys(seq for step in steps for seq in step.seqs))
         for seq in seqs:

@@ -44,6 +44,7 @@ typedef struct {
 typedef struct {
     FN(Ahead) soon; /* weights that come next */
     FN(Late) late;  /* sums that came before: rows of them are finished between tiles */
+    int64_t far[4];   /* or, without tiles: bytes that fetching runs ahead of each block's loads */
     int tiles, height, is_shaped; /* of rows that go together; registers are of that shape */
 } FN(Beside);
 
@@ -92,9 +93,10 @@ INLINE void FN(finish)(FN(Late) *late, int num) {
 #endif
 
 /* One tile: R rows times B blocks of 16 outputs over inputs [first, first + count); sums in
-   registers, weights streamed once. `first` is a multiple of four. */
+   registers, weights streamed once. `first` is a multiple of four. far: bytes by block that fetching
+   runs ahead, into the second cache. */
 INLINE void FN(tile)(const int R, const int B, const Linear *w, const void *x, int64_t stride,
-                     int64_t block, int64_t first, int64_t count, v16 *out) {
+                     int64_t block, int64_t first, int64_t count, const int64_t *far, v16 *out) {
     v16 acc[12][4];
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++)
@@ -111,7 +113,7 @@ INLINE void FN(tile)(const int R, const int B, const Linear *w, const void *x, i
 #pragma GCC unroll 4
             for (int b = 0; b < B; b++) {
                 const uint32_t *at = from + b * step + i * LANES;
-                __builtin_prefetch(at + AHEAD * LANES);
+                __builtin_prefetch((const char *)at + far[b], 0, 2);
                 part[b] = _mm512_loadu_si512(at);
             }
 #pragma GCC unroll 12
@@ -135,7 +137,7 @@ INLINE void FN(tile)(const int R, const int B, const Linear *w, const void *x, i
             for (int b = 0; b < B; b++) {
                 const uint8_t *at = from + b * step + i * 64;
                 __m512i part[2];
-                __builtin_prefetch(at + AHEAD * 64);
+                __builtin_prefetch(at + far[b], 0, 2);
                 FN(widen)(at, table, &part[0], &part[1]);
 #pragma GCC unroll 12
                 for (int r = 0; r < R; r++)
@@ -157,7 +159,7 @@ INLINE void FN(tile)(const int R, const int B, const Linear *w, const void *x, i
             v16 part[4];                                                                     \
             _Pragma("GCC unroll 4") for (int b = 0; b < B; b++) {                            \
                 const TYPE *at = from + (b * k + i) * LANES;                                 \
-                __builtin_prefetch(at + AHEAD * LANES);                                      \
+                __builtin_prefetch((const char *)at + far[b], 0, 2);                         \
                 part[b] = LOAD(at);                                                          \
             }                                                                                \
             _Pragma("GCC unroll 12") for (int r = 0; r < R; r++) {                           \
@@ -179,11 +181,12 @@ INLINE void FN(tile)(const int R, const int B, const Linear *w, const void *x, i
         for (int b = 0; b < B; b++) out[r * B + b] = acc[r][b];
 }
 
-typedef void FN(tile_t)(const Linear *, const void *, int64_t, int64_t, int64_t, int64_t, v16 *);
+typedef void FN(tile_t)(const Linear *, const void *, int64_t, int64_t, int64_t, int64_t,
+                        const int64_t *, v16 *);
 #define TILE(R, B)                                                                           \
     static void FN(tile_##R)(const Linear *w, const void *x, int64_t stride, int64_t block,   \
-                             int64_t first, int64_t count, v16 *out) {                       \
-        FN(tile)(R, B, w, x, stride, block, first, count, out);                              \
+                             int64_t first, int64_t count, const int64_t *far, v16 *out) {   \
+        FN(tile)(R, B, w, x, stride, block, first, count, far, out);                         \
     }
 #if ISA_LEVEL >= 2
 TILE(1, 4) TILE(2, 4) TILE(3, 4) TILE(4, 4) TILE(5, 4) TILE(6, 4)
@@ -210,7 +213,7 @@ INLINE void FN(sums_over)(const Linear *w, const void *x, int64_t stride, int64_
         return;
     }
 #endif
-    FN(tiles)[rows](w, x, stride, block, first, count, sums);
+    FN(tiles)[rows](w, x, stride, block, first, count, beside->far, sums);
 }
 
 /* All of k: at once, or in one part for every scale of the outputs. */
@@ -246,6 +249,16 @@ INLINE FN(Ahead) FN(blocks_ahead)(const Linear *w, int64_t block, int64_t num, i
     return (FN(Ahead)){(const char *)w->weight + block * size, step, step / 64, parts, 0};
 }
 
+/* How far a group of rows, the `part`-th of `parts`, fetches ahead of each block's loads. Few rows wait
+   for memory, and the processor reads ahead by itself: a little. More wait for the multiplying of two
+   blocks: the next two. Of several groups each fetches one of the two in the unit `next` bytes on, so
+   that memory is busy while weights are used again. */
+INLINE void FN(reach)(const Linear *w, int64_t part, int64_t parts, int blocks, int64_t next,
+                      int64_t *far) {
+    const int64_t two = FN(group_bytes)(w) / 2, one = blocks == 2 ? two : AHEAD * 32;
+    for (int b = 0; b < 4; b++) far[b] = parts == 1 ? one : b == part ? next : AHEAD * 64;
+}
+
 /* Blocks that all rows take before the next ones: a unit of work. */
 INLINE int64_t FN(unit_blocks)(const Linear *w, int64_t rows) {
     return IS_TILED(w) && rows > AMX_ROWS / 3 ? 2 : 4;
@@ -277,10 +290,12 @@ static void FN(linear)(const Linear *w, const void *x, int64_t stride, int64_t r
         next = next_unit(team, &share);
         beside.soon = FN(blocks_ahead)(w, next * num, num, parts);
         if (next >= share.all) beside.soon.left = 0;
+        const int64_t step = next < share.all ? (next - unit) * num * (FN(group_bytes)(w) / 4) : 0;
         for (int64_t part = 0; part < parts; part++) {
             const int64_t row = rows * part / parts, n = rows * (part + 1) / parts - row;
             const int blocks = IS_TILED(w) ? (int)num : VECTOR_BLOCKS(n);
             const void *in = (const char *)x + row * stride * width;
+            if (!IS_TILED(w)) FN(reach)(w, part, parts, blocks, step, beside.far);
             for (int64_t b = unit * num; b < (unit + 1) * num; b += blocks) {
                 v16 *own = sums[turn ^= 1];
                 FN(sums_of)(w, in, stride, b, (int)n, blocks, &beside, own);

@@ -199,6 +199,12 @@ def test_bad_requests_are_refused(model, tmp_path) -> None:
         model.generate("")
     with pytest.raises(DataError, match="no prompt"):
         model.generate([])
+    for prompts in (5, None):
+        with pytest.raises(DataError, match=f"expected a prompt or a list of them, got {prompts}"):
+            model.generate(prompts)
+    for sampling in ("greedy", 0, [Sampling(), 0.6]):
+        with pytest.raises(ConfigError, match="expected a Sampling, or a list with one for each"):
+            model.generate(PROMPT, sampling)
     with pytest.raises(DataError, match="outside"):
         model.generate([[5, 100000]])
     with pytest.raises(CapacityError, match="context"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -124,7 +124,7 @@ class Model:
         if batch is not None and batch < 1:
             raise ConfigError(f"batch must be at least 1, got {batch}; 1 runs one at a time")
         texts = _as_list(prompts)
-        given = [sampling or Sampling()] if isinstance(sampling, Sampling | None) else [*sampling]
+        given = _as_samplings(sampling)
         given = given * len(texts) if len(given) == 1 else given
         if len(given) != len(texts):
             raise ConfigError(
@@ -241,6 +241,11 @@ def _check_role(kind: str, part: Any, role: type) -> None:
 def _as_list(prompts: Prompts) -> list[str | list[int]]:
     if isinstance(prompts, str):
         return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise DataError(
+            f"expected a prompt or a list of them, got {prompts!r}; such as '...', "
+            "['...', '...'] or [[5, 6, 7]]"
+        )
     found = [_as_prompt(i, prompt) for i, prompt in enumerate(prompts)]
     if not found:
         raise DataError("there is no prompt; give at least one")
@@ -259,6 +264,18 @@ def _as_prompt(i: int, prompt: Any) -> str | list[int]:
             f"prompt {i} is {prompt!r}; expected a text or a list of token ids. Model.generate "
             "takes a list of those, such as ['...', '...'] or [[5, 6, 7]]"
         ) from None
+
+
+def _as_samplings(sampling: Samplings) -> list[Sampling]:
+    if sampling is None:
+        return [Sampling()]
+    given = list(sampling) if isinstance(sampling, Iterable) else [sampling]
+    if not all(isinstance(one, Sampling) for one in given):
+        raise ConfigError(
+            f"expected a Sampling, or a list with one for each prompt, got {sampling!r}; several "
+            "prompts go into one list, options by their names, such as temperature=0.6"
+        )
+    return given
 
 
 def load(

@@ -38,7 +38,7 @@ Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="Results as JSON lines, written as they come.")
 ]
 Prompt = Annotated[list[str], typer.Option("--prompt", "-p", help="Prompt; may come again.")]
-Number = Annotated[int, typer.Option("-n", help="Samples per prompt.")]
+Number = Annotated[int, typer.Option("-n", min=1, help="Samples per prompt.")]
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
 TopP = Annotated[float, typer.Option("--top-p", help="Keep the likeliest of mass p; 1: off.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]

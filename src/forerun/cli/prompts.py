@@ -115,7 +115,9 @@ def _from_file(file: Path, sampling: Sampling) -> list[Job]:
     try:
         text = _decoded(str(file), file.read_bytes())
     except OSError as error:
-        raise DataError(f"cannot read prompt file {file}: {error.strerror}") from None
+        raise DataError(
+            f"cannot read prompt file {file}: {error.strerror}; check the path"
+        ) from None
     is_lines = file.suffix == ".jsonl"
     jobs = _jobs(str(file), text, is_lines, sampling)
     if not jobs:

@@ -21,7 +21,10 @@ class Rounding:
         if text == "auto":
             return cls()
         if name != "int8" or (scaled and not scaled.isdecimal()):
-            raise ConfigError(f"weights must be auto, int8 or int8:INPUTS, got {text!r}")
+            raise ConfigError(
+                f"weights must be auto, int8 or int8:INPUTS, got {text!r}; try int8, or int8:128 "
+                "with finer scales"
+            )
         if scaled and (int(scaled) < 32 or int(scaled) % 4):
             raise ConfigError(
                 f"inputs per scale must be a multiple of 4 and at least 32, got {scaled}"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SkippedPeer(ForerunError):
-    """A peer that cannot take part here, and why."""
+    """Why a peer cannot take part here; whoever tells it names the peer."""
 
 
 class PeerError(ForerunError):

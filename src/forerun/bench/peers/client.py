@@ -84,7 +84,7 @@ class WorkerProcess:
             raise self._died(verb) from None
         answer = self._answer(verb, timeout)
         if "skip" in answer:
-            raise SkippedPeer(f"{self.name}: {answer['skip']}")
+            raise SkippedPeer(answer["skip"])
         if "error" in answer:
             raise PeerError(self._with_tail(f"{self.name} failed in {verb}: {answer['error']}"))
         return answer["result"]

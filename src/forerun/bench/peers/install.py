@@ -63,7 +63,7 @@ def problem(folder: Path, name: str, extra: str = "") -> str | None:
     if "skipped" in entry:
         return f"could not be installed: {entry['skipped']}"
     if not entry or not python_of(folder, name).exists():
-        return f"has no environment in {folder}; `make peers` makes it"
+        return f"no environment in {folder}; `make peers` makes it"
     if reason := entry.get("missing", {}).get(extra):
         return f"its package {extra} could not be installed: {reason}"
     return None

@@ -106,7 +106,7 @@ class PeerContestant:
         """Starts the worker and loads the mode."""
         mode = self.kind.mode(self.parts.mode)
         if reason := problem(self.folder, self.parts.peer, mode.extra):
-            raise SkippedPeer(f"{self.name}: {reason}")
+            raise SkippedPeer(reason)
         if self._host is None:
             own = () if self.kind.shares_model else (self.parts.mode, *self.parts.options.items())
             key = (self.python, self.worker, self.setup.model, self.setup.dtype, own)
@@ -198,11 +198,11 @@ class PeerContestant:
         try:
             same = _vocabulary(folder) == _vocabulary(Path(self.setup.model))
         except (OSError, KeyError, ValueError) as error:
-            raise SkippedPeer(f"{self.name}: no tokenizer.json to compare in {folder}") from error
+            raise SkippedPeer(f"no tokenizer.json to compare in {folder}") from error
         if not same:
             raise SkippedPeer(
-                f"{self.name}: the draft in {folder} has another vocabulary than the model; name "
-                f"one that shares it: {self.parts.peer}:{self.parts.mode},draft=FOLDER"
+                f"the draft in {folder} has another vocabulary than the model; name one that "
+                f"shares it: {self.parts.peer}:{self.parts.mode},draft=FOLDER"
             )
         return str(folder.absolute())
 
@@ -211,9 +211,9 @@ class PeerContestant:
         plain = Sampling()
         for name, value in vars(sampling).items():
             if name not in TAKEN and value != getattr(plain, name) and name != "min_new_tokens":
-                raise SkippedPeer(f"{self.name}: peers are not asked for {name}={value!r}")
+                raise SkippedPeer(f"peers are not asked for {name}={value!r}")
         if sampling.min_new_tokens > 1:
-            raise SkippedPeer(f"{self.name}: peers are not asked for min_new_tokens")
+            raise SkippedPeer("peers are not asked for min_new_tokens")
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         room = self._context() - len(ids)
         if room < 1:

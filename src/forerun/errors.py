@@ -14,6 +14,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+NEAR = 0.7  # of difflib's ratio: a slip in four letters still counts, "eagle" is no "seal"
+
 
 class ForerunError(Exception):
     """Base of all errors that a user can cause and mend."""
@@ -30,15 +32,22 @@ class UnknownName(ConfigError, KeyError):
 
     @classmethod
     def of(cls, kind: str, name: str, known: Iterable[str], listing: str = "") -> UnknownName:
-        """The house message: what came, the nearest known names, where all of them are listed."""
+        """The house message: what came, the nearest known names, or all, where they are listed."""
         known = sorted(known)
-        near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+        near = nearest(name, known)
         hint = (
             f"did you mean {' or '.join(map(repr, near))}?"
             if near
             else f"known: {', '.join(known)}"
         )
         return cls(f"unknown {kind} {name!r}; {hint}" + (f" ({listing})" if listing else ""))
+
+
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+    """What may have been meant, the nearest first; none if all are far."""
+    lowered = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=NEAR)
+    return [lowered[one] for one in near]
 
 
 class LawError(ConfigError):

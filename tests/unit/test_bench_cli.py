@@ -179,6 +179,7 @@ def test_an_interrupted_run_says_so(
         (("--methods", "draft_model"), "needs model"),
         (("--methods", ""), "--methods names none"),
         (("--peers", "transformrs"), "did you mean 'transformers'"),
+        (("--peers", "nope"), "unknown peer 'nope'; known: llama_cpp, openvino, transformers"),
         (("--tasks", "reasonig"), "unknown task 'reasonig'; did you mean 'reasoning'"),
         (("--examples", 0), "--examples must be at least 1"),
         (("--threads", 0), "--threads must be at least 1"),

@@ -63,6 +63,20 @@ def test_unknown_name_prints_its_sentence_bare():
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "known", "told"),
+    [
+        ("nope", ["none", "code"], "did you mean 'none'?"),
+        ("sand", ["stand", "fspad", "sam"], "did you mean 'stand'?"),
+        ("qwen3", ["Qwen-3", "SmolLM"], "did you mean 'Qwen-3'?"),
+        ("nope", ["story", "code"], "known: code, story"),
+        ("eagle", ["seal", "pearl"], "known: pearl, seal"),
+    ],
+)
+def test_only_near_names_are_suggested(name: str, known: list[str], told: str) -> None:
+    assert str(UnknownName.of("method", name, known)) == f"unknown method {name!r}; {told}"
+
+
 @pytest.mark.parametrize("caught", [UnknownName, ConfigError, ForerunError, ValueError, KeyError])
 def test_unknown_name_can_be_caught_as(caught):
     with pytest.raises(caught):

@@ -83,7 +83,7 @@ def test_a_folder_that_a_worker_does_not_see_is_named(tmp_path: Path) -> None:
 
 
 def test_unknown_engines_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["index", "build", str(tmp_path), str(tmp_path), "--engine", "rai"]) == 2
+    assert main(["index", "build", str(tmp_path), str(tmp_path), "--engine", "rayy"]) == 2
     assert "did you mean 'ray'" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="actors must be at least 1"):
         RayIndex.open(tmp_path, actors=0)

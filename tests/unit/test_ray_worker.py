@@ -118,7 +118,7 @@ def test_without_ray_the_extra_is_named(call: Call, monkeypatch: pytest.MonkeyPa
 
 def test_bad_options_are_refused(call: Call) -> None:
     for words, said in (
-        (("--engine", "rai"), "did you mean 'ray'"),
+        (("--engine", "rayy"), "did you mean 'ray'"),
         (("--actors", 2), "--actors belongs to --engine ray"),
     ):
         status, _, err = call("generate", "-p", "x", *words)

@@ -83,9 +83,12 @@ def run(
     """
     from forerun.bench.contestants import split_methods, split_names
     from forerun.bench.machine import usual_threads
+    from forerun.bench.peers import parse as parse_peer
     from forerun.bench.planning import Asked
     from forerun.sampling import Sampling
 
+    for name in split_names(peers, "peer"):
+        parse_peer(name)
     asked = Asked(
         split_methods(",".join(filter(None, [methods, peers]))),
         split_names(tasks, "task"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 import sys
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from forerun import registry
 from forerun.cli import options
 from forerun.cli.output import console, counted, notice
 from forerun.cli.prompts import as_shown, check_text
-from forerun.errors import ConfigError, DataError, ForerunError
+from forerun.errors import ConfigError, DataError, ForerunError, nearest
 from forerun.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -159,7 +158,7 @@ class Terminal:
         if command in ("quit", "exit", "q"):
             return False
         if command not in (*COMMANDS, "help"):
-            near = difflib.get_close_matches(command, (*COMMANDS, "help"), n=1)
+            near = nearest(command, (*COMMANDS, "help"))
             hint = f"did you mean /{near[0]}?" if near else "/help lists them"
             raise ConfigError(f"there is no command /{command}; {hint}")
         if command == "save" and not value:

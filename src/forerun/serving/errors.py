@@ -6,7 +6,6 @@ log; keys and prompts are in neither.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,7 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from forerun.errors import CapacityError, ConfigError, ForerunError, LawError
+from forerun.errors import CapacityError, ConfigError, ForerunError, LawError, nearest
 
 TYPES = {
     400: "invalid_request_error",
@@ -80,9 +79,9 @@ def bad(message: str, param: str | None = None, code: str | None = None) -> ApiE
 
 
 def unknown(kind: str, name: str, known: Iterable[str], **fields: Any) -> ApiError:
-    """A name that does not exist, with the nearest ones."""
+    """A name that does not exist, with the nearest ones or all."""
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
+    near = nearest(name, known)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {known}"
     shown = name if len(name) <= 80 else name[:77] + "..."
     return ApiError(fields.pop("status", 400), f"unknown {kind} {shown!r}; {hint}", **fields)

@@ -38,6 +38,7 @@ from forerun.errors import CapacityError
         (["serve", "--dtype", "fp8"], "unknown dtype 'fp8'"),
         (["serve", "--device", "gpu"], "expected device auto, cpu, cuda or cuda:N, got 'gpu'"),
         (["serve", "--max-seqs", "0"], "--max-seqs must be at least 1, got 0"),
+        (["serve", "--replicas", "0"], "'--replicas': Input should be greater than or equal"),
         (["serve", "--drain", "nan"], "--drain must be a number of seconds from 0 on, got nan"),
         (["generate", *CAT, "-d", "stand:contxt=3"], "'context'"),
         (["generate", *CAT, "-d", "kangaroo"], "'kangaroo' is not built yet"),

@@ -57,7 +57,8 @@ Method = Annotated[
     typer.Option("--method", help="One more that requests may name, NAME or NAME=SPEC."),
 ]
 Engines = Annotated[
-    int, typer.Option("--replicas", help="Engines behind the port, on a Ray cluster if not 1.")
+    int,
+    typer.Option("--replicas", min=1, help="Engines behind the port, on a Ray cluster if not 1."),
 ]
 Lossy = Annotated[
     bool, typer.Option("--allow-lossy", help="Accept a verifier that changes the law.")
@@ -244,8 +245,6 @@ def _check(replicas: int, context: int | None, dtype: str, device: str) -> None:
         from forerun.integrations.ray_batch import ray_module
 
         ray_module("--replicas")
-        if replicas < 1:
-            raise ConfigError(f"--replicas must be at least 1, got {replicas}; 2 is two engines")
 
 
 def _load(

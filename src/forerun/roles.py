@@ -18,6 +18,7 @@ from forerun.tree import EMPTY, Proposal, Tree
 
 if TYPE_CHECKING:
     from forerun.dice import Dice
+    from forerun.sampling import Sampling
     from forerun.shaping import Laws
 
 Path = tuple[int, ...]  # tokens below the root
@@ -243,8 +244,8 @@ class Verifier(ABC):
     def warm_up(self) -> None:
         """Compiles what it runs."""
 
-    def check(self, seq: Sequence) -> None:
-        """Raises ConfigError if this rule cannot serve the sequence's sampling parameters."""
+    def check(self, sampling: Sampling) -> None:
+        """Raises ConfigError if this rule cannot serve these sampling parameters."""
 
 
 class Controller(ABC):

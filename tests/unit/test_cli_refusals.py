@@ -84,14 +84,27 @@ from forerun.errors import CapacityError
         (["verify", "--seconds", "nan"], "--seconds must be above 0, got nan"),
         (["demo", "--problems", "0"], "--problems"),
         (["demo", "--drafter", "none"], "plain decoding"),
+        (["verify", "--verifier", "greedy"], "verifier 'greedy' needs temperature 0, got 1.0"),
+        (["search", *CAT, "--verifier", "k_seq"], "k_seq judges iid drafts, but drafter 'auto'"),
+        (["search", *CAT, "-m", "./nowhere"], "there is no model folder ./nowhere"),
+        (["serve", "--verifier", "k_seq"], "k_seq judges iid drafts, but drafter 'auto' makes"),
+        (["fit-tree", "--out", "."], "it is a folder; give the name of a file"),
+        (["bench", "run", "--out", __file__], "is a file; --out names a folder, give another"),
+        (
+            ["bench", "run", "--out", "no/such", "--methods", "stand:verifier=greedy"],
+            "temperature 0",
+        ),
         (["train", "reasner"], "'reasoner'"),
+        (["train", "judge_head", "--out", __file__], "--out must be a folder, but"),
+        (["train", "reasoner", "--device", "tpu"], "expected device auto, cpu, cuda or cuda:N"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )
-def test_refused_before_a_model_is_loaded(
-    refuses: Callable[..., str], words: list[str], said: str
-) -> None:
-    assert said in refuses(*words)
+def test_refused_before_a_model_is_loaded(call: Call, words: list[str], said: str) -> None:
+    """And before the call is announced."""
+    status, out, err = call(*words)
+    assert (status, out, err.count("\n")) == (2, "", 1) and err.startswith("error: "), err
+    assert said in err
 
 
 EARLY = {
@@ -111,6 +124,10 @@ EARLY = {
     "--mix nope": "there is no index at nope",
     "--within nope": "no file nope",
     "--style nope": "--style: there is no file nope",
+    "--memory .": "it is a folder; give the name of a file",
+    "--memory nope/a.mem": "to write a.mem into; make it first",
+    "--verifier greedy": "verifier 'greedy' needs temperature 0, got 1.0",
+    "--verifier k_seq": "k_seq judges iid drafts, but drafter 'auto' makes point/swor drafts",
 }
 
 

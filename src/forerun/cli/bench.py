@@ -104,10 +104,11 @@ def run(
         options.call_line(ctx).replace("forerun run", "forerun bench run", 1),
         optimum,
     )
-    notice(f"# {asked.command}")
     from forerun.cli.bench_run import Bench
 
-    Bench(asked, out, peers_dir).run(is_json)
+    bench = Bench(asked, out, peers_dir)
+    notice(f"# {asked.command}")
+    bench.run(is_json)
 
 
 @app.command("report")

@@ -10,6 +10,7 @@ import typer
 
 from forerun.cli import options
 from forerun.cli.output import console, notice, print_json
+from forerun.errors import DataError
 
 if TYPE_CHECKING:
     from forerun.bench.planning import Asked, Chosen
@@ -32,15 +33,17 @@ class Bench:
         self.tasks = {name: get_task(name) for name in asked.tasks}
         for name in asked.methods:
             contestants.check_name(name)
+        options.check_model(asked.model, asked.dtype, asked.device)
+        if out.exists() and not out.is_dir():
+            raise DataError(f"{out} is a file; --out names a folder, give another")
         self.path = model_folder(embedded(asked.model))
         setup = contestants.Setup(self.path, asked.dtype, asked.threads, environments=peers_dir)
         self.contestants = [contestants.make(m, self._model, setup) for m in asked.methods]
         own = [one for one in self.contestants if isinstance(one, Own)]
         for one in own:
             one.is_bounded, parts = asked.optimum, one.parts
-            options.check_parts(
-                drafter=parts.drafter, controller=parts.controller, verifier=parts.verifier
-            )
+            specs = {kind: getattr(parts, kind) for kind in ("drafter", "controller", "verifier")}
+            options.check_parts(True, asked.sampling, **specs)
         self.batch = max([1, *(one.parts.batch for one in own)])
         self._loaded: Model | None = None
 

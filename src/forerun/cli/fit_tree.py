@@ -76,12 +76,16 @@ def command(
     is_json: options.Json = False,
 ) -> None:
     """Fit the draft tree's template to a model and its prompts; used from then on by itself."""
+    from forerun.ngrams import files
     from forerun.template import DEFAULT
 
     widths = _sizes(sizes)
     sampling = Sampling(temperature=temperature, n=n, max_new_tokens=max_new_tokens, seed=seed)
     split = _split(model, prompts, samples, held_out)
     path = out or _place(model)
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    files.check_place(path)
     loaded = options.load(model, dtype=dtype, device=device, batch=batch)
     tally = _count(loaded, split.fit, sampling, batch)
     found = tally.ranked()
@@ -93,7 +97,6 @@ def command(
         "date": datetime.now(UTC).date().isoformat(),
     }
     with _writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
         found.save(path, **facts)
     record = {"file": str(path), "passes": tally.passes, "places": len(found), "tau": gains}
     print_json(record) if is_json else _show(record)

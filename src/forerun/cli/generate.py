@@ -15,7 +15,7 @@ import typer
 from forerun import registry
 from forerun.cli import corpora, generate_ray, options
 from forerun.cli import style as styles
-from forerun.cli.memory import kept
+from forerun.cli.memory import check_kept, kept
 from forerun.cli.output import (
     Results,
     counted,
@@ -195,67 +195,70 @@ def command(
     generate_ray.check(engine, actors)
     seed = generate_ray.seed_for(engine, out) if seed is None else seed
     jobs = read_jobs(prompt, prompt_file, _sampling(ctx.params | {"seed": seed}))
-    parts = _parts(ctx.params)
-    call = options.call_line(ctx, seed=seed)
-    if verbose or not is_json:
-        options.announce(ctx, seed=seed)
-    if engine == "ray":
-        _on_ray(ctx.params, jobs, parts, call, seed)
-    else:
-        _here(ctx.params, jobs, parts, call)
+    parts = _parts(ctx.params, jobs)
+    here, call = options.is_here(ctx.params), options.call_line(ctx, seed=seed)
+    options.check_model(model, dtype, device, batch, weights, here=here)
+    if memory is not None and here:
+        check_kept(memory)
+    with Results(out if here else None) as results:
+        if verbose or not is_json:
+            options.announce(ctx, seed=seed)
+        if here:
+            _here(ctx.params, jobs, parts, results, call)
+        else:
+            _on_ray(ctx.params, jobs, parts, call, seed)
 
 
-def _parts(given: dict[str, Any]) -> dict[str, str]:
+def _parts(given: dict[str, Any], jobs: list[Job]) -> dict[str, str]:
     """Drafter, verifier and controller, as they were named. Raises ConfigError for any option."""
     for check in (styles.check, corpora.check):
         check(given)
     parts = {"drafter": given["drafter"], "verifier": given["verifier"]}
     parts["controller"] = _controller(given["controller"], given["nodes"], given["depth"])
-    options.check_parts(options.is_here(given), **parts)
+    options.check_parts(options.is_here(given), *(job.sampling for job in jobs), **parts)
     return parts
 
 
 def _on_ray(
     given: dict[str, Any], jobs: list[Job], parts: dict[str, str], call: str, seed: int
 ) -> None:
-    names = ("dtype", "device", "weights", "batch")
+    names = ("model", "tenant", "dtype", "device", "weights", "batch")
     how: dict[str, Any] = {name: given[name] for name in names}
-    options.check_model(given["model"], **how, here=False)
-    how |= {"model": given["model"], "tenant": given["tenant"]}
     made = partial(_shapers, given=dict(given))
     setup = generate_ray.Setup(**how | parts, shapers=made)
     generate_ray.run(given, jobs, setup, call, seed, given["is_json"])
 
 
-def _here(given: dict[str, Any], jobs: list[Job], parts: dict[str, str], call: str) -> None:
+def _here(
+    given: dict[str, Any], jobs: list[Job], parts: dict[str, str], results: Results, call: str
+) -> None:
     """All prompts in this process; whatever ends it, finished samples are out and counted."""
     batch, drafter, tenant = given["batch"], given["drafter"], given["tenant"]
     total, is_json = sum(job.sampling.n for job in jobs), given["is_json"]
     streams = total == 1 and not is_json and sys.stdout.isatty()
     if total >= MANY and not is_json:
         notice(f"{total} samples, {batch} at a time; Ctrl-C ends them and keeps what is finished")
-    with Results(given["out"]) as results:
-        output = Output(is_json, streams, total, results, call)
-        try:
-            how = {name: given[name] for name in ("dtype", "device", "weights")}
-            loaded = options.load(given["model"], batch=batch, **how)
-            output.decode = loaded.tokenizer.decode
-            with ending_at_once("interrupted before anything was begun"):  # they compile
-                shapers = _shapers(loaded, given)
-            chat = given["chat"]
-            jobs = [replace(job, prompt=_prompt(loaded, job.prompt, chat)) for job in jobs]
-            options.warm_up(loaded, **parts)
-            how = {"is_quiet": is_json, "stats": output.stats}
-            with kept(loaded, given["memory"], drafter, tenant, **how):
-                _run(loaded, jobs, parts | {"tenant": tenant, "shapers": shapers}, batch, output)
-        except KeyboardInterrupt:
-            output.footer()
-            notice(output.interrupted())
-            raise typer.Exit(130) from None
-        except Exception:
-            output.footer()
-            raise
+    output = Output(is_json, streams, total, results, call)
+    try:
+        how = {name: given[name] for name in ("dtype", "device", "weights")}
+        loaded = options.load(given["model"], batch=batch, **how)
+        output.decode = loaded.tokenizer.decode
+        with ending_at_once("interrupted before anything was begun"):  # they compile
+            shapers = _shapers(loaded, given)
+        chat = given["chat"]
+        jobs = [replace(job, prompt=_prompt(loaded, job.prompt, chat)) for job in jobs]
+        options.warm_up(loaded, **parts)
+        how = {"is_quiet": is_json, "stats": output.stats}
+        with kept(loaded, given["memory"], drafter, tenant, **how):
+            _run(loaded, jobs, parts | {"tenant": tenant, "shapers": shapers}, batch, output)
+    except KeyboardInterrupt:
         output.footer()
+        notice(output.interrupted())
+        raise typer.Exit(130) from None
+    except Exception:
+        output.footer()
+        raise
+    output.footer()
 
 
 def _shapers(model: Model, given: dict[str, Any]) -> list[Shaper]:

@@ -112,6 +112,15 @@ def cap(
         _report(memories.merge([file], out or file, max_bytes=_bytes(mb)), is_json)
 
 
+def check_kept(path: Path) -> None:
+    """Raises DataError where no memory can be saved, or where a file is none."""
+    from forerun.ngrams import files
+
+    files.check_place(path)
+    if path.exists():
+        files.read_origin(path)
+
+
 @contextmanager
 def kept(
     model: Model,

@@ -8,12 +8,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from forerun import registry
 from forerun.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from forerun.sampling import Sampling
 
 ModelName = Annotated[
     str, typer.Option("--model", "-m", help="Folder or hub id; without it the embedded reasoner.")
@@ -67,17 +70,25 @@ def is_here(given: dict[str, Any]) -> bool:
     return given.get("engine", "local") == "local"
 
 
-def check_parts(here: bool = True, /, **specs: str) -> None:
+def check_parts(here: bool = True, /, *samplings: Sampling, **specs: str) -> None:
     """Refuses unknown methods and options, kind by kind, before anything slow happens.
 
-    Unless the parts are made `here`, nothing is looked for that an option names by its path.
+    Then a verifier that cannot judge the drafter's drafts, or serve what will be sampled. Unless
+    the parts are made `here`, nothing is looked for that an option names by its path.
     """
-    for kind, spec in specs.items():
-        _check_part(kind, spec, here)
+    made = {kind: _check_part(kind, spec, here) for kind, spec in specs.items()}
+    verifier, drafter = made.get("verifier"), made.get("drafter")
+    if verifier is not None:
+        for sampling in samplings:
+            verifier.check(sampling)
+    if verifier is not None and drafter is not None:
+        from forerun.engine.loop import check_pair
+
+        check_pair(drafter, verifier)
 
 
-def _check_part(kind: str, spec: str, here: bool) -> bool:
-    """Whether it was made on trial, because nothing that it names is read for long."""
+def _check_part(kind: str, spec: str, here: bool) -> Any:
+    """The part, made on trial; None where something that it names takes long to read."""
     cls, given = registry.resolve(kind, spec)
     name, known = registry.parse(spec)[0], registry.options(cls)
     for option, parameter in known.items():
@@ -92,7 +103,7 @@ def _check_part(kind: str, spec: str, here: bool) -> bool:
         value = given[option]
         if what in PARTS and value != known[option].default:
             for inner in value if isinstance(value, tuple) else [value]:
-                if not _check_part(PARTS[what], inner, here):
+                if _check_part(PARTS[what], inner, here) is None:
                     quick.discard(what)
     for option, what in named.items():
         value = given[option]
@@ -100,9 +111,7 @@ def _check_part(kind: str, spec: str, here: bool) -> bool:
             _check_files(f"{option} of {kind} {name!r}", value)
         elif what == "ModelName" and value not in (None, known[option].default):
             check_model(value, given.get("dtype", "auto"), given.get("device", "auto"), here=here)
-    if is_quick := quick.issuperset(named.values()):
-        cls(**given)
-    return is_quick
+    return cls(**given) if quick.issuperset(named.values()) else None
 
 
 def _check_files(what: str, files: str | tuple[str, ...] | None) -> None:

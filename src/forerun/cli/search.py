@@ -134,12 +134,13 @@ def command(
     seed = secrets.randbits(31) if seed is None else seed
     jobs = read_jobs(prompt, prompt_file, _sampling(given, seed))
     parts = {"drafter": drafter, "verifier": verifier, "controller": controller}
-    options.check_parts(**parts)
+    options.check_parts(True, *(job.sampling for job in jobs), **parts)
     how = _options(method, given | {"seed": seed}, is_embedded(model)) | parts
     call = options.call_line(ctx, seed=seed)
-    if not is_json:
-        options.announce(ctx, seed=seed)
+    options.check_model(model, dtype, device)
     with Results(out) as results:
+        if not is_json:
+            options.announce(ctx, seed=seed)
         _search(method, given, jobs, how, results, call)
 
 

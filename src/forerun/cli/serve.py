@@ -129,7 +129,7 @@ def command(
 
 def _settings(given: dict[str, Any]) -> Settings:
     """What the options say, checked as far as it can be without a model. Raises ConfigError."""
-    from forerun.serving.methods import make_verifier
+    from forerun.serving.methods import Methods, make_verifier
     from forerun.serving.settings import Settings
 
     name, drafter = given["name"], given["drafter"]
@@ -154,9 +154,9 @@ def _settings(given: dict[str, Any]) -> Settings:
         field, _, rest = str(error).partition(" ")
         option = OPTIONS.get(field, field.replace("_", "-"))
         raise ConfigError(f"--{option} {rest}") from None
-    for spec in specs.values():
-        options.check_parts(drafter=spec)
-    options.check_parts(verifier=settings.verifier, controller=settings.controller)
+    for spec in Methods(specs, chosen).specs.values():
+        options.check_parts(drafter=spec, verifier=settings.verifier)
+    options.check_parts(controller=settings.controller)
     make_verifier(settings.verifier, settings.allow_lossy)
     return settings
 

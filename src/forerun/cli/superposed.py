@@ -11,7 +11,7 @@ import typer
 from forerun.cli import options
 from forerun.cli.output import Results, counted, painted, print_json
 from forerun.cli.prompts import Job, as_shown, read_jobs
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, DataError
 from forerun.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -31,10 +31,11 @@ def command(ctx: typer.Context, given: dict[str, Any]) -> None:
         given = given | {"max_new_tokens": LENGTH}
     length = given["max_new_tokens"]
     jobs = read_jobs(given["prompt"], given["prompt_file"], Sampling(max_new_tokens=length))
-    call = options.call_line(ctx)
-    if not given["is_json"]:
-        options.announce(ctx)
-    _run(given, jobs, call)
+    options.check_model(given["model"], given["dtype"], given["device"])
+    with Results(given["out"]) as results:
+        if not given["is_json"]:
+            options.announce(ctx)
+        _run(given, jobs, results, options.call_line(ctx))
 
 
 def refuse(method: str, given: dict[str, Any]) -> None:
@@ -62,26 +63,28 @@ def _check(given: dict[str, Any], defaults: dict[str, Any]) -> None:
             "--method superposed needs --ngrams FILE, a text or a saved n-gram model that tells "
             "its drafts apart; --ngram-weight 0 does without, and drafts get worse"
         )
+    for file in given["ngrams"]:
+        if not Path(file).is_file():
+            raise DataError(f"--ngrams: there is no file {file}; check the path")
 
 
-def _run(given: dict[str, Any], jobs: list[Job], call: str) -> None:
+def _run(given: dict[str, Any], jobs: list[Job], results: Results, call: str) -> None:
     """Drafts for one prompt after another, shown and written as they come."""
     from forerun.ngrams.ngram_model import NgramModel
     from forerun.search.superposed import ORDER, rescored, superposed
 
-    with Results(given["out"]) as results:
-        model = options.load(given["model"], dtype=given["dtype"], device=given["device"], batch=1)
-        paths = [Path(path) for path in given["ngrams"]]
-        ngrams = NgramModel.of_files(paths, model.tokenizer, order=ORDER) if paths else None
-        how = _settings(given) | {"ngrams": ngrams, "max_new_tokens": given["max_new_tokens"]}
-        for job in jobs:
-            prompt, start = as_shown(model.name, job.prompt), time.perf_counter()
-            found = superposed(model, prompt, **how)
-            seconds = time.perf_counter() - start
-            logprobs = [sum(row) for row in rescored(model, prompt, found.drafts)]
-            record = to_record(found, logprobs, call) | ({} if job.id is None else {"id": job.id})
-            results.write(record)
-            print_json(record) if given["is_json"] else _show(found, logprobs, seconds)
+    model = options.load(given["model"], dtype=given["dtype"], device=given["device"], batch=1)
+    paths = [Path(path) for path in given["ngrams"]]
+    ngrams = NgramModel.of_files(paths, model.tokenizer, order=ORDER) if paths else None
+    how = _settings(given) | {"ngrams": ngrams, "max_new_tokens": given["max_new_tokens"]}
+    for job in jobs:
+        prompt, start = as_shown(model.name, job.prompt), time.perf_counter()
+        found = superposed(model, prompt, **how)
+        seconds = time.perf_counter() - start
+        logprobs = [sum(row) for row in rescored(model, prompt, found.drafts)]
+        record = to_record(found, logprobs, call) | ({} if job.id is None else {"id": job.id})
+        results.write(record)
+        print_json(record) if given["is_json"] else _show(found, logprobs, seconds)
 
 
 def to_record(found: Superposed, logprobs: list[float], call: str) -> dict[str, Any]:

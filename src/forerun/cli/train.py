@@ -89,7 +89,10 @@ class Recipe:
 
 
 def check(name: str, given: dict[str, Any]) -> Recipe:
-    """The recipe of a name. Raises UnknownName, and ConfigError for an option it does not have."""
+    """The recipe of a name.
+
+    Raises UnknownName, and ConfigError for an option it does not have or a folder that is none.
+    """
     if name not in RECIPES:
         raise UnknownName.of("recipe", name, list(RECIPES))
     known = RECIPES[name].options
@@ -99,6 +102,9 @@ def check(name: str, given: dict[str, Any]) -> Recipe:
             for options in (foreign, sorted(known))
         )
         raise ConfigError(f"recipe {name!r} has no {flags}; it takes {own}")
+    out = given.get("out", Path(name))
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out must be a folder, but {out} is a file; give another name")
     return RECIPES[name]
 
 
@@ -118,8 +124,10 @@ def _plan(cls: type[Any], given: dict[str, Any], **names: str) -> Any:
 
 
 def _reasoner(given: dict[str, Any], display: Display) -> list[str]:
+    from forerun.models.load import choose_device
     from forerun.training.recipes.reasoner import Plan, run
 
+    given = given | {"device": str(choose_device(given.get("device", "cpu")))}
     plan = _plan(Plan, given, problems="num_problems", held_out="num_held_out")
     typer.echo(
         f"training reasoner in {plan.out}: {plan.minutes:g} + {plan.draft_minutes:g} min on "

@@ -103,12 +103,13 @@ def command(
     if law_prompts and asked.is_greedy:
         raise ConfigError("the law test needs a temperature above 0; or give --law-prompts 0")
     specs = {"drafter": drafter, "verifier": verifier, "controller": controller}
-    options.check_parts(**specs)
+    options.check_parts(True, *[asked] * bool(law_prompts), **specs)
     if not registry.make("verifier", verifier).lossless:
         raise ConfigError(
             f"verifier {verifier!r} is lossy: it does not claim the model's law, so there is "
             "nothing to verify; what it loses is in docs/laws.md, what is lossless: 'speculative'"
         )
+    options.check_model(model, dtype, device, batch, weights)
     notice(f"# {options.call_line(ctx)}")
     loaded = options.load(model, dtype=dtype, device=device, batch=batch, weights=weights)
     options.warm_up(loaded, **specs)

@@ -54,7 +54,7 @@ class Engine:
 
     def submit(self, seq: Sequence) -> None:
         """Queues a sequence. Raises ConfigError if the verifier cannot serve its sampling."""
-        self.verifier.check(seq)
+        self.verifier.check(seq.sampling)
         self.scheduler.add(seq)
 
     def step(self) -> list[Sequence]:

@@ -188,7 +188,7 @@ class Run:
             group=(self._number, i),
             tenant=self.tenant if sampling.seed is None else self._alone,
         )
-        self.engine.verifier.check(seq)
+        self.engine.verifier.check(sampling)
         return seq
 
     def _sequences(self, firsts: list[Sequence], numbers: Many[int]) -> Iterator[Sequence]:

@@ -117,6 +117,8 @@ def check_place(path: Path) -> None:
     folder = path.parent
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder} to write {path.name} into; make it first")
+    if path.is_dir():
+        raise DataError(f"cannot write {path}: it is a folder; give the name of a file")
     draft = _draft_of(path)
     try:  # permissions do not tell of file systems that take no files
         draft.touch()

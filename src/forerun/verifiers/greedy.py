@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from forerun.dice import Dice
 from forerun.errors import ConfigError
-from forerun.records import Sequence, Verdict
+from forerun.records import Verdict
 from forerun.roles import Verifier
+from forerun.sampling import Sampling
 from forerun.shaping import Laws
 from forerun.tree import Tree
 from forerun.verifiers.base import follow_argmax
@@ -18,10 +19,10 @@ from forerun.verifiers.base import follow_argmax
 class Greedy(Verifier):
     """No softmax and no random number; for greedy requests only."""
 
-    def check(self, seq: Sequence) -> None:
-        if not seq.sampling.is_greedy:
+    def check(self, sampling: Sampling) -> None:
+        if not sampling.is_greedy:
             raise ConfigError(
-                f"verifier 'greedy' needs temperature 0, got {seq.sampling.temperature}; "
+                f"verifier 'greedy' needs temperature 0, got {sampling.temperature}; "
                 "use verifier 'speculative'"
             )
 

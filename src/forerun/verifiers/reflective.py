@@ -20,9 +20,9 @@ import numpy as np
 from forerun import registry
 from forerun.dice import Dice
 from forerun.errors import ConfigError
-from forerun.records import Rows, Sequence, Verdict
+from forerun.records import Rows, Verdict
 from forerun.roles import Target, Verifier
-from forerun.sampling import softmax
+from forerun.sampling import Sampling, softmax
 from forerun.shaping import Laws
 from forerun.tree import Tree, appended
 
@@ -74,8 +74,8 @@ class Reflective(Verifier):
             )
         self.base.bind(target)
 
-    def check(self, seq: Sequence) -> None:
-        self.base.check(seq)
+    def check(self, sampling: Sampling) -> None:
+        self.base.check(sampling)
 
     def warm_up(self) -> None:
         self.base.warm_up()

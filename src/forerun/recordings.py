@@ -135,7 +135,10 @@ def _line(path: Path, number: int, line: str) -> Any:
     try:
         return json.loads(line)
     except ValueError as error:
-        raise DataError(f"{path} line {number} is not JSON: {error}") from None
+        raise DataError(
+            f"{path} line {number} is not JSON: {error}; write an object per line, such as "
+            '{"prompt": "...", "text": "..."}'
+        ) from None
 
 
 def _unwrapped(value: Any) -> list[Any]:

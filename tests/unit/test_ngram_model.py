@@ -121,7 +121,7 @@ def test_bad_corpora_are_refused(tmp_path: Path, tiny_folder: Path) -> None:
             NgramModel.of_files([file], tokenizer)
     with pytest.raises(DataError, match=r"latin.txt, line 3, is not UTF-8"):
         NgramModel.of_files([latin], tokenizer)
-    with pytest.raises(DataError, match=r"cannot be read"):
+    with pytest.raises(DataError, match=r"cannot be read: No such file or directory; check it"):
         NgramModel.of_files([tmp_path / "none.txt"], tokenizer)
     with pytest.raises(ConfigError, match="needs the target's tokenizer"):
         NgramModel.of_files([latin], None)

@@ -167,7 +167,7 @@ def test_fields_are_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("no json", "line 1 is not JSON"),
+        ("no json", 'write an object per line, such as {"prompt": "...", "text"'),
         ('{"prompt": "p", "text": "t"}\n{', "line 2 is not JSON"),
         ("[1, 2]", "expected JSON objects"),
         ("[]", "expected JSON objects"),

@@ -106,7 +106,7 @@ def test_colons_in_paths_are_no_categories(tmp_path):
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
-        ('{"question_id": 1', "line 2 is not JSON"),
+        ('{"question_id": 1', "line 2 is not JSON: .*; write an object per line"),
         ('"x"', "line 2: expected an object"),
         ('{"category": "qa", "turns": ["a"]}', "line 2: question_id"),
         ('{"question_id": true, "category": "qa", "turns": ["a"]}', "line 2: question_id"),

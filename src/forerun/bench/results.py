@@ -250,12 +250,16 @@ class RunWriter:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DataError(f"cannot make the run folder {folder}: {error.strerror}") from None
+            raise DataError(
+                f"cannot make the run folder {folder}: {error.strerror}; give --out another place"
+            ) from None
         self.manifest = self._planned(manifest)
         try:
             self._file: int = os.open(folder / RECORDS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
-            raise DataError(f"cannot write {folder / RECORDS}: {error.strerror}") from None
+            raise DataError(
+                f"cannot write {folder / RECORDS}: {error.strerror}; give --out another place"
+            ) from None
         try:
             _lock(self._file, folder)
             self._drop_torn_line()

@@ -74,7 +74,9 @@ class Results:
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
-            raise DataError(f"cannot write {path}: {error.strerror}") from None
+            raise DataError(
+                f"cannot write {path}: {error.strerror}; give --out another place"
+            ) from None
 
     def __enter__(self) -> Results:
         return self

@@ -150,7 +150,9 @@ def _job(where: str, line: str, sampling: Sampling) -> Job:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise DataError(f"{where} is not JSON: {error}") from None
+        raise DataError(
+            f'{where} is not JSON: {error}; write an object per line, such as {{"prompt": "..."}}'
+        ) from None
     prompt = record.pop("prompt", None) if isinstance(record, dict) else None
     if prompt is None or not _is_prompt(prompt):
         raise DataError(f'{where} needs an object with "prompt": a text or a list of token ids')

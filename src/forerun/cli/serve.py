@@ -275,7 +275,7 @@ def _template(path: Path | None, model: str) -> str | None:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise DataError(f"cannot read the chat template {path}: {reason}") from None
+        raise DataError(f"cannot read the chat template {path}: {reason}; check the path") from None
 
 
 def _keys(path: Path | None) -> Keys:

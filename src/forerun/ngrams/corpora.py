@@ -69,7 +69,8 @@ def lines(path: Path) -> Iterator[str]:
             f"position {error.start}; convert the file, as with iconv -f latin1 -t utf-8"
         ) from None
     except (OSError, EOFError) as error:
-        raise DataError(f"the corpus file {path} cannot be read: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"the corpus file {path} cannot be read: {reason}; check it") from None
 
 
 def pieces(texts: Iterator[str] | Many[str]) -> Iterator[str]:

@@ -48,7 +48,7 @@ class Keys:
             keys = cls.read(path.read_text("utf-8").splitlines())
         except (OSError, UnicodeDecodeError) as cause:
             reason = getattr(cause, "strerror", None) or "it is not UTF-8 text"
-            raise DataError(f"cannot read API keys from {path}: {reason}") from None
+            raise DataError(f"cannot read API keys from {path}: {reason}; check the path") from None
         if not len(keys):
             raise DataError(f"{path} holds no API key; write one per line, as TENANT:KEY")
         return keys

@@ -29,7 +29,7 @@ def objects(path: Path) -> list[tuple[str, dict[str, Any]]]:
         try:
             value = json.loads(line)
         except ValueError as error:
-            raise DataError(f"{where} is not JSON: {error}") from None
+            raise DataError(f"{where} is not JSON: {error}; write an object per line") from None
         if not isinstance(value, dict):
             raise DataError(f"{where}: expected an object, got {type(value).__name__}")
         found.append((where, value))

@@ -45,7 +45,10 @@ Number = Annotated[int, typer.Option("-n", min=1, help="Samples per prompt.")]
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
 TopP = Annotated[float, typer.Option("--top-p", help="Keep the likeliest of mass p; 1: off.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
-MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", help="Longest text, in tokens.")]
+MaxNewTokens = Annotated[
+    int,
+    typer.Option("--max-new-tokens", help="Longest text; the context may end it sooner."),
+]
 
 # of corpora and queries
 AsIds = Annotated[bool, typer.Option("--ids", help="The text is token ids, as '5 17 3'.")]

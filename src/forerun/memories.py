@@ -146,8 +146,9 @@ class Kept:
     def save(self) -> Memory:
         """Writes what the drafter knows, whole or not at all.
 
-        Raises ConfigError if it keeps nothing or if what is there belongs to others, CapacityError
-        if the file cannot be written.
+        Raises ConfigError if it keeps nothing or if what is there belongs to others, DataError if
+        what is there is no memory, as a file that was damaged meanwhile, CapacityError if the file
+        cannot be written. What was there then stays.
         """
         self._check_owner()
         snapshot = self.drafter.snapshot(self.origin.tenant)

@@ -4,17 +4,18 @@ A step over N rows takes the seconds that `engine/cost.py` has measured; node i 
 accepted with probability a_i, counted as steps go by, for each drafter apart where several compete
 (`counts.py`), and scaled to the sequence's own recent luck. Of the nodes of all sequences the
 likeliest are taken, as many as maximise tokens / time of the whole step: what the first draft of a
-step costs is shared by all that draft. Growers that know
-chances beforehand get a threshold as well: a node is worth a row if its chance exceeds tokens per
-second times seconds per row, on average over the step. Where nothing pays nothing is drafted,
-except a probe now and then: one sequence tries for all that share the controller; as many go on
-learning as is cheap beside a pass, so that a probe finds a text that has begun to repeat. The first
-step drafts nothing: it shows how many run at once.
+step costs is shared by all that draft. Growers that know chances beforehand get a threshold as
+well: a node is worth a row if its chance exceeds tokens per second times seconds per row, on
+average over the step. Where nothing pays nothing is drafted, except a probe now and then: one
+sequence tries for all that share the controller; as many go on learning as is cheap beside a pass,
+so that a probe finds a text that has begun to repeat. The first step drafts nothing: it shows how
+many run at once.
 
 Looks in vain come at growing distances, up to a small share of the time: what a memory lacks at
 first is text, and learning alone costs a fraction of a look. Unless the account is overdrawn, a
 text that begins is tried soon, however long others have rested: it may be a sample of a prompt that
 has been learned meanwhile.
+
 What all this costs, drafts, looks in vain and learning, is on one account with what it saves: the
 seconds in which plain decoding would have made the same tokens. Only a little credit is given at
 first and with every step; to a lone text in parts as those before it end. At first it is little

@@ -276,6 +276,18 @@ def test_the_command(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(capsys.readouterr().out.strip().splitlines()) == 2
 
 
+@pytest.mark.parametrize(("lines", "is_tiny"), [(1, True), (400, False)])
+def test_a_tiny_corpus_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: int, is_tiny: bool
+) -> None:
+    file = tmp_path / "corpus.txt"
+    file.write_text("Anna has 3 apples.\n" * lines)
+    call = ["search", "--method", "superposed", "-p", PROMPT, "--max-new-tokens", "3"]
+    assert main([*call, "--ngrams", str(file)]) == 0
+    told = "tokens, fewer than the 768 ids of the vocabulary" in capsys.readouterr().err
+    assert told == is_tiny
+
+
 def test_the_command_refuses(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     call = ["search", "-p", PROMPT]
     mine = [*call, "--method", "superposed"]

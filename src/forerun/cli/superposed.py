@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from forerun.cli import options
-from forerun.cli.output import Results, counted, painted, print_json
+from forerun.cli.output import Results, counted, notice, painted, print_json
 from forerun.cli.prompts import Job, as_shown, read_jobs
 from forerun.errors import ConfigError, DataError
 from forerun.sampling import Sampling
@@ -76,6 +76,12 @@ def _run(given: dict[str, Any], jobs: list[Job], results: Results, call: str) ->
     model = options.load(given["model"], dtype=given["dtype"], device=given["device"], batch=1)
     paths = [Path(path) for path in given["ngrams"]]
     ngrams = NgramModel.of_files(paths, model.tokenizer, order=ORDER) if paths else None
+    if ngrams is not None and ngrams.num_tokens < ngrams.vocab_size:  # most ids were never seen
+        notice(
+            f"warning: --ngrams holds {counted(ngrams.num_tokens, 'token')}, fewer than the "
+            f"{ngrams.vocab_size} ids of the vocabulary; it can hardly tell drafts apart, so they "
+            "may be nonsense: give it more text"
+        )
     how = _settings(given) | {"ngrams": ngrams, "max_new_tokens": given["max_new_tokens"]}
     for job in jobs:
         prompt, start = as_shown(model.name, job.prompt), time.perf_counter()

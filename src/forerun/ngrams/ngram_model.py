@@ -102,7 +102,7 @@ class NgramModel:
         """Writes all counts to one file, whole or not at all."""
         arrays = {"tokens": self.tokens, "counts": self.counts, "first": self.first}
         settings = {"order": self.order, "vocab_size": self.vocab_size}
-        counts = {"tokens": int(self.counts[0]), "n-grams": len(self)}
+        counts = {"tokens": self.num_tokens, "n-grams": len(self)}
         files.write(path, Snapshot(KIND, arrays, settings, counts), files.Origin(self.tokenizer))
 
     @classmethod
@@ -122,6 +122,11 @@ class NgramModel:
     def __len__(self) -> int:
         """Distinct n-grams of all orders."""
         return len(self.tokens) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the corpus."""
+        return int(self.counts[0])
 
     @property
     def nbytes(self) -> int:

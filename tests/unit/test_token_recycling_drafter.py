@@ -290,7 +290,7 @@ def test_what_was_learned_is_saved_and_restored() -> None:
     drafter, fresh = TokenRecycling(), TokenRecycling(tensors=True)
     seq = taught(drafter, a_sequence([9], tenant="x"))
     saved = drafter.snapshot("x")
-    assert saved.settings == {"vocab": VOCAB, "entries": 8} and saved.counts == {"known": 1}
+    assert saved.settings == {"vocab": VOCAB, "entries": 8} and saved.counts == {"tokens": 1}
     fresh.restore(saved, "x")
     plan = [Plan(8, 1)]
     assert (
@@ -302,7 +302,7 @@ def test_what_was_learned_is_saved_and_restored() -> None:
     fresh.observe(step_of(a_sequence([4], tenant="x"), chain([]), [], torch.randn(1, VOCAB)))
     assert isinstance(fresh.matrix(seq), TensorAdjacency)  # moved to where the logits are
     assert rows_of(fresh, seq)[9].tolist() == before
-    assert fresh.snapshot("x").counts == {"known": 2}
+    assert fresh.snapshot("x").counts == {"tokens": 2}
     with pytest.raises(ConfigError, match="nothing to save"):
         drafter.snapshot("y")
 
@@ -314,7 +314,7 @@ def test_merging_prefers_the_later_and_keeps_the_rest() -> None:
         drafter.observe(step_of(a_sequence([0]), chain(tokens), [], logits))
     merged = TokenRecycling.merged([first.snapshot(), second.snapshot()])
     assert merged.arrays["successors"][[4, 5, 6, 9]].ravel().tolist() == [7, 8, 8, UNKNOWN]
-    assert merged.counts == {"known": 4}  # 0, 4, 5 and 6
+    assert merged.counts == {"tokens": 4}  # 0, 4, 5 and 6
     TokenRecycling(entries=1).restore(merged)
     with pytest.raises(ConfigError, match="expected at least 160 bytes"):
         TokenRecycling.merged([merged], max_bytes=100)

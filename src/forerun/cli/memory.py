@@ -177,15 +177,11 @@ def _summary(memory: Memory) -> str:
     from forerun.ngrams.responses import LEAD
 
     counts = memory.snapshot.counts
-    names = {
-        "texts": f"texts with up to {LEAD} tokens of each prompt",  # which count as tokens
-        "known": "tokens with known successors",
-    }
+    names = {"texts": f"texts with up to {LEAD} tokens of each prompt"}  # which count as tokens
     held = {name: size for name, size in counts.items() if name not in ("tokens", "evicted")}
+    learned = f"learned from {counted(counts['tokens'], 'token')}"
     said = [f"{size} {names.get(name, name)}" for name, size in held.items()]
-    if "tokens" in counts:
-        said.append(f"learned from {counted(counts['tokens'], 'token')}")
-    return ", ".join([*said, f"{memory.snapshot.nbytes / 2**20:.2f} MiB"])
+    return ", ".join([*said, learned, f"{memory.snapshot.nbytes / 2**20:.2f} MiB"])
 
 
 def _show(memory: Memory) -> None:
@@ -193,13 +189,13 @@ def _show(memory: Memory) -> None:
     from forerun.records import written
 
     held, origin = memory.snapshot, memory.origin
-    num = held.counts.get("tokens")
+    per_token = held.nbytes / max(held.counts["tokens"], 1)
     facts = {
         "kind": held.kind,
         "settings": ", ".join(f"{name}={written(value)}" for name, value in held.settings.items()),
         "holds": _summary(memory),
         "evicted": str(held.counts.get("evicted", 0)),
-        "per token": "unknown" if num is None else f"{held.nbytes / max(num, 1):.0f} bytes",
+        "per token": f"{per_token:.0f} bytes",
         "tenant": origin.tenant or "everybody",
         "tokenizer": origin.tokenizer[:16] or "unknown",
         "models": ", ".join(f"{name} ({code[:16] or 'unknown'})" for name, code in origin.models),

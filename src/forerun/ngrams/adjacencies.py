@@ -100,10 +100,10 @@ class Matrices:
 
 
 def snapshot(kind: str, matrix: np.ndarray) -> Snapshot:
-    """A matrix [V, K] as what is saved; from how many tokens it was learned is not known."""
+    """A matrix [V, K] as what is saved; its tokens are those with known successors."""
     settings = {"vocab": matrix.shape[0], "entries": matrix.shape[1]}
     known = int(np.count_nonzero(matrix[:, 0] != UNKNOWN))
-    return Snapshot(kind, {ARRAY: matrix}, settings, {"known": known})
+    return Snapshot(kind, {ARRAY: matrix}, settings, {"tokens": known})
 
 
 def merged(snapshots: Many[Snapshot]) -> np.ndarray:

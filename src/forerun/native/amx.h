@@ -126,7 +126,7 @@ INLINE void FN(widen_tile)(const char *from, int64_t pairs, const __m512i *table
 #pragma GCC unroll 8
     for (int64_t i = 0; i < pairs; i += 2, from += 64, to += 128) {
         __m512i pair, next;
-        __builtin_prefetch(from + AHEAD * 64);
+        __builtin_prefetch(from + AHEAD);
         FN(widen)((const uint8_t *)from, table, &pair, &next);
         _mm512_store_si512(to, pair);
         _mm512_store_si512(to + 64, next);
@@ -165,7 +165,7 @@ INLINE void FN(tile_sums)(const int T, const int B, const Linear *w, const uint1
     } else if (B == 4) { /* all of the rows: weights pass once */
         for (int64_t i = 0; i < num; i++, from += 1024) {
             /* at a block's end the blocks after these come next */
-            const int64_t far = AHEAD * 64, ahead = (num - i) * 1024 > far ? far : far + 3 * step;
+            const int64_t far = AHEAD, ahead = (num - i) * 1024 > far ? far : far + 3 * step;
             FN(load_inputs)(T, in + i * INPUTS, top, stride);
 #pragma GCC unroll 4
             for (int b = 0; b < B; b++) {
@@ -249,7 +249,7 @@ INLINE void FN(vector_sums)(const int R, const int is_bytes, const Linear *w, co
                             v16 *sums) {
     const int64_t line = is_bytes ? 4 : 2, size = is_bytes ? 512 : 1024; /* of 32 inputs */
     const int64_t step = (w->k + line - 1) / line * 64;
-    const int64_t far = (is_bytes ? 2 : 1) * AHEAD * 64; /* bytes, which take work, need more */
+    const int64_t far = (is_bytes ? 2 : 1) * AHEAD; /* bytes, which take work, need more */
     const __m512i table[2] = {_mm512_loadu_si512(BF16_LOW), _mm512_loadu_si512(BF16_HIGH)};
     const __m512i high = _mm512_set1_epi32((int)0xffff0000);
     const char *from = (const char *)w->weight + block * step + first / line * 64;

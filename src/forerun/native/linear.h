@@ -44,7 +44,7 @@ typedef struct {
 typedef struct {
     FN(Ahead) soon; /* weights that come next */
     FN(Late) late;  /* sums that came before: rows of them are finished between tiles */
-    int64_t far[4];   /* or, without tiles: bytes that fetching runs ahead of each block's loads */
+    int64_t far[4]; /* or, without tiles: bytes that fetching runs ahead of each block's loads */
     int tiles, height, is_shaped; /* of rows that go together; registers are of that shape */
 } FN(Beside);
 
@@ -93,8 +93,8 @@ INLINE void FN(finish)(FN(Late) *late, int num) {
 #endif
 
 /* One tile: R rows times B blocks of 16 outputs over inputs [first, first + count); sums in
-   registers, weights streamed once. `first` is a multiple of four. far: bytes by block that fetching
-   runs ahead, into the second cache. */
+   registers, weights streamed once. `first` is a multiple of four. far: bytes by block that
+   fetching runs ahead, into the second cache. */
 INLINE void FN(tile)(const int R, const int B, const Linear *w, const void *x, int64_t stride,
                      int64_t block, int64_t first, int64_t count, const int64_t *far, v16 *out) {
     v16 acc[12][4];
@@ -249,14 +249,16 @@ INLINE FN(Ahead) FN(blocks_ahead)(const Linear *w, int64_t block, int64_t num, i
     return (FN(Ahead)){(const char *)w->weight + block * size, step, step / 64, parts, 0};
 }
 
-/* How far a group of rows, the `part`-th of `parts`, fetches ahead of each block's loads. Few rows wait
-   for memory, and the processor reads ahead by itself: a little. More wait for the multiplying of two
-   blocks: the next two. Of several groups each fetches one of the two in the unit `next` bytes on, so
-   that memory is busy while weights are used again. */
+/* How far a group of rows, the `part`-th of `parts`, fetches ahead where it takes `blocks` at a
+   time. Few rows wait for memory, and the processor reads ahead by itself: a little. More wait for
+   the multiplying of two blocks: the next two. Of several groups the first two fetch every other
+   block of the unit that begins `next` bytes on, if any does, so that memory is busy while weights
+   are used again. */
 INLINE void FN(reach)(const Linear *w, int64_t part, int64_t parts, int blocks, int64_t next,
                       int64_t *far) {
-    const int64_t two = FN(group_bytes)(w) / 2, one = blocks == 2 ? two : AHEAD * 32;
-    for (int b = 0; b < 4; b++) far[b] = parts == 1 ? one : b == part ? next : AHEAD * 64;
+    const int64_t one = blocks == 2 ? FN(group_bytes)(w) / 2 : AHEAD / 2;
+    for (int b = 0; b < 4; b++)
+        far[b] = parts == 1 ? one : next && b % 2 == part ? next : AHEAD;
 }
 
 /* Blocks that all rows take before the next ones: a unit of work. */

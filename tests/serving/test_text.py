@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import forerun
+from forerun.records import Cost
 from served import Served, scripted, thread
 
 TEXT = "one two three four five STOP six seven eight nine ten "
@@ -108,28 +109,46 @@ def test_logprobs_equal_those_of_plain_decoding(chat: Served, tiny_chat: Path, m
     assert joined == pytest.approx(found.logprobs.token_logprobs, abs=1e-4)
 
 
-def test_a_seed_means_the_same_text_in_any_company(reasoner: Served) -> None:
-    """Batch, cache and what others taught must not show."""
-    call = {"model": "reasoner", "prompt": PROBLEM, "max_tokens": 50, "seed": 11, "n": 2}
+def alone_and_in_company(served: Served, most: int, rounds: int) -> tuple[list[str], list[Any]]:
+    """What a call with a seed is answered before others come, and then beside them."""
+    call = {"model": "reasoner", "prompt": PROBLEM, "max_tokens": most, "seed": 11, "n": 2}
 
     def ask() -> list[str]:
-        return [choice.text for choice in reasoner.client().completions.create(**call).choices]
+        return [choice.text for choice in served.client().completions.create(**call).choices]
 
-    alone = ask()
-    others = [
-        threading.Thread(
-            target=reasoner.client().completions.create,
-            kwargs={"model": "reasoner", "prompt": PROBLEM + "First", "max_tokens": most}
-            | ({} if seed is None else {"seed": seed, "n": 2}),
-        )
-        for most, seed in ((120, None), (90, None), (60, None), (100, 4), (110, 5))
-    ]
-    for other in others:
-        other.start()
-    crowded = [ask(), ask()]
-    for other in others:
-        other.join()
+    alone, crowded = ask(), []
+    for _ in range(rounds):
+        others = [
+            threading.Thread(
+                target=served.client().completions.create,
+                kwargs={"model": "reasoner", "prompt": PROBLEM + "First", "max_tokens": longest}
+                | ({} if seed is None else {"seed": seed, "n": 2}),
+            )
+            for longest, seed in ((220, None), (190, None), (60, None), (100, 4), (110, 5))
+        ]
+        for other in others:
+            other.start()
+        crowded += [ask(), ask()]
+        for other in others:
+            other.join()
+    return alone, crowded
+
+
+def test_a_seed_means_the_same_text_in_any_company(reasoner: Served) -> None:
+    """Batch, cache and what others taught must not show."""
+    alone, crowded = alone_and_in_company(reasoner, 50, 1)
     assert crowded == [alone, alone] and alone[0] != alone[1]
+
+
+def test_a_seed_means_the_same_text_where_others_draft() -> None:
+    """Nor when others draft: at a larger model's prices drafts pay, and memories hear sooner."""
+    model = forerun.load("reasoner")
+    more = {"per_seq": 8e-5, "per_draft": 1.6e-4, "per_look": 1.1e-5, "looking": 1.45e-4}
+    rows, seconds = (1, 5, 9, 13, 17, 25, 33, 129), (1.94, 1.99, 2.31, 3.03, 3.84, 4.93, 5.91, 22.4)
+    model.target.cost = Cost(rows, tuple(each / 1000 for each in seconds), **more)
+    with thread(model, name="reasoner", max_seqs=8) as served:
+        alone, crowded = alone_and_in_company(served, 120, 5)
+    assert crowded == [alone] * 10
 
 
 def test_a_seed_means_what_it_means_in_python() -> None:

@@ -189,6 +189,29 @@ def test_looks_in_vain_come_at_growing_distances_and_learning_goes_on(longest: i
     assert all(plan.nodes > 0 for plan in found), "one that finds something ends the waiting"
 
 
+class Asked(Free):
+    asked = 0
+
+    def whose(self, seq: Sequence) -> Drafter:
+        self.asked += 1
+        return self
+
+
+def test_who_drafts_is_not_asked_while_all_wait() -> None:
+    """Whoever is asked first hears of all steps that wait, which is dear where nobody drafts."""
+    drafter = Asked()
+    budget = bound(Cost(FLAT.rows, FLAT.seconds, looking=8.5 * VAIN), drafter)
+    seqs = [sequence((0, 1), 10**6, SeededDice(0))]
+    one_step(budget, seqs, 0, is_known=False)
+    budget._account = 100.0
+    told = []
+    for _ in range(23):
+        before = drafter.asked
+        plan = one_step(budget, seqs, 0, is_known=False)[0]
+        told.append((plan.nodes > 0, drafter.asked > before))
+    assert set(told) == {(True, True), (False, False)}
+
+
 @pytest.mark.parametrize(
     ("dear", "first", "more"), [(1.0, *FIRST[:1] * 2), (2.0, FIRST[0] / 8, FIRST[1])]
 )

@@ -15,6 +15,7 @@ import difflib
 from collections.abc import Iterable
 
 NEAR = 0.7  # of difflib's ratio: a slip in four letters still counts, "eagle" is no "seal"
+SHORT = 2 / 3  # of names of up to three letters, so that a slip in three counts
 
 
 class ForerunError(Exception):
@@ -45,9 +46,11 @@ class UnknownName(ConfigError, KeyError):
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
     """What may have been meant, the nearest first; none if all are far."""
-    lowered = {one.lower(): one for one in known}
-    near = difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=NEAR)
-    return [lowered[one] for one in near]
+    pairs = [(one.lower(), one) for one in known]
+    lowered = dict.fromkeys(low for low, _ in pairs)
+    cutoff = NEAR if len(name) > 3 else SHORT
+    near = difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=cutoff)
+    return [one for found in near for low, one in pairs if low == found]
 
 
 class LawError(ConfigError):

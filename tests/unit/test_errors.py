@@ -71,6 +71,9 @@ def test_unknown_name_prints_its_sentence_bare():
         ("qwen3", ["Qwen-3", "SmolLM"], "did you mean 'Qwen-3'?"),
         ("nope", ["story", "code"], "known: code, story"),
         ("eagle", ["seal", "pearl"], "known: pearl, seal"),
+        ("rai", ["ray", "local"], "did you mean 'ray'?"),
+        ("rai", ["rest", "local"], "known: local, rest"),
+        ("stnd", ["STAND", "stand", "none"], "did you mean 'STAND' or 'stand'?"),
     ],
 )
 def test_only_near_names_are_suggested(name: str, known: list[str], told: str) -> None:

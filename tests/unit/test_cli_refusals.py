@@ -97,7 +97,7 @@ from forerun.errors import CapacityError
             "temperature 0",
         ),
         (["train", "reasner"], "'reasoner'"),
-        (["train", "judge_head", "--out", __file__], "--out must be a folder, but"),
+        (["train", "judge_head", "--out", __file__], "is a file; --out names a folder, give"),
         (["train", "reasoner", "--device", "tpu"], "expected device auto, cpu, cuda or cuda:N"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",

@@ -96,10 +96,10 @@ def test_what_takes_long_to_make_is_not_made(foreign: None, tiny_folder: Path) -
 
 def test_paths_of_another_machine_are_not_looked_for(foreign: None) -> None:
     for spec in ("places=b.txt", "little=./nowhere", "notes=c.txt", "others=foreign:notes=c.txt"):
-        options.check_parts(False, drafter=f"foreign:{spec}")
+        options.check_parts(here=False, drafter=f"foreign:{spec}")
     for spec in ("others=stnd", "shape=gumbl", "counts=1", "little=./nowhere,others=stnd"):
         with pytest.raises(UnknownName):
-            options.check_parts(False, drafter=f"foreign:{spec}")
+            options.check_parts(here=False, drafter=f"foreign:{spec}")
     options.check_model("./nowhere", here=False)
     with pytest.raises(UnknownName, match="fp8"):
         options.check_model("./nowhere", "fp8", here=False)

@@ -10,7 +10,6 @@ import typer
 
 from forerun.cli import options
 from forerun.cli.output import console, notice, print_json
-from forerun.errors import DataError
 
 if TYPE_CHECKING:
     from forerun.bench.planning import Asked, Chosen
@@ -34,8 +33,7 @@ class Bench:
         for name in asked.methods:
             contestants.check_name(name)
         options.check_model(asked.model, asked.dtype, asked.device)
-        if out.exists() and not out.is_dir():
-            raise DataError(f"{out} is a file; --out names a folder, give another")
+        options.check_out_folder(out)
         self.path = model_folder(embedded(asked.model))
         setup = contestants.Setup(self.path, asked.dtype, asked.threads, environments=peers_dir)
         self.contestants = [contestants.make(m, self._model, setup) for m in asked.methods]
@@ -43,7 +41,7 @@ class Bench:
         for one in own:
             one.is_bounded, parts = asked.optimum, one.parts
             specs = {kind: getattr(parts, kind) for kind in ("drafter", "controller", "verifier")}
-            options.check_parts(True, asked.sampling, **specs)
+            options.check_parts(samplings=(asked.sampling,), **specs)
         self.batch = max([1, *(one.parts.batch for one in own)])
         self._loaded: Model | None = None
 

@@ -215,7 +215,8 @@ def _parts(given: dict[str, Any], jobs: list[Job]) -> dict[str, str]:
         check(given)
     parts = {"drafter": given["drafter"], "verifier": given["verifier"]}
     parts["controller"] = _controller(given["controller"], given["nodes"], given["depth"])
-    options.check_parts(options.is_here(given), *(job.sampling for job in jobs), **parts)
+    samplings = tuple(job.sampling for job in jobs)
+    options.check_parts(here=options.is_here(given), samplings=samplings, **parts)
     return parts
 
 

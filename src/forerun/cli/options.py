@@ -73,7 +73,7 @@ def is_here(given: dict[str, Any]) -> bool:
     return given.get("engine", "local") == "local"
 
 
-def check_parts(here: bool = True, /, *samplings: Sampling, **specs: str) -> None:
+def check_parts(*, here: bool = True, samplings: tuple[Sampling, ...] = (), **specs: str) -> None:
     """Refuses unknown methods and options, kind by kind, before anything slow happens.
 
     Then a verifier that cannot judge the drafter's drafts, or serve what will be sampled. Unless
@@ -122,6 +122,12 @@ def _check_files(what: str, files: str | tuple[str, ...] | None) -> None:
     for file in (files,) if isinstance(files, str) else files or ():
         if not Path(file).expanduser().exists():
             raise DataError(f"{what}: there is no {file}; check the path")
+
+
+def check_out_folder(out: Path) -> None:
+    """Raises DataError for what cannot be the folder of --out."""
+    if out.exists() and not out.is_dir():
+        raise DataError(f"{out} is a file; --out names a folder, give another")
 
 
 def check_model(

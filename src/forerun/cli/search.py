@@ -134,7 +134,8 @@ def command(
     seed = secrets.randbits(31) if seed is None else seed
     jobs = read_jobs(prompt, prompt_file, _sampling(given, seed))
     parts = {"drafter": drafter, "verifier": verifier, "controller": controller}
-    options.check_parts(True, *(job.sampling for job in jobs), **parts)
+    samplings = tuple(job.sampling for job in jobs)
+    options.check_parts(here=True, samplings=samplings, **parts)
     how = _options(method, given | {"seed": seed}, is_embedded(model)) | parts
     call = options.call_line(ctx, seed=seed)
     options.check_model(model, dtype, device)

@@ -91,20 +91,19 @@ class Recipe:
 def check(name: str, given: dict[str, Any]) -> Recipe:
     """The recipe of a name.
 
-    Raises UnknownName, and ConfigError for an option it does not have or a folder that is none.
+    Raises UnknownName, ConfigError for an option it does not have, DataError for --out that is no
+    folder.
     """
     if name not in RECIPES:
         raise UnknownName.of("recipe", name, list(RECIPES))
     known = RECIPES[name].options
     if foreign := sorted(given.keys() - known):
         flags, own = (
-            ", ".join(f"--{option.replace('_', '-')}" for option in options)
-            for options in (foreign, sorted(known))
+            ", ".join(f"--{option.replace('_', '-')}" for option in names)
+            for names in (foreign, sorted(known))
         )
         raise ConfigError(f"recipe {name!r} has no {flags}; it takes {own}")
-    out = given.get("out", Path(name))
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out must be a folder, but {out} is a file; give another name")
+    options.check_out_folder(given.get("out", Path(name)))
     return RECIPES[name]
 
 

@@ -103,7 +103,8 @@ def command(
     if law_prompts and asked.is_greedy:
         raise ConfigError("the law test needs a temperature above 0; or give --law-prompts 0")
     specs = {"drafter": drafter, "verifier": verifier, "controller": controller}
-    options.check_parts(True, *[asked] * bool(law_prompts), **specs)
+    samplings = (asked,) if law_prompts else ()
+    options.check_parts(here=True, samplings=samplings, **specs)
     if not registry.make("verifier", verifier).lossless:
         raise ConfigError(
             f"verifier {verifier!r} is lossy: it does not claim the model's law, so there is "

@@ -98,7 +98,11 @@ from forerun.errors import CapacityError
         ),
         (["train", "reasner"], "'reasoner'"),
         (["train", "judge_head", "--out", __file__], "is a file; --out names a folder, give"),
-        (["train", "reasoner", "--device", "tpu"], "expected device auto, cpu, cuda or cuda:N"),
+        (["train", "reasoner", "--device", "auto"], "cpu, cuda or cuda:N to train on, got 'auto'"),
+        (
+            ["train", "reasoner", "--device", "cpu:0"],
+            "cpu, cuda or cuda:N to train on, got 'cpu:0'",
+        ),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -53,7 +54,9 @@ def command(
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU cores, reasoner only [2].")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda, reasoner only [cpu].")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or cuda:N, reasoner only [cpu].")
+    ] = None,
     held_out: Annotated[
         int | None,
         typer.Option(min=1, help="Held-out problems for evaluation, reasoner only [200]."),
@@ -91,8 +94,8 @@ class Recipe:
 def check(name: str, given: dict[str, Any]) -> Recipe:
     """The recipe of a name.
 
-    Raises UnknownName, ConfigError for an option it does not have, DataError for --out that is no
-    folder.
+    Raises UnknownName, ConfigError for an option or a device that it does not have, DataError for
+    --out that is no folder.
     """
     if name not in RECIPES:
         raise UnknownName.of("recipe", name, list(RECIPES))
@@ -103,6 +106,9 @@ def check(name: str, given: dict[str, Any]) -> Recipe:
             for names in (foreign, sorted(known))
         )
         raise ConfigError(f"recipe {name!r} has no {flags}; it takes {own}")
+    device = given.get("device", "cpu")
+    if not DEVICE.fullmatch(device):
+        raise ConfigError(f"--device must be cpu, cuda or cuda:N to train on, got {device!r}")
     options.check_out_folder(given.get("out", Path(name)))
     return RECIPES[name]
 
@@ -126,8 +132,8 @@ def _reasoner(given: dict[str, Any], display: Display) -> list[str]:
     from forerun.models.load import choose_device
     from forerun.training.recipes.reasoner import Plan, run
 
-    given = given | {"device": str(choose_device(given.get("device", "cpu")))}
     plan = _plan(Plan, given, problems="num_problems", held_out="num_held_out")
+    choose_device(plan.device)  # raises ConfigError where torch sees no GPU
     typer.echo(
         f"training reasoner in {plan.out}: {plan.minutes:g} + {plan.draft_minutes:g} min on "
         f"{plan.device}, seed {plan.seed}"
@@ -172,6 +178,7 @@ def _judge_head(given: dict[str, Any], display: Display) -> list[str]:
     ]
 
 
+DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 COMMON = {"out", "problems", "seed"}
 LOOP = COMMON | {"minutes", "resume"}  # what is trained in steps
 RECIPES = {

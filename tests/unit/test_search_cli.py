@@ -198,6 +198,23 @@ def test_fit_tree_refuses_what_it_cannot_split(fit: Any, tiny: Path, tmp_path: P
         assert status == 2 and said in err and out == ""
 
 
+def test_fit_tree_makes_no_folders_for_what_it_refuses(
+    fit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("forerun.load", None)
+    file, out = prompts(tmp_path, 4), Path("a", "b", "t.json")
+    given = ["--prompts", file, "--out", out, "-m"]
+    for words, said in (
+        ([*given, "./nowhere"], "there is no model folder ./nowhere"),
+        ([*given, tmp_path], "there is no config.json"),
+        (["--out", file / "b" / "t.json"], f"there is no folder {file}"),
+    ):
+        status, _, err = fit(*words)
+        assert status == 2 and said in err
+    assert list(tmp_path.iterdir()) == [file]
+
+
 def test_a_folder_that_is_called_like_the_embedded_model_is_not_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

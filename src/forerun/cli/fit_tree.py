@@ -79,14 +79,15 @@ def command(
     from forerun.ngrams import files
     from forerun.template import DEFAULT
 
+    options.check_model(model, dtype, device, batch)
     widths = _sizes(sizes)
     sampling = Sampling(temperature=temperature, n=n, max_new_tokens=max_new_tokens, seed=seed)
     split = _split(model, prompts, samples, held_out)
     path = out or _place(model)
+    files.check_place(_first_made(path))
+    loaded = options.load(model, dtype=dtype, device=device, batch=batch)
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    files.check_place(path)
-    loaded = options.load(model, dtype=dtype, device=device, batch=batch)
     tally = _count(loaded, split.fit, sampling, batch)
     found = tally.ranked()
     gains = _gains(loaded, split.held_out, sampling, {"before": DEFAULT, "after": found}, widths)
@@ -161,6 +162,11 @@ def _place(model: str) -> Path:
     if cached is None:
         raise ConfigError(f"there is no folder for the template of {model!r}; give --out FILE")
     return cached
+
+
+def _first_made(path: Path) -> Path:
+    """The outermost thing that writing a file makes: the file, or a folder that is not there."""
+    return next(place for place in (path, *path.parents) if place.parent.exists())
 
 
 def _count(model: Model, prompts: list[Any], sampling: Sampling, batch: int) -> Tally:

@@ -111,6 +111,7 @@ def command(
     if drafter == PLAIN:
         raise ConfigError("the demo compares a drafter with plain decoding; give --drafter stand")
     options.check_parts(drafter=drafter)
+    options.check_model(model, dtype, device, batch, weights)
     notice(f"# {options.call_line(ctx)}")
     board = Board((PLAIN, drafter), problems)
     size = size or ("0.1B" if model == "reasoner" else OWN)

@@ -136,10 +136,10 @@ def command(
     parts = {"drafter": drafter, "verifier": verifier, "controller": controller}
     samplings = tuple(job.sampling for job in jobs)
     options.check_parts(here=True, samplings=samplings, **parts)
-    how = _options(method, given | {"seed": seed}, is_embedded(model)) | parts
+    options.check_model(model, dtype, device, n if batch is None else batch)
     call = options.call_line(ctx, seed=seed)
-    options.check_model(model, dtype, device)
     with Results(out) as results:
+        how = _options(method, given | {"seed": seed}, is_embedded(model)) | parts
         if not is_json:
             options.announce(ctx, seed=seed)
         _search(method, given, jobs, how, results, call)
@@ -164,8 +164,6 @@ def _search(
 ) -> None:
     """One prompt after another; whatever ends it, finished ones are out."""
     num_done, n = 0, given["n"]
-    if n < 1:
-        raise ConfigError(f"-n must be at least 1, got {n}")
     try:
         # beside those that run, the cells of stems are kept
         room = (given["batch"] or n) + n
@@ -217,6 +215,8 @@ def _check(method: str, given: dict[str, Any]) -> None:
     }
     if method != "superposed":
         superposing.refuse(method, given)
+        if given["n"] < 1:
+            raise ConfigError(f"-n must be at least 1, got {given['n']}")
     foreign = own["steps" if method == "best_of" else "best_of"]
     for name, default in foreign.items():
         if given[name] not in (default, ()):

@@ -76,11 +76,11 @@ def _run(given: dict[str, Any], jobs: list[Job], results: Results, call: str) ->
     model = options.load(given["model"], dtype=given["dtype"], device=given["device"], batch=1)
     paths = [Path(path) for path in given["ngrams"]]
     ngrams = NgramModel.of_files(paths, model.tokenizer, order=ORDER) if paths else None
-    if ngrams is not None and ngrams.num_tokens < ngrams.vocab_size:  # most ids were never seen
+    if ngrams is not None and 2 * ngrams.num_tokens < ngrams.vocab_size:
         notice(
-            f"warning: --ngrams holds {counted(ngrams.num_tokens, 'token')}, fewer than the "
-            f"{ngrams.vocab_size} ids of the vocabulary; it can hardly tell drafts apart, so they "
-            "may be nonsense: give it more text"
+            f"warning: --ngrams holds {counted(ngrams.num_tokens, 'token')}, so it has never seen "
+            f"most of the {ngrams.vocab_size} ids of the vocabulary; it can hardly tell drafts "
+            "apart, and they may be nonsense: give it more text"
         )
     how = _settings(given) | {"ngrams": ngrams, "max_new_tokens": given["max_new_tokens"]}
     for job in jobs:

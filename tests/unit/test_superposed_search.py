@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -288,6 +290,21 @@ def test_a_tiny_corpus_is_warned_of(
     assert told == is_tiny
 
 
+def test_the_corpus_may_be_a_pipe_or_at_home(
+    text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(text.parent))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    call = ["search", "--method", "superposed", "-p", PROMPT, "--max-new-tokens", "6", "--json"]
+    Thread(target=pipe.write_bytes, args=[text.read_bytes()], daemon=True).start()
+    found = []
+    for corpus in (str(text), f"~/{text.name}", str(pipe)):
+        assert main([*call, "--ngrams", corpus]) == 0
+        found.append(json.loads(capsys.readouterr().out)["drafts"])
+    assert found[0] == found[1] == found[2]
+
+
 def test_the_command_refuses(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     call = ["search", "-p", PROMPT]
     mine = [*call, "--method", "superposed"]
@@ -296,7 +313,8 @@ def test_the_command_refuses(text: Path, capsys: pytest.CaptureFixture[str]) -> 
         ([*mine, "--ngrams", str(text), "-n", "-3"], "(-n) at once, and k must be at least 2"),
         ([*mine, "--ngrams", str(text), "--seed", "3"], "--seed changes nothing with --method"),
         ([*mine, "--ngrams", str(text), "--ngram-weight", "2"], "must be in [0, 1], got 2.0"),
-        ([*mine, "--ngrams", "no/such.txt"], "--ngrams: there is no file"),
+        ([*mine, "--ngrams", "no/such.txt"], "--ngrams: there is no no/such.txt"),
+        ([*mine, "--ngrams", str(text.parent)], "is a folder; give the files in it"),
         ([*mine, "--ngrams", str(text), "--scorer", "arithmetic"], "--scorer"),
         ([*call, "--ngrams", str(text)], "--ngrams belongs to --method superposed"),
     ):

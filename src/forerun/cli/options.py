@@ -6,6 +6,7 @@ import shlex
 import sys
 import threading
 from collections.abc import Iterator
+from collections.abc import Sequence as Many
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -111,17 +112,20 @@ def _check_part(kind: str, spec: str, here: bool) -> Any:
     for option, what in named.items():
         value = given[option]
         if what == "Corpus" and here:
-            _check_files(f"{option} of {kind} {name!r}", value)
+            check_files(f"{option} of {kind} {name!r}", value)
         elif what == "ModelName" and value not in (None, known[option].default):
             check_model(value, given.get("dtype", "auto"), given.get("device", "auto"), here=here)
     return cls(**given) if quick.issuperset(named.values()) else None
 
 
-def _check_files(what: str, files: str | tuple[str, ...] | None) -> None:
-    """Raises DataError for one that is not there."""
+def check_files(what: str, files: str | Many[str] | None, *, folders: bool = True) -> None:
+    """Raises DataError for one that is not there, or is a folder where `folders` are no use."""
     for file in (files,) if isinstance(files, str) else files or ():
-        if not Path(file).expanduser().exists():
+        path = Path(file).expanduser()
+        if not path.exists():
             raise DataError(f"{what}: there is no {file}; check the path")
+        if path.is_dir() and not folders:
+            raise DataError(f"{what}: {file} is a folder; give the files in it")
 
 
 def check_out_folder(out: Path) -> None:

@@ -11,7 +11,7 @@ import typer
 from forerun.cli import options
 from forerun.cli.output import Results, counted, notice, painted, print_json
 from forerun.cli.prompts import Job, as_shown, read_jobs
-from forerun.errors import ConfigError, DataError
+from forerun.errors import ConfigError
 from forerun.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -63,9 +63,7 @@ def _check(given: dict[str, Any], defaults: dict[str, Any]) -> None:
             "--method superposed needs --ngrams FILE, a text or a saved n-gram model that tells "
             "its drafts apart; --ngram-weight 0 does without, and drafts get worse"
         )
-    for file in given["ngrams"]:
-        if not Path(file).is_file():
-            raise DataError(f"--ngrams: there is no file {file}; check the path")
+    options.check_files("--ngrams", given["ngrams"], folders=False)
 
 
 def _run(given: dict[str, Any], jobs: list[Job], results: Results, call: str) -> None:
@@ -74,7 +72,7 @@ def _run(given: dict[str, Any], jobs: list[Job], results: Results, call: str) ->
     from forerun.search.superposed import ORDER, rescored, superposed
 
     model = options.load(given["model"], dtype=given["dtype"], device=given["device"], batch=1)
-    paths = [Path(path) for path in given["ngrams"]]
+    paths = [Path(path).expanduser() for path in given["ngrams"]]
     ngrams = NgramModel.of_files(paths, model.tokenizer, order=ORDER) if paths else None
     if ngrams is not None and 2 * ngrams.num_tokens < ngrams.vocab_size:
         notice(

@@ -220,7 +220,12 @@ class NgramModel:
 
 
 def is_saved(path: Path) -> bool:
-    """Whether a file begins as those of `NgramModel.save` do; no text file does."""
+    """Whether a file begins as those of `NgramModel.save` do; no text file does.
+
+    A pipe is not looked into: what was read would be gone.
+    """
+    if not path.is_file():
+        return False
     try:
         with path.open("rb") as file:
             head = file.read(9)

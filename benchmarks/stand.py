@@ -211,9 +211,11 @@ def latest(tokenizer: Any) -> Any:
     from forerun.drafters.stand import Stand
 
     class Latest(Stand):
-        def _add(self, seq: Any, *rest: Any) -> None:
-            self.memory(seq).table.counts[:] = 0
-            super()._add(seq, *rest)
+        def hear(self, steps: Any) -> None:
+            for step in steps:
+                for seq in step.seqs:
+                    self.memory(seq).table.counts[:] = 0
+                super().hear([step])
 
     Latest.__module__ = Stand.__module__  # known by the same name
     return Latest(tokenizer=tokenizer)

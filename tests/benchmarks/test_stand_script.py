@@ -1,0 +1,34 @@
+"""What the ablations of STAND replace is really replaced."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from fakes import FakeTarget, run_all, sequence, table_law
+from forerun.controllers.fixed import Fixed
+from forerun.dice import SeededDice
+from forerun.drafters.stand import Stand
+from forerun.engine.guard import Guarded
+from forerun.engine.loop import Engine
+from forerun.verifiers.recursive import Recursive
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+def most_seen(drafter: Stand) -> int:
+    """How many laws a context stands for at most, after 40 tokens of a vocabulary of three."""
+    drafter.is_patient, seen = False, []
+    parts = FakeTarget(table_law(1)), Guarded(drafter), Recursive(), Fixed(nodes=0)
+    loop = Engine(*parts)
+    loop.listeners.append(lambda step: seen.append(drafter.memory(step.seqs[0]).table.counts.max()))
+    run_all(loop, [sequence((0, 1), 40, SeededDice(0))])
+    return max(seen)
+
+
+def test_who_overwrites_holds_one_law_of_each_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    latest = importlib.import_module("stand").latest(None)
+    assert most_seen(Stand()) > 5 and most_seen(latest) == 1

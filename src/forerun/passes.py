@@ -34,9 +34,10 @@ LEVELS = 4  # of the trees that are measured
 TRIES = 7  # of each kind of work at least, as far as time allows
 SECONDS = 0.5, 3.0  # of measuring, at least and at most
 CHECK, HOLDS = (3, (0.0, 0.3)), 0.85  # tries and seconds of a check; what a time must not exceed
-FORMAT = 7
+FORMAT = 8
 
-Kind = TypeVar("Kind", int, tuple[int, int, int])
+Kind = TypeVar("Kind", tuple[int, int], tuple[int, int, int])
+Pass = tuple[int, int]  # sequences in it, and the rows of all of them
 Limits = tuple[float, float]
 
 
@@ -45,7 +46,8 @@ def curve_of(target: Target) -> Cost:
     if target.cost is not None:
         return target.cost
     if target.curve is None:
-        seconds = remembered(target, "", list(ROWS), partial(_passes, target))
+        kinds = [(1, rows) for rows in ROWS]
+        seconds = remembered(target, "", kinds, partial(pass_seconds, target))
         rising = np.maximum.accumulate(seconds)  # larger never cheaper
         target.curve = Cost(ROWS, tuple(float(s) for s in rising))
     return target.curve
@@ -76,15 +78,13 @@ def remembered(
     return seconds
 
 
-def fastest(works: Many[Callable[[], None]], tries: int, limits: Limits) -> list[float]:
-    """Seconds of each work's fastest run; they take turns, so that noise hits all of them."""
+def fastest(works: Many[Callable[[], float]], tries: int, limits: Limits) -> list[float]:
+    """The fewest seconds that each work tells; they take turns, so that noise hits all of them."""
     found, rounds, started = [math.inf] * len(works), 0, perf_counter()
     least, most = limits
     while True:
         for i, work in enumerate(works):
-            start = perf_counter()
-            work()
-            found[i] = min(found[i], perf_counter() - start)
+            found[i] = min(found[i], work())
         rounds, seconds = rounds + 1, perf_counter() - started
         if seconds > most or (rounds >= tries and seconds > least):
             return found
@@ -103,21 +103,28 @@ def bush(nodes: int, vocab: int, levels: int = LEVELS) -> Tree:
     return tree.build()
 
 
-def _passes(target: Target, sizes: Many[int], tries: int, limits: Limits) -> list[float]:
-    """Seconds of passes over one sequence with so many rows."""
+def pass_seconds(target: Target, kinds: Many[Pass], tries: int, limits: Limits) -> list[float]:
+    """Seconds of passes; rows beyond one of each sequence are a tree of the first one."""
     tokens = some_text(target, max(1, min(PREFIX, target.context - LEVELS)))
-    seq = Sequence(tokens, len(tokens), Sampling(), SeededDice(0), limit=1)
+    seqs = [
+        Sequence([*tokens], len(tokens), Sampling(), SeededDice(i), limit=1, index=i)
+        for i in range(max(num for num, _ in kinds))
+    ]
+    levels = max(1, min(LEVELS, target.context - len(tokens)))
 
-    def run(tree: Tree) -> None:
-        _wait(target.forward([seq], [tree], frozenset()))
+    def run(num: int, tree: Tree) -> float:
+        start = perf_counter()
+        _wait(target.forward(seqs[:num], [tree] + [EMPTY] * (num - 1), frozenset()))
+        return perf_counter() - start
 
     try:
-        run(EMPTY)  # prefill
-        levels = max(1, min(LEVELS, target.context - len(tokens)))
-        trees = [bush(rows - 1, target.vocab_size, levels) for rows in sizes]
-        return fastest([partial(run, tree) for tree in trees], tries, limits)
+        run(len(seqs), EMPTY)  # prefill
+        trees = [bush(rows - num, target.vocab_size, levels) for num, rows in kinds]
+        works = [partial(run, num, tree) for (num, _), tree in zip(kinds, trees, strict=True)]
+        return fastest(works, tries, limits)
     finally:
-        target.release(seq)
+        for seq in seqs:
+            target.release(seq)
 
 
 def _wait(rows: list[Rows]) -> None:

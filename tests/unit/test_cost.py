@@ -10,7 +10,7 @@ import torch
 
 from fakes import FakeTarget, table_law
 from forerun import passes
-from forerun.engine import cost
+from forerun.engine import cost, loop
 from forerun.engine.cost import cost_of
 from forerun.errors import CapacityError
 from forerun.models.load import load_target
@@ -28,13 +28,25 @@ def test_a_cost_is_read_between_and_beyond_its_points() -> None:
 
 
 class Timed(FakeTarget):
-    """On its clock a pass takes a second, and one more for every sequence and every tree in it."""
+    """On its clock a pass takes a second, and one more for every sequence and every tree in it.
+
+    Beside it a sequence takes two seconds, and a tree five.
+    """
 
     cost, clock = None, 0.0
 
     def forward(self, seqs, trees, needs):
         self.clock += 1 + len(seqs) + sum(len(tree) > 0 for tree in trees)
         return super().forward(seqs, trees, needs)
+
+    def commit(self, seqs, trees, verdicts):
+        self.clock += 2 * len(seqs) + 5 * sum(len(tree) > 0 for tree in trees)
+        super().commit(seqs, trees, verdicts)
+
+    def show(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is the only clock that is read."""
+        for module in (passes, cost, loop):
+            monkeypatch.setattr(module, "perf_counter", lambda: self.clock)
 
 
 class Shaped(FakeTarget):
@@ -80,7 +92,7 @@ def test_a_curve_of_a_busy_machine_is_measured_again(
     def found(slowness: float) -> Cost:
         target = Busy(table_law(1))
         target.slowness = slowness
-        monkeypatch.setattr(passes, "perf_counter", lambda: target.clock)
+        target.show(monkeypatch)
         return cost_of(target)
 
     assert found(8.0).at(1) == 9
@@ -136,13 +148,35 @@ def test_trees_of_the_measurement_have_the_wanted_size() -> None:
 
 def test_what_sequences_and_drafts_take_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     target = Timed(table_law(1))
-    monkeypatch.setattr(passes, "perf_counter", lambda: target.clock)
+    target.show(monkeypatch)
     found = cost_of(target)
     assert found.at(1) == 2 and found.at(5) == 3
-    assert found.per_seq == pytest.approx(6 / 7), "seven others, less the tree of the curve"
-    assert found.per_draft == cost.COLD
+    assert found.per_step == 0, "all that comes beside a pass is of its sequences"
+    assert found.per_seq == pytest.approx(2 + 6 / 7), "seven others, less the tree of the curve"
+    assert found.per_draft == 5 * cost.COLD, "its tree in the pass is on the curve"
     assert found.drafting == 0, "the first tree is no dearer than the others"
     assert found.per_look == found.looking == 0, "a look adds no row, and its clock stands still"
+
+
+def test_neighbours_that_slow_passes_down_make_no_draft_dear(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Passes take turns of ten at two speeds, and differ by far more than what is measured."""
+
+    class Shaken(Timed):
+        count = 0
+
+        def forward(self, seqs, trees, needs):
+            self.count += 1
+            self.clock += 1000 * (self.count // 10 % 2)
+            return super().forward(seqs, trees, needs)
+
+    target = Shaken(table_law(1))
+    target.show(monkeypatch)
+    monkeypatch.setattr(passes, "SECONDS", (0.0, 2000.0))  # few tries
+    found = cost_of(target)
+    assert (found.per_step, found.per_draft, found.drafting) == (0, 5 * cost.COLD, 0)
+    assert found.per_look == found.looking == 0
 
 
 def test_a_target_with_room_for_one_is_measured_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,14 +198,11 @@ def test_a_target_with_room_for_one_is_measured_with_one(monkeypatch: pytest.Mon
 
 def test_what_rounds_took_is_taken_apart() -> None:
     warm = Cost((1, 65), (1.0, 65.0), 0.5, 0.25, 0.125, 2.0, per_look=0.0625, looking=1.0)
-    rounds = {
-        (num, drafts, looks): num + cost.NODES * drafts + warm.aside(num, drafts, looks)
-        for num, drafts, looks in cost._kinds(8)
-    }
+    beside = {kind: warm.aside(*kind) for kind in cost._kinds(8)}
     cold = [cost.COLD * part for part in (warm.per_draft, warm.drafting)]
     looks = {"per_look": warm.per_look, "looking": warm.looking}
-    found = cost._fitted(Cost(warm.rows, warm.seconds), rounds, 8)
-    assert found == Cost(warm.rows, warm.seconds, 0.5, 0.25, *cold, **looks)
+    found = cost._fitted(Cost(warm.rows, warm.seconds), beside, 0.875, 8)
+    assert found == Cost(warm.rows, warm.seconds, 0.5, 0.25 + 0.125, *cold, **looks)
 
 
 def test_rounds_draft_look_and_learn_as_real_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,10 +242,10 @@ def test_rounds_of_a_busy_machine_are_measured_again(
     def found(beside: float) -> Cost:
         target = Busy(table_law(1))
         target.beside = beside
-        monkeypatch.setattr(passes, "perf_counter", lambda: target.clock)
+        target.show(monkeypatch)
         return cost_of(target)
 
-    assert found(8.0).per_step > 7
+    assert found(8.0).per_step == 8
     assert found(0.0).per_step == 0, "it was kept too long"
     assert found(8.0).per_step == 0, "a busy minute does not undo it"
 
@@ -240,7 +271,7 @@ def test_a_real_model_is_measured_where_its_cost_is_not_fixed(
     assert target.cost is None
     found = cost_of(target)
     assert found.at(1) > 0 and found.per_step > 0
-    assert len([*(tmp_path / "cache" / "costs").iterdir()]) == 2, "its passes and its rounds"
+    assert len([*(tmp_path / "cache" / "costs").iterdir()]) == 3, "passes twice, and rounds"
     assert target.num_held == 0
 
 

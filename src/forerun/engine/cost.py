@@ -1,8 +1,10 @@
 """What a step costs: its pass (`passes.py`), and what each sequence and draft adds to that.
 
 Rows of several sequences cost more than those of one tree: attention per sequence, and the engine's
-own work. Drafters work on code and tables that a pass has made cold. Both are measured on rounds of
-the real loop with a real drafter, which learns from each before the next begins.
+own work. Drafters work on code and tables that a pass has made cold. Rounds of the real loop with a
+real drafter, which learns from each before the next begins, show what comes beside a pass. Times of
+passes are left out of that: on a machine with neighbours they scatter by more than all the rest
+takes. What further sequences add within a pass is the difference of two passes over as many rows.
 """
 
 from __future__ import annotations
@@ -11,14 +13,15 @@ from collections.abc import Sequence as Many
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 
 from forerun import registry
 from forerun.dice import SeededDice
 from forerun.engine.guard import Guarded
 from forerun.engine.loop import Engine
 from forerun.errors import CapacityError
-from forerun.passes import PREFIX, Limits, curve_of, fastest, remembered, some_text
-from forerun.records import Cost, Plan, Sequence
+from forerun.passes import PREFIX, Limits, curve_of, fastest, pass_seconds, remembered, some_text
+from forerun.records import Cost, Plan, Sequence, Step
 from forerun.roles import Controller, Target
 from forerun.sampling import Sampling
 
@@ -38,9 +41,11 @@ def cost_of(target: Target) -> Cost:
     if target.cost is None:
         curve, seqs = curve_of(target), _room(target)
         if seqs:
-            kinds = _kinds(seqs)
+            kinds, rows_of = _kinds(seqs), sorted({(1, seqs), (seqs, seqs)})
             seconds = remembered(target, f"-x{seqs}", kinds, partial(_rounds, target, seqs))
-            curve = _fitted(curve, dict(zip(kinds, seconds, strict=True)), seqs)
+            within = remembered(target, f"-s{seqs}", rows_of, partial(pass_seconds, target))
+            beside = dict(zip(kinds, seconds, strict=True))
+            curve = _fitted(curve, beside, within[-1] - within[0], seqs)
         target.cost = curve
     return target.cost
 
@@ -65,12 +70,18 @@ def _kinds(seqs: int) -> list[Round]:
 def _rounds(
     target: Target, seqs: int, kinds: Many[Round], tries: int, limits: Limits
 ) -> list[float]:
-    """Seconds of rounds of the loop."""
+    """Seconds of rounds of the loop beside their passes."""
     controller, tokens = _First(), some_text(target, _length(target))
     drafter = registry.make("drafter", registry.BRANCHING)
     drafter.is_patient = False  # what a round teaches is learned within it
     verifier = registry.make("verifier", registry.VERIFIER)
-    engine = Engine(target, Guarded(drafter), verifier, controller, max_seqs=seqs)
+    within = [0.0]  # seconds of the last pass
+
+    def hear(step: Step) -> None:
+        within[0] = _within(step)
+
+    parts = target, Guarded(drafter), verifier, controller
+    engine = Engine(*parts, listeners=[hear], max_seqs=seqs)
     for part in (target, drafter, verifier):
         part.warm_up()
     running = [
@@ -78,11 +89,13 @@ def _rounds(
         for i in range(seqs)
     ]
 
-    def run(kind: Round) -> None:
+    def run(kind: Round) -> float:
         num, controller.drafts, controller.looks = kind
         for seq in running:
             del seq.tokens[len(tokens) :]
+        start = perf_counter()
         engine.round(running[:num])
+        return perf_counter() - start - within[0]
 
     try:
         for seq in running:
@@ -96,24 +109,29 @@ def _rounds(
         engine.retire()
 
 
-def _fitted(curve: Cost, rounds: dict[Round, float], seqs: int) -> Cost:
-    """What is left of the rounds' times beside one sequence's pass."""
-    left = {
-        (num, drafts, looks): seconds - float(curve.at(num + NODES * drafts))
-        for (num, drafts, looks), seconds in rounds.items()
-    }
-    others, plain = max(seqs - 1, 1), left[seqs, 0, 0]
-    per_seq = max(plain - left[1, 0, 0], 0.0) / others
-    per_draft = COLD * max(left[seqs, seqs, 0] - left[seqs, 1, 0], 0.0) / others
-    per_look = max(left[seqs, 0, seqs] - left[seqs, 0, 1], 0.0) / others
+def _within(step: Step) -> float:
+    """Seconds of a step's pass: on a GPU it goes on until its rows are read."""
+    is_asked = step.laws[0].rows.logits.is_cuda
+    return step.times["forward"] + (step.times["verify"] if is_asked else 0.0)
+
+
+def _fitted(curve: Cost, beside: dict[Round, float], shared: float, seqs: int) -> Cost:
+    """What rounds of `seqs` sequences take beside their passes, taken apart.
+
+    shared: seconds that a pass takes longer since its rows are of so many.
+    """
+    others, plain = max(seqs - 1, 1), beside[seqs, 0, 0]
+    per_seq = max(plain - beside[1, 0, 0], 0.0) / others
+    per_draft = COLD * max(beside[seqs, seqs, 0] - beside[seqs, 1, 0], 0.0) / others
+    per_look = max(beside[seqs, 0, seqs] - beside[seqs, 0, 1], 0.0) / others
     return replace(
         curve,
-        per_step=max(left[1, 0, 0] - per_seq, 0.0),
-        per_seq=per_seq,
+        per_step=max(beside[1, 0, 0] - per_seq, 0.0),
+        per_seq=per_seq + max(shared, 0.0) / others,
         per_draft=per_draft,
-        drafting=max(COLD * (left[seqs, 1, 0] - plain) - per_draft, 0.0),
+        drafting=max(COLD * (beside[seqs, 1, 0] - plain) - per_draft, 0.0),
         per_look=per_look,
-        looking=max(left[seqs, 0, 1] - plain - per_look, 0.0),
+        looking=max(beside[seqs, 0, 1] - plain - per_look, 0.0),
     )
 
 
@@ -127,6 +145,6 @@ def _room(target: Target) -> int:
     length = _length(target)
     for seqs in range(SEQS if length > 0 else 0, 0, -1):
         with suppress(CapacityError):
-            target.check_room(target.num_held + seqs, length + NODES + 1)
+            target.check_room(target.num_held + seqs, length + max(NODES, SEQS) + 1)
             return seqs
     return 0

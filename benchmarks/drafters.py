@@ -5,7 +5,7 @@
 Runs `forerun bench run` once per column group (best of 8 on the reasoning task at temperatures 0,
 0.6 and 1; copying, code and story text at 0.6) on the embedded reasoner, padded to --size, and
 prints Markdown: tau, accepted share of drafted tokens, microseconds of drafting per step, tokens/s
-over plain decoding. Methods take turns on every prompt; the same command goes on where it ended,
+over plain decoding. Methods take turns of --turns steps; the same command goes on where it ended,
 and each group's folder is a run that `forerun bench report` shows. Drafters with a datastore get
 solutions of training problems; `suffix` and `auto` (here without the reasoner's own draft)
 learn across prompts, `stand` from the samples of one prompt unless its scope is wider. Beside it
@@ -129,6 +129,7 @@ def main() -> None:
     parser.add_argument("--size", default="own", help="0.1B, 0.3B, 1B; own: not padded")
     parser.add_argument("--examples", type=int, default=2, help="prompts per group")
     parser.add_argument("--tokens", type=int, default=200, help="longest sample")
+    parser.add_argument("--turns", type=int, default=12, help="steps; 0: whole prompts in turn")
     parser.add_argument("--methods", help="only these, joined by ;")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--dtype", default="bf16")
@@ -154,7 +155,7 @@ def measure(given: argparse.Namespace, out: Path) -> None:
             *("--methods", ",".join(methods), "--tasks", task, "-n", str(n)),
             *("--temperature", str(temperature), "--max-new-tokens", str(given.tokens)),
             *("--examples", str(given.examples), "--threads", str(given.threads)),
-            *("--dtype", given.dtype),
+            *("--dtype", given.dtype, "--turns", str(given.turns)),
         )
     table(out, methods)
 

@@ -38,6 +38,10 @@ class Target(ABC):
     def warm_up(self) -> None:
         """Compiles what it runs."""
 
+    def twin(self) -> Target:
+        """The same model, which holds no sequence yet. Raises ConfigError if there can be none."""
+        raise ConfigError(f"there can be no second target {name_of(self)!r} on the same weights")
+
     @abstractmethod
     def forward(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
         """Rows for the root and every node of each tree, in one pass."""

@@ -17,6 +17,7 @@ from command import Call
 from tiny import make_tiny
 
 from forerun.bench import machine, theory
+from forerun.bench.own import Own, Running
 from forerun.bench.results import read_run
 
 SMALL = ("-n", 2, "--max-new-tokens", 6, "--threads", 1)
@@ -85,6 +86,62 @@ def test_a_run_is_written_summed_up_and_done_once(bench: Call, tmp_path: Path) -
     assert status == 0 and again == out and "starting" not in err
     assert (tmp_path / "run" / "records.jsonl").read_bytes() == lines
     assert read_run(tmp_path / "run")[0] == manifest
+
+
+def test_methods_that_take_turns_say_what_they_say_alone(
+    bench: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: list[list[int]] = []
+    advance = Running.advance
+
+    def noted(running: Running, most: int) -> bool:
+        began.append([one.tokens for one in running_now])
+        return advance(running, most)
+
+    running_now: list[Running] = []
+    begin = Own.begin
+    monkeypatch.setattr(
+        Own, "begin", lambda *given: (running_now.append(begin(*given)), running_now[-1])[1]
+    )
+    methods = ("--methods", "plain,stand:nodes=4,prompt_lookup", "--texts", "--rounds", 2)
+    assert bench(*methods)[0] == 0
+    alone = {record.key: record for record in read_run(tmp_path / "run")[1]}
+    (tmp_path / "run").rename(tmp_path / "alone")
+    running_now.clear()
+    monkeypatch.setattr(Running, "advance", noted)
+    status, _, err = bench(*methods, "--turns", 2)
+    assert status == 0, err
+    manifest, records = read_run(tmp_path / "run")
+    assert manifest.turns == 2 and len(records) == len(alone) == 12
+    assert sorted(record.order for record in records) == list(range(12))
+    for record in records:
+        said = [(s.text, s.tokens, s.passes, s.accepted) for s in record.samples]
+        assert said == [(s.text, s.tokens, s.passes, s.accepted) for s in alone[record.key].samples]
+        assert record.limits is None and record.prefill_seconds and record.seconds > 0
+    mixed = [now for now in began if len(now) == 3 and min(now) > 0]
+    assert mixed, "they decode at the same time"
+    assert "another plan, turns: 2 against 0" in bench(*methods)[2]
+    assert "--turns must be 0" in bench(*methods, "--turns", -1)[2]
+
+
+def test_who_fails_while_taking_turns_is_recorded_and_the_others_go_on(
+    bench: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advance = Running.advance
+
+    def failing(running: Running, most: int) -> bool:
+        if most == 2 and running._own.name == "stand" and running.tokens:  # not its warm-up
+            raise RuntimeError("no memory left")
+        return advance(running, most)
+
+    monkeypatch.setattr(Running, "advance", failing)
+    status, _, err = bench("--methods", "plain,stand,prompt_lookup", "--turns", 2)
+    assert status == 0, err
+    records = read_run(tmp_path / "run")[1]
+    failed = {record.method for record in records if record.error}
+    assert failed == {"stand"} and len(records) == 6
+    assert all("no memory left" in record.error for record in records if record.error)
+    assert all(record.generated == 12 for record in records if not record.error)
 
 
 def test_json_summary(bench: Call) -> None:

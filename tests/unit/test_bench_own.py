@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +174,35 @@ def test_the_optimum_is_computed_on_request(name: str) -> None:
     plain = Own("plain", lambda: model)
     plain.is_bounded = True
     assert plain.run(EXAMPLE, sampling).headroom is None
+
+
+def test_a_prompt_decoded_in_parts_is_the_same(model: Any) -> None:
+    """Whoever runs in between on a cache of its own, which has read nothing of the prompt."""
+    sampling = Sampling(n=3, temperature=0.7, max_new_tokens=20, seed=1, ignore_eos=True)
+    whole, parted, other = (
+        Own("stand:controller=fixed,nodes=8", own) for own in (lambda: model, *twins(model, 2))
+    )
+    expected = whole.run(EXAMPLE, sampling)
+    one, two = parted.begin(EXAMPLE, sampling), other.begin(EXAMPLE, replace(sampling, seed=2))
+    assert (one.tokens, two.tokens) == (0, 0)
+    before = other.model().target.num_rows
+    while one.advance(3):
+        two.advance(1)
+    assert one.tokens == 60 and 0 < two.tokens < 60 and not one.advance(3)
+    found = one.finish()
+    two.stop()
+    assert not two.advance(1)
+    bare = [replace(s, seconds={}) for s in found.samples]
+    assert bare == [replace(s, seconds={}) for s in expected.samples]
+    assert 0 < (found.prefill_seconds or 0.0) < found.seconds and found.memory["logit memory"] > 0
+    prompt = len(model.tokenizer.encode(EXAMPLE.prompt))
+    assert other.model().target.num_rows - before > prompt, "it was read by the other alone"
+    assert all(one.model().target.num_held == 0 for one in (whole, parted, other))
+
+
+def twins(model: Any, num: int) -> list[Any]:
+    """Makers of so many models on the same weights."""
+    return [cache(model.twin) for _ in range(num)]
 
 
 def test_first_tokens_follow_the_seed(model: Any) -> None:

@@ -1,5 +1,7 @@
 """Runs contestants side by side: every prompt by all of them, one after the other, A B and B A in
-turn, and one record per prompt, method and round as soon as it is there.
+turn, and one record per prompt, method and round as soon as it is there. With `turns` our methods
+decode a prompt at the same time, each on a cache of its own and so many steps before the next goes
+on: a machine that has slow seconds then has them for all.
 
 A contestant that fails is recorded with its last lines and the run goes on. A run that ended early
 goes on where it stopped; a drafter that learns across prompts then begins anew.
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.bench import machine
 from forerun.bench.contestants import Contestant, Outcome, SkippedPeer
-from forerun.bench.own import Own
+from forerun.bench.own import Own, Running
 from forerun.bench.planning import Unit
 from forerun.bench.progress import Progress
 from forerun.bench.results import Record, RunWriter
@@ -49,11 +51,12 @@ class Harness:
         *,
         seed: int = 0,
         texts: bool = False,
+        turns: int = 0,
         on_record: Listener = lambda record, progress: None,
         notice: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.units, self.writer, self.model, self.sampling = units, writer, model, sampling
-        self.seed, self.texts = seed, texts
+        self.seed, self.texts, self.turns = seed, texts, turns
         self.on_record, self.notice = on_record, notice
         self.order = [contestant.name for contestant in contestants]
         self.contestants = {contestant.name: contestant for contestant in contestants}
@@ -69,8 +72,8 @@ class Harness:
                 self._start_all()
             progress = self._progress()
             for unit in todo:
-                for name in self._turns(unit):
-                    self._one(unit, name, progress)
+                for names in self._groups(unit):
+                    self._run(unit, names, progress)
             return progress
         finally:
             self.close()
@@ -85,11 +88,17 @@ class Harness:
         """Contestants whose record of a unit is not there."""
         return [name for name in self.contestants if _key(unit, name) not in self.records]
 
-    def _turns(self, unit: Unit) -> Iterator[str]:
-        """Who is to run a unit, in its order; asked again each time, as one may drop out."""
+    def _groups(self, unit: Unit) -> Iterator[list[str]]:
+        """Who is to run a unit, in its order, and with whom in turn.
+
+        Asked again each time, as one may drop out.
+        """
         for name in self.order[::-1] if unit.is_reversed else self.order:
-            if name in self._missing(unit):
-                yield name
+            missing = self._missing(unit)
+            if name in missing:
+                own = [each for each in missing if isinstance(self.contestants[each], Own)]
+                together = own[::-1] if unit.is_reversed else own
+                yield together if self.turns and name in together else [name]
 
     def _progress(self) -> Progress:
         left = Counter(name for unit in self.units for name in self._missing(unit))
@@ -131,34 +140,65 @@ class Harness:
         if manifest.peers.get(name) != what:
             self.writer.update(replace(manifest, peers={**manifest.peers, name: what}))
 
-    def _one(self, unit: Unit, name: str, progress: Progress) -> None:
-        """Runs one contestant on one unit, records what came, tells the listener."""
+    def _run(self, unit: Unit, names: list[str], progress: Progress) -> None:
+        """Runs one contestant on one unit, or several in turn; records what came."""
         began = time.perf_counter()
-        contestant, sampling = self.contestants[name], self._sampling(unit)
-        example = self._prepared(unit)
+        sampling, example = self._sampling(unit), self._prepared(unit)
         gc.collect()
-        read = machine.read_bandwidth(
-            self.writer.manifest.threads, tries=QUICK, device=self._device
-        )
-        outcome, error = None, None
+        threads = self.writer.manifest.threads
+        read = machine.read_bandwidth(threads, tries=QUICK, device=self._device)
         before, start = machine.cpu_seconds(), time.perf_counter()
-        try:
-            outcome = contestant.run(example, sampling)
-        except Exception as problem:
-            error = last_lines(problem)
-        spent, threads = time.perf_counter() - start, self.writer.manifest.threads
+        found = self._decoded(names, example, sampling)
+        spent = time.perf_counter() - start
         taken = machine.taken(before, machine.cpu_seconds(), spent, threads)
-        record = self._record(unit, name, example, outcome, error)
         limits = {"read_gb_s": round(read, 3), "taken": round(taken, 3)}
-        record = replace(record, limits=limits)
-        self.writer.append(record)
-        self.records[record.key] = record
-        progress.finish(name, time.perf_counter() - began)
-        self.on_record(record, progress)
-        if error is not None and not isinstance(contestant, Own):
-            self._mend(name, error, progress)
-        elif error is None:
-            self.failures[name] = 0
+        for name in names:
+            got = found[name]
+            outcome, error = (None, last_lines(got)) if isinstance(got, Exception) else (got, None)
+            record = self._record(unit, name, example, outcome, error)
+            if len(names) == 1:  # a busy moment slows down all that take turns
+                record = replace(record, limits=limits)
+            self.writer.append(record)
+            self.records[record.key] = record
+            progress.finish(name, (time.perf_counter() - began) / len(names))
+            self.on_record(record, progress)
+            if error is None:
+                self.failures[name] = 0
+            elif not isinstance(self.contestants[name], Own):
+                self._mend(name, error, progress)
+
+    def _decoded(
+        self, names: list[str], example: Example, sampling: Sampling
+    ) -> dict[str, Outcome | Exception]:
+        """What came of an example, or why nothing did.
+
+        Of several the one with the fewest tokens goes on, so that all end at about the same time.
+        """
+        found: dict[str, Outcome | Exception] = {}
+        running: dict[str, Running] = {}
+        for name in names:
+            one = self.contestants[name]
+            try:
+                if len(names) > 1 and isinstance(one, Own):
+                    running[name] = one.begin(example, sampling)
+                else:
+                    found[name] = one.run(example, sampling)
+            except Exception as problem:
+                found[name] = problem
+        try:
+            while running:
+                name = min(running, key=lambda name: running[name].tokens)
+                try:
+                    if not running[name].advance(self.turns):
+                        found[name] = running[name].finish()
+                except Exception as problem:
+                    found[name] = problem
+                if name in found:
+                    running.pop(name).stop()
+            return found
+        finally:
+            for left in running.values():
+                left.stop()
 
     def _mend(self, name: str, error: str, progress: Progress) -> None:
         """Starts a peer again that broke, unless it has broken too often."""

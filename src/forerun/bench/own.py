@@ -8,6 +8,7 @@ go to the controller and the verifier, as in "stand:entries=5,nodes=32"; "contro
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from forerun.roles import Drafter
 
 KINDS = ("drafter", "controller", "verifier")
+MANY = 1 << 30  # steps
 DEFAULTS = {"controller": registry.CONTROLLER, "verifier": registry.VERIFIER}
 
 
@@ -51,7 +53,7 @@ class Own:
     """
 
     def __init__(self, name: str, model: Callable[[], Model]) -> None:
-        self.name, self._model = name, model
+        self.name, self.model = name, model
         self.parts = parts_of(name)
         self.is_bounded = False  # whether every prompt is decoded again, to compute the optimum
         self._times: Counter[str] = Counter()  # how often a prompt was measured
@@ -62,7 +64,7 @@ class Own:
         return {"forerun": __version__}
 
     def start(self) -> None:
-        model = self._model()
+        model = self.model()
         verifier = registry.make("verifier", self.parts.verifier)
         for part in (model.target, self.drafter, verifier):
             part.warm_up()
@@ -70,66 +72,50 @@ class Own:
     @cached_property
     def drafter(self) -> Drafter:
         """Made once, shared with no other method."""
-        model = self._model()
+        model = self.model()
         return registry.make("drafter", self.parts.drafter, **model.offers)
 
     def warm_up(self, example: Example, sampling: Sampling) -> None:
-        self._measure(example, short(sampling, self.parts.batch), "warm-up")
+        Running(self, example, short(sampling, self.parts.batch), "warm-up").finish()
 
     def run(self, example: Example, sampling: Sampling) -> Outcome:
+        return self.begin(example, sampling).finish()
+
+    def begin(self, example: Example, sampling: Sampling) -> Running:
+        """A prompt that is decoded a few steps at a time."""
         tenant = f"time {self._times[example.prompt]}"
         self._times[example.prompt] += 1
-        return self._measure(example, sampling, tenant)
+        return Running(self, example, sampling, tenant)
 
-    def _measure(self, example: Example, sampling: Sampling, tenant: str) -> Outcome:
-        from forerun.verifying import forget
-
-        model = self._model()
-        forget(model)
-        watch = PrefillWatch(model.target)
-        found: list[Sample] = []
-        memory: dict[str, int] = {}
-        start = time.perf_counter()
-        for sample in self._start_run(example.prompt, sampling, watch, tenant):
-            found.append(sample)
-            if len(found) == sampling.n:  # the last moment at which the drafter holds its memory
-                pause = time.perf_counter()
-                memory = self._memory(model)
-                start += time.perf_counter() - pause
-        seconds = time.perf_counter() - start
-        found.sort(key=lambda sample: sample.index)
-        samples = [sample_record(sample) for sample in found]
-        return Outcome(seconds, samples, watch.seconds, memory, self._headroom(example, sampling))
-
-    def _headroom(self, example: Example, sampling: Sampling) -> dict[str, float] | None:
+    def headroom(self, example: Example, sampling: Sampling) -> dict[str, float] | None:
         """What was accepted and what could have been; in a run of its own, as it takes time."""
         from forerun.bench.theory import Headroom
         from forerun.verifying import forget
 
         if not self.is_bounded or self.parts.drafter == "none":
             return None
-        forget(self._model())
+        forget(self.model())
         head = Headroom()
-        for _ in self._start_run(example.prompt, sampling, head, "headroom"):
+        for _ in self.start_run(example.prompt, sampling, head, "headroom"):
             pass
         return dataclasses.asdict(head)
 
     def first_tokens(self, prompt: str, sampling: Sampling, n: int) -> list[int]:
         asked = replace(sampling, n=n, max_new_tokens=1, min_new_tokens=0)
-        run = self._start_run(prompt, asked, None, "first tokens")
+        run = self.start_run(prompt, asked, None, "first tokens")
         return [sample.tokens[0] for sample in sorted(run, key=lambda sample: sample.index)]
 
     def close(self) -> None:
         """The model stays: others use it."""
 
-    def _start_run(
+    def start_run(
         self,
         prompt: str,
         sampling: Sampling,
         on_step: Callable[[Step], None] | None,
         tenant: str,
     ) -> Run:
-        return self._model().run(
+        return self.model().run(
             [prompt],
             sampling,
             tenant=tenant,
@@ -140,19 +126,67 @@ class Own:
             on_step=on_step,
         )
 
-    def _memory(self, model: Model) -> dict[str, int]:
-        """Weights, cells, and what this drafter holds."""
-        weights = dict(getattr(model.target, "memory_report", dict)())
+    def memory(self) -> dict[str, int]:
+        """Bytes of weights, cells, and what this drafter holds."""
+        weights = dict(getattr(self.model().target, "memory_report", dict)())
         return weights | self.drafter.memory_report()
 
 
+class Running:
+    """One prompt by one of our methods, some steps at a time; only its own time counts."""
+
+    def __init__(self, own: Own, example: Example, sampling: Sampling, tenant: str) -> None:
+        from forerun.verifying import forget
+
+        forget(own.model())
+        self._own, self._example, self._sampling = own, example, sampling
+        self._watch = PrefillWatch(own.model().target)
+        self._samples: list[Sample] = []
+        self._memory: dict[str, int] = {}
+        start = time.perf_counter()
+        self._steps = own.start_run(example.prompt, sampling, self._watch, tenant).steps()
+        self._seconds = time.perf_counter() - start
+
+    @property
+    def tokens(self) -> int:
+        """Generated so far."""
+        return self._watch.tokens
+
+    def advance(self, most: int) -> bool:
+        """Takes so many steps, or as many as there are; whether it may go on."""
+        start = time.perf_counter()
+        ended: list[Sample] | None = None
+        for ended in itertools.islice(self._steps, most):
+            self._samples += ended
+            if ended and len(self._samples) == self._sampling.n:
+                pause = time.perf_counter()  # the last moment at which the drafter holds its memory
+                self._memory = self._own.memory()
+                start += time.perf_counter() - pause
+        self._seconds += time.perf_counter() - start
+        return ended is not None
+
+    def finish(self) -> Outcome:
+        """Takes all steps that are left."""
+        while self.advance(MANY):
+            pass
+        samples = [sample_record(s) for s in sorted(self._samples, key=lambda s: s.index)]
+        headroom = self._own.headroom(self._example, self._sampling)
+        return Outcome(self._seconds, samples, self._watch.seconds, self._memory, headroom)
+
+    def stop(self) -> None:
+        """What has begun is given up."""
+        self._steps.close()
+
+
 class PrefillWatch:
-    """Listener: seconds of the target passes that computed a prompt's tokens."""
+    """Listener: seconds of the target passes that computed a prompt's tokens; tokens so far."""
 
     def __init__(self, target: Any) -> None:
         self._target, self._rows, self.seconds = target, getattr(target, "num_rows", None), 0.0
+        self.tokens = 0
 
     def __call__(self, step: Step) -> None:
+        self.tokens += sum(map(len, step.emitted))
         rows, before = getattr(self._target, "num_rows", None), self._rows
         self._rows = rows
         starts = any(

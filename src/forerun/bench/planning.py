@@ -39,6 +39,7 @@ class Asked:
     seed: int = 0
     texts: bool = False  # whether records keep what was generated
     command: str = ""
+    turns: int = 0  # steps of one method of ours before the next goes on; 0: whole prompts
     optimum: bool = False  # whether the best possible acceptance is computed, in untimed runs
 
 
@@ -75,6 +76,8 @@ def check_asked(asked: Asked) -> None:
     for name in ("examples", "rounds", "threads"):
         if getattr(asked, name) < 1:
             raise ConfigError(f"--{name} must be at least 1, got {getattr(asked, name)}")
+    if asked.turns < 0:
+        raise ConfigError(f"--turns must be 0 (whole prompts) or more steps, got {asked.turns}")
     for name, given in (("methods", asked.methods), ("tasks", asked.tasks)):
         if not given:
             raise ConfigError(f"--{name} names none; give at least one")
@@ -152,6 +155,7 @@ def manifest(asked: Asked, model: Model, path: Path | None, chosen: Sequence[Cho
         methods=list(asked.methods),
         tasks={part.name: part.to_dict() for part in chosen},
         rounds=asked.rounds,
+        turns=asked.turns,
         machine=machine.describe(device),
     )
 

@@ -67,10 +67,15 @@ def task_section(manifest: Manifest, standing: Standing, task: str) -> Section:
         _split_table(standing, task),
     ]
     prompts = len({r.index for r in mine})
+    told = (
+        f"{prompts} of {manifest.tasks[task].get('examples', prompts)} prompts, "
+        f"{samples} samples each, {manifest.rounds} round{'s' if manifest.rounds > 1 else ''}."
+    )
+    if manifest.turns:
+        told += f" Own methods decoded a prompt at the same time, {manifest.turns} steps in turn."
     return Section(
         f"Task {task}",
-        [f"{prompts} of {manifest.tasks[task].get('examples', prompts)} prompts, "
-         f"{samples} samples each, {manifest.rounds} round{'s' if manifest.rounds > 1 else ''}."],
+        [told],
         [chart for chart in charts if chart],
         [table for table in tables if table.rows],
         folds=True,

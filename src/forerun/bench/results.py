@@ -18,7 +18,7 @@ from forerun.errors import CapacityError, DataError
 
 VERSION = 1
 MANIFEST, RECORDS = "run.json", "records.jsonl"
-PLAN = ("model", "dtype", "threads", "seed", "sampling", "methods", "tasks", "rounds")
+PLAN = ("model", "dtype", "threads", "seed", "sampling", "methods", "tasks", "rounds", "turns")
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,7 @@ class Manifest:
     methods: list[str]
     tasks: dict[str, dict[str, Any]]  # name -> examples, hash of the prompts
     rounds: int = 1
+    turns: int = 0  # steps of one method of ours before the next goes on; 0: whole prompts
     machine: dict[str, Any] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)  # read_gb_s, gflop_s
     cost_curve: dict[str, float] = field(default_factory=dict)  # nodes -> seconds of a pass

@@ -38,6 +38,14 @@ TopK = Annotated[int, typer.Option("--top-k", help="0: off.")]
 TopP = Annotated[float, typer.Option("--top-p", help="1: off.")]
 Examples = Annotated[int, typer.Option("--examples", help="Prompts per task.")]
 Rounds = Annotated[int, typer.Option("--rounds", help="How often everything is done.")]
+Turns = Annotated[
+    int,
+    typer.Option(
+        "--turns",
+        help="Own methods decode a prompt at the same time, so many steps in turn; 0: one after "
+        "the other.",
+    ),
+]
 Threads = Annotated[
     int | None, typer.Option("--threads", help="Else OMP_NUM_THREADS, or all cores.")
 ]
@@ -68,6 +76,7 @@ def run(
     max_new_tokens: options.MaxNewTokens = 512,
     examples: Examples = 20,
     rounds: Rounds = 1,
+    turns: Turns = 0,
     threads: Threads = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
@@ -102,6 +111,7 @@ def run(
         seed,
         texts,
         options.call_line(ctx).replace("forerun run", "forerun bench run", 1),
+        turns,
         optimum,
     )
     from forerun.cli.bench_run import Bench

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,9 @@ class Bench:
         options.check_out_folder(out)
         self.path = model_folder(embedded(asked.model))
         setup = contestants.Setup(self.path, asked.dtype, asked.threads, environments=peers_dir)
-        self.contestants = [contestants.make(m, self._model, setup) for m in asked.methods]
+        makers = [cache(self._twin) if asked.turns else self._model for _ in asked.methods]
+        pairs = zip(asked.methods, makers, strict=True)
+        self.contestants = [contestants.make(name, model, setup) for name, model in pairs]
         own = [one for one in self.contestants if isinstance(one, Own)]
         for one in own:
             one.is_bounded, parts = asked.optimum, one.parts
@@ -77,6 +80,14 @@ class Bench:
             )
         return self._loaded
 
+    def _twin(self) -> Model:
+        """For one of those that decode the same prompt at the same time."""
+        from forerun.engine.cost import cost_of
+
+        model = self._model()
+        cost_of(model.target)  # all go by the same costs
+        return model.twin()
+
     def _measure(self, writer: RunWriter) -> None:
         """What is measured once, before the first prompt: the machine's limits and c(N)."""
         import torch
@@ -115,6 +126,7 @@ class Bench:
                 self._model(),
                 self.asked.sampling,
                 seed=self.asked.seed,
+                turns=self.asked.turns,
                 texts=self.asked.texts,
                 on_record=ticker,
                 notice=ticker.say,

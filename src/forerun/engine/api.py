@@ -187,6 +187,10 @@ class Model:
             part.warm_up()
         return engine
 
+    def twin(self) -> Model:
+        """The same weights with a cache of its own: what runs on one is not found by the other."""
+        return Model(self.target.twin(), self.tokenizer, self.name, self.device)
+
     @property
     def offers(self) -> dict[str, Any]:
         """What it has for the drafters that are made for it."""

@@ -12,7 +12,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -100,6 +100,10 @@ class Slots(ABC):
         self._of: WeakKeyDictionary[Sequence, Slot] = WeakKeyDictionary()
         self.reused: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()  # tokens found, by who
         self._clock = 0
+
+    @abstractmethod
+    def empty(self) -> Self:
+        """Another one of this kind, which holds nothing."""
 
     @abstractmethod
     def move(self, slot: Slot, source: list[int], start: int) -> None:
@@ -239,6 +243,12 @@ class Cache(Slots):
     @property
     def _soon_bytes(self) -> int:
         return 0 if self._soon is None else self._soon.nbytes
+
+    def empty(self) -> Self:
+        layers, _, _, _, num_kv_heads, head_dim = self.data.shape
+        most = {"max_slots": self.max_slots, "max_cells": self.max_cells}
+        kind = {"dtype": self.dtype, "device": self.device}
+        return type(self)(layers, num_kv_heads, head_dim, **most, **kind)  # type: ignore[arg-type]
 
     def has_cells(self, slot: Slot) -> bool:
         return slot.index < self.data.shape[1]

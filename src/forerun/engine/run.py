@@ -89,10 +89,15 @@ class Run:
 
     def __iter__(self) -> Iterator[Sample]:
         """Steps the engine to the end; yields finished samples."""
+        with closing(self.steps()) as steps:
+            for samples in steps:
+                yield from samples
+
+    def steps(self) -> Generator[list[Sample], None, None]:
+        """Steps the engine to the end; yields after each step the samples that it finished."""
         with closing(self._steps()) as steps:
             for _, ended in steps:
-                for seq in ended:
-                    yield self._sample(seq, self.engine.stops.text(seq))
+                yield [self._sample(seq, self.engine.stops.text(seq)) for seq in ended]
 
     def events(self) -> Iterator[Event]:
         """Steps the engine to the end; yields text pieces and finished samples."""

@@ -6,6 +6,7 @@ nodes; logits are computed for the last pending token, which is the root, and fo
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING
@@ -50,6 +51,11 @@ class Runner(Target):
 
     def warm_up(self) -> None:
         warm_up()
+
+    def twin(self) -> Runner:
+        found = copy.copy(self)
+        found.cache, found.num_rows = self.cache.empty(), 0
+        return found
 
     def forward(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
         """Rows of the root and of every node. `needs` may name "hidden".

@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -294,6 +294,9 @@ class Caches(Slots):
             for tensor in vars(layer).values()
             if isinstance(tensor, Tensor)
         )
+
+    def empty(self) -> Self:
+        return type(self)(self.max_slots, self._config, can_move=self.can_move)
 
     def held(self, slot: Slot) -> Held:
         """The cache of a slot."""

@@ -154,3 +154,4 @@ def test_quiet_is_what_the_rest_of_the_run_was() -> None:
     assert kept(read_gb_s=[30.0] * 5, taken=[0.0, 0.02, 0.5, 0.05, 0.12]) == [0, 1, 3]
     assert kept(taken=[0.5, 0.52, 0.48, 0.5, 0.9]) == [0, 1, 2, 3]
     assert kept(read_gb_s=[]) == []
+    assert kept(read_gb_s=[30.0, 12, 12, 12, 30, 31]) == [0, 1, 2, 3, 4, 5], "its usual speed"

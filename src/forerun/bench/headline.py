@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from forerun.bench.charts import number
-from forerun.bench.metrics import PLAIN, TAKEN, SpeedUp, beside, calm
+from forerun.bench.metrics import PLAIN, RESTLESS, TAKEN, SpeedUp, beside, calm
 from forerun.bench.report_setup import skipped
 from forerun.bench.results import Manifest, Record
 from forerun.bench.standing import Entry, Standing, factor, holds_one, interval, times
@@ -190,13 +190,19 @@ def alerts(manifest: Manifest, records: Sequence[Record]) -> list[str]:
             f"these only. Missing: {', '.join(f'{m} {count}' for m, count in missing.items())}."
         )
     disturbed, takes = len(records) - len(calm(records)), beside(records, "taken") or [0.0]
-    if disturbed or np.median(takes) > TAKEN:
-        reads = beside(records, "read_gb_s") or [0.0]
+    reads = beside(records, "read_gb_s") or [0.0]
+    is_slow = RESTLESS * np.median(reads) < np.quantile(reads, 0.9)
+    if disturbed or is_slow or np.median(takes) > TAKEN:
+        left_out = (
+            f"Disturbed more than the rest, and left out of the figures: {disturbed} of "
+            f"{len(records)} measurements."
+            if disturbed
+            else "It was so most of the time, so nothing is left out of the figures."
+        )
         said.append(
             f"The machine was not quiet: beside the prompts it read between {number(min(reads))} "
             f"and {number(max(reads))} GB/s, and other programs took {min(takes):.0%} to "
-            f"{max(takes):.0%} of the cores. Disturbed more than the rest, and left out of the "
-            f"figures: {disturbed} of {len(records)} measurements."
+            f"{max(takes):.0%} of the cores. {left_out}"
         )
     if PLAIN not in there:
         said.append("Plain decoding is not among the records, so there are no speed-ups.")

@@ -118,7 +118,7 @@ def test_methods_that_take_turns_say_what_they_say_alone(
         said = [(s.text, s.tokens, s.passes, s.accepted) for s in record.samples]
         assert said == [(s.text, s.tokens, s.passes, s.accepted) for s in alone[record.key].samples]
         assert record.limits is None and record.prefill_seconds and record.seconds > 0
-    mixed = [now for now in began if len(now) == 3 and min(now) > 0]
+    mixed = [now for now in began if len(now) == 3 and min(now) > 0 and max(now) < 12]
     assert mixed, "they decode at the same time"
     assert "another plan, turns: 2 against 0" in bench(*methods)[2]
     assert "--turns must be 0" in bench(*methods, "--turns", -1)[2]

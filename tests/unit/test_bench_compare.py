@@ -66,12 +66,21 @@ def test_a_ratio_whose_interval_holds_one_shows_no_difference() -> None:
 
 
 def test_what_a_disturbed_machine_measured_is_left_out() -> None:
-    manifest, records = run({"plain": [1.0, 1.0, 9.0], "stand": [0.5, 0.5, 9.0]})
-    speeds = [30.0 if r.index < 2 else 4.0 for r in records]
-    after = [replace(r, limits={"read_gb_s": s}) for r, s in zip(records, speeds, strict=True)]
-    found = compare(BEFORE, (manifest, after))
-    assert [change.ratio for change in found.changes] == [pytest.approx(1.0)] * 2
-    assert "measurements of a disturbed machine are left out" in found.remarks[-1]
+    before = run({"plain": [1.0] * 5, "stand": [0.5] * 5})
+    manifest, records = run({"plain": [1.0] * 4 + [9.0], "stand": [0.5] * 4 + [9.0]})
+
+    def remarked(slow: range) -> list[str]:
+        speeds = [4.0 if r.index in slow else 30.0 for r in records]
+        after = [replace(r, limits={"read_gb_s": s}) for r, s in zip(records, speeds, strict=True)]
+        found = compare(before, (manifest, after))
+        is_same = [change.ratio == pytest.approx(1.0) for change in found.changes]
+        assert is_same == [slow == range(4, 5)] * 2
+        return found.remarks[1:]
+
+    assert remarked(range(4, 5)) == ["4 measurements of a disturbed machine are left out"]
+    assert remarked(range(1, 5)) == [
+        "the machine of the second run was seldom quiet: all of it counts"
+    ]
 
 
 def test_relative_sees_through_a_busy_machine() -> None:
@@ -101,10 +110,14 @@ def test_runs_that_did_something_else_are_refused(changes: dict[str, Any], said:
 
 
 def test_what_may_explain_a_change_is_said() -> None:
-    after = run({"plain": [1.0]}, git="def", machine={"cpu": "two"}, limits={"read_gb_s": 15.0})
-    found = compare(BEFORE, after)
-    expected = ["git: abc -> def", "cpu: one -> two", "read limit: 30.0 -> 15.0 GB/s"]
-    assert found.remarks == expected
+    more = {"machine": {"cpu": "two"}, "limits": {"read_gb_s": 15.0}}
+    found = compare(BEFORE, run({"plain": [1.0]}, git="def", turns=12, **more))
+    assert found.remarks == [
+        "git: abc -> def",
+        "turns: 0 -> 12",
+        "cpu: one -> two",
+        "read limit: 30.0 -> 15.0 GB/s",
+    ]
     assert [change.method for change in found.changes] == ["plain"]
 
 

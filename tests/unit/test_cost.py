@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -277,3 +278,11 @@ def test_a_real_model_is_measured_where_its_cost_is_not_fixed(
 
 def test_elsewhere_in_these_tests_a_model_has_a_fixed_cost(tiny_folder: Path) -> None:
     assert cost_of(load_target(tiny_folder, dtype="fp32")) == Cost((1, 65), (0.01, 0.02))
+
+
+@pytest.mark.parametrize(("is_cuda", "seconds"), [(False, 2.0), (True, 5.0)])
+def test_a_pass_on_a_gpu_goes_on_while_it_is_verified(is_cuda: bool, seconds: float) -> None:
+    rows = SimpleNamespace(logits=SimpleNamespace(is_cuda=is_cuda))
+    times = {"draft": 1.0, "forward": 2.0, "verify": 3.0}
+    step = Step([], [], [], [SimpleNamespace(rows=rows)], [], [], times)
+    assert cost._within(step) == seconds

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from forerun.bench.metrics import PLAIN, SpeedUp, bootstrap, calm, geometric_mean, ratios
+from forerun.bench.metrics import PLAIN, SpeedUp, bootstrap, calm, disturbed, geometric_mean, ratios
 from forerun.bench.results import Manifest, Record
 from forerun.bench.standing import holds_one
 from forerun.errors import ConfigError, DataError
 
 SAME = ("dtype", "threads", "seed", "sampling")  # of two runs that are compared
-INFORMED = ("forerun", "git")
+INFORMED = ("forerun", "git", "turns")
 SLOWER, UNSHOWN = "slower", "no difference shown"
 MACHINE = ("cpu", "cores", "kernels", "torch", "transformers", "device")
 
@@ -59,8 +59,8 @@ def compare(
 
     relative: speed-ups over plain decoding of the same run instead of tokens per second, so that a
     machine that was busier the second time counts less. What a disturbed machine measured is left
-    out, and remarked. Raises DataError for runs that did not do
-    the same.
+    out, if that is less than half of a run, and remarked. Raises DataError for runs that did not
+    do the same.
     """
     if not 0 <= max_slowdown < 1:
         raise ConfigError(f"--max-slowdown must be in [0, 1), got {max_slowdown}")
@@ -75,8 +75,11 @@ def compare(
         )
     changes, remarks = [], differences(before[0], after[0])
     quiet = calm(before[1]), calm(after[1])
-    if disturbed := len(before[1]) + len(after[1]) - sum(map(len, quiet)):
-        remarks.append(f"{disturbed} measurements of a disturbed machine are left out")
+    if left_out := len(before[1]) + len(after[1]) - sum(map(len, quiet)):
+        remarks.append(f"{left_out} measurements of a disturbed machine are left out")
+    for name, records in (("first", before[1]), ("second", after[1])):
+        if any(disturbed(records)) and len(calm(records)) == len(records):
+            remarks.append(f"the machine of the {name} run was seldom quiet: all of it counts")
     for method in methods:
         found = change_of(*quiet, method, relative=relative)
         if found is None:

@@ -93,12 +93,12 @@ class Harness:
 
         Asked again each time, as one may drop out.
         """
-        for name in self.order[::-1] if unit.is_reversed else self.order:
-            missing = self._missing(unit)
+        order = self.order[::-1] if unit.is_reversed else self.order
+        for name in order:
+            missing = [each for each in order if each in self._missing(unit)]
+            own = [each for each in missing if isinstance(self.contestants[each], Own)]
             if name in missing:
-                own = [each for each in missing if isinstance(self.contestants[each], Own)]
-                together = own[::-1] if unit.is_reversed else own
-                yield together if self.turns and name in together else [name]
+                yield own if self.turns and name in own else [name]
 
     def _progress(self) -> Progress:
         left = Counter(name for unit in self.units for name in self._missing(unit))
@@ -172,14 +172,14 @@ class Harness:
     ) -> dict[str, Outcome | Exception]:
         """What came of an example, or why nothing did.
 
-        Of several the one with the fewest tokens goes on, so that all end at about the same time.
+        Of several of ours the one with the fewest tokens goes on: all end at about the same time.
         """
         found: dict[str, Outcome | Exception] = {}
         running: dict[str, Running] = {}
         for name in names:
             one = self.contestants[name]
             try:
-                if len(names) > 1 and isinstance(one, Own):
+                if isinstance(one, Own):
                     running[name] = one.begin(example, sampling)
                 else:
                     found[name] = one.run(example, sampling)
@@ -189,7 +189,7 @@ class Harness:
             while running:
                 name = min(running, key=lambda name: running[name].tokens)
                 try:
-                    if not running[name].advance(self.turns):
+                    if not running[name].advance(self.turns or None):
                         found[name] = running[name].finish()
                 except Exception as problem:
                     found[name] = problem

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from forerun.bench.charts import number
-from forerun.bench.metrics import PLAIN, RESTLESS, TAKEN, SpeedUp, beside, calm
+from forerun.bench.metrics import PLAIN, TAKEN, SpeedUp, beside, calm, disturbed
 from forerun.bench.report_setup import skipped
 from forerun.bench.results import Manifest, Record
 from forerun.bench.standing import Entry, Standing, factor, holds_one, interval, times
@@ -139,8 +139,6 @@ def verdict(standing: Standing) -> str:
     own, peer = standing.best("own"), standing.best("peer")
     mine = standing.best("own", "plain")
     if mine is None:
-        if not standing.entries:
-            return "no figure, for nothing was measured while the machine was quiet."
         return "no method of ours finished." if peer else "no method finished a prompt."
     if own and own.speed:
         said = f"{_over_plain(own.method, own.speed)}, {_many(own.speed.prompts, 'prompt')}"
@@ -189,20 +187,19 @@ def alerts(manifest: Manifest, records: Sequence[Record]) -> list[str]:
             f"Incomplete: {found} of {planned} planned measurements are there. The figures cover "
             f"these only. Missing: {', '.join(f'{m} {count}' for m, count in missing.items())}."
         )
-    disturbed, takes = len(records) - len(calm(records)), beside(records, "taken") or [0.0]
-    reads = beside(records, "read_gb_s") or [0.0]
-    is_slow = RESTLESS * np.median(reads) < np.quantile(reads, 0.9)
-    if disturbed or is_slow or np.median(takes) > TAKEN:
-        left_out = (
-            f"Disturbed more than the rest, and left out of the figures: {disturbed} of "
+    left_out, takes = len(records) - len(calm(records)), beside(records, "taken") or [0.0]
+    if any(disturbed(records)) or np.median(takes) > TAKEN:
+        reads = beside(records, "read_gb_s") or [0.0]
+        what = (
+            f"Disturbed more than the rest, and left out of the figures: {left_out} of "
             f"{len(records)} measurements."
-            if disturbed
+            if left_out
             else "It was so most of the time, so nothing is left out of the figures."
         )
         said.append(
             f"The machine was not quiet: beside the prompts it read between {number(min(reads))} "
             f"and {number(max(reads))} GB/s, and other programs took {min(takes):.0%} to "
-            f"{max(takes):.0%} of the cores. {left_out}"
+            f"{max(takes):.0%} of the cores. {what}"
         )
     if PLAIN not in there:
         said.append("Plain decoding is not among the records, so there are no speed-ups.")

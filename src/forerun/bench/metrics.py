@@ -88,13 +88,21 @@ def samples_of(records: Iterable[Record]) -> list[SampleRecord]:
 
 
 def calm(records: Sequence[Record]) -> list[Record]:
-    """Records that were measured on a quiet machine, and those that failed, in the same order.
+    """Records that no disturbance spoiled, in the same order.
+
+    Where less than half would be left, that is how the machine is, and all stay.
+    """
+    kept = [r for r, bad in zip(records, disturbed(records), strict=True) if not bad]
+    return kept if 2 * len(kept) >= len(records) else list(records)
+
+
+def disturbed(records: Sequence[Record]) -> list[bool]:
+    """Of each record, whether the machine was not quiet; those that failed tell no time.
 
     Disturbed: memory read at less than 1 / RESTLESS of the run's quiet speed (its 90th percentile)
     before the record or before the next one, or other programs taking TAKEN more of the cores than
     in the run's quiet moments (the 10th percentile). Neither depends on the method, so leaving
-    these out favours none. Where less than half would be left, that is how the machine is, and all
-    stay.
+    these out favours none.
     """
     reads, takes = beside(records, "read_gb_s"), beside(records, "taken")
     least = float(np.quantile(reads, 0.9)) / RESTLESS if reads else 0.0
@@ -103,8 +111,7 @@ def calm(records: Sequence[Record]) -> list[Record]:
     is_read = [limits.get("read_gb_s", least) >= least for limits in found]
     is_ours = [limits.get("taken", most) <= most for limits in found]
     quiet = map(all, zip(is_read, [*is_read, True][1:], is_ours, strict=True))
-    kept = [r for r, good in zip(records, quiet, strict=True) if good or r.error is not None]
-    return kept if 2 * len(kept) >= len(records) else list(records)
+    return [r.error is None and not good for r, good in zip(records, quiet, strict=True)]
 
 
 def beside(records: Iterable[Record], name: str) -> list[float]:

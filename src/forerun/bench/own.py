@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from forerun.roles import Drafter
 
 KINDS = ("drafter", "controller", "verifier")
-MANY = 1 << 30  # steps
 DEFAULTS = {"controller": registry.CONTROLLER, "verifier": registry.VERIFIER}
 
 
@@ -46,7 +45,7 @@ class Parts:
 
 
 class Own:
-    """A method of ours on a loaded model, which all own methods share.
+    """A method of ours on a loaded model; all own methods share its weights.
 
     Its drafter is its own, and learns across prompts if it is one that does. A prompt that comes
     again meets a tenant that has not seen it: nobody is measured with its own answers at hand.
@@ -106,7 +105,7 @@ class Own:
         return [sample.tokens[0] for sample in sorted(run, key=lambda sample: sample.index)]
 
     def close(self) -> None:
-        """The model stays: others use it."""
+        """The model stays: others use its weights."""
 
     def start_run(
         self,
@@ -152,8 +151,8 @@ class Running:
         """Generated so far."""
         return self._watch.tokens
 
-    def advance(self, most: int) -> bool:
-        """Takes so many steps, or as many as there are; whether it may go on."""
+    def advance(self, most: int | None) -> bool:
+        """Takes so many steps, or as many as there are (None: all); whether it may go on."""
         start = time.perf_counter()
         ended: list[Sample] | None = None
         for ended in itertools.islice(self._steps, most):
@@ -167,8 +166,7 @@ class Running:
 
     def finish(self) -> Outcome:
         """Takes all steps that are left."""
-        while self.advance(MANY):
-            pass
+        self.advance(None)
         samples = [sample_record(s) for s in sorted(self._samples, key=lambda s: s.index)]
         headroom = self._own.headroom(self._example, self._sampling)
         return Outcome(self._seconds, samples, self._watch.seconds, self._memory, headroom)

@@ -94,7 +94,7 @@ def summary(manifest: Manifest, records: list[Record]) -> dict[str, Any]:
             for task in manifest.tasks
         },
         "rounds": manifest.rounds,
-        "disturbed": len(records) - len(quiet),
+        "disturbed": sum(metrics.disturbed(records)),
         "limits": manifest.limits,
         "cost_curve": manifest.cost_curve,
         "left_out": {k: v for k, v in manifest.peers.items() if isinstance(v, str)},

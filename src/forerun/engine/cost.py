@@ -9,6 +9,7 @@ takes. What further sequences add within a pass is the difference of two passes 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence as Many
 from contextlib import suppress
 from dataclasses import replace
@@ -75,13 +76,8 @@ def _rounds(
     drafter = registry.make("drafter", registry.BRANCHING)
     drafter.is_patient = False  # what a round teaches is learned within it
     verifier = registry.make("verifier", registry.VERIFIER)
-    within = [0.0]  # seconds of the last pass
-
-    def hear(step: Step) -> None:
-        within[0] = _within(step)
-
-    parts = target, Guarded(drafter), verifier, controller
-    engine = Engine(*parts, listeners=[hear], max_seqs=seqs)
+    parts, heard = (target, Guarded(drafter), verifier, controller), deque[Step](maxlen=1)
+    engine = Engine(*parts, listeners=[heard.append], max_seqs=seqs)
     for part in (target, drafter, verifier):
         part.warm_up()
     running = [
@@ -95,7 +91,7 @@ def _rounds(
             del seq.tokens[len(tokens) :]
         start = perf_counter()
         engine.round(running[:num])
-        return perf_counter() - start - within[0]
+        return perf_counter() - start - _within(heard[0])
 
     try:
         for seq in running:
@@ -110,15 +106,16 @@ def _rounds(
 
 
 def _within(step: Step) -> float:
-    """Seconds of a step's pass: on a GPU it goes on until its rows are read."""
+    """Seconds of a step's pass. On a GPU it goes on until its rows are read, within the verifying,
+    all of which is taken for the pass there."""
     is_asked = step.laws[0].rows.logits.is_cuda
     return step.times["forward"] + (step.times["verify"] if is_asked else 0.0)
 
 
 def _fitted(curve: Cost, beside: dict[Round, float], shared: float, seqs: int) -> Cost:
-    """What rounds of `seqs` sequences take beside their passes, taken apart.
+    """A curve with what rounds of `seqs` sequences take beside their passes, taken apart.
 
-    shared: seconds that a pass takes longer since its rows are of so many.
+    shared: seconds that a pass over as many rows takes longer where so many sequences share it.
     """
     others, plain = max(seqs - 1, 1), beside[seqs, 0, 0]
     per_seq = max(plain - beside[1, 0, 0], 0.0) / others

@@ -48,7 +48,8 @@ def curve_of(target: Target) -> Cost:
     if target.curve is None:
         kinds = [(1, rows) for rows in ROWS]
         seconds = remembered(target, "", kinds, partial(pass_seconds, target))
-        rising = np.maximum.accumulate(seconds)  # larger never cheaper
+        # no pass is dearer than a larger one: what is above that was disturbed
+        rising = np.minimum.accumulate(seconds[::-1])[::-1]
         target.curve = Cost(ROWS, tuple(float(s) for s in rising))
     return target.curve
 

@@ -117,11 +117,13 @@ def test_methods_that_take_turns_say_what_they_say_alone(
     for record in records:
         said = [(s.text, s.tokens, s.passes, s.accepted) for s in record.samples]
         assert said == [(s.text, s.tokens, s.passes, s.accepted) for s in alone[record.key].samples]
-        assert record.limits is None and record.prefill_seconds and record.seconds > 0
+        assert record.is_shared and record.prefill_seconds and record.seconds > 0
+        assert not alone[record.key].is_shared
     mixed = [now for now in began if len(now) == 3 and min(now) > 0 and max(now) < 12]
     assert mixed, "they decode at the same time"
     assert "another plan, turns: 2 against 0" in bench(*methods)[2]
-    assert "--turns must be 0" in bench(*methods, "--turns", -1)[2]
+    for wrong in (-1, 10**20):
+        assert "--turns must be 0" in bench(*methods, "--turns", wrong)[2]
 
 
 def test_who_fails_while_taking_turns_is_recorded_and_the_others_go_on(
@@ -214,15 +216,15 @@ def test_an_interrupted_run_says_so(
 ) -> None:
     from forerun.bench.own import Own
 
-    real, count = Own.run, []
+    real, count = Own.begin, []
 
-    def run(self: Own, *words: Any) -> Any:
+    def begin(self: Own, *words: Any) -> Any:
         count.append(1)
         if len(count) == 3:
             raise KeyboardInterrupt
         return real(self, *words)
 
-    monkeypatch.setattr(Own, "run", run)
+    monkeypatch.setattr(Own, "begin", begin)
     status, out, err = bench()
     assert status == 130 and "interrupted: 2 records are kept; the same command goes on" in err
     assert "plain" in out and len(read_run(tmp_path / "run")[1]) == 2

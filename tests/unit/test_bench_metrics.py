@@ -155,3 +155,5 @@ def test_quiet_is_what_the_rest_of_the_run_was() -> None:
     assert kept(taken=[0.5, 0.52, 0.48, 0.5, 0.9]) == [0, 1, 2, 3]
     assert kept(read_gb_s=[]) == []
     assert kept(read_gb_s=[30.0, 12, 12, 12, 30, 31]) == [0, 1, 2, 3, 4, 5], "its usual speed"
+    turns = [2.0, 2, 2, 2, 1]
+    assert kept(read_gb_s=[30.0, 12, 30, 30, 12], in_turns=turns) == [0, 1, 2, 3], "both were slow"

@@ -193,6 +193,14 @@ def test_bad_options(model: Model, options: dict, said: str) -> None:
         ("Answer: $2.50", "2.5"),
         ("Answer: yes.", "yes"),
         ("the answer", None),
+        ("Answer: 48\nAnswer:", "48"),  # cut off
+        ("Answer: 48\nAnswering machines are nice", "48"),
+        ("**Answer:**", None),
+        ("**Answer**: 48", "48"),
+        ("Answer: **48**", "48"),
+        ("Answer 48", "48"),
+        ("Answers vary.", None),
+        ("#### ", None),
     ],
 )
 def test_last_answer(text: str, answer: str | None) -> None:

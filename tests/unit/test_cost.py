@@ -101,6 +101,19 @@ def test_a_curve_of_a_busy_machine_is_measured_again(
     assert found(8.0).at(1) == 2, "a busy minute does not undo it"
 
 
+def test_a_pass_is_as_fast_as_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy moment beside the smallest ones does not make drafts seem free."""
+
+    class Hit(Timed):
+        def forward(self, seqs, trees, needs):
+            self.clock += 10 * (sum(map(len, trees)) < 3)
+            return super().forward(seqs, trees, needs)
+
+    target = Hit(table_law(1))
+    target.show(monkeypatch)
+    assert list(curve_of(target).seconds) == [3.0] * len(passes.ROWS)
+
+
 def test_a_curve_of_one_gpu_does_not_serve_another(monkeypatch: pytest.MonkeyPatch) -> None:
     def key(shape: str, gpu: str) -> str:
         target = Shaped(table_law(1))

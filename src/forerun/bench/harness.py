@@ -152,12 +152,13 @@ class Harness:
         spent = time.perf_counter() - start
         taken = machine.taken(before, machine.cpu_seconds(), spent, threads)
         limits = {"read_gb_s": round(read, 3), "taken": round(taken, 3)}
+        if len(names) > 1:
+            limits["in_turns"] = len(names)
         for name in names:
             got = found[name]
             outcome, error = (None, last_lines(got)) if isinstance(got, Exception) else (got, None)
             record = self._record(unit, name, example, outcome, error)
-            if len(names) == 1:  # a busy moment slows down all that take turns
-                record = replace(record, limits=limits)
+            record = replace(record, limits=limits)
             self.writer.append(record)
             self.records[record.key] = record
             progress.finish(name, (time.perf_counter() - began) / len(names))

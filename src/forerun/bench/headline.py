@@ -194,7 +194,8 @@ def alerts(manifest: Manifest, records: Sequence[Record]) -> list[str]:
             f"Disturbed more than the rest, and left out of the figures: {left_out} of "
             f"{len(records)} measurements."
             if left_out
-            else "It was so most of the time, so nothing is left out of the figures."
+            else "Nothing is left out of the figures: it was so most of the time, or for all that "
+            "took turns."
         )
         said.append(
             f"The machine was not quiet: beside the prompts it read between {number(min(reads))} "

@@ -90,9 +90,11 @@ def samples_of(records: Iterable[Record]) -> list[SampleRecord]:
 def calm(records: Sequence[Record]) -> list[Record]:
     """Records that no disturbance spoiled, in the same order.
 
-    Where less than half would be left, that is how the machine is, and all stay.
+    It spoils none of those that took turns. Where less than half would be left, that is how the
+    machine is, and all stay.
     """
-    kept = [r for r, bad in zip(records, disturbed(records), strict=True) if not bad]
+    pairs = zip(records, disturbed(records), strict=True)
+    kept = [r for r, bad in pairs if r.is_shared or not bad]
     return kept if 2 * len(kept) >= len(records) else list(records)
 
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from forerun.engine.api import Model
 
 
+MOST_TURNS = 1_000_000  # steps in a turn
+
+
 @dataclass(frozen=True)
 class Asked:
     """What the user asked for."""
@@ -76,8 +79,10 @@ def check_asked(asked: Asked) -> None:
     for name in ("examples", "rounds", "threads"):
         if getattr(asked, name) < 1:
             raise ConfigError(f"--{name} must be at least 1, got {getattr(asked, name)}")
-    if asked.turns < 0:
-        raise ConfigError(f"--turns must be 0 (whole prompts) or more steps, got {asked.turns}")
+    if not 0 <= asked.turns <= MOST_TURNS:
+        raise ConfigError(
+            f"--turns must be 0 (whole prompts) or at most {MOST_TURNS} steps, got {asked.turns}"
+        )
     for name, given in (("methods", asked.methods), ("tasks", asked.tasks)):
         if not given:
             raise ConfigError(f"--{name} names none; give at least one")

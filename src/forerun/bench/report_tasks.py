@@ -71,7 +71,7 @@ def task_section(manifest: Manifest, standing: Standing, task: str) -> Section:
         f"{prompts} of {manifest.tasks[task].get('examples', prompts)} prompts, "
         f"{samples} samples each, {manifest.rounds} round{'s' if manifest.rounds > 1 else ''}."
     )
-    if manifest.turns:
+    if any(record.is_shared for record in mine):
         told += f" Own methods decoded a prompt at the same time, {manifest.turns} steps in turn."
     return Section(
         f"Task {task}",

@@ -56,7 +56,8 @@ class Record:
     score: float | None = None  # mean over samples
     majority: float | None = None  # score of the commonest answer
     memory: dict[str, int] = field(default_factory=dict)  # bytes by part
-    limits: dict[str, float] | None = None  # beside it: read_gb_s; taken, share of cores by others
+    # beside it: read_gb_s; taken, share of cores by others; in_turns, methods that shared it
+    limits: dict[str, float] | None = None
     error: str | None = None  # last lines of a contestant that failed; figures are then 0
     headroom: dict[str, float] | None = None  # positions examined, accepted, best, unknown
 
@@ -64,6 +65,11 @@ class Record:
     def key(self) -> tuple[str, int, str, int]:
         """What this is a record of; no two records of a run share it."""
         return self.task, self.index, self.method, self.round
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others took turns with it: what disturbed it disturbed them as well."""
+        return bool(self.limits and self.limits.get("in_turns", 0) > 1)
 
     @property
     def prompt_key(self) -> tuple[str, int, int]:

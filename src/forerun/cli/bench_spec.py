@@ -62,11 +62,12 @@ def spec(
 
     Speed-up and mean accepted tokens by category, out of two answer files.
     """
+    from forerun.assets import embedded
     from forerun.bench import spec_bench
     from forerun.models.tokenizer import Tokenizer
 
     here, there = spec_bench.read_answers(method), spec_bench.read_answers(baseline)
-    found = spec_bench.table(here, there, Tokenizer.load(tokenizer).encode)
+    found = spec_bench.table(here, there, Tokenizer.load(embedded(tokenizer)).encode)
     if not found:
         raise DataError(f"{method} and {baseline} have no category in common")
     if is_json:

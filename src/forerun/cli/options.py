@@ -161,14 +161,18 @@ def check_model(
 
 
 def load(name: str, *, dtype: str, device: str, batch: int, weights: str = "auto") -> Any:
-    """The model, with room for `batch` sequences. Raises ConfigError, ModelError."""
+    """The model, with room for `batch` sequences or more. Raises ConfigError, ModelError.
+
+    Cells are allocated as they come; what steps cost is measured with several sequences.
+    """
     check_model(name, dtype, device, batch, weights)
     import forerun
     from forerun.interrupts import ending_at_once
 
     # imports may drop a Ctrl-C or die of it
     with said_if_slow(f"loading {name} ..."), ending_at_once(UNBEGUN):
-        loaded = forerun.load(name, dtype=dtype, device=device, max_seqs=batch, weights=weights)
+        room = max(batch, registry.BATCH)
+        loaded = forerun.load(name, dtype=dtype, device=device, max_seqs=room, weights=weights)
     from forerun import compiled
     from forerun.cli.output import notice
 

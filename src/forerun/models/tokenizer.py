@@ -42,7 +42,7 @@ class Tokenizer:
 
         Raises ModelError if there is none, or it cannot be read.
         """
-        name = model if isinstance(model, str | Path) else model.config._name_or_path
+        name = model if isinstance(model, str | Path) else _origin(model)
         from forerun.models.folder import TOKENIZER, model_folder, read_config
 
         folder = model_folder(name, TOKENIZER)
@@ -100,6 +100,17 @@ class Tokenizer:
     def vocabulary(self) -> dict[str, int]:
         """Token strings and their ids."""
         return self.inner.get_vocab()
+
+
+def _origin(model: Any) -> str:
+    """Where a loaded transformers model came from. Raises ModelError for what is none."""
+    config = getattr(model, "config", None)
+    if config is None:
+        raise ModelError(
+            f"expected a folder, a hub id or a transformers model, got {model!r}; without one the "
+            "embedded reasoner is loaded"
+        )
+    return str(config._name_or_path)
 
 
 def _class_for(folder: Path) -> Any:

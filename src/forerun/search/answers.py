@@ -9,7 +9,10 @@ from collections.abc import Sequence as Many
 from forerun.errors import ConfigError
 
 Parse = Callable[[str], str | None]
-_LINE = re.compile(r"^[ \t]*(?:\**Answer:?\**:?|####)[ \t]*(.+?)[ \t]*\**[ \t]*$", re.M | re.I)
+_LINE = re.compile(  # stars are Markdown's
+    r"^[ \t]*(?:\**Answer(?:\**:\**|\**[ \t])|####)[ \t]*\**[ \t]*([^\s:*].*?)[ \t]*\**[ \t]*$",
+    re.M | re.I,
+)
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 
 

@@ -14,7 +14,7 @@ from forerun.dice import Dice, SeededDice
 from forerun.drafters import draft_model
 from forerun.drafters.auto import Auto
 from forerun.drafters.draft_model import DraftModel
-from forerun.drafters.router import MOST, Record, Router
+from forerun.drafters.router import MOST, OPTIMISM, Record, Router
 from forerun.drafters.stand import Stand
 from forerun.engine.guard import Guarded
 from forerun.engine.loop import Engine
@@ -302,6 +302,17 @@ def test_bad_options_are_refused() -> None:
             Router(parts=parts, **options)
     with pytest.raises(ConfigError, match=r"parts=stand\+draft_model:model=draft"):
         Auto(parts=parts, model="draft")
+
+
+def test_auto_tries_more_beside_a_draft_model() -> None:
+    """What STAND and a suffix tree are worth is nearly known; what a draft model is hangs on it."""
+    model = forerun.load("reasoner")
+    made = {
+        spec: model.drafter(f"auto:{spec}").optimism
+        for spec in ("model=none", "model=own", "parts=stand+sam", "model=none,optimism=0.7")
+    }
+    assert made["model=none"] < made["model=own"] == made["parts=stand+sam"] == OPTIMISM
+    assert made["model=none,optimism=0.7"] == 0.7
 
 
 def test_auto_with_a_draft_model_uses_all_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from forerun import registry
-from forerun.drafters.router import Router
+from forerun.drafters.router import OPTIMISM, Router
 from forerun.errors import ConfigError, ForerunError
 from forerun.models.companion import companion, shared_draft
 from forerun.records import Sequence
@@ -30,6 +30,7 @@ OWN = "own"  # the draft model that comes with the model
 # tokens of a step with STAND, a suffix tree and a draft model, where tokens are drawn and where
 # they are not
 BELIEFS = {False: (1.0, 0.85, 1.6), True: (1.0, 1.15, 1.6)}
+SURE = 0.12  # optimism where STAND and a suffix tree are all: beliefs in them are nearly true
 log = logging.getLogger("forerun")
 _warned: WeakSet[Target] = WeakSet()
 
@@ -39,8 +40,10 @@ class Auto(Router):
 
     scope: who shares what is learned, of texts and of how the parts fare. model: a draft model of
     the same vocabulary, which competes with these two: a folder or hub id, "own" for the one that
-    comes with the model, if any does (`models/companion.py`), None for none. Raises ConfigError for
-    one beside other parts, and for another vocabulary; of one that nobody named only a warning.
+    comes with the model, if any does (`models/companion.py`), None for none. optimism: the router's
+    unless told; less without a draft model, whose worth is the least certain. Raises ConfigError
+    for a model beside other parts, and for another vocabulary; of one that nobody named only a
+    warning.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class Auto(Router):
         model: ModelName | None = OWN,
         scope: str = "tenant",
         run: int = 8,
-        optimism: float = 0.5,
+        optimism: float | None = None,
         tokenizer: Any = None,
         target: Target | None = None,
     ) -> None:
@@ -68,6 +71,9 @@ class Auto(Router):
                 "auto takes a model beside its own parts alone; name it among the parts, as "
                 "parts=stand+draft_model:model=draft"
             )
+        if optimism is None:
+            is_sure = self.knows_parts and len(parts) == len(PARTS)
+            optimism = SURE if is_sure else OPTIMISM
         super().__init__(parts=parts, scope=scope, run=run, optimism=optimism, tokenizer=tokenizer)
 
     def _keeper(self, tenant: str) -> Drafter:

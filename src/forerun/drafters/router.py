@@ -36,6 +36,7 @@ WEIGHT = 8.0  # steps that a belief stands for
 GRAIN = 8.0  # steps that are one sample of a part's speed: neighbours are alike
 FEW = 4.0  # nodes of a draft, as long as none was made
 LASTS = 32  # steps over which the reading of a text is spread
+OPTIMISM = 0.5  # unless told
 MOST = 1024  # records; the least recently begun on go
 
 
@@ -117,7 +118,7 @@ class Router(Composite):
         parts: tuple[DrafterName | Drafter, ...] = ("stand", "suffix"),
         scope: str = "group",
         run: int = 8,
-        optimism: float = 0.5,
+        optimism: float = OPTIMISM,
         tokenizer: Any = None,
     ) -> None:
         super().__init__(parts, tokenizer)

@@ -86,7 +86,7 @@ def report(tmp_path: Path) -> Callable[..., tuple[Page, str]]:
     """Page and Markdown of records with changes to the plan."""
 
     def make(made: list[Record] | None = None, **changes: object) -> tuple[Page, str]:
-        html, text = write_report(write_run(tmp_path / "run", made, **changes))
+        html, text, *_ = write_report(write_run(tmp_path / "run", made, **changes))
         return Page(html.read_text(encoding="utf-8")), text.read_text(encoding="utf-8")
 
     return make

@@ -98,11 +98,13 @@ def test_methods_that_take_turns_say_what_they_say_alone(
         began.append([one.tokens for one in running_now])
         return advance(running, most)
 
+    def begun(*given: Any) -> Running:
+        running_now.append(begin(*given))
+        return running_now[-1]
+
     running_now: list[Running] = []
     begin = Own.begin
-    monkeypatch.setattr(
-        Own, "begin", lambda *given: (running_now.append(begin(*given)), running_now[-1])[1]
-    )
+    monkeypatch.setattr(Own, "begin", begun)
     methods = ("--methods", "plain,stand:nodes=4,prompt_lookup", "--texts", "--rounds", 2)
     assert bench(*methods)[0] == 0
     alone = {record.key: record for record in read_run(tmp_path / "run")[1]}
@@ -143,6 +145,31 @@ def test_who_fails_while_taking_turns_is_recorded_and_the_others_go_on(
     failed = {record.method for record in records if record.error}
     assert failed == {"stand"} and len(records) == 6
     assert all("no memory left" in record.error for record in records if record.error)
+    assert "2 of 6 failed; with --retry they are tried again" in err
+    monkeypatch.setattr(Running, "advance", advance)
+    again = ("--methods", "plain,stand,prompt_lookup", "--turns", 2)
+    assert "2 of 6 failed" in bench(*again)[2], "not unless that is asked for"
+    status, _, err = bench(*again, "--retry")
+    assert status == 0 and "failed" not in err
+    mended = read_run(tmp_path / "run")[1]
+    assert len(mended) == 6 and not any(record.error for record in mended)
+    kept = [record for record in records if not record.error]
+    assert [record for record in mended if record.method != "stand"] == kept
+
+
+def test_a_run_in_which_all_failed_ends_with_status_1(
+    bench: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advance = Running.advance
+
+    def failing(running: Running, most: int | None) -> bool:
+        if running.tokens:
+            raise RuntimeError("no memory left")
+        return advance(running, most if most is None else 1)
+
+    monkeypatch.setattr(Running, "advance", failing)
+    status, _, err = bench("--methods", "plain,stand", "--turns", 2)
+    assert status == 1 and "4 of 4 failed" in err
     assert all(record.generated == 12 for record in records if not record.error)
 
 
@@ -372,4 +399,7 @@ def test_answers_in_spec_bench_format(call: Call, quick: None, tiny: Path, tmp_p
     status, _, err = call("bench", "answers", run, "--method", "stan", "--out", tmp_path / "x")
     assert status == 2 and "stand" in err
     status, _, err = call("bench", "answers", run, "--method", "stand", "--round", 1, "--out", run)
+    assert status == 2 and "nothing is written over" in err
+    there = ("--round", 1, "--out", tmp_path / "y")
+    status, _, err = call("bench", "answers", run, "--method", "stand", *there)
     assert status == 2 and "--round must be from 0 to 0" in err

@@ -98,6 +98,17 @@ def test_a_torn_last_line_is_dropped(folder: Path) -> None:
     assert [record.index for record in read_run(folder)[1]] == [2, 2, 3]
 
 
+def test_a_record_that_failed_gives_way_to_a_later_try(folder: Path) -> None:
+    failed = replace(RECORD, index=3, error="killed")
+    with RunWriter(folder, plan()) as writer:
+        writer.append(failed)
+        writer.append(replace(failed, error="killed again"))
+        writer.append(replace(failed, error=None))
+        assert writer.done == [RECORD, SILENT, replace(failed, error=None)]
+    assert read_run(folder)[1] == [RECORD, SILENT, replace(failed, error=None)]
+    assert len((folder / "records.jsonl").read_text().splitlines()) == 5, "nothing is lost"
+
+
 def test_going_on_is_noted_with_the_first_record(folder: Path) -> None:
     again = plan(created="later", git="def")
     with RunWriter(folder, again) as writer:

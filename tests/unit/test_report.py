@@ -37,9 +37,10 @@ def page(run: Path) -> Page:
 def test_writes_beside_the_records_and_nothing_else_changes(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert write_report(folder) == (folder / "report.html", folder / "report.md")
+    names = ["report.html", "report.md", "report.svg"]
+    assert write_report(folder) == [folder / name for name in names]
     after = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert after.keys() - before.keys() == {"report.html", "report.md", "report.svg"}
+    assert after.keys() - before.keys() == {*names}
     assert all(after[name] == data for name, data in before.items())
     write_report(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == after

@@ -40,7 +40,7 @@ def test_text_of_records_is_escaped(tmp_path: Path) -> None:
     for path in (folder / "run.json", folder / "records.jsonl"):
         words = path.read_text(encoding="utf-8")
         path.write_text(words.replace("\ue000", "\\ud800"), encoding="utf-8")  # half a character
-    html, markdown = write_report(folder)
+    html, markdown, *_ = write_report(folder)
     page, text = Page(html.read_text(encoding="utf-8")), markdown.read_text(encoding="utf-8")
     assert page.open_tags == [] and sum(tag == "script" for tag, _ in page.tags) == 1
     assert not any("alert(1)" in words for tag, words in page.texts if tag == "script")

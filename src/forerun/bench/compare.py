@@ -71,7 +71,7 @@ def compare(
     if not methods:
         raise DataError(
             f"the runs share no method: {', '.join(before[0].methods)} and "
-            f"{', '.join(after[0].methods)}"
+            f"{', '.join(after[0].methods)}; run both with the same --methods"
         )
     changes, remarks = [], differences(before[0], after[0])
     quiet = calm(before[1]), calm(after[1])
@@ -89,14 +89,20 @@ def compare(
             said = UNSHOWN if holds_one(found) else said
             changes.append(Change(method, found.ratio, found.interval, found.prompts, said))
     if not changes:
-        raise DataError("no method finished a prompt in both runs; nothing can be compared")
+        raise DataError(
+            "no method finished a prompt in both runs, so nothing can be compared; `forerun bench "
+            "report` shows what failed"
+        )
     return Comparison(changes, remarks)
 
 
 def check_same(a: Manifest, b: Manifest) -> None:
     """Refuses runs of different prompts, models or settings, and says which. Raises DataError."""
     if not a.tasks.keys() & b.tasks.keys():
-        raise DataError(f"the runs share no task: {_names(a.tasks)} and {_names(b.tasks)}")
+        raise DataError(
+            f"the runs share no task: {_names(a.tasks)} and {_names(b.tasks)}; run both with the "
+            "same --tasks"
+        )
     for name in a.tasks.keys() | b.tasks.keys():
         sides = [run.tasks.get(name, {}) for run in (a, b)]
         hashes = [side.get("hash") for side in sides]
@@ -108,7 +114,9 @@ def check_same(a: Manifest, b: Manifest) -> None:
             )
     if a.model.get("hash") != b.model.get("hash"):
         models = " and ".join(repr(run.model.get("name")) for run in (a, b))
-        raise DataError(f"the runs have different models: {models}")
+        raise DataError(
+            f"the runs have different models: {models}; run both with the same --model"
+        )
     for name in SAME:
         here, there = getattr(a, name), getattr(b, name)
         if here != there:
@@ -116,7 +124,10 @@ def check_same(a: Manifest, b: Manifest) -> None:
             if isinstance(here, dict):
                 keys = [k for k in here.keys() | there.keys() if here.get(k) != there.get(k)]
                 what = ", ".join(f"{k} {here.get(k)!r} and {there.get(k)!r}" for k in sorted(keys))
-            raise DataError(f"the runs differ in {what}; they cannot be compared")
+            raise DataError(
+                f"the runs differ in {what}, so they cannot be compared; what they were asked: "
+                f"`{a.command}` and `{b.command}`"
+            )
 
 
 def _names(tasks: dict[str, Any]) -> str:

@@ -39,7 +39,10 @@ Listener = Callable[[Record, Progress], None]
 
 
 class Harness:
-    """A run: units, contestants, a folder to write to."""
+    """A run: units, contestants, a folder to write to.
+
+    retry: whether what has failed in it, records and peers, is tried again.
+    """
 
     def __init__(
         self,
@@ -52,16 +55,17 @@ class Harness:
         seed: int = 0,
         texts: bool = False,
         turns: int = 0,
+        retry: bool = False,
         on_record: Listener = lambda record, progress: None,
         notice: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.units, self.writer, self.model, self.sampling = units, writer, model, sampling
-        self.seed, self.texts, self.turns = seed, texts, turns
+        self.seed, self.texts, self.turns, self.retry = seed, texts, turns, retry
         self.on_record, self.notice = on_record, notice
         self.order = [contestant.name for contestant in contestants]
         self.contestants = {contestant.name: contestant for contestant in contestants}
         self.failures: Counter[str] = Counter()
-        self.records = {record.key: record for record in writer.done}
+        self.records = {r.key: r for r in writer.done if r.error is None or not retry}
         self.wanted = {(u.task_name, i) for u in units for i in u.example.after}
 
     def run(self) -> Progress:
@@ -109,7 +113,7 @@ class Harness:
         """Starts and warms everybody; who cannot take part is named in the manifest, with why."""
         for name in self.order:
             before = self.writer.manifest.peers.get(name)
-            if isinstance(before, str):  # it was left out when the run began: no later pairs
+            if isinstance(before, str) and not self.retry:  # left out when the run began
                 self._leave_out(name, before)
                 continue
             self.notice(f"starting {name}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from forerun.bench.charts import number
+from forerun.bench.charts import many, number
 from forerun.bench.metrics import PLAIN, TAKEN, SpeedUp, beside, calm, disturbed
 from forerun.bench.report_setup import skipped
 from forerun.bench.results import Manifest, Record
@@ -34,12 +34,13 @@ def context(manifest: Manifest) -> str:
     machine = manifest.machine
     place = machine.get("gpu") or machine.get("cpu") or "unknown machine"
     parts = [
-        f"{place}, {_many(manifest.threads, 'thread')}, {manifest.dtype}",
+        f"{place}, {many(manifest.threads, 'thread')}, {manifest.dtype}",
         f"temperature {manifest.sampling.get('temperature', 1.0):g}"
         if isinstance(manifest.sampling.get("temperature"), int | float)
         else "",
-        f"{sum(map(_examples, manifest.tasks.values()))} prompts of {', '.join(manifest.tasks)}",
-        f"{_many(len(awaited(manifest)), 'method')} in one interleaved run",
+        f"{many(sum(map(_examples, manifest.tasks.values())), 'prompt')} of "
+        f"{', '.join(manifest.tasks)}",
+        f"{many(len(awaited(manifest)), 'method')} in one interleaved run",
         f"begun {manifest.created[:10]}, revision {manifest.git or 'unknown'}",
     ]
     return "; ".join(filter(None, parts)) + "."
@@ -125,10 +126,6 @@ def _caveats(everything: Standing, by_task: Mapping[str, Standing]) -> list[str]
     return lines
 
 
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
 def _is_lost(standing: Standing) -> bool:
     first = standing.best()
     return first is not None and first.kind == "peer"
@@ -141,7 +138,7 @@ def verdict(standing: Standing) -> str:
     if mine is None:
         return "no method of ours finished." if peer else "no method finished a prompt."
     if own and own.speed:
-        said = f"{_over_plain(own.method, own.speed)}, {_many(own.speed.prompts, 'prompt')}"
+        said = f"{_over_plain(own.method, own.speed)}, {many(own.speed.prompts, 'prompt')}"
     else:
         said = f"{mine.method} decodes {number(mine.rate or 0.0)} tokens/s"
     return f"{said}; {_against(standing, mine, peer)}."

@@ -43,6 +43,7 @@ class Asked:
     texts: bool = False  # whether records keep what was generated
     command: str = ""
     turns: int = 0  # steps of one method of ours before the next goes on; 0: whole prompts
+    retry: bool = False  # whether what has failed is tried again
     optimum: bool = False  # whether the best possible acceptance is computed, in untimed runs
 
 

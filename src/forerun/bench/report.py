@@ -24,21 +24,21 @@ PAGE, MARKDOWN, PICTURE = "report.html", "report.md", "report.svg"
 MAX_PICTURES = 6  # tasks with a chart of their own at the top
 
 
-def write_report(run_folder: Path) -> tuple[Path, Path]:
-    """Writes report.html, report.md and its picture into the run folder; returns the first two.
+def write_report(run_folder: Path) -> list[Path]:
+    """Writes report.html, report.md and the first picture into the run folder; returns what it wrote.
 
     Raises DataError for a folder without a run or with one that cannot be read.
     """
     manifest, records = results.read_run(run_folder)
     _check(run_folder, manifest, records)
     report = build(manifest, records)
-    html, text = run_folder / PAGE, run_folder / MARKDOWN
-    _write(html, page(report))
+    files = {PAGE: page(report), MARKDOWN: render(report, PICTURE)}
     if report.pictures:
         first = report.pictures[0]
-        _write(run_folder / PICTURE, standalone(first.title, first.svg))
-    _write(text, render(report, PICTURE))
-    return html, text
+        files[PICTURE] = standalone(first.title, first.svg)
+    for name, text in files.items():
+        _write(run_folder / name, text)
+    return [run_folder / name for name in files]
 
 
 def build(manifest: Manifest, records: Sequence[Record]) -> Report:

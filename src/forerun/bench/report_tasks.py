@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from forerun.bench import metrics
-from forerun.bench.charts import Bar, Line, Stack, bars, lines, number, stacks
+from forerun.bench.charts import Bar, Line, Stack, bars, lines, many, number, stacks
 from forerun.bench.markdown import Cell, Chart, Section, Table
 from forerun.bench.metrics import PLAIN, SpeedUp
 from forerun.bench.results import Manifest
@@ -68,8 +68,8 @@ def task_section(manifest: Manifest, standing: Standing, task: str) -> Section:
     ]
     prompts = len({r.index for r in mine})
     told = (
-        f"{prompts} of {manifest.tasks[task].get('examples', prompts)} prompts, "
-        f"{samples} samples each, {manifest.rounds} round{'s' if manifest.rounds > 1 else ''}."
+        f"{prompts} of {many(manifest.tasks[task].get('examples', prompts), 'prompt')}, "
+        f"{many(samples, 'sample')} each, {many(manifest.rounds, 'round')}."
     )
     if any(record.is_shared for record in mine):
         told += f" Own methods decoded a prompt at the same time, {manifest.turns} steps in turn."

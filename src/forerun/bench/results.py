@@ -183,9 +183,11 @@ def read_records(folder: Path) -> list[Record]:
 
 
 def parse_records(data: bytes, name: str) -> list[Record]:
-    """Records of JSON lines. Raises DataError with the line number."""
-    records: list[Record] = []
-    seen: dict[tuple, int] = {}
+    """Records of JSON lines; one that failed gives way to a later try.
+
+    Raises DataError with the line number.
+    """
+    found: dict[tuple, tuple[int, Record]] = {}  # key -> line, record
     for number, line in enumerate(data.splitlines(), start=1):
         where = f"{name}, line {number}"
         try:
@@ -196,14 +198,13 @@ def parse_records(data: bytes, name: str) -> list[Record]:
                 "same `forerun bench run` measures again what it held"
             ) from None
         record = from_dict(Record, value, where)
-        if record.key in seen:
+        line, before = found.get(record.key, (0, None))
+        if before is not None and before.error is None:
             raise DataError(
-                f"{where}: the same prompt, method and round as line {seen[record.key]}; delete "
-                "one of the two"
+                f"{where}: the same prompt, method and round as line {line}; delete one of the two"
             )
-        seen[record.key] = number
-        records.append(record)
-    return records
+        found[record.key] = number, record
+    return [record for _, record in found.values()]
 
 
 def read_run(folder: Path) -> tuple[Manifest, list[Record]]:
@@ -270,7 +271,7 @@ class RunWriter:
         try:
             _lock(self._file, folder)
             self._drop_torn_line()
-            self.done: list[Record] = read_records(folder)
+            self._records = {record.key: record for record in read_records(folder)}
             if self._resumed is None:
                 write_manifest(folder, self.manifest)
         except BaseException:
@@ -291,10 +292,15 @@ class RunWriter:
         except OSError as error:
             os.ftruncate(self._file, start)
             raise CapacityError(
-                f"cannot write {self.folder / RECORDS}: {error.strerror}; the {len(self.done)} "
+                f"cannot write {self.folder / RECORDS}: {error.strerror}; the {len(self._records)} "
                 "records written before are kept, and the same command goes on from there"
             ) from None
-        self.done.append(record)
+        self._records[record.key] = record
+
+    @property
+    def done(self) -> list[Record]:
+        """All records of the run; of several tries the last."""
+        return [*self._records.values()]
 
     def update(self, manifest: Manifest) -> None:
         """Replaces the manifest, as when a peer turns out to be missing."""

@@ -1,6 +1,7 @@
 """`forerun bench`: measure methods and peers side by side, report, compare runs, profile a step.
 
-Status 0: done; 1: `compare` found a method that became slower; 2: bad input; 130: interrupted.
+Status 0: done; 1: nothing of a run was decoded, or `compare` found a method that became slower; 2:
+bad input; 130: interrupted.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ Threads = Annotated[
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Of all contestants.")]
 Texts = Annotated[bool, typer.Option("--texts", help="Keep what was generated in the records.")]
+Retry = Annotated[
+    bool, typer.Option("--retry", help="Try again what has failed in this run, peers included.")
+]
 Optimum = Annotated[
     bool,
     typer.Option(
@@ -83,12 +87,13 @@ def run(
     seed: Seed = 0,
     texts: Texts = False,
     optimum: Optimum = False,
+    retry: Retry = False,
     is_json: options.Json = False,
 ) -> None:
     """Run methods and peers on the same prompts.
 
     They take turns prompt by prompt, and every prompt by every method is one record in the run
-    folder. The same command goes on with a run that ended early.
+    folder. The same command goes on with a run that ended early. Status 1 if all failed.
     """
     from forerun.bench.contestants import split_methods, split_names
     from forerun.bench.machine import usual_threads
@@ -112,6 +117,7 @@ def run(
         texts,
         options.call_line(ctx).replace("forerun run", "forerun bench run", 1),
         turns,
+        retry,
         optimum,
     )
     from forerun.cli.bench_run import Bench

@@ -49,7 +49,7 @@ class Bench:
         self._loaded: Model | None = None
 
     def run(self, is_json: bool) -> None:
-        """Measures, prints a summary; raises typer.Exit(130) if it was interrupted."""
+        """Measures, prints a summary; raises typer.Exit: 130 if interrupted, 1 if all failed."""
         import torch
 
         from forerun.bench import planning
@@ -71,6 +71,11 @@ class Bench:
         if not is_whole:
             notice(f"interrupted: {len(writer.done)} records are kept; the same command goes on")
             raise typer.Exit(130)
+        failed = sum(record.error is not None for record in writer.done)
+        if failed:
+            notice(f"{failed} of {len(writer.done)} failed; with --retry they are tried again")
+        if failed == len(writer.done):
+            raise typer.Exit(1)
 
     def _model(self) -> Model:
         if self._loaded is None:
@@ -127,6 +132,7 @@ class Bench:
                 self.asked.sampling,
                 seed=self.asked.seed,
                 turns=self.asked.turns,
+                retry=self.asked.retry,
                 texts=self.asked.texts,
                 on_record=ticker,
                 notice=ticker.say,

@@ -28,6 +28,9 @@ def answers(
     from forerun.bench.results import read_run
     from forerun.bench.tasks.spec_bench import SpecBenchTask
 
+    if out.exists():
+        raise ConfigError(f"{out} is there; nothing is written over, give --out another name")
+
     manifest, records = read_run(folder)
     if method not in manifest.methods:
         raise UnknownName.of("method of this run", method, manifest.methods)

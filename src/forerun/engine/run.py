@@ -176,8 +176,12 @@ class Run:
                 raise ConfigError(
                     f"{name} names token {most}, but the ids of this model end at {vocab - 1}"
                 )
-        if not 0 <= min(tokens) <= max(tokens) < vocab:
-            raise DataError(f"prompt {i} has token ids outside 0..{vocab - 1}")
+        for at, token in enumerate(tokens):
+            if not 0 <= token < vocab:
+                raise DataError(
+                    f"prompt {i} has token {token} at position {at}; the ids of this model are 0 to "
+                    f"{vocab - 1}, so it may be of another tokenizer"
+                )
         room = self.model.target.context - len(tokens)
         if room < 1:
             raise CapacityError(

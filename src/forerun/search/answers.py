@@ -33,7 +33,10 @@ def pattern(regex: str) -> Parse:
     try:
         wanted = re.compile(regex, re.MULTILINE)
     except re.error as error:
-        raise ConfigError(f"{regex!r} is no regular expression: {error}") from None
+        raise ConfigError(
+            f"{regex!r} is no regular expression: {error}; write what stands for itself "
+            "with a backslash before it"
+        ) from None
 
     def parse(text: str) -> str | None:
         matches = [*wanted.finditer(text)]

@@ -74,8 +74,7 @@ def plan(**changes: Any) -> Manifest:
 def folder(tmp_path: Path) -> Path:
     """A run folder with two records."""
     with RunWriter(tmp_path / "run", plan()) as writer:
-        writer.append(RECORD)
-        writer.append(SILENT)
+        writer.append(RECORD, SILENT)
     return tmp_path / "run"
 
 

@@ -158,19 +158,21 @@ class Harness:
         limits = {"read_gb_s": round(read, 3), "taken": round(taken, 3)}
         if len(names) > 1:
             limits["in_turns"] = len(names)
+        records = []
         for name in names:
             got = found[name]
             outcome, error = (None, last_lines(got)) if isinstance(got, Exception) else (got, None)
             record = self._record(unit, name, example, outcome, error)
-            record = replace(record, limits=limits)
-            self.writer.append(record)
+            records.append(replace(record, limits=limits))
+        self.writer.append(*records)  # who took turns is recorded together or not at all
+        for record in records:
             self.records[record.key] = record
-            progress.finish(name, (time.perf_counter() - began) / len(names))
+            progress.finish(record.method, (time.perf_counter() - began) / len(names))
             self.on_record(record, progress)
-            if error is None:
-                self.failures[name] = 0
-            elif not isinstance(self.contestants[name], Own):
-                self._mend(name, error, progress)
+            if record.error is None:
+                self.failures[record.method] = 0
+            elif not isinstance(self.contestants[record.method], Own):
+                self._mend(record.method, record.error, progress)
 
     def _decoded(
         self, names: list[str], example: Example, sampling: Sampling

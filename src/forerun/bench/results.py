@@ -278,13 +278,14 @@ class RunWriter:
             self.close()
             raise
 
-    def append(self, record: Record) -> None:
-        """Adds one line and sees it to the disk."""
+    def append(self, *records: Record) -> None:
+        """Adds a line for each and sees them to the disk: all of them, or none."""
         if self._resumed is not None:
             before, self._resumed = [*self.manifest.resumed, self._resumed], None
             self.update(replace(self.manifest, resumed=before))
         start = os.lseek(self._file, 0, os.SEEK_END)
-        left = (json.dumps(asdict(record), ensure_ascii=False) + "\n").encode()
+        lines = [json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records]
+        left = "".join(lines).encode()
         try:
             while left:
                 left = left[os.write(self._file, left) :]
@@ -295,7 +296,7 @@ class RunWriter:
                 f"cannot write {self.folder / RECORDS}: {error.strerror}; the {len(self._records)} "
                 "records written before are kept, and the same command goes on from there"
             ) from None
-        self._records[record.key] = record
+        self._records.update((record.key, record) for record in records)
 
     @property
     def done(self) -> list[Record]:

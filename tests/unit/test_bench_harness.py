@@ -228,6 +228,9 @@ def test_who_cannot_start_is_skipped_with_the_reason_also_later(bench: Any, tmp_
     (tmp_path / "run" / "records.jsonl").write_bytes(b"")
     _, records = bench([Fake("a", log), later, Fake("c", log)])
     assert later.starts == 0 and {record.method for record in records} == {"a"}
+    _, records = bench([Fake("a", log), later, Fake("c", log)], retry=True)
+    assert later.starts == 1 and {record.method for record in records} == {"a", "b", "c"}
+    assert read_run(tmp_path / "run")[0].peers["b"] == {"b": "1.0"}
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(bench: Any) -> None:
@@ -273,6 +276,22 @@ def test_later_turns_are_shown_the_first_methods_answer(bench: Any) -> None:
     assert [c.prompts[1] for c in contestants] == [shown, shown]
     texts = {r.index: [s.text for s in r.samples] for r in records if r.method == "a"}
     assert texts == {0: TEXTS, 1: [None] * 4}  # kept where a later prompt needs them
+
+
+def test_what_builds_on_an_answer_that_failed_is_tried_again_with_it(bench: Any) -> None:
+    def fails(self: Fake, example: Example) -> None:
+        raise ValueError("no")
+
+    log: list[Any] = []
+    task = Sums(after=True)
+    first, second = Fake("a", log, fails), Fake("b", log)
+    _, records = bench([first, second], task=task, examples=2)
+    assert {(r.method, r.index) for r in records if r.error} == {("a", 0), ("a", 1)}
+    mended, again = Fake("a", log), Fake("b", log)
+    _, records = bench([mended, again], task=task, examples=2, retry=True)
+    assert len(records) == 4 and not any(r.error for r in records)
+    assert (mended.runs, again.runs) == (2, 1)  # b's first answer is kept, its second was built on
+    assert again.prompts == mended.prompts[1:]
 
 
 def test_answers_survive_a_restart(bench: Any, tmp_path: Path) -> None:

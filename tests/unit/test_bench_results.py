@@ -97,15 +97,52 @@ def test_a_torn_last_line_is_dropped(folder: Path) -> None:
     assert [record.index for record in read_run(folder)[1]] == [2, 2, 3]
 
 
-def test_a_record_that_failed_gives_way_to_a_later_try(folder: Path) -> None:
-    failed = replace(RECORD, index=3, error="killed")
+def test_what_is_dropped_may_be_measured_again(folder: Path) -> None:
+    again = replace(RECORD, seconds=9.0)
     with RunWriter(folder, plan()) as writer:
-        writer.append(failed)
-        writer.append(replace(failed, error="killed again"))
-        writer.append(replace(failed, error=None))
-        assert writer.done == [RECORD, SILENT, replace(failed, error=None)]
-    assert read_run(folder)[1] == [RECORD, SILENT, replace(failed, error=None)]
-    assert len((folder / "records.jsonl").read_text().splitlines()) == 5, "nothing is lost"
+        writer.drop([RECORD])
+        assert writer.done == [SILENT] == read_run(folder)[1]
+        with pytest.raises(DataError, match="another process is writing"):
+            RunWriter(folder, plan())
+        writer.append(again)
+        assert writer.done == [SILENT, again]
+    assert read_run(folder)[1] == [SILENT, again]
+
+
+def test_a_full_disk_drops_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with RunWriter(folder, plan()) as writer:
+        monkeypatch.setattr(results.os, "fsync", full)
+        with pytest.raises(CapacityError, match="it is as it was"):
+            writer.drop([RECORD])
+        monkeypatch.undo()
+        writer.append(replace(RECORD, index=3))
+    assert [record.index for record in read_run(folder)[1]] == [2, 2, 3]
+    assert not (folder / "records.jsonl.new").exists()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
+def test_of_several_records_all_are_written_or_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    write, before = os.write, (folder / "records.jsonl").read_bytes()
+    calls: list[int] = []
+
+    def short(file: int, data: bytes) -> int:
+        if calls:
+            raise error
+        calls.append(1)
+        return write(file, data[: data.index(b"\n") + 1])  # a whole line
+
+    with RunWriter(folder, plan()) as writer:
+        writer._resumed = None
+        monkeypatch.setattr(results.os, "write", short)
+        with pytest.raises((CapacityError, KeyboardInterrupt)):
+            writer.append(replace(RECORD, index=3), replace(RECORD, index=4))
+        monkeypatch.undo()
+    assert calls and (folder / "records.jsonl").read_bytes() == before
 
 
 def test_going_on_is_noted_with_the_first_record(folder: Path) -> None:

@@ -114,9 +114,7 @@ def check_same(a: Manifest, b: Manifest) -> None:
             )
     if a.model.get("hash") != b.model.get("hash"):
         models = " and ".join(repr(run.model.get("name")) for run in (a, b))
-        raise DataError(
-            f"the runs have different models: {models}; run both with the same --model"
-        )
+        raise DataError(f"the runs have different models: {models}; run both with the same --model")
     for name in SAME:
         here, there = getattr(a, name), getattr(b, name)
         if here != there:
@@ -125,8 +123,8 @@ def check_same(a: Manifest, b: Manifest) -> None:
                 keys = [k for k in here.keys() | there.keys() if here.get(k) != there.get(k)]
                 what = ", ".join(f"{k} {here.get(k)!r} and {there.get(k)!r}" for k in sorted(keys))
             raise DataError(
-                f"the runs differ in {what}, so they cannot be compared; what they were asked: "
-                f"`{a.command}` and `{b.command}`"
+                f"the runs differ in {what}, so they cannot be compared; do one of them again as "
+                f"the other was done: `{a.command}`"
             )
 
 

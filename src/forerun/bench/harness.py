@@ -41,7 +41,8 @@ Listener = Callable[[Record, Progress], None]
 class Harness:
     """A run: units, contestants, a folder to write to.
 
-    retry: whether what has failed in it, records and peers, is tried again.
+    retry: whether what has failed, records and peers, is tried again; then beside the others no
+    longer, but who takes turns is measured anew together.
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class Harness:
         self.order = [contestant.name for contestant in contestants]
         self.contestants = {contestant.name: contestant for contestant in contestants}
         self.failures: Counter[str] = Counter()
-        self.records = {r.key: r for r in writer.done if r.error is None or not retry}
+        if retry:
+            writer.drop(self._failed())
+        self.records = {record.key: record for record in writer.done}
         self.wanted = {(u.task_name, i) for u in units for i in u.example.after}
 
     def run(self) -> Progress:
@@ -87,6 +90,21 @@ class Harness:
         for contestant in self.contestants.values():
             with suppress(Exception):
                 contestant.close()
+
+    def _failed(self) -> list[Record]:
+        """What has failed, with those who took turns with it, and what builds on its answer."""
+        failed = {r.prompt_key for r in self.writer.done if r.error is not None}
+        built: set[tuple[str, int, int]] = set()
+        for unit in self.units:
+            if any((unit.task_name, i, unit.round) in failed | built for i in unit.example.after):
+                built.add((unit.task_name, unit.index, unit.round))
+        return [
+            r
+            for r in self.writer.done
+            if r.error is not None
+            or r.prompt_key in built
+            or (r.is_shared and r.prompt_key in failed)
+        ]
 
     def _missing(self, unit: Unit) -> list[str]:
         """Contestants whose record of a unit is not there."""
@@ -113,7 +131,8 @@ class Harness:
         """Starts and warms everybody; who cannot take part is named in the manifest, with why."""
         for name in self.order:
             before = self.writer.manifest.peers.get(name)
-            if isinstance(before, str) and not self.retry:  # left out when the run began
+            # left out before: no later pairs, unless that is asked for
+            if isinstance(before, str) and not self.retry:
                 self._leave_out(name, before)
                 continue
             self.notice(f"starting {name}")
@@ -164,7 +183,7 @@ class Harness:
             outcome, error = (None, last_lines(got)) if isinstance(got, Exception) else (got, None)
             record = self._record(unit, name, example, outcome, error)
             records.append(replace(record, limits=limits))
-        self.writer.append(*records)  # who took turns is recorded together or not at all
+        self.writer.append(*records)  # who took turns is recorded together
         for record in records:
             self.records[record.key] = record
             progress.finish(record.method, (time.perf_counter() - began) / len(names))

@@ -25,7 +25,7 @@ MAX_PICTURES = 6  # tasks with a chart of their own at the top
 
 
 def write_report(run_folder: Path) -> list[Path]:
-    """Writes report.html, report.md and the first picture into the run folder; returns what it wrote.
+    """Writes report.html, report.md and the first picture into the run folder; returns all.
 
     Raises DataError for a folder without a run or with one that cannot be read.
     """

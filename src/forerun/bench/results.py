@@ -1,14 +1,14 @@
 """A run folder: `run.json` says what was planned and where, `records.jsonl` what was measured.
 
 The manifest is written first and whole. A record is one prompt by one method in one round; it is
-appended as one line, so a crash loses at most the prompt that was running.
+appended as one line, so a crash loses at most the prompt that was running, of all who took turns.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import UnionType
@@ -183,11 +183,9 @@ def read_records(folder: Path) -> list[Record]:
 
 
 def parse_records(data: bytes, name: str) -> list[Record]:
-    """Records of JSON lines; one that failed gives way to a later try.
-
-    Raises DataError with the line number.
-    """
-    found: dict[tuple, tuple[int, Record]] = {}  # key -> line, record
+    """Records of JSON lines. Raises DataError with the line number."""
+    records: list[Record] = []
+    seen: dict[tuple, int] = {}
     for number, line in enumerate(data.splitlines(), start=1):
         where = f"{name}, line {number}"
         try:
@@ -198,13 +196,14 @@ def parse_records(data: bytes, name: str) -> list[Record]:
                 "same `forerun bench run` measures again what it held"
             ) from None
         record = from_dict(Record, value, where)
-        line, before = found.get(record.key, (0, None))
-        if before is not None and before.error is None:
+        if record.key in seen:
             raise DataError(
-                f"{where}: the same prompt, method and round as line {line}; delete one of the two"
+                f"{where}: the same prompt, method and round as line {seen[record.key]}; delete "
+                "one of the two"
             )
-        found[record.key] = number, record
-    return [record for _, record in found.values()]
+        seen[record.key] = number
+        records.append(record)
+    return records
 
 
 def read_run(folder: Path) -> tuple[Manifest, list[Record]]:
@@ -245,6 +244,15 @@ def _difference(name: str, a: Any, b: Any) -> str | None:
     return None if a == b else f"{name}: {a!r} against {b!r}"
 
 
+def _write_records(file: int, records: Iterable[Record]) -> None:
+    """A line for each, seen to the disk."""
+    lines = [json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records]
+    left = "".join(lines).encode()
+    while left:
+        left = left[os.write(file, left) :]
+    os.fsync(file)
+
+
 class RunWriter:
     """Appends records to a run folder, each whole or not at all.
 
@@ -271,7 +279,7 @@ class RunWriter:
         try:
             _lock(self._file, folder)
             self._drop_torn_line()
-            self._records = {record.key: record for record in read_records(folder)}
+            self.done: list[Record] = read_records(folder)
             if self._resumed is None:
                 write_manifest(folder, self.manifest)
         except BaseException:
@@ -279,29 +287,45 @@ class RunWriter:
             raise
 
     def append(self, *records: Record) -> None:
-        """Adds a line for each and sees them to the disk: all of them, or none."""
+        """Adds a line for each and sees them to the disk: all of them, or none.
+
+        Only where the process is killed at this very moment some may be there, whole ones.
+        """
         if self._resumed is not None:
             before, self._resumed = [*self.manifest.resumed, self._resumed], None
             self.update(replace(self.manifest, resumed=before))
         start = os.lseek(self._file, 0, os.SEEK_END)
-        lines = [json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records]
-        left = "".join(lines).encode()
         try:
-            while left:
-                left = left[os.write(self._file, left) :]
-            os.fsync(self._file)
-        except OSError as error:
+            _write_records(self._file, records)
+        except BaseException as error:
             os.ftruncate(self._file, start)
+            if not isinstance(error, OSError):
+                raise
             raise CapacityError(
-                f"cannot write {self.folder / RECORDS}: {error.strerror}; the {len(self._records)} "
+                f"cannot write {self.folder / RECORDS}: {error.strerror}; the {len(self.done)} "
                 "records written before are kept, and the same command goes on from there"
             ) from None
-        self._records.update((record.key, record) for record in records)
+        self.done += records
 
-    @property
-    def done(self) -> list[Record]:
-        """All records of the run; of several tries the last."""
-        return [*self._records.values()]
+    def drop(self, records: Iterable[Record]) -> None:
+        """Takes records out, to be measured again; the file is replaced whole or not at all."""
+        keys = {record.key for record in records}
+        kept = [record for record in self.done if record.key not in keys]
+        path, beside = self.folder / RECORDS, self.folder / (RECORDS + ".new")
+        try:
+            file = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+            try:
+                _lock(file, self.folder)
+                _write_records(file, kept)
+                os.replace(beside, path)
+            except BaseException:
+                os.close(file)
+                beside.unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            raise CapacityError(f"cannot write {path}: {error.strerror}; it is as it was") from None
+        os.close(self._file)
+        self._file, self.done = file, kept
 
     def update(self, manifest: Manifest) -> None:
         """Replaces the manifest, as when a peer turns out to be missing."""

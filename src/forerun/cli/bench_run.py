@@ -74,6 +74,9 @@ class Bench:
         failed = sum(record.error is not None for record in writer.done)
         if failed:
             notice(f"{failed} of {len(writer.done)} failed; with --retry they are tried again")
+        gone = [name for name, found in writer.manifest.peers.items() if isinstance(found, str)]
+        if gone:
+            notice(f"left out: {', '.join(gone)}; with --retry they are started again")
         if failed == len(writer.done):
             raise typer.Exit(1)
 

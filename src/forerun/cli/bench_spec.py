@@ -29,7 +29,7 @@ def answers(
     from forerun.bench.tasks.spec_bench import SpecBenchTask
 
     if out.exists():
-        raise ConfigError(f"{out} is there; nothing is written over, give --out another name")
+        raise ConfigError(f"{out} is there already; give --out another name, or remove it first")
 
     manifest, records = read_run(folder)
     if method not in manifest.methods:

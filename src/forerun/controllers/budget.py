@@ -5,8 +5,8 @@ accepted with probability a_i, counted as steps go by, for each drafter apart wh
 (`counts.py`), and scaled to the sequence's own recent luck. Of the nodes of all sequences the
 likeliest are taken, as many as maximise tokens / time of the whole step: what the first draft of a
 step costs is shared by all that draft. Growers that know chances beforehand get a threshold as
-well: a node is worth a row if its chance exceeds tokens per second times seconds per row, on
-average over the step. Where nothing pays nothing is drafted, except a probe now and then: one
+well: a node is worth a row if its chance exceeds half of tokens per second times seconds per row,
+on average over the step. Where nothing pays nothing is drafted, except a probe now and then: one
 sequence tries for all that share the controller; as many go on learning as is cheap beside a pass,
 so that a probe finds a text that has begun to repeat. The first step drafts nothing: it shows how
 many run at once.
@@ -45,6 +45,7 @@ REVIEW = 4  # steps with drafts between two decisions
 FAST = 0.9  # memory of a sequence's luck
 PATIENCE = 8, 1024  # passes in which a sequence rests between two probes: at first, at most
 PROBE = 4  # nodes
+BARGAIN = 0.5  # of a row's price, what a node's chance must be worth: growers know it too low
 MARGIN = 0.2  # of the tokens hoped for, without which drafting must pay: the best guess is too good
 MANY = 0.15  # of a drafter's price, more for each further part that learns, and for choosing
 LEARNING = 0.3, 0.16  # of a look in vain, to learn only; the share of a step that it may take
@@ -285,7 +286,7 @@ class Budget(Controller):
                 continue
             kind = size, luck.counts
             if kind not in plans:
-                least = speed * (per_row + luck.counts.per_node)
+                least = BARGAIN * speed * (per_row + luck.counts.per_node)
                 plans[kind] = Plan(size, self.depth, least=least)
             luck.plan = plans[kind]
         if resting and self._idle >= self._pause:

@@ -179,7 +179,7 @@ class Run:
         for at, token in enumerate(tokens):
             if not 0 <= token < vocab:
                 raise DataError(
-                    f"prompt {i} has token {token} at position {at}; the ids of this model are 0 to "
+                    f"prompt {i} has token {token} at position {at}; ids of this model are 0 to "
                     f"{vocab - 1}, so it may be of another tokenizer"
                 )
         room = self.model.target.context - len(tokens)

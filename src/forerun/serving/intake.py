@@ -258,8 +258,13 @@ class Intake:
         tokens = self._encode(prompt, "prompt") if isinstance(prompt, str) else prompt
         if not tokens or prompt == "":
             raise bad("the prompt is empty; give it at least one token", "prompt")
-        if not 0 <= min(tokens) <= max(tokens) < vocab:
-            raise bad(f"the prompt has token ids outside 0..{vocab - 1}", "prompt")
+        for at, token in enumerate(tokens):
+            if not 0 <= token < vocab:
+                raise bad(
+                    f"the prompt has token {token} at position {at}; ids of this model are 0 to "
+                    f"{vocab - 1}, so it may be of another tokenizer",
+                    "prompt",
+                )
         return list(tokens)
 
     def _chat_tokens(self, messages: list[Message]) -> list[int]:

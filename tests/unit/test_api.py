@@ -205,7 +205,7 @@ def test_bad_requests_are_refused(model, tmp_path) -> None:
     for sampling in ("greedy", 0, [Sampling(), 0.6]):
         with pytest.raises(ConfigError, match="expected a Sampling, or a list with one for each"):
             model.generate(PROMPT, sampling)
-    with pytest.raises(DataError, match="outside"):
+    with pytest.raises(DataError, match="prompt 0 has token"):
         model.generate([[5, 100000]])
     with pytest.raises(CapacityError, match="context"):
         model.generate(PROMPT * 20)

@@ -18,7 +18,7 @@ from forerun.engine.stats import Recorder, Stats
 from forerun.errors import ConfigError
 from forerun.recordings import Trace
 from forerun.records import Cost, Plan, Rows, Sequence, Step, Verdict
-from forerun.roles import Drafter, Target
+from forerun.roles import Drafter, Target, name_of
 from forerun.sampling import Sampling
 from forerun.tree import Tree
 
@@ -89,7 +89,7 @@ def replay(
 
     Raises ConfigError for a drafter whose drafts a recorded text cannot judge.
     """
-    name = name or type(drafter).__module__.rpartition(".")[2]
+    name = name or name_of(drafter)
     check_can_replay(drafter, name)
     drafter.bind(Absent(vocab_size))
     found, laws = Replayed(), Silent(name)

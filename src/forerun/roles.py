@@ -212,7 +212,8 @@ def name_of(part: object) -> str:
 
 
 def _module(cls: type) -> str:
-    return cls.__module__.rpartition(".")[2]
+    name = cls.__module__.rpartition(".")[2]
+    return cls.__name__ if name == "__main__" else name  # of a script or notebook
 
 
 class Verifier(ABC):

@@ -65,6 +65,12 @@ def test_a_ratio_whose_interval_holds_one_shows_no_difference() -> None:
     assert surely.changes[1].verdict == "slower" and surely.is_slower
 
 
+def test_one_prompt_has_no_interval_and_shows_nothing_unless_it_is_slower() -> None:
+    before = run({"plain": [1.0], "stand": [0.5]})
+    after = run({"plain": [0.9], "stand": [0.6]})
+    assert [c.verdict for c in compare(before, after).changes] == ["no difference shown", "slower"]
+
+
 def test_what_a_disturbed_machine_measured_is_left_out() -> None:
     before = run({"plain": [1.0] * 5, "stand": [0.5] * 5})
     manifest, records = run({"plain": [1.0] * 4 + [9.0], "stand": [0.5] * 4 + [9.0]})

@@ -228,6 +228,9 @@ def test_who_cannot_start_is_skipped_with_the_reason_also_later(bench: Any, tmp_
     (tmp_path / "run" / "records.jsonl").write_bytes(b"")
     _, records = bench([Fake("a", log), later, Fake("c", log)])
     assert later.starts == 0 and {record.method for record in records} == {"a"}
+    again = Fake("a", log)  # all that can be run is there: nobody is started
+    bench([again, later, Fake("c", log)])
+    assert again.starts == later.starts == 0
     _, records = bench([Fake("a", log), later, Fake("c", log)], retry=True)
     assert later.starts == 1 and {record.method for record in records} == {"a", "b", "c"}
     assert read_run(tmp_path / "run")[0].peers["b"] == {"b": "1.0"}

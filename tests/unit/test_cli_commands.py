@@ -123,14 +123,17 @@ def test_verify_fails_with_status_1(
     assert status == 1 and "violation at position 0" in out and "gap" in out
 
 
-def test_demo_counts_both_arms(call: Call, tmp_path: Path) -> None:
+def test_demo_counts_both_arms(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.bench.machine.taken", lambda *args: 0.3)
     folder = make_tiny(tmp_path / "long", context=1024)
     out = tmp_path / "demo.jsonl"
     words = ("demo", "-m", folder, "--problems", 2, "-n", 3, "--max-new-tokens", 12)
     status, text, _ = call(*words)
     assert status == 0 and "speed-up" in text and "majority@3" in text and "3-4" in text
+    assert "other programs took 30% of the cores" in text
     status, text, _ = call(*words, "--json", "--out", out)
     found = json.loads(text)
+    assert found["taken"] == 0.3
     assert found["problems"] == 2 and found["speed_up"] > 0
     assert found["arms"]["none"]["stats"]["tau"] == 1.0
     arms = [r["arm"] for r in records(out.read_text())]

@@ -14,7 +14,7 @@ import pytest
 from command import CAT, Call, interrupted, records
 
 from forerun.cli import options, prompts
-from forerun.cli.output import counted
+from forerun.words import counted
 
 
 def test_json_has_one_object_per_sample(generate: Call) -> None:

@@ -101,11 +101,6 @@ def ticks(most: float, count: int = 4) -> list[float]:
     return [step * i for i in range(math.ceil(most / step - 1e-9) + 1)]
 
 
-def many(count: int, noun: str) -> str:
-    """A number and what is counted."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
 def number(value: float) -> str:
     """A figure with three significant digits."""
     if not math.isfinite(value):

@@ -74,6 +74,10 @@ class Harness:
     def run(self) -> Progress:
         """Everything that is not yet recorded. Raises CapacityError when the disk is full."""
         try:
+            if not self.retry:  # left out before: no later pairs, unless that is asked for
+                for name, found in self.writer.manifest.peers.items():
+                    if isinstance(found, str) and name in self.contestants:
+                        self._leave_out(name, found)
             todo = [unit for unit in self.units if self._missing(unit)]
             if todo:
                 self._start_all()
@@ -130,10 +134,7 @@ class Harness:
     def _start_all(self) -> None:
         """Starts and warms everybody; who cannot take part is named in the manifest, with why."""
         for name in self.order:
-            before = self.writer.manifest.peers.get(name)
-            # left out before: no later pairs, unless that is asked for
-            if isinstance(before, str) and not self.retry:
-                self._leave_out(name, before)
+            if name not in self.contestants:
                 continue
             self.notice(f"starting {name}")
             contestant = self.contestants[name]

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from forerun.bench.charts import many, number
+from forerun.bench.charts import number
 from forerun.bench.metrics import PLAIN, TAKEN, SpeedUp, beside, calm, disturbed
 from forerun.bench.report_setup import skipped
 from forerun.bench.results import Manifest, Record
 from forerun.bench.standing import Entry, Standing, factor, holds_one, interval, times
+from forerun.words import counted
 
 FEW = 10  # prompts, below which a bootstrap interval is too narrow
 MAX_TASKS = 4  # more of them: only those that a peer wins get a line
@@ -34,13 +35,13 @@ def context(manifest: Manifest) -> str:
     machine = manifest.machine
     place = machine.get("gpu") or machine.get("cpu") or "unknown machine"
     parts = [
-        f"{place}, {many(manifest.threads, 'thread')}, {manifest.dtype}",
+        f"{place}, {counted(manifest.threads, 'thread')}, {manifest.dtype}",
         f"temperature {manifest.sampling.get('temperature', 1.0):g}"
         if isinstance(manifest.sampling.get("temperature"), int | float)
         else "",
-        f"{many(sum(map(_examples, manifest.tasks.values())), 'prompt')} of "
+        f"{counted(sum(map(_examples, manifest.tasks.values())), 'prompt')} of "
         f"{', '.join(manifest.tasks)}",
-        f"{many(len(awaited(manifest)), 'method')} in one interleaved run",
+        f"{counted(len(awaited(manifest)), 'method')} in one interleaved run",
         f"begun {manifest.created[:10]}, revision {manifest.git or 'unknown'}",
     ]
     return "; ".join(filter(None, parts)) + "."
@@ -138,7 +139,7 @@ def verdict(standing: Standing) -> str:
     if mine is None:
         return "no method of ours finished." if peer else "no method finished a prompt."
     if own and own.speed:
-        said = f"{_over_plain(own.method, own.speed)}, {many(own.speed.prompts, 'prompt')}"
+        said = f"{_over_plain(own.method, own.speed)}, {counted(own.speed.prompts, 'prompt')}"
     else:
         said = f"{mine.method} decodes {number(mine.rate or 0.0)} tokens/s"
     return f"{said}; {_against(standing, mine, peer)}."

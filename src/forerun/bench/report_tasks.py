@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 
 from forerun.bench import metrics
-from forerun.bench.charts import Bar, Line, Stack, bars, lines, many, number, stacks
+from forerun.bench.charts import Bar, Line, Stack, bars, lines, number, stacks
 from forerun.bench.markdown import Cell, Chart, Section, Table
 from forerun.bench.metrics import PLAIN, SpeedUp
 from forerun.bench.results import Manifest
 from forerun.bench.standing import Entry, Standing, factor, times
 from forerun.bench.theory import Headroom
+from forerun.words import counted
 
 _DIGITS = re.compile(r"([0-9]+)")
 OPTIONAL = ("per position", "at best", "one sample", "majority")  # shown if anybody tells
@@ -68,8 +69,8 @@ def task_section(manifest: Manifest, standing: Standing, task: str) -> Section:
     ]
     prompts = len({r.index for r in mine})
     told = (
-        f"{prompts} of {many(manifest.tasks[task].get('examples', prompts), 'prompt')}, "
-        f"{many(samples, 'sample')} each, {many(manifest.rounds, 'round')}."
+        f"{prompts} of {counted(manifest.tasks[task].get('examples', prompts), 'prompt')}, "
+        f"{counted(samples, 'sample')} each, {counted(manifest.rounds, 'round')}."
     )
     if any(record.is_shared for record in mine):
         told += f" Own methods decoded a prompt at the same time, {manifest.turns} steps in turn."

@@ -14,10 +14,11 @@ import typer
 
 from forerun import registry
 from forerun.cli import options
-from forerun.cli.output import console, counted, notice
+from forerun.cli.output import console, notice
 from forerun.cli.prompts import as_shown, check_text
 from forerun.errors import ConfigError, DataError, ForerunError, nearest
 from forerun.sampling import Sampling
+from forerun.words import counted
 
 if TYPE_CHECKING:
     from rich.console import Console

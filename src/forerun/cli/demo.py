@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.cli import options
-from forerun.cli.output import Results, console, counted, notice, print_json
+from forerun.cli.output import Results, console, notice, print_json
 from forerun.errors import ConfigError
 from forerun.interrupts import uninterrupted
 from forerun.sampling import Sampling
+from forerun.words import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -51,6 +52,7 @@ class Board:
     outcomes: list[Outcome] = field(default_factory=list)
     tokens: int = 0
     start: float = field(default_factory=time.perf_counter)
+    taken: float = 0.0  # share of the cores that other programs took
 
     def __call__(self, step: Step) -> None:
         self.tokens += sum(map(len, step.emitted))
@@ -153,8 +155,10 @@ def label(arm: str) -> str:
 
 def _run(model: Any, asked: Sampling, batch: int, board: Board, results: Results) -> None:
     """Runs all problems after a warm-up that is not counted."""
+    import torch
     from rich.live import Live
 
+    from forerun.bench import machine
     from forerun.bench.tasks.reasoning import ReasoningTask
     from forerun.demo import compare, warm_up
 
@@ -162,15 +166,20 @@ def _run(model: Any, asked: Sampling, batch: int, board: Board, results: Results
     err = console(stderr=True)
     warm_up(model, task.example(board.num_problems), board.arms, asked, batch=batch)
     examples = [task.example(i) for i in range(board.num_problems)]
-    board.start = time.perf_counter()
-    with Live(board, console=err, refresh_per_second=4, transient=True) as live:
-        live.auto_refresh = err.is_terminal
-        for done in compare(model, examples, board.arms, asked, batch=batch, on_step=board):
-            with uninterrupted():
-                board.finish(done)
-                results.write(done.to_dict())
-            if not err.is_terminal:
-                notice(_line(done))
+    before, start = machine.cpu_seconds(), time.perf_counter()
+    board.start = start
+    try:
+        with Live(board, console=err, refresh_per_second=4, transient=True) as live:
+            live.auto_refresh = err.is_terminal
+            for done in compare(model, examples, board.arms, asked, batch=batch, on_step=board):
+                with uninterrupted():
+                    board.finish(done)
+                    results.write(done.to_dict())
+                if not err.is_terminal:
+                    notice(_line(done))
+    finally:
+        spent, threads = time.perf_counter() - start, torch.get_num_threads()
+        board.taken = machine.taken(before, machine.cpu_seconds(), spent, threads)
 
 
 def _line(done: Outcome) -> str:
@@ -182,9 +191,10 @@ def _line(done: Outcome) -> str:
 
 
 def _report(board: Board, n: int, is_json: bool) -> None:
+    from forerun.bench.metrics import TAKEN
     from forerun.demo import summary
 
-    found = summary(board.outcomes, board.arms)
+    found = summary(board.outcomes, board.arms) | {"taken": round(board.taken, 3)}
     if is_json:
         print_json(found)
         return
@@ -205,6 +215,8 @@ def _report(board: Board, n: int, is_json: bool) -> None:
         f"both sides draw from the same law: by chance alone their majorities differ by some "
         f"{100 / found['problems'] ** 0.5:.0f} points on so few problems"
     )
+    if board.taken > TAKEN:
+        out.print(f"other programs took {board.taken:.0%} of the cores: this machine was not quiet")
 
 
 def _table(found: dict[str, Any], arms: tuple[str, str], n: int) -> Table:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from forerun import __version__
 from forerun.cli.options import Json
-from forerun.cli.output import counted, notice, print_json
+from forerun.cli.output import notice, print_json
 from forerun.errors import CapacityError, ForerunError
+from forerun.words import counted
 
 if TYPE_CHECKING:
     from forerun.native import Kernels

@@ -14,8 +14,9 @@ import typer
 from forerun.cli import index_fm, options
 from forerun.cli.commands import Commands
 from forerun.cli.index_fm import read_ids
-from forerun.cli.output import counted, notice, print_json
+from forerun.cli.output import notice, print_json
 from forerun.errors import ConfigError, UnknownName
+from forerun.words import counted
 
 if TYPE_CHECKING:
     from forerun.ngrams.infini import Index

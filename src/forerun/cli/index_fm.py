@@ -9,8 +9,9 @@ import typer
 
 from forerun.cli import options
 from forerun.cli.commands import Commands
-from forerun.cli.output import counted, notice, print_json
+from forerun.cli.output import notice, print_json
 from forerun.errors import ConfigError, DataError
+from forerun.words import counted
 
 if TYPE_CHECKING:
     from forerun.ngrams.encoders import Encoder

@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.cli.output import counted, notice
+from forerun.cli.output import notice
+from forerun.words import counted
 
 if TYPE_CHECKING:
     from forerun.ngrams.infini import Ids, Index, Next

@@ -11,8 +11,9 @@ import typer
 
 from forerun.cli import options
 from forerun.cli.commands import Commands
-from forerun.cli.output import console, counted, notice, print_json
+from forerun.cli.output import console, notice, print_json
 from forerun.errors import ConfigError, DataError, ForerunError
+from forerun.words import counted
 
 if TYPE_CHECKING:
     from forerun.engine.api import Model

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import CapacityError, DataError
+from forerun.words import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,11 +45,6 @@ def painted(text: str, style: str, *, stderr: bool = False) -> None:
 def notice(text: str) -> None:
     """A remark for people, on standard error."""
     print(text, file=sys.stderr, flush=True)
-
-
-def counted(count: int, noun: str, plural: str = "") -> str:
-    """The count with its noun: "1 token", "2 tokens", "0 passes"."""
-    return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
 def print_json(value: Any) -> None:

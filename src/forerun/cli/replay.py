@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.cli import options
-from forerun.cli.output import console, counted, print_json
+from forerun.cli.output import console, print_json
 from forerun.errors import ConfigError, DataError
+from forerun.words import counted
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -9,8 +9,9 @@ import typer
 
 from forerun.cli import options
 from forerun.cli.commands import Commands
-from forerun.cli.output import counted, print_json
+from forerun.cli.output import print_json
 from forerun.errors import DataError
+from forerun.words import counted
 
 if TYPE_CHECKING:
     from forerun.retrieval.seal import Found, Seal

@@ -15,11 +15,12 @@ import typer
 from forerun import registry
 from forerun.cli import options
 from forerun.cli import superposed as superposing
-from forerun.cli.output import Results, counted, notice, painted, print_json, stats_lines
+from forerun.cli.output import Results, notice, painted, print_json, stats_lines
 from forerun.cli.prompts import Job, as_shown, check_text, is_embedded, read_jobs
 from forerun.errors import ConfigError, UnknownName
 from forerun.interrupts import uninterrupted
 from forerun.sampling import Sampling
+from forerun.words import counted
 
 if TYPE_CHECKING:
     from forerun.engine.api import Model

@@ -14,8 +14,9 @@ import typer
 
 from forerun import registry
 from forerun.cli import options
-from forerun.cli.output import counted, notice
+from forerun.cli.output import notice
 from forerun.errors import ConfigError, DataError
+from forerun.words import counted
 
 if TYPE_CHECKING:
     from forerun.engine.api import Model

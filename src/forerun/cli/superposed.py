@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from forerun.cli import options
-from forerun.cli.output import Results, counted, notice, painted, print_json
+from forerun.cli.output import Results, notice, painted, print_json
 from forerun.cli.prompts import Job, as_shown, read_jobs
 from forerun.errors import ConfigError
 from forerun.sampling import Sampling
+from forerun.words import counted
 
 if TYPE_CHECKING:
     from forerun.search.superposed import Superposed

@@ -16,10 +16,11 @@ import typer
 
 from forerun import registry
 from forerun.cli import options
-from forerun.cli.output import console, counted, notice, print_json
+from forerun.cli.output import console, notice, print_json
 from forerun.cli.prompts import as_shown, is_embedded, read_jobs
 from forerun.errors import ConfigError
 from forerun.sampling import Sampling
+from forerun.words import counted
 
 if TYPE_CHECKING:
     from forerun.engine.api import Model

@@ -21,7 +21,7 @@ from forerun.assets import embedded
 from forerun.errors import ConfigError, ModelError
 from forerun.records import Plan, Sequence
 from forerun.registry import File
-from forerun.roles import Controller, Drafter, Target
+from forerun.roles import Controller, Drafter, Target, name_of
 from forerun.tree import Proposal
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def runner_of(drafter: Drafter) -> Runner:
         inner = inner.drafter
     runner: Any = getattr(inner, "runner", None)
     if not hasattr(runner, "hidden_at") or getattr(inner.source, "is_tree", False):
-        name = type(inner).__module__.rpartition(".")[2]
+        name = name_of(inner)
         raise ConfigError(
             f"acceptance_head reads hidden rows of a draft model's chain, got drafter {name!r}; "
             "use drafter 'draft_model' with grower 'chain', or controller 'budget'"

@@ -18,7 +18,7 @@ from collections.abc import Sequence as Many
 from typing import TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
-from forerun.errors import CapacityError
+from forerun.errors import CapacityError, ConfigError, ForerunError
 from forerun.records import Plan, Sequence, Step
 from forerun.roles import Drafter, Target, name_of
 from forerun.tree import EMPTY, Tree, signed
@@ -48,7 +48,14 @@ class Guarded(Drafter):
         return self.drafter.within()
 
     def bind(self, target: Target) -> None:
-        self.drafter.bind(target)
+        try:
+            self.drafter.bind(target)
+        except ForerunError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"drafter {self.name} failed to bind ({type(error).__name__}: {error})"
+            ) from error
 
     def whose(self, seq: Sequence) -> Drafter:
         """The part that will draft, guarded too: what is known of drafts is known by then."""
@@ -145,6 +152,7 @@ class Guarded(Drafter):
     def _propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
         try:
             found = self.drafter.propose(seqs, plans)
+            _check(found, len(seqs))
             return [signed(tree, self.name) for tree in found]
         except Exception as error:
             if len(seqs) == 1:
@@ -181,3 +189,12 @@ class Guarded(Drafter):
             )
             log.debug("where it failed", exc_info=error)
         self._seen[type(error).__name__] += 1
+
+
+def _check(found: object, num: int) -> None:
+    """Raises TypeError for what is not a tree for each of `num` sequences."""
+    if not isinstance(found, list) or len(found) != num:
+        raise TypeError(f"propose must return a list of {num} trees, got {found!r:.80}")
+    for tree in found:
+        if not isinstance(tree, Tree):
+            raise TypeError(f"expected a Tree for each sequence, got {tree!r:.80}")

@@ -155,7 +155,7 @@ def check_pair(drafter: Drafter, verifier: Verifier) -> None:
     """Refuses a drafter whose draws the verifier cannot judge."""
     foreign = sorted(drafter.labels - verifier.judges)
     if foreign:
-        name, rule = (type(part).__module__.rpartition(".")[2] for part in (drafter, verifier))
+        name, rule = map(name_of, (drafter, verifier))
         raise ConfigError(
             f"{rule} judges {'/'.join(sorted(verifier.judges))} drafts, but drafter {name!r} "
             f"makes {'/'.join(foreign)} drafts; use another verifier or another grower"

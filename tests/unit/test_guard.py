@@ -1,0 +1,68 @@
+"""What users are told of a drafter of their own that fails."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence as Many
+from typing import Any
+
+import pytest
+
+from fakes import FakeTarget, sequence, table_law
+from forerun.dice import SeededDice
+from forerun.engine.guard import Guarded
+from forerun.errors import ConfigError
+from forerun.records import Plan, Sequence
+from forerun.roles import Drafter, Target, name_of
+from forerun.tree import EMPTY, Tree
+
+
+class Mine(Drafter):
+    """Returns what it is told to."""
+
+    labels = frozenset({"point"})
+
+    def __init__(self, found: Any) -> None:
+        self.found = found
+
+    def bind(self, target: Target) -> None:
+        if isinstance(self.found, Exception):
+            raise self.found
+
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+        return self.found
+
+
+def test_a_drafter_that_cannot_be_bound_is_named() -> None:
+    with pytest.raises(ConfigError, match="test_guard failed to bind .KeyError: 'x'") as caught:
+        Guarded(Mine(KeyError("x"))).bind(FakeTarget(table_law(1)))
+    assert isinstance(caught.value.__cause__, KeyError)
+    told = ConfigError("no such corpus")
+    with pytest.raises(ConfigError) as caught:
+        Guarded(Mine(told)).bind(FakeTarget(table_law(1)))
+    assert caught.value is told
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ([[1, 2]], r"expected a Tree for each sequence, got \[1, 2\]"),
+        ([], r"a list of 1 trees, got \[\]"),
+        (None, "a list of 1 trees, got None"),
+    ],
+)
+def test_what_is_no_tree_costs_the_draft_and_is_shown(
+    found: Any, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    guarded, seq = Guarded(Mine(found)), sequence([1], 8, SeededDice(1))
+    with caplog.at_level(logging.WARNING, logger="forerun"):
+        assert guarded.propose([seq], [Plan(4)]) == [EMPTY]
+    assert re.match(f"drafter test_guard failed .TypeError: .*{said}", caplog.messages[0])
+    assert guarded.failures[seq] == 1
+
+
+def test_a_drafter_of_a_script_has_the_name_of_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert name_of(Mine(None)) == "test_guard"
+    monkeypatch.setattr(Mine, "__module__", "__main__")
+    assert name_of(Mine(None)) == "Mine"

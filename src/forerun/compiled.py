@@ -13,6 +13,7 @@ from typing import Any
 NOTICE = "compiling kernels, once (up to a minute); later runs find them in Numba's cache"
 KERNELS = {  # what decoding enters, by module: compiling these compiles what they call
     "forerun.engine.work": ("pack", "lay_out"),
+    "forerun.choosing": ("believe", "choose"),
     "forerun.ngrams.kernels": ("teach", "learn", "look_up"),
     "forerun.ngrams.selecting": ("select_rows",),
     "forerun.chances": ("count",),

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import numpy as np
 
+from forerun.choosing import believe
 from forerun.roles import Drafter
 
-WEIGHT = 4.0  # trials that the first belief in a node stands for
 KEEP = 0.9975  # of the counts, per draft
 PRICED = 64  # steps with drafts between two times that the drafter is asked for its price
+HEAVY = 1e9  # weight of a draft at which all is weighed anew
 
 
 class Counts:
     """Trials and hits of the nodes of drafts of at most `nodes`.
 
-    gains[N]: tokens that N nodes promise. vain, each, per_node: seconds of a look in vain, of a
-    draft, and of each of its nodes, beside what any draft costs; none before the first `price`.
+    beliefs: what follows from them (`choosing.believe`), [3, nodes + 1]; gains[N]: tokens that N
+    nodes promise. vain, each, per_node:
+    seconds of a look in vain, of a draft, and of each of its nodes, beside what any draft costs;
+    none before the first `price`.
     """
 
     def __init__(self, drafter: Drafter, nodes: int) -> None:
         self.drafter, self.nodes = drafter, nodes
-        # drafts that might have had node i, had it, and had it accepted; decayed
-        self.asked, self.tries, self.hits = (np.zeros(nodes) for _ in range(3))
+        # drafts that might have had so many nodes, that had so many, and that had this one accepted
+        self.counts = [[0.0] * (nodes + 1) for _ in range(3)]
+        self.weight = 1.0  # of a draft of now; what was counted before weighs less
         self._hope = Drafter().hope()
         self._is_new = True
-        self._news = 0  # drafts that are not among the gains yet
+        self._news = 0  # drafts that beliefs do not know yet
         self._priced = 0  # steps with drafts for which prices hold
         self.vain = self.each = self.per_node = 0.0
         self._sum_up()
@@ -46,33 +50,28 @@ class Counts:
 
     def add(self, asked: int, size: int, accepted: list[int]) -> None:
         """A draft of `size` nodes, of which some were accepted, where `asked` might have been."""
-        self.asked[: max(asked, size)] += 1  # others may have added nodes
-        self.tries[:size] += 1
+        might, had, hits = self.counts
+        might[min(max(asked, size), self.nodes)] += self.weight  # others may have added nodes
+        had[size] += self.weight
         for node in accepted:
             if node < size:
-                self.hits[node] += 1
+                hits[node] += self.weight
         self._news += 1
 
     def decay(self, drafts: int) -> None:
         """A step with so many drafts is over."""
         self._priced -= 1
-        for counts in (self.asked, self.tries, self.hits):
-            counts *= KEEP**drafts
+        self.weight *= KEEP**-drafts
 
     def review(self, least: int) -> None:
-        """Counts drafts among the gains, if they are so many at least."""
+        """Counts drafts among what is believed, if they are so many at least."""
         if self._news >= least:
             self._news = 0
             self._sum_up()
 
     def _sum_up(self) -> None:
-        """Sums of acceptance; a node is believed to fare a little worse than the one before it."""
-        first, below = self._hope
-        sums, rate = [0.0], first / below
-        for tries, hits in zip(self.tries.tolist(), self.hits.tolist(), strict=True):
-            rate = (hits + WEIGHT * below * rate) / (tries + WEIGHT)
-            sums.append(sums[-1] + rate)
-        self.gains = sums
-        self.rates = np.diff(sums)
-        # chance that a draft has node i, if it may
-        self.made = np.minimum.accumulate((self.tries + WEIGHT) / (self.asked + WEIGHT))
+        if self.weight > HEAVY:
+            self.counts = [[each / self.weight for each in row] for row in self.counts]
+            self.weight = 1.0
+        self.beliefs = believe(np.array(self.counts), self.weight, *self._hope)
+        self.gains = self.beliefs[2].tolist()

@@ -169,9 +169,12 @@ class Verdict:
         return [int(tree.tokens[n]) for n in self.nodes] + [self.token]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Step:
-    """What one step of the loop did; published to everything that learns or counts."""
+    """What one step of the loop did; published to everything that learns or counts.
+
+    Nothing changes once it is made; to be frozen would cost time in every step.
+    """
 
     seqs: list[Sequence]
     plans: list[Plan]

@@ -255,7 +255,7 @@ def test_logprobs_match_the_models_own(model) -> None:
 
 
 def test_memory_report_names_its_parts(model) -> None:
-    model.generate(PROMPT, max_new_tokens=5, controller="fixed")
+    model.generate(PROMPT, max_new_tokens=5, drafter="stand", controller="fixed")
     report = model.memory_report()
     assert report["weights"] > 0
     assert any("stand" in part for part in report)

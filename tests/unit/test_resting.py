@@ -157,8 +157,13 @@ def test_lessons_wait_for_some_steps_and_not_beyond_the_end() -> None:
 @pytest.mark.parametrize("nodes, waits", [(1, False), (0, True)])
 def test_who_drafts_is_told_when_all_looks_are_heard(nodes: int, waits: bool) -> None:
     """Else it would hang on who else drafted in between, and a seed on its company."""
-    drafter = Patient()
-    drafter.whose = lambda seq: drafter.log.append("who?") or drafter  # type: ignore[method-assign]
+
+    class Telling(Patient):
+        def whose(self, seq: Sequence) -> Drafter:
+            self.log.append("who?")
+            return self
+
+    drafter = Telling()
     guarded, seq = Guarded(drafter), sequence((0, 1, 0), 9, SeededDice(0))
     law = Laws(FakeTarget(LAW).forward([seq], [EMPTY], frozenset())[0], seq, EMPTY, ())
     step = Step([seq], [Plan(nodes)], [EMPTY], [law], [Verdict([], 0)], [[0]], starts=[2])

@@ -27,13 +27,13 @@ and seeds give the same plans.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from forerun.choosing import choose
 from forerun.controllers.fixed import MOST
 from forerun.counts import Counts
 from forerun.engine.cost import cost_of
@@ -90,6 +90,7 @@ class Budget(Controller):
         self._drafter = Drafter()
         self._counts: dict[Drafter, Counts] = {}
         self._cost = Cost((1, 2), (1.0, 1.0))
+        self._curve = np.array(self._cost.rows, float), np.array(self._cost.seconds)
         self._luck: WeakKeyDictionary[Sequence, Luck] = WeakKeyDictionary()
         self._num, self._plain = 0, 0.0  # sequences in the last step; its seconds without drafts
         self._settled = 0  # sequences as they last were when all was begun anew
@@ -107,8 +108,10 @@ class Budget(Controller):
     def bind(self, target: Target, drafter: Drafter) -> None:
         num = sum(part.learns for part in drafter.within())
         self._cost = cost_of(target).drafted(1 + MANY * max(num - 1, 0))
+        self._curve = np.array(self._cost.rows, float), np.array(self._cost.seconds)
         self._is_idle = not drafter.labels
         self._drafter = drafter
+        self._best([Luck(Counts(drafter, self.nodes))])  # compiled before anything waits for it
         first, back = self._credit(1)
         self._is_broke = first < back  # the first steps are plain, at no cost at all
 
@@ -181,7 +184,7 @@ class Budget(Controller):
             longest = self._cost.vain(looks) / (VAIN * self._plain)
             self._wait = int(min(2.0 ** min(self._vain - 1, 30), max(longest, 1.0))) - 1
         spent = self._cost.whole(rows) + self._cost.aside(num, drafts, looks - drafts)
-        heard: Counter[Counts] = Counter()
+        heard: dict[Counts, int] = {}
         readings: dict[Hashable, float] = {}  # samples of one prompt read it once
         for seq, plan, size, verdict in zip(
             step.seqs, step.plans, sizes, step.verdicts, strict=True
@@ -197,7 +200,7 @@ class Budget(Controller):
             spent += counts.each + counts.per_node * size
             text = seq if seq.group is None else seq.group
             readings[text] = max(readings.get(text, 0.0), luck.reading)
-            heard[counts] += 1
+            heard[counts] = heard.get(counts, 0) + 1
             self._learn(luck, plan.nodes, min(size, self.nodes), verdict.nodes)
         spent += sum(readings.values())
         for counts, count in heard.items():
@@ -298,34 +301,20 @@ class Budget(Controller):
         self._rests = bool(resting)
 
     def _best(self, lucks: list[Luck]) -> tuple[list[int], float, float]:
-        """Nodes of each sequence, seconds of a row more, and tokens per second.
-
-        Nodes are taken by their chances, [sequence * nodes], as many as make the most tokens per
-        second.
-        """
+        """Nodes of each sequence, seconds of a row more, and tokens per second."""
         num = max(self._num, len(lucks))  # some may have joined just now
         cost, counts = self._cost, [luck.counts for luck in lucks]
-        factors = np.array([[luck.factor] for luck in lucks])
-        rates, made = np.array([c.rates for c in counts]), np.array([c.made for c in counts])
-        dear = made * [[c.per_node] for c in counts]
-        dear[:, 0] += [cost.per_draft + c.each for c in counts]
-        falling = np.minimum.accumulate(rates, axis=1)
-        order = np.argsort(-(factors * falling).ravel(), kind="stable")
-        hoped, rows, aside = (
-            each.ravel()[order].cumsum() for each in (factors * made * rates, made, dear)
+        prices = [(k.factor, cost.per_draft + k.counts.each, k.counts.per_node) for k in lucks]
+        sizes, per_row, speed = choose(
+            np.array([c.beliefs for c in counts]),
+            np.array(prices),
+            num,
+            *self._curve,
+            cost.aside(num, 1) - cost.per_draft,
+            num / (cost.whole(num) + cost.aside(num, 0)),
+            MARGIN,
         )
-        passes = cost.at(num + rows)
-        spent = passes + aside + (cost.aside(num, 1) - cost.per_draft)
-        speeds = (num + hoped) / spent
-        best = int(speeds.argmax())
-        plain = num / (cost.whole(num) + cost.aside(num, 0))
-        if num + (1 - MARGIN) * hoped[best] <= plain * spent[best]:
-            return [0] * len(lucks), 0.0, 0.0
-        taken = order[: best + 1]
-        sizes = np.bincount(taken // self.nodes, minlength=len(lucks))
-        first = int((taken % self.nodes == 0).sum())  # rows of first nodes
-        per_row = (passes[best] - cost.whole(num + first)) / max(rows[best] - first, 1)
-        return sizes.tolist(), float(per_row), float(speeds[best])
+        return sizes.tolist(), per_row, speed
 
     def _resting(self, others: int) -> Plan:
         """Of those that rest some may listen, beside so many others."""

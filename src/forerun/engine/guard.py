@@ -37,6 +37,8 @@ class Guarded(Drafter):
     def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.name = drafter, name_of(drafter)
         self.labels, self.needs = drafter.labels, drafter.needs
+        self._is_one = type(drafter).whose is Drafter.whose  # whoever is asked, it drafts itself
+        self._reads = type(drafter).reading is not Drafter.reading
         self.failures: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
         self._begun: WeakSet[Sequence] = WeakSet()  # running ones that it was asked to draft for
         self._late: list[tuple[Step, list[int]]] = []  # unheard steps, and who is to be learned
@@ -59,6 +61,8 @@ class Guarded(Drafter):
 
     def whose(self, seq: Sequence) -> Drafter:
         """The part that will draft, guarded too: what is known of drafts is known by then."""
+        if self._is_one:
+            return self
         if self._is_due:
             self._catch_up()
         part = self._ask(lambda: self.drafter.whose(seq), self.drafter)
@@ -76,7 +80,7 @@ class Guarded(Drafter):
         return self._ask(lambda: self.drafter.seconds(nodes, num), super().seconds(nodes, num))
 
     def reading(self, seq: Sequence) -> float:
-        return self._ask(lambda: self.drafter.reading(seq), super().reading(seq))
+        return self._ask(lambda: self.drafter.reading(seq), 0.0) if self._reads else 0.0
 
     def hope(self, num: int = 1) -> tuple[float, float]:
         return self._ask(lambda: self.drafter.hope(num), super().hope(num))

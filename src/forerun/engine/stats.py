@@ -16,6 +16,8 @@ from weakref import WeakKeyDictionary
 from forerun.records import Sequence, Step
 from forerun.tree import Tree
 
+LATE = 16  # steps
+Counted = tuple[Sequence, Tree, list[int], int, int]
 COUNTS = ("passes", "drafted", "accepted", "examined", "generated")
 
 
@@ -92,44 +94,69 @@ class Stats:
 
 
 class Recorder:
-    """The listener that keeps a `Stats` per sequence."""
+    """The listener that keeps a `Stats` per sequence.
+
+    It counts LATE steps at a time, or when asked: code that a pass has made cold is dear to enter.
+    """
 
     def __init__(self) -> None:
         self._stats: WeakKeyDictionary[Sequence, Stats] = WeakKeyDictionary()
+        # not counted yet: seconds of a step by part, and of each of its sequences: the tree, the
+        # verdict, how many tokens were emitted, and how many of all were cut off
+        self._late: list[tuple[dict[str, float], list[Counted]]] = []
 
     def of(self, seq: Sequence) -> Stats:
         """Counters of one sequence."""
+        self._catch_up()
+        return self._of(seq)
+
+    def __call__(self, step: Step) -> None:
+        times = {**step.times, "other": perf_counter() - step.clock}
+        lists = step.seqs, step.trees, step.verdicts, step.emitted
+        rows = [
+            # a stop string reached back: what it cut off is no output
+            (seq, tree, v.nodes, len(more), 0 if seq.end is None else len(seq.tokens) - seq.end)
+            for seq, tree, v, more in zip(*lists, strict=True)
+        ]
+        self._late.append((times, rows))
+        if len(self._late) >= LATE:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        late, self._late = self._late, []
+        for times, rows in late:
+            share = [(name, seconds / len(rows)) for name, seconds in times.items()]
+            for seq, tree, nodes, emitted, cut in rows:
+                stats = self._of(seq)
+                stats.generated -= cut
+                for name, seconds in share:  # a pass is shared evenly by its batch
+                    stats.seconds[name] = stats.seconds.get(name, 0.0) + seconds
+                _count(stats, tree, nodes, emitted)
+
+    def _of(self, seq: Sequence) -> Stats:
         stats = self._stats.get(seq)
         if stats is None:
             stats = self._stats[seq] = Stats()
         return stats
 
-    def __call__(self, step: Step) -> None:
-        num = len(step.seqs)
-        share = [(name, seconds / num) for name, seconds in step.times.items()]
-        share.append(("other", (perf_counter() - step.clock) / num))
-        lists = step.seqs, step.trees, step.verdicts, step.emitted
-        for seq, tree, verdict, tokens in zip(*lists, strict=True):
-            stats = self.of(seq)
-            emitted, drafted = len(tokens), len(tree)
-            accepted = min(len(verdict.nodes), emitted)
-            stats.passes += 1
-            stats.generated += emitted
-            if seq.end is not None:  # a stop string reached back: what it cut off is no output
-                stats.generated -= len(seq.tokens) - seq.end
-            for name, seconds in share:  # a pass is shared evenly by its batch
-                stats.seconds[name] = stats.seconds.get(name, 0.0) + seconds
-            if drafted:
-                is_whole = emitted > len(verdict.nodes)  # not cut off within the draft
-                stats.drafted += drafted
-                stats.accepted += accepted
-                stats.examined += accepted + (is_whole and _was_rejected(tree, verdict.nodes))
-                for depth in range(1, accepted + 1):
-                    stats.accepted_at[depth] += 1
-                for name in tree.sources:
-                    stats.drafted_by[name] += 1
-                for node in verdict.nodes[:accepted] if tree.sources else ():
-                    stats.accepted_by[tree.sources[node]] += 1
+
+def _count(stats: Stats, tree: Tree, nodes: list[int], emitted: int) -> None:
+    """Adds a step that accepted nodes of a tree."""
+    stats.passes += 1
+    stats.generated += emitted
+    if not len(tree):
+        return
+    accepted = min(len(nodes), emitted)
+    is_whole = emitted > len(nodes)  # not cut off within the draft
+    stats.drafted += len(tree)
+    stats.accepted += accepted
+    stats.examined += accepted + (is_whole and _was_rejected(tree, nodes))
+    for depth in range(1, accepted + 1):
+        stats.accepted_at[depth] += 1
+    for name in tree.sources:
+        stats.drafted_by[name] += 1
+    for node in nodes[:accepted] if tree.sources else ():
+        stats.accepted_by[tree.sources[node]] += 1
 
 
 def _was_rejected(tree: Tree, nodes: list[int]) -> bool:

@@ -1,0 +1,137 @@
+"""The compiled arithmetic of a decision against NumPy, line by line what the docstrings say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from forerun.choosing import WEIGHT, believe, choose
+from forerun.counts import HEAVY, KEEP, Counts
+from forerun.records import Cost
+from forerun.roles import Drafter
+
+NODES = 32
+Drafts = list[tuple[int, int, list[int]]]  # asked, made, accepted
+
+
+def drafts(rng: np.random.Generator, num: int) -> Drafts:
+    asked = rng.integers(1, NODES + 1, num).tolist()
+    sizes = [int(rng.integers(1, most + 1)) for most in asked]
+    chance = rng.uniform(0.2, 0.95)
+    accepted = [[i for i in range(n) if rng.random() < chance ** (1 + i / 4)] for n in sizes]
+    return list(zip(asked, sizes, accepted, strict=True))
+
+
+def counted(given: Drafts) -> Counts:
+    counts = Counts(Drafter(), NODES)
+    for asked, size, accepted in given:
+        counts.add(asked, size, accepted)
+        counts.decay(1)
+    counts.review(0)
+    return counts
+
+
+def plain_beliefs(given: Drafts, first: float, below: float) -> np.ndarray:
+    """[3, NODES + 1], from arrays that fade draft by draft."""
+    asked, tries, hits = (np.zeros(NODES) for _ in range(3))
+    for most, size, accepted in given:
+        asked[: max(most, size)] += 1
+        tries[:size] += 1
+        hits[accepted] += 1
+        for counts in (asked, tries, hits):
+            counts *= KEEP
+    rate, found = first / below, np.zeros((3, NODES + 1))
+    for i in range(NODES):
+        rate = (hits[i] + WEIGHT * below * rate) / (tries[i] + WEIGHT)
+        found[0, i] = rate
+    found[1, :NODES] = np.minimum.accumulate((tries + WEIGHT) / (asked + WEIGHT))
+    found[2, 1:] = found[0, :NODES].cumsum()
+    return found
+
+
+def plain_choice(
+    beliefs: np.ndarray, prices: np.ndarray, num: int, cost: Cost, margin: float
+) -> tuple[list[int], float, float]:
+    rates, made = beliefs[:, 0, :NODES], beliefs[:, 1, :NODES]
+    factors, each, per_node = prices[:, :1], prices[:, 1], prices[:, 2:]
+    dear = made * per_node
+    dear[:, 0] += each
+    falling = np.minimum.accumulate(rates, axis=1)
+    order = np.argsort(-(factors * falling).ravel(), kind="stable")
+    hoped, rows, beside = (
+        part.ravel()[order].cumsum() for part in (factors * made * rates, made, dear)
+    )
+    passes = cost.at(num + rows)
+    spent = passes + beside + cost.aside(num, 1) - cost.per_draft
+    speeds = (num + hoped) / spent
+    best = int(speeds.argmax())
+    plain = num / (cost.whole(num) + cost.aside(num, 0))
+    if num + (1 - margin) * hoped[best] <= plain * spent[best]:
+        return [0] * len(beliefs), 0.0, 0.0
+    taken = order[: best + 1]
+    first = num + int((taken % NODES == 0).sum())
+    per_row = (passes[best] - cost.whole(first)) / max(num + rows[best] - first, 1)
+    sizes = np.bincount(taken // NODES, minlength=len(beliefs))
+    return sizes.tolist(), float(per_row), float(speeds[best])
+
+
+def some_cost(rng: np.random.Generator) -> Cost:
+    rows = [1, *sorted(rng.choice(np.arange(2, 140), 5, replace=False).tolist())]
+    steps = [rng.choice([0.01, 0.05, 0.2, 0.6]) * more**0.8 for more in np.diff(rows)]
+    draft, drafting = rng.uniform(0, 0.2, 2)
+    seconds = np.cumsum([1.0, *steps]).tolist()
+    return Cost(tuple(rows), tuple(seconds), 0.01, 0.01, draft, drafting, 0.05, 0.05)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_both_are_what_numpy_computes(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    cost, num = some_cost(rng), int(rng.integers(1, 17))
+    given = [drafts(rng, int(rng.integers(0, 300))) for _ in range(num)]
+    beliefs = np.array([counted(one).beliefs for one in given])
+    hope = Drafter().hope()
+    np.testing.assert_allclose(beliefs, [plain_beliefs(one, *hope) for one in given], rtol=1e-9)
+    prices = rng.uniform([0.3, 0.0, 0.0], [2.0, 0.1, 0.02], (num, 3))
+    num += int(rng.integers(0, 3))
+    sizes, per_row, speed = choose(
+        beliefs,
+        prices,
+        num,
+        np.array(cost.rows, float),
+        np.array(cost.seconds),
+        cost.aside(num, 1) - cost.per_draft,
+        num / (cost.whole(num) + cost.aside(num, 0)),
+        0.2,
+    )
+    wanted = plain_choice(beliefs, prices, num, cost, 0.2)
+    assert sizes.tolist() == wanted[0]
+    assert (per_row, speed) == pytest.approx(wanted[1:], rel=1e-9)
+
+
+def test_the_cases_above_draft_and_do_not() -> None:
+    found = set()
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        cost, beliefs = some_cost(rng), np.array([counted(drafts(rng, 100)).beliefs])
+        found.add(plain_choice(beliefs, np.array([[1.0, 0.05, 0.01]]), 1, cost, 0.2)[0] == [0])
+    assert found == {True, False}
+
+
+def test_heavy_counts_are_weighed_anew() -> None:
+    given = drafts(np.random.default_rng(1), 200)
+    light, heavy = counted(given), Counts(Drafter(), NODES)
+    heavy.weight = 2 * HEAVY
+    for asked, size, accepted in given:
+        heavy.add(asked, size, accepted)
+        heavy.decay(1)
+        heavy.review(50)
+    heavy.review(0)
+    assert heavy.weight < HEAVY
+    np.testing.assert_allclose(heavy.beliefs, light.beliefs, rtol=1e-9)
+
+
+def test_nothing_counted_is_what_is_hoped() -> None:
+    found = believe(np.zeros((3, 4)), 1.0, 0.5, 0.8)
+    np.testing.assert_allclose(found[0], [0.5, 0.4, 0.32, 0.0])
+    np.testing.assert_allclose(found[1], [1.0, 1.0, 1.0, 0.0])
+    np.testing.assert_allclose(found[2], [0.0, 0.5, 0.9, 1.22])

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Many
 from typing import TypeVar
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from forerun.errors import CapacityError, ConfigError, ForerunError
 from forerun.records import Plan, Sequence, Step
@@ -40,7 +40,7 @@ class Guarded(Drafter):
         self._is_one = type(drafter).whose is Drafter.whose  # whoever is asked, it drafts itself
         self._reads = type(drafter).reading is not Drafter.reading
         self.failures: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
-        self._begun: WeakSet[Sequence] = WeakSet()  # running ones that it was asked to draft for
+        self._begun: set[Sequence] = set()  # running ones that it was asked to draft for
         self._late: list[tuple[Step, list[int]]] = []  # unheard steps, and who is to be learned
         self._is_due = False  # whether somebody was asked in one of them
         self._seen: Counter[str] = Counter()
@@ -114,11 +114,11 @@ class Guarded(Drafter):
         if not rows:
             return
         self._late.append((step, rows))
-        self._is_due = self._is_due or any(step.plans[i].nodes > 0 for i in rows)
         may_wait = self.drafter.is_patient and step.starts  # else it is told by the text as it is
         if not may_wait or any(map(len, step.trees)):
             self._catch_up()
             return
+        self._is_due = self._is_due or any(step.plans[i].nodes > 0 for i in rows)
         steps, size = LATE
         held = len(step.laws) * step.laws[0].rows.nbytes
         if len(self._late) >= steps or len(self._late) * held >= size:

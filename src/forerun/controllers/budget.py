@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -90,7 +91,7 @@ class Budget(Controller):
         self._counts: dict[Drafter, Counts] = {}
         self._cost = Cost((1, 2), (1.0, 1.0))
         self._curve = np.array(self._cost.rows, float), np.array(self._cost.seconds)
-        self._luck: dict[Sequence, Luck] = {}
+        self._luck: WeakKeyDictionary[Sequence, Luck] = WeakKeyDictionary()
         self._num, self._plain = 0, 0.0  # sequences in the last step; its seconds without drafts
         self._settled = 0  # sequences as they last were when all was begun anew
         self._left = REVIEW  # steps with drafts until the next decision

@@ -46,7 +46,7 @@ def choose(
     plain: float,
     margin: float,
 ) -> tuple[np.ndarray, float, float]:
-    """How many nodes each of S sequences drafts, seconds of a row more, and tokens per second.
+    """How many nodes each of S sequences drafts, marginal seconds per row, and tokens per second.
 
     Of the nodes of all the likeliest, as many as make the most tokens per second; none where these
     do not pay with `margin` fewer tokens than hoped for.
@@ -64,8 +64,9 @@ def choose(
             least = min(least, beliefs[s, 0, i])
             chances[s * nodes + i] = -prices[s, 0] * least
     order = np.argsort(chances, kind="mergesort")
+    # of the nodes so far: tokens beyond one per sequence, seconds of drafting them
     hoped = beside = best_speed = best_hoped = best_rows = best_pass = 0.0
-    made, taken = float(num), 0
+    made, taken = float(num), 0  # rows, on average; nodes of the best
     for k in range(len(order)):
         s, i = order[k] // nodes, order[k] % nodes
         chance = beliefs[s, 1, i]
@@ -77,7 +78,7 @@ def choose(
         if speed > best_speed:
             best_speed, best_hoped, best_rows, best_pass, taken = speed, hoped, made, whole, k + 1
     sizes = np.zeros(size, np.int64)
-    if num + (1 - margin) * best_hoped <= plain * (num + best_hoped) / best_speed:
+    if (num + (1 - margin) * best_hoped) * best_speed <= plain * (num + best_hoped):
         return sizes, 0.0, 0.0
     firsts = num
     for k in range(taken):

@@ -15,10 +15,9 @@ HEAVY = 1e9  # weight of a draft at which all is weighed anew
 class Counts:
     """Trials and hits of the nodes of drafts of at most `nodes`.
 
-    beliefs: what follows from them (`choosing.believe`), [3, nodes + 1]; gains[N]: tokens that N
-    nodes promise. vain, each, per_node:
-    seconds of a look in vain, of a draft, and of each of its nodes, beside what any draft costs;
-    none before the first `price`.
+    beliefs: what follows from them (`choosing.believe`), [3, nodes + 1]. gains[N]: tokens that N
+    nodes promise. vain, each, per_node: seconds of a look in vain, of a draft, and of each of its
+    nodes, beside what any draft costs; none before the first `price`.
     """
 
     def __init__(self, drafter: Drafter, nodes: int) -> None:
@@ -52,7 +51,7 @@ class Counts:
         """A draft of `size` nodes, of which some were accepted, where `asked` might have been."""
         might, had, hits = self.counts
         might[min(max(asked, size), self.nodes)] += self.weight  # others may have added nodes
-        had[size] += self.weight
+        had[min(size, self.nodes)] += self.weight
         for node in accepted:
             if node < size:
                 hits[node] += self.weight
@@ -62,6 +61,9 @@ class Counts:
         """A step with so many drafts is over."""
         self._priced -= 1
         self.weight *= KEEP**-drafts
+        if self.weight > HEAVY:
+            self.counts = [[each / self.weight for each in row] for row in self.counts]
+            self.weight = 1.0
 
     def review(self, least: int) -> None:
         """Counts drafts among what is believed, if they are so many at least."""
@@ -70,8 +72,5 @@ class Counts:
             self._sum_up()
 
     def _sum_up(self) -> None:
-        if self.weight > HEAVY:
-            self.counts = [[each / self.weight for each in row] for row in self.counts]
-            self.weight = 1.0
         self.beliefs = believe(np.array(self.counts), self.weight, *self._hope)
         self.gains = self.beliefs[2].tolist()

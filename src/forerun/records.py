@@ -169,12 +169,9 @@ class Verdict:
         return [int(tree.tokens[n]) for n in self.nodes] + [self.token]
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class Step:
-    """What one step of the loop did; published to everything that learns or counts.
-
-    Nothing changes once it is made; to be frozen would cost time in every step.
-    """
+    """What one step of the loop did; published to everything that learns or counts."""
 
     seqs: list[Sequence]
     plans: list[Plan]

@@ -121,7 +121,10 @@ class Drafter:
         """Compiles what it runs."""
 
     def whose(self, seq: Sequence) -> Drafter:
-        """Who will draft for a sequence in the next step: itself, or one that it is made of."""
+        """Who will draft for a sequence in the next step: itself, or one that it is made of.
+
+        Asked only where a class says otherwise; so is `reading`.
+        """
         return self
 
     def seconds(self, nodes: int, num: int = 1) -> float:

@@ -325,3 +325,11 @@ def test_nothing_is_priced_before_a_step_shows_how_many_run() -> None:
     for _ in range(2):
         assert budget.plan(seq).is_empty
     assert [part.asked for part in drafter.parts] == [[], []]
+
+
+def test_a_drafter_that_says_it_takes_for_ever_drafts_nothing() -> None:
+    class Never(Free):
+        def seconds(self, nodes: int, num: int = 1) -> float:
+            return np.inf
+
+    assert max(plan.nodes for plan in steps(bound(FLAT, Never()), ALL, 60)[20:]) <= PROBE

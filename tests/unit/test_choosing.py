@@ -108,19 +108,56 @@ def test_both_are_what_numpy_computes(seed: int) -> None:
     assert (per_row, speed) == pytest.approx(wanted[1:], rel=1e-9)
 
 
-def test_the_cases_above_draft_and_do_not() -> None:
-    found = set()
-    for seed in range(40):
-        rng = np.random.default_rng(seed)
-        cost, beliefs = some_cost(rng), np.array([counted(drafts(rng, 100)).beliefs])
-        found.add(plain_choice(beliefs, np.array([[1.0, 0.05, 0.01]]), 1, cost, 0.2)[0] == [0])
-    assert found == {True, False}
+def chosen(beliefs: np.ndarray, prices: list[list[float]], row: float) -> list[int]:
+    """Of passes that cost 1 and so much for every row more."""
+    curve = np.array([1.0, 101.0]), np.array([1.0, 1.0 + 100 * row])
+    return choose(beliefs, np.array(prices), len(prices), *curve, 0.0, 1.0, 0.2)[0].tolist()
+
+
+def test_it_drafts_where_rows_are_cheap_and_not_where_they_are_dear() -> None:
+    beliefs = np.array([believe(np.zeros((3, NODES + 1)), 1.0, 0.5, 0.8)])
+    one = [1.0, 0.0, 0.0]
+    assert chosen(beliefs, [one], 0.0) == [NODES]
+    few = chosen(beliefs, [one], 0.1)[0]
+    assert 0 < few < NODES
+    # 1 + .5 + .4 + ... tokens of 1 + .1 N seconds: the best N, one by one
+    speeds = [(1 + beliefs[0, 2, n]) / (1 + 0.1 * n) for n in range(NODES + 1)]
+    assert few == int(np.argmax(speeds))
+    assert chosen(beliefs, [one], 0.6) == [0]
+
+
+def test_of_equally_likely_nodes_those_of_the_first_sequence_come_first() -> None:
+    one = believe(np.zeros((3, 3)), 1.0, 0.5, 1.0)  # both nodes as likely
+    step = np.array([1.0, 3.0, 4.0, 100.0]), np.array([1.0, 1.0, 10.0, 1000.0])
+    prices = np.array([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+    sizes, *_ = choose(np.array([one, one]), prices, 2, *step, 0.0, 1.0, 0.2)
+    assert sizes.tolist() == [1, 0]
+
+
+def test_a_single_node_is_enough_of_a_tree() -> None:
+    beliefs = np.array([believe(np.zeros((3, 2)), 1.0, 0.5, 0.8)])
+    assert chosen(beliefs, [[1.0, 0.0, 0.0]], 0.01) == [1]
+
+
+@pytest.mark.parametrize("price", [np.inf, np.nan])
+def test_a_drafter_of_no_price_drafts_nothing(price: float) -> None:
+    beliefs = np.array([believe(np.zeros((3, NODES + 1)), 1.0, 0.5, 0.8)])
+    assert chosen(beliefs, [[1.0, price, 0.0]], 0.0) == [0]
+
+
+def test_counts_of_more_nodes_than_there_may_be_and_of_many_drafts() -> None:
+    counts = Counts(Drafter(), 8)
+    for _ in range(300):
+        counts.add(9, 9, [0])
+        counts.decay(1000)
+    counts.review(0)
+    assert np.isfinite(counts.beliefs).all() and counts.beliefs[0, 0] > 0.5
 
 
 def test_heavy_counts_are_weighed_anew() -> None:
     given = drafts(np.random.default_rng(1), 200)
     light, heavy = counted(given), Counts(Drafter(), NODES)
-    heavy.weight = 2 * HEAVY
+    heavy.weight = HEAVY / 2
     for asked, size, accepted in given:
         heavy.add(asked, size, accepted)
         heavy.decay(1)

@@ -12,7 +12,7 @@ from forerun.controllers.fixed import Fixed
 from forerun.dice import SeededDice
 from forerun.drafters.none import Plain
 from forerun.engine.loop import Engine
-from forerun.engine.stats import Recorder, Stats
+from forerun.engine.stats import LATE, Recorder, Stats
 from forerun.engine.stops import Stops
 from forerun.records import Plan, Step, Verdict
 from forerun.roles import Drafter
@@ -158,3 +158,45 @@ def test_the_engine_counts_what_it_did(drafter, tau):
     assert stats.generated == 6
     assert stats.tau == tau
     assert set(stats.seconds) == {"draft", "forward", "verify", "other"}
+
+
+def test_steps_that_wait_are_counted_when_asked_and_when_a_sequence_ends() -> None:
+    recorder, seq = Recorder(), sequence((0, 1), 99, SeededDice(0))
+    for num in range(1, 2 * LATE + 6):
+        recorder(step(seq, fork(), [0], 2, forward=0.5))
+        if num in (3, LATE + 2, 2 * LATE + 5):  # a few wait, and more than may have been counted
+            stats = recorder.of(seq)
+            assert (stats.passes, stats.generated, stats.drafted) == (num, 2 * num, 3 * num)
+            assert stats.seconds["forward"] == 0.5 * num
+    recorder(step(seq, fork(), [0], 2))
+    assert stats.passes == num, "it waits"
+    seq.finish = "length"
+    recorder(step(seq, fork(), [0], 2))
+    assert stats.passes == num + 2, "nothing of it waits any longer"
+
+
+def test_a_stop_string_cuts_what_its_own_step_made() -> None:
+    recorder, seq = Recorder(), sequence((0, 1), 99, SeededDice(0))
+    for _ in range(3):
+        seq.tokens += [1, 2]
+        recorder(step(seq, fork(), [0], 2))
+    seq.tokens += [1, 2]
+    seq.finish, seq.end = "stop", len(seq.tokens) - 3  # it began before this step
+    recorder(step(seq, fork(), [0], 2))
+    assert recorder.of(seq).generated == 5 == len(seq.generated)
+
+
+def test_a_finished_sequence_leaves_though_a_listener_failed() -> None:
+    seq = sequence((0, 1), 3, SeededDice(0), Sampling(temperature=0))
+
+    def fail(step: Step) -> None:
+        if seq.finish:
+            raise ValueError("no")
+
+    target = FakeTarget(lambda tokens: np.full(5, 0.2), 5)
+    engine = Engine(target, Plain(), Greedy(), Fixed(), stops=Stops(), listeners=[fail])
+    engine.submit(seq)
+    with pytest.raises(ValueError, match="no"):
+        while True:
+            engine.step()
+    assert engine.step() == [seq] and seq.num_generated == 3

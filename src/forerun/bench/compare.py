@@ -25,7 +25,8 @@ class Change:
     ratio: float  # geometric mean over prompts
     interval: tuple[float, float] | None  # 95 %, bootstrap over prompts; None for one prompt
     prompts: int
-    verdict: str  # SLOWER beyond what is allowed; UNSHOWN where the interval, or none, says no more
+    # SLOWER beyond what is allowed; UNSHOWN where the interval holds 1 or there is none; or "ok"
+    verdict: str
 
     @property
     def is_slower(self) -> bool:
@@ -86,7 +87,7 @@ def compare(
             remarks.append(f"{method}: no prompt was finished in both runs")
         else:
             said = SLOWER if found.ratio < 1 - max_slowdown else "ok"
-            if holds_one(found) or said == "ok" and found.interval is None:
+            if holds_one(found) or (found.interval is None and said != SLOWER):
                 said = UNSHOWN
             changes.append(Change(method, found.ratio, found.interval, found.prompts, said))
     if not changes:

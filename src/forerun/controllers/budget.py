@@ -89,8 +89,7 @@ class Budget(Controller):
         self._probe = Plan(min(PROBE, nodes), depth)
         self._drafter = Drafter()
         self._counts: dict[Drafter, Counts] = {}
-        self._cost = Cost((1, 2), (1.0, 1.0))
-        self._curve = np.array(self._cost.rows, float), np.array(self._cost.seconds)
+        self._expect(Cost((1, 2), (1.0, 1.0)))
         self._luck: WeakKeyDictionary[Sequence, Luck] = WeakKeyDictionary()
         self._num, self._plain = 0, 0.0  # sequences in the last step; its seconds without drafts
         self._settled = 0  # sequences as they last were when all was begun anew
@@ -107,11 +106,11 @@ class Budget(Controller):
 
     def bind(self, target: Target, drafter: Drafter) -> None:
         num = sum(part.learns for part in drafter.within())
-        self._cost = cost_of(target).drafted(1 + MANY * max(num - 1, 0))
-        self._curve = np.array(self._cost.rows, float), np.array(self._cost.seconds)
+        self._expect(cost_of(target).drafted(1 + MANY * max(num - 1, 0)))
         self._is_idle = not drafter.labels
         self._drafter = drafter
-        self._best([Luck(Counts(drafter, self.nodes))])  # compiled before anything waits for it
+        if not self._is_idle:  # compiled before anything waits for it
+            self._best([Luck(Counts(drafter, self.nodes))])
         first, back = self._credit(1)
         self._is_broke = first < back  # the first steps are plain, at no cost at all
 
@@ -157,6 +156,11 @@ class Budget(Controller):
             more = min(max(self._credit(1)[0], FIRST[1]), self._owed)
             self._owed -= more
             self._account = (self._account or 0.0) + more * self._plain / max(self._num, 1)
+
+    def _expect(self, cost: Cost) -> None:
+        """Steps cost so much."""
+        self._cost = cost
+        self._curve = np.array(cost.rows, float), np.array(cost.seconds)
 
     def _balance(self, step: Step) -> None:
         """What a step has saved or spent beside plain decoding."""

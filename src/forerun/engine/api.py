@@ -138,10 +138,8 @@ class Model:
             )
         given = [replace(s, **overrides) for s in given]
         recorder = Recorder()
-        heard: list[Callable[[Step], None]] = [on_step] if on_step else []
-        if any(s.logprobs is not None for s in given):
-            heard.insert(0, record_logprobs)
-        heard.append(recorder)
+        heard: list[Callable[[Step], None]] = [record_logprobs, recorder]
+        heard[1:1] = [on_step] if on_step else []
         engine = self._engine(drafter, verifier, controller, shapers, heard, batch)
         is_lent = isinstance(drafter, str) and tenant not in self.drafter(drafter).kept
         how: dict[str, Any] = {"numbers": numbers, "tenant": tenant, "is_lent": is_lent}

@@ -40,7 +40,8 @@ class Guarded(Drafter):
         self._is_one = type(drafter).whose is Drafter.whose  # whoever is asked, it drafts itself
         self._reads = type(drafter).reading is not Drafter.reading
         self.failures: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
-        self._begun: set[Sequence] = set()  # running ones that it was asked to draft for
+        # running ones that it was asked to draft for; who asks tells of their end, `finish`
+        self._begun: set[Sequence] = set()
         self._late: list[tuple[Step, list[int]]] = []  # unheard steps, and who is to be learned
         self._is_due = False  # whether somebody was asked in one of them
         self._seen: Counter[str] = Counter()
@@ -197,7 +198,7 @@ class Guarded(Drafter):
 
 def _check(found: object, num: int) -> None:
     """Raises TypeError for what is not a tree for each of `num` sequences."""
-    if not isinstance(found, list) or len(found) != num:
+    if not isinstance(found, list | tuple) or len(found) != num:
         raise TypeError(f"propose must return a list of {num} trees, got {found!r:.80}")
     for tree in found:
         if not isinstance(tree, Tree):

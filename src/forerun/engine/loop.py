@@ -60,7 +60,7 @@ class Engine:
     def step(self) -> list[Sequence]:
         """One round for every running sequence; returns those that ended since the last one."""
         t0 = perf_counter()
-        cancelled = self.retire() if self._cancelled else []
+        cancelled = self.retire()
         seqs = list(self.scheduler.admit(self._start))
         if not seqs:
             return cancelled

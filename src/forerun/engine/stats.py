@@ -17,7 +17,8 @@ from forerun.records import Sequence, Step
 from forerun.tree import Tree
 
 LATE = 16  # steps
-Counted = tuple[Sequence, Tree, list[int], int, int]
+# of a step: accepted nodes of the tree, tokens emitted, and how many of all were cut off
+Row = tuple[Sequence, Tree, list[int], int, int]
 COUNTS = ("passes", "drafted", "accepted", "examined", "generated")
 
 
@@ -96,14 +97,13 @@ class Stats:
 class Recorder:
     """The listener that keeps a `Stats` per sequence.
 
-    It counts LATE steps at a time, or when asked: code that a pass has made cold is dear to enter.
+    It counts LATE steps at a time, when a sequence ends, and when `of` is called, whose answer
+    holds until the next step: code that a pass has made cold is dear to enter.
     """
 
     def __init__(self) -> None:
         self._stats: WeakKeyDictionary[Sequence, Stats] = WeakKeyDictionary()
-        # not counted yet: seconds of a step by part, and of each of its sequences: the tree, the
-        # verdict, how many tokens were emitted, and how many of all were cut off
-        self._late: list[tuple[dict[str, float], list[Counted]]] = []
+        self._late: list[tuple[dict[str, float], list[Row]]] = []  # seconds of a step by part
 
     def of(self, seq: Sequence) -> Stats:
         """Counters of one sequence."""
@@ -119,7 +119,7 @@ class Recorder:
             for seq, tree, v, more in zip(*lists, strict=True)
         ]
         self._late.append((times, rows))
-        if len(self._late) >= LATE:
+        if len(self._late) >= LATE or any(seq.finish for seq in step.seqs):
             self._catch_up()
 
     def _catch_up(self) -> None:

@@ -186,8 +186,7 @@ static void FN(cap_logits)(const Model *m, const Pass *p, int64_t thread) {
     }
 }
 
-/* The product with these weights comes next but one: the beginning of its share is fetched by who
-   waits, and beside the last unit of the product before it. */
+/* The product with these weights comes next: who waits may fetch the beginning of its share. */
 static void FN(expect)(Team *team, const Linear *w, int64_t rows) {
     const int64_t size = FN(group_bytes)(w) / 4, num = FN(unit_blocks)(w, rows);
     const Share share = FN(share)(team, w, rows);
@@ -217,8 +216,8 @@ static void FN(pass)(const Model *m, const Pass *given, const int64_t *cell_of, 
             meet(&team);
             FN(norm_rows)(m, p, &layer->attn, t);
             meet(&team);
-            FN(expect)(&team, &layer->out, p->num_rows);
             FN(linear)(&layer->qkv, p->act, p->act_stride, p->num_rows, &to_qkv, &team);
+            FN(expect)(&team, &layer->out, p->num_rows);
             meet(&team);
             if (m->qk_norm == WIDTH_QK_NORM) {
                 FN(squares)(m, p, layer, t);
@@ -231,9 +230,9 @@ static void FN(pass)(const Model *m, const Pass *given, const int64_t *cell_of, 
             FN(combine)(m, p, l, t);
             meet(&team);
             const int is_post = layer->post_attn.weight != NULL;
-            FN(expect)(&team, &layer->up, p->num_rows);
             FN(linear)(&layer->out, p->act, p->act_stride, p->num_rows, is_post ? &to_wide : &to_x,
                        &team);
+            FN(expect)(&team, &layer->up, p->num_rows);
             meet(&team);
             if (is_post) {
                 FN(add_norm_rows)(m, p, &layer->post_attn, t);
@@ -243,13 +242,13 @@ static void FN(pass)(const Model *m, const Pass *given, const int64_t *cell_of, 
             meet(&team);
             to_act.how = layer->up.is_gated ? FN(GATE) : FN(ACTIVATE);
             to_act.act = p->inner;
-            FN(expect)(&team, &layer->down, p->num_rows);
             FN(linear)(&layer->up, p->act, p->act_stride, p->num_rows, &to_act, &team);
+            FN(expect)(&team, &layer->down, p->num_rows);
             meet(&team);
             const int is_post_mlp = layer->post_mlp.weight != NULL;
-            FN(expect)(&team, l + 1 < m->num_layers ? &layer[1].qkv : &m->head, p->num_rows);
             FN(linear)(&layer->down, p->inner, p->act_stride, p->num_rows,
                        is_post_mlp ? &to_wide : &to_x, &team);
+            FN(expect)(&team, l + 1 < m->num_layers ? &layer[1].qkv : &m->head, p->num_rows);
             if (is_post_mlp) {
                 meet(&team);
                 FN(add_norm_rows)(m, p, &layer->post_mlp, t);

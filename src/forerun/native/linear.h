@@ -261,15 +261,6 @@ INLINE void FN(reach)(const Linear *w, int64_t part, int64_t parts, int blocks, 
         far[b] = parts == 1 ? one : next && b % 2 == part ? next : AHEAD;
 }
 
-/* Bytes from a thread's last unit to what it multiplies with next, which is fetched meanwhile in the
-   place of a further unit; 0: nothing is known of it. */
-INLINE int64_t FN(to_next)(Team *team, const char *unit, int64_t bytes) {
-    if (team->soon >= team->soon_end) return 0;
-    const int64_t far = team->soon - unit;
-    team->soon += bytes;
-    return far;
-}
-
 /* Blocks that all rows take before the next ones: a unit of work. */
 INLINE int64_t FN(unit_blocks)(const Linear *w, int64_t rows) {
     return IS_TILED(w) && rows > AMX_ROWS / 3 ? 2 : 4;
@@ -301,12 +292,7 @@ static void FN(linear)(const Linear *w, const void *x, int64_t stride, int64_t r
         next = next_unit(team, &share);
         beside.soon = FN(blocks_ahead)(w, next * num, num, parts);
         if (next >= share.all) beside.soon.left = 0;
-        const int64_t bytes = num * (FN(group_bytes)(w) / 4);
-        int64_t step = (next - unit) * bytes;
-        if (next >= share.all)
-            step = IS_TILED(w) || parts == 1
-                       ? 0
-                       : FN(to_next)(team, (const char *)w->weight + unit * bytes, bytes);
+        const int64_t step = next < share.all ? (next - unit) * num * (FN(group_bytes)(w) / 4) : 0;
         for (int64_t part = 0; part < parts; part++) {
             const int64_t row = rows * part / parts, n = rows * (part + 1) / parts - row;
             const int blocks = IS_TILED(w) ? (int)num : VECTOR_BLOCKS(n);

@@ -362,3 +362,9 @@ def test_a_verifier_that_changes_what_is_said_is_told_of_once(tiny_folder, caplo
         model.generate([PROMPT], verifier=verifier, max_new_tokens=4, seed=0)
     told = [message for message in caplog.messages if "changes what the model says" in message]
     assert len(told) == 1 and "typical" in told[0] and "speculative" in told[0]
+
+
+@pytest.mark.parametrize("given", [{"prompt": PROMPT}, b"abc"])
+def test_what_is_neither_a_prompt_nor_a_list_of_them_is_refused(model, given) -> None:
+    with pytest.raises(DataError, match="expected a prompt or a list of them"):
+        model.generate(given, max_new_tokens=1)

@@ -154,6 +154,13 @@ def test_quiet_is_what_the_rest_of_the_run_was() -> None:
     assert kept(read_gb_s=[30.0] * 5, taken=[0.0, 0.02, 0.5, 0.05, 0.12]) == [0, 1, 3]
     assert kept(taken=[0.5, 0.52, 0.48, 0.5, 0.9]) == [0, 1, 2, 3]
     assert kept(read_gb_s=[]) == []
+
+    many = [Record("a", i, "", "", "m", 0, i, 5, 1.0, 9, limits={"taken": 0.0}) for i in range(4)]
+    few = [replace(r, task="b", limits={"taken": 0.5}) for r in many]
+    assert metrics.calm([*many, *few]) == [*many, *few], "no task loses all that it has"
+    spoiled = [*many[1:], replace(many[0], limits={"taken": 0.5})]
+    assert metrics.calm([*spoiled, *few]) == [*spoiled[:3], *few]
+
     assert kept(read_gb_s=[30.0, 12, 12, 12, 30, 31]) == [0, 1, 2, 3, 4, 5], "its usual speed"
     turns = [2.0, 2, 2, 2, 1]
     assert kept(read_gb_s=[30.0, 12, 30, 30, 12], in_turns=turns) == [0, 1, 2, 3], "both were slow"

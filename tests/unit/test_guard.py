@@ -15,7 +15,7 @@ from forerun.engine.guard import Guarded
 from forerun.errors import ConfigError
 from forerun.records import Plan, Sequence
 from forerun.roles import Drafter, Target, name_of
-from forerun.tree import EMPTY, Tree
+from forerun.tree import EMPTY, Tree, chain
 
 
 class Mine(Drafter):
@@ -60,6 +60,25 @@ def test_what_is_no_tree_costs_the_draft_and_is_shown(
         assert guarded.propose([seq], [Plan(4)]) == [EMPTY]
     assert re.match(f"drafter test_guard failed .TypeError: .*{said}", caplog.messages[0])
     assert guarded.failures[seq] == 1
+
+
+def test_ids_outside_the_vocabulary_cost_the_draft(caplog: pytest.LogCaptureFixture) -> None:
+    target, seq = FakeTarget(table_law(1)), sequence([1], 8, SeededDice(1))
+    for ids in ([1, target.vocab_size], [-1]):
+        guarded = Guarded(Mine([chain(ids)]))
+        guarded.bind(target)
+        with caplog.at_level(logging.WARNING, logger="forerun"):
+            assert guarded.propose([seq], [Plan(4)]) == [EMPTY]
+        assert f"it drafts ids {ids}; they end at {target.vocab_size - 1}" in caplog.messages[-1]
+    good = Guarded(Mine([chain([0, target.vocab_size - 1])]))
+    good.bind(target)
+    assert len(good.propose([seq], [Plan(4)])[0]) == 2
+
+
+def test_labels_that_are_no_set_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Mine, "labels", "point")
+    with pytest.raises(ConfigError, match="test_guard: labels must be a set, .* got 'point'"):
+        Guarded(Mine(None))
 
 
 def test_a_drafter_of_a_script_has_the_name_of_its_class(monkeypatch: pytest.MonkeyPatch) -> None:

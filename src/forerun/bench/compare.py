@@ -60,7 +60,7 @@ def compare(
 
     relative: speed-ups over plain decoding of the same run instead of tokens per second, so that a
     machine that was busier the second time counts less. What a disturbed machine measured is left
-    out, if that is less than half of a run, and remarked. Raises DataError for runs that did not
+    out, if that is less than half of a task, and remarked. Raises DataError for runs that did not
     do the same.
     """
     if not 0 <= max_slowdown < 1:
@@ -87,8 +87,7 @@ def compare(
             remarks.append(f"{method}: no prompt was finished in both runs")
         else:
             said = SLOWER if found.ratio < 1 - max_slowdown else "ok"
-            if holds_one(found) or (found.interval is None and said != SLOWER):
-                said = UNSHOWN
+            said = UNSHOWN if found.interval is None or holds_one(found) else said
             changes.append(Change(method, found.ratio, found.interval, found.prompts, said))
     if not changes:
         raise DataError(

@@ -90,12 +90,15 @@ def samples_of(records: Iterable[Record]) -> list[SampleRecord]:
 def calm(records: Sequence[Record]) -> list[Record]:
     """Records that no disturbance spoiled, in the same order.
 
-    It spoils none of those that took turns. Where less than half would be left, that is how the
-    machine is, and all stay.
+    It spoils none of those that took turns. Where less than half of a task would be left, that is
+    how the machine is, and all of that task stays.
     """
     pairs = zip(records, disturbed(records), strict=True)
     kept = [r for r, bad in pairs if r.is_shared or not bad]
-    return kept if 2 * len(kept) >= len(records) else list(records)
+    left, all_ = Counter(r.task for r in kept), Counter(r.task for r in records)
+    whole = {task for task, count in all_.items() if 2 * left[task] < count}
+    ids = set(map(id, kept))
+    return [r for r in records if r.task in whole or id(r) in ids]
 
 
 def disturbed(records: Sequence[Record]) -> list[bool]:

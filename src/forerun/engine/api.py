@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,8 +122,10 @@ class Model:
         if unknown:
             known = {*Sampling.__dataclass_fields__, "drafter", "verifier", "controller", "batch"}
             raise UnknownName.of("option", unknown[0], known)
-        if batch is not None and batch < 1:
-            raise ConfigError(f"batch must be at least 1, got {batch}; 1 runs one at a time")
+        if batch is not None and not (isinstance(batch, Integral) and batch >= 1):
+            raise ConfigError(
+                f"batch must be at least 1, a whole number, got {batch}; 1 runs one at a time"
+            )
         texts = _as_list(prompts)
         given = _as_samplings(sampling)
         given = given * len(texts) if len(given) == 1 else given
@@ -245,7 +248,7 @@ def _check_role(kind: str, part: Any, role: type) -> None:
 def _as_list(prompts: Prompts) -> list[str | list[int]]:
     if isinstance(prompts, str):
         return [prompts]
-    if not isinstance(prompts, Iterable):
+    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | Mapping):
         raise DataError(
             f"expected a prompt or a list of them, got {prompts!r}; such as '...', "
             "['...', '...'] or [[5, 6, 7]]"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Set
 from collections.abc import Sequence as Many
 from typing import TypeVar
 from weakref import WeakKeyDictionary
@@ -37,6 +37,13 @@ class Guarded(Drafter):
     def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.name = drafter, name_of(drafter)
         self.labels, self.needs = drafter.labels, drafter.needs
+        if not isinstance(self.labels, Set):
+            raise ConfigError(
+                f"drafter {self.name}: labels must be a set, such as frozenset({{'point'}}), got "
+                f"{self.labels!r}"
+            )
+        # ids of drafters from elsewhere are looked at: one that is none would end the run
+        self._vocab = None if type(drafter).__module__.startswith("forerun.") else 0
         self._is_one = type(drafter).whose is Drafter.whose  # whoever is asked, it drafts itself
         self._reads = type(drafter).reading is not Drafter.reading
         self.failures: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
@@ -51,6 +58,8 @@ class Guarded(Drafter):
         return self.drafter.within()
 
     def bind(self, target: Target) -> None:
+        if self._vocab is not None:
+            self._vocab = target.vocab_size
         try:
             self.drafter.bind(target)
         except ForerunError:
@@ -157,7 +166,7 @@ class Guarded(Drafter):
     def _propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
         try:
             found = self.drafter.propose(seqs, plans)
-            _check(found, len(seqs))
+            _check(found, len(seqs), self._vocab)
             return [signed(tree, self.name) for tree in found]
         except Exception as error:
             if len(seqs) == 1:
@@ -196,10 +205,15 @@ class Guarded(Drafter):
         self._seen[type(error).__name__] += 1
 
 
-def _check(found: object, num: int) -> None:
-    """Raises TypeError for what is not a tree for each of `num` sequences."""
+def _check(found: object, num: int, vocab: int | None) -> None:
+    """Raises TypeError for what is not a tree for each of `num` sequences.
+
+    vocab: ValueError for ids that are not in 0..vocab - 1, if it is told.
+    """
     if not isinstance(found, list | tuple) or len(found) != num:
         raise TypeError(f"propose must return a list of {num} trees, got {found!r:.80}")
     for tree in found:
         if not isinstance(tree, Tree):
             raise TypeError(f"expected a Tree for each sequence, got {tree!r:.80}")
+        if vocab and len(tree) and not 0 <= tree.tokens.min() <= tree.tokens.max() < vocab:
+            raise ValueError(f"it drafts ids {tree.tokens.tolist()}; they end at {vocab - 1}")

@@ -203,7 +203,9 @@ def test_nodes_that_others_added_are_counted_as_asked_for() -> None:
         emitted = [verdict.tokens(tree) for verdict in verdicts]
         budget.observe(Step(seqs, plans, [tree, tree], [], verdicts, emitted))
     (counts,) = budget._counts.values()
-    assert (counts.asked >= counts.tries).all() and counts.tries[5] > 1
+    might, had, _ = counts.counts
+    assert might[4] == 0 and might[6] == had[6] > 1
+    assert (counts.beliefs[1] <= 1).all()
 
 
 def test_a_probe_goes_on_while_others_join() -> None:

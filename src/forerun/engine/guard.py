@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Set
 from collections.abc import Sequence as Many
 from typing import TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from forerun.errors import CapacityError, ConfigError, ForerunError
 from forerun.records import Plan, Sequence, Step
@@ -47,8 +47,7 @@ class Guarded(Drafter):
         self._is_one = type(drafter).whose is Drafter.whose  # whoever is asked, it drafts itself
         self._reads = type(drafter).reading is not Drafter.reading
         self.failures: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
-        # running ones that it was asked to draft for; who asks tells of their end, `finish`
-        self._begun: set[Sequence] = set()
+        self._begun: WeakSet[Sequence] = WeakSet()  # running ones that it was asked to draft for
         self._late: list[tuple[Step, list[int]]] = []  # unheard steps, and who is to be learned
         self._is_due = False  # whether somebody was asked in one of them
         self._seen: Counter[str] = Counter()

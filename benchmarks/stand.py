@@ -115,16 +115,14 @@ class Contest:
 
 
 def units(mode: str, methods: list[str], problems: int) -> Iterator[Unit]:
-    """Problem by problem; methods in turn, forwards and backwards."""
+    """Problem by problem, way by way; methods in turn, forwards and backwards."""
+    ways = [("sequential", 8 if mode == "ablation" else max(TRAJECTORIES))]
+    if mode == "table":
+        ways += [(way, n) for way in ("batch of 4", "DVTS") for n in TRAJECTORIES]
     for problem in range(problems):
-        for method in methods[::-1] if problem % 2 else methods:
-            if mode != "table":
-                yield Unit(problem, method, "sequential", 8 if mode == "ablation" else 16)
-                continue
-            yield Unit(problem, method, "sequential", max(TRAJECTORIES))
-            for n in TRAJECTORIES:
-                yield Unit(problem, method, "batch of 4", n)
-                yield Unit(problem, method, "DVTS", n)
+        for way, n in ways:
+            for method in methods[::-1] if problem % 2 else methods:
+                yield Unit(problem, method, way, n)
 
 
 class Runner:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -30,26 +31,41 @@ def container_bytes(
     root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
 ) -> int:
     """What the memory limits of our control groups (v1 or v2) leave; file cache counts as free."""
-    free = UNLIMITED
     with suppress(OSError):
-        for line in own.read_text().splitlines():
-            _, kinds, path = line.split(":", 2)
-            if kinds and "memory" not in kinds.split(","):
-                continue
-            base = root / "memory" if kinds else root
-            folder = base / path.lstrip("/")
-            groups = [g for g in (folder, *folder.parents) if g.is_relative_to(base)]
-            names = V1 if kinds else V2
-            free = min([free, *(_group_bytes(group, *names) for group in groups)])
-    return free
+        groups = _groups(root, own.read_text())
+        return min([UNLIMITED, *(_group_bytes(*group) for group in groups)])
+    return UNLIMITED
 
 
-def _group_bytes(group: Path, limit: str, usage: str) -> int:
+@cache
+def _groups(root: Path, memberships: str) -> list[tuple[str, str, str]]:
+    """Folder, limit and usage of every group that bounds ours, as /proc/self/cgroup names them."""
+    found = []
+    for line in memberships.splitlines():
+        _, kinds, path = line.split(":", 2)
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        base = root / "memory" if kinds else root
+        folder = base / path.lstrip("/")
+        groups = [g for g in (folder, *folder.parents) if g.is_relative_to(base)]
+        found += [(str(group), *(V1 if kinds else V2)) for group in groups]
+    return found
+
+
+def _group_bytes(group: str, limit: str, usage: str) -> int:
     """What the limit of one group leaves."""
     try:
-        most, used = int((group / limit).read_text()), int((group / usage).read_text())
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        most = int(_text(group, limit))
+        if most >= UNLIMITED:  # how version 1 says that there is none
+            return UNLIMITED
+        used = int(_text(group, usage))
+        stat = dict(line.split() for line in _text(group, "memory.stat").splitlines())
     except (OSError, ValueError):  # no such files, or the limit is "max"
         return UNLIMITED
     cached = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
     return max(most - used + cached, 0)
+
+
+def _text(group: str, name: str) -> str:
+    with open(f"{group}/{name}") as file:
+        return file.read()

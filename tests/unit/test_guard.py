@@ -75,6 +75,33 @@ def test_ids_outside_the_vocabulary_cost_the_draft(caplog: pytest.LogCaptureFixt
     assert len(good.propose([seq], [Plan(4)])[0]) == 2
 
 
+@pytest.mark.parametrize("plan", [Plan(2), Plan(8, depth=2)])
+def test_more_than_was_planned_costs_the_draft(
+    plan: Plan, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The plan keeps drafts within the context: a longer one would end the run."""
+    guarded, seq = Guarded(Mine([chain([0, 1, 0])])), sequence([1], 8, SeededDice(1))
+    guarded.bind(FakeTarget(table_law(1)))
+    with caplog.at_level(logging.WARNING, logger="forerun"):
+        assert guarded.propose([seq], [plan]) == [EMPTY]
+    said = f"3 nodes on 3 levels; its plan has nodes={plan.nodes}, depth={plan.depth}"
+    assert said in caplog.messages[0]
+    assert len(guarded.propose([seq], [Plan(3, depth=3)])[0]) == 3
+
+
+def test_one_that_cannot_draft_is_refused() -> None:
+    class Misspelt(Drafter):
+        labels = frozenset({"point"})
+
+        def proposes(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+            return []
+
+    with pytest.raises(ConfigError, match="test_guard has neither `propose_one` nor `propose`"):
+        Guarded(Misspelt())
+    Misspelt.labels = frozenset()
+    assert Guarded(Misspelt()).propose([], []) == []
+
+
 def test_labels_that_are_no_set_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Mine, "labels", "point")
     with pytest.raises(ConfigError, match="test_guard: labels must be a set, .* got 'point'"):

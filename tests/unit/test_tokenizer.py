@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Rust
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from forerun.errors import ModelError
+from forerun.errors import DataError, ModelError
 from forerun.models.tokenizer import TextStream, Tokenizer
 
 TEXT = 'Ann said: "2 + 3 = 5".\n  Zoë 你好 \U0001f642\U0001f642 done '
@@ -45,6 +45,11 @@ def test_round_trip_and_stream(tmp_path: Path) -> None:
     assert "".join(parts) == TEXT
     assert all("\ufffd" not in part for part in parts), "no half characters"
     assert stream.flush() == ""
+
+
+def test_half_a_surrogate_pair_is_no_text(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"character 2 is half a surrogate pair \('.ud83d'\)"):
+        byte_level(tmp_path).encode("ab\ud83d")
 
 
 def test_what_is_held_back_comes_with_flush(tmp_path: Path) -> None:

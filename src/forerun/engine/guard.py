@@ -42,10 +42,20 @@ class Guarded(Drafter):
                 f"drafter {self.name}: labels must be a set, such as frozenset({{'point'}}), got "
                 f"{self.labels!r}"
             )
-        # ids of drafters from elsewhere are looked at: one that is none would end the run
-        self._vocab = None if type(drafter).__module__.startswith("forerun.") else 0
-        self._is_one = type(drafter).whose is Drafter.whose  # whoever is asked, it drafts itself
-        self._reads = type(drafter).reading is not Drafter.reading
+        kind = type(drafter)
+        if (
+            self.labels
+            and kind.propose is Drafter.propose
+            and kind.propose_one is Drafter.propose_one
+        ):
+            raise ConfigError(
+                f"drafter {self.name} has neither `propose_one` nor `propose`, so it never drafts; "
+                "write one of them, or say labels = frozenset()"
+            )
+        # what drafters from elsewhere say is looked at: an id that is none would end the run
+        self._vocab = None if kind.__module__.startswith("forerun.") else 0
+        self._is_one = kind.whose is Drafter.whose  # whoever is asked, it drafts itself
+        self._reads = kind.reading is not Drafter.reading
         self.failures: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
         self._begun: WeakSet[Sequence] = WeakSet()  # running ones that it was asked to draft for
         self._late: list[tuple[Step, list[int]]] = []  # unheard steps, and who is to be learned
@@ -165,7 +175,7 @@ class Guarded(Drafter):
     def _propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
         try:
             found = self.drafter.propose(seqs, plans)
-            _check(found, len(seqs), self._vocab)
+            _check(found, plans, self._vocab)
             return [signed(tree, self.name) for tree in found]
         except Exception as error:
             if len(seqs) == 1:
@@ -204,15 +214,23 @@ class Guarded(Drafter):
         self._seen[type(error).__name__] += 1
 
 
-def _check(found: object, num: int, vocab: int | None) -> None:
-    """Raises TypeError for what is not a tree for each of `num` sequences.
+def _check(found: object, plans: Many[Plan], vocab: int | None) -> None:
+    """Raises TypeError for what is not a tree for each plan.
 
-    vocab: ValueError for ids that are not in 0..vocab - 1, if it is told.
+    vocab: ValueError for ids that are not in 0..vocab - 1 and for more than was planned, if told.
     """
-    if not isinstance(found, list | tuple) or len(found) != num:
-        raise TypeError(f"propose must return a list of {num} trees, got {found!r:.80}")
-    for tree in found:
+    if not isinstance(found, list | tuple) or len(found) != len(plans):
+        raise TypeError(f"propose must return a list of {len(plans)} trees, got {found!r:.80}")
+    for tree, plan in zip(found, plans, strict=True):
         if not isinstance(tree, Tree):
             raise TypeError(f"expected a Tree for each sequence, got {tree!r:.80}")
-        if vocab and len(tree) and not 0 <= tree.tokens.min() <= tree.tokens.max() < vocab:
+        if not vocab or not len(tree):
+            continue
+        if not 0 <= tree.tokens.min() <= tree.tokens.max() < vocab:
             raise ValueError(f"it drafts ids {tree.tokens.tolist()}; they end at {vocab - 1}")
+        if len(tree) > plan.nodes or tree.depths.max() > plan.depth:
+            depth = int(tree.depths.max())
+            raise ValueError(
+                f"it drafts {len(tree)} nodes on {depth} levels; its plan has nodes={plan.nodes}, "
+                f"depth={plan.depth}"
+            )

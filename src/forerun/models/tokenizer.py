@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import ModelError, in_a_line
+from forerun.errors import DataError, ModelError, in_a_line
 
 FILES = (
     "tokenizer.json",
@@ -73,8 +73,20 @@ class Tokenizer:
         return bool(getattr(self.inner, "chat_template", None))
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """Ids of a text; `special` adds what the model expects around one (such as a first id)."""
-        return list(self.inner.encode(text, add_special_tokens=special))
+        """Ids of a text; `special` adds what the model expects around one (such as a first id).
+
+        Raises DataError for half a surrogate pair, which no text in UTF-8 holds.
+        """
+        try:
+            return list(self.inner.encode(text, add_special_tokens=special))
+        except (TypeError, UnicodeEncodeError):
+            half = next((i for i, char in enumerate(text) if "\ud800" <= char <= "\udfff"), None)
+            if half is None:
+                raise
+            raise DataError(
+                f"the text cannot be encoded: character {half} is half a surrogate pair "
+                f"({text[half]!r}); decode it with errors='replace'"
+            ) from None
 
     def decode(self, ids: Many[int]) -> str:
         """Text of ids; special tokens are left out."""

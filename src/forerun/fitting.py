@@ -84,10 +84,17 @@ class Tally:
                 tries, hits = (np.array(facts[name], dtype=float) for name in ("tries", "hits"))
             except (ValueError, TypeError, KeyError) as error:
                 raise DataError(f"{path} has counts that are no numbers: {error}") from None
+            if tries.ndim != 1 or hits.ndim != 1:
+                raise DataError(f"{path} has counts that are no lists of numbers")
             if not len(tries) == len(hits) == len(tally.places):
                 raise DataError(
                     f"{path} has {len(tries)} tries and {len(hits)} hits for {len(tally.places)} "
                     "places; fit it again with `forerun fit-tree`"
+                )
+            if not ((hits >= 0) & (hits <= tries)).all() or not np.isfinite(tries).all():
+                raise DataError(
+                    f"{path} has counts that cannot be: hits are from 0 to tries, place by place; "
+                    "fit it again with `forerun fit-tree`"
                 )
             tally.tries, tally.hits = tries, hits
         scale = min(1.0, MOST / max(1.0, tally.tries.max(initial=0.0)))

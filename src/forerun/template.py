@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -65,7 +66,7 @@ class Template:
 
     def save(self, path: Path, **facts: Any) -> None:
         """Writes the places as JSON, atomically; `facts` say what they rest on."""
-        draft = path.with_suffix(".tmp")
+        draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         draft.write_text(json.dumps(facts | {"places": self.places}))
         draft.replace(path)
 
@@ -74,7 +75,9 @@ class Template:
         """Reads what `save` wrote."""
         try:
             places = json.loads(path.read_text())["places"]
-            return cls(tuple(tuple(int(r) for r in place) for place in places))
+            if not places or any(type(rank) is not int for place in places for rank in place):
+                raise ValueError("places must be lists of whole numbers, one at least")
+            return cls(tuple(map(tuple, places)))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path} is not a template (JSON with 'places'): {error}") from None
 

@@ -32,3 +32,13 @@ def test_who_overwrites_holds_one_law_of_each_context(monkeypatch: pytest.Monkey
     monkeypatch.syspath_prepend(FOLDER)
     latest = importlib.import_module("stand").latest(None)
     assert most_seen(Stand()) > 5 and most_seen(latest) == 1
+
+
+def test_methods_of_a_pair_meet_the_same_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every problem is decoded by all methods in one way before the next way begins."""
+    monkeypatch.syspath_prepend(FOLDER)
+    units = [*importlib.import_module("stand").units("table", ["plain", "STAND"], 2)]
+    for one, other in zip(units[::2], units[1::2], strict=True):
+        assert (one.problem, one.way, one.n) == (other.problem, other.way, other.n)
+        assert {one.method, other.method} == {"plain", "STAND"}
+    assert units[0].method != units[len(units) // 2].method  # backwards on every other problem

@@ -92,6 +92,24 @@ def test_score_and_weighted_votes(model: Model) -> None:
     assert found.answer == max(sums, key=sums.__getitem__)
 
 
+def test_negative_scores_cannot_weigh_votes(model: Model) -> None:
+    """They would elect the answer with the fewest samples."""
+    found = best_of(
+        model, PROMPT, n=6, select="weighted", parse=first_word,
+        scorer=lambda prompt, text: -float(len(text)), **FEW,
+    )  # fmt: skip
+    shortest = min(found.samples, key=lambda sample: len(sample.text))
+    assert len(found.chosen.text) == len(shortest.text)
+    assert any("weighted votes need scores of at least 0" in note for note in found.notes)
+    assert min(found.votes.values()) >= 1
+
+
+def test_a_parser_that_raises_leaves_the_samples(model: Model) -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        best_of(model, PROMPT, n=3, parse=lambda text: str(1 / 0), **FEW)
+    assert len(caught.value.samples) == 3
+
+
 def test_early_stop_keeps_the_winner_of_all(model: Model) -> None:
     def parse(text: str) -> str:
         return "long" if len(text) > 2 else "short"
@@ -189,6 +207,9 @@ def test_bad_options(model: Model, options: dict, said: str) -> None:
         ("so \\boxed{\\frac{1}{2}} holds", "\\frac{1}{2}"),
         ("\\boxed{7", None),
         ("#### 1,200", "1200"),
+        ("#### 12,345,678.0", "12345678"),
+        ("Answer: 1,2", "1,2"),  # a list
+        ("\\boxed{3,5}", "3,5"),
         ("**Answer:** 1200.0", "1200"),
         ("Answer: $2.50", "2.5"),
         ("Answer: yes.", "yes"),

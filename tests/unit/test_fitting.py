@@ -125,6 +125,16 @@ def test_a_refit_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
         assert error <= 1e-12
 
 
+@pytest.mark.parametrize(
+    ("tries", "hits"), [(3, 4), ([float("nan")], [0]), ([-1e9], [0]), ([1], [2]), ([2], [-1])]
+)
+def test_counts_that_cannot_be_are_refused(tmp_path: Path, tries: object, hits: object) -> None:
+    path = tmp_path / fitting.FILE
+    grid(1).save(path, tries=tries, hits=hits)
+    with pytest.raises(DataError, match="counts that"):
+        Tally.of_file(path)
+
+
 def test_files_keep_counts_and_places(tmp_path: Path) -> None:
     tally = Tally(PLACES)
     tree = tree_of(-1, -1)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fakes import FakeTarget, sequence, table_law
+from forerun import registry
 from forerun.dice import SeededDice
 from forerun.engine.guard import Guarded
 from forerun.errors import ConfigError
@@ -100,6 +101,25 @@ def test_one_that_cannot_draft_is_refused() -> None:
         Guarded(Misspelt())
     Misspelt.labels = frozenset()
     assert Guarded(Misspelt()).propose([], []) == []
+
+
+@pytest.mark.parametrize("name", ["fuse", "cascade", "router"])
+def test_parts_from_elsewhere_are_looked_at_too(name: str) -> None:
+    """One of theirs within one of ours would end the run as well."""
+    target, seq = FakeTarget(table_law(1)), sequence([1], 8, SeededDice(1))
+    for found in (chain([target.vocab_size]), chain([-3]), chain([0, 1, 0])):
+        bad = Mine([found])
+        guarded = Guarded(registry.make("drafter", name, parts=(bad, "prompt_lookup")))
+        guarded.bind(target)
+        for _ in range(4):
+            (tree,) = guarded.propose([seq], [Plan(2)])
+            assert len(tree) <= 2 and all(0 <= t < target.vocab_size for t in tree.tokens)
+
+    class Mute(Drafter):
+        labels = frozenset({"point"})
+
+    with pytest.raises(ConfigError, match="has neither"):
+        Guarded(registry.make("drafter", name, parts=(Mute(), "prompt_lookup")))
 
 
 def test_labels_that_are_no_set_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from pathlib import Path
@@ -171,6 +172,28 @@ def test_aggregates_of_step_scores(model: Model) -> None:
     for name, rule in {"min": min, "mean": lambda s: sum(s) / len(s), "product": math.prod}.items():
         found = dvts(model, PROMPT, scorer=length, n=4, width=2, aggregate=name, **FEW)
         assert all(b.score == pytest.approx(rule(b.scores)) for b in found.tree[1:])
+
+
+def test_scores_that_are_too_large_together_drop_the_branch(model: Model, method: Any) -> None:
+    def found(aggregate: str) -> Any:
+        scores = itertools.cycle((1e300, 1.0, 0.5))
+        return method(
+            model, PROMPT, scorer=lambda prompt, text: next(scores), n=8, width=4,
+            aggregate=aggregate, **FEW,
+        )  # fmt: skip
+
+    product, mean = found("product"), found("mean")
+    lost = [branch for branch in product.tree if branch.fate == "lost"]
+    assert lost and all(math.prod(branch.parent.scores) == 1e300 for branch in lost)
+    assert math.isfinite(product.chosen.score)
+    assert any("the product of its scores is no finite number" in n for n in product.notes)
+    assert all(branch.fate != "lost" and math.isfinite(branch.score) for branch in mean.tree[1:])
+
+
+def test_a_parser_that_raises_leaves_the_tree(model: Model, method: Any) -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        method(model, PROMPT, scorer=length, n=4, parse=lambda text: str(1 / 0), **FEW)
+    assert len(caught.value.tree) > 4
 
 
 def test_negative_scores_cannot_weigh_votes(model: Model) -> None:

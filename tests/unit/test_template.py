@@ -111,7 +111,17 @@ def test_saved_templates_come_back(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["t.json"]
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"places": 3}', '{"places": [["a"]]}', "[1"])
+def test_saving_touches_no_other_file(tmp_path):
+    (tmp_path / "t.tmp").write_text("mine")
+    best_first(3).save(tmp_path / "t.json")
+    assert (tmp_path / "t.tmp").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", '{"places": 3}', '{"places": [["a"]]}', "[1"]
+    + ['{"places": []}', '{"places": [[1e999]]}', '{"places": [[0.7], [1.2]]}', '{"places": [0]}'],
+)
 def test_a_file_that_is_no_template_is_refused(tmp_path, text):
     (tmp_path / "t.json").write_text(text)
     with pytest.raises(DataError, match="not a template"):

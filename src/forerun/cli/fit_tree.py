@@ -75,7 +75,11 @@ def command(
     device: options.Device = "auto",
     is_json: options.Json = False,
 ) -> None:
-    """Fit the draft tree's template to a model and its prompts; used from then on by itself."""
+    """Fit the draft tree's template to a model and its prompts.
+
+    `--drafter stand:tree=template` uses it from then on by itself; `stand` as it is counts for
+    itself which places are accepted.
+    """
     from forerun.ngrams import files
     from forerun.template import DEFAULT
 

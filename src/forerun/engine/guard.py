@@ -42,18 +42,15 @@ class Guarded(Drafter):
                 f"drafter {self.name}: labels must be a set, such as frozenset({{'point'}}), got "
                 f"{self.labels!r}"
             )
-        kind = type(drafter)
-        if (
-            self.labels
-            and kind.propose is Drafter.propose
-            and kind.propose_one is Drafter.propose_one
-        ):
+        kind, parts = type(drafter), [*drafter.within()]
+        if mute := [part for part in parts if part.labels and not _can_draft(type(part))]:
             raise ConfigError(
-                f"drafter {self.name} has neither `propose_one` nor `propose`, so it never drafts; "
-                "write one of them, or say labels = frozenset()"
+                f"drafter {name_of(mute[0])} has neither `propose_one` nor `propose`, so it never "
+                "drafts; write one of them, or say labels = frozenset()"
             )
         # what drafters from elsewhere say is looked at: an id that is none would end the run
-        self._vocab = None if kind.__module__.startswith("forerun.") else 0
+        is_ours = all(type(part).__module__.startswith("forerun.") for part in (drafter, *parts))
+        self._vocab = None if is_ours else 0
         self._is_one = kind.whose is Drafter.whose  # whoever is asked, it drafts itself
         self._reads = kind.reading is not Drafter.reading
         self.failures: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
@@ -212,6 +209,10 @@ class Guarded(Drafter):
             )
             log.debug("where it failed", exc_info=error)
         self._seen[type(error).__name__] += 1
+
+
+def _can_draft(kind: type[Drafter]) -> bool:
+    return kind.propose is not Drafter.propose or kind.propose_one is not Drafter.propose_one
 
 
 def _check(found: object, plans: Many[Plan], vocab: int | None) -> None:

@@ -85,7 +85,7 @@ class Tokenizer:
                 raise
             raise DataError(
                 f"the text cannot be encoded: character {half} is half a surrogate pair "
-                f"({text[half]!r}); decode it with errors='replace'"
+                f"({text[half]!r}); take it out, or give the other half"
             ) from None
 
     def decode(self, ids: Many[int]) -> str:

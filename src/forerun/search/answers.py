@@ -13,7 +13,7 @@ _LINE = re.compile(  # stars are Markdown's
     r"^[ \t]*(?:\**Answer(?:\**:\**|\**[ \t])|####)[ \t]*\**[ \t]*([^\s:*].*?)[ \t]*\**[ \t]*$",
     re.M | re.I,
 )
-_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
+_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")  # 1,200; not the list 1,2
 
 
 def last_answer(text: str) -> str | None:
@@ -53,6 +53,14 @@ def weigh(answers: Many[str | None], weights: Many[float]) -> dict[str, float]:
         if answer is not None:
             sums[answer] = sums.get(answer, 0.0) + weight
     return dict(sorted(sums.items(), key=lambda pair: -pair[1]))
+
+
+def voted(select: str, scores: Many[float], note: Callable[[str], None]) -> str:
+    """How to select: by score where a weight below 0 would make a vote count against its answer."""
+    if select != "weighted" or min(scores, default=0.0) >= 0:
+        return select
+    note("weighted votes need scores of at least 0; chosen by score instead")
+    return "score"
 
 
 def is_decided(answers: Many[str | None], left: int) -> bool:

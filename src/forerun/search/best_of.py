@@ -20,7 +20,7 @@ from forerun.engine.stats import Stats
 from forerun.errors import ConfigError, UnknownName
 from forerun.records import Sequence
 from forerun.sampling import Sampling
-from forerun.search.answers import Parse, is_decided, last_answer, weigh
+from forerun.search.answers import Parse, is_decided, last_answer, voted, weigh
 from forerun.search.scorers import AnyScorer, Attempt, Likelihood, as_scorer, score_all
 from forerun.search.session import Session
 
@@ -103,11 +103,11 @@ def best_of(
                 if early_stop and left and is_decided([parse(s.text) for s in done], left):
                     session.note(f"early stop: the vote is decided after {len(done)} of {n}")
                     session.cancel_all()
+            done.sort(key=lambda sample: sample.index)
+            return _choose(session, done, n, select, parse, judge)
         except BaseException as error:
             error.samples = done  # type: ignore[attr-defined]
             raise
-        done.sort(key=lambda sample: sample.index)
-        return _choose(session, done, n, select, parse, judge)
 
 
 def _judge(select: str, scorer: AnyScorer | None) -> Any:
@@ -161,10 +161,11 @@ def _choose(
     scores: list[float | None] = [None] * len(samples)
     if judge is not None:
         scores = _scores(session, samples, judge)
+    alive = [i for i in range(len(samples)) if judge is None or scores[i] is not None]
+    select = voted(select, [scores[i] or 0.0 for i in alive], session.note)
     weights = [1.0] * len(samples)
     if select == "weighted":
         weights = [score or 0.0 for score in scores]
-    alive = [i for i in range(len(samples)) if judge is None or scores[i] is not None]
     votes = weigh([answers[i] for i in alive], [weights[i] for i in alive])
     if select in ("majority", "weighted"):
         winner = next(iter(votes), None)
@@ -197,12 +198,10 @@ def _scores(session: Session, samples: list[Sample], judge: Any) -> list[float |
             session.note(f"sample {sample.index} is dropped: {score}")
     scores = [None if isinstance(score, str) else score for score in found]
     if all(score is None for score in scores):
-        error = NoSampleLeft(
+        raise NoSampleLeft(
             f"the scorer lost all {len(samples)} samples (the last: {found[-1]}); mend the scorer, "
             "or use select='majority'"
         )
-        error.samples = samples
-        raise error
     return scores
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from forerun.engine.stats import Stats
 from forerun.errors import ConfigError, UnknownName
 from forerun.records import Sequence
-from forerun.search.answers import Parse, weigh
+from forerun.search.answers import Parse, voted, weigh
 from forerun.search.scorers import AnyScorer, Attempt, as_scorer, score_all
 from forerun.search.session import Session, as_delimiters
 
@@ -30,7 +30,7 @@ SELECT = ("weighted", "majority", "score")
 AGGREGATE: dict[str, Callable[[Many[float]], float]] = {
     "last": lambda scores: scores[-1],
     "min": min,
-    "mean": lambda scores: math.fsum(scores) / len(scores),
+    "mean": lambda scores: math.fsum(score / len(scores) for score in scores),
     "product": math.prod,
 }
 
@@ -207,13 +207,24 @@ class StepSearch:
         prompt = self.session.prompt
         attempts = [Attempt(prompt, child.text, child.logprobs) for child in children]
         for child, score in zip(children, score_all(self.scorer, attempts), strict=True):
-            if isinstance(score, str):
+            before = child.parent.scores if child.parent else ()
+            value = score if isinstance(score, str) else self._aggregated((*before, score))
+            if isinstance(score, str) or isinstance(value, str):
                 child.fate = "lost"
                 where = f"branch {child.number} is dropped at step {child.depth}"
-                self.session.note(f"{where}: {score}")
+                self.session.note(f"{where}: {value}")
                 continue
-            child.scores = (*(child.parent.scores if child.parent else ()), score)
-            child.score = AGGREGATE[self.options.aggregate](child.scores)
+            child.scores, child.score = (*before, score), value
+
+    def _aggregated(self, scores: Many[float]) -> float | str:
+        """All scores of a branch as one, or why there is none: they may be too large together."""
+        try:
+            value = AGGREGATE[self.options.aggregate](scores)
+        except OverflowError:
+            value = math.inf
+        if math.isfinite(value):
+            return value
+        return f"the {self.options.aggregate} of its scores is no finite number: {scores}"
 
     def _prune(self, branches: list[Branch], keep: int) -> list[Branch]:
         """The `keep` best of every group; of equals, those with other parents come first."""
@@ -272,22 +283,24 @@ def grow(
     """
     grown = StepSearch(session, scorer, options)
     try:
-        kept = grown.run(groups, keep)
+        return _found(method, session, grown, grown.run(groups, keep))
     except BaseException as error:
         error.tree = grown.tree  # type: ignore[attr-defined]
         raise
+
+
+def _found(method: str, session: Session, grown: StepSearch, kept: list[Branch]) -> Found:
+    """What a grown tree comes to, of which these branches are kept."""
     finished = [branch for branch in kept if not branch.is_open]
     if not kept:
-        lost = BranchesLost(
+        raise BranchesLost(
             f"the scorer lost all {len(grown.tree) - 1} branches ({session.notes[-1]}); mend the "
             "scorer: it must give a finite number for a prompt and an unfinished text"
         )
-        lost.tree = grown.tree
-        raise lost
     if not finished:
-        most = options.max_steps
+        most = grown.options.max_steps
         session.note(f"no branch came to its end in {most} steps; the best one is unfinished")
-    chosen, answer, votes = choose(finished or kept, options, session.note)
+    chosen, answer, votes = choose(finished or kept, grown.options, session.note)
     return Found(
         session.prompt,
         method,
@@ -307,10 +320,7 @@ def choose(
     """The chosen branch, its answer, and the votes of all."""
     answers = [options.parse(branch.text) for branch in branches]
     scores = [branch.score or 0.0 for branch in branches]
-    select = options.select
-    if select == "weighted" and min(scores) < 0:
-        note("weighted votes need scores of at least 0; the branch is chosen by score instead")
-        select = "score"
+    select = voted(options.select, scores, note)
     votes = weigh(answers, scores if select == "weighted" else [1.0] * len(branches))
     best = by_rank(branches)
     if select != "score" and votes:

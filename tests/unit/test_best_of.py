@@ -110,6 +110,11 @@ def test_a_parser_that_raises_leaves_the_samples(model: Model) -> None:
     assert len(caught.value.samples) == 3
 
 
+def test_a_parser_of_something_else_is_told(model: Model) -> None:
+    with pytest.raises(ConfigError, match=r"parse must return a text, or None .*got \[1\]"):
+        best_of(model, PROMPT, n=2, parse=lambda text: [1], **FEW)  # type: ignore[arg-type]
+
+
 def test_early_stop_keeps_the_winner_of_all(model: Model) -> None:
     def parse(text: str) -> str:
         return "long" if len(text) > 2 else "short"
@@ -183,7 +188,9 @@ def test_what_ends_it_early_carries_the_samples(model: Model) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"n": 0}, "n of at least 1"),
+        ({"n": 0}, "n must be a whole number from 1 to 65536, got 0"),
+        ({"n": 10**9}, "from 1 to 65536"),
+        ({"n": 2.5}, "got 2.5"),
         ({"alone": 17}, "alone in 0..n"),
         ({"select": "majorty"}, "did you mean 'majority'"),
         ({"select": "score"}, "needs scorer"),

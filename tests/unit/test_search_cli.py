@@ -215,6 +215,13 @@ def test_fit_tree_makes_no_folders_for_what_it_refuses(
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_fit_tree_replaces_templates_and_nothing_else(fit: Any, tmp_path: Path) -> None:
+    mine = prompts(tmp_path, 4)
+    text = mine.read_text()
+    status, _, err = fit("--prompts", mine, "--out", mine)
+    assert status == 2 and "is there and is no template" in err and mine.read_text() == text
+
+
 def test_a_folder_that_is_called_like_the_embedded_model_is_not_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

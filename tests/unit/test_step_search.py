@@ -232,7 +232,7 @@ def test_kept_cells_give_way_where_memory_is_short(
     ("options", "said"),
     [
         ({"n": 6, "width": 4}, "multiple of width.*try n=4"),
-        ({"n": 0}, "n must be at least 1"),
+        ({"n": 0}, "n must be a whole number from 1 to 65536, got 0"),
         ({"step_tokens": 0}, "step_tokens must be at least 1"),
         ({"step_end": ""}, "step_end must be a text"),
         ({"step_end": ()}, "step_end must be a text"),

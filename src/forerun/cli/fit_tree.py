@@ -89,6 +89,7 @@ def command(
     split = _split(model, prompts, samples, held_out)
     path = out or _place(model)
     files.check_place(_first_made(path))
+    _check_replaced(path)
     loaded = options.load(model, dtype=dtype, device=device, batch=batch)
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,6 +153,20 @@ def _split(model: str, file: Path | None, samples: int, held_out: int) -> Split:
 
 def _distinct(prompts: list[Any]) -> list[Any]:
     return list({str(prompt): prompt for prompt in prompts}.values())
+
+
+def _check_replaced(path: Path) -> None:
+    """Raises ConfigError if a file would be lost that is no template."""
+    from forerun.errors import DataError
+    from forerun.template import Template
+
+    if path.exists():
+        try:
+            Template.load(path)
+        except (DataError, ConfigError) as error:
+            raise ConfigError(
+                f"{path} is there and is no template; name another file with --out"
+            ) from error
 
 
 def _place(model: str) -> Path:

@@ -20,6 +20,7 @@ from forerun.cli.prompts import Job, as_shown, check_text, is_embedded, read_job
 from forerun.errors import ConfigError, UnknownName
 from forerun.interrupts import uninterrupted
 from forerun.sampling import Sampling
+from forerun.search.answers import MOST
 from forerun.words import counted
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from forerun.search.steps import Found
 
 NUMBERS = {"superposed": 3}  # of -n, where it is not 16
-MOST = 1 << 16  # of -n: a search holds everything that it samples until it has chosen
 METHODS = ("best_of", "step_beam", "dvts", "superposed")
 SCORERS = ("arithmetic", "likelihood", "reward:MODEL", "MODULE:FUNCTION")
 EMBEDDED_STEPS = (".", "\n")  # the reasoner writes one sentence per computation

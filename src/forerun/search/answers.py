@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 
 from forerun.errors import ConfigError
 
 Parse = Callable[[str], str | None]
+MOST = 1 << 16  # samples of a search: it holds everything that it samples until it has chosen
 _LINE = re.compile(  # stars are Markdown's
     r"^[ \t]*(?:\**Answer(?:\**:\**|\**[ \t])|####)[ \t]*\**[ \t]*([^\s:*].*?)[ \t]*\**[ \t]*$",
     re.M | re.I,
@@ -44,6 +45,28 @@ def pattern(regex: str) -> Parse:
         return _canonical(found) if found else None
 
     return parse
+
+
+def read(parse: Parse, texts: Iterable[str]) -> list[str | None]:
+    """What texts answer. Raises ConfigError for a parser that gives anything but texts and None."""
+    answers = []
+    for text in texts:
+        answer = parse(text)
+        if answer is not None and not isinstance(answer, str):
+            raise ConfigError(
+                f"parse must return a text, or None for no answer; got {answer!r:.80}"
+            )
+        answers.append(answer)
+    return answers
+
+
+def check_num(n: int) -> None:
+    """Raises ConfigError if no search takes so many samples."""
+    if not isinstance(n, int) or not 1 <= n <= MOST:
+        raise ConfigError(
+            f"n must be a whole number from 1 to {MOST}, got {n!r}: a search holds all its samples "
+            "until it has chosen"
+        )
 
 
 def weigh(answers: Many[str | None], weights: Many[float]) -> dict[str, float]:

@@ -20,7 +20,7 @@ from forerun.engine.stats import Stats
 from forerun.errors import ConfigError, UnknownName
 from forerun.records import Sequence
 from forerun.sampling import Sampling
-from forerun.search.answers import Parse, is_decided, last_answer, voted, weigh
+from forerun.search.answers import Parse, check_num, is_decided, last_answer, read, voted, weigh
 from forerun.search.scorers import AnyScorer, Attempt, Likelihood, as_scorer, score_all
 from forerun.search.session import Session
 
@@ -100,7 +100,7 @@ def best_of(
             for sample in _samples(session, n, alone):
                 done.append(sample)
                 left = n - len(done)
-                if early_stop and left and is_decided([parse(s.text) for s in done], left):
+                if early_stop and left and is_decided(read(parse, (s.text for s in done)), left):
                     session.note(f"early stop: the vote is decided after {len(done)} of {n}")
                     session.cancel_all()
             done.sort(key=lambda sample: sample.index)
@@ -124,8 +124,9 @@ def _judge(select: str, scorer: AnyScorer | None) -> Any:
 
 
 def _check(n: int, alone: int, early_stop: bool, select: str) -> None:
-    if n < 1 or not 0 <= alone <= n:
-        raise ConfigError(f"expected n of at least 1 and alone in 0..n, got n={n}, alone={alone}")
+    check_num(n)
+    if not 0 <= alone <= n:
+        raise ConfigError(f"expected alone in 0..n, got n={n}, alone={alone}")
     if early_stop and select != "majority":
         raise ConfigError(
             f"early_stop needs select='majority', got {select!r}: only a vote can be decided early"
@@ -157,7 +158,7 @@ def _sample(session: Session, seq: Sequence) -> Sample:
 def _choose(
     session: Session, samples: list[Sample], n: int, select: str, parse: Parse, judge: Any
 ) -> BestOf:
-    answers = [parse(sample.text) for sample in samples]
+    answers = read(parse, (sample.text for sample in samples))
     scores: list[float | None] = [None] * len(samples)
     if judge is not None:
         scores = _scores(session, samples, judge)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from forerun.engine.stats import Stats
 from forerun.errors import ConfigError, UnknownName
 from forerun.records import Sequence
-from forerun.search.answers import Parse, voted, weigh
+from forerun.search.answers import Parse, check_num, read, voted, weigh
 from forerun.search.scorers import AnyScorer, Attempt, as_scorer, score_all
 from forerun.search.session import Session, as_delimiters
 
@@ -118,6 +118,7 @@ class Options:
     parse: Parse
 
     def __post_init__(self) -> None:
+        check_num(self.n)
         for name in ("n", "width", "step_tokens", "max_steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -318,12 +319,13 @@ def choose(
     branches: list[Branch], options: Options, note: Callable[[str], None]
 ) -> tuple[Branch, str | None, dict[str, float]]:
     """The chosen branch, its answer, and the votes of all."""
-    answers = [options.parse(branch.text) for branch in branches]
+    answers = read(options.parse, (branch.text for branch in branches))
     scores = [branch.score or 0.0 for branch in branches]
+    answer_of = dict(zip(branches, answers, strict=True))
     select = voted(options.select, scores, note)
     votes = weigh(answers, scores if select == "weighted" else [1.0] * len(branches))
     best = by_rank(branches)
     if select != "score" and votes:
         winner = next(iter(votes))
-        best = [b for b in best if options.parse(b.text) == winner]
-    return best[0], options.parse(best[0].text), votes
+        best = [branch for branch in best if answer_of[branch] == winner]
+    return best[0], answer_of[best[0]], votes

@@ -126,6 +126,18 @@ def test_a_curve_of_one_gpu_does_not_serve_another(monkeypatch: pytest.MonkeyPat
     assert key("a model on cpu", "H200") == key("a model on cpu", "A10")
 
 
+def test_a_curve_is_of_its_number_type_and_threads(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half, brain = (load_target(tiny_folder, dtype=dtype) for dtype in ("fp16", "bf16"))
+    assert half.model.nbytes == brain.model.nbytes, "so nothing else tells them apart"
+    keys = {passes._key(half), passes._key(brain)}
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
+    keys |= {passes._key(half), passes._key(brain)}
+    assert len(keys) == 4
+
+
 def test_a_folder_that_cannot_be_written_costs_a_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

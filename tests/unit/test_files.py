@@ -185,6 +185,23 @@ files.write(path, replace(snapshot, counts={{"tokens": 8}}), origin)
     assert read(path)[0].counts["tokens"] == (8 if moment.startswith("after") else 7)
 
 
+def test_a_file_is_on_disk_before_its_name_points_to_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+        assert path.exists() == (len(synced) > 1), "the file before it is renamed, then the folder"
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write(path, MADE, ORIGIN)
+    assert len(synced) == 2 and synced[1] == str(path.parent.resolve())
+    assert Path(synced[0]).parent == path.parent.resolve() and synced[0].endswith(".tmp")
+
+
 def test_links_and_rights_stay(path: Path, tmp_path: Path) -> None:
     write(path, MADE, ORIGIN)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

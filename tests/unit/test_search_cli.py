@@ -10,6 +10,7 @@ import pytest
 from tiny import make_tiny
 
 from forerun import fitting
+from forerun.cli import fit_tree
 from forerun.cli.main import main
 from forerun.template import DEFAULT, Template
 
@@ -183,6 +184,25 @@ def test_fit_tree_writes_what_is_picked_up(fit: Any, tmp_path: Path) -> None:
     import forerun
 
     assert forerun.load(folder).drafter("stand:tree=template").template == found
+
+
+def test_fit_tree_measures_on_prompts_that_it_was_not_fitted_on(
+    fit: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: dict[str, set[str]] = {}
+    for name in ("_count", "_gains"):
+        real = getattr(fit_tree, name)
+
+        def noted(model: Any, texts: list[str], *rest: Any, name=name, real=real) -> Any:
+            used[name] = set(texts)
+            return real(model, texts, *rest)
+
+        monkeypatch.setattr(fit_tree, name, noted)
+    out = ["--out", tmp_path / "t.json", "--samples", 4, "--held-out", 2, "-n", 1]
+    status, _, _ = fit("-m", tiny, "--prompts", prompts(tmp_path, 6), *out, "--max-new-tokens", 8)
+    assert status == 0
+    assert len(used["_count"]) == 4 and len(used["_gains"]) == 2
+    assert not used["_count"] & used["_gains"]
 
 
 def test_fit_tree_refuses_what_it_cannot_split(fit: Any, tiny: Path, tmp_path: Path) -> None:

@@ -64,6 +64,23 @@ def samples(model: Model, batch: int, **parts: Any) -> list[list[int]]:
     return [sample.tokens for sample in result.samples]
 
 
+@pytest.mark.parametrize("batch", [1, 5])
+def test_the_default_controller_plans_alike_where_passes_cost_the_same(
+    folder: Path, batch: int
+) -> None:
+    """Where they are measured anew its plans, and so the samples, may be others."""
+
+    def found(per_row: float) -> tuple[list[list[int]], int]:
+        model = forerun.load(folder, dtype="fp32", max_seqs=40)
+        model.target.cost = Cost((1, 65), (0.01, 0.01 + 64 * per_row))
+        (result,) = model.generate("the cat sat on the mat and", n=8, batch=batch, **REQUEST)
+        return [sample.tokens for sample in result.samples], result.stats.drafted
+
+    cheap, dear = found(1e-6), found(0.01)
+    assert found(1e-6) == cheap and found(0.01) == dear
+    assert cheap[1] > dear[1], "else nothing was planned by costs"
+
+
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("name", [*ALONE, *SHARED])
 def test_the_same_run_again_is_the_same_bit_for_bit(

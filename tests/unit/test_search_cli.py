@@ -12,6 +12,7 @@ from tiny import make_tiny
 from forerun import fitting
 from forerun.cli import fit_tree
 from forerun.cli.main import main
+from forerun.ngrams import files
 from forerun.template import DEFAULT, Template
 
 
@@ -70,6 +71,26 @@ def test_text_for_people(search: Any) -> None:
     status, out, err = search("-n", 2, "--select", "likelihood")
     assert status == 0 and out.strip()
     assert "answer" in err and "tau" in err and err.startswith("# forerun search")
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("--method", "dvts", "--width", 2, "--scorer", "likelihood", "--step-end", " ")]
+)
+def test_what_is_learned_is_kept_for_the_next_search(
+    search: Any, tmp_path: Path, words: tuple
+) -> None:
+    file = tmp_path / "a.mem"
+    words = (*words, "-n", 4, "--drafter", "stand:scope=tenant", "--controller", "fixed")
+    words = (*words, "--memory", file, "--tenant", "ann")
+    first = search(*words)
+    (before,) = [line for line in first[2].splitlines() if line.startswith("memory: ")]
+    again = search(*words)
+    (after,) = [line for line in again[2].splitlines() if line.startswith("memory: ")]
+    assert first[0] == again[0] == 0 and str(file) in before
+    origin = files.read_origin(file)
+    assert origin.tenant == "ann" and before != after, "it has learned more"
+    status, _, err = search("-n", 2, "--select", "likelihood", "--memory", tmp_path)
+    assert status == 2 and str(tmp_path) in err
 
 
 def test_out_keeps_a_line_per_prompt(search: Any, tmp_path: Path) -> None:

@@ -61,11 +61,6 @@ Logprobs = Annotated[
 Nodes = Annotated[int | None, typer.Option("--nodes", help="Draft nodes per pass (fixed).")]
 Depth = Annotated[int | None, typer.Option("--depth", help="Longest draft (fixed).")]
 Chat = Annotated[bool, typer.Option("--chat", help="Apply the model's chat template.")]
-MemoryFile = Annotated[
-    Path | None,
-    typer.Option("--memory", help="What the drafter learns: loaded where it exists, then saved."),
-]
-Tenant = Annotated[str, typer.Option("--tenant", help="Whose text it is: memories stay apart.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also with --json: the call.")]
 
 MANY = 1000  # samples of a call that had better be announced
@@ -179,8 +174,8 @@ def command(
     nodes: Nodes = None,
     depth: Depth = None,
     batch: options.Batch = registry.BATCH,
-    memory: MemoryFile = None,
-    tenant: Tenant = "",
+    memory: options.MemoryFile = None,
+    tenant: options.Tenant = "",
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     weights: options.Weights = "auto",

@@ -41,6 +41,11 @@ Json = Annotated[bool, typer.Option("--json", help="For machines: JSON on standa
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="Results as JSON lines, written as they come.")
 ]
+MemoryFile = Annotated[
+    Path | None,
+    typer.Option("--memory", help="What the drafter learns: loaded where it exists, then saved."),
+]
+Tenant = Annotated[str, typer.Option("--tenant", help="Whose text it is: memories stay apart.")]
 Prompt = Annotated[list[str], typer.Option("--prompt", "-p", help="Prompt; may come again.")]
 Number = Annotated[int, typer.Option("-n", min=1, help="Samples per prompt.")]
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]

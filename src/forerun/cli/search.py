@@ -15,6 +15,7 @@ import typer
 from forerun import registry
 from forerun.cli import options
 from forerun.cli import superposed as superposing
+from forerun.cli.memory import check_kept, kept
 from forerun.cli.output import Results, notice, painted, print_json, stats_lines
 from forerun.cli.prompts import Job, as_shown, check_text, is_embedded, read_jobs
 from forerun.errors import ConfigError, UnknownName
@@ -118,6 +119,8 @@ def command(
     ] = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    memory: options.MemoryFile = None,
+    tenant: options.Tenant = "",
     out: options.Out = None,
     is_json: options.Json = False,
 ) -> None:
@@ -138,9 +141,12 @@ def command(
     samplings = tuple(job.sampling for job in jobs)
     options.check_parts(here=True, samplings=samplings, **parts)
     options.check_model(model, dtype, device, n if batch is None else batch)
+    if memory is not None:
+        check_kept(memory)
     call = options.call_line(ctx, seed=seed)
     with Results(out) as results:
         how = _options(method, given | {"seed": seed}, is_embedded(model)) | parts
+        how["tenant"] = tenant
         if not is_json:
             options.announce(ctx, seed=seed)
         _search(method, given, jobs, how, results, call)
@@ -172,16 +178,17 @@ def _search(
             given["model"], dtype=given["dtype"], device=given["device"], batch=room
         )
         options.warm_up(model, **{kind: how[kind] for kind in ("drafter", "verifier")})
-        for i, job in enumerate(jobs):
-            own = how | {"sampling": replace(job.sampling, n=1), "prompt_index": i}
-            start = time.perf_counter()
-            found = _run(method, model, as_shown(model.name, job.prompt), own)
-            record = to_record(found, call) | ({} if job.id is None else {"id": job.id})
-            with uninterrupted():
-                results.write(record)
-                is_json = given["is_json"]
-                print_json(record) if is_json else _show(found, time.perf_counter() - start)
-                num_done += 1
+        memory, is_json = given["memory"], given["is_json"]
+        with kept(model, memory, how["drafter"], how["tenant"], is_quiet=is_json):
+            for i, job in enumerate(jobs):
+                own = how | {"sampling": replace(job.sampling, n=1), "prompt_index": i}
+                start = time.perf_counter()
+                found = _run(method, model, as_shown(model.name, job.prompt), own)
+                record = to_record(found, call) | ({} if job.id is None else {"id": job.id})
+                with uninterrupted():
+                    results.write(record)
+                    print_json(record) if is_json else _show(found, time.perf_counter() - start)
+                    num_done += 1
     except KeyboardInterrupt:
         asked = counted(len(jobs), "prompt")
         where = f", kept in {results.path}" if num_done and results.path else ""
@@ -276,7 +283,8 @@ def make_scorer(spec: str, device: str = "auto") -> Any:
         return getattr(importlib.import_module(kind), rest)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"expected --scorer MODULE:FUNCTION that can be imported, got {spec!r}: {error}"
+            f"expected --scorer MODULE:FUNCTION that can be imported, got {spec!r}: {error}; "
+            "for a file in this folder put PYTHONPATH=. before the call"
         ) from None
 
 

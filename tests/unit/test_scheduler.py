@@ -21,6 +21,7 @@ from forerun.growers.chain import Chain
 from forerun.growers.iid import Iid
 from forerun.roles import Drafter, Shaper
 from forerun.sampling import Sampling
+from forerun.tree import EMPTY
 from forerun.verifiers.greedy import Greedy
 from forerun.verifiers.recursive import Recursive
 
@@ -64,6 +65,9 @@ class Groups(Plain):
 
     def start(self, seq):
         self.groups.append(seq.group)
+
+    def propose_one(self, seq, plan, dice):
+        return EMPTY
 
 
 def model_of(**options) -> Model:

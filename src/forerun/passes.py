@@ -91,9 +91,9 @@ def fastest(works: Many[Callable[[], float]], tries: int, limits: Limits) -> lis
             return found
 
 
-def some_text(target: Target, length: int) -> list[int]:
-    """Any tokens of a target's vocabulary."""
-    return [1 + i % max(1, target.vocab_size - 1) for i in range(length)]
+def some_text(target: Target, length: int, first: int = 0) -> list[int]:
+    """Any tokens of a target's vocabulary; others for each `first`, as common ones cost less."""
+    return [1 + (first + i) % max(1, target.vocab_size - 1) for i in range(length)]
 
 
 def bush(nodes: int, vocab: int, levels: int = LEVELS) -> Tree:
@@ -106,12 +106,13 @@ def bush(nodes: int, vocab: int, levels: int = LEVELS) -> Tree:
 
 def pass_seconds(target: Target, kinds: Many[Pass], tries: int, limits: Limits) -> list[float]:
     """Seconds of passes; rows beyond one of each sequence are a tree of the first one."""
-    tokens = some_text(target, max(1, min(PREFIX, target.context - LEVELS)))
+    length = max(1, min(PREFIX, target.context - LEVELS))
+    texts = [some_text(target, length, i) for i in range(max(num for num, _ in kinds))]
     seqs = [
-        Sequence([*tokens], len(tokens), Sampling(), SeededDice(i), limit=1, index=i)
-        for i in range(max(num for num, _ in kinds))
+        Sequence(text, length, Sampling(), SeededDice(i), limit=1, index=i)
+        for i, text in enumerate(texts)
     ]
-    levels = max(1, min(LEVELS, target.context - len(tokens)))
+    levels = max(1, min(LEVELS, target.context - length))
 
     def run(num: int, tree: Tree) -> float:
         start = perf_counter()

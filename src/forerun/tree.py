@@ -57,6 +57,11 @@ class Tree:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def is_like(self, other: Tree) -> bool:
+        """Whether it has the same nodes in the same order, however they came."""
+        same = np.array_equal
+        return same(self.tokens, other.tokens) and same(self.parents, other.parents)
+
     @cached_property
     def depths(self) -> np.ndarray:
         """Depth of every node, int64 [n]; children of the root have depth 1."""

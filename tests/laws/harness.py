@@ -14,7 +14,7 @@ from forerun.controllers.fixed import Fixed
 from forerun.dice import Dice, EnumeratedDice
 from forerun.engine.loop import Engine
 from forerun.records import Plan
-from forerun.roles import Controller, Drafter, Shaper, Verifier
+from forerun.roles import Controller, Drafter, Shaper, Target, Verifier
 from forerun.sampling import Sampling
 
 PROMPT = (0, 1)
@@ -66,8 +66,11 @@ def distance(
     shapers: Callable[[], Many[Shaper]] = tuple,
     lengths: Many[int] = (3,),
     max_seqs: int = 2,
+    target: Target | None = None,
 ) -> float:
     """Largest |P(text) - its exact value| over all texts of sequences of the given lengths.
+
+    target: one whose law `target_law` is; without it a fake one.
 
     Sequences share the drafter and the batch; unequal lengths make the batch ragged. Independence
     of the sequences is part of the law.
@@ -77,7 +80,7 @@ def distance(
     def program(dice: Dice) -> tuple[tuple[int, ...], ...]:
         controller = Given(plan) if isinstance(plan, Plan) else plan or Fixed(nodes=2, depth=2)
         engine = Engine(
-            FakeTarget(target_law),
+            target or FakeTarget(target_law),
             make_drafter(),
             verifier,
             controller,

@@ -41,14 +41,48 @@ def runner(model: Any, folder: Path) -> ModelRunner:
 def test_trajectories_of_one_prompt_cost_one_prefill(model: Any, runner: ModelRunner) -> None:
     seqs = [sequence(prompt(40)) for _ in range(5)]
     outputs = forward(runner, seqs, [EMPTY] * 5)
-    assert runner.num_rows == 39 + 5
+    assert runner.num_rows == 39 + 1
     assert all(worst(model, s, EMPTY, r) < TOLERANCE for s, r in zip(seqs, outputs, strict=True))
     for k, seq in enumerate(seqs):
         seq.tokens += [50 + k]
         runner.release(seq)
     late = sequence(prompt(40))
     assert worst(model, late, EMPTY, forward(runner, [late], [EMPTY])[0]) < TOLERANCE
-    assert runner.num_rows == 39 + 5 + 1, "a later one finds the prompt in a free slot"
+    assert runner.num_rows == 39 + 1 + 1, "a later one finds the prompt in a free slot"
+
+
+def test_what_samples_have_in_common_is_computed_once(model: Any, runner: ModelRunner) -> None:
+    seqs, other = [sequence(prompt(40)) for _ in range(4)], sequence([9, *prompt(40)[1:]])
+    draft = branching()
+    rounds = [  # tokens that each says, the trees of the next pass, rows of that pass, slots
+        (((), (), (), (), ()), [EMPTY] * 5, 39 + 1 + 39 + 1, 2),  # one ends as the others do
+        (((7,), (7,), (7,), (8,), (7,)), [EMPTY] * 5, 3, 3),
+        (((6,), (6,), (6,), (6,), (6,)), [draft, draft, EMPTY, EMPTY, EMPTY], 3 + len(draft), 3),
+        (((5,), (5,), (5,), (5,), (5,)), [chain([4]), chain([3]), EMPTY, EMPTY, EMPTY], 4 + 2, 4),
+        (((4,), (4,), (4,), (4,), (4,)), [EMPTY] * 5, 4, 4),  # who has a slot keeps it
+        (((2, 3), (2, 3), (3, 3), (3,), (3,)), [EMPTY] * 5, 2 + 2 + 2 + 1 + 1, 5),
+    ]
+    for said, trees, count, slots in rounds:
+        for seq, tokens in zip((*seqs, other), said, strict=True):
+            seq.tokens += tokens
+        before = runner.num_rows
+        outputs = forward(runner, (*seqs, other), trees)
+        for seq, tree, rows in zip((*seqs, other), trees, outputs, strict=True):
+            assert len(rows.logits) == 1 + len(tree)
+            assert worst(model, seq, tree, rows) < TOLERANCE
+        assert (runner.num_rows - before, runner.num_held) == (count, slots)
+    assert [runner.reused(seq) for seq in seqs] == [0, 39, 39, 39], "of the prompt, never more"
+
+
+def test_who_ends_leaves_its_cells_to_who_goes_on(runner: ModelRunner) -> None:
+    first, second = sequence(prompt(40)), sequence(prompt(40))
+    forward(runner, [first, second], [EMPTY] * 2)
+    first.tokens += [2]
+    second.tokens += [3]
+    runner.release(first)
+    forward(runner, [second], [EMPTY])
+    assert runner.num_rows == 39 + 1 + 1
+    assert len(runner.cache.slots) == 1
 
 
 def test_one_after_another_shares_the_prompt_too(runner: ModelRunner) -> None:

@@ -53,7 +53,10 @@ def method(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize("drafter", ["none", "stand"])
 @pytest.mark.parametrize("batch", [1, 3, 16])
 def test_no_stem_is_computed_twice(model: Model, method: Any, batch: int, drafter: str) -> None:
-    """Rows: the prompt but its last token, then one for every pass and every drafted node."""
+    """Rows: the prompt but its last token, then one for every pass and every drafted node.
+
+    Fewer where several run at once that still say the same.
+    """
     for slot in model.target.cache.slots:
         slot.truncate(0)
     before = model.target.num_rows
@@ -61,7 +64,8 @@ def test_no_stem_is_computed_twice(model: Model, method: Any, batch: int, drafte
     rows = model.target.num_rows - before
     prompt = len(model.tokenizer.encode(PROMPT))
     assert len(found.tree) > 20
-    assert rows == prompt - 1 + found.stats.passes + found.stats.drafted
+    most = prompt - 1 + found.stats.passes + found.stats.drafted
+    assert rows == most if batch == 1 else most // 2 < rows <= most
 
 
 def test_n_grams_of_pruned_branches_stay_in_the_memory(model: Model, method: Any) -> None:

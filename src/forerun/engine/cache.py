@@ -152,6 +152,10 @@ class Slots(ABC):
         slot.synced = tokens
         return slot
 
+    def holds(self, seq: Sequence) -> bool:
+        """Whether the sequence has a slot."""
+        return seq in self._of
+
     def known(self, seq: Sequence) -> int:
         """Tokens that its own slot holds; what others' do hangs on who else was here."""
         slot = self._of.get(seq)
@@ -184,7 +188,8 @@ class Slots(ABC):
             slot.tokens = best.tokens[:shared]
         slot.truncate(shared)
         slot.owner = ref(seq)
-        self._of[seq], self.reused[seq] = slot, shared
+        self._of[seq] = slot
+        self.reused.setdefault(seq, shared)
         return slot
 
     def _choose(self, best: Slot | None, shared: int, wanted: int) -> Slot:

@@ -72,7 +72,7 @@ def _rounds(
     target: Target, seqs: int, kinds: Many[Round], tries: int, limits: Limits
 ) -> list[float]:
     """Seconds of rounds of the loop beside their passes."""
-    controller, tokens = _First(), some_text(target, _length(target))
+    controller, length = _First(), _length(target)
     drafter = registry.make("drafter", registry.BRANCHING)
     drafter.is_patient = False  # what a round teaches is learned within it
     verifier = registry.make("verifier", registry.VERIFIER)
@@ -81,14 +81,14 @@ def _rounds(
     for part in (target, drafter, verifier):
         part.warm_up()
     running = [
-        Sequence([*tokens], len(tokens), Sampling(), SeededDice(i), limit=1 << 30, group=0, index=i)
-        for i in range(seqs)
+        Sequence(text, length, Sampling(), SeededDice(i), limit=1 << 30, group=0, index=i)
+        for i, text in enumerate(some_text(target, length, i) for i in range(seqs))
     ]
 
     def run(kind: Round) -> float:
         num, controller.drafts, controller.looks = kind
         for seq in running:
-            del seq.tokens[len(tokens) :]
+            del seq.tokens[length:]
         start = perf_counter()
         engine.round(running[:num])
         return perf_counter() - start - _within(heard[0])

@@ -2,6 +2,9 @@
 
 The rows of a sequence in a pass are its pending tokens (committed, not yet computed) and its tree
 nodes; logits are computed for the last pending token, which is the root, and for the nodes.
+
+Samples of a prompt say the same at first, and what they have in common is computed once: a sequence
+gets a slot only when its text, or its tree, is no other's.
 """
 
 from __future__ import annotations
@@ -62,15 +65,21 @@ class Runner(Target):
 
         Raises CapacityError when a sequence with its tree exceeds the context, or memory runs out.
         """
-        works = [self._tree_work(*pair, len(seqs)) for pair in zip(seqs, trees, strict=True)]
+        leads = self._leads(seqs, trees)
+        works = [
+            self._tree_work(seq, tree, len(seqs))
+            for i, (seq, tree) in enumerate(zip(seqs, trees, strict=True))
+            if leads[i] == i
+        ]
         hidden, logits = self.run(works, needs | LOGITS)
         if isinstance(logits, Tensor) and logits.is_cpu and logits.dtype is torch.float32:
             logits = logits.numpy()  # once for all: every way into torch is dear
-        has_hidden, found, at = "hidden" in needs, [], 0
-        for tree in trees:
-            part = slice(at, at + 1 + len(tree))
+        has_hidden, found, firsts, at = "hidden" in needs, [], list[int](), 0
+        for i, (tree, lead) in enumerate(zip(trees, leads, strict=True)):
+            firsts.append(at if lead == i else firsts[lead])
+            part = slice(firsts[i], firsts[i] + 1 + len(tree))
             found.append(Rows(logits[part], hidden[part] if has_hidden else None))
-            at = part.stop
+            at = max(at, part.stop)
         return found
 
     def commit(self, seqs: Many[Sequence], trees: Many[Tree], verdicts: Many[Verdict]) -> None:
@@ -120,6 +129,29 @@ class Runner(Target):
         rows = [row for slot in self.cache.slots for row in slot.logits.values()]
         stores = {row.untyped_storage().data_ptr(): row.untyped_storage().nbytes() for row in rows}
         return sum(stores.values())
+
+    def _leads(self, seqs: Many[Sequence], trees: Many[Tree]) -> list[int]:
+        """For each sequence the one whose rows it takes: mostly its own number.
+
+        Who has no slot takes those of the first one with the same text, if its tree is empty or the
+        same: the root's row then comes first.
+        """
+        leads = list(range(len(seqs)))
+        if len(seqs) == 1 or all(map(self.cache.holds, seqs)):
+            return leads
+        texts: dict[tuple[int, int], list[int]] = {}  # by length and last token
+        for i, (seq, tree) in enumerate(zip(seqs, trees, strict=True)):
+            alike = texts.setdefault((len(seq.tokens), seq.tokens[-1]), [])
+            if not self.cache.holds(seq):
+                for lead in alike:
+                    is_tree = not len(tree) or tree.is_like(trees[lead])
+                    if is_tree and seq.tokens == seqs[lead].tokens:
+                        leads[i] = lead
+                        self.cache.reused.setdefault(seq, len(seq.tokens) - 1)
+                        break
+            if leads[i] == i:
+                alike.append(i)
+        return leads
 
     def _tree_work(self, seq: Sequence, tree: Tree, num_seqs: int) -> Work:
         """All rows of a tree pass; at least the last token is pending."""

@@ -40,6 +40,7 @@ def choose(
     beliefs: np.ndarray,
     prices: np.ndarray,
     num: int,
+    roots: int,
     rows: np.ndarray,
     seconds: np.ndarray,
     aside: float,
@@ -52,9 +53,9 @@ def choose(
     do not pay with `margin` fewer tokens than hoped for.
 
     beliefs: what `believe` returns, [S, 3, N + 1]. prices: of each the factor of its luck, seconds
-    of a draft and of a node, [S, 3]. num: sequences of the step, S or more. rows, seconds: of
-    passes. aside: seconds beside the pass where anybody drafts. plain: tokens per second without
-    drafts.
+    of a draft and of a node, [S, 3]. num: sequences of the step, S or more. roots: rows of a
+    pass without drafts. rows, seconds: of passes. aside: seconds beside the pass where anybody
+    drafts. plain: tokens per second without drafts.
     """
     size, nodes = len(beliefs), beliefs.shape[2] - 1
     chances = np.empty(size * nodes)
@@ -66,7 +67,7 @@ def choose(
     order = np.argsort(chances, kind="mergesort")
     # of the nodes so far: tokens beyond one per sequence, seconds of drafting them
     hoped = beside = best_speed = best_hoped = best_rows = best_pass = 0.0
-    made, taken = float(num), 0  # rows, on average; nodes of the best
+    made, taken = float(roots), 0  # rows, on average; nodes of the best
     for k in range(len(order)):
         s, i = order[k] // nodes, order[k] % nodes
         chance = beliefs[s, 1, i]
@@ -80,7 +81,7 @@ def choose(
     sizes = np.zeros(size, np.int64)
     if (num + (1 - margin) * best_hoped) * best_speed <= plain * (num + best_hoped):
         return sizes, 0.0, 0.0
-    firsts = num
+    firsts = roots
     for k in range(taken):
         sizes[order[k] // nodes] += 1
         firsts += order[k] % nodes == 0

@@ -87,8 +87,10 @@ class Rows:
 
     logits [n + 1, V]: an array where NumPy can read them in place, else a tensor. hidden
     [n + 1, d]: last layer after the norm; absent unless asked. probes: logits [k, V] of nodes that
-    the verifier appended.
+    the verifier appended. is_common: they are another sequence's, whose text is the same.
     """
+
+    is_common = False
 
     def __init__(
         self,
@@ -182,6 +184,7 @@ class Step:
     times: dict[str, float] = field(default_factory=dict)  # seconds spent: draft, forward, verify
     clock: float = 0.0  # perf_counter when verification ended
     starts: Many[int] = ()  # tokens of each sequence before the step, if they are told
+    num_common: int = 0  # sequences of the pass that took rows of others
 
     def start(self, i: int) -> int:
         """How many tokens sequence i had before the step."""

@@ -50,7 +50,7 @@ def plain_beliefs(given: Drafts, first: float, below: float) -> np.ndarray:
 
 
 def plain_choice(
-    beliefs: np.ndarray, prices: np.ndarray, num: int, cost: Cost, margin: float
+    beliefs: np.ndarray, prices: np.ndarray, num: int, roots: int, cost: Cost, margin: float
 ) -> tuple[list[int], float, float]:
     rates, made = beliefs[:, 0, :NODES], beliefs[:, 1, :NODES]
     factors, each, per_node = prices[:, :1], prices[:, 1], prices[:, 2:]
@@ -61,16 +61,16 @@ def plain_choice(
     hoped, rows, beside = (
         part.ravel()[order].cumsum() for part in (factors * made * rates, made, dear)
     )
-    passes = cost.at(num + rows)
+    passes = cost.at(roots + rows)
     spent = passes + beside + cost.aside(num, 1) - cost.per_draft
     speeds = (num + hoped) / spent
     best = int(speeds.argmax())
-    plain = num / (cost.whole(num) + cost.aside(num, 0))
+    plain = num / (cost.whole(roots) + cost.aside(num, 0))
     if num + (1 - margin) * hoped[best] <= plain * spent[best]:
         return [0] * len(beliefs), 0.0, 0.0
     taken = order[: best + 1]
-    first = num + int((taken % NODES == 0).sum())
-    per_row = (passes[best] - cost.whole(first)) / max(num + rows[best] - first, 1)
+    first = roots + int((taken % NODES == 0).sum())
+    per_row = (passes[best] - cost.whole(first)) / max(roots + rows[best] - first, 1)
     sizes = np.bincount(taken // NODES, minlength=len(beliefs))
     return sizes.tolist(), float(per_row), float(speeds[best])
 
@@ -93,17 +93,19 @@ def test_both_are_what_numpy_computes(seed: int) -> None:
     np.testing.assert_allclose(beliefs, [plain_beliefs(one, *hope) for one in given], rtol=1e-9)
     prices = rng.uniform([0.3, 0.0, 0.0], [2.0, 0.1, 0.02], (num, 3))
     num += int(rng.integers(0, 3))
+    roots = num - int(rng.integers(0, num)) if seed % 2 else num  # some texts are the same
     sizes, per_row, speed = choose(
         beliefs,
         prices,
         num,
+        roots,
         np.array(cost.rows, float),
         np.array(cost.seconds),
         cost.aside(num, 1) - cost.per_draft,
-        num / (cost.whole(num) + cost.aside(num, 0)),
+        num / (cost.whole(roots) + cost.aside(num, 0)),
         0.2,
     )
-    wanted = plain_choice(beliefs, prices, num, cost, 0.2)
+    wanted = plain_choice(beliefs, prices, num, roots, cost, 0.2)
     assert sizes.tolist() == wanted[0]
     assert (per_row, speed) == pytest.approx(wanted[1:], rel=1e-9)
 
@@ -111,7 +113,9 @@ def test_both_are_what_numpy_computes(seed: int) -> None:
 def chosen(beliefs: np.ndarray, prices: list[list[float]], row: float) -> list[int]:
     """Of passes that cost 1 and so much for every row more."""
     curve = np.array([1.0, 101.0]), np.array([1.0, 1.0 + 100 * row])
-    return choose(beliefs, np.array(prices), len(prices), *curve, 0.0, 1.0, 0.2)[0].tolist()
+    return choose(beliefs, np.array(prices), len(prices), len(prices), *curve, 0.0, 1.0, 0.2)[
+        0
+    ].tolist()
 
 
 def test_it_drafts_where_rows_are_cheap_and_not_where_they_are_dear() -> None:
@@ -130,7 +134,7 @@ def test_of_equally_likely_nodes_those_of_the_first_sequence_come_first() -> Non
     one = believe(np.zeros((3, 3)), 1.0, 0.5, 1.0)  # both nodes as likely
     step = np.array([1.0, 3.0, 4.0, 100.0]), np.array([1.0, 1.0, 10.0, 1000.0])
     prices = np.array([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
-    sizes, *_ = choose(np.array([one, one]), prices, 2, *step, 0.0, 1.0, 0.2)
+    sizes, *_ = choose(np.array([one, one]), prices, 2, 2, *step, 0.0, 1.0, 0.2)
     assert sizes.tolist() == [1, 0]
 
 

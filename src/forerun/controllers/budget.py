@@ -92,6 +92,7 @@ class Budget(Controller):
         self._expect(Cost((1, 2), (1.0, 1.0)))
         self._luck: WeakKeyDictionary[Sequence, Luck] = WeakKeyDictionary()
         self._num, self._plain = 0, 0.0  # sequences in the last step; its seconds without drafts
+        self._common = 0  # of them those that took rows of others
         self._settled = 0  # sequences as they last were when all was begun anew
         self._left = REVIEW  # steps with drafts until the next decision
         self._vain, self._wait = 0, 0  # looks in vain at a stretch, and passes until the next look
@@ -138,8 +139,8 @@ class Budget(Controller):
             return
         num = len(step.seqs)
         self._sober += 1
-        if num != self._num:
-            self._resize(num)
+        if (num, step.num_common) != (self._num, self._common):
+            self._resize(num, step.num_common)
         if self._is_broke:  # most steps where drafts do not pay: as little as can be
             self._account += ALLOWED * self._plain  # type: ignore[operator]
             if self._account >= self._back * self._plain:
@@ -182,7 +183,8 @@ class Budget(Controller):
         """What a step with looks teaches; the seconds that it has saved."""
         num = len(step.seqs)
         sizes = [len(tree) for tree in step.trees]
-        rows, drafts, tokens = num + sum(sizes), sum(map(bool, sizes)), sum(map(len, step.emitted))
+        rows, drafts = num - self._common + sum(sizes), sum(map(bool, sizes))
+        tokens = sum(map(len, step.emitted))
         self._vain = 0 if drafts else self._vain + 1
         if self._vain:
             longest = self._cost.vain(looks) / (VAIN * self._plain)
@@ -216,12 +218,14 @@ class Budget(Controller):
         """Seconds of a step in which so many sequences only learn."""
         return LEARNING[0] * self._cost.vain(hears)
 
-    def _resize(self, num: int) -> None:
-        """Other sequences than before run at once."""
+    def _resize(self, num: int, common: int) -> None:
+        """Other sequences than before run at once, or as many say the same as another."""
         if self._rests and num < self._num:  # what did not pay beside so many may pay now
             self._left = 0
-        self._num = num
-        self._plain = self._cost.whole(num) + self._cost.aside(num, 0)
+        is_same, self._num, self._common = num == self._num, num, common
+        self._plain = self._cost.whole(num - common) + self._cost.aside(num, 0)
+        if is_same:
+            return
         first, back = self._credit(num)
         if self._account is None:
             self._account, self._back = first * self._plain, back
@@ -307,15 +311,16 @@ class Budget(Controller):
     def _best(self, lucks: list[Luck]) -> tuple[list[int], float, float]:
         """Nodes of each sequence, seconds of a row more, and tokens per second."""
         num = max(self._num, len(lucks))  # some may have joined just now
-        cost, counts = self._cost, [luck.counts for luck in lucks]
+        cost, counts, roots = self._cost, [luck.counts for luck in lucks], num - self._common
         prices = [(k.factor, cost.per_draft + k.counts.each, k.counts.per_node) for k in lucks]
         sizes, per_row, speed = choose(
             np.array([c.beliefs for c in counts]),
             np.array(prices),
             num,
+            roots,
             *self._curve,
             cost.aside(num, 1) - cost.per_draft,
-            num / (cost.whole(num) + cost.aside(num, 0)),
+            num / (cost.whole(roots) + cost.aside(num, 0)),
             MARGIN,
         )
         return sizes.tolist(), per_row, speed

@@ -76,6 +76,7 @@ class Engine:
         t1 = perf_counter()
         found = self.target.forward(seqs, probed, self.needs)  # one tree-attention pass
         t2 = perf_counter()
+        common = sum(rows.is_common for rows in found)
         if self.has_probes:
             found = [part.split(len(tree)) for part, tree in zip(found, trees, strict=True)]
         laws = [Laws(*part, self.shapers) for part in zip(found, seqs, trees, strict=True)]
@@ -86,7 +87,7 @@ class Engine:
         emitted = self._extend(seqs, drawn)
         self.target.commit(seqs, probed, verdicts)
         times = {"draft": t1 - t0, "forward": t2 - t1, "verify": t3 - t2}
-        self._publish(Step(seqs, plans, trees, laws, verdicts, emitted, times, t3, starts))
+        self._publish(Step(seqs, plans, trees, laws, verdicts, emitted, times, t3, starts, common))
 
     def run(self) -> None:
         """Steps until nothing is left to do."""

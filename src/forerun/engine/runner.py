@@ -79,6 +79,7 @@ class Runner(Target):
             firsts.append(at if lead == i else firsts[lead])
             part = slice(firsts[i], firsts[i] + 1 + len(tree))
             found.append(Rows(logits[part], hidden[part] if has_hidden else None))
+            found[i].is_common = lead != i
             at = max(at, part.stop)
         return found
 

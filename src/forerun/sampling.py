@@ -102,7 +102,7 @@ _CHECKS = (
     ("stop_token_ids", _ids, "token ids"),
     ("min_new_tokens", lambda v: isinstance(v, int) and v >= 0, "an integer >= 0"),
     ("max_new_tokens", lambda v: isinstance(v, int) and v >= 1, "an integer >= 1"),
-    ("stop", lambda v: all(isinstance(s, str) and s for s in v), "non-empty strings"),
+    ("stop", lambda v: all(isinstance(s, str) and s.encode() for s in v), "non-empty texts"),
     ("seed", lambda v: v is None or _ids([v]), "an integer >= 0, or left out"),
     ("n", lambda v: isinstance(v, int) and v >= 1, "an integer >= 1"),
     ("logprobs", lambda v: v is None or v in range(1001), "an integer in 0..1000, or left out"),

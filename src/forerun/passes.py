@@ -93,7 +93,8 @@ def fastest(works: Many[Callable[[], float]], tries: int, limits: Limits) -> lis
 
 def some_text(target: Target, length: int, first: int = 0) -> list[int]:
     """Any tokens of a target's vocabulary; others for each `first`, as common ones cost less."""
-    return [1 + (first + i) % max(1, target.vocab_size - 1) for i in range(length)]
+    base = max(1, target.vocab_size - 1)  # `first` in digits, the lowest in front
+    return [1 + (i + first // base**i) % base for i in range(length)]
 
 
 def bush(nodes: int, vocab: int, levels: int = LEVELS) -> Tree:

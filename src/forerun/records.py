@@ -87,10 +87,11 @@ class Rows:
 
     logits [n + 1, V]: an array where NumPy can read them in place, else a tensor. hidden
     [n + 1, d]: last layer after the norm; absent unless asked. probes: logits [k, V] of nodes that
-    the verifier appended. is_common: they are another sequence's, whose text is the same.
+    the verifier appended. lead: the sequence of the pass whose rows these are, if its text is the
+    same.
     """
 
-    is_common = False
+    lead: int | None = None
 
     def __init__(
         self,
@@ -184,7 +185,23 @@ class Step:
     times: dict[str, float] = field(default_factory=dict)  # seconds spent: draft, forward, verify
     clock: float = 0.0  # perf_counter when verification ended
     starts: Many[int] = ()  # tokens of each sequence before the step, if they are told
-    num_common: int = 0  # sequences of the pass that took rows of others
+    leads: Many[int] = ()  # of each sequence the one whose rows it took, if any took another's
+
+    @property
+    def num_common(self) -> int:
+        """Sequences that took the rows of others."""
+        return len(self.leads) - len(set(self.leads))
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that were computed; those of a tree that several have count once."""
+        sizes = [len(tree) for tree in self.trees]
+        if not self.leads:
+            return sum(sizes)
+        largest: dict[int, int] = {}
+        for lead, size in zip(self.leads, sizes, strict=True):
+            largest[lead] = max(largest.get(lead, 0), size)
+        return sum(largest.values())
 
     def start(self, i: int) -> int:
         """How many tokens sequence i had before the step."""
@@ -195,11 +212,11 @@ class Step:
         return [-1, *self.verdicts[i].nodes][: len(self.emitted[i])]
 
     def of(self, rows: Many[int]) -> Step:
-        """The same as if only some of its sequences had taken part."""
+        """The same as if only some of its sequences had taken part, each with rows of its own."""
         lists = ("seqs", "plans", "trees", "laws", "verdicts", "emitted")
         some: dict[str, Any] = {name: [getattr(self, name)[i] for i in rows] for name in lists}
         some["starts"] = [self.start(i) for i in rows]
-        return replace(self, **some)
+        return replace(self, leads=(), **some)
 
 
 KNOWN = 1024  # rows for which a cost keeps its seconds

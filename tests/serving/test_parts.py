@@ -21,7 +21,7 @@ from forerun.dice import EnumeratedDice, SeededDice
 from forerun.engine.loop import Engine
 from forerun.errors import ConfigError
 from forerun.models.tokenizer import Tokenizer
-from forerun.records import Plan
+from forerun.records import Cost, Plan, Step, Verdict
 from forerun.roles import Drafter
 from forerun.sampling import Sampling
 from forerun.serving.admission import Admission, Group
@@ -35,7 +35,7 @@ from forerun.serving.routing import Plans, Router
 from forerun.serving.schemas import ChatRequest
 from forerun.serving.service import Service, settle
 from forerun.serving.settings import Settings
-from forerun.tree import Tree, chain
+from forerun.tree import EMPTY, Tree, chain
 from forerun.verifiers.recursive import Recursive
 from served import environment
 
@@ -225,6 +225,37 @@ def test_who_never_drafts_is_never_planned_for() -> None:
     for seq, name in zip(seqs, ("none", "a"), strict=True):
         plans.assign([seq], name, None, is_own=False)
     assert plans.plan(seqs[0]) == Plan(0, learns=False) and plans.plan(seqs[1]).learns
+
+
+def test_what_strangers_have_in_common_changes_no_plan_of_a_seed() -> None:
+    """Nor what ours have in common with each other, for strangers may be between them."""
+
+    def plans_of(strangers: int, own: tuple[int, int]) -> list[Plan]:
+        router = Router({"a": Chain(0)})
+        plans = Plans("budget", router)
+        target = FakeTarget(table_law(1))
+        target.cost = Cost((1, 16, 257), (1.0, 10.0, 25.0))
+        plans.bind(target, router)
+        seqs = [sequence([0, 1], 10**6, SeededDice(i)) for i in range(strangers + 2)]
+        for seq in seqs:
+            router.assign(seq, "a")
+        plans.assign(seqs[:strangers], "a", None, is_own=False)
+        plans.assign(seqs[strangers:], "a", None, is_own=True)
+        found = []
+        for _ in range(60):
+            asked = [plans.plan(seq) for seq in seqs]
+            found += asked[strangers:]
+            trees = [chain([1] * min(plan.nodes, 2)) if plan.nodes else EMPTY for plan in asked]
+            verdicts = [Verdict(list(range(len(tree))), 0) for tree in trees]
+            emitted = [v.tokens(t) for v, t in zip(verdicts, trees, strict=True)]
+            laws: Any = [None] * len(seqs)
+            leads = [*[0] * strangers, *own]
+            plans.observe(Step(seqs, asked, trees, laws, verdicts, emitted, leads=leads))
+        return found
+
+    alone = plans_of(0, (0, 0))
+    assert any(plan.nodes > 0 for plan in alone)
+    assert all(plans_of(8, own) == alone for own in ((8, 8), (8, 9), (0, 0), (0, 9)))
 
 
 def test_no_request_compiles_what_joins_a_prediction_and_a_draft() -> None:

@@ -41,7 +41,7 @@ def one_step(
     accepted: int | Many[int],
     is_known: bool = True,
     longest: int = ALL,
-    num_common: int = 0,
+    leads: Many[int] = (),
 ) -> list[Plan]:
     """A step in which all who may draft do, unless nothing is known of the text.
 
@@ -55,7 +55,7 @@ def one_step(
         Verdict(list(range(min(size, most))), 0) for size, most in zip(sizes, each, strict=True)
     ]
     emitted = [verdict.tokens(tree) for verdict, tree in zip(verdicts, trees, strict=True)]
-    budget.observe(Step(seqs, plans, trees, [], verdicts, emitted, num_common=num_common))
+    budget.observe(Step(seqs, plans, trees, [], verdicts, emitted, leads=leads))
     return plans
 
 

@@ -334,6 +334,35 @@ def test_target_and_draft_are_given_room_together(tiny_folder, monkeypatch) -> N
         drafter.check_room(1, 20, 2 * one + 1)
 
 
+def test_who_has_no_slot_yet_has_a_place(tiny_folder, caplog) -> None:
+    """Five samples of a prompt share a slot while they say the same; three more calls fit in."""
+    model = forerun.load(str(tiny_folder), max_seqs=8)
+    options = {"temperature": 1.0, "max_new_tokens": 20, "drafter": "none"}
+    first = model.run("abc", n=5, batch=5, seed=1, **options)
+    steps = first.steps()
+    next(steps)
+    second = model.run("bcd", n=8, batch=8, seed=2, **options)
+    assert second.engine.scheduler.max_seqs == 3
+    assert "3 of 8 sequences run at once" in caplog.text
+    both = itertools.zip_longest(steps, second.steps(), fillvalue=[])
+    assert sum(len(ended) for pair in both for ended in pair) == 5 + 8
+
+
+def test_a_step_tells_what_its_samples_have_in_common(tiny_folder) -> None:
+    model = forerun.load(str(tiny_folder), max_seqs=8)
+    rows, told = [0], []
+
+    def hear(step) -> None:
+        rows.append(model.target.num_rows)
+        told.append(len(step.seqs) - step.num_common)
+
+    options = {"n": 6, "batch": 6, "seed": 1, "temperature": 0.5, "max_new_tokens": 12}
+    model.generate("abc", drafter="none", on_step=hear, **options)
+    computed = np.diff(rows)
+    assert told[0] == 1 and max(told) > 1, "they part"
+    assert told[1:] == computed[1:].tolist()
+
+
 def test_any_number_of_samples_begins_at_once(model) -> None:
     options = {"batch": 2, "max_new_tokens": 2, "seed": 3, "drafter": "none"}
     run = model.run(PROMPT, n=10**12, **options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
+
 import numpy as np
 import pytest
 from budgets import ALL, Dear, Free, bound, extra, one_step, together
@@ -62,17 +64,46 @@ def test_sequences_that_begin_together_in_vain_stop_and_lose_little(
     assert 0 < spent < 0.02 * 1000
 
 
-@pytest.mark.parametrize(("num_common", "drafts"), [(0, True), (15, False)])
-def test_samples_that_share_rows_are_cheap_without_drafts(num_common: int, drafts: bool) -> None:
+APART = Cost((1, 16, 257), (1.0, 10.0, 25.0))  # sixteen rows cost ten times one
+
+
+@pytest.mark.parametrize(("leads", "most"), [((), 16), ((0,) * 16, 1)])
+def test_samples_that_share_rows_are_cheap_without_drafts(leads: Many[int], most: int) -> None:
     """Sixteen rows more make twice the tokens: they cost a tenth of sixteen rows, and nine times
-    the one that all of them share."""
-    budget = bound(Cost((1, 16, 257), (1.0, 10.0, 25.0)), nodes=1)
+    the one that all of them share. Probes go on."""
+    budget = bound(APART, nodes=1)
     seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(16)]
-    drafted = 0
-    for _ in range(100):
-        plans = one_step(budget, seqs, 1, num_common=num_common)
-        drafted += sum(plan.nodes > 0 for plan in plans)
-    assert drafted == 16 * 99 if drafts else drafted <= 4
+    drafting = [
+        sum(plan.nodes > 0 for plan in one_step(budget, seqs, 1, leads=leads)) for _ in range(100)
+    ]
+    assert max(drafting) == most
+    assert sum(drafting) == 16 * 99 if most == 16 else sum(drafting) < 30
+
+
+@pytest.mark.parametrize("num_common", [0, 1, 10, 100])
+def test_samples_draft_as_soon_as_they_part(num_common: int) -> None:
+    """What did not pay for one row pays for sixteen, and nothing has been lost on the way."""
+    budget = bound(APART, nodes=1)
+    seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(16)]
+    for _ in range(num_common):
+        one_step(budget, seqs, 0, leads=(0,) * 16)
+    drafting = [sum(plan.nodes > 0 for plan in one_step(budget, seqs, 1)) for _ in range(4)]
+    assert drafting[1:] == [16] * 3
+
+
+def test_a_draft_that_all_share_is_paid_once() -> None:
+    """Eight rows more for sixteen times nine tokens."""
+    budget = bound(APART, nodes=8)
+    seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(16)]
+    one_step(budget, seqs, 0, leads=(0,) * 16)
+    before = budget._account
+    plans, trees = [Plan(8)] * 16, [chain(range(8))] * 16
+    verdicts = [Verdict(list(range(8)), 0)] * 16
+    emitted = [v.tokens(t) for v, t in zip(verdicts, trees, strict=True)]
+    budget.observe(Step(seqs, plans, trees, [], verdicts, emitted, leads=[0] * 16))
+    assert before is not None and budget._account is not None
+    saved = budget._account - before
+    assert saved == pytest.approx(9 * APART.whole(1) - APART.whole(9) + ALLOWED * APART.whole(1))
 
 
 def test_who_is_planned_by_others_drafts_nothing_here() -> None:

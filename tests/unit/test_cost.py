@@ -165,6 +165,16 @@ def test_measuring_leaves_no_sequence_behind(monkeypatch: pytest.MonkeyPatch) ->
     assert not held
 
 
+@pytest.mark.parametrize("vocab", [3, 4, 9, 50000])
+def test_texts_of_the_measurement_differ(vocab: int) -> None:
+    """Equal ones would share their rows."""
+    target = FakeTarget(table_law(1))
+    target.vocab_size = vocab
+    texts = [passes.some_text(target, 16, i) for i in range(128)]
+    assert len(set(map(tuple, texts))) == 128
+    assert all(len(text) == 16 and 0 < min(text) <= max(text) < vocab for text in texts)
+
+
 def test_trees_of_the_measurement_have_the_wanted_size() -> None:
     for nodes in (0, 1, 6, 64):
         tree: Tree = passes.bush(nodes, 3)

@@ -12,7 +12,7 @@ from parity import branching, error, expected, forward, prompt, saved, sequence,
 
 from forerun.engine.attention import Masks, Span, lowest
 from forerun.engine.runner import CHUNK, LOGITS, ModelRunner
-from forerun.engine.work import lay_out
+from forerun.engine.work import Work, lay_out
 from forerun.errors import CapacityError
 from forerun.models.load import load_target
 from forerun.native import kernels
@@ -54,24 +54,58 @@ def test_trajectories_of_one_prompt_cost_one_prefill(model: Any, runner: ModelRu
 def test_what_samples_have_in_common_is_computed_once(model: Any, runner: ModelRunner) -> None:
     seqs, other = [sequence(prompt(40)) for _ in range(4)], sequence([9, *prompt(40)[1:]])
     draft = branching()
-    rounds = [  # tokens that each says, the trees of the next pass, rows of that pass, slots
-        (((), (), (), (), ()), [EMPTY] * 5, 39 + 1 + 39 + 1, 2),  # one ends as the others do
-        (((7,), (7,), (7,), (8,), (7,)), [EMPTY] * 5, 3, 3),
-        (((6,), (6,), (6,), (6,), (6,)), [draft, draft, EMPTY, EMPTY, EMPTY], 3 + len(draft), 3),
-        (((5,), (5,), (5,), (5,), (5,)), [chain([4]), chain([3]), EMPTY, EMPTY, EMPTY], 4 + 2, 4),
-        (((4,), (4,), (4,), (4,), (4,)), [EMPTY] * 5, 4, 4),  # who has a slot keeps it
-        (((2, 3), (2, 3), (3, 3), (3,), (3,)), [EMPTY] * 5, 2 + 2 + 2 + 1 + 1, 5),
+    size = len(draft)
+    rounds = [  # tokens that each says, the trees of the next pass, its rows, whose rows all take
+        (((), (), (), (), ()), [EMPTY] * 5, 39 + 1 + 39 + 1, "0000."),  # one ends as the others do
+        (((7,), (7,), (7,), (8,), (7,)), [EMPTY] * 5, 3, "000.."),
+        (((6,), (6,), (6,), (6,), (6,)), [draft, draft, EMPTY, EMPTY, EMPTY], 3 + size, "000.."),
+        (((5,), (5,), (5,), (5,), (5,)), [chain([4]), chain([3]), EMPTY, EMPTY, EMPTY], 6, "0.0.."),
+        (((4,), (4,), (4,), (4,), (4,)), [EMPTY] * 5, 4, "0.0.."),  # who has a slot keeps it
+        (((2, 3), (2, 3), (3, 3), (3,), (3,)), [EMPTY] * 5, 2 + 2 + 2 + 1 + 1, "....."),
     ]
-    for said, trees, count, slots in rounds:
+    for said, trees, count, leads in rounds:
         for seq, tokens in zip((*seqs, other), said, strict=True):
             seq.tokens += tokens
         before = runner.num_rows
         outputs = forward(runner, (*seqs, other), trees)
-        for seq, tree, rows in zip((*seqs, other), trees, outputs, strict=True):
+        for i, (seq, tree, rows) in enumerate(zip((*seqs, other), trees, outputs, strict=True)):
             assert len(rows.logits) == 1 + len(tree)
             assert worst(model, seq, tree, rows) < TOLERANCE
-        assert (runner.num_rows - before, runner.num_held) == (count, slots)
+            lead = None if leads[i] in f".{i}" else int(leads[i])
+            assert rows.lead == lead
+            assert runner.cache.holds(seq) == (lead is None)
+        assert (runner.num_rows - before, runner.num_held) == (count, 5)
     assert [runner.reused(seq) for seq in seqs] == [0, 39, 39, 39], "of the prompt, never more"
+
+
+def test_samples_of_a_short_prompt_are_one_pass(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes, run = list[int](), runner.run
+
+    def counted(works: list[Work], needs: frozenset[str]) -> Any:
+        passes.append(len(works))
+        return run(works, needs)
+
+    monkeypatch.setattr(runner, "run", counted)
+    forward(runner, [sequence(prompt(40)) for _ in range(5)], [EMPTY] * 5)
+    assert passes == [1]
+
+
+def test_who_follows_keeps_a_place(runner: ModelRunner) -> None:
+    """It may need a slot at any step; until its rows were computed it has found nothing."""
+    seqs, long = [sequence(prompt(40)) for _ in range(3)], sequence(prompt(3000))
+    with pytest.raises(CapacityError):
+        forward(runner, [long, *seqs], [EMPTY] * 4)
+    assert [runner.reused(seq) for seq in seqs] == [0, 0, 0]
+    forward(runner, seqs[1:], [EMPTY] * 2)
+    forward(runner, seqs, [EMPTY] * 3)
+    assert [runner.reused(seq) for seq in seqs] == [40, 0, 39]
+    held = []
+    for seq in seqs:
+        held.append(runner.num_held)
+        runner.release(seq)
+    assert [*held, runner.num_held] == [3, 2, 1, 0]
 
 
 def test_who_ends_leaves_its_cells_to_who_goes_on(runner: ModelRunner) -> None:

@@ -92,8 +92,8 @@ class Budget(Controller):
         self._expect(Cost((1, 2), (1.0, 1.0)))
         self._luck: WeakKeyDictionary[Sequence, Luck] = WeakKeyDictionary()
         self._num, self._plain = 0, 0.0  # sequences in the last step; its seconds without drafts
-        self._common = 0  # of them those that took rows of others
-        self._settled = 0  # sequences as they last were when all was begun anew
+        self._common = 0  # of them those that took rows of others; the rest are roots
+        self._settled = 0  # roots as they last were when all was begun anew
         self._left = REVIEW  # steps with drafts until the next decision
         self._vain, self._wait = 0, 0  # looks in vain at a stretch, and passes until the next look
         self._idle, self._pause = 0, PATIENCE[0]  # passes since the last probe, and until the next
@@ -139,8 +139,9 @@ class Budget(Controller):
             return
         num = len(step.seqs)
         self._sober += 1
-        if (num, step.num_common) != (self._num, self._common):
-            self._resize(num, step.num_common)
+        common = step.num_common
+        if (num, common) != (self._num, self._common):
+            self._resize(num, common)
         if self._is_broke:  # most steps where drafts do not pay: as little as can be
             self._account += ALLOWED * self._plain  # type: ignore[operator]
             if self._account >= self._back * self._plain:
@@ -183,7 +184,7 @@ class Budget(Controller):
         """What a step with looks teaches; the seconds that it has saved."""
         num = len(step.seqs)
         sizes = [len(tree) for tree in step.trees]
-        rows, drafts = num - self._common + sum(sizes), sum(map(bool, sizes))
+        rows, drafts = num - self._common + step.num_nodes, sum(map(bool, sizes))
         tokens = sum(map(len, step.emitted))
         self._vain = 0 if drafts else self._vain + 1
         if self._vain:
@@ -222,25 +223,27 @@ class Budget(Controller):
         """Other sequences than before run at once, or as many say the same as another."""
         if self._rests and num < self._num:  # what did not pay beside so many may pay now
             self._left = 0
-        is_same, self._num, self._common = num == self._num, num, common
-        self._plain = self._cost.whole(num - common) + self._cost.aside(num, 0)
-        if is_same:
-            return
+        self._num, self._common, roots = num, common, num - common
+        self._plain = self._cost.whole(roots) + self._cost.aside(num, 0)
         first, back = self._credit(num)
-        if self._account is None:
-            self._account, self._back = first * self._plain, back
+        if self._account is None:  # in steps as they will be: what is common soon is not
+            self._account, self._back = first * self._apart(num), back
             self._owed = CREDIT - first if num == 1 else 0.0
             self._is_broke = first < back
-        if not self._settled / 2 < num < 2 * self._settled:
-            self._settled = num
+        if not self._settled / 2 < roots < 2 * self._settled:
+            self._settled = roots
             for counts in self._counts.values():
                 counts.price(num, is_due=True)
             if first >= back:  # nothing is forgiven where a try is dear
                 self._renew()
 
+    def _apart(self, num: int) -> float:
+        """Seconds of a plain step of so many that have nothing in common."""
+        return self._cost.whole(num) + self._cost.aside(num, 0)
+
     def _credit(self, num: int) -> tuple[float, float]:
         """Plain steps that so many are given at first, and what is needed to begin."""
-        look = self._cost.vain(num) / (self._cost.whole(num) + self._cost.aside(num, 0))
+        look = self._cost.vain(num) / self._apart(num)
         share = (LOOK / max(look, LOOK)) ** 3
         return min(FIRST[0], CREDIT / num) * share, max(BACK, BEGIN * look)
 

@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, Self
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 
@@ -98,6 +98,7 @@ class Slots(ABC):
         self.max_slots = max_slots
         self.slots: list[Slot] = []
         self._of: WeakKeyDictionary[Sequence, Slot] = WeakKeyDictionary()
+        self._guests: WeakSet[Sequence] = WeakSet()  # without a slot; each may need one any time
         self.reused: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()  # tokens found, by who
         self._clock = 0
 
@@ -156,6 +157,16 @@ class Slots(ABC):
         """Whether the sequence has a slot."""
         return seq in self._of
 
+    @property
+    def num_held(self) -> int:
+        """Sequences that have a slot, or follow one that has."""
+        return sum(not slot.is_free for slot in self.slots) + len(self._guests)
+
+    def follow(self, seq: Sequence) -> None:
+        """The sequence took the rows of another one, and has no slot yet."""
+        self._guests.add(seq)
+        self.reused.setdefault(seq, len(seq.tokens) - 1)
+
     def known(self, seq: Sequence) -> int:
         """Tokens that its own slot holds; what others' do hangs on who else was here."""
         slot = self._of.get(seq)
@@ -163,6 +174,7 @@ class Slots(ABC):
 
     def release(self, seq: Sequence) -> None:
         """Frees the slot; its tokens stay until it is reused."""
+        self._guests.discard(seq)
         slot = self._of.pop(seq, None)
         if slot is not None:
             slot.owner = slot.synced = None
@@ -189,6 +201,7 @@ class Slots(ABC):
         slot.truncate(shared)
         slot.owner = ref(seq)
         self._of[seq] = slot
+        self._guests.discard(seq)
         self.reused.setdefault(seq, shared)
         return slot
 

@@ -12,7 +12,7 @@ from typing import Any
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.stops import Stops
 from forerun.errors import ConfigError
-from forerun.records import Sequence, Step
+from forerun.records import Rows, Sequence, Step
 from forerun.roles import Controller, Drafter, Shaper, Target, Verifier, name_of
 from forerun.shaping import Laws, advance
 from forerun.tree import Tree
@@ -76,7 +76,7 @@ class Engine:
         t1 = perf_counter()
         found = self.target.forward(seqs, probed, self.needs)  # one tree-attention pass
         t2 = perf_counter()
-        common = sum(rows.is_common for rows in found)
+        leads = _leads(found)
         if self.has_probes:
             found = [part.split(len(tree)) for part, tree in zip(found, trees, strict=True)]
         laws = [Laws(*part, self.shapers) for part in zip(found, seqs, trees, strict=True)]
@@ -87,7 +87,7 @@ class Engine:
         emitted = self._extend(seqs, drawn)
         self.target.commit(seqs, probed, verdicts)
         times = {"draft": t1 - t0, "forward": t2 - t1, "verify": t3 - t2}
-        self._publish(Step(seqs, plans, trees, laws, verdicts, emitted, times, t3, starts, common))
+        self._publish(Step(seqs, plans, trees, laws, verdicts, emitted, times, t3, starts, leads))
 
     def run(self) -> None:
         """Steps until nothing is left to do."""
@@ -150,6 +150,14 @@ class Engine:
                 faults.append(fault)
         if faults:
             raise faults[0]
+
+
+def _leads(found: list[Rows]) -> Many[int]:
+    """Whose rows each sequence took; nothing if all took their own."""
+    leads = [rows.lead for rows in found]
+    if leads.count(None) == len(leads):
+        return ()
+    return [i if lead is None else lead for i, lead in enumerate(leads)]
 
 
 def check_pair(drafter: Drafter, verifier: Verifier) -> None:

@@ -66,11 +66,8 @@ class Runner(Target):
         Raises CapacityError when a sequence with its tree exceeds the context, or memory runs out.
         """
         leads = self._leads(seqs, trees)
-        works = [
-            self._tree_work(seq, tree, len(seqs))
-            for i, (seq, tree) in enumerate(zip(seqs, trees, strict=True))
-            if leads[i] == i
-        ]
+        own = [i for i, lead in enumerate(leads) if lead == i]
+        works = [self._tree_work(seqs[i], trees[i], len(own)) for i in own]
         hidden, logits = self.run(works, needs | LOGITS)
         if isinstance(logits, Tensor) and logits.is_cpu and logits.dtype is torch.float32:
             logits = logits.numpy()  # once for all: every way into torch is dear
@@ -79,7 +76,9 @@ class Runner(Target):
             firsts.append(at if lead == i else firsts[lead])
             part = slice(firsts[i], firsts[i] + 1 + len(tree))
             found.append(Rows(logits[part], hidden[part] if has_hidden else None))
-            found[i].is_common = lead != i
+            if lead != i:
+                found[i].lead = lead
+                self.cache.follow(seqs[i])
             at = max(at, part.stop)
         return found
 
@@ -91,7 +90,7 @@ class Runner(Target):
 
     @property
     def num_held(self) -> int:
-        return sum(not slot.is_free for slot in self.cache.slots)
+        return self.cache.num_held
 
     def check_room(self, seqs: int, tokens: int, taken: int = 0) -> int:
         return self.cache.check_room(seqs, tokens, taken)
@@ -148,19 +147,18 @@ class Runner(Target):
                     is_tree = not len(tree) or tree.is_like(trees[lead])
                     if is_tree and seq.tokens == seqs[lead].tokens:
                         leads[i] = lead
-                        self.cache.reused.setdefault(seq, len(seq.tokens) - 1)
                         break
             if leads[i] == i:
                 alike.append(i)
         return leads
 
-    def _tree_work(self, seq: Sequence, tree: Tree, num_seqs: int) -> Work:
-        """All rows of a tree pass; at least the last token is pending."""
+    def _tree_work(self, seq: Sequence, tree: Tree, num_works: int) -> Work:
+        """All rows of a tree pass of so many works; at least the last token is pending."""
         slot = self._synced(seq, tree)
         if len(slot.tokens) == len(seq.tokens):
             slot.truncate(len(seq.tokens) - 1)
         slot.clear_scratch()
-        self._prefill(slot, seq, SMALL if num_seqs > 1 else CHUNK)
+        self._prefill(slot, seq, SMALL if num_works > 1 else CHUNK)
         pending = seq.tokens[len(slot.tokens) :]
         if not len(tree):
             return Work(slot, pending)

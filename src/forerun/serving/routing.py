@@ -131,8 +131,9 @@ class Router(Drafter):
 class Plans(Controller):
     """A controller for each method and size: acceptance and costs differ between them.
 
-    Sequences with a controller of their own are planned by what they themselves meet; the others
-    share what a method has learned, and see the whole batch.
+    Sequences with a controller of their own are planned by what they themselves meet: not even
+    whose rows they took counts, as that hangs on who else is there. The others share what a method
+    has learned, and see the whole batch.
     """
 
     def __init__(self, spec: str, router: Router) -> None:
@@ -166,7 +167,7 @@ class Plans(Controller):
                 rows.setdefault(controller, []).append(i)
         shared = set(self._shared.values())
         for controller, own in rows.items():
-            is_all = controller in shared or len(own) == len(step.seqs)
+            is_all = controller in shared or len(own) == len(step.seqs) and not step.leads
             controller.observe(step if is_all else step.of(own))
 
     def finish(self, seq: Sequence) -> None:

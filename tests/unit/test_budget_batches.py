@@ -12,12 +12,12 @@ from fakes import FakeTarget, sequence, table_law
 from forerun.controllers.budget import (
     ALLOWED,
     BEGIN,
-    CREDIT,
     FIRST,
     LEARNING,
     LOOK,
     REVIEW,
     SOBER,
+    TOGETHER,
     Budget,
 )
 from forerun.dice import SeededDice
@@ -152,7 +152,7 @@ def test_what_never_pays_costs_the_credit_and_a_hundredth(num: int, is_known: bo
     budget = bound(cost)
     seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(num)]
     spent = sum(extra(cost, one_step(budget, seqs, 0, is_known), is_known) for _ in range(1000))
-    assert 0 < spent < CREDIT / num + ALLOWED * 1000 + 3, "three: the last step's debt"
+    assert 0 < spent < TOGETHER / num + ALLOWED * 1000 + 3, "three: the last step's debt"
 
 
 def test_a_batch_that_grows_and_shrinks_is_not_forgiven_each_time() -> None:
@@ -161,7 +161,7 @@ def test_a_batch_that_grows_and_shrinks_is_not_forgiven_each_time() -> None:
     cost, seqs = budget._cost, [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in (0, 1)]
     steps = (one_step(budget, seqs[: 1 + at // 3 % 2], 0) for at in range(2000))
     spent = sum(extra(cost, plans) for plans in steps)
-    assert 0 < spent < CREDIT + 2000 * (ALLOWED + 1 / SOBER)
+    assert 0 < spent < TOGETHER + 2000 * (ALLOWED + 1 / SOBER)
 
 
 def test_drafts_come_back_when_fewer_sequences_are_left() -> None:
@@ -181,11 +181,11 @@ def test_drafts_come_back_when_fewer_sequences_are_left() -> None:
     ("curve", "num", "steps"),
     [
         (Cost((1, 200), (1.0, 1.0)), 1, FIRST[0]),
-        (Cost((1, 200), (1.0, 1.0)), 16, CREDIT / 16),
+        (Cost((1, 200), (1.0, 1.0)), 16, TOGETHER / 16),
         (Cost((1, 2, 65), (1.0, 2.0, 65.0)), 1, FIRST[0]),
         (Cost((1, 200), (1.0, 1.0)), 2, FIRST[0]),
-        (Cost((1, 200), (1.0, 1.0), looking=1.25 * LOOK), 4, FIRST[0] * 0.8**3),
-        (Cost((1, 200), (1.0, 1.0), per_look=LOOK / 16), 16, CREDIT / 16),
+        (Cost((1, 200), (1.0, 1.0), looking=1.25 * LOOK), 4, TOGETHER / 4 * 0.8**3),
+        (Cost((1, 200), (1.0, 1.0), per_look=LOOK / 16), 16, TOGETHER / 16),
     ],
 )
 def test_credit_is_shared_and_less_where_looks_of_all_are_dear(
@@ -205,7 +205,7 @@ def test_texts_whose_looks_are_dear_are_left_alone_at_first(num: int) -> None:
     target.cost = Cost((1, 200), (1.0, 1.0), looking=3 * LOOK)
     budget.bind(target, drafter)
     seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(num)]
-    first = min(FIRST[0], CREDIT / num) / 27
+    first = min(FIRST[0], TOGETHER / num) / 27
     waits = round((3 * LOOK * BEGIN - first) / ALLOWED) - 1
     early = [plan for _ in range(waits) for plan in one_step(budget, seqs, 0)]
     assert not any(plan.nodes or plan.learns for plan in early)

@@ -50,7 +50,8 @@ MARGIN = 0.2  # of the tokens hoped for, without which drafting must pay: the be
 MANY = 0.15  # of a drafter's price, more for each further part that learns, and for choosing
 LEARNING = 0.3, 0.16  # of a look in vain, to learn only; the share of a step that it may take
 VAIN = 0.02  # of the time, at most, for looks in vain: their distance doubles up to there
-CREDIT = 32.0  # plain steps of one sequence
+CREDIT = 32.0  # plain steps, for lone sequences one after the other
+TOGETHER = 16.0  # plain steps of one sequence, for all of a batch together
 FIRST = 8.0, 2.0  # of the credit: at most at first; to a lone one at least as it and others end
 LOOK = 0.16  # of a plain step: where looks of all cost more there is less at first
 ALLOWED, MOST_SAVED = 0.005, 32.0  # plain steps, with every step and at most
@@ -245,7 +246,7 @@ class Budget(Controller):
         """Plain steps that so many are given at first, and what is needed to begin."""
         look = self._cost.vain(num) / self._apart(num)
         share = (LOOK / max(look, LOOK)) ** 3
-        return min(FIRST[0], CREDIT / num) * share, max(BACK, BEGIN * look)
+        return min(FIRST[0], TOGETHER / num) * share, max(BACK, BEGIN * look)
 
     def _renew(self) -> None:
         """All are decided anew; a debt is forgiven and a probe comes at once, but seldom."""

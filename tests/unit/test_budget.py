@@ -213,7 +213,7 @@ def test_who_drafts_is_not_asked_while_all_wait() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dear", "first", "more"), [(1.0, *FIRST[:1] * 2), (2.0, FIRST[0] / 8, FIRST[1])]
+    ("dear", "first", "more"), [(1.0, *FIRST[:1] * 2), (2.0, FIRST[0] / 4, FIRST[1])]
 )
 def test_a_lone_answer_spends_a_part_of_the_credit_and_those_after_it_the_rest(
     dear: float, first: float, more: float

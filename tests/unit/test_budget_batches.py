@@ -184,7 +184,7 @@ def test_drafts_come_back_when_fewer_sequences_are_left() -> None:
         (Cost((1, 200), (1.0, 1.0)), 16, TOGETHER / 16),
         (Cost((1, 2, 65), (1.0, 2.0, 65.0)), 1, FIRST[0]),
         (Cost((1, 200), (1.0, 1.0)), 2, FIRST[0]),
-        (Cost((1, 200), (1.0, 1.0), looking=1.25 * LOOK), 4, TOGETHER / 4 * 0.8**3),
+        (Cost((1, 200), (1.0, 1.0), looking=1.25 * LOOK), 4, TOGETHER / 4 * 0.8**2),
         (Cost((1, 200), (1.0, 1.0), per_look=LOOK / 16), 16, TOGETHER / 16),
     ],
 )
@@ -202,11 +202,11 @@ def test_credit_is_shared_and_less_where_looks_of_all_are_dear(
 def test_texts_whose_looks_are_dear_are_left_alone_at_first(num: int) -> None:
     """Nothing is asked, drafted or learned until what is allowed has made up a credit."""
     drafter, target, budget = Dear(), FakeTarget(table_law(1)), Budget()
-    target.cost = Cost((1, 200), (1.0, 1.0), looking=3 * LOOK)
+    target.cost = Cost((1, 200), (1.0, 1.0), looking=6 * LOOK)
     budget.bind(target, drafter)
     seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(num)]
-    first = min(FIRST[0], TOGETHER / num) / 27
-    waits = round((3 * LOOK * BEGIN - first) / ALLOWED) - 1
+    first = min(FIRST[0], TOGETHER / num) / 36
+    waits = round((6 * LOOK * BEGIN - first) / ALLOWED) - 1
     early = [plan for _ in range(waits) for plan in one_step(budget, seqs, 0)]
     assert not any(plan.nodes or plan.learns for plan in early)
     assert not drafter.asked and not drafter.hoped
@@ -216,7 +216,7 @@ def test_texts_whose_looks_are_dear_are_left_alone_at_first(num: int) -> None:
 
 def test_where_looks_are_dear_nothing_is_forgiven_as_texts_end() -> None:
     """Sixteen begin plain, and so do the few that are left, though looks are cheaper for them."""
-    budget = bound(Cost((1, 200), (1.0, 1.0), looking=2 * LOOK, per_look=0.1 * LOOK))
+    budget = bound(Cost((1, 200), (1.0, 1.0), looking=6 * LOOK, per_look=0.1 * LOOK))
     seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(16)]
     for num in (16, 8, 4, 2, 1):
         for seq in seqs[num:]:

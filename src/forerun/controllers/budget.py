@@ -53,7 +53,7 @@ VAIN = 0.02  # of the time, at most, for looks in vain: their distance doubles u
 CREDIT = 32.0  # plain steps, for lone sequences one after the other
 TOGETHER = 16.0  # plain steps of one sequence, for all of a batch together
 FIRST = 8.0, 2.0  # of the credit: at most at first; to a lone one at least as it and others end
-LOOK = 0.16  # of a plain step: where looks of all cost more there is less at first
+LOOK = 0.06  # of a plain step: where looks of all cost more there is less at first
 ALLOWED, MOST_SAVED = 0.005, 32.0  # plain steps, with every step and at most
 BACK = 0.5  # plain steps on the account before drafts come back
 BEGIN = 4.0  # looks, before the first: all that a drafter begins with costs about as much
@@ -245,7 +245,7 @@ class Budget(Controller):
     def _credit(self, num: int) -> tuple[float, float]:
         """Plain steps that so many are given at first, and what is needed to begin."""
         look = self._cost.vain(num) / self._apart(num)
-        share = (LOOK / max(look, LOOK)) ** 3
+        share = (LOOK / max(look, LOOK)) ** 2
         return min(FIRST[0], TOGETHER / num) * share, max(BACK, BEGIN * look)
 
     def _renew(self) -> None:

@@ -72,7 +72,7 @@ class Fake:
         self.starts += 1
 
     def warm_up(self, example: Example, sampling: Sampling) -> None:
-        self.log.append(("warm", self.name))
+        self.log.append(("warm", self.name, example.id))
 
     def run(self, example: Example, sampling: Sampling) -> Outcome:
         self.runs += 1
@@ -170,6 +170,18 @@ def test_seeds_are_those_of_the_prompt_and_the_round(bench: Any) -> None:
     bench([Fake("a", log), Fake("b", log)], examples=2, rounds=2)
     seeds = {(entry[1], entry[2]) for entry in log if entry[0] != "warm"}
     assert seeds == {("s0", 7), ("s1", 8), ("s0", 100_010), ("s1", 100_011)}
+
+
+def test_all_are_warmed_up_on_the_longest_prompt(bench: Any) -> None:
+    log: list[Any] = []
+
+    class Growing(Sums):
+        def example(self, i: int) -> Example:
+            example = super().example(i)
+            return replace(example, prompt=example.prompt + " and more" * (i == 2))
+
+    bench([Fake("a", log), Fake("b", log)], task=Growing())
+    assert log[:2] == [("warm", "a", "s2"), ("warm", "b", "s2")]
 
 
 def test_texts_are_kept_on_request(bench: Any) -> None:

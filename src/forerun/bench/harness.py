@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from forerun.bench import machine
@@ -140,7 +141,7 @@ class Harness:
             contestant = self.contestants[name]
             try:
                 contestant.start()
-                contestant.warm_up(self.units[0].example, self._sampling(self.units[0]))
+                self._warm_up(contestant)
             except Exception as error:
                 if isinstance(contestant, Own):
                     raise
@@ -151,6 +152,14 @@ class Harness:
                 continue
             if not isinstance(contestant, Own):
                 self._tell(name, contestant.versions())
+
+    def _warm_up(self, contestant: Contestant) -> None:
+        """A short run over the longest prompt: no record pays for buffers it makes grow."""
+        contestant.warm_up(self._longest.example, self._sampling(self._longest))
+
+    @cached_property
+    def _longest(self) -> Unit:
+        return max(self.units, key=lambda unit: self._num_tokens(unit.example))
 
     def _leave_out(self, name: str, why: str) -> None:
         self.notice(f"{name} is left out: {why}")
@@ -237,7 +246,7 @@ class Harness:
             if self.failures[name] >= MOST_FAILURES:
                 raise ForerunError(f"failed {MOST_FAILURES} times in a row: {error}")
             contestant.start()
-            contestant.warm_up(self.units[0].example, self._sampling(self.units[0]))
+            self._warm_up(contestant)
         except Exception as problem:
             progress.drop(name)
             self._leave_out(name, last_lines(problem))
@@ -278,7 +287,7 @@ class Harness:
             method=name,
             round=unit.round,
             order=unit.number * len(self.order) + self._place(unit, name),
-            num_prompt_tokens=len(self.model.tokenizer.encode(example.prompt)),
+            num_prompt_tokens=self._num_tokens(example),
             seconds=0.0,
             generated=0,
             error=error,
@@ -298,6 +307,9 @@ class Harness:
             memory=outcome.memory,
             headroom=outcome.headroom,
         )
+
+    def _num_tokens(self, example: Example) -> int:
+        return len(self.model.tokenizer.encode(example.prompt))
 
     def _place(self, unit: Unit, name: str) -> int:
         at = self.order.index(name)

@@ -42,6 +42,7 @@ setup(
                     "isa",
                     "vector",
                     "linear",
+                    "pairs",
                     "amx",
                     "pieces",
                     "scores",

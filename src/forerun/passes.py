@@ -34,7 +34,7 @@ LEVELS = 4  # of the trees that are measured
 TRIES = 7  # of each kind of work at least, as far as time allows
 SECONDS = 0.5, 3.0  # of measuring, at least and at most
 CHECK, HOLDS = (3, (0.0, 0.3)), 0.85  # tries and seconds of a check; what a time must not exceed
-FORMAT = 8
+FORMAT = 9
 
 Kind = TypeVar("Kind", tuple[int, int], tuple[int, int, int])
 Pass = tuple[int, int]  # sequences in it, and the rows of all of them

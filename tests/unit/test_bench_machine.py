@@ -22,7 +22,7 @@ from forerun.bench.results import Manifest, Record, SampleRecord
 from forerun.bench.theory import PassCost
 from forerun.engine import cache
 from forerun.errors import CapacityError
-from forerun.native import kernels
+from forerun.native import kernels, pages
 
 COST = PassCost(weight_bytes=1_000_000_000, kv_bytes_per_token=1_000_000, flops_per_row=10**9)
 LIMITS = {"read_gb_s": 10.0, "gflop_s": 50.0}
@@ -82,7 +82,7 @@ def test_the_buffer_exceeds_the_caches(monkeypatch: pytest.MonkeyPatch, tmp_path
     for name, size in (("index0", "32K\n"), ("index3", "2M\n")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "size").write_text(size)
-    monkeypatch.setattr(machine, "CACHES", tmp_path)
+    monkeypatch.setattr(pages, "CACHES", tmp_path)
     monkeypatch.setattr(machine, "LEAST", 1 << 20)
     machine._buffer.cache_clear()
     assert machine.cache_bytes() == 2 << 20

@@ -117,16 +117,19 @@ def test_what_stands_beyond_the_inputs_is_not_read(level: str, k: int, bits: int
 def test_a_row_of_a_product_does_not_depend_on_the_others(
     level: str, k: int, rounding: str, threads: None
 ) -> None:
-    """Every number of rows, none included, has the bits of 200; so has a row alone."""
+    """Every number of rows, none included, has the bits of 200; so has a row alone, and so have
+    weights that come from memory."""
     packed = Packed(random(192, k, dtype=torch.bfloat16), rounding=Rounding.parse(rounding))
     x = random(200, k, dtype=torch.bfloat16, seed=1).float()
     whole = packed.product(x)
-    for rows in (*range(70), 96, 97, 128, 129, 161):
-        assert torch.equal(packed.product(x[:rows]), whole[:rows])
-        assert torch.equal(packed.product(x[rows : rows + 1])[0], whole[rows])
-    for num in (1, 2, 3):
-        torch.set_num_threads(num)
-        assert torch.equal(packed.product(x), whole)
+    for is_far in (False, True):
+        packed.record.is_far = is_far
+        for rows in (*range(70), 96, 97, 128, 129, 161):
+            assert torch.equal(packed.product(x[:rows]), whole[:rows])
+            assert torch.equal(packed.product(x[rows : rows + 1])[0], whole[rows])
+        for num in (1, 2, 3):
+            torch.set_num_threads(num)
+            assert torch.equal(packed.product(x), whole)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 40])

@@ -19,7 +19,7 @@ from forerun.engine.cache import Slot
 from forerun.engine.runner import ModelRunner
 from forerun.engine.work import FIELDS, Work, packed
 from forerun.models.load import load_target
-from forerun.native import LEVELS, kernels, layout
+from forerun.native import LEVELS, decoder, kernels, layout
 from forerun.native.decoder import NativeDecoder, missing, say_once
 from forerun.tree import EMPTY, TreeBuilder
 
@@ -54,13 +54,22 @@ def test_pass_matches_torch(case: str, dtype: str, tmp_path: Path) -> None:
             assert error <= most
 
 
+@pytest.mark.parametrize("cache", [1, 1 << 40])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("case", ["llama", "gemma2", "olmo2"])
 def test_rows_do_not_depend_on_their_company(
-    case: str, dtype: str, tmp_path: Path, threads: None
+    case: str,
+    dtype: str,
+    cache: int,
+    tmp_path: Path,
+    threads: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A node of a tree in a batch has the bits of a plain step over the same text."""
+    """A node of a tree in a batch has the bits of a plain step over the same text, whether the
+    weights fit into the processor's cache or not."""
+    monkeypatch.setattr(decoder, "cache_bytes", lambda: cache)
     runner, _ = runners(case, tmp_path, dtype)
+    assert runner.model.head.packed.record.is_far == (cache == 1)
     text, other = prompt(90, seed=1), prompt(21, seed=2)
     seq, tree = sequence(text), branching()
     rows = forward(runner, [seq, sequence(other)], [tree, branching()])[0].logits.clone()

@@ -21,6 +21,7 @@ import numpy as np
 
 import forerun
 from forerun.errors import CapacityError
+from forerun.native.pages import cache_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +31,6 @@ LEAST = 256 << 20  # bytes of the buffer that is read
 TIMES_CACHE = 8, 3  # how far it exceeds the caches: as a rule, and where memory is short
 PIECE = 8 << 20  # numbers that are written at once
 COARSE = 0.05  # seconds of processor time that its counters do not tell apart
-CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 WIDE = (512, 1024, 2048, 4096, 8192)  # rows and columns of the products
 SLOW = 0.05  # seconds of a product after which no larger one is tried
 
@@ -222,16 +222,6 @@ def _buffer() -> np.ndarray:
     for start in range(0, len(words), PIECE):  # Ctrl-C is heard in between
         words[start : start + PIECE] = 1
     return words
-
-
-def cache_bytes() -> int:
-    """The largest cache of the first core; 0 where the system does not say."""
-    sizes = [0]
-    for file in CACHES.glob("index*/size"):
-        text = file.read_text().strip()
-        unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
-        sizes.append(int(text.rstrip("KMG")) * unit)
-    return max(sizes)
 
 
 def _read_cuda(device: str, tries: int) -> float:

@@ -29,6 +29,7 @@ from forerun.native.layout import (
     Pass,
 )
 from forerun.native.packing import KINDS, row_stride
+from forerun.native.pages import cache_bytes
 
 if TYPE_CHECKING:
     from forerun.engine.cache import Cache
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from forerun.models.transformer import DecoderConfig, Transformer
 
 log = logging.getLogger("forerun")
+SMALL_CACHE = 1 << 24  # bytes, where the system does not say
 SPLIT = 1024  # most rows x runs for which every run is a piece of work of its own
 
 
@@ -84,6 +86,7 @@ class NativeDecoder:
         self._embed = None if model.embed is None else model.embed.data_ptr()
         self._rope, self._rope_at, self._rope_size = torch.empty(0), 0, 0
         self._rows = self._rows_runs = 0  # that the buffers hold
+        self._is_far = model.nbytes > (cache_bytes() or SMALL_CACHE)
         self._record = self._describe(model)
         self._work = Pass(  # the fields that no pass changes
             wide_stride=c.hidden_size,
@@ -213,6 +216,7 @@ class NativeDecoder:
 
     def _linear(self, linear: Any) -> Any:
         self._kept.append(linear.packed)
+        linear.packed.record.is_far = self._is_far
         return linear.packed.record
 
     def _norm(self, norm: RMSNorm | LayerNorm | None) -> Any:

@@ -88,7 +88,7 @@ INLINE void FN(finish)(FN(Late) *late, int num) {
 #define MOST_SUMS (2 * AMX_ROWS) /* of three tiles with two blocks */
 #else
 #define IS_TILED(w) 0
-#define MOST_SUMS 24
+#define MOST_SUMS (ISA_LEVEL == 3 ? 56 : 24) /* of the largest tile */
 #define AMX_ROWS 0
 #endif
 
@@ -104,28 +104,7 @@ INLINE void FN(tile)(const int R, const int B, const Linear *w, const void *x, i
         for (int b = 0; b < B; b++) acc[r][b] = (v16){0};
     const int64_t k = w->k;
 #if ISA_LEVEL >= 3
-    if (w->kind == BF16_PAIRS) {
-        const int64_t pairs = (count + 1) / 2, step = (k + 1) / 2 * LANES;
-        const uint32_t *from = (const uint32_t *)w->weight + block * step + first / 2 * LANES;
-        const uint32_t *in = (const uint32_t *)x + first / 2;
-        for (int64_t i = 0; i < pairs; i++) {
-            __m512i part[4];
-#pragma GCC unroll 4
-            for (int b = 0; b < B; b++) {
-                const uint32_t *at = from + b * step + i * LANES;
-                __builtin_prefetch((const char *)at + far[b], 0, 2);
-                part[b] = _mm512_loadu_si512(at);
-            }
-#pragma GCC unroll 12
-            for (int r = 0; r < R; r++) {
-                __m512i value = _mm512_set1_epi32((int)in[r * stride / 2 + i]);
-#pragma GCC unroll 4
-                for (int b = 0; b < B; b++)
-                    acc[r][b] = (v16)_mm512_dpbf16_ps((__m512)acc[r][b], (__m512bh)part[b],
-                                                      (__m512bh)value);
-            }
-        }
-    } else if (w->kind == INT8_PAIRS) {
+    if (w->kind == INT8_PAIRS) {
         const int64_t fours = (count + 3) / 4, step = (k + 3) / 4 * 64;
         const uint8_t *from = (const uint8_t *)w->weight + block * step + first / 4 * 64;
         const uint32_t *in = (const uint32_t *)x + first / 2;
@@ -203,6 +182,10 @@ TILE(1, 4) TILE(2, 2) TILE(3, 2) /* 16 registers of 8 lanes: no more fits */
 static FN(tile_t) *const FN(tiles)[] = {0, FN(tile_1), FN(tile_2), FN(tile_3)};
 #endif
 
+#if ISA_LEVEL == 3
+#include "pairs.h"
+#endif
+
 /* Sums [rows][blocks] over inputs [first, first + count). */
 INLINE void FN(sums_over)(const Linear *w, const void *x, int64_t stride, int64_t block, int rows,
                           int blocks, int64_t first, int64_t count, FN(Beside) *beside,
@@ -210,6 +193,11 @@ INLINE void FN(sums_over)(const Linear *w, const void *x, int64_t stride, int64_
 #if ISA_LEVEL >= 4
     if (IS_TILED(w)) {
         FN(amx_sums)(w, x, stride, block, rows, blocks, first, count, beside, sums);
+        return;
+    }
+#elif ISA_LEVEL == 3
+    if (w->kind == BF16_PAIRS) {
+        FN(pairs_tile)(w, rows)(w, x, stride, block, first, count, beside->far, sums);
         return;
     }
 #endif
@@ -249,14 +237,38 @@ INLINE FN(Ahead) FN(blocks_ahead)(const Linear *w, int64_t block, int64_t num, i
     return (FN(Ahead)){(const char *)w->weight + block * size, step, step / 64, parts, 0};
 }
 
-/* How far a group of rows, the `part`-th of `parts`, fetches ahead where it takes `blocks` at a
-   time. Few rows wait for memory, and the processor reads ahead by itself: a little. More wait for
-   the multiplying of two blocks: the next two. Of several groups the first two fetch every other
-   block of the unit that begins `next` bytes on, if any does, so that memory is busy while weights
-   are used again. */
-INLINE void FN(reach)(const Linear *w, int64_t part, int64_t parts, int blocks, int64_t next,
-                      int64_t *far) {
-    const int64_t one = blocks == 2 ? FN(group_bytes)(w) / 2 : AHEAD / 2;
+/* Most rows that go together. */
+INLINE int64_t FN(most_rows)(const Linear *w, int64_t rows) {
+#if ISA_LEVEL >= 4
+    if (IS_TILED(w)) return w->kind == INT8_PAIRS ? AMX_ROWS / 3 * 2 : AMX_ROWS;
+#elif ISA_LEVEL == 3
+    if (w->kind == BF16_PAIRS) return rows <= TALL_ROWS ? TALL_ROWS : WIDE_ROWS;
+#endif
+    return VECTOR_ROWS;
+}
+
+/* Blocks that so many rows take at a time. */
+INLINE int FN(num_blocks)(const Linear *w, int64_t rows, int64_t unit) {
+    if (IS_TILED(w)) return (int)unit;
+#if ISA_LEVEL == 3
+    if (w->kind == BF16_PAIRS) return FN(pairs_blocks)(w, rows);
+#endif
+    return VECTOR_BLOCKS(rows);
+}
+
+/* How far a tile, number `tile` of those of a unit, fetches ahead. Few rows wait for memory, and the
+   processor reads ahead by itself: a little. More wait for the multiplying of two blocks: the next
+   two. Of several groups of rows the first two fetch every other block of the unit that begins
+   `next` bytes on, if any does, so that memory is busy while weights are used again. */
+INLINE void FN(reach)(const Linear *w, int64_t rows, int64_t parts, int64_t tile, int blocks,
+                      int64_t next, int64_t *far) {
+#if ISA_LEVEL == 3
+    if (w->kind == BF16_PAIRS) {
+        FN(pairs_reach)(w, rows, parts, tile, blocks, next, far);
+        return;
+    }
+#endif
+    const int64_t one = blocks == 2 ? FN(group_bytes)(w) / 2 : AHEAD / 2, part = tile * blocks / 4;
     for (int b = 0; b < 4; b++)
         far[b] = parts == 1 ? one : next && b % 2 == part ? next : AHEAD;
 }
@@ -277,8 +289,7 @@ INLINE Share FN(share)(const Team *team, const Linear *w, int64_t rows) {
 static void FN(linear)(const Linear *w, const void *x, int64_t stride, int64_t rows,
                        const FN(Sink) *sink, Team *team) {
     if (!rows) return;
-    const int is_bytes = w->kind == INT8_PAIRS;
-    const int64_t most = !IS_TILED(w) ? VECTOR_ROWS : is_bytes ? AMX_ROWS / 3 * 2 : AMX_ROWS;
+    const int64_t most = FN(most_rows)(w, rows);
     const int64_t parts = (rows + most - 1) / most, width = TAKES_PAIRS(w->kind) ? 2 : 4;
     const int64_t num = FN(unit_blocks)(w, rows);
     v16 sums[2][MOST_SUMS];
@@ -293,12 +304,12 @@ static void FN(linear)(const Linear *w, const void *x, int64_t stride, int64_t r
         beside.soon = FN(blocks_ahead)(w, next * num, num, parts);
         if (next >= share.all) beside.soon.left = 0;
         const int64_t step = next < share.all ? (next - unit) * num * (FN(group_bytes)(w) / 4) : 0;
-        for (int64_t part = 0; part < parts; part++) {
+        for (int64_t part = 0, tile = 0; part < parts; part++) {
             const int64_t row = rows * part / parts, n = rows * (part + 1) / parts - row;
-            const int blocks = IS_TILED(w) ? (int)num : VECTOR_BLOCKS(n);
+            const int blocks = FN(num_blocks)(w, n, num);
             const void *in = (const char *)x + row * stride * width;
-            if (!IS_TILED(w)) FN(reach)(w, part, parts, blocks, step, beside.far);
-            for (int64_t b = unit * num; b < (unit + 1) * num; b += blocks) {
+            for (int64_t b = unit * num; b < (unit + 1) * num; b += blocks, tile++) {
+                if (!IS_TILED(w)) FN(reach)(w, n, parts, tile, blocks, step, beside.far);
                 v16 *own = sums[turn ^= 1];
                 FN(sums_of)(w, in, stride, b, (int)n, blocks, &beside, own);
                 FN(finish)(&beside.late, MOST_SUMS);

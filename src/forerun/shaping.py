@@ -35,6 +35,7 @@ class Laws:
         self._is_plain = seq.states.count(None) == len(seq.states)
         self._logits: dict[int, np.ndarray] = {}
         self._probs: dict[int, np.ndarray] = {}
+        self._held: tuple[list[int], np.ndarray] = [], np.empty((0, 0))  # nodes, laws [k, V]
 
     def __getitem__(self, node: int) -> np.ndarray:
         if node not in self._probs:
@@ -60,14 +61,23 @@ class Laws:
             return None
         return rows.contiguous
 
-    def hold(self, nodes: Many[int], probs: np.ndarray) -> None:
+    def hold(self, nodes: list[int], probs: np.ndarray) -> None:
         """Keeps the laws [k, V] of some nodes, which somebody has computed from `unshaped`."""
+        self._held = nodes, probs
         self._probs.update(zip(nodes, probs, strict=False))
+
+    def at(self, nodes: list[int]) -> Many[np.ndarray] | np.ndarray:
+        """Their laws, in one array [n, V] where they lie so."""
+        held, probs = self._held
+        if held[: len(nodes)] == nodes:
+            return probs[: len(nodes)]
+        return [self[node] for node in nodes]
 
     def over(self, rows: Rows) -> Laws:
         """The same shaping of other rows of this tree."""
         other = copy(self)
         other.rows, other._logits, other._probs = rows, {}, {}
+        other._held = [], np.empty((0, 0))
         return other
 
     def logits(self, node: int) -> np.ndarray:

@@ -182,8 +182,9 @@ def test_packed_spans_are_the_records_that_the_kernels_read() -> None:
     slots = Slot(3), Slot(1)
     slots[1].tokens += [4, 4, 4]
     works = [Work(slots[0], [1, 2]), Work(slots[1], [5], [6, 7], np.array([-1, 0], np.int32))]
-    found = packed(works, (100, 10), 9, True)
-    assert (found.num_wanted, found.top, found.wrong) == (4, 5, -1)
+    found = packed(works, (100, 10), 9, 11)
+    assert (found.logits.shape, found.top, found.wrong) == ((4, 11), 5, -1)
+    assert found.addresses == (found.numbers.ctypes.data, found.logits.ctypes.data)
     assert found.numbers[:5].tolist() == [1, 2, 5, 6, 7]
     assert found.numbers[5:10].tolist() == [0, 1, 3, 4, 5]
     assert found.numbers[10:15].tolist() == [300, 310, 130, 140, 150]
@@ -193,4 +194,5 @@ def test_packed_spans_are_the_records_that_the_kernels_read() -> None:
     assert told == [(3, 0, 2, 2, 0), (1, 3, 6, 3, 2)]
     assert not spans[0].sees and spans[1].sees == found.sees.ctypes.data
     assert found.sees.reshape(3, 3).tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
-    assert packed(works, (100, 10), 7, True).wrong == 4
+    assert packed(works, (100, 10), 7, 11).wrong == 4
+    assert packed(works, (100, 10), 9, 0).logits.shape == (0, 0)

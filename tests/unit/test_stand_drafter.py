@@ -58,6 +58,9 @@ class PlainLaws(dict):
         with np.errstate(divide="ignore"):
             return np.log(self.model[node])
 
+    def at(self, nodes: list[int]) -> list[np.ndarray]:
+        return [self[node] for node in nodes]
+
 
 def step_of(seq: Sequence, tree: Tree, verdict: Verdict, laws: PlainLaws, num: int = 99) -> Step:
     """A step whose tokens, cut to `num`, have just been appended to the sequence."""

@@ -102,6 +102,9 @@ class Markov:
         before = self.end if parent < 0 else self.tree.tokens[parent]
         return self.chain[before, self.tree.tokens[node]]
 
+    def at(self, nodes: list[int]) -> list[np.ndarray]:
+        return [self[node] for node in nodes]
+
     def unshaped(self) -> None:
         return None
 

@@ -292,9 +292,10 @@ class Stand(Drafter):
         if tree.cells is None:
             return
         cells = tree.cells_of(name_of(self))
-        own = cells.argmax()  # a node of ours, if there is one
-        if cells[own] >= 0:
-            memory.chances[tree.laws[own] != POINT].learn(tree.parents, cells, accepted)
+        own = int(cells.argmax())  # a node of ours, if there is one
+        if cells.item(own) >= 0:
+            is_drawn = tree.laws.item(own) != POINT
+            memory.chances[is_drawn].learn(tree.parents, cells, accepted)
 
     def _is_own(self, tree: Tree) -> bool:
         return tree.sources.count(name_of(self)) == len(tree.sources)
@@ -315,7 +316,7 @@ class Stand(Drafter):
         if self.update_from == "tree":
             nodes = [*nodes, *sorted(set(range(-1, len(tree))) - set(nodes))]
         is_raw = self._learns_model(seq)
-        found = [laws.logits(node) if is_raw else laws[node] for node in nodes]
+        found = [laws.logits(node) for node in nodes] if is_raw else laws.at(nodes)
         lessons.add(memory, seq.tokens, step.start(i), tree, nodes, found, is_raw=is_raw)
 
     def _seed(self, seq: Sequence) -> None:
@@ -323,7 +324,7 @@ class Stand(Drafter):
         is_raw, memory = self._learns_model(seq), self.memory(seq)
         for at, tree, rows in prompt_rows(self._target, seq):
             lessons, nodes = self._lessons(), range(-1, len(rows) - 1)
-            laws = rows if is_raw else (to_probs(row, seq.sampling) for row in rows)
+            laws = rows if is_raw else [to_probs(row, seq.sampling) for row in rows]
             lessons.add(memory, seq.tokens, at, tree, nodes, laws, is_raw=is_raw)
             lessons.teach()
 

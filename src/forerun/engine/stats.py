@@ -153,12 +153,17 @@ def _count(stats: Stats, tree: Tree, nodes: list[int], emitted: int) -> None:
     stats.examined += accepted + (is_whole and _was_rejected(tree, nodes))
     for depth in range(1, accepted + 1):
         stats.accepted_at[depth] += 1
-    for name in tree.sources:
-        stats.drafted_by[name] += 1
-    for node in nodes[:accepted] if tree.sources else ():
-        stats.accepted_by[tree.sources[node]] += 1
+    if not tree.sources:
+        return
+    name = tree.sources[0]
+    if tree.sources.count(name) == len(tree):
+        stats.drafted_by[name] += len(tree)
+        stats.accepted_by[name] += accepted
+        return
+    stats.drafted_by.update(tree.sources)
+    stats.accepted_by.update(tree.sources[node] for node in nodes[:accepted])
 
 
 def _was_rejected(tree: Tree, nodes: list[int]) -> bool:
     """Whether the walk ended at a node that had children."""
-    return (nodes[-1] if nodes else -1) in tree.parents
+    return (nodes[-1] if nodes else -1) in tree.parents.tolist()

@@ -74,53 +74,56 @@ class Packed(NamedTuple):
 
     numbers: np.ndarray  # token ids [R], positions [R], cells [R], wanted rows [w], spans [S, 6]
     sees: np.ndarray  # bool, what the spans point to
-    num_wanted: int
+    logits: np.ndarray  # float32 [w, V], room for those of wanted rows
+    addresses: tuple[int, int]  # of numbers, of logits
     top: int  # the highest position
     wrong: int  # the first row whose id is none, or -1
 
 
-def packed(works: Many[Work], strides: tuple[int, int], num_ids: int, wants: bool) -> Packed:
+def packed(works: Many[Work], strides: tuple[int, int], num_ids: int, vocab: int) -> Packed:
     """One call for all rows. strides: how far apart slots are, and cells; ids are below `num_ids`.
 
-    wants: whether the rows from `Work.first` on are wanted; none is without.
+    vocab: logits of each row from `Work.first` on; 0: no row is wanted.
     """
-    heads, ids, parents, cells = [], list[int](), [], 0
+    heads, ids, parents, cells, num_wanted = list[int](), list[int](), [], 0, 0
     for work in works:
         num, new, total = len(work.pending), len(work.nodes), len(work.parents)
-        heads.append((work.slot.index, len(work.slot.tokens), num, new, total))
+        heads += work.slot.index, len(work.slot.tokens), num, new, total
         ids += work.pending
+        num_wanted += new + (num > 0)
         if total:
             ids += work.nodes
             parents.append(work.parents)
             cells += (num + total) ** 2
     numbers = np.empty(4 * len(ids) + FIELDS * len(works), np.int64)
-    numbers[: len(ids)] = ids
     above = parents[0] if len(parents) == 1 else np.concatenate(parents or [NO_NODES])
-    sees = np.empty(cells, np.bool_)
-    found = pack(
-        np.array(heads), len(ids), above, *strides, num_ids, wants, numbers, sees, sees.ctypes.data
-    )
-    return Packed(numbers, sees, *found)
+    sees, given = np.empty(cells, np.bool_), np.array(ids + heads)
+    logits = np.empty((num_wanted if vocab else 0, vocab), np.float32)
+    found = pack(given, len(ids), above, *strides, num_ids, numbers, sees, logits)
+    return Packed(numbers, sees, logits, *found)
 
 
 @njit(cache=True, nogil=True)
 def pack(
-    heads: np.ndarray,
+    given: np.ndarray,
     num_rows: int,
     parents: np.ndarray,
     slot_stride: int,
     cell_stride: int,
     num_ids: int,
-    wants: bool,
     numbers: np.ndarray,
     sees: np.ndarray,
-    address: int,
-) -> tuple[int, int, int]:
-    """Fills `numbers` behind the ids, and `sees`, which lies at `address`: see `Packed`.
+    logits: np.ndarray,
+) -> tuple[tuple[int, int], int, int]:
+    """Fills `numbers` and `sees`: see `Packed`, of which it returns the rest.
 
-    heads int64 [S, 5]: slot, committed, pending and new tokens, parents. Returns how many rows are
-    wanted, the highest position, and the first row whose id is not below num_ids, or -1.
+    NumPy tells an address in several times the microseconds of all this.
+
+    given int64: ids [num_rows], which are wrong if not below num_ids; then of every work, [S, 5]:
+    slot, committed, pending and new tokens, parents.
     """
+    address, heads = sees.ctypes.data, given[num_rows:].reshape((-1, 5))
+    numbers[:num_rows] = given[:num_rows]
     row = num_wanted = top = at = first = 0
     for s in range(len(heads)):
         slot, base, num = heads[s, 0], heads[s, 1], heads[s, 2]
@@ -136,7 +139,7 @@ def pack(
             top = max(top, places[i])
             numbers[num_rows + row] = places[i]
             numbers[2 * num_rows + row] = slot * slot_stride + (base + i) * cell_stride
-            if wants and i - (count - rows) >= num - 1:
+            if num_wanted < len(logits) and i - (count - rows) >= num - 1:
                 numbers[3 * num_rows + num_wanted] = row
                 num_wanted += 1
             row += 1
@@ -144,10 +147,12 @@ def pack(
         span[0], span[1], span[2], span[3], span[4] = slot, base, base + count, rows, row - rows
         span[5] = address + at + (count - rows) * count if total else 0
         at, first = at + len(own), first + total
+    wrong = -1
     for i in range(num_rows):
         if not 0 <= numbers[i] < num_ids:
-            return num_wanted, top, i
-    return num_wanted, top, -1
+            wrong = i
+            break
+    return (numbers.ctypes.data, logits.ctypes.data), top, wrong
 
 
 @njit(cache=True, nogil=True)
@@ -176,5 +181,5 @@ def lay_out(base: int, num: int, parents: np.ndarray, places: np.ndarray, sees: 
 def warm_up() -> None:
     """Compiles the kernels, or loads them from the cache."""
     work = Work(Slot(0), [0], [0], np.array([-1], np.int32))
-    packed([work], (1, 1), 1, True)
+    packed([work], (1, 1), 1, 1)
     assert work.span.num_rows == 2

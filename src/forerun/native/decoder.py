@@ -104,7 +104,8 @@ class NativeDecoder:
         c, work = self.model.config, self._work
         slots, cells = cache.strides[1:3]
         num_ids = c.vocab_size if table is None else len(table)
-        rows = packed(works, (slots, cells), num_ids, "logits" in needs)
+        vocab = work.logit_stride if "logits" in needs else 0
+        rows = packed(works, (slots, cells), num_ids, vocab)
         num = work.num_rows = sum(w.num_rows for w in works)
         if rows.wrong >= 0:
             token = rows.numbers[rows.wrong]
@@ -113,19 +114,17 @@ class NativeDecoder:
         work.is_split = num * runs <= SPLIT
         work.max_runs = runs if work.is_split else 1
         self._reserve(num, work.max_runs)
-        at = rows.numbers.ctypes.data
+        at, work.logits = rows.addresses
         work.ids, work.positions, work.wanted = at, at + 8 * num, at + 24 * num
         work.spans = at + 32 * num
-        work.num_wanted, work.num_spans = rows.num_wanted, len(works)
+        work.num_wanted, work.num_spans = len(rows.logits), len(works)
         work.num_threads = torch.get_num_threads()
         work.rope = self._rope_table(rows.top)
         work.cells, work.head_stride = cache.address, cache.strides[4]
         work.layer_stride, work.slot_stride = cache.strides[0], slots
-        logits = np.empty((rows.num_wanted, work.logit_stride), np.float32)
-        work.logits = logits.ctypes.data
         wide, work.hidden = None, None
         if "hidden" in needs:
-            wide = torch.empty(rows.num_wanted, c.hidden_size)
+            wide = torch.empty(len(rows.logits), c.hidden_size)
             work.hidden = wide.data_ptr()
         embed = None if table is None else table.contiguous()
         self._record.embed = self._embed if embed is None else embed.data_ptr()
@@ -134,7 +133,7 @@ class NativeDecoder:
             self._kernels.level, self._record, work, at + 16 * num, self._counters_at
         )
         hidden = self._no_hidden if wide is None else wide.to(self.model.dtype)
-        return hidden, logits[:, : c.vocab_size]
+        return hidden, rows.logits[:, : c.vocab_size]
 
     @property
     def nbytes(self) -> int:

@@ -28,6 +28,14 @@ class Buffers(NamedTuple):
     starts: np.ndarray  # int64 [N + 1]
     q_ids: np.ndarray  # int32 [N * K]
     q_probs: np.ndarray  # float64 [N * K]
+    cells: np.ndarray  # int8 [N], where growers know them
+
+
+TOGETHER = (
+    16  # buffers that are made at once: to make some in code that a pass has made cold is dear
+)
+STEP, MOST = 8, 64  # nodes that their sizes differ by, and of those that are made together
+_spare: dict[tuple[int, int], list[Buffers]] = {}  # by nodes and entries; nobody had them
 
 
 def draft(
@@ -65,20 +73,36 @@ def draft(
 
 
 def buffers(nodes: int, entries: int) -> Buffers:
-    """Room for a tree of `nodes` nodes, uninitialised."""
-    return Buffers(
-        np.empty(nodes, np.int32),
-        np.empty(nodes, np.int32),
-        np.empty(nodes, np.int8),
-        np.empty(nodes, np.int32),
-        np.zeros(nodes + 1, np.int64),
-        np.empty((nodes + 1) * entries, np.int32),
-        np.empty((nodes + 1) * entries, np.float64),
+    """Room for a tree of `nodes` nodes or a few more, uninitialised; for any thread."""
+    if nodes > MOST:
+        return _made(1, nodes, entries)[0]
+    size = -(-nodes // STEP) * STEP
+    spare = _spare.setdefault((size, entries), [])
+    try:
+        return spare.pop()
+    except IndexError:
+        first, *others = _made(TOGETHER, size, entries)
+        spare += others
+        return first
+
+
+def _made(num: int, nodes: int, entries: int) -> list[Buffers]:
+    """So many buffers, neighbours in memory."""
+    many = (
+        np.empty((num, nodes), np.int32),
+        np.empty((num, nodes), np.int32),
+        np.empty((num, nodes), np.int8),
+        np.empty((num, nodes), np.int32),
+        np.zeros((num, nodes + 1), np.int64),
+        np.empty((num, (nodes + 1) * entries), np.int32),
+        np.empty((num, (nodes + 1) * entries), np.float64),
+        np.empty((num, nodes), np.int8),
     )
+    return [Buffers(*rows) for rows in zip(*many, strict=True)]
 
 
-def tree_of(out: Buffers, nodes: int, rows: int, cells: np.ndarray | None = None) -> Tree:
-    """The first `nodes` nodes and `rows` proposals; cells: of the chances, as `Tree` has them."""
+def tree_of(out: Buffers, nodes: int, rows: int, *, has_cells: bool = False) -> Tree:
+    """The first `nodes` nodes and `rows` proposals."""
     return Tree(
         tokens=out.tokens[:nodes],
         parents=out.parents[:nodes],
@@ -87,7 +111,7 @@ def tree_of(out: Buffers, nodes: int, rows: int, cells: np.ndarray | None = None
         starts=out.starts[: rows + 1],
         q_ids=out.q_ids[: out.starts[rows]],
         q_probs=out.q_probs[: out.starts[rows]],
-        cells=None if cells is None else cells[:nodes],
+        cells=out.cells[:nodes] if has_cells else None,
     )
 
 

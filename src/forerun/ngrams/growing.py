@@ -55,16 +55,15 @@ def grow(
     """
     entries = near.ids.shape[1]
     out = buffers(plan.nodes, entries)
-    cells = np.empty(plan.nodes, np.int8)
     is_drawn = uniforms is not None
     given = out.q_probs if uniforms is None else uniforms
     limits = plan.nodes, plan.depth, max(0.0, plan.least)
     learned = chances.hits, chances.tries
     nodes, rows, used = grow_places(
         (near[:], far[:]), lengths, clock, temper[:], root, limits, learned,
-        is_drawn, given, out[:], cells,
+        is_drawn, given, out[:],
     )  # fmt: skip
-    return tree_of(out, nodes, rows, cells), used
+    return tree_of(out, nodes, rows, has_cells=True), used
 
 
 @njit(cache=True, nogil=True)
@@ -79,7 +78,6 @@ def grow_places(
     is_drawn: bool,
     uniforms: np.ndarray,
     room: Arrays,
-    cells: np.ndarray,
 ) -> tuple[int, int, int]:
     """Best first; returns the numbers of nodes, proposals and uniforms used.
 
@@ -102,7 +100,7 @@ def grow_places(
     work.contexts[0] = root
     return fill(
         near, far, lengths, clock, Temper(*temper), limits, chances, is_drawn, uniforms,
-        Buffers(*room), cells, work,
+        Buffers(*room), work,
     )  # fmt: skip
 
 
@@ -118,7 +116,6 @@ def fill(
     is_drawn: bool,
     uniforms: np.ndarray,
     out: Buffers,
-    cells: np.ndarray,
     work: Room,
 ) -> tuple[int, int, int]:
     """`grow_places` below the first context of `work`."""
@@ -147,7 +144,7 @@ def fill(
             out.starts[rows] = filled
         token = token_at(near, far, place, order[at, rank] if is_drawn else rank)
         put(out, nodes, token, at - 1, is_drawn, note[ROW])
-        cells[nodes] = note[GRADE] * RANKS + min(rank, RANKS - 1)
+        out.cells[nodes] = note[GRADE] * RANKS + min(rank, RANKS - 1)
         new = nodes = nodes + 1
         left[new], notes[new, DEPTH] = value[at], note[DEPTH] + 1
         extend(contexts[at], token, contexts[new])

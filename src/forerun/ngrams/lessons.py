@@ -6,8 +6,8 @@ order, their stamps, and when it grows or evicts are the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Many
+from itertools import chain
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class Lessons:
         self._num = 0
         self._places: list[int] = []  # see kernels.Lessons
         self._nodes: list[int] = []  # by row
-        self._laws: list[np.ndarray] = []  # by row, [V] each
+        self._laws: list[Many[np.ndarray] | np.ndarray] = []  # by lesson and row, [V] each
         self._raw: list[bool] = []  # by row: logits, whose softmax is the law
         self._tokens: list[int] = []  # of all trees
         self._parents: list[int] = []
@@ -44,14 +44,14 @@ class Lessons:
         before: int,
         tree: Tree,
         nodes: Many[int],
-        laws: Iterable[np.ndarray],
+        laws: Many[np.ndarray] | np.ndarray,
         *,
         is_raw: bool,
     ) -> None:
         """A lesson: laws [V] (logits, where `is_raw`) at nodes below the first `before` tokens."""
         row, node, takers = len(self._nodes), len(self._tokens), self._takers
         self._nodes.extend(nodes)
-        self._laws.extend(laws)  # an array would be added, not joined
+        self._laws.append(laws)
         self._raw += [is_raw] * (len(self._nodes) - row)
         if len(tree):
             self._tokens += tree.tokens.tolist()
@@ -82,20 +82,24 @@ class Lessons:
 
     def _top(self, entries: int) -> tuple[np.ndarray, np.ndarray]:
         """The largest probabilities of every law: ids and probabilities [R, K]."""
-        ids = np.empty((len(self._laws), entries), np.int32)
-        probs = np.empty((len(self._laws), entries), np.float32)
-        num, most, start = len(self._laws), max(1, BLOCK // len(self._laws[0])), 0
+        ids = np.empty((len(self._nodes), entries), np.int32)
+        probs = np.empty((len(self._nodes), entries), np.float32)
+        if self._num == 1 and not self._raw[0] and isinstance(self._laws[0], np.ndarray):
+            select_rows(self._laws[0], ids, probs)
+            return ids, probs
+        laws = list(chain.from_iterable(self._laws))
+        num, most, start = len(laws), max(1, BLOCK // len(laws[0])), 0
         while start < num:
             is_raw, stop = self._raw[start], min(start + most, num)
             if (not is_raw) in self._raw[start:stop]:  # rows of one kind are read together
                 stop = self._raw.index(not is_raw, start)
-            rows = self._laws[start:stop]
+            rows = laws[start:stop]
             whole = np.concatenate(rows) if len(rows) > 1 or is_raw else rows[0]
-            laws = whole.reshape(len(rows), -1)
+            block = whole.reshape(len(rows), -1)
             if is_raw:  # as `sampling.softmax` does, bit for bit
-                laws -= np.maximum.reduce(laws, 1, keepdims=True)
-                np.exp(laws, out=laws)
-                laws /= np.add.reduce(laws, 1, keepdims=True)
-            select_rows(laws, ids[start:stop], probs[start:stop])
+                block -= np.maximum.reduce(block, 1, keepdims=True)
+                np.exp(block, out=block)
+                block /= np.add.reduce(block, 1, keepdims=True)
+            select_rows(block, ids[start:stop], probs[start:stop])
             start = stop
         return ids, probs

@@ -184,6 +184,29 @@ def test_all_are_warmed_up_on_the_longest_prompt(bench: Any) -> None:
     assert log[:2] == [("warm", "a", "s2"), ("warm", "b", "s2")]
 
 
+def test_a_peer_that_breaks_on_the_longest_prompt_is_started_on_the_first(bench: Any) -> None:
+    log: list[Any] = []
+
+    class Brief(Fake):
+        def warm_up(self, example: Example, sampling: Sampling) -> None:
+            super().warm_up(example, sampling)
+            if "more" in example.prompt:
+                raise PeerError("too long")
+
+    class Growing(Sums):
+        def example(self, i: int) -> Example:
+            example = super().example(i)
+            return replace(example, prompt=example.prompt + " and more" * (i == 2))
+
+    peer = Brief("a", log)
+    _, records = bench([peer], task=Growing())
+    assert [entry for entry in log if entry[0] == "warm"] == [
+        ("warm", "a", "s2"),
+        ("warm", "a", "s0"),
+    ]
+    assert (peer.starts, len(records)) == (2, 4)
+
+
 def test_texts_are_kept_on_request(bench: Any) -> None:
     _, records = bench([Fake("a", [])], examples=1, texts=True)
     assert [sample.text for sample in records[0].samples] == TEXTS

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from forerun.errors import ConfigError
-from forerun.ngrams import kernels, memory
+from forerun.ngrams import drafting, kernels, memory
 from forerun.ngrams.kernels import NOTHING, Temper
 from forerun.ngrams.memory import LogitMemory, context_lengths, warm_up
 from forerun.ngrams.selecting import select_above, select_top
@@ -386,3 +386,16 @@ def test_kernels_are_warmed_up_once_a_process(monkeypatch: pytest.MonkeyPatch) -
     warm_up()
     monkeypatch.setattr(memory, "LogitMemory", lambda **options: pytest.fail("warmed up again"))
     warm_up()
+
+
+@pytest.mark.parametrize("nodes", [1, 8, 63, 64, 65])
+def test_no_two_trees_share_memory(nodes: int) -> None:
+    """Their buffers are made sixteen at a time."""
+    held = [drafting.buffers(nodes, 2) for _ in range(40)]
+    for i, room in enumerate(held):
+        assert min(map(len, room[:4])) >= nodes and len(room.cells) >= nodes
+        assert min(map(len, room[5:7])) >= 2 * (nodes + 1) and not room.starts.any()
+        for number, array in enumerate(room):
+            array.fill(i + number)
+    for i, room in enumerate(held):
+        assert all((array == i + number).all() for number, array in enumerate(room))

@@ -122,8 +122,8 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(
     packed = Packed(random(192, k, dtype=torch.bfloat16), rounding=Rounding.parse(rounding))
     x = random(200, k, dtype=torch.bfloat16, seed=1).float()
     whole = packed.product(x)
-    for is_far in (False, True):
-        packed.record.is_far = is_far
+    for is_streamed in (False, True):
+        packed.record.is_streamed = is_streamed
         for rows in (*range(70), 96, 97, 128, 129, 161):
             assert torch.equal(packed.product(x[:rows]), whole[:rows])
             assert torch.equal(packed.product(x[rows : rows + 1])[0], whole[rows])

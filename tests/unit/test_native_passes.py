@@ -69,7 +69,7 @@ def test_rows_do_not_depend_on_their_company(
     weights fit into the processor's cache or not."""
     monkeypatch.setattr(decoder, "cache_bytes", lambda: cache)
     runner, _ = runners(case, tmp_path, dtype)
-    assert runner.model.head.packed.record.is_far == (cache == 1)
+    assert runner.decode._record.head.is_streamed == (cache == 1)
     text, other = prompt(90, seed=1), prompt(21, seed=2)
     seq, tree = sequence(text), branching()
     rows = forward(runner, [seq, sequence(other)], [tree, branching()])[0].logits.clone()

@@ -15,7 +15,7 @@ from forerun.dice import SeededDice
 from forerun.records import Rows, Sequence
 from forerun.sampling import Sampling, to_probs
 from forerun.shaping import FOLD, Adjust, Laws, advance
-from forerun.tree import Tree, TreeBuilder
+from forerun.tree import Tree, TreeBuilder, chain
 
 VOCAB = 6
 TOKENS = st.lists(st.integers(0, VOCAB - 1), max_size=8)
@@ -226,3 +226,21 @@ def test_rows_of_any_float_type_become_numpy(dtype):
     row = Rows(torch.zeros(2, 5, dtype=dtype)).row(-1)
     assert row.shape == (5,)
     assert row.dtype == (np.float64 if dtype is torch.float64 else np.float32)
+
+
+def test_laws_that_a_verifier_held_are_one_array_and_others_are_not() -> None:
+    """A prefix of what was held comes as it lies; any other order is looked up node by node."""
+    tree = chain([0, 1, 2])
+    rows = Rows(np.random.default_rng(0).normal(size=(4, VOCAB)).astype(np.float32))
+    laws = Laws(rows, seq_of([0], Sampling(temperature=1.0)), tree, ())
+    plain = Laws(rows, seq_of([0], Sampling(temperature=1.0)), tree, ())
+    probs = np.stack([plain[node] for node in (-1, 0, 1, 2)])
+    laws.hold([-1, 0], probs)  # with room for more than was visited
+    for nodes in ([-1], [-1, 0], [], [0], [-1, 1], [-1, 0, 1], [-1, 0, 2, 1]):
+        found = laws.at(nodes)
+        assert isinstance(found, np.ndarray) == (nodes in ([-1], [-1, 0], []))
+        assert len(found) == len(nodes)
+        for node, law in zip(nodes, found, strict=True):
+            np.testing.assert_allclose(law, plain[node], rtol=1e-6)
+    other = laws.over(Rows(rows.logits.flip(1)))
+    assert not np.allclose(other.at([-1])[0], laws[-1])

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from forerun.bench import machine
@@ -140,8 +139,7 @@ class Harness:
             self.notice(f"starting {name}")
             contestant = self.contestants[name]
             try:
-                contestant.start()
-                self._warm_up(contestant)
+                self._begin(contestant)
             except Exception as error:
                 if isinstance(contestant, Own):
                     raise
@@ -153,13 +151,27 @@ class Harness:
             if not isinstance(contestant, Own):
                 self._tell(name, contestant.versions())
 
-    def _warm_up(self, contestant: Contestant) -> None:
-        """A short run over the longest prompt: no record pays for buffers it makes grow."""
-        contestant.warm_up(self._longest.example, self._sampling(self._longest))
+    def _begin(self, contestant: Contestant) -> None:
+        """Starts it and warms it up on the longest prompt: no record pays for what that makes grow.
 
-    @cached_property
-    def _longest(self) -> Unit:
-        return max(self.units, key=lambda unit: self._num_tokens(unit.example))
+        A peer for which that is too much is started again, and tries the first one.
+        """
+        contestant.start()
+        longest = max(self.units, key=lambda unit: self._num_tokens(unit.example))
+        try:
+            self._warm_up(contestant, longest)
+        except SkippedPeer:
+            raise
+        except Exception:
+            if isinstance(contestant, Own):
+                raise
+            contestant.close()
+            contestant.start()
+            self._warm_up(contestant, self.units[0])
+
+    def _warm_up(self, contestant: Contestant, unit: Unit) -> None:
+        """A short run; examples that build on answers are shown without these."""
+        contestant.warm_up(unit.example, self._sampling(unit))
 
     def _leave_out(self, name: str, why: str) -> None:
         self.notice(f"{name} is left out: {why}")
@@ -246,7 +258,7 @@ class Harness:
             if self.failures[name] >= MOST_FAILURES:
                 raise ForerunError(f"failed {MOST_FAILURES} times in a row: {error}")
             contestant.start()
-            self._warm_up(contestant)
+            self._warm_up(contestant, self.units[0])
         except Exception as problem:
             progress.drop(name)
             self._leave_out(name, last_lines(problem))

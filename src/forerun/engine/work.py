@@ -74,16 +74,16 @@ class Packed(NamedTuple):
 
     numbers: np.ndarray  # token ids [R], positions [R], cells [R], wanted rows [w], spans [S, 6]
     sees: np.ndarray  # bool, what the spans point to
-    logits: np.ndarray  # float32 [w, V], room for those of wanted rows
+    logits: np.ndarray  # float32 [w, width], room for those of wanted rows
     addresses: tuple[int, int]  # of numbers, of logits
     top: int  # the highest position
     wrong: int  # the first row whose id is none, or -1
 
 
-def packed(works: Many[Work], strides: tuple[int, int], num_ids: int, vocab: int) -> Packed:
+def packed(works: Many[Work], strides: tuple[int, int], num_ids: int, width: int) -> Packed:
     """One call for all rows. strides: how far apart slots are, and cells; ids are below `num_ids`.
 
-    vocab: logits of each row from `Work.first` on; 0: no row is wanted.
+    width: of the logits of each row from `Work.first` on; 0: no row is wanted.
     """
     heads, ids, parents, cells, num_wanted = list[int](), list[int](), [], 0, 0
     for work in works:
@@ -98,7 +98,7 @@ def packed(works: Many[Work], strides: tuple[int, int], num_ids: int, vocab: int
     numbers = np.empty(4 * len(ids) + FIELDS * len(works), np.int64)
     above = parents[0] if len(parents) == 1 else np.concatenate(parents or [NO_NODES])
     sees, given = np.empty(cells, np.bool_), np.array(ids + heads)
-    logits = np.empty((num_wanted if vocab else 0, vocab), np.float32)
+    logits = np.empty((num_wanted if width else 0, width), np.float32)
     found = pack(given, len(ids), above, *strides, num_ids, numbers, sees, logits)
     return Packed(numbers, sees, logits, *found)
 
@@ -116,8 +116,6 @@ def pack(
     logits: np.ndarray,
 ) -> tuple[tuple[int, int], int, int]:
     """Fills `numbers` and `sees`: see `Packed`, of which it returns the rest.
-
-    NumPy tells an address in several times the microseconds of all this.
 
     given int64: ids [num_rows], which are wrong if not below num_ids; then of every work, [S, 5]:
     slot, committed, pending and new tokens, parents.
@@ -152,6 +150,7 @@ def pack(
         if not 0 <= numbers[i] < num_ids:
             wrong = i
             break
+    # told here since NumPy takes longer to tell an address than all of this does
     return (numbers.ctypes.data, logits.ctypes.data), top, wrong
 
 

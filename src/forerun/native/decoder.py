@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from forerun.models.transformer import DecoderConfig, Transformer
 
 log = logging.getLogger("forerun")
-SMALL_CACHE = 1 << 24  # bytes, where the system does not say
+USUAL_CACHE = 1 << 24  # bytes, where the system does not say
 SPLIT = 1024  # most rows x runs for which every run is a piece of work of its own
 
 
@@ -86,7 +86,7 @@ class NativeDecoder:
         self._embed = None if model.embed is None else model.embed.data_ptr()
         self._rope, self._rope_at, self._rope_size = torch.empty(0), 0, 0
         self._rows = self._rows_runs = 0  # that the buffers hold
-        self._is_far = model.nbytes > (cache_bytes() or SMALL_CACHE)
+        self._is_streamed = model.nbytes > (cache_bytes() or USUAL_CACHE)
         self._record = self._describe(model)
         self._work = Pass(  # the fields that no pass changes
             wide_stride=c.hidden_size,
@@ -104,8 +104,8 @@ class NativeDecoder:
         c, work = self.model.config, self._work
         slots, cells = cache.strides[1:3]
         num_ids = c.vocab_size if table is None else len(table)
-        vocab = work.logit_stride if "logits" in needs else 0
-        rows = packed(works, (slots, cells), num_ids, vocab)
+        width = work.logit_stride if "logits" in needs else 0
+        rows = packed(works, (slots, cells), num_ids, width)
         num = work.num_rows = sum(w.num_rows for w in works)
         if rows.wrong >= 0:
             token = rows.numbers[rows.wrong]
@@ -215,7 +215,7 @@ class NativeDecoder:
 
     def _linear(self, linear: Any) -> Any:
         self._kept.append(linear.packed)
-        linear.packed.record.is_far = self._is_far
+        linear.packed.record.is_streamed = self._is_streamed
         return linear.packed.record
 
     def _norm(self, norm: RMSNorm | LayerNorm | None) -> Any:

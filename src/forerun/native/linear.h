@@ -44,7 +44,8 @@ typedef struct {
 typedef struct {
     FN(Ahead) soon; /* weights that come next */
     FN(Late) late;  /* sums that came before: rows of them are finished between tiles */
-    int64_t far[4]; /* or, without tiles: bytes that fetching runs ahead of each block's loads */
+    int64_t far[4]; /* or, without tiles: bytes that fetching runs ahead of each block's loads, or
+                       for bf16 pairs what `pairs_reach` says */
     int tiles, height, is_shaped; /* of rows that go together; registers are of that shape */
 } FN(Beside);
 
@@ -88,7 +89,11 @@ INLINE void FN(finish)(FN(Late) *late, int num) {
 #define MOST_SUMS (2 * AMX_ROWS) /* of three tiles with two blocks */
 #else
 #define IS_TILED(w) 0
-#define MOST_SUMS (ISA_LEVEL == 3 ? 56 : 24) /* of the largest tile */
+#if ISA_LEVEL == 3
+#define MOST_SUMS (2 * TALL_ROWS)
+#else
+#define MOST_SUMS 24
+#endif
 #define AMX_ROWS 0
 #endif
 
@@ -256,19 +261,14 @@ INLINE int FN(num_blocks)(const Linear *w, int64_t rows, int64_t unit) {
     return VECTOR_BLOCKS(rows);
 }
 
-/* How far a tile, number `tile` of those of a unit, fetches ahead. Few rows wait for memory, and the
-   processor reads ahead by itself: a little. More wait for the multiplying of two blocks: the next
-   two. Of several groups of rows the first two fetch every other block of the unit that begins
-   `next` bytes on, if any does, so that memory is busy while weights are used again. */
-INLINE void FN(reach)(const Linear *w, int64_t rows, int64_t parts, int64_t tile, int blocks,
-                      int64_t next, int64_t *far) {
-#if ISA_LEVEL == 3
-    if (w->kind == BF16_PAIRS) {
-        FN(pairs_reach)(w, rows, parts, tile, blocks, next, far);
-        return;
-    }
-#endif
-    const int64_t one = blocks == 2 ? FN(group_bytes)(w) / 2 : AHEAD / 2, part = tile * blocks / 4;
+/* How far a group of rows, the `part`-th of `parts`, fetches ahead where it takes `blocks` at a
+   time. Few rows wait for memory, and the processor reads ahead by itself: a little. More wait for
+   the multiplying of two blocks: the next two. Of several groups the first two fetch every other
+   block of the unit that begins `next` bytes on, if any does, so that memory is busy while weights
+   are used again. */
+INLINE void FN(reach)(const Linear *w, int64_t part, int64_t parts, int blocks, int64_t next,
+                      int64_t *far) {
+    const int64_t one = blocks == 2 ? FN(group_bytes)(w) / 2 : AHEAD / 2;
     for (int b = 0; b < 4; b++)
         far[b] = parts == 1 ? one : next && b % 2 == part ? next : AHEAD;
 }
@@ -304,12 +304,16 @@ static void FN(linear)(const Linear *w, const void *x, int64_t stride, int64_t r
         beside.soon = FN(blocks_ahead)(w, next * num, num, parts);
         if (next >= share.all) beside.soon.left = 0;
         const int64_t step = next < share.all ? (next - unit) * num * (FN(group_bytes)(w) / 4) : 0;
-        for (int64_t part = 0, tile = 0; part < parts; part++) {
+        for (int64_t part = 0; part < parts; part++) {
             const int64_t row = rows * part / parts, n = rows * (part + 1) / parts - row;
             const int blocks = FN(num_blocks)(w, n, num);
             const void *in = (const char *)x + row * stride * width;
-            for (int64_t b = unit * num; b < (unit + 1) * num; b += blocks, tile++) {
-                if (!IS_TILED(w)) FN(reach)(w, n, parts, tile, blocks, step, beside.far);
+            if (!IS_TILED(w)) FN(reach)(w, part, parts, blocks, step, beside.far);
+            for (int64_t b = unit * num; b < (unit + 1) * num; b += blocks) {
+#if ISA_LEVEL == 3
+                if (w->kind == BF16_PAIRS)
+                    FN(pairs_reach)(w, n, part, parts, (b - unit * num) / blocks, step, beside.far);
+#endif
                 v16 *own = sums[turn ^= 1];
                 FN(sums_of)(w, in, stride, b, (int)n, blocks, &beside, own);
                 FN(finish)(&beside.late, MOST_SUMS);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
@@ -26,7 +27,8 @@ def cache_bytes() -> int:
     """The largest cache of the first core; 0 where the system does not say."""
     sizes = [0]
     for file in CACHES.glob("index*/size"):
-        text = file.read_text().strip()
-        unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
-        sizes.append(int(text.rstrip("KMG")) * unit)
+        with suppress(OSError, ValueError):
+            text = file.read_text().strip()
+            unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
+            sizes.append(int(text.rstrip("KMG")) * unit)
     return max(sizes)

@@ -1,17 +1,17 @@
-/* Sums of products with packed bf16 pairs, in vector registers: a tile's are 16 outputs by row.
+/* Sums of products with packed bf16 pairs, in vector registers: each holds 16 outputs of a row.
 
    Weights that do not fit into the processor's caches come fastest as one stream, asked for early.
-   Two shapes of a tile ask so. A tall one takes a block after the other, up to 28 rows: a register
-   for each. A wide one takes two or four blocks side by side, which needs fewer loads of inputs, and
-   while it multiplies it asks for those that come next in the order in which they lie. Fetching goes
-   to the first cache, past which a few rows would wait for the second one. */
+   Two shapes of a tile ask so. A tall one takes one block after another, with a register for each of
+   up to 28 rows. A wide one takes two or four blocks side by side, which loads inputs less often;
+   while it multiplies them it asks for the blocks that come next, line by line in the order in which
+   they lie. All is fetched into the first cache: from the second it would come too late. */
 
 #define TALL_ROWS 28
 #define WIDE_ROWS 14
 #define FEW_ROWS 8   /* most that are tall where weights come from memory: they leave time to load */
 #define STREAM 8192  /* bytes that fetching runs ahead of a tall tile */
 
-/* far: where fetching begins, in bytes from the tile's first weight, and its bytes a step. */
+/* far: where fetching begins, in bytes from the tile's first weight, and its bytes for each pair. */
 INLINE void FN(wide_tile)(const int R, const int B, const Linear *w, const void *x, int64_t stride,
                           int64_t block, int64_t first, int64_t count, const int64_t *far,
                           v16 *out) {
@@ -113,7 +113,7 @@ static FN(tile_t) *const FN(tall)[] = {
 
 /* Whether so many rows go as a tall tile. */
 INLINE int FN(is_tall)(const Linear *w, int64_t rows) {
-    return rows > WIDE_ROWS || (w->is_far && rows <= FEW_ROWS);
+    return rows > WIDE_ROWS || (w->is_streamed && rows <= FEW_ROWS);
 }
 
 INLINE FN(tile_t) *FN(pairs_tile)(const Linear *w, int rows) {
@@ -124,16 +124,16 @@ INLINE int FN(pairs_blocks)(const Linear *w, int64_t rows) {
     return FN(is_tall)(w, rows) || rows > 6 ? 2 : 4;
 }
 
-/* What tile number `tile` of a unit fetches, whose `parts` groups of rows are of `rows` at most. One
-   group fetches as it reads. Of several the first tiles fetch the unit that begins `next` bytes on
-   from theirs, a quarter each, so that memory is busy while weights are used again. */
-INLINE void FN(pairs_reach)(const Linear *w, int64_t rows, int64_t parts, int64_t tile, int blocks,
-                            int64_t next, int64_t *far) {
+/* Where tile number `tile` of a group of rows fetches, the `part`-th of `parts` groups. A single one
+   fetches as it reads. Of several the first two fetch the unit that begins `next` bytes on, if any
+   does, a quarter with each tile, so that memory is busy while weights are used again. */
+INLINE void FN(pairs_reach)(const Linear *w, int64_t rows, int64_t part, int64_t parts,
+                            int64_t tile, int64_t next, int64_t *far) {
     const int64_t block = (w->k + 1) / 2 * 64; /* bytes */
     if (parts == 1) {
+        const int64_t blocks = FN(pairs_blocks)(w, rows);
         far[0] = FN(is_tall)(w, rows) ? STREAM : blocks * block, far[1] = 64 * blocks;
         return;
     }
-    const int64_t own = tile % 2 * 2 * block; /* where the tile begins within its unit */
-    far[0] = next && tile < 4 ? next + tile * block - own : 0, far[1] = 64;
+    far[0] = next && part < 2 ? next + (2 * part - tile) * block : 0, far[1] = 64;
 }

@@ -22,12 +22,12 @@ enum { NO_QK_NORM = 0, HEAD_QK_NORM = 1, WIDTH_QK_NORM = 2 };
    [groups * 4][k / 4][4][2][4][2]: quads of outputs, pairs of inputs, outputs, inputs, each a sign
    and a magnitude; bias and scale are padded.
    scale [num_scales][groups * 64]: one for every `scaled` inputs of an output; NULL: none.
-   gated: blocks alternate between 16 gate rows and 16 up rows. far: the model's weights do not fit
-   into the processor's caches. */
+   gated: blocks alternate between 16 gate rows and 16 up rows. streamed: the model's weights do not
+   fit into the processor's caches. */
 typedef struct {
     const void *weight;
     const float *bias, *scale;
-    int64_t n, k, groups, kind, is_gated, scaled, num_scales, is_far;
+    int64_t n, k, groups, kind, is_gated, scaled, num_scales, is_streamed;
 } Linear;
 
 typedef struct { /* weight NULL: there is no such norm */

@@ -26,16 +26,15 @@ class Buffers(NamedTuple):
     laws: np.ndarray  # int8 [N]
     rows: np.ndarray  # int32 [N]
     starts: np.ndarray  # int64 [N + 1]
-    q_ids: np.ndarray  # int32 [N * K]
-    q_probs: np.ndarray  # float64 [N * K]
+    q_ids: np.ndarray  # int32 [(N + 1) * K]
+    q_probs: np.ndarray  # float64 [(N + 1) * K]
     cells: np.ndarray  # int8 [N], where growers know them
 
 
-TOGETHER = (
-    16  # buffers that are made at once: to make some in code that a pass has made cold is dear
-)
-STEP, MOST = 8, 64  # nodes that their sizes differ by, and of those that are made together
-_spare: dict[tuple[int, int], list[Buffers]] = {}  # by nodes and entries; nobody had them
+# Buffers of trees up to MOST_SPARE nodes are made TOGETHER: in code that a pass has made cold one
+# costs as much as sixteen. Their sizes are multiples of SIZES. A kept tree keeps its neighbours.
+TOGETHER, SIZES, MOST_SPARE = 16, 8, 64
+_spare: dict[tuple[int, int], list[Buffers]] = {}  # by nodes and entries; nobody has had them
 
 
 def draft(
@@ -74,9 +73,9 @@ def draft(
 
 def buffers(nodes: int, entries: int) -> Buffers:
     """Room for a tree of `nodes` nodes or a few more, uninitialised; for any thread."""
-    if nodes > MOST:
+    if nodes > MOST_SPARE:
         return _made(1, nodes, entries)[0]
-    size = -(-nodes // STEP) * STEP
+    size = -(-nodes // SIZES) * SIZES
     spare = _spare.setdefault((size, entries), [])
     try:
         return spare.pop()

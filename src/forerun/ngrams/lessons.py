@@ -49,6 +49,7 @@ class Lessons:
         is_raw: bool,
     ) -> None:
         """A lesson: laws [V] (logits, where `is_raw`) at nodes below the first `before` tokens."""
+        assert len(laws) == len(nodes), "a law for every node"
         row, node, takers = len(self._nodes), len(self._tokens), self._takers
         self._nodes.extend(nodes)
         self._laws.append(laws)

@@ -200,6 +200,12 @@ def test_fraction_of_the_roofline_by_hand() -> None:
     assert found.step_seconds == pytest.approx(0.3) and found.of_step == pytest.approx(0.5)
     assert theory.roofline_fraction(plan, [replace(record, prefill_seconds=None)]) is None
     assert theory.roofline_fraction(plan, [record], "stand") is None
+    fast = replace(record, limits={"read_gb_s": 2 * LIMITS["read_gb_s"], "taken": 0.0})
+    beside = theory.roofline_fraction(plan, [record, fast])  # as memory was beside each
+    assert beside is not None and beside.roofline_seconds == pytest.approx((0.15 + 0.075) / 2)
+    for name, tells in (("plain:batch=1", True), ("plain:batch=16", False)):
+        shared = theory.roofline_fraction(plan, [replace(record, method=name)], name)
+        assert (shared is not None) == tells  # a pass that several share counts for each
 
 
 def test_models_are_described(model: Any, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ c(N) is the time of a pass over N rows (the root and N - 1 draft nodes) over tha
 from __future__ import annotations
 
 import math
+import re
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -233,22 +234,37 @@ class Fraction:
 def roofline_fraction(
     manifest: Manifest, records: Iterable[Record], method: str = "plain"
 ) -> Fraction | None:
-    """Roofline over measured time of a method's average pass; None if something is not told."""
+    """Roofline over measured time of a method's average pass; None if something is not told, as
+    where several sequences share a pass, which counts for each of them.
+
+    Memory is taken to be as fast as it was beside each record.
+    """
     mine = [r for r in records if r.method == method and r.error is None]
     cost, found, split = PassCost.from_dict(manifest.model), totals(samples_of(mine)), None
     if cost is None or not found.passes or not {"read_gb_s", "gflop_s"} <= manifest.limits.keys():
+        return None
+    if re.search(r"\bbatch=(?!1\b)", method):
         return None
     split = time_split(mine)
     if not split or any(r.prefill_seconds is None for r in mine):
         return None
     prefill = sum(r.prefill_seconds or 0.0 for r in mine)
-    rows = 1 + (found.drafted or 0) / found.passes
-    roofline = cost.roofline_seconds(manifest.limits, context=mean_context(mine), rows=round(rows))
+    roofline = sum(_roofline_of(cost, manifest.limits, r) for r in mine)
     return Fraction(
-        roofline,
+        roofline / found.passes,
         (split["forward"] - prefill) / found.passes,
         (sum(r.seconds for r in mine) - prefill) / found.passes,
     )
+
+
+def _roofline_of(cost: PassCost, limits: dict[str, float], record: Record) -> float:
+    """Seconds of all passes of a record at the limits."""
+    found = totals(samples_of([record]))
+    if not found.passes:
+        return 0.0
+    rows = round(1 + (found.drafted or 0) / found.passes)
+    own = limits | {name: x for name, x in (record.limits or {}).items() if name == "read_gb_s"}
+    return found.passes * cost.roofline_seconds(own, context=mean_context([record]), rows=rows)
 
 
 def mean_context(records: Iterable[Record]) -> float:

@@ -134,7 +134,8 @@ class WorkerProcess:
         return PeerError(self._with_tail(f"{self.name}: the worker died during {verb} ({how})"))
 
     def _with_tail(self, text: str) -> str:
-        return f"{text}\n{self.tail()}" if self.stderr else text
+        """Behind what it wrote, so that the last line says what happened."""
+        return f"{self.tail()}\n{text}" if self.stderr else text
 
     def _read_answers(self, pipe: IO[str]) -> None:
         with contextlib.suppress(OSError, ValueError):

@@ -35,12 +35,20 @@ class Laws:
         self._is_plain = seq.states.count(None) == len(seq.states)
         self._logits: dict[int, np.ndarray] = {}
         self._probs: dict[int, np.ndarray] = {}
-        self._held: tuple[list[int], np.ndarray] = [], np.empty((0, 0))  # nodes, laws [k, V]
+        self._held: tuple[list[int], np.ndarray] | None = None  # nodes, laws [k, V]
 
     def __getitem__(self, node: int) -> np.ndarray:
         if node not in self._probs:
-            self._probs[node] = to_probs(self.logits(node), self.sampling)
+            self._probs[node] = self._law(node)
         return self._probs[node]
+
+    def _law(self, node: int) -> np.ndarray:
+        """As somebody holds it, else computed."""
+        if self._held is not None:
+            nodes, probs = self._held
+            if node in nodes:
+                return probs[nodes.index(node)]
+        return to_probs(self.logits(node), self.sampling)
 
     def on_device(self) -> Tensor | None:
         """Laws [n + 1, V] of the root and all nodes where their rows lie; None where more shapes
@@ -64,20 +72,18 @@ class Laws:
     def hold(self, nodes: list[int], probs: np.ndarray) -> None:
         """Keeps the laws [k, V] of some nodes, which somebody has computed from `unshaped`."""
         self._held = nodes, probs
-        self._probs.update(zip(nodes, probs, strict=False))
 
     def at(self, nodes: list[int]) -> Many[np.ndarray] | np.ndarray:
         """Their laws, in one array [n, V] where they lie so."""
-        held, probs = self._held
-        if held[: len(nodes)] == nodes:
-            return probs[: len(nodes)]
+        if self._held is not None and self._held[0][: len(nodes)] == nodes:
+            return self._held[1][: len(nodes)]
         return [self[node] for node in nodes]
 
     def over(self, rows: Rows) -> Laws:
         """The same shaping of other rows of this tree."""
         other = copy(self)
         other.rows, other._logits, other._probs = rows, {}, {}
-        other._held = [], np.empty((0, 0))
+        other._held = None
         return other
 
     def logits(self, node: int) -> np.ndarray:

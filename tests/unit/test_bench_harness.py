@@ -406,3 +406,7 @@ def test_counts_are_checked(name: str) -> None:
         check_asked(Asked(["plain"], ["sums"], **{name: 0}))
     with pytest.raises(ConfigError, match="--methods names none"):
         check_asked(Asked([], ["sums"]))
+    with pytest.raises(ConfigError, match=r"--threads must be at most \d+ here, got 99999"):
+        check_asked(Asked(["plain"], ["sums"], threads=99999))
+    with pytest.raises(ConfigError, match="--seed must be at least 0, got -1"):
+        check_asked(Asked(["plain"], ["sums"], seed=-1))

@@ -10,6 +10,7 @@ from report_page import Page
 from sample_run import manifest, records
 
 from forerun.bench import metrics
+from forerun.bench.results import Record, SampleRecord
 from forerun.cli.bench_show import figures
 
 
@@ -85,3 +86,16 @@ def test_a_share_above_the_roofline_is_explained(
     _, text = report(machine=machine, cost_curve={"1": 0.001, "4": 0.002})
     (line,) = [line for line in text.splitlines() if line.startswith("A share above 100 %")]
     assert said in line
+
+
+@pytest.mark.parametrize(("hit", "stays"), [(2, False), (3, True)])
+def test_nobody_loses_most_of_a_task(hit: int, stays: bool) -> None:
+    """Three of four records of one method were disturbed, none of the other's: all stays."""
+    sample = SampleRecord(10, 10, 0, 0, 0, [])
+    made = [
+        Record("t", i, "", "", name, 0, 2 * i + order, 5, 1.0, 10, [sample], 0.1, limits=limits)
+        for i in range(4)
+        for order, name in enumerate(("plain", "stand"))
+        for limits in [{"read_gb_s": 30.0, "taken": float(order and i < hit)}]
+    ]
+    assert len(metrics.calm(made)) == (8 if stays else 8 - hit)

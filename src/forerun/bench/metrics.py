@@ -90,13 +90,13 @@ def samples_of(records: Iterable[Record]) -> list[SampleRecord]:
 def calm(records: Sequence[Record]) -> list[Record]:
     """Records that no disturbance spoiled, in the same order.
 
-    It spoils none of those that took turns. Where less than half of a task would be left, that is
-    how the machine is, and all of that task stays.
+    It spoils none of those that took turns. Where less than half of what some method did of a task
+    would be left, that is how the machine is, and all of that task stays.
     """
     pairs = zip(records, disturbed(records), strict=True)
     kept = [r for r, bad in pairs if r.is_shared or not bad]
-    left, all_ = Counter(r.task for r in kept), Counter(r.task for r in records)
-    whole = {task for task, count in all_.items() if 2 * left[task] < count}
+    left, all_ = (Counter((r.task, r.method) for r in some) for some in (kept, records))
+    whole = {key[0] for key, count in all_.items() if 2 * left[key] < count}
     ids = set(map(id, kept))
     return [r for r in records if r.task in whole or id(r) in ids]
 
@@ -106,8 +106,8 @@ def disturbed(records: Sequence[Record]) -> list[bool]:
 
     Disturbed: memory read at less than 1 / RESTLESS of the run's quiet speed (its 90th percentile)
     before the record or before the next one, or other programs taking TAKEN more of the cores than
-    in the run's quiet moments (the 10th percentile). Neither depends on the method, so leaving
-    these out favours none.
+    in the run's quiet moments (the 10th percentile). Neither looks at the method, but by chance
+    some may meet more of it than others.
     """
     reads, takes = beside(records, "read_gb_s"), beside(records, "taken")
     least = float(np.quantile(reads, 0.9)) / RESTLESS if reads else 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import struct
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 
 MOST_TURNS = 1_000_000  # steps in a turn
+MOST_THREADS = 64  # where there are fewer cores: far more of them stall each other
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,11 @@ def check_asked(asked: Asked) -> None:
     for name in ("examples", "rounds", "threads"):
         if getattr(asked, name) < 1:
             raise ConfigError(f"--{name} must be at least 1, got {getattr(asked, name)}")
+    most = max(MOST_THREADS, os.cpu_count() or 1)
+    if asked.threads > most:
+        raise ConfigError(f"--threads must be at most {most} here, got {asked.threads}")
+    if asked.seed < 0:
+        raise ConfigError(f"--seed must be at least 0, got {asked.seed}")
     if not 0 <= asked.turns <= MOST_TURNS:
         raise ConfigError(
             f"--turns must be 0 (whole prompts) or at most {MOST_TURNS} steps, got {asked.turns}"

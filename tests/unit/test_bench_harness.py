@@ -57,6 +57,14 @@ class Sums:
         return number if found else None
 
 
+class Growing(Sums):
+    """Its third prompt is the longest."""
+
+    def example(self, i: int) -> Example:
+        example = super().example(i)
+        return replace(example, prompt=example.prompt + " and more" * (i == 2))
+
+
 class Fake:
     """A contestant that notes what it is asked; `act` may break it."""
 
@@ -175,11 +183,6 @@ def test_seeds_are_those_of_the_prompt_and_the_round(bench: Any) -> None:
 def test_all_are_warmed_up_on_the_longest_prompt(bench: Any) -> None:
     log: list[Any] = []
 
-    class Growing(Sums):
-        def example(self, i: int) -> Example:
-            example = super().example(i)
-            return replace(example, prompt=example.prompt + " and more" * (i == 2))
-
     bench([Fake("a", log), Fake("b", log)], task=Growing())
     assert log[:2] == [("warm", "a", "s2"), ("warm", "b", "s2")]
 
@@ -192,11 +195,6 @@ def test_a_peer_that_breaks_on_the_longest_prompt_is_started_on_the_first(bench:
             super().warm_up(example, sampling)
             if "more" in example.prompt:
                 raise PeerError("too long")
-
-    class Growing(Sums):
-        def example(self, i: int) -> Example:
-            example = super().example(i)
-            return replace(example, prompt=example.prompt + " and more" * (i == 2))
 
     peer = Brief("a", log)
     _, records = bench([peer], task=Growing())

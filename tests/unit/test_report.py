@@ -18,7 +18,7 @@ from forerun.bench.markdown import marked
 from forerun.bench.report import build, write_report
 from forerun.bench.report_setup import DEFINITIONS
 from forerun.bench.results import Manifest
-from forerun.bench.standing import Standing
+from forerun.bench.standing import Standing, factor, times
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +194,34 @@ def test_a_peer_that_wins_is_said_to_win(report: Callable[..., tuple[Page, str]]
     assert sum(a.get("class") == "best" for tag, a in page.tags if tag == "tr") == 2
     assert "the best peer, vllm:suffix, is faster: stand reaches 0." in text
     assert re.search(r"\*\*0\.\d\dx\*\* stand over the best peer, vllm:suffix", text)
+
+
+def test_several_answers_at_once_are_compared_with_as_many(
+    report: Callable[..., tuple[Page, str]],
+) -> None:
+    shares = {"plain": ("plain", 1.0), "plain:batch=4": ("plain", 0.25)}
+    shares["stand:batch=4"] = "stand", 0.2
+    made = [
+        replace(r, method=name, seconds=r.seconds * share)
+        for name, (method, share) in shares.items()
+        for r in records()
+        if r.method == method and r.error is None
+    ]
+    _, text = report(made, methods=[*shares])
+    alone, alike, own = ([r for r in made if r.method == name] for name in shares)
+    same, whole = metrics.ratios(own, alike), metrics.ratios(own, alone)
+    assert same and whole and whole.ratio == pytest.approx(4 * same.ratio)
+    assert f"**{factor(same.ratio)}** stand:batch=4 over plain:batch=4 (" in text
+    assert f"**{factor(whole.ratio)}** stand:batch=4 over our plain decoding of one answer" in text
+    assert f", {times(same)} as fast as plain:batch=4, " in text
+
+
+def test_prompts_that_were_too_long_are_counted(report: Callable[..., tuple[Page, str]]) -> None:
+    tasks = manifest().tasks
+    tasks["code"]["left_out"] = 2
+    page, text = report(tasks=tasks)
+    assert "Too long for the context, and left out: 2 prompts." in text
+    assert text.count("Too long for the context") == 1 and "left out: 2 prompts" in page.source
 
 
 def test_methods_that_cannot_be_told_apart_are_tied() -> None:

@@ -22,7 +22,7 @@ def test_a_restless_machine_and_few_prompts_are_pointed_out(
     made[7:9] = [replace(r, seconds=1000 * r.seconds) for r in made[7:9]]
     page, text = report(made, methods=["plain", "stand"])
     assert "> **The machine was not quiet" in text and "between 10.0 and 30.0 GB/s" in text
-    assert "left out of the figures: 2 of 32 measurements" in text
+    assert "left out of the figures: 2 of 32 measurements (plain 2)." in text
     quiet = [r for i, r in enumerate(made) if i not in (7, 8)]
     found = metrics.speed_up(quiet, "stand")
     assert found and found.ratio < 4 and f"stand is {found.ratio:.2f}x (" in text

@@ -58,7 +58,9 @@ def tiles(standing: Standing) -> list[tuple[str, str]]:
     mine, other = standing.best("own", "plain"), best_plain_peer(standing)
     found: list[tuple[str, str]] = []
     if own and own.speed:
-        found.append(_tile(own.speed, f"{own.method} over our plain decoding"))
+        found.append(_tile(own.speed, f"{own.method} over {_plainly(own)}"))
+        if (alike := standing.plain_alike(own)) and (speed := standing.over(own, alike)):
+            found.append(_tile(speed, f"{own.method} over {alike.method}"))
     if mine and peer and (speed := standing.over(mine, peer)):
         found.append(_tile(speed, f"{mine.method} over the best peer, {peer.method}"))
     if own and plain and other and (speed := standing.over(plain, other)):
@@ -139,16 +141,25 @@ def verdict(standing: Standing) -> str:
     if mine is None:
         return "no method of ours finished." if peer else "no method finished a prompt."
     if own and own.speed:
-        said = f"{_over_plain(own.method, own.speed)}, {counted(own.speed.prompts, 'prompt')}"
+        said = f"{_over_plain(standing, own, own.speed)}, {counted(own.speed.prompts, 'prompt')}"
     else:
         said = f"{mine.method} decodes {number(mine.rate or 0.0)} tokens/s"
     return f"{said}; {_against(standing, mine, peer)}."
 
 
-def _over_plain(method: str, speed: SpeedUp) -> str:
+def _over_plain(standing: Standing, own: Entry, speed: SpeedUp) -> str:
+    plain, alike = _plainly(own), standing.plain_alike(own)
     if holds_one(speed):
-        return f"{method} cannot be told apart from our plain decoding: {times(speed)}"
-    return f"{method} is {times(speed)} as fast as our plain decoding"
+        said = f"{own.method} cannot be told apart from {plain}: {times(speed)}"
+    else:
+        said = f"{own.method} is {times(speed)} as fast as {plain}"
+    same = standing.over(own, alike) if alike else None
+    return f"{said}, {times(same)} as fast as {alike.method}" if alike and same else said
+
+
+def _plainly(own: Entry) -> str:
+    """What the baseline is called beside a method that may decode many answers at once."""
+    return "our plain decoding" + (" of one answer after the other" if own.batch else "")
 
 
 def _against(standing: Standing, mine: Entry, peer: Entry | None) -> str:
@@ -183,14 +194,15 @@ def alerts(manifest: Manifest, records: Sequence[Record]) -> list[str]:
         found = planned - sum(missing.values())
         said.append(
             f"Incomplete: {found} of {planned} planned measurements are there. The figures cover "
-            f"these only. Missing: {', '.join(f'{m} {count}' for m, count in missing.items())}."
+            f"these only. Missing: {_each(missing)}."
         )
-    left_out, takes = len(records) - len(calm(records)), beside(records, "taken") or [0.0]
+    quiet, takes = Counter(r.method for r in calm(records)), beside(records, "taken") or [0.0]
+    left_out = {m: there[m] - quiet[m] for m in manifest.methods if there[m] > quiet[m]}
     if any(disturbed(records)) or np.median(takes) > TAKEN:
         reads = beside(records, "read_gb_s") or [0.0]
         what = (
-            f"Disturbed more than the rest, and left out of the figures: {left_out} of "
-            f"{len(records)} measurements."
+            f"Disturbed more than the rest, and left out of the figures: "
+            f"{sum(left_out.values())} of {len(records)} measurements ({_each(left_out)})."
             if left_out
             else "Nothing is left out of the figures: it was so most of the time, or for all that "
             "took turns."
@@ -207,3 +219,7 @@ def alerts(manifest: Manifest, records: Sequence[Record]) -> list[str]:
         named = ", ".join(one or "unknown" for one in revisions)
         said.append(f"Measured by more than one revision of forerun: {named}.")
     return said
+
+
+def _each(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{method} {count}" for method, count in counts.items())

@@ -72,6 +72,8 @@ def task_section(manifest: Manifest, standing: Standing, task: str) -> Section:
         f"{prompts} of {counted(manifest.tasks[task].get('examples', prompts), 'prompt')}, "
         f"{counted(samples, 'sample')} each, {counted(manifest.rounds, 'round')}."
     )
+    if left_out := manifest.tasks[task].get("left_out"):
+        told += f" Too long for the context, and left out: {counted(left_out, 'prompt')}."
     if any(record.is_shared for record in mine):
         told += f" Own methods decoded a prompt at the same time, {manifest.turns} steps in turn."
     return Section(

@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 from command import Call
+from sample_run import write_run
 from tiny import make_tiny
 
 from forerun.bench import machine, theory
 from forerun.bench.own import Own, Running
 from forerun.bench.results import read_run
+from forerun.cli import bench_show
 
 SMALL = ("-n", 2, "--max-new-tokens", 6, "--threads", 1)
 
@@ -218,6 +220,15 @@ def test_a_busy_machine_is_told_and_left_out(
     assert told in text and not any("0000x" in line for line in text.splitlines())
 
 
+def test_choosing_prompts_is_told_where_it_takes_long(
+    bench: Call, monkeypatch: pytest.MonkeyPatch, prompts: Path
+) -> None:
+    monkeypatch.setattr(bench_show, "PATIENCE", 0.0)
+    status, _, err = bench("--methods", "plain")
+    assert status == 0 and f"1/2 choosing prompts of file:{prompts}\n" in err
+    assert "2/2 choosing" not in err, "only now and then"
+
+
 def test_another_plan_in_the_folder_is_refused(bench: Call) -> None:
     assert bench("--methods", "plain")[0] == 0
     status, out, err = bench("--methods", "plain", "--seed", 3)
@@ -268,6 +279,7 @@ def test_an_interrupted_run_says_so(
         (("--tasks", "reasonig"), "unknown task 'reasonig'; did you mean 'reasoning'"),
         (("--examples", 0), "--examples must be at least 1"),
         (("--threads", 0), "--threads must be at least 1"),
+        (("-n", 10**9), "-n must be at most 65536 samples of a prompt, got 1000000000"),
         (("--temperature", -1), "temperature must be"),
         (("--model", "no/such/folder/here"), "there is no model folder"),
     ],
@@ -291,6 +303,7 @@ def test_compare_says_what_became_slower(bench: Call, call: Call, tmp_path: Path
     (after / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     status, out, _ = call("bench", "compare", before, before)
     assert status == 0 and "no ratio is below 0.950" in out
+    assert call("bench", "compare", before / "run.json", before)[:2] == (status, out)
     status, out, _ = call("bench", "compare", before, after)
     assert status == 1 and "slower" in out and "0.500" in out
     status, out, _ = call("bench", "compare", before, after, "--relative", "--json")
@@ -309,6 +322,8 @@ def test_profile_prints_a_budget(call: Call, quick: None, tiny: Path, prompts: P
     assert "outside the target's pass" in out and "timers cost" in out
     status, out, _ = call("bench", "profile", *words, "--drafter", "plain", "--json")
     assert status == 0 and json.loads(out)["lines"]
+    status, _, err = call("bench", "profile", *words, "--rounds", 10**9)
+    assert status == 2 and "--rounds must be at most 65536" in err
     status, _, err = call("bench", "profile", "--drafter", "stand:nods=3")
     assert status == 2 and "did you mean 'nodes'" in err
 
@@ -324,6 +339,9 @@ def test_report_and_inflate_hand_over(
 ) -> None:
     status, _, err = call("bench", "report", tmp_path)
     assert status == 2 and "is not a run folder" in err
+    run = write_run(tmp_path / "run")
+    status, out, err = call("bench", "report", run / "run.json")
+    assert status == 0 and out.startswith(str(run / "report.html")), err
     status, _, err = call("bench", "inflate", "reasoner", tmp_path / "big", "--size", "0.4B")
     assert status == 2 and "0.4B" in err
 

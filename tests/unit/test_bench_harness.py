@@ -180,11 +180,18 @@ def test_seeds_are_those_of_the_prompt_and_the_round(bench: Any) -> None:
     assert seeds == {("s0", 7), ("s1", 8), ("s0", 100_010), ("s1", 100_011)}
 
 
-def test_all_are_warmed_up_on_the_longest_prompt(bench: Any) -> None:
+def test_all_are_warmed_up_on_the_longest_prompt(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log: list[Any] = []
-
+    asked: list[str] = []
+    encode = Words.encode
+    monkeypatch.setattr(
+        Words, "encode", lambda self, text: asked.append(text) or encode(self, text)
+    )
     bench([Fake("a", log), Fake("b", log)], task=Growing())
     assert log[:2] == [("warm", "a", "s2"), ("warm", "b", "s2")]
+    assert len(asked) == 4 + 8, "looked for once, then told in eight records"
 
 
 def test_a_peer_that_breaks_on_the_longest_prompt_is_started_on_the_first(bench: Any) -> None:
@@ -383,7 +390,9 @@ def test_prompts_that_do_not_fit_are_left_out() -> None:
 
     model: Any = SimpleNamespace(tokenizer=Words(), target=SimpleNamespace(context=50))
     asked = Asked(["plain"], ["sums"], sampling=Sampling(max_new_tokens=25), examples=4)
-    found = choose("sums", Lengths(), asked, model)
+    looks: list[tuple[str, int, int]] = []
+    found = choose("sums", Lengths(), asked, model, lambda *look: looks.append(look))
+    assert looks == [("sums", i, 4) for i in (1, 2, 3, 4)]
     assert [i for i, _ in found.examples] == [0, 1] and found.left_out == 2
     assert found.to_dict()["left_out"] == 2
     asked = replace(asked, sampling=Sampling(max_new_tokens=45))
@@ -406,5 +415,9 @@ def test_counts_are_checked(name: str) -> None:
         check_asked(Asked([], ["sums"]))
     with pytest.raises(ConfigError, match=r"--threads must be at most \d+ here, got 99999"):
         check_asked(Asked(["plain"], ["sums"], threads=99999))
+    with pytest.raises(ConfigError, match="--rounds must be at most 65536, got 1000000000; take"):
+        check_asked(Asked(["plain"], ["sums"], rounds=10**9))
+    with pytest.raises(ConfigError, match="-n must be at most 65536 samples .*, got 1000000000:"):
+        check_asked(Asked(["plain"], ["sums"], sampling=Sampling(n=10**9)))
     with pytest.raises(ConfigError, match="--seed must be at least 0, got -1"):
         check_asked(Asked(["plain"], ["sums"], seed=-1))

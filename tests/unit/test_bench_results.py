@@ -202,17 +202,31 @@ def spoil(change: Callable[[dict[str, Any]], Any]) -> bytes:
     [
         (b"{nonsense\n", "line 2: expected one JSON object per line"),
         (b'{"task": "reas\n', "delete this line, and the same `forerun bench run` measures"),
-        (b"[1]\n", "line 2: expected an object, got list"),
+        (b"[1]\n", "line 2: expected an object, got [1]"),
         (spoil(lambda v: v.pop("seconds") and None), "line 2: field 'seconds' is missing"),
-        (spoil(lambda v: v.update(seconds="1")), "line 2: field 'seconds' takes"),
-        (spoil(lambda v: v.update(generated=True)), "line 2: field 'generated' takes"),
+        (
+            spoil(lambda v: v.update(seconds="1")),
+            "line 2: field 'seconds' takes a number, got \"1\"",
+        ),
+        (
+            spoil(lambda v: v.update(generated=True)),
+            "line 2: field 'generated' takes a whole number, got true",
+        ),
+        (spoil(lambda v: v.update(samples={})), "field 'samples' takes a list of objects, got {}"),
+        (spoil(lambda v: v.update(score="1" * 200)), 'takes a number or null, got "111'),
         (spoil(lambda v: v.update(speed=1)), "line 2: unknown field 'speed'"),
         (
             spoil(lambda v: v["samples"][0].pop("tokens") and None),
             "line 2, sample 0: field 'tokens'",
         ),
-        (spoil(lambda v: v["samples"][0].update(per_position=["1"])), "sample 0: field 'per_pos"),
-        (spoil(lambda v: v.update(memory={"weights": "big"})), "line 2: field 'memory' takes"),
+        (
+            spoil(lambda v: v["samples"][0].update(per_position=["1"])),
+            "takes a list of whole numbers",
+        ),
+        (
+            spoil(lambda v: v.update(memory={"weights": "big"})),
+            'line 2: field \'memory\' takes an object of whole numbers, got {"weights": "big"}',
+        ),
         (spoil(lambda v: None), "line 2: the same prompt, method and round as line 1"),
     ],
 )
@@ -221,7 +235,19 @@ def test_bad_lines_are_named(folder: Path, line: bytes, said: str) -> None:
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0] + line)
     with pytest.raises(DataError) as caught:
         read_run(folder)
-    assert said in str(caught.value)
+    assert said in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_a_wrong_field_of_the_manifest_is_told_in_words(folder: Path) -> None:
+    path = folder / "run.json"
+    path.write_text(path.read_text().replace('"threads": 2', '"threads": "two"'))
+    with pytest.raises(DataError) as caught:
+        read_run(folder)
+    assert str(caught.value) == f"{path}: field 'threads' takes a whole number, got \"two\""
+
+
+def test_a_file_of_a_run_folder_means_the_folder(folder: Path) -> None:
+    assert read_run(folder / "run.json") == read_run(folder / "records.jsonl") == read_run(folder)
 
 
 def test_not_a_run_folder(tmp_path: Path) -> None:
@@ -260,6 +286,15 @@ def test_a_full_disk_keeps_what_is_there(folder: Path, monkeypatch: pytest.Monke
     assert len(read_run(folder)[1]) == 3
 
 
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "file"  # as in a read-only file system, removing is refused as well
+    path.write_text("")
+    with pytest.raises(CapacityError) as caught:
+        results.write_manifest(path, plan())
+    said = f"cannot write run.json into the folder {path}: Not a directory; free some space, make"
+    assert str(caught.value).startswith(said)
+
+
 def test_the_manifest_is_replaced_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(file: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -269,4 +304,4 @@ def test_the_manifest_is_replaced_whole(folder: Path, monkeypatch: pytest.Monkey
         with pytest.raises(CapacityError, match=r"run\.json"):
             writer.update(plan(peers={"vllm": "missing"}))
     assert read_run(folder)[0] == plan()
-    assert not (folder / "run.json.new").exists()
+    assert not list(folder.glob(".*.part"))

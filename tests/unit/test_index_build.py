@@ -8,13 +8,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from index_files import BYTES, IDS, corpus_file, data, numbers_file
 
 from forerun.errors import CapacityError, ConfigError, DataError
-from forerun.ngrams import building, store
+from forerun.files import write_whole
+from forerun.ngrams import building
 from forerun.ngrams.building import Options, build
 from forerun.ngrams.checking import check
 from forerun.ngrams.documents import Reading
@@ -144,12 +146,10 @@ def environment() -> dict[str, str]:
 def test_a_build_without_its_manifest_is_finished_later(
     numbers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = store.write_whole
-
-    def refuse(file: Path, text: str) -> None:
+    def refuse(file: Path, *given: Any) -> None:
         if file.name == "manifest.json":
             raise CapacityError("disk full")
-        whole(file, text)
+        write_whole(file, *given)
 
     monkeypatch.setattr(building, "write_whole", refuse)
     with pytest.raises(CapacityError):

@@ -114,4 +114,4 @@ def test_a_full_disk_leaves_the_old_report(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(CapacityError, match="No space left on device"):
         write_report(run)
     assert (run / "report.html").read_bytes() == before
-    assert not list(run.glob("*.new"))
+    assert not list(run.glob(".*"))

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from forerun.bench import machine
@@ -157,9 +158,8 @@ class Harness:
         A peer for which that is too much is started again, and tries the first one.
         """
         contestant.start()
-        longest = max(self.units, key=lambda unit: self._num_tokens(unit.example))
         try:
-            self._warm_up(contestant, longest)
+            self._warm_up(contestant, self._longest)
         except SkippedPeer:
             raise
         except Exception:
@@ -168,6 +168,12 @@ class Harness:
             contestant.close()
             contestant.start()
             self._warm_up(contestant, self.units[0])
+
+    @cached_property
+    def _longest(self) -> Unit:
+        """With the longest prompt; later rounds have the same ones."""
+        first = [unit for unit in self.units if unit.round == 0]
+        return max(first, key=lambda unit: self._num_tokens(unit.example))
 
     def _warm_up(self, contestant: Contestant, unit: Unit) -> None:
         """A short run; examples that build on answers are shown without these."""

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 
 MOST_TURNS = 1_000_000  # steps in a turn
+MOST_SAMPLES = 1 << 16  # of a prompt, as in a search: all are held until its record is written
+MOST_ROUNDS = 1 << 16  # the prompts of all rounds are listed before the first is decoded
 MOST_THREADS = 64  # where there are fewer cores: far more of them stall each other
 
 
@@ -85,6 +87,16 @@ def check_asked(asked: Asked) -> None:
     most = max(MOST_THREADS, os.cpu_count() or 1)
     if asked.threads > most:
         raise ConfigError(f"--threads must be at most {most} here, got {asked.threads}")
+    if asked.sampling.n > MOST_SAMPLES:
+        raise ConfigError(
+            f"-n must be at most {MOST_SAMPLES} samples of a prompt, got {asked.sampling.n}: all "
+            "are held until its record is written; take more prompts or --rounds"
+        )
+    if asked.rounds > MOST_ROUNDS:
+        raise ConfigError(
+            f"--rounds must be at most {MOST_ROUNDS}, got {asked.rounds}; take more prompts "
+            "or samples of each (-n)"
+        )
     if asked.seed < 0:
         raise ConfigError(f"--seed must be at least 0, got {asked.seed}")
     if not 0 <= asked.turns <= MOST_TURNS:
@@ -96,22 +108,30 @@ def check_asked(asked: Asked) -> None:
             raise ConfigError(f"--{name} names none; give at least one")
 
 
-def choose(name: str, task: Task, asked: Asked, model: Model) -> Chosen:
+def choose(
+    name: str,
+    task: Task,
+    asked: Asked,
+    model: Model,
+    on_prompt: Callable[[str, int, int], None] = lambda name, done, total: None,
+) -> Chosen:
     """The first examples of a task whose prompts leave room for what may be generated.
 
-    Raises DataError if none does.
+    on_prompt is told how many are looked at, of how many. Raises DataError if none fits.
     """
     from forerun.bench.tasks.base import prepare
 
     room = model.target.context - asked.sampling.max_new_tokens
     fitting: list[tuple[int, Example]] = []
     left_out = 0
-    for i in range(min(asked.examples, len(task))):
+    total = min(asked.examples, len(task))
+    for i in range(total):
         example = prepare(task.example(i), model.tokenizer)
         if len(model.tokenizer.encode(example.prompt)) <= room:
             fitting.append((i, example))
         else:
             left_out += 1
+        on_prompt(name, i + 1, total)
     if not fitting:
         raise DataError(
             f"no prompt of task {name!r} fits: the context is {model.target.context} and "

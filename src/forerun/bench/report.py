@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -18,7 +17,8 @@ from forerun.bench.metrics import calm
 from forerun.bench.report_tasks import speed_chart, task_section
 from forerun.bench.results import Manifest, Record
 from forerun.bench.standing import Standing
-from forerun.errors import CapacityError, DataError
+from forerun.errors import DataError
+from forerun.files import write_whole
 
 PAGE, MARKDOWN, PICTURE = "report.html", "report.md", "report.svg"
 MAX_PICTURES = 6  # tasks with a chart of their own at the top
@@ -29,6 +29,7 @@ def write_report(run_folder: Path) -> list[Path]:
 
     Raises DataError for a folder without a run or with one that cannot be read.
     """
+    run_folder = results.run_folder(run_folder)
     manifest, records = results.read_run(run_folder)
     _check(run_folder, manifest, records)
     report = build(manifest, records)
@@ -37,7 +38,7 @@ def write_report(run_folder: Path) -> list[Path]:
         first = report.pictures[0]
         files[PICTURE] = standalone(first.title, first.svg)
     for name, text in files.items():
-        _write(run_folder / name, text)
+        write_whole(run_folder / name, clean(text))
     return [run_folder / name for name in files]
 
 
@@ -108,19 +109,6 @@ def _check(folder: Path, manifest: Manifest, records: Sequence[Record]) -> None:
                     f"{folder / results.MANIFEST}: expected positive figures by number or name in "
                     f"{field!r}, got {name!r}: {value}"
                 )
-
-
-def _write(path: Path, words: str) -> None:
-    """Writes a file whole or not at all. Raises CapacityError."""
-    beside = path.with_name(path.name + ".new")
-    try:
-        beside.write_text(clean(words), encoding="utf-8", newline="\n")
-        os.replace(beside, path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise CapacityError(
-            f"cannot write {path}: {error.strerror}; free space or copy the run folder elsewhere"
-        ) from None
 
 
 def page(report: Report) -> str:

@@ -11,10 +11,11 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
-from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
+from forerun.bench.fields import fits, in_words, shown
 from forerun.errors import CapacityError, DataError
+from forerun.files import write_whole
 
 VERSION = 1
 MANIFEST, RECORDS = "run.json", "records.jsonl"
@@ -111,7 +112,7 @@ _TYPES: dict[type, dict[str, Any]] = {
 def from_dict(cls: type[T], value: Any, where: str) -> T:
     """The dataclass of plain values. Raises DataError naming `where` and the field."""
     if not isinstance(value, dict):
-        raise DataError(f"{where}: expected an object, got {type(value).__name__}")
+        raise DataError(f"{where}: expected an object, got {shown(value)}")
     types = _TYPES[cls]
     for name in value:
         if name not in types:
@@ -120,9 +121,10 @@ def from_dict(cls: type[T], value: Any, where: str) -> T:
         if spec.name not in value:
             if spec.default is MISSING and spec.default_factory is MISSING:
                 raise DataError(f"{where}: field {spec.name!r} is missing")
-        elif not _fits(value[spec.name], types[spec.name]):
+        elif not fits(value[spec.name], types[spec.name]):
             raise DataError(
-                f"{where}: field {spec.name!r} takes {types[spec.name]}, got {value[spec.name]!r}"
+                f"{where}: field {spec.name!r} takes {in_words(types[spec.name])}, got "
+                f"{shown(value[spec.name])}"
             )
     given = dict(value)
     if cls is Record:
@@ -131,25 +133,9 @@ def from_dict(cls: type[T], value: Any, where: str) -> T:
     return cls(**given)
 
 
-def _fits(value: Any, kind: Any) -> bool:
-    """Whether a plain value has the annotated type, one level deep; an int is a float too."""
-    if isinstance(kind, UnionType):
-        return any(_fits(value, one) for one in get_args(kind))
-    if kind is Any:
-        return True
-    outer = get_origin(kind) or kind
-    if outer is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if outer is int and isinstance(value, bool):
-        return False
-    if not isinstance(value, outer):
-        return False
-    inner = get_args(kind)
-    if outer is list and inner and inner[0] is not SampleRecord:
-        return all(_fits(item, inner[0]) for item in value)
-    if outer is dict and inner:
-        return all(_fits(item, inner[1]) for item in value.values())
-    return True
+def run_folder(path: Path) -> Path:
+    """The run folder that is meant: who names a file in it means the folder."""
+    return path.parent if path.is_file() else path
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -208,22 +194,14 @@ def parse_records(data: bytes, name: str) -> list[Record]:
 
 def read_run(folder: Path) -> tuple[Manifest, list[Record]]:
     """Manifest and records of a run folder. Raises DataError."""
+    folder = run_folder(folder)
     return read_manifest(folder), read_records(folder)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Writes `run.json` whole or not at all. Raises CapacityError."""
-    path, beside = folder / MANIFEST, folder / (MANIFEST + ".new")
     text = json.dumps(asdict(manifest), ensure_ascii=False, indent=1) + "\n"
-    try:
-        with open(beside, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise CapacityError(f"cannot write {path}: {error.strerror}") from None
+    write_whole(folder / MANIFEST, text)
 
 
 def difference(here: Manifest, there: Manifest) -> str | None:

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,8 @@ import numpy as np
 
 from forerun.bench.results import Record, SampleRecord
 from forerun.bench.tasks.base_lines import check, objects, texts
-from forerun.errors import CapacityError, ConfigError, DataError
+from forerun.errors import ConfigError, DataError
+from forerun.files import cannot_write, write_whole
 
 MT_BENCH = "mt_bench"
 MT_CATEGORIES = frozenset(
@@ -154,16 +153,11 @@ def accept_lengths(sample: SampleRecord) -> list[int]:
 
 def write_answers(path: Path, lines: Answers) -> None:
     """Writes an answer file whole or not at all. Raises CapacityError."""
-    beside = path.with_name(path.name + ".new")
-    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
     except OSError as error:
-        with suppress(OSError):
-            beside.unlink()
-        raise CapacityError(f"cannot write {path}: {error.strerror}") from None
+        raise cannot_write(path, error) from error
+    write_whole(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 
 def read_answers(path: Path) -> list[dict[str, Any]]:

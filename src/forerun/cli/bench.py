@@ -14,7 +14,6 @@ import typer
 from forerun.cli import bench_spec, options
 from forerun.cli.commands import Commands
 from forerun.cli.output import console, notice, print_json
-from forerun.errors import ConfigError
 
 app = typer.Typer(
     cls=Commands,
@@ -190,13 +189,14 @@ def profile(
     """
     from forerun.bench.machine import usual_threads
     from forerun.bench.own import parts_of
+    from forerun.bench.planning import Asked, check_asked
     from forerun.bench.tasks import get_task
     from forerun.sampling import Sampling
 
     parts = parts_of(drafter)
     sampling = Sampling(temperature, max_new_tokens=max_new_tokens, n=n, seed=seed)
-    if rounds < 1 or (threads is not None and threads < 1):
-        raise ConfigError(f"--rounds and --threads must be at least 1, got {rounds} and {threads}")
+    threads = usual_threads() if threads is None else threads
+    check_asked(Asked([drafter], [task], model, sampling, rounds=rounds, threads=threads))
     source = get_task(task)
     notice("# " + options.call_line(ctx).replace("forerun profile", "forerun bench profile", 1))
     import torch
@@ -205,7 +205,7 @@ def profile(
     from forerun.bench.tasks.base import prepare
     from forerun.cli.bench_show import show_budget
 
-    torch.set_num_threads(usual_threads() if threads is None else threads)
+    torch.set_num_threads(threads)
     loaded: Any = options.load(model, dtype=dtype, device=device, batch=parts.batch)
     options.warm_up(loaded, drafter=parts.drafter, verifier=parts.verifier)
     prompt = prepare(source.example(0), loaded.tokenizer).prompt

@@ -54,10 +54,15 @@ class Bench:
 
         from forerun.bench import planning
         from forerun.bench.results import RunWriter
+        from forerun.cli.bench_show import Ticker
 
         torch.set_num_threads(self.asked.threads)
         model = self._model()
-        chosen = [planning.choose(k, t, self.asked, model) for k, t in self.tasks.items()]
+        with Ticker() as ticker:
+            chosen = [
+                planning.choose(name, task, self.asked, model, ticker.choosing)
+                for name, task in self.tasks.items()
+            ]
         path = self.path if self.path.is_dir() else None
         plan = planning.manifest(self.asked, model, path, chosen)
         with RunWriter(self.out, plan) as writer:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from forerun.bench import metrics
+from forerun.cli.options import PATIENCE
 from forerun.cli.output import console, notice
 
 if TYPE_CHECKING:
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
     from forerun.bench.compare import Comparison
     from forerun.bench.progress import Progress
     from forerun.bench.results import Manifest, Record
+
+
+EVERY = 10.0  # seconds between lines where there is no terminal
+BLINK = 0.1  # seconds between two looks of a bar
 
 
 class Ticker:
@@ -32,6 +38,7 @@ class Ticker:
             *columns, console=err, transient=True, auto_refresh=False, disable=not self._is_live
         )
         self._task = self._bar.add_task("starting", total=None)
+        self._due = time.monotonic() + PATIENCE  # when `choosing` says something
 
     def __enter__(self) -> Ticker:
         self._bar.start()
@@ -54,6 +61,16 @@ class Ticker:
             notice(f"{progress.done}/{progress.total} {text}")
         elif record.error is not None:
             self.say(record_line(record))
+
+    def choosing(self, name: str, done: int, total: int) -> None:
+        """So many prompts of a task have been looked at; says so now and then."""
+        if (now := time.monotonic()) < self._due:
+            return
+        self._due = now + (BLINK if self._is_live else EVERY)
+        text = f"choosing prompts of {name}"
+        self._bar.update(self._task, description=text, completed=done, total=total, refresh=True)
+        if not self._is_live:
+            notice(f"{done}/{total} {text}")
 
     def say(self, text: str) -> None:
         """A remark that stays."""

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from forerun.errors import ConfigError, DataError
+from forerun.files import write_whole
 from forerun.ngrams import encoders, sorting, tokenising
 from forerun.ngrams.documents import Reading, identity, list_sources, total_bytes
 from forerun.ngrams.fences import STEP, fence_pieces
@@ -35,7 +36,6 @@ from forerun.ngrams.store import (
     file_name,
     no_room,
     sha256_of,
-    write_whole,
 )
 from forerun.ngrams.suffix_array import TYPES, find_buckets, pointer_width, separator
 
@@ -181,7 +181,7 @@ class _Build:
         self._save()
 
     def _save(self) -> None:
-        write_whole(self.folder / "state.json", json.dumps(self.state))
+        write_whole(self.folder / "state.json", json.dumps(self.state), no_room)
 
     def _keep(self, key: str) -> Callable[[Any], None]:
         def save(state: Any) -> None:
@@ -265,7 +265,7 @@ class _Build:
         final = self.path / manifest.folder
         with _disk(self.path):
             os.rename(self.folder, final)
-        write_whole(self.path / "manifest.json", manifest.to_json())
+        write_whole(self.path / "manifest.json", manifest.to_json(), no_room)
         (final / "state.json").unlink()
         for old in self.path.glob("data-*"):
             if old != final:

@@ -23,7 +23,6 @@ import json
 import mmap
 import os
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -248,21 +247,6 @@ def sha256_of(file: Path) -> str:
     """The checksum of a file's content."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Replaces a file by new content that is on the disk when this returns, or leaves it."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.part")
-    try:
-        with temporary.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, file)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
-        raise no_room(file, error) from error
 
 
 def no_room(file: Path | str, error: OSError) -> CapacityError:

@@ -1,0 +1,57 @@
+"""Whether a value out of a JSON file has its field's annotated type, and what to say if not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import is_dataclass
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin
+
+SHOWN = 100  # characters of a wrong value that a message quotes
+WORDS = {  # one, several
+    float: ("a number", "numbers"),
+    int: ("a whole number", "whole numbers"),
+    str: ("a text", "texts"),
+    bool: ("true or false", "true or false"),
+    list: ("a list", "lists"),
+    NoneType: ("null", "null"),
+}
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a plain value has the annotated type, one level deep; an int is a float too.
+
+    Dataclasses in a list are not looked at.
+    """
+    if isinstance(kind, UnionType):
+        return any(fits(value, one) for one in get_args(kind))
+    if kind is Any:
+        return True
+    outer = get_origin(kind) or kind
+    if outer is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if outer is int and isinstance(value, bool):
+        return False
+    if not isinstance(value, outer):
+        return False
+    inner = get_args(kind)
+    if outer is list and inner and not is_dataclass(inner[0]):
+        return all(fits(item, inner[0]) for item in value)
+    if outer is dict and inner:
+        return all(fits(item, inner[1]) for item in value.values())
+    return True
+
+
+def in_words(kind: Any, is_plural: bool = False) -> str:
+    """What JSON has for an annotated type: "a list of whole numbers", "a number or null"."""
+    if isinstance(kind, UnionType):
+        return " or ".join(in_words(one) for one in get_args(kind))
+    word = WORDS.get(get_origin(kind) or kind, ("an object", "objects"))[is_plural]
+    inner = [one for one in get_args(kind)[-1:] if one is not Any]
+    return word + "".join(f" of {in_words(one, True)}" for one in inner)
+
+
+def shown(value: Any) -> str:
+    """A value as its file has it, or the beginning of it."""
+    text = json.dumps(value)
+    return text if len(text) <= SHOWN else text[:SHOWN] + " ..."

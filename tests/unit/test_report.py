@@ -207,13 +207,15 @@ def test_several_answers_at_once_are_compared_with_as_many(
         for r in records()
         if r.method == method and r.error is None
     ]
-    _, text = report(made, methods=[*shares])
+    page, text = report(made, methods=[*shares])
     alone, alike, own = ([r for r in made if r.method == name] for name in shares)
     same, whole = metrics.ratios(own, alike), metrics.ratios(own, alone)
     assert same and whole and whole.ratio == pytest.approx(4 * same.ratio)
     assert f"**{factor(same.ratio)}** stand:batch=4 over plain:batch=4 (" in text
     assert f"**{factor(whole.ratio)}** stand:batch=4 over our plain decoding of one answer" in text
     assert f", {times(same)} as fast as plain:batch=4, " in text
+    promised = page.table("task, method", "D/S")  # by a curve of one sequence
+    assert {row["predicted speed-up"][0] for row in promised.values()} == {"-"}
 
 
 def test_prompts_that_were_too_long_are_counted(report: Callable[..., tuple[Page, str]]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from forerun.bench.charts import number
-from forerun.bench.metrics import PLAIN, TAKEN, SpeedUp, beside, calm, disturbed
+from forerun.bench.metrics import PLAIN, TAKEN, SpeedUp, at_once, beside, calm, disturbed
 from forerun.bench.report_setup import skipped
 from forerun.bench.results import Manifest, Record
 from forerun.bench.standing import Entry, Standing, factor, holds_one, interval, times
@@ -159,7 +159,7 @@ def _over_plain(standing: Standing, own: Entry, speed: SpeedUp) -> str:
 
 def _plainly(own: Entry) -> str:
     """What the baseline is called beside a method that may decode many answers at once."""
-    return "our plain decoding" + (" of one answer after the other" if own.batch else "")
+    return "our plain decoding" + (" of one answer after the other" if at_once(own.method) else "")
 
 
 def _against(standing: Standing, mine: Entry, peer: Entry | None) -> str:

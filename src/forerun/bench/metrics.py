@@ -7,6 +7,7 @@ over S. A figure that a contestant does not tell is None, never 0.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -85,6 +86,12 @@ def _sum(values: Iterable[int | None]) -> int | None:
 def samples_of(records: Iterable[Record]) -> list[SampleRecord]:
     """All samples of the records that did not fail."""
     return [sample for record in records if record.error is None for sample in record.samples]
+
+
+def at_once(method: str) -> str:
+    """The option "batch=16" of a method whose passes several sequences share; empty: none do."""
+    found = re.search(r"\bbatch=(?!1\b)\w+", method)
+    return found[0] if found else ""
 
 
 def calm(records: Sequence[Record]) -> list[Record]:

@@ -43,7 +43,7 @@ DEFINITIONS = (
      "measured reading speed, or operations over the measured product speed, whichever is longer; "
      "bytes as they are held: in 8 bits where they are rounded, with the zeros that fill them up"),
     ("predicted speed-up", "tau times c(1) over c(1 + D/S): what tau and the cost curve promise if "
-     "nothing but the pass took time"),
+     "nothing but the pass took time; not for passes that several sequences share"),
     ("memory-bound speed-up", "tau / (1 + k r), k draft passes per round that each read r of the "
      "target's parameters; equal to tau for drafters without a model"),
 )  # fmt: skip
@@ -166,7 +166,8 @@ def _prediction_table(manifest: Manifest, records: Sequence[Record]) -> Table:
             totals = metrics.totals(metrics.samples_of(mine))
             if not totals.passes or not totals.drafted:
                 continue
-            is_own = kind_of(method, manifest) == "own"  # the curve is that of our own passes
+            # the curve is that of our own passes over one sequence
+            is_told = kind_of(method, manifest) == "own" and not metrics.at_once(method)
             promise = theory.predicted_speed_up(totals, manifest.cost_curve)
             speed = metrics.speed_up([r for r in records if r.task == task], method, prefill=False)
             rows.append(
@@ -175,7 +176,7 @@ def _prediction_table(manifest: Manifest, records: Sequence[Record]) -> Table:
                     figure(totals.drafted / totals.passes),
                     figure(totals.predicted_tau if totals.per_position else None),
                     figure(totals.tau),
-                    Cell(factor(promise), promise) if is_own and promise > 0 else Cell("-"),
+                    Cell(factor(promise), promise) if is_told and promise > 0 else Cell("-"),
                     Cell(times(speed), speed.ratio if speed else None),
                 ]
             )

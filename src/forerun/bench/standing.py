@@ -29,12 +29,6 @@ class Entry:
     records: Sequence[Record]  # its own, failed ones too
     baseline: Sequence[Record]
 
-    @property
-    def batch(self) -> str:
-        """The option that says how many answers it decodes at once; empty: it has none."""
-        options = self.method.partition(":")[2].split(",")
-        return next((option for option in options if option.startswith("batch=")), "")
-
     @cached_property
     def speed(self) -> SpeedUp | None:
         """Over plain decoding, prefill included."""
@@ -107,7 +101,7 @@ class Standing:
 
     def plain_alike(self, own: Entry) -> Entry | None:
         """Plain decoding of as many answers at once, beside a method that decodes several."""
-        name = f"{PLAIN}:{own.batch}"
+        name = f"{PLAIN}:{metrics.at_once(own.method)}"
         return next((e for e in self.entries if e.method == name and e is not own), None)
 
     def over(self, here: Entry, there: Entry) -> SpeedUp | None:

@@ -6,7 +6,6 @@ c(N) is the time of a pass over N rows (the root and N - 1 draft nodes) over tha
 from __future__ import annotations
 
 import math
-import re
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forerun.bench.metrics import Totals, ratio, samples_of, time_split, totals
+from forerun.bench.metrics import Totals, at_once, ratio, samples_of, time_split, totals
 from forerun.bench.optimum import candidates, for_drafts
 from forerun.bench.results import Manifest, Record
 from forerun.dice import SeededDice
@@ -243,7 +242,7 @@ def roofline_fraction(
     cost, found, split = PassCost.from_dict(manifest.model), totals(samples_of(mine)), None
     if cost is None or not found.passes or not {"read_gb_s", "gflop_s"} <= manifest.limits.keys():
         return None
-    if re.search(r"\bbatch=(?!1\b)", method):
+    if at_once(method):
         return None
     split = time_split(mine)
     if not split or any(r.prefill_seconds is None for r in mine):

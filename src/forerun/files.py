@@ -10,6 +10,19 @@ from pathlib import Path
 from forerun.errors import CapacityError
 
 
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Calls `write` on a file beside `path`, then renames it: all of the file or none."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(beside)
+        os.replace(beside, path)
+    except BaseException:
+        with suppress(OSError):  # where nothing can be written, nothing can be removed
+            beside.unlink()
+        raise
+
+
 def cannot_write(path: Path, error: OSError) -> CapacityError:
     """What is said where nothing else is kept that a user should know of."""
     return CapacityError(
@@ -25,14 +38,14 @@ def write_whole(
 
     Raises CapacityError as `told` makes it.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with beside.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
+        write_atomically(path, lambda beside: _write_through(beside, text))
     except OSError as error:
-        with suppress(OSError):  # where nothing can be written, nothing can be removed
-            beside.unlink()
         raise told(path, error) from error
+
+
+def _write_through(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

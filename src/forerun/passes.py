@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import platform
 from collections.abc import Callable
 from collections.abc import Sequence as Many
@@ -23,6 +22,7 @@ import numpy as np
 
 from forerun.caches import cache_folder
 from forerun.dice import SeededDice
+from forerun.files import write_atomically
 from forerun.records import Cost, Rows, Sequence
 from forerun.roles import Target
 from forerun.sampling import Sampling
@@ -180,7 +180,5 @@ def _write(path: Path | None, kinds: list[Kind], seconds: list[float]) -> None:
     if path is None:
         return
     with suppress(OSError):  # a cache that cannot be written costs a measurement, no more
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.tmp")
-        part.write_text(json.dumps({"kinds": kinds, "seconds": seconds}))
-        part.replace(path)
+        text = json.dumps({"kinds": kinds, "seconds": seconds})
+        write_atomically(path, lambda beside: beside.write_text(text))

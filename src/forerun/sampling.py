@@ -16,6 +16,8 @@ import numpy as np
 
 from forerun.errors import ConfigError, LawError
 
+MOST_SAMPLES = 1 << 16  # of a prompt, for those that hold all until the last is there
+
 
 @dataclass(frozen=True)
 class Sampling:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import json
-import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from forerun.errors import ConfigError, DataError
+from forerun.files import write_atomically
 
 # Share of accepted children by rank, a prior until a ranking is fitted.
 RANK_VALUES = (0.55, 0.14, 0.07, 0.045, 0.03, 0.02, 0.015, 0.01, 0.007, 0.005)
@@ -66,9 +66,8 @@ class Template:
 
     def save(self, path: Path, **facts: Any) -> None:
         """Writes the places as JSON, atomically; `facts` say what they rest on."""
-        draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        draft.write_text(json.dumps(facts | {"places": self.places}))
-        draft.replace(path)
+        text = json.dumps(facts | {"places": self.places})
+        write_atomically(path, lambda beside: beside.write_text(text, encoding="utf-8"))
 
     @classmethod
     def load(cls, path: Path) -> Template:

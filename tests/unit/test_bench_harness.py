@@ -189,9 +189,9 @@ def test_all_are_warmed_up_on_the_longest_prompt(
     monkeypatch.setattr(
         Words, "encode", lambda self, text: asked.append(text) or encode(self, text)
     )
-    bench([Fake("a", log), Fake("b", log)], task=Growing())
+    bench([Fake("a", log), Fake("b", log)], task=Growing(), rounds=2)
     assert log[:2] == [("warm", "a", "s2"), ("warm", "b", "s2")]
-    assert len(asked) == 4 + 8, "looked for once, then told in eight records"
+    assert len(asked) == 4 + 16, "looked for once and in one round, then told in each record"
 
 
 def test_a_peer_that_breaks_on_the_longest_prompt_is_started_on_the_first(bench: Any) -> None:

@@ -291,7 +291,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     path.write_text("")
     with pytest.raises(CapacityError) as caught:
         results.write_manifest(path, plan())
-    said = f"cannot write run.json into the folder {path}: Not a directory; free some space, make"
+    said = f"cannot write run.json into the folder {path}: File exists; free some space, make"
     assert str(caught.value).startswith(said)
 
 

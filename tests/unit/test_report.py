@@ -213,9 +213,47 @@ def test_several_answers_at_once_are_compared_with_as_many(
     assert same and whole and whole.ratio == pytest.approx(4 * same.ratio)
     assert f"**{factor(same.ratio)}** stand:batch=4 over plain:batch=4 (" in text
     assert f"**{factor(whole.ratio)}** stand:batch=4 over our plain decoding of one answer" in text
-    assert f", {times(same)} as fast as plain:batch=4, " in text
+    assert f" and is {times(same)} as fast as plain:batch=4, " in text
     promised = page.table("task, method", "D/S")  # by a curve of one sequence
     assert {row["predicted speed-up"][0] for row in promised.values()} == {"-"}
+
+
+@pytest.mark.parametrize(
+    ("method", "alike"),
+    [
+        ("stand:batch=4,nodes=3", "plain:batch=4"),
+        ("stand:nodes=3,batch=4", "plain:batch=4"),
+        ("stand:batch=16", None),  # nobody decodes as many plainly
+        ("stand:batch=1", None),
+        ("stand", None),
+        ("plain:batch=4", None),
+    ],
+)
+def test_who_is_alike_but_for_drafts(method: str, alike: str | None) -> None:
+    names = dict.fromkeys(["plain", "plain:batch=1", "plain:batch=4", method])
+    made = [replace(records()[0], method=name) for name in names]
+    standing = Standing(manifest(methods=[*names]), made)
+    own = next(entry for entry in standing.entries if entry.method == method)
+    found = standing.plain_alike(own)
+    assert (found and found.method) == alike
+
+
+def test_plain_decoding_of_as_many_that_is_as_fast_is_not_called_slower(
+    report: Callable[..., tuple[Page, str]],
+) -> None:
+    swing = [1.1, 0.9]
+    made = [
+        replace(r, method=name, seconds=r.seconds * (share(r.index) if name != "plain" else 1.0))
+        for name, share in (
+            ("plain", lambda index: 1.0),
+            ("plain:batch=4", lambda index: 0.25),
+            ("stand:batch=4", lambda index: 0.25 * swing[index % 2]),
+        )
+        for r in records()
+        if r.method == "plain"
+    ]
+    _, text = report(made, methods=["plain", "plain:batch=4", "stand:batch=4"])
+    assert "one answer after the other, and cannot be told apart from plain:batch=4: " in text
 
 
 def test_prompts_that_were_too_long_are_counted(report: Callable[..., tuple[Page, str]]) -> None:

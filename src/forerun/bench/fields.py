@@ -53,5 +53,5 @@ def in_words(kind: Any, is_plural: bool = False) -> str:
 
 def shown(value: Any) -> str:
     """A value as its file has it, or the beginning of it."""
-    text = json.dumps(value)
+    text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= SHOWN else text[:SHOWN] + " ..."

@@ -148,13 +148,16 @@ def verdict(standing: Standing) -> str:
 
 
 def _over_plain(standing: Standing, own: Entry, speed: SpeedUp) -> str:
-    plain, alike = _plainly(own), standing.plain_alike(own)
-    if holds_one(speed):
-        said = f"{own.method} cannot be told apart from {plain}: {times(speed)}"
-    else:
-        said = f"{own.method} is {times(speed)} as fast as {plain}"
+    said = f"{own.method} {_beside(speed, _plainly(own))}"
+    alike = standing.plain_alike(own)
     same = standing.over(own, alike) if alike else None
-    return f"{said}, {times(same)} as fast as {alike.method}" if alike and same else said
+    return f"{said}, and {_beside(same, alike.method)}" if alike and same else said
+
+
+def _beside(speed: SpeedUp, name: str) -> str:
+    if holds_one(speed):
+        return f"cannot be told apart from {name}: {times(speed)}"
+    return f"is {times(speed)} as fast as {name}"
 
 
 def _plainly(own: Entry) -> str:
@@ -166,15 +169,11 @@ def _against(standing: Standing, mine: Entry, peer: Entry | None) -> str:
     speed = standing.over(mine, peer) if peer else None
     if peer is None or speed is None:
         return "no peer was measured beside it"
-    if holds_one(speed):
-        return (
-            f"{mine.method} cannot be told apart from the best peer, {peer.method}: {times(speed)}"
-        )
-    if speed.ratio < 1:
+    if speed.ratio < 1 and not holds_one(speed):
         return (
             f"the best peer, {peer.method}, is faster: {mine.method} reaches {times(speed)} of it"
         )
-    return f"{mine.method} is {times(speed)} as fast as the best peer, {peer.method}"
+    return f"{mine.method} {_beside(speed, f'the best peer, {peer.method}')}"
 
 
 def awaited(manifest: Manifest) -> list[str]:

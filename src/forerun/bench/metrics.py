@@ -89,7 +89,7 @@ def samples_of(records: Iterable[Record]) -> list[SampleRecord]:
 
 
 def at_once(method: str) -> str:
-    """The option "batch=16" of a method whose passes several sequences share; empty: none do."""
+    """The option "batch=16" of a method of ours whose passes several sequences share, else ""."""
     found = re.search(r"\bbatch=(?!1\b)\w+", method)
     return found[0] if found else ""
 

@@ -17,7 +17,7 @@ from forerun import __version__
 from forerun.bench import machine
 from forerun.bench.results import Manifest
 from forerun.errors import ConfigError, DataError
-from forerun.sampling import Sampling
+from forerun.sampling import MOST_SAMPLES, Sampling
 
 if TYPE_CHECKING:
     from forerun.bench.tasks.base import Example, Task
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 
 MOST_TURNS = 1_000_000  # steps in a turn
-MOST_SAMPLES = 1 << 16  # of a prompt, as in a search: all are held until its record is written
 MOST_ROUNDS = 1 << 16  # the prompts of all rounds are listed before the first is decoded
 MOST_THREADS = 64  # where there are fewer cores: far more of them stall each other
 
@@ -90,12 +89,12 @@ def check_asked(asked: Asked) -> None:
     if asked.sampling.n > MOST_SAMPLES:
         raise ConfigError(
             f"-n must be at most {MOST_SAMPLES} samples of a prompt, got {asked.sampling.n}: all "
-            "are held until its record is written; take more prompts or --rounds"
+            "are held until all are there; take fewer, and more --rounds"
         )
     if asked.rounds > MOST_ROUNDS:
         raise ConfigError(
-            f"--rounds must be at most {MOST_ROUNDS}, got {asked.rounds}; take more prompts "
-            "or samples of each (-n)"
+            f"--rounds must be at most {MOST_ROUNDS}, got {asked.rounds}; take fewer, and more "
+            "samples of a prompt (-n)"
         )
     if asked.seed < 0:
         raise ConfigError(f"--seed must be at least 0, got {asked.seed}")

@@ -20,7 +20,7 @@ import numpy as np
 from forerun.bench.results import Record, SampleRecord
 from forerun.bench.tasks.base_lines import check, objects, texts
 from forerun.errors import ConfigError, DataError
-from forerun.files import cannot_write, write_whole
+from forerun.files import write_whole
 
 MT_BENCH = "mt_bench"
 MT_CATEGORIES = frozenset(
@@ -153,10 +153,6 @@ def accept_lengths(sample: SampleRecord) -> list[int]:
 
 def write_answers(path: Path, lines: Answers) -> None:
     """Writes an answer file whole or not at all. Raises CapacityError."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_write(path, error) from error
     write_whole(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 

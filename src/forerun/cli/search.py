@@ -20,8 +20,7 @@ from forerun.cli.output import Results, notice, painted, print_json, stats_lines
 from forerun.cli.prompts import Job, as_shown, check_text, is_embedded, read_jobs
 from forerun.errors import ConfigError, UnknownName
 from forerun.interrupts import uninterrupted
-from forerun.sampling import Sampling
-from forerun.search.answers import MOST
+from forerun.sampling import MOST_SAMPLES, Sampling
 from forerun.words import counted
 
 if TYPE_CHECKING:
@@ -206,10 +205,11 @@ def _method(name: str) -> str:
 
 def _check(method: str, given: dict[str, Any]) -> None:
     """Options of one method are no options of the others. Raises ConfigError."""
-    if given["n"] > MOST:
+    if given["n"] > MOST_SAMPLES:
         raise ConfigError(
-            f"-n must be at most {MOST}, got {given['n']}: a search holds all its samples until it "
-            "has chosen; `forerun generate` writes as many as you like, one after the other"
+            f"-n must be at most {MOST_SAMPLES}, got {given['n']}: a search holds all its samples "
+            "until it has chosen; `forerun generate` writes as many as you like, one after the "
+            "other"
         )
     own: dict[str, dict[str, Any]] = {
         "best_of": {"early_stop": False, "alone": 0},

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from forerun.errors import CapacityError, ConfigError, DataError
+from forerun.files import write_atomically
 from forerun.integrations.ray_worker import Asked
 
 KIND = "forerun batch"  # what marks our header
@@ -71,6 +72,14 @@ class Partial:
                 partial_of(self.out).unlink()
         self._file.close()
 
+    def _write_sorted(self, path: Path) -> None:
+        with path.open("w", encoding="utf-8") as file:
+            for index in sorted(self.held):
+                for record in self.samples(index):
+                    file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
     def add(self, index: int, records: list[Record]) -> None:
         """Keeps the samples of one prompt, whole or not at all."""
         self.held[index] = self._append({"prompt_index": index, "samples": records})
@@ -84,18 +93,9 @@ class Partial:
         """Writes --out in the order of the prompts, whole or not at all; the partial file goes."""
         if self.out is None:
             return
-        part = self.out.with_name(f".{self.out.name}.{os.getpid()}.tmp")
         try:
-            with part.open("w", encoding="utf-8") as file:
-                for index in sorted(self.held):
-                    for record in self.samples(index):
-                        file.write(json.dumps(record, ensure_ascii=False) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(self.out)
+            write_atomically(self.out, self._write_sorted)
         except OSError as error:
-            with suppress(OSError):
-                part.unlink()
             raise CapacityError(
                 f"cannot write {self.out}: {error.strerror}; all results are in "
                 f"{partial_of(self.out)}; free some space and give the same command again"

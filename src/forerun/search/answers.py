@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 
 from forerun.errors import ConfigError
+from forerun.sampling import MOST_SAMPLES
 
 Parse = Callable[[str], str | None]
-MOST = 1 << 16  # samples of a search: it holds everything that it samples until it has chosen
 _LINE = re.compile(  # stars are Markdown's
     r"^[ \t]*(?:\**Answer(?:\**:\**|\**[ \t])|####)[ \t]*\**[ \t]*([^\s:*].*?)[ \t]*\**[ \t]*$",
     re.M | re.I,
@@ -62,10 +62,10 @@ def read(parse: Parse, texts: Iterable[str]) -> list[str | None]:
 
 def check_num(n: int) -> None:
     """Raises ConfigError if no search takes so many samples."""
-    if not isinstance(n, int) or not 1 <= n <= MOST:
+    if not isinstance(n, int) or not 1 <= n <= MOST_SAMPLES:
         raise ConfigError(
-            f"n must be a whole number from 1 to {MOST}, got {n!r}: a search holds all its samples "
-            "until it has chosen"
+            f"n must be a whole number from 1 to {MOST_SAMPLES}, got {n!r}: a search holds all "
+            "its samples until it has chosen"
         )
 
 

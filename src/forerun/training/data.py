@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import numpy as np
 import torch
 
 from forerun.errors import DataError
+from forerun.files import write_atomically
 
 WIDTH_STEP = 32
 
@@ -49,19 +48,6 @@ class Micro:
         """The same on another device."""
         tokens = self.tokens.to(device, non_blocking=True)
         return Micro(tokens, self.weights.to(device, non_blocking=True), self.num_tokens)
-
-
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Calls `write` on a file beside `path`, then renames it: all of the file or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        write(temporary)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def save_documents(path: Path, documents: list[tuple[list[int], int]]) -> None:

@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 
 from forerun.errors import ConfigError, DataError
+from forerun.files import write_atomically
 from forerun.interrupts import uninterrupted
 
-from .data import Micro, write_atomically
+from .data import Micro
 
 
 class Recipe(Protocol):

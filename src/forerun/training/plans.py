@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ConfigError, DataError
-
-from .data import write_atomically
+from forerun.files import write_atomically
 
 NAME = "plan.json"
 

@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from forerun.bench.peers.catalog import CONSTRAINTS, PEERS, Peer
 from forerun.errors import UnknownName
+from forerun.files import write_whole
 
 DEFAULT_FOLDER = Path(".peers")
 STATE = "peers.json"
@@ -196,9 +197,7 @@ def recipe_hash(peer: Peer) -> str:
 def write_state(folder: Path, name: str, entry: dict[str, Any]) -> None:
     """Sets one peer's entry; peers.json is replaced whole."""
     state = {**read_state(folder), name: entry}
-    beside = folder / (STATE + ".new")
-    beside.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
-    os.replace(beside, folder / STATE)
+    write_whole(folder / STATE, json.dumps(state, indent=1) + "\n")
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.bench.tasks.reasoning_world import MIX
 from forerun.controllers.acceptance_head import NAME
 from forerun.errors import ConfigError
+from forerun.files import write_atomically
 from forerun.sampling import Sampling
 from forerun.statistics import auc
 from forerun.training.data import (
@@ -31,7 +32,6 @@ from forerun.training.data import (
     Micro,
     load_documents,
     save_documents,
-    write_atomically,
 )
 from forerun.training.loop import Loop, LoopOptions, Progress
 

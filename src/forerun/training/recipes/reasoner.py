@@ -20,9 +20,10 @@ from forerun.bench.tasks.reasoning_world import MIX
 from forerun.controllers.fixed import Fixed
 from forerun.drafters.draft_model import DraftModel
 from forerun.errors import ConfigError
+from forerun.files import write_atomically
 from forerun.models.companion import name_companion
 from forerun.sampling import Sampling
-from forerun.training.data import Batches, write_atomically
+from forerun.training.data import Batches
 from forerun.training.evaluate import Report, evaluate, measure_tau
 from forerun.training.export import export
 from forerun.training.language_model import LanguageModelRecipe, Size, build_model

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
@@ -122,6 +122,7 @@ def random_case(seed: int, vocab: int, count: int) -> tuple[np.ndarray, np.ndarr
 
 @settings(deadline=None, max_examples=150)
 @given(CASES)
+@example((87, 5, 3))  # the third draft is one of three tokens of 1e-13
 def test_every_subset(case) -> None:
     p, q, count = random_case(*case)
     count = min(count, int(np.count_nonzero(q)))

@@ -22,7 +22,7 @@ from forerun.growers.greedy_mix import most_likely
 from forerun.tree import IID, POINT, SWOR, Proposal, Tree
 
 POINTS = 16  # Gauss-Legendre points per panel
-SMALLEST, LARGEST = 0.25, 1e13  # ends of the first and of the last panel; each is twice as wide
+SMALLEST, LARGEST = 0.25, 1e60  # ends of the first panel and of the last; each is twice as wide
 SMALL = 0.01  # below, 1 - e^-x is a polynomial
 NEGLIGIBLE, FAR = 1e-18, 50.0  # a chance, and an x with e^-x, that change no digit
 

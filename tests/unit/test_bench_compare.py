@@ -124,6 +124,7 @@ def test_what_may_explain_a_change_is_said() -> None:
         "turns: 0 -> 12",
         "cpu: one -> two",
         "read limit: 30.0 -> 15.0 GB/s",
+        "only in the first run, not compared: stand",
     ]
     assert [change.method for change in found.changes] == ["plain"]
 
@@ -139,3 +140,20 @@ def test_a_method_without_common_prompts_is_remarked() -> None:
         compare(run({"vllm": [1.0]}), BEFORE)
     with pytest.raises(ConfigError, match="--max-slowdown"):
         compare(BEFORE, BEFORE, max_slowdown=1.5)
+
+
+def test_a_method_of_one_run_only_is_named() -> None:
+    more = run({"plain": [1.0] * 3, "stand": [0.5] * 3, "suffix": [0.5] * 3, "auto": [0.5] * 3})
+    said = "only in the {} run, not compared: suffix, auto"
+    assert said.format("second") in compare(BEFORE, more).remarks
+    assert said.format("first") in compare(more, BEFORE).remarks
+    assert not [line for line in compare(more, more).remarks if "not compared" in line]
+
+
+@pytest.mark.parametrize("which", ["first", "second"])
+def test_relative_needs_plain_decoding_in_both_runs(which: str) -> None:
+    without = run({"stand": [0.5] * 3})
+    runs = (without, BEFORE) if which == "first" else (BEFORE, without)
+    with pytest.raises(DataError, match=f"the {which} run has no records of plain decoding"):
+        compare(*runs, relative=True)
+    assert [change.method for change in compare(*runs).changes] == ["stand"]

@@ -217,4 +217,5 @@ def test_first_tokens_follow_the_seed(model: Any) -> None:
 def test_warm_up_is_short() -> None:
     few = short(Sampling(n=16, max_new_tokens=512, min_new_tokens=100))
     assert (few.n, few.max_new_tokens, few.min_new_tokens) == (2, 64, 64)
-    assert short(Sampling(max_new_tokens=5), 8).n == 8
+    assert short(Sampling(n=16, max_new_tokens=5), 8).n == 8
+    assert short(Sampling(n=3), 10**9).n == 3, "no more than will ever run at once"

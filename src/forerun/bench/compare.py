@@ -14,6 +14,7 @@ from forerun.errors import ConfigError, DataError
 SAME = ("dtype", "threads", "seed", "sampling")  # of two runs that are compared
 INFORMED = ("forerun", "git", "turns")
 SLOWER, UNSHOWN = "slower", "no difference shown"
+ORDER = "first", "second"  # what the two runs are called
 MACHINE = ("cpu", "cores", "kernels", "torch", "transformers", "device")
 
 
@@ -74,11 +75,20 @@ def compare(
             f"the runs share no method: {', '.join(before[0].methods)} and "
             f"{', '.join(after[0].methods)}; run both with the same --methods"
         )
+    for name, (_, records) in zip(ORDER, (before, after), strict=True):
+        if relative and not _of(records, PLAIN):
+            raise DataError(
+                f"the {name} run has no records of plain decoding, which --relative divides by; "
+                "leave it out, or run both with plain among the --methods"
+            )
     changes, remarks = [], differences(before[0], after[0])
+    for name, here, there in zip(ORDER, (before, after), (after, before), strict=True):
+        if alone := [m for m in here[0].methods if m not in there[0].methods]:
+            remarks.append(f"only in the {name} run, not compared: {', '.join(alone)}")
     quiet = calm(before[1]), calm(after[1])
     if left_out := len(before[1]) + len(after[1]) - sum(map(len, quiet)):
         remarks.append(f"{left_out} measurements of a disturbed machine are left out")
-    for name, records in (("first", before[1]), ("second", after[1])):
+    for name, records in zip(ORDER, (before[1], after[1]), strict=True):
         if any(disturbed(records)) and len(calm(records)) == len(records):
             remarks.append(f"the machine of the {name} run was seldom quiet: all of it counts")
     for method in methods:

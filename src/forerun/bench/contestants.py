@@ -82,7 +82,9 @@ def short(sampling: Sampling, batch: int = 1) -> Sampling:
     """A few short trajectories: enough to touch kernels, caches and pages."""
     tokens = min(64, sampling.max_new_tokens)
     low = min(sampling.min_new_tokens, tokens)
-    return replace(sampling, n=max(2, batch), max_new_tokens=tokens, min_new_tokens=low)
+    return replace(
+        sampling, n=max(2, min(batch, sampling.n)), max_new_tokens=tokens, min_new_tokens=low
+    )
 
 
 def split_methods(text: str) -> list[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -26,12 +27,14 @@ from forerun.ngrams.shards import shard_of
 
 END = 65535  # the separator of 2-byte tokens
 BOOKS = ("don_quixote_pg996", "sherlock", "tinyshakespeare")
+TOKENIZER = "tokenizers/phi3/tokenizer.json.gz"
+SKIPPED = 77  # exit status: what is needed is not here, and `make bench` goes on
 RUN = 12  # mean tokens of a spliced run
 
 
 def real_tokens(data: Path) -> np.ndarray:
     """The books as uint16 ids, a separator before every paragraph."""
-    raw = gzip.decompress((data / "tokenizers/phi3/tokenizer.json.gz").read_bytes())
+    raw = gzip.decompress((data / TOKENIZER).read_bytes())
     tokenizer, parts = Tokenizer.from_buffer(raw), []
     for book in BOOKS:
         text = gzip.decompress((data / f"corpora/{book}.txt.gz").read_bytes()).decode()
@@ -142,6 +145,10 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--queries", type=int, default=4000)
     options = parser.parse_args()
+    for name in (TOKENIZER, *(f"corpora/{book}.txt.gz" for book in BOOKS)):
+        if not (here := options.data / name).exists():
+            print(f"skipped: there is no {here}; give --data a folder that has it", file=sys.stderr)
+            sys.exit(SKIPPED)
     real = real_tokens(options.data)
     cut = len(real) * 9 // 10
     for size in options.tokens:

@@ -1,19 +1,23 @@
 """SEAL beside BM25 on passages of a real book: accuracy@k, R-precision, and what was generated.
 
-    python benchmarks/seal.py --out FOLDER [--book FILE[.gz]] [--minutes 10] [--questions 100]
+    python benchmarks/seal.py [--out FOLDER] [--book FILE[.gz]] [--minutes 10] [--questions 100]
 
 Splits a book into passages, trains the generator in FOLDER (goes on where it stopped; --minutes 0:
-only evaluates), and asks questions about passages whose questions were not trained on, by the rules
-of `forerun/retrieval/books.py`: clozes of a sentence of the passage, and sentences taken out of it.
-Relevant for accuracy is the passage, for R-precision all passages of its chapter. Intervals: 95 %,
-by resampling questions. SEAL's rows are one generation, ranked three ways; "own n-grams off" drops
-the query's word n-grams, "free" also the constraint, and n-grams that do not occur with it.
+only evaluates; without FOLDER nothing is kept), and asks questions about passages whose questions
+were not trained on, by the rules of `forerun/retrieval/books.py`: clozes of a sentence of the
+passage, and sentences taken out of it. Relevant for accuracy is the passage, for R-precision all
+passages of its chapter. Intervals: 95 %, by resampling questions. SEAL's rows are one generation,
+ranked three ways; "own n-grams off" drops the query's word n-grams, "free" also the constraint, and
+n-grams that do not occur with it.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
+import sys
+import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 
@@ -29,6 +33,7 @@ from forerun.training.recipes import seal as recipe
 
 CUTS, VECTOR = (1, 5, 20, 100), 768  # k of accuracy; numbers of a dense vector
 EVALUATED = 200
+SKIPPED = 77  # exit status: what is needed is not here, and `make bench` goes on
 
 
 def report_step(progress: Progress) -> None:
@@ -108,21 +113,35 @@ def show(seal: Seal, question: Question, said: Generated | None) -> None:
 def main() -> None:
     here = Path(__file__).parents[2] / "shared" / "data" / "corpora" / "sherlock.txt.gz"
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, help="folder; without it nothing is kept")
     parser.add_argument("--book", type=Path, default=here)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--questions", type=int, default=100, help="of each kind, at most")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
+    lacks = ""
+    if not options.book.exists():
+        lacks = f"there is no {options.book}; give --book a text"
+    if find_spec("bm25s") is None:
+        lacks = "it needs the package bm25s; pip install 'forerun[retrieval]'"
+    if lacks:
+        print(f"skipped: {lacks}", file=sys.stderr)
+        sys.exit(SKIPPED)
+    with tempfile.TemporaryDirectory() as folder:
+        measure(options, options.out or Path(folder))
+
+
+def measure(options: argparse.Namespace, out: Path) -> None:
+    """Trains the generator in `out`, then all tables."""
+    out.mkdir(parents=True, exist_ok=True)
     raw = options.book.read_bytes()
     raw = gzip.decompress(raw) if options.book.suffix == ".gz" else raw
     passages = passages_of(raw.decode())
-    file = options.out / "passages.jsonl"
+    file = out / "passages.jsonl"
     write_passages(file, passages)
     if options.minutes:
-        plan = recipe.Plan(options.out / "run", file, options.minutes, evaluated=EVALUATED)
+        plan = recipe.Plan(out / "run", file, options.minutes, evaluated=EVALUATED)
         recipe.run(plan, report_step)
-    generator, index = recipe.load(options.out / "run")
+    generator, index = recipe.load(out / "run")
     fm, dense = sum(index.index.nbytes.values()), 4 * VECTOR * len(passages)
     print(
         f"{len(passages)} passages, {index.index.length} tokens; index {fm} bytes, text included "

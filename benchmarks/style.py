@@ -50,6 +50,8 @@ CORPORA = {
     "shakespeare": "corpora/tinyshakespeare.txt.gz",
     "python": "corpora/python_code.tar.gz",
 }
+MODEL = ("models/stories260K/stories260K.bin", "models/stories260K/tok512.bin")
+SKIPPED = 77  # exit status: what is needed is not here, and `make bench` goes on
 PROMPTS = (
     "Once upon a time there was an old man who lived alone by the sea.",
     "The little girl found a key under the big tree and",
@@ -229,18 +231,23 @@ def main() -> None:
     parser.add_argument("--only", default="", help="styles whose name matches this pattern")
     parser.add_argument("--plot", type=Path, help="folder for a picture of each style")
     how = parser.parse_args()
+    chosen = {name: file for name, file in CORPORA.items() if re.search(how.only, name)}
+    for name in (*MODEL, *chosen.values()):
+        if not (here := how.data_dir / name).exists():
+            hint = "give --data-dir a folder that has it"
+            print(f"skipped: there is no {here}; {hint}", file=sys.stderr)
+            sys.exit(SKIPPED)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as held:
-        folder, source = Path(held), how.data_dir / "models" / "stories260K"
-        convert(source / "stories260K.bin", source / "tok512.bin", folder / "model")
+        folder = Path(held)
+        convert(*(how.data_dir / name for name in MODEL), folder / "model")
         model = forerun.load(str(folder / "model"))
-        for name, file in CORPORA.items():
-            if re.search(how.only, name):
-                text = text_of(how.data_dir / file, folder)
-                found = sweep(model, Style.read(name, text, model.tokenizer), how)
-                if how.plot:
-                    how.plot.mkdir(parents=True, exist_ok=True)
-                    (how.plot / f"style_{name}.svg").write_text(picture(name, found), "utf-8")
+        for name, file in chosen.items():
+            text = text_of(how.data_dir / file, folder)
+            found = sweep(model, Style.read(name, text, model.tokenizer), how)
+            if how.plot:
+                how.plot.mkdir(parents=True, exist_ok=True)
+                (how.plot / f"style_{name}.svg").write_text(picture(name, found), "utf-8")
     print(f"\n{time.perf_counter() - start:.0f} s in all")
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,7 @@ import numpy as np
 from forerun.assets import embedded
 from forerun.bench.inflate import inflate
 from forerun.bench.peers.client import WorkerProcess
-from forerun.bench.peers.install import DEFAULT_FOLDER, env_of, python_of
+from forerun.bench.peers.install import DEFAULT_FOLDER, env_of, problem, python_of
 from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.models.tokenizer import Tokenizer
 
@@ -37,6 +38,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 MODES = ("plain", "ngram", "arctic=24", "stand", "stand=8", "stand:plain", "recycling", "suffix=24")
 PATIENCE = 1800.0  # seconds for one answer
 CONTEXT = 640
+SKIPPED = 77  # exit status: what is needed is not here, and `make bench` goes on
 
 
 def process_of(folder: Path, threads: int) -> WorkerProcess:
@@ -132,6 +134,10 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--out", type=Path, help="file to append every run to")
     options = parser.parse_args()
+    extra = "arctic-inference" if any("arctic" in mode for mode in options.modes) else ""
+    if lacks := problem(options.peers, "vllm", extra):
+        print(f"skipped: vLLM, {lacks}", file=sys.stderr)
+        sys.exit(SKIPPED)
     with tempfile.TemporaryDirectory() as temporary:
         model = options.model
         if options.size:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -199,6 +200,32 @@ for file in sorted(Path(sys.argv[1]).glob("*.py")):
     else:
         print(file.stem, 0, None)
 """
+SKIPPED = 77  # as for automake: what a script needs is not here
+LACKING = (  # script with options, what it then says in a line
+    ("fm_index --data no", "no/tokenizers/phi3/tokenizer.json.gz; give --data a folder"),
+    ("index --corpus no", "there is no no; give --corpus a folder"),
+    ("seal --book no/book.txt", "there is no no/book.txt; give --book a text"),
+    ("style --data-dir no", "no/models/stories260K/stories260K.bin; give --data-dir a folder"),
+    ("vllm_plugin --peers no", "no environment in no; `make peers` makes it"),
+)
+PACKAGES = (  # script, packages without which it does nothing
+    ("seal", "bm25s"),
+    ("serving", "httpx"),
+    ("serving", "uvicorn"),
+)
+WITHOUT = """
+import sys
+from pathlib import Path
+from runpy import run_path
+sys.modules[sys.argv[2]] = None
+sys.argv[:] = sys.argv[1:2]
+sys.path[0] = str(Path(sys.argv[0]).parent)
+run_path(sys.argv[0], run_name="__main__")
+"""
+STAND_IN = """#!/bin/sh
+echo "ran $(basename "$0") $*"
+case "$1" in */{name}.py) exit {status};; esac
+"""
 NO_OPTIONS = {"index_peer", "index_timing", "vllm_worker"}  # started by other scripts
 
 
@@ -231,6 +258,50 @@ def test_every_script_can_be_imported_and_has_options(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     expected = [f"{name} 0 {None if name in NO_OPTIONS else True}" for name in sorted(scripts())]
     assert done.stdout.splitlines() == expected
+
+
+@pytest.mark.parametrize(("call", "said"), LACKING, ids=[call for call, _ in LACKING])
+def test_a_script_without_its_data_says_so_and_ends_with_a_status_of_its_own(
+    call: str, said: str, tmp_path: Path
+) -> None:
+    name, *words = call.split()
+    done = python(str(FOLDER / f"{name}.py"), *words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (SKIPPED, ""), done.stderr
+    assert done.stderr.startswith("skipped: ") and done.stderr.count("\n") == 1
+    assert said in done.stderr and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("name", "package"), PACKAGES)
+def test_a_script_without_its_package_says_so(name: str, package: str, tmp_path: Path) -> None:
+    done = python("-c", WITHOUT, str(FOLDER / f"{name}.py"), package, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (SKIPPED, ""), done.stderr
+    assert done.stderr.startswith(f"skipped: it needs the package {package}; pip install ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="no make")
+@pytest.mark.parametrize("status", [0, SKIPPED, 3])
+def test_make_bench_goes_on_after_what_was_skipped_and_stops_at_failures(
+    status: int, tmp_path: Path
+) -> None:
+    """With stand-ins for Python and forerun: nothing is measured."""
+    (tmp_path / "bin").mkdir()
+    for program in ("python", "forerun"):
+        (tmp_path / "bin" / program).write_text(STAND_IN.format(name="index", status=status))
+        (tmp_path / "bin" / program).chmod(0o755)
+    (tmp_path / ".ready").touch()
+    words = ["make", "-C", str(FOLDER.parent), "--no-print-directory", "bench", f"VENV={tmp_path}"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    lines = done.stdout.splitlines()
+    ran = [line for line in lines if line.startswith("ran python")]
+    skipped = [line for line in lines if "skipped" in line]
+    if status == 3:
+        assert done.returncode and ran[-1].endswith("index.py") and "Error 3" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    assert len(ran) == len(scripts() - {"index_peer", "index_timing", "vllm_worker"})
+    assert lines[len(lines) - 1 - len(skipped)] == "ran forerun demo"
+    assert skipped == ["bench: skipped benchmarks/index.py"] * (status == SKIPPED)
 
 
 @SLOW

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from tiny import make_tiny
 from forerun.bench import machine, theory
 from forerun.bench.own import Own, Running
 from forerun.bench.results import read_run
-from forerun.cli import bench_show
+from forerun.cli import bench_run, bench_show, options
 
 SMALL = ("-n", 2, "--max-new-tokens", 6, "--threads", 1)
 
@@ -263,8 +264,117 @@ def test_an_interrupted_run_says_so(
 
     monkeypatch.setattr(Own, "begin", begin)
     status, out, err = bench()
-    assert status == 130 and "interrupted: 2 records are kept; the same command goes on" in err
+    assert status == 130 and "interrupted: kept 2 records; the same command goes on" in err
     assert "plain" in out and len(read_run(tmp_path / "run")[1]) == 2
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_run_interrupted_before_its_first_record_says_that_nothing_was_measured(
+    bench: Call, monkeypatch: pytest.MonkeyPatch, more: Any
+) -> None:
+    def begin(self: Own, *words: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Own, "begin", begin)
+        status, out, err = bench(*more)
+    assert (status, out) == (130, "") and "bench report" not in err
+    said = "interrupted: nothing was measured; the same command starts again"
+    assert err.splitlines()[-1] == said
+    assert bench(*more)[0] == 0
+
+
+def test_a_run_without_a_record_hints_at_no_report(bench: Call, tmp_path: Path) -> None:
+    status, out, err = bench("--methods", "", "--peers", "vllm", "--peers-dir", tmp_path / "no")
+    assert status == 1 and "vllm is left out" in out and "bench report" not in err
+
+
+@pytest.fixture
+def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model is loaded: Ctrl-C comes where one would be."""
+
+    def load(*words: Any, **more: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(options, "load", load)
+
+
+def refused(bench: Call, out: Path) -> str:
+    """The one line that refuses a run folder."""
+    status, printed, err = bench("--out", out)
+    assert (status, printed, err.count("\n")) == (2, "", 1) and err.startswith("error: "), err
+    return err
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_a_model_is_loaded(
+    bench: Call, unloaded: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for out in (file / "run", file / "deep" / "run"):
+        said = f"cannot make the run folder {out}: Not a directory; give --out another place"
+        assert said in refused(bench, out)
+    assert file.read_text() == "mine"
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "gone" / "run")
+    assert f"cannot make the run folder {link}: File exists" in refused(bench, link)
+    make = Path.mkdir
+
+    def denied(self: Path, *words: Any, **more: Any) -> None:
+        if self.name == "run":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+        make(self, *words, **more)
+
+    monkeypatch.setattr(Path, "mkdir", denied)
+    assert "run: Permission denied; give --out another place" in refused(bench, tmp_path / "run")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_a_model_is_loaded(
+    bench: Call, unloaded: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = tmp_path / "old" / "records.jsonl"
+    records.mkdir(parents=True)
+    said = f"cannot write {records}: Is a directory; give --out another place"
+    assert said in refused(bench, records.parent)
+
+    def denied(**more: Any) -> Any:
+        raise PermissionError(errno.EROFS, os.strerror(errno.EROFS), str(more))
+
+    monkeypatch.setattr(bench_run, "TemporaryFile", denied)
+    for out in (tmp_path / "old", tmp_path / "a" / "b" / "run"):
+        said = f"cannot write {out / 'records.jsonl'}: Read-only file system; give --out another"
+        assert said in refused(bench, out)
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_looking_at_the_folder_leaves_nothing_behind(
+    bench: Call, unloaded: None, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    for out in (tmp_path / "a" / "b" / "run", tmp_path / "a" / ".." / "run", tmp_path / "empty"):
+        assert bench("--out", out)[0] == 130
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+
+
+def test_a_folder_of_other_things_is_refused(bench: Call, unloaded: None, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    for name in ("letter.txt", "a picture"):
+        (home / name).write_text("mine")
+    said = f"{home} is no run's folder and not empty: it holds 'a picture' and 1 more; "
+    assert said + "give --out a new or empty folder, or that of a run" in refused(bench, home)
+    assert sorted(path.name for path in home.iterdir()) == ["a picture", "letter.txt"]
+
+
+@pytest.mark.parametrize("names", [[".nfs1", "run.log"], ["run.json", "notes"], ["records.jsonl"]])
+def test_a_log_does_not_make_a_folder_one_of_other_things(
+    bench: Call, unloaded: None, tmp_path: Path, names: list[str]
+) -> None:
+    for name in names:
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / name).write_text("")
+    assert bench()[0] == 130, "it came as far as the model"
 
 
 @pytest.mark.parametrize(

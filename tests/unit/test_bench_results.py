@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -16,6 +17,7 @@ from forerun.bench import results
 from forerun.bench.results import Manifest, Record, RunWriter, SampleRecord, read_run
 from forerun.errors import CapacityError, DataError
 
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 SAMPLE = SampleRecord(
     tokens=7,
     passes=3,
@@ -236,6 +238,72 @@ def test_bad_lines_are_named(folder: Path, line: bytes, said: str) -> None:
     with pytest.raises(DataError) as caught:
         read_run(folder)
     assert said in str(caught.value) and len(str(caught.value)) < 400
+
+
+def in_sample(**changes: Any) -> Callable[[dict[str, Any]], Any]:
+    """A change of the first sample."""
+    return lambda value: value["samples"][0].update(changes)
+
+
+ENDLESS = 10**400  # JSON may hold what no float does
+FIELDS = ("index", "round", "order", "num_prompt_tokens", "seconds", "generated", "prefill_seconds")
+COUNTED = ("tokens", "passes", "drafted", "accepted", "examined")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        *((lambda v, n=n: v.update({n: -1}), f"line 2: field '{n}' takes") for n in FIELDS),
+        *((in_sample(**{n: -1}), f"line 2, sample 0: field '{n}' takes") for n in COUNTED),
+        (in_sample(per_position=[5, -1]), "sample 0: field 'per_position' takes finite numbers"),
+        (in_sample(seconds={"draft": -0.1}), "sample 0: field 'seconds' takes finite numbers"),
+        (in_sample(seconds={"draft": math.nan}), 'not below 0, got {"draft": NaN}'),
+        (lambda v: v.update(seconds=math.nan), "field 'seconds' takes finite numbers"),
+        (lambda v: v.update(seconds=math.inf), "not below 0, got Infinity"),
+        (lambda v: v.update(seconds=ENDLESS), "field 'seconds' takes finite numbers"),
+        (lambda v: v.update(prefill_seconds=math.nan), "field 'prefill_seconds' takes"),
+        (lambda v: v.update(memory={"weights": -5}), "line 2: field 'memory' takes"),
+        (in_sample(accepted=10), "field 'accepted' takes at most 'drafted', 9, got 10"),
+        (in_sample(drafted=3), "field 'accepted' takes at most 'drafted', 3, got 4"),
+        (in_sample(examined=3), "field 'accepted' takes at most 'examined', 3, got 4"),
+        (in_sample(per_position=[3]), "field 'per_position' adds up to 'accepted', 4, got [3]"),
+        (in_sample(tokens=6), "line 2: field 'generated' takes the sum of its samples, 6, got 7"),
+        (lambda v: v.update(generated=8), "takes the sum of its samples, 7, got 8"),
+    ],
+)
+def test_counts_that_no_run_has_are_refused(
+    folder: Path, change: Callable[[dict[str, Any]], Any], said: str
+) -> None:
+    path = folder / "records.jsonl"
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0] + spoil(change))
+    with pytest.raises(DataError) as caught:
+        read_run(folder)
+    assert str(caught.value).startswith(f"{path}, line 2") and said in str(caught.value)
+    assert "delete this line" in str(caught.value) and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"samples": [SampleRecord(7, 3, 9, 4)]},  # as peers tell: depths and examined are unknown
+        {"samples": [SampleRecord(7, 3, 0, 0, 0)], "seconds": 0, "prefill_seconds": 0},
+        {"samples": [], "error": "it broke", "seconds": 0.0, "generated": 0},
+        {"error": "it broke", "generated": 0},
+        {"samples": []},
+    ],
+)
+def test_counts_that_are_not_told_pass(folder: Path, changes: dict[str, Any]) -> None:
+    record = replace(RECORD, index=3, **changes)
+    with RunWriter(folder, plan()) as writer:
+        writer.append(record)
+    assert read_run(folder)[1][-1] == record
+
+
+@pytest.mark.parametrize(
+    "path", sorted(RESULTS.glob("*/records.jsonl")), ids=lambda p: p.parent.name
+)
+def test_stored_records_are_read(path: Path) -> None:
+    assert results.read_records(path.parent)
 
 
 def test_a_wrong_field_of_the_manifest_is_told_in_words(folder: Path) -> None:

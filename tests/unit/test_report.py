@@ -17,7 +17,7 @@ from forerun.bench import metrics, theory
 from forerun.bench.markdown import marked
 from forerun.bench.report import build, write_report
 from forerun.bench.report_setup import DEFINITIONS
-from forerun.bench.results import Manifest
+from forerun.bench.results import Manifest, Record
 from forerun.bench.standing import Standing, factor, times
 
 
@@ -238,6 +238,11 @@ def test_who_is_alike_but_for_drafts(method: str, alike: str | None) -> None:
     assert (found and found.method) == alike
 
 
+def _drafting(record: Record) -> Record:
+    """The same with a draft that was rejected in every sample."""
+    return replace(record, samples=[replace(s, drafted=1, examined=1) for s in record.samples])
+
+
 def test_plain_decoding_of_as_many_that_is_as_fast_is_not_called_slower(
     report: Callable[..., tuple[Page, str]],
 ) -> None:
@@ -252,6 +257,7 @@ def test_plain_decoding_of_as_many_that_is_as_fast_is_not_called_slower(
         for r in records()
         if r.method == "plain"
     ]
+    made = [_drafting(r) if r.method == "stand:batch=4" else r for r in made]
     _, text = report(made, methods=["plain", "plain:batch=4", "stand:batch=4"])
     assert "one answer after the other, and cannot be told apart from plain:batch=4: " in text
 
@@ -333,13 +339,35 @@ def test_what_cannot_be_told_apart_is_not_called_faster(
 ) -> None:
     made = [r for r in records() if r.method == "plain"]
     twins = [
-        replace(r, method=m, seconds=r.seconds * (1.1 if (r.index + i) % 2 else 0.92))
+        replace(_drafting(r), method=m, seconds=r.seconds * (1.1 if (r.index + i) % 2 else 0.92))
         for i, m in enumerate(("stand", "vllm"))
         for r in made
     ]
     _, text = report([*made, *twins], methods=["plain", "stand", "vllm"])
     assert "cannot be told apart from our plain decoding: " in text
     assert "cannot be told apart from the best peer, vllm: " in text
+
+
+@pytest.mark.parametrize("at_once", ["", ":batch=4"])
+def test_who_drafted_nothing_is_called_neither_faster_nor_slower(
+    report: Callable[..., tuple[Page, str]], at_once: str
+) -> None:
+    idle, plain = "stand" + at_once, "plain" + at_once
+    made = [r for r in records() if r.method == "plain"]
+    names = dict.fromkeys(["plain", plain, idle])
+    made = [replace(r, method=name) for name in names for r in made]
+    made = [replace(r, seconds=0.9 * r.seconds) if r.method == idle else r for r in made]
+    _, text = report(made, methods=[*names])
+    assert all(sample.drafted == 0 for r in made for sample in r.samples)
+    whole = plain if at_once else "our plain decoding"
+    assert f"{idle} drafted nothing, so it is {whole}: 1.11x (1.11 to 1.11), " in text
+    assert f"{idle} is " not in text
+
+
+def test_a_single_prompt_is_said_to_be_one(report: Callable[..., tuple[Page, str]]) -> None:
+    made = [r for r in records() if r.index == 0 or r.task == "reasoning"]
+    text = report(made)[1]
+    assert "may be chance: code." in text and "prompts are rough: code" not in text
 
 
 def test_without_plain_decoding_there_are_rates_but_no_speed_ups(

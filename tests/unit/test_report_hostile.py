@@ -82,7 +82,7 @@ def edit_record(**changes: object) -> Change:
         (edit_record(method="eagle"), "plans no method 'eagle'"),
         (edit_record(task="poems"), "plans no task 'poems'"),
         (edit_record(seconds=0.0, error=None), "expected seconds above 0"),
-        (edit_record(seconds=float("nan"), error=None), "expected seconds above 0"),
+        (edit_record(seconds=float("nan"), error=None), "field 'seconds' takes finite numbers"),
         (edit_record(new_field=1), "unknown field 'new_field'"),
         (edit(cost_curve={"many": 1.0}), "'cost_curve'"),
         (edit(limits={"read_gb_s": 0.0}), "'limits'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import stdev
 
@@ -18,6 +19,7 @@ from forerun.bench.spec_bench import (
     read_questions,
     speed,
     table,
+    unshared,
     write_answers,
 )
 from forerun.bench.tasks import get_task
@@ -206,6 +208,8 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path):
 
 # Accounting.
 
+FIGURES = "mean_accepted", "tokens_per_second", "baseline_tokens_per_second", "speed_up"
+
 
 def published(method: list[dict], baseline: list[dict], group: str) -> tuple:
     """The published accounting, stated step by step without our code.
@@ -271,6 +275,64 @@ def test_groups_without_answers_and_files_without_lengths():
     assert speed(method, method, encode, "qa").mean_accepted is None
 
 
+def stored() -> tuple[list[dict], list[dict]]:
+    """The stored answers of a method and of plain decoding."""
+    names = "method", "baseline"
+    return tuple(read_answers(STORED / f"spec_bench_{name}.jsonl") for name in names)
+
+
+def test_unequal_questions_are_compared_where_both_answer():
+    method, baseline = stored()
+    whole = table(method, baseline, encode)
+    assert table(method[::-1], baseline, encode) == [
+        replace(row, **{f: pytest.approx(getattr(row, f)) for f in FIGURES}) for row in whole
+    ]
+    found = table(method[1:], baseline[:-1], encode)
+    assert found == table(method[1:-1], baseline[1:-1], encode) != whole
+    for row in found:
+        num, *figures = published(method[1:-1], baseline[1:-1], row.group)
+        assert row.num_questions == num
+        assert [getattr(row, name) for name in FIGURES] == pytest.approx(figures, rel=1e-12)
+    assert unshared(method[1:], baseline[:-1]) == [method[-1]["question_id"]]
+    assert unshared(baseline[:-1], method[1:]) == [method[0]["question_id"]]
+    assert unshared(method, baseline) == []
+    assert table(method[:3], baseline[3:], encode) == []
+
+
+def test_a_question_of_another_category_is_another():
+    method, baseline = stored()
+    other = [{**method[0], "category": "rag"}, *method[1:]]
+    assert unshared(other, baseline) == [method[0]["question_id"]]
+    assert table(other, baseline, encode) == table(method[1:], baseline[1:], encode)
+
+
+def test_the_command_says_what_it_leaves_out(call, refuses, tiny, tmp_path):
+    method, baseline = stored()
+    paths = [tmp_path / "method.jsonl", tmp_path / "plain.jsonl"]
+
+    def spec(run, here, there):
+        for path, lines in zip(paths, (here, there), strict=True):
+            write_lines(path, lines)
+        return run("bench", "spec", *paths, "--model", tiny, "--json")
+
+    status, out, err = spec(call, method, baseline)
+    assert (status, err) == (0, "")
+    assert json.loads(out)[-1]["num_questions"] == len(method) == 7
+    status, out, err = spec(call, method[6:], baseline)
+    assert status == 0 and [row["num_questions"] for row in json.loads(out)] == [1, 1]
+    said = "6 questions are left out, which the other file does not answer: 81, 92, 121 and 3 more"
+    assert err == f"{paths[1]}: {said}\n"
+    status, out, err = spec(call, method[:2], baseline[1:])
+    assert status == 0 and err.splitlines() == [
+        f"{paths[0]}: 1 question is left out, which the other file does not answer: 81",
+        f"{paths[1]}: 5 questions are left out, which the other file does not answer: "
+        "121, 161, 162 and 2 more",
+    ]
+    said = spec(refuses, method[:3], baseline[3:])
+    assert f"{paths[0]} and {paths[1]} answer no question in common" in said
+    assert "81, 92, 121 against 161, 162, 321 and 1 more" in said
+
+
 def test_runs_are_averaged_with_their_spread():
     method = read_answers(STORED / "spec_bench_method.jsonl")
     slower = json.loads(json.dumps(method))
@@ -289,6 +351,8 @@ def test_runs_are_averaged_with_their_spread():
         ({"choices": []}, "line 1: expected choices"),
         ({"category": None}, "line 1: category"),
         ({"choices": [{"turns": ["a"], "new_tokens": [1]}]}, "line 1: wall_time must be a list"),
+        ({"question_id": None}, "line 1: question_id must be a number or a text, got None"),
+        ({"question_id": [1]}, "line 1: question_id must be"),
         (
             {"choices": [{"turns": ["a"], "new_tokens": [1.5], "wall_time": [1]}]},
             "line 1: new_tokens must be a list of whole numbers",
@@ -303,4 +367,11 @@ def test_bad_answers_are_named(tmp_path, change, hint):
     line = read_answers(STORED / "spec_bench_method.jsonl")[0] | change
     path = write_lines(tmp_path / "a.jsonl", [line])
     with pytest.raises(DataError, match=hint):
+        read_answers(path)
+
+
+def test_a_question_that_is_answered_twice_is_named(tmp_path):
+    lines = read_answers(STORED / "spec_bench_method.jsonl")
+    path = write_lines(tmp_path / "a.jsonl", [*lines, lines[1]])
+    with pytest.raises(DataError, match="line 8: question_id 92 occurs twice"):
         read_answers(path)

@@ -123,9 +123,13 @@ def _caveats(everything: Standing, by_task: Mapping[str, Standing]) -> list[str]
     ]
     lines = [f"The best {' and '.join(chosen)}: chosen by these same figures."] if chosen else []
     sizes = {task: max(e.prompts for e in s.entries) for task, s in by_task.items()}
-    few = [f"{task} {size}" for task, size in sizes.items() if size < FEW]
+    few = [f"{task} {size}" for task, size in sizes.items() if 1 < size < FEW]
     if few:
         lines.append(f"Intervals over fewer than {FEW} prompts are rough: {', '.join(few)}.")
+    if single := [task for task, size in sizes.items() if size == 1]:
+        lines.append(
+            f"One prompt gives no interval, so what it shows may be chance: {', '.join(single)}."
+        )
     return lines
 
 
@@ -148,9 +152,12 @@ def verdict(standing: Standing) -> str:
 
 
 def _over_plain(standing: Standing, own: Entry, speed: SpeedUp) -> str:
-    said = f"{own.method} {_beside(speed, _plainly(own))}"
     alike = standing.plain_alike(own)
     same = standing.over(own, alike) if alike else None
+    if own.totals.drafted == 0 and (same or not at_once(own.method)):
+        found, name = (same, alike.method) if alike and same else (speed, _plainly(own))
+        return f"{own.method} drafted nothing, so it is {name}: {times(found)}"
+    said = f"{own.method} {_beside(speed, _plainly(own))}"
     return f"{said}, and {_beside(same, alike.method)}" if alike and same else said
 
 
@@ -199,6 +206,11 @@ def alerts(manifest: Manifest, records: Sequence[Record]) -> list[str]:
     left_out = {m: there[m] - quiet[m] for m in manifest.methods if there[m] > quiet[m]}
     if any(disturbed(records)) or np.median(takes) > TAKEN:
         reads = beside(records, "read_gb_s") or [0.0]
+        others = (
+            f", and other programs took {min(takes):.0%} to {max(takes):.0%} of the cores"
+            if max(takes) >= 0.005
+            else ""
+        )
         what = (
             f"Disturbed more than the rest, and left out of the figures: "
             f"{sum(left_out.values())} of {len(records)} measurements ({_each(left_out)})."
@@ -208,8 +220,7 @@ def alerts(manifest: Manifest, records: Sequence[Record]) -> list[str]:
         )
         said.append(
             f"The machine was not quiet: beside the prompts it read between {number(min(reads))} "
-            f"and {number(max(reads))} GB/s, and other programs took {min(takes):.0%} to "
-            f"{max(takes):.0%} of the cores. {what}"
+            f"and {number(max(reads))} GB/s{others}. {what}"
         )
     if PLAIN not in there:
         said.append("Plain decoding is not among the records, so there are no speed-ups.")

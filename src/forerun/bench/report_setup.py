@@ -197,6 +197,12 @@ def memory_section(manifest: Manifest, records: Sequence[Record]) -> Section:
         for method, peak in peaks.items()
     ]
     prose = [] if rows else ["No contestant told its memory."]
+    if any(kind_of(method, manifest) != "peer" for method in peaks):
+        prose.append(
+            "Methods of forerun run on one model in one process: its weights, its cache with the "
+            "slots that others left, and its scratch are there once, not once for each. A peer "
+            "tells of its whole process."
+        )
     table = Table("", ["MB", *parts], rows)
     return Section("Memory", prose, tables=[table] if rows else [])
 

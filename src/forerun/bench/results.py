@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -20,6 +21,12 @@ from forerun.files import write_whole
 VERSION = 1
 MANIFEST, RECORDS = "run.json", "records.jsonl"
 PLAN = ("model", "dtype", "threads", "seed", "sampling", "methods", "tasks", "rounds", "turns")
+COUNTS = (  # of records and samples, and what else is never below 0
+    *("index", "round", "order", "num_prompt_tokens", "generated", "memory", "tokens", "passes"),
+    *("drafted", "accepted", "examined", "per_position", "seconds", "prefill_seconds"),
+)
+MOST = sys.float_info.max  # JSON may hold whole numbers above it, and Infinity
+AGAIN = "delete this line, and the same `forerun bench run` measures again what it held"
 
 
 @dataclass(frozen=True)
@@ -133,6 +140,35 @@ def from_dict(cls: type[T], value: Any, where: str) -> T:
     return cls(**given)
 
 
+def impossible(record: Record) -> Iterator[str]:
+    """What no run can have counted, each as ": field 'x' ..." or ", sample 0: field 'x' ...".
+
+    Laws, of what is told (not None): COUNTS are finite and not below 0; in a sample A <= D, A <= E,
+    and the counts by position, if there are any, add up to A; G is the sum of the samples' tokens,
+    if there are samples and no error.
+    """
+    samples = [(f", sample {i}", sample) for i, sample in enumerate(record.samples)]
+    for where, part in [("", record), *samples]:
+        for name in COUNTS:
+            value = getattr(part, name, None)
+            many: Iterable = value.values() if isinstance(value, dict) else [value]
+            many = value if isinstance(value, list) else many
+            if not all(one is None or 0 <= one <= MOST for one in many):
+                said = "takes finite numbers not below 0"
+                yield f"{where}: field {name!r} {said}, got {shown(value)}"
+    for where, s in samples:
+        for name in ("drafted", "examined"):
+            most = getattr(s, name)
+            if None not in (s.accepted, most) and s.accepted > most:
+                yield f"{where}: field 'accepted' takes at most {name!r}, {most}, got {s.accepted}"
+        if s.per_position and s.accepted not in (None, sum(s.per_position)):
+            said = f"adds up to 'accepted', {s.accepted}"
+            yield f"{where}: field 'per_position' {said}, got {shown(s.per_position)}"
+    total = sum(s.tokens for s in record.samples)
+    if record.samples and record.error is None and record.generated != total:
+        yield f": field 'generated' takes the sum of its samples, {total}, got {record.generated}"
+
+
 def run_folder(path: Path) -> Path:
     """The run folder that is meant: who names a file in it means the folder."""
     return path.parent if path.is_file() else path
@@ -178,10 +214,11 @@ def parse_records(data: bytes, name: str) -> list[Record]:
             value = json.loads(line)
         except ValueError as error:
             raise DataError(
-                f"{where}: expected one JSON object per line: {error}; delete this line, and the "
-                "same `forerun bench run` measures again what it held"
+                f"{where}: expected one JSON object per line: {error}; {AGAIN}"
             ) from None
         record = from_dict(Record, value, where)
+        if found := next(impossible(record), None):
+            raise DataError(f"{where}{found}; {AGAIN}")
         if record.key in seen:
             raise DataError(
                 f"{where}: the same prompt, method and round as line {seen[record.key]}; delete "

@@ -56,10 +56,15 @@ def read_questions(path: Path) -> list[Question]:
     return list(found.values())
 
 
-def _question(where: str, value: dict[str, Any]) -> Question:
+def _id(where: str, value: dict[str, Any]) -> int | str:
     name = value.get("question_id")
     if isinstance(name, bool) or not isinstance(name, int | str) or name == "":
         raise DataError(f"{where}: question_id must be a number or a text, got {name!r}")
+    return name
+
+
+def _question(where: str, value: dict[str, Any]) -> Question:
+    name = _id(where, value)
     category = check(where, "category", value.get("category"))
     given = value.get("reference", [])
     references = tuple(given) if isinstance(given, list) else (given,)
@@ -158,22 +163,25 @@ def write_answers(path: Path, lines: Answers) -> None:
 
 def read_answers(path: Path) -> list[dict[str, Any]]:
     """The lines of an answer file, also of EAGLE's kind. Raises DataError naming file and line."""
-    found = []
+    found: dict[int | str, dict[str, Any]] = {}
     for where, value in objects(path):
+        name = _id(where, value)
+        if name in found:
+            raise DataError(f"{where}: question_id {name!r} occurs twice; keep one of its answers")
         choices = value.get("choices")
         first = choices[0] if isinstance(choices, list) and choices else None
         if not isinstance(first, dict):
             raise DataError(f"{where}: expected choices, a list with one object or more")
         if not isinstance(value.get("category"), str):
             raise DataError(f"{where}: category must be a text, got {value.get('category')!r}")
-        for name, kind in FIELDS.items():
-            items = first.get(name, [] if name == "accept_lengths" else None)
+        for key, kind in FIELDS.items():
+            items = first.get(key, [] if key == "accept_lengths" else None)
             if not isinstance(items, list) or not all(_is(kind, item) for item in items):
-                raise DataError(f"{where}: {name} must be a list of {NAMES[kind]}, got {items!r}")
+                raise DataError(f"{where}: {key} must be a list of {NAMES[kind]}, got {items!r}")
         if not sum(first["wall_time"]) > 0:
             raise DataError(f"{where}: wall_time must add up to more than 0")
-        found.append(value)
-    return found
+        found[name] = value
+    return list(found.values())
 
 
 FIELDS: dict[str, Any] = {
@@ -224,9 +232,30 @@ def speed(
 def table(
     method: Answers, baseline: Answers, encode: Callable[[str], Sequence[int]]
 ) -> list[Speed]:
-    """The published groups that both files have answers in, "overall" last."""
-    found = (speed(method, baseline, encode, group) for group in GROUPS)
+    """The published groups that both files have answers in, "overall" last; of shared questions.
+
+    Where the files answer the same questions, this is Spec-Bench's table.
+    """
+    here, there = _shared(method, baseline), _shared(baseline, method)
+    found = (speed(here, there, encode, group) for group in GROUPS)
     return [row for row in found if row is not None]
+
+
+def unshared(here: Answers, there: Answers) -> list[int | str]:
+    """Ids of the questions, in order, that the first answers and the second does not."""
+    keys = set(map(_key, there))
+    return [line["question_id"] for line in here if _key(line) not in keys]
+
+
+def _shared(here: Answers, there: Answers) -> Answers:
+    """The first file's answers to questions that the second answers, too."""
+    keys = set(map(_key, there))
+    return [line for line in here if _key(line) in keys]
+
+
+def _key(line: dict[str, Any]) -> tuple[int | str, str]:
+    """What makes two answers those of one question."""
+    return line["question_id"], line["category"]
 
 
 def over_runs(runs: Sequence[Speed]) -> tuple[float, float]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 import typer
 
 from forerun.cli import options
 from forerun.cli.output import console, notice, print_json
+from forerun.errors import DataError
+from forerun.words import counted
 
 if TYPE_CHECKING:
     from forerun.bench.planning import Asked, Chosen
@@ -34,7 +39,7 @@ class Bench:
         for name in asked.methods:
             contestants.check_name(name)
         options.check_model(asked.model, asked.dtype, asked.device)
-        options.check_out_folder(out)
+        check_folder(out)
         self.path = model_folder(embedded(asked.model))
         setup = contestants.Setup(self.path, asked.dtype, asked.threads, environments=peers_dir)
         makers = [cache(self._twin) if asked.turns else self._model for _ in asked.methods]
@@ -72,9 +77,12 @@ class Bench:
                 is_whole = True
             except KeyboardInterrupt:
                 is_whole = False
-            self._summary(writer, is_json)
+            if is_whole or writer.done:
+                self._summary(writer, is_json)
         if not is_whole:
-            notice(f"interrupted: {len(writer.done)} records are kept; the same command goes on")
+            kept = f"kept {counted(len(writer.done), 'record')}; the same command goes on"
+            none = "nothing was measured; the same command starts again"
+            notice(f"interrupted: {kept if writer.done else none}")
             raise typer.Exit(130)
         failed = sum(record.error is not None for record in writer.done)
         if failed:
@@ -153,4 +161,47 @@ class Bench:
             print_json(bench_show.summary(writer.manifest, writer.done))
             return
         bench_show.show_summary(console(), writer.manifest, writer.done)
-        notice(f"records are in {self.out}; `forerun bench report {self.out}` makes a page of them")
+        if writer.done:
+            records = f"records are in {self.out}"
+            notice(f"{records}; `forerun bench report {self.out}` makes a page of them")
+
+
+def check_folder(folder: Path) -> None:
+    """Refuses what cannot be a run's folder, before anything slow happens; leaves all as it was.
+
+    Raises DataError for a file, what cannot be made or written, and a folder of other things.
+    """
+    from forerun.bench.results import RECORDS
+
+    records, made = folder / RECORDS, list[Path]()
+    doing = f"make the run folder {folder}"
+    try:
+        options.check_out_folder(folder)
+        made = [each for each in (folder, *folder.parents) if not each.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        doing = f"write {records}"
+        _check_others(folder)
+        with TemporaryFile(dir=folder):
+            pass
+        if records.exists():
+            os.close(os.open(records, os.O_RDWR))
+    except OSError as error:
+        raise DataError(f"cannot {doing}: {error.strerror}; give --out another place") from None
+    finally:
+        for each in made:
+            with suppress(OSError):
+                each.rmdir()
+
+
+def _check_others(folder: Path) -> None:
+    """Raises DataError for a folder that holds no run but other things; logs are none."""
+    from forerun.bench.results import MANIFEST, RECORDS
+
+    names = sorted(os.listdir(folder))
+    others = [name for name in names if not name.startswith(".") and not name.endswith(".log")]
+    if others and MANIFEST not in names and RECORDS not in names:
+        more = f" and {len(others) - 1} more" if others[1:] else ""
+        raise DataError(
+            f"{folder} is no run's folder and not empty: it holds {others[0]!r}{more}; give --out "
+            "a new or empty folder, or that of a run"
+        )

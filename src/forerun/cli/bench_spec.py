@@ -8,10 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from forerun.cli import options
-from forerun.cli.output import console, print_json
+from forerun.cli.output import console, notice, print_json
 from forerun.errors import ConfigError, DataError, UnknownName
+from forerun.words import counted
 
 TASK = "spec_bench:"
+FEW = 3  # ids that a message names
 
 
 def answers(
@@ -63,7 +65,7 @@ def spec(
 ) -> None:
     """Print the figures that Spec-Bench publishes.
 
-    Speed-up and mean accepted tokens by category, out of two answer files.
+    Speed-up and mean accepted tokens by category, over the questions that both files answer.
     """
     from forerun.assets import embedded
     from forerun.bench import spec_bench
@@ -71,8 +73,19 @@ def spec(
 
     here, there = spec_bench.read_answers(method), spec_bench.read_answers(baseline)
     found = spec_bench.table(here, there, Tokenizer.load(embedded(tokenizer)).encode)
+    gone = spec_bench.unshared(here, there), spec_bench.unshared(there, here)
     if not found:
-        raise DataError(f"{method} and {baseline} have no category in common")
+        raise DataError(
+            f"{method} and {baseline} answer no question in common, {_few(gone[0])} against "
+            f"{_few(gone[1])}; name two files of the same questions"
+        )
+    for path, left in zip((method, baseline), gone, strict=True):
+        if left:
+            are = "is" if len(left) == 1 else "are"
+            notice(
+                f"{path}: {counted(len(left), 'question')} {are} left out, which the other file "
+                f"does not answer: {_few(left)}"
+            )
     if is_json:
         print_json([vars(row) for row in found])
         return
@@ -91,3 +104,11 @@ def spec(
         for row in found
     ]
     console().print(make_table("Spec-Bench's accounting", columns, rows))
+
+
+def _few(ids: list[int | str]) -> str:
+    """The first few, and how many more there are."""
+    from forerun.bench.fields import shown
+
+    more = f" and {len(ids) - FEW} more" if len(ids) > FEW else ""
+    return ", ".join(map(shown, ids[:FEW])) + more

@@ -92,7 +92,7 @@ class Worker:
             if token in ends or len(tokens) >= sampling["max_new_tokens"]:
                 break
         passes = len(model.passes)
-        drafted = sum(model.passes[1:]) - (passes - 1)  # the first one reads the prompt
+        drafted = max(0, sum(model.passes[1:]) - (passes - 1))  # the first reads the prompt
         sample = {
             "tokens": tokens,
             "finish": "stop" if tokens[-1] in ends else "length",

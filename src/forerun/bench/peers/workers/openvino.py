@@ -109,8 +109,8 @@ def counts(result: Any, num_tokens: int) -> dict[str, int]:
     if metrics is None or not hasattr(metrics, "get_num_accepted_tokens"):
         return {}
     accepted = int(metrics.get_num_accepted_tokens())
-    drafted = int(metrics.get_num_draft_tokens())
-    return {"passes": num_tokens - accepted, "drafted": drafted, "accepted": accepted}
+    drafted = int(metrics.get_num_draft_tokens())  # accepted ones may be cut off at the end
+    return {"passes": max(1, num_tokens - accepted), "drafted": drafted, "accepted": accepted}
 
 
 def exported(model: Path, dtype: str, cache: Path) -> Path:

@@ -30,7 +30,7 @@ class Watch:
 
     def drafted(self, num_prompt: int) -> int:
         """Rows beyond the prompt in the first pass and beyond the last token in the others."""
-        return sum(self.rows) - num_prompt - (len(self.rows) - 1)
+        return max(0, sum(self.rows) - num_prompt - (len(self.rows) - 1))
 
 
 class Worker:

@@ -18,7 +18,7 @@ from forerun.dice import Dice, EnumeratedDice
 from forerun.drafters.base import Grown
 from forerun.engine.loop import Engine
 from forerun.engine.stats import Recorder
-from forerun.engine.stops import Stops
+from forerun.engine.stops import Stops, Stream
 from forerun.growers.chain import Chain
 from forerun.growers.gumbel import Gumbel
 from forerun.records import Step
@@ -30,7 +30,7 @@ TARGET, DRAFT = table_law(1), table_law(2)
 EOS, LENGTH = 2, 3
 
 
-class Letters:
+class Letters(Stream):
     """A detokenizer: token 0 is a, 1 is b, 2 is c."""
 
     def push(self, token: int) -> str:

@@ -15,7 +15,7 @@ from forerun.drafters.none import Plain
 from forerun.engine.api import Model
 from forerun.engine.loop import Engine
 from forerun.engine.scheduler import Scheduler
-from forerun.engine.stops import Stops
+from forerun.engine.stops import Stops, Stream
 from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.growers.chain import Chain
 from forerun.growers.iid import Iid
@@ -302,7 +302,7 @@ def test_bad_options_are_refused_in_words(options, message):
         model_of().generate("a", **{"drafter": "none", **options})
 
 
-class Spelling:
+class Spelling(Stream):
     """A detokenizer that fails at some letters as long as it is told to."""
 
     broken: bool = False

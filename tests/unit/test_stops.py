@@ -13,7 +13,7 @@ from fakes import FakeTarget, run_all, sequence
 from forerun.controllers.fixed import Fixed
 from forerun.dice import SeededDice
 from forerun.engine.loop import Engine
-from forerun.engine.stops import Stops
+from forerun.engine.stops import Stops, Stream
 from forerun.records import Sequence
 from forerun.roles import Drafter
 from forerun.sampling import Sampling
@@ -21,7 +21,7 @@ from forerun.tree import chain
 from forerun.verifiers.greedy import Greedy
 
 
-class Pieces:
+class Pieces(Stream):
     """Detokenizer over byte pieces; holds incomplete UTF-8 back, as real ones do."""
 
     def __init__(self, pieces: list[bytes]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import random
 import subprocess
@@ -47,6 +48,21 @@ def test_round_trip_and_stream(tmp_path: Path) -> None:
     assert stream.flush() == ""
 
 
+@pytest.mark.parametrize("sizes", [[1], [7], [100], [1, 0, 30, 1, 2, 5]])
+def test_many_tokens_at_a_time_come_as_one_by_one(tmp_path: Path, sizes: list[int]) -> None:
+    """At every time the same text, also where a block ends within a character."""
+    tokenizer = byte_level(tmp_path)
+    ids = tokenizer.encode(TEXT) * 2
+    single, many = TextStream(tokenizer), TextStream(tokenizer)
+    shown, at = "", 0
+    for size in itertools.islice(itertools.cycle(sizes), len(ids)):
+        block, at = ids[at : at + size], at + size
+        piece = many.extend(block)
+        assert piece == "".join(map(single.push, block))
+        shown += piece
+    assert shown == TEXT * 2 and many.flush() == ""
+
+
 def test_half_a_surrogate_pair_is_no_text(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"character 2 is half a surrogate pair \('.ud83d'\)"):
         byte_level(tmp_path).encode("ab\ud83d")
@@ -75,6 +91,9 @@ def test_streams_of_real_tokenizers_equal_decode(kind: str, data_dir: Path, tmp_
         stream = TextStream(tokenizer)
         text = "".join(stream.push(token) for token in ids) + stream.flush()
         assert text == tokenizer.decode(ids)
+        stream, cuts = TextStream(tokenizer), sorted(dice.sample(range(len(ids)), 3))
+        blocks = [ids[a:b] for a, b in itertools.pairwise([0, *cuts, len(ids)])]
+        assert "".join(map(stream.extend, blocks)) + stream.flush() == text
 
 
 def test_end_ids_are_gathered(tmp_path: Path) -> None:

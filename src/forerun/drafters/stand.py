@@ -149,7 +149,7 @@ class Stand(Drafter):
 
     def memory(self, seq: Sequence) -> LogitMemory:
         """The memory that a sequence drafts from: its own, with that of a wide scope behind it."""
-        *wide, own = (self._memories[key] for key in self._keys(seq))
+        *wide, own = [self._memories[key] for key in self._keys(seq)]
         if wide:
             own.lean_on(wide[0])
         return own

@@ -144,10 +144,13 @@ class Guarded(Drafter):
         """The drafter hears of all steps that wait, in their order."""
         late, self._late, self._is_due = self._late, [], False
         steps = [step if len(rows) == len(step.seqs) else step.of(rows) for step, rows in late]
-        seqs = list(dict.fromkeys(seq for step in steps for seq in step.seqs))
-        for seq in seqs:
-            self._begin(seq)
-        self._try(lambda: self.drafter.hear(steps), seqs)
+        for step in steps:
+            for seq in step.seqs:
+                self._begin(seq)
+        try:
+            self.drafter.hear(steps)
+        except Exception as error:
+            self._note(error, list(dict.fromkeys(seq for step in steps for seq in step.seqs)))
 
     def finish(self, seq: Sequence) -> None:
         if self._late:

@@ -17,8 +17,6 @@ from forerun.records import Sequence, Step
 from forerun.tree import Tree
 
 LATE = 16  # steps
-# of a step: accepted nodes of the tree, tokens emitted, and how many of all were cut off
-Row = tuple[Sequence, Tree, list[int], int, int]
 COUNTS = ("passes", "drafted", "accepted", "examined", "generated")
 
 
@@ -103,7 +101,8 @@ class Recorder:
 
     def __init__(self) -> None:
         self._stats: WeakKeyDictionary[Sequence, Stats] = WeakKeyDictionary()
-        self._late: list[tuple[dict[str, float], list[Row]]] = []  # seconds of a step by part
+        # of a step all but its plans and laws, and the seconds after its verification
+        self._late: list[tuple[Any, ...]] = []
 
     def of(self, seq: Sequence) -> Stats:
         """Counters of one sequence."""
@@ -111,27 +110,25 @@ class Recorder:
         return self._of(seq)
 
     def __call__(self, step: Step) -> None:
-        times = {**step.times, "other": perf_counter() - step.clock}
         lists = step.seqs, step.trees, step.verdicts, step.emitted
-        rows = [
-            # a stop string reached back: what it cut off is no output
-            (seq, tree, v.nodes, len(more), 0 if seq.end is None else len(seq.tokens) - seq.end)
-            for seq, tree, v, more in zip(*lists, strict=True)
-        ]
-        self._late.append((times, rows))
-        if len(self._late) >= LATE or any(seq.finish for seq in step.seqs):
+        self._late.append((step.times, perf_counter() - step.clock, *lists))
+        ended = [seq for seq in step.seqs if seq.finish]
+        if ended or len(self._late) >= LATE:
             self._catch_up()
+        for seq in ended:
+            if seq.end is not None:  # a stop string reached back: what it cut off is no output
+                self._of(seq).generated -= len(seq.tokens) - seq.end
 
     def _catch_up(self) -> None:
         late, self._late = self._late, []
-        for times, rows in late:
-            share = [(name, seconds / len(rows)) for name, seconds in times.items()]
-            for seq, tree, nodes, emitted, cut in rows:
+        for times, other, seqs, *lists in late:
+            share = [(name, seconds / len(seqs)) for name, seconds in times.items()]
+            share.append(("other", other / len(seqs)))
+            for seq, tree, verdict, emitted in zip(seqs, *lists, strict=True):
                 stats = self._of(seq)
-                stats.generated -= cut
                 for name, seconds in share:  # a pass is shared evenly by its batch
                     stats.seconds[name] = stats.seconds.get(name, 0.0) + seconds
-                _count(stats, tree, nodes, emitted)
+                _count(stats, tree, verdict.nodes, len(emitted))
 
     def _of(self, seq: Sequence) -> Stats:
         stats = self._stats.get(seq)

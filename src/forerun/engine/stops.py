@@ -17,6 +17,10 @@ class Stream(Protocol):
     def push(self, token: int) -> str:
         """Text that has become certain with this token."""
 
+    def extend(self, tokens: Many[int]) -> str:
+        """The same with these tokens."""
+        return "".join(map(self.push, tokens))
+
 
 class Stops:
     """Ends sequences. Stop strings and text need `stream`, which makes a detokenizer."""
@@ -29,7 +33,7 @@ class Stops:
     def start(self, seq: Sequence) -> None:
         """A sequence joins; stop strings are looked for in what it has generated before, too."""
         if self._stream:
-            self._texts[seq] = text = Text(self._stream(), seq.sampling.stop)
+            self._texts[seq] = text = Text(self._stream, seq.sampling.stop)
             for token in seq.generated:
                 text.push(token, may_stop=False)
 
@@ -41,9 +45,9 @@ class Stops:
     def cut(self, seq: Sequence, tokens: list[int]) -> list[int]:
         """The tokens up to the end of the sequence; sets seq.finish (and seq.end) if it is met."""
         ends = frozenset() if seq.sampling.ignore_eos else self.eos_ids
-        text = self._texts.get(seq)
+        text, before = self._texts.get(seq), seq.num_generated
         for count, token in enumerate(tokens, start=1):
-            total, kept = seq.num_generated + count, None
+            total, kept = before + count, None
             if text and token not in ends:
                 kept = text.push(token, total >= seq.sampling.min_new_tokens)
             if kept is not None:
@@ -74,28 +78,40 @@ LATE = 64  # tokens whose text may wait; the text of a long answer made at once 
 
 
 class Text:
-    """Text of one sequence, watched for stop strings; without any it is made when asked for."""
+    """Text of one sequence, watched for stop strings; without any it is made when asked for.
 
-    def __init__(self, stream: Stream, stop: Many[str]) -> None:
-        self._stream, self._stop = stream, stop
+    Many tokens at a time, until somebody asks where each of them begins.
+    """
+
+    def __init__(self, stream: Callable[[], Stream], stop: Many[str]) -> None:
+        self._make, self._stop = stream, stop
         self._hold = max(map(len, stop), default=1) - 1  # a stop string may have begun here
-        self._text = ""
-        self._late: list[int] = []  # tokens whose text nobody has asked for yet
-        self._begins: list[int] = []
+        self._tokens: list[int] = []
         self._is_cut = False
+        self._begin(has_places=bool(stop))
+
+    def _begin(self, *, has_places: bool) -> None:
+        self._has_places = has_places  # whether it is told where each token begins
+        self._stream = self._make()
+        self._text = ""
+        self._done = 0  # tokens whose text is made; nobody has asked for that of the rest
+        self._begins: list[int] = []
 
     @property
     def begins(self) -> list[int]:
         """Length of the text before each token."""
+        if not self._has_places:
+            self._begin(has_places=True)
         self._catch_up()
         return self._begins
 
     def push(self, token: int, may_stop: bool = True) -> int | None:
         """Adds a token; the number of tokens to keep if a stop string has appeared, else None."""
-        self._late.append(token)
-        if len(self._late) >= LATE or (self._stop and may_stop):
+        self._tokens.append(token)
+        is_watched = self._stop and may_stop
+        if is_watched or len(self._tokens) - self._done >= LATE:
             self._catch_up()
-        if not (self._stop and may_stop):
+        if not is_watched:
             return None
         before = self._begins[-1]
         found = [self._text.find(s, max(0, before - len(s) + 1)) for s in self._stop]
@@ -116,11 +132,16 @@ class Text:
         return self._text[: max(0, len(self._text) - self._hold)]
 
     def _catch_up(self) -> None:
-        while self._late:
+        new = self._tokens[self._done :]
+        if new and not self._has_places:
+            self._text += self._stream.extend(new)
+            self._done += len(new)
+            return
+        for token in new:
             begin = len(self._text)
-            self._text += self._stream.push(self._late[0])
+            self._text += self._stream.push(token)
             self._begins.append(begin)
-            del self._late[0]
+            self._done += 1
 
     def _flush(self) -> str:
         flush = getattr(self._stream, "flush", None)

@@ -165,6 +165,14 @@ class TextStream:
             return ""
         return self._advance(text)
 
+    def extend(self, tokens: Many[int]) -> str:
+        """What `push` of each would return, joined."""
+        text = self._tokenizer.decode([*self._ids, *tokens])
+        if text.endswith(BROKEN):
+            return "".join(map(self.push, tokens))
+        self._ids += tokens
+        return self._advance(text)
+
     def flush(self) -> str:
         """What is held back, as far as it can be decoded."""
         return self._advance(self._tokenizer.decode(self._ids)) if self._ids else ""

@@ -141,6 +141,23 @@ def test_tokens_become_text_when_somebody_reads_it(stop: tuple[str, ...], pushed
     assert stops.text(seq) == "aba" and seen == [0, 1, 0]
 
 
+@pytest.mark.parametrize("is_final", [False, True])
+def test_who_asks_late_where_tokens_begin_hears_of_all_of_them(is_final: bool):
+    """Text made many tokens at a time is made again one by one; what was held back stays."""
+    pieces = ["é".encode()[:1], b"ab", b"c"]
+    stops = Stops((), lambda: Pieces(pieces))
+    seq = sequence([9], 100, SeededDice(0), Sampling())
+    stops.start(seq)
+    seq.tokens += stops.cut(seq, [1, 2, 1])
+    assert stops.text(seq) == "abcab"
+    seq.tokens += stops.cut(seq, [2, 0])
+    seq.finish = "length" if is_final else None
+    whole = "abcabc" + ("\ufffd" if is_final else "")
+    assert stops.text(seq) == whole
+    assert stops.begins(seq) == [0, 2, 3, 5, 6]
+    assert [stops.text(seq) for _ in range(2)] == [whole] * 2
+
+
 def test_incomplete_utf8_is_held_back_and_completed():
     pieces = ["é".encode()[:1], "é".encode()[1:], b"z"]
     assert cut(pieces, [2, 0])[1] == "z"

@@ -151,6 +151,12 @@ def test_a_folder_without_weights(tmp_path: Path) -> None:
         load_target(tmp_path)
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "float32", "torch.float32", torch.float32])
+def test_names_of_a_number_type(tmp_path: Path, dtype: str | torch.dtype) -> None:
+    saved("llama", tmp_path)
+    assert load_target(tmp_path, dtype=dtype).model.dtype == torch.float32
+
+
 def test_bad_options(tmp_path: Path) -> None:
     saved("llama", tmp_path)
     with pytest.raises(UnknownName, match="bf16"):

@@ -31,7 +31,18 @@ ControllerSpec = Annotated[
 ]
 Batch = Annotated[int, typer.Option("--batch", "-b", help="Sequences that run at once.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Same seed and settings, same samples.")]
-Dtype = Annotated[str, typer.Option("--dtype", help="auto (the checkpoint's), bf16, fp16, fp32.")]
+
+
+def _dtype(name: str) -> str:
+    from forerun.models import folder
+
+    return folder.dtype_name(name)
+
+
+Dtype = Annotated[
+    str,
+    typer.Option("--dtype", help="auto (the checkpoint's), bf16, fp16, fp32.", callback=_dtype),
+]
 Weights = Annotated[
     str,
     typer.Option("--weights", help="auto (as stored), int8 (rounded), int8:128 (finer scales)."),
@@ -158,7 +169,7 @@ def check_model(
 
     if batch < 1:
         raise ConfigError(f"--batch must be at least 1, got {batch}; 1 runs one at a time")
-    folder.check_dtype(dtype)
+    folder.dtype_name(dtype)
     folder.check_device(device)
     Rounding.parse(weights)
     if here:

@@ -226,7 +226,7 @@ def _check(replicas: int, context: int | None, dtype: str, device: str) -> None:
     """What can be refused before anything is imported or loaded. Raises ConfigError."""
     from forerun.models import folder
 
-    folder.check_dtype(dtype)
+    folder.dtype_name(dtype)
     folder.check_device(device)
     if context is not None and context < LEAST_CONTEXT:
         raise ConfigError(

@@ -288,7 +288,7 @@ def _as_samplings(sampling: Samplings) -> list[Sampling]:
 def load(
     model: Any = "reasoner",
     *,
-    dtype: str = "auto",
+    dtype: Any = "auto",
     device: str = "auto",
     max_seqs: int = 256,
     context: int | None = None,
@@ -296,9 +296,9 @@ def load(
 ) -> Model:
     """A Model from a folder, a hub id, or "reasoner" (the one that ships with forerun).
 
-    dtype: auto (the checkpoint's), bf16, fp16, fp32. max_seqs: most sequences that may run at once;
-    their cells are allocated as they come. context: shorter than the model's own, to save memory; a
-    longer one is not had, with a warning.
+    dtype: auto (the checkpoint's), bf16, fp16, fp32, or torch's own. max_seqs: most sequences that
+    may run at once; their cells are allocated as they come. context: shorter than the model's own,
+    to save memory; a longer one is not had, with a warning.
     weights: "int8" rounds them, "int8:128" with a scale per 128 inputs: another law, half the bytes
     Raises ModelError with the cause.
     """
@@ -318,7 +318,7 @@ def generate(
     sampling: Sampling | None = None,
     *,
     model: Any = "reasoner",
-    dtype: str = "auto",
+    dtype: Any = "auto",
     device: str = "auto",
     **options: Any,
 ) -> Result:
@@ -334,5 +334,5 @@ def generate(
 
 
 @lru_cache(maxsize=1)
-def _kept(model: Any, dtype: str, device: str) -> Model:
+def _kept(model: Any, dtype: Any, device: str) -> Model:
     return load(model, dtype=dtype, device=device)

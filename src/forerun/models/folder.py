@@ -17,14 +17,21 @@ CONFIG = ("config.json",)  # of a hub repository: what is looked at before a mod
 TOKENIZER = ("*.json", "*.model", "*.txt", "*.jinja")  # what its tokenizer is made of,
 WANTED = (*TOKENIZER, "*.safetensors")  # and all that we use
 DTYPES = ("auto", "bf16", "fp16", "fp32")
+TORCH_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 # auto, and what torch knows; the kinds of extensions have names of their own
 DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu|hpu|npu|xla|mtia|privateuseone)(:\d{1,3})?")
 
 
-def check_dtype(name: str) -> None:
-    """Raises UnknownName for a number type that models cannot be loaded in."""
+def dtype_name(given: Any) -> str:
+    """Our name of a number type; torch's own types and their names will do.
+
+    Raises UnknownName for one that models cannot be loaded in.
+    """
+    name = str(given).removeprefix("torch.")
+    name = TORCH_NAMES.get(name, name)
     if name not in DTYPES:
         raise UnknownName.of("dtype", name, DTYPES)
+    return name
 
 
 def check_device(name: str) -> None:

@@ -16,8 +16,8 @@ from forerun.models.families import Plan, Unsupported, plan_for
 from forerun.models.folder import (
     Written,
     check_device,
-    check_dtype,
     check_folder,
+    dtype_name,
     model_folder,
     read_config,
 )
@@ -34,7 +34,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 def load_target(
     path_or_model: Any,
     *,
-    dtype: str = "auto",
+    dtype: Any = "auto",
     device: str = "auto",
     max_seqs: int = 16,
     context: int | None = None,
@@ -42,12 +42,12 @@ def load_target(
 ) -> Target:
     """A Target for a folder, a hub id or a loaded transformers model.
 
-    dtype "auto" is the checkpoint's own; device "auto" is CUDA where there is one. context: longest
-    sequence, at most the model's own. Our decoder runs the families it knows exactly, transformers
-    the rest. weights: "int8" rounds them to 8 bits with a scale per output, "int8:128" with one per
-    128 inputs; needs our kernels. Raises ModelError with the cause.
+    dtype: bf16, fp16, fp32, or torch's own; "auto" is the checkpoint's. device "auto" is CUDA where
+    there is one. context: longest sequence, at most the model's own. Our decoder runs the families
+    it knows exactly, transformers the rest. weights: "int8" rounds them to 8 bits with a scale per
+    output, "int8:128" with one per 128 inputs; needs our kernels. Raises ModelError with the cause.
     """
-    check_dtype(dtype)
+    dtype = dtype_name(dtype)
     if not isinstance(max_seqs, int) or max_seqs < 1:
         raise ConfigError(
             f"max_seqs must be an integer of at least 1, got {max_seqs!r}; it is how many "

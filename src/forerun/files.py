@@ -1,11 +1,13 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and JSON that people write."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from forerun.errors import CapacityError
 
@@ -49,3 +51,23 @@ def _write_through(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+
+
+def parsed(text: str) -> Any:
+    """The value of a JSON text.
+
+    Raises ValueError for what is no JSON, has a key twice in one object, or is nested too deeply.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_once)
+    except RecursionError:
+        raise ValueError("its brackets are nested too deeply") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key[:40]!r} is there twice in one object; leave one out")
+        found[key] = value
+    return found

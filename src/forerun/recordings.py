@@ -8,7 +8,6 @@ by prompt, so what `forerun generate --out` writes can be read as it is.
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import DataError
+from forerun.files import parsed
 from forerun.models.tokenizer import Tokenizer
 
 PROMPTS = ("prompt", "question", "problem", "query", "instruction", "input")
@@ -117,7 +117,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a file: JSON lines, a list, or an object with a list of objects in it."""
     text = _text(path)
     try:
-        values = [json.loads(text)]
+        values = [parsed(text)]
     except ValueError:
         values = [_line(path, *pair) for pair in enumerate(text.split("\n"), 1) if pair[1].strip()]
     if len(values) == 1:
@@ -133,7 +133,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 def _line(path: Path, number: int, line: str) -> Any:
     try:
-        return json.loads(line)
+        return parsed(line)
     except ValueError as error:
         raise DataError(
             f"{path} line {number} is not JSON: {error}; write an object per line, such as "

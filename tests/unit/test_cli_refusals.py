@@ -123,6 +123,7 @@ EARLY = {
     "--device gpu": "expected device auto, cpu, cuda or cuda:N, got 'gpu'",
     "--weights int9": "weights must be auto, int8 or int8:INPUTS, got 'int9'; try int8",
     "-m ./nowhere": "there is no model folder ./nowhere",
+    "-d stand:context=99999999999": "context must be a length or lengths in 1..32, got 99999999999",
     "-d stand:context=-3": "context must be a length or lengths in 1..32, got -3",
     "-d suffix:min_prob=2": "min_prob",
     "-d fuse:parts=suffix+x": "'x'",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forerun.errors import CapacityError
-from forerun.files import write_atomically, write_whole
+from forerun.files import parsed, write_atomically, write_whole
 
 
 def full(*_: object) -> None:
@@ -54,3 +54,16 @@ def test_a_full_disk_is_told_in_the_words_that_were_given(
     with pytest.raises(CapacityError, match="in other words"):
         write_whole(path, "lost", lambda path, error: CapacityError("in other words"))
     assert [*tmp_path.iterdir()] == [path] and path.read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"a": 1, "b": {"c": 1, "c": 2}}', "the key 'c' is there twice"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a":', "Expecting value"),
+    ],
+)
+def test_json_that_nobody_can_have_meant(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parsed(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, fields, replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ConfigError, DataError, UnknownName
+from forerun.files import parsed
 from forerun.sampling import Sampling
 
 STDIN = "-"
@@ -130,7 +130,7 @@ def is_jsonl(text: str) -> bool:
     """Whether the first line that is not blank is a JSON object with a prompt."""
     first = text.lstrip().partition("\n")[0]
     try:
-        record = json.loads(first) if first.startswith("{") else None
+        record = parsed(first) if first.startswith("{") else None
     except ValueError:
         return False
     return isinstance(record, dict) and "prompt" in record
@@ -148,7 +148,7 @@ def _jobs(where: str, text: str, is_lines: bool, sampling: Sampling) -> list[Job
 def _job(where: str, line: str, sampling: Sampling) -> Job:
     """A line such as {"prompt": "...", "temperature": 0.6, "n": 4, "id": "q1"}."""
     try:
-        record = json.loads(line)
+        record = parsed(line)
     except ValueError as error:
         raise DataError(
             f'{where} is not JSON: {error}; write an object per line, such as {{"prompt": "..."}}'

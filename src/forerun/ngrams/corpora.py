@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forerun.errors import ConfigError, DataError
+from forerun.files import parsed
 from forerun.ngrams import files
 from forerun.ngrams.trigrams import TrigramMatrix, check
 from forerun.records import Snapshot
@@ -129,7 +129,7 @@ def fingerprint(tokenizer: Tokenizer | None) -> str:
 
 def _text_of(path: Path, number: int, line: str) -> str:
     try:
-        record: Any = json.loads(line)
+        record: Any = parsed(line)
     except ValueError:
         record = None
     if not isinstance(record, dict) or not isinstance(record.get("text"), str):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from forerun.errors import ConfigError, DataError
+from forerun.files import parsed
 
 SPLITS = ("file", "paragraph", "line")
 
@@ -228,7 +229,7 @@ def _plain(raw: bytes, path: str, number: int, how: Reading) -> Record:
 
 def _object(raw: bytes, path: str, number: int, how: Reading) -> Record:
     try:
-        record = json.loads(raw.decode().removeprefix("\ufeff"))
+        record = parsed(raw.decode().removeprefix("\ufeff"))
     except UnicodeDecodeError as error:
         return Bad(f"{path}:{number}", f"no UTF-8 ({error.reason} at byte {error.start})")
     except ValueError as error:

@@ -27,6 +27,7 @@ from forerun.tree import EMPTY, Proposal, Tree
 
 FULLEST = 0.6  # load factor
 FIRST_SLOTS = 1024
+LONGEST = 32  # context
 NEUTRAL = Temper()
 
 
@@ -297,10 +298,10 @@ class LogitMemory:
 
 def context_lengths(context: int | Many[int]) -> tuple[int, ...]:
     """4 -> (4, 3, 2, 1); a sequence of lengths -> the same, longest first."""
-    lengths = range(1, context + 1) if isinstance(context, int) else context
+    lengths = range(1, min(context, LONGEST + 1) + 1) if isinstance(context, int) else context
     found = tuple(sorted(set(lengths), reverse=True))
-    if not found or not all(isinstance(n, int) and 1 <= n <= 32 for n in found):
-        raise ConfigError(f"context must be a length or lengths in 1..32, got {context!r}")
+    if not found or not all(isinstance(n, int) and 1 <= n <= LONGEST for n in found):
+        raise ConfigError(f"context must be a length or lengths in 1..{LONGEST}, got {context!r}")
     return found
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from forerun.errors import ConfigError, DataError
+from forerun.files import parsed
 from forerun.models.identity import tokenizer_hash
 from forerun.models.tokenizer import Tokenizer
 from forerun.ngrams.fm_index import SAMPLE, FMIndex
@@ -43,7 +44,7 @@ def read_passages(path: Path | str) -> list[Passage]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = parsed(line)
             title, body = str(record["title"]), str(record["body"])
         except (ValueError, KeyError, TypeError):
             raise DataError(

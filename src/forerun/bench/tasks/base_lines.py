@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from forerun.errors import DataError
+from forerun.files import parsed
 
 
 def read_text(path: Path) -> str:
@@ -27,7 +27,7 @@ def objects(path: Path) -> list[tuple[str, dict[str, Any]]]:
             continue
         where = f"{path} line {number}"
         try:
-            value = json.loads(line)
+            value = parsed(line)
         except ValueError as error:
             raise DataError(f"{where} is not JSON: {error}; write an object per line") from None
         if not isinstance(value, dict):

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,9 @@ from tiny import make_tiny
 
 from forerun.bench import machine, theory
 from forerun.bench.own import Own, Running
-from forerun.bench.results import read_run
+from forerun.bench.planning import Asked, choose
+from forerun.bench.results import Record, SampleRecord, read_run
+from forerun.bench.tasks import get_task
 from forerun.cli import bench_run, bench_show, options
 
 SMALL = ("-n", 2, "--max-new-tokens", 6, "--threads", 1)
@@ -184,6 +187,65 @@ def test_json_summary(bench: Call) -> None:
     assert task["stand"]["prompts"] == 2 and task["stand"]["speed_up"]["prompts"] == 2
     assert task["stand"]["measured"] == 4 and found["rounds"] == 2 and found["disturbed"] == 0
     assert task["stand"]["failed"] == 0 and found["cost_curve"].keys() == {"1", "4"}
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    """More prompts than a run takes of a task that makes its own."""
+    path = tmp_path / "many.jsonl"
+    lines = [{"prompt": f"the cat {i}", "answer": "nobody says this"} for i in range(22)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_a_file_is_measured_whole_and_a_generated_task_is_not(many: Path) -> None:
+    tokenizer = SimpleNamespace(has_chat_template=False, encode=str.split)
+    model: Any = SimpleNamespace(target=SimpleNamespace(context=10_000), tokenizer=tokenizer)
+    for name, count in ((f"file:{many}", 22), ("story", 20)):
+        found = choose(name, get_task(name), Asked(["plain"], [name]), model)
+        assert len(found.examples) == count and found.to_dict().keys() == {"examples", "hash"}
+
+
+def test_prompts_of_a_file_that_take_no_part_are_told(
+    call: Call, quick: None, tiny: Path, many: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    words = ["bench", "run", "--model", tiny, "--tasks", f"file:{many}", "--methods", "plain"]
+    words += ["-n", 1, "--max-new-tokens", 2, "--threads", 1, "--examples", 3, "--out", run]
+    status, out, err = call(*words)
+    said = f"file:{many}: 3 of 22 prompts take part; 19 beyond --examples."
+    assert status == 0 and said in out and said in err
+    assert said in json.loads(call(*words, "--json")[1])["notes"]
+    assert call("bench", "report", run)[0] == 0
+    text = (run / "report.md").read_text()
+    assert "3 of 22 prompts take part" in text and "\n3 of 22 prompts, 1 sample" in text
+
+
+def test_greedy_samples_are_one_unless_more_are_asked_for(
+    call: Call, quick: None, tiny: Path, many: Path, tmp_path: Path
+) -> None:
+    words = ["bench", "run", "--model", tiny, "--tasks", f"file:{many}", "--methods", "plain"]
+    words += ["--examples", 1, "--max-new-tokens", 2, "--threads", 1]
+    said = "the 3 samples of a prompt are the same text"
+    for more, n in ((("-t", 0), 1), (("-t", 0, "-n", 3), 3), (("-t", 0.5), 16)):
+        out = tmp_path / f"run{n}"
+        status, shown, err = call(*words, *more, "--out", out)
+        assert status == 0 and read_run(out)[0].sampling["n"] == n, err
+        assert [said in text for text in (shown, err)] == [n == 3] * 2
+        cut = f"--max-new-tokens (2), which count as wrong or for what they hold: plain {n} of {n}."
+        assert cut in shown
+
+
+def test_small_and_large_figures_keep_their_digits() -> None:
+    seconds = {"plain": 1.0, "stand": 250.0}
+    made = [
+        Record("code", i, "", "", name, 0, 0, 5, spent, 10, [SampleRecord(10)])
+        for name, spent in seconds.items()
+        for i in range(2)
+    ]
+    row = bench_show._row("stand", bench_show.figures(made, "stand"))
+    assert row[2:5] == ["0.0400", "0.00400x", "0.00400 to 0.00400"]
+    assert (bench_show.precise(0.00041), bench_show.precise(0.95)) == ("0.000410", "0.950")
 
 
 def test_more_rounds_go_on_in_the_same_folder(bench: Call, tmp_path: Path) -> None:
@@ -419,6 +481,14 @@ def test_compare_says_what_became_slower(bench: Call, call: Call, tmp_path: Path
     status, out, _ = call("bench", "compare", before, after, "--relative", "--json")
     assert status == 1 and [c["method"] for c in json.loads(out)["changes"]] == ["stand"]
     assert call("bench", "compare", before, after, "--max-slowdown", 0.6)[0] == 0
+    (after / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records[:3]))
+    status, out, _ = call("bench", "compare", before, after, "--max-slowdown", 0.6)
+    lacking = "the second run is incomplete: 3 of 4 planned measurements are there"
+    assert status == 1 and f"worse: {lacking}" in out and "no ratio is below" in out
+    status, out, _ = call("bench", "compare", before, after, "--max-slowdown", 0.6, "--json")
+    found = json.loads(out)
+    assert status == 1 and (found["worse"], found["slower"]) == (True, False)
+    assert found["losses"][0].startswith(lacking)
     status, _, err = call("bench", "compare", before, tmp_path)
     assert status == 2 and "is not a run folder" in err
 
@@ -530,3 +600,8 @@ def test_answers_in_spec_bench_format(call: Call, quick: None, tiny: Path, tmp_p
     there = ("--round", 1, "--out", tmp_path / "y")
     status, _, err = call("bench", "answers", run, "--method", "stand", *there)
     assert status == 2 and "--round must be from 0 to 0" in err
+    with questions.open("a") as file:
+        file.write(json.dumps({"question_id": 7, "category": "qa", "turns": ["who"]}) + "\n")
+    status, out, err = call("bench", "answers", run, "--method", "stand", "--out", tmp_path / "z")
+    said = "1 of 3 questions left out, without an answer to every turn: 7 (turn 1 was not measured)"
+    assert (status, err) == (0, said + "\n") and "2 answers of stand" in out

@@ -124,7 +124,6 @@ def test_what_may_explain_a_change_is_said() -> None:
         "turns: 0 -> 12",
         "cpu: one -> two",
         "read limit: 30.0 -> 15.0 GB/s",
-        "only in the first run, not compared: stand",
     ]
     assert [change.method for change in found.changes] == ["plain"]
 
@@ -144,10 +143,52 @@ def test_a_method_without_common_prompts_is_remarked() -> None:
 
 def test_a_method_of_one_run_only_is_named() -> None:
     more = run({"plain": [1.0] * 3, "stand": [0.5] * 3, "suffix": [0.5] * 3, "auto": [0.5] * 3})
-    said = "only in the {} run, not compared: suffix, auto"
-    assert said.format("second") in compare(BEFORE, more).remarks
-    assert said.format("first") in compare(more, BEFORE).remarks
+    found = compare(BEFORE, more)
+    assert "only in the second run, not compared: suffix, auto" in found.remarks
+    assert found.losses == [] and not found.is_worse
     assert not [line for line in compare(more, more).remarks if "not compared" in line]
+    lost = compare(more, BEFORE)
+    gone = ["suffix is not in the second run", "auto is not in the second run"]
+    assert lost.losses == gone and lost.is_worse and not lost.is_slower
+    assert lost.to_dict()["losses"] == gone and lost.to_dict()["worse"] is True
+
+
+def failing(found: Run, method: str, *prompts: int) -> Run:
+    """The same run, a method having failed on some prompts."""
+    manifest, records = found
+    broke = {"error": "Traceback\nno memory left", "samples": [], "generated": 0}
+    hit = [r.method == method and r.index in prompts for r in records]
+    return manifest, [replace(r, **broke) if h else r for r, h in zip(records, hit, strict=True)]
+
+
+def test_a_method_that_fails_where_it_did_not_is_a_loss() -> None:
+    half, whole = failing(BEFORE, "stand", 1), failing(BEFORE, "stand", 0, 1, 2)
+    said = "stand failed on {} of 3 measurements, not so in the first run: no memory left"
+    assert compare(BEFORE, half).losses == [said.format(1)]
+    assert compare(BEFORE, whole).losses == [said.format(3)]
+    assert compare(half, whole).losses == [said.format(2)]
+    for same in (half, whole):
+        assert compare(same, same).losses == [] == compare(same, BEFORE).losses
+    alone = run({"stand": [0.5] * 3})
+    nothing = compare(alone, failing(alone, "stand", 0, 1, 2))
+    assert nothing.changes == [] and nothing.losses == [said.format(3)]
+
+
+def test_an_incomplete_second_run_is_a_loss() -> None:
+    part = BEFORE[0], BEFORE[1][:4]
+    lacking = "run is incomplete: 4 of 6 planned measurements are there; missing: stand 2"
+    found = compare(BEFORE, part)
+    assert found.losses == [f"the second {lacking}"] and found.is_worse
+    back = compare(part, BEFORE)
+    assert f"the first {lacking}" in back.remarks and not back.is_worse
+
+
+def test_a_peer_that_was_left_out_of_the_second_run_is_a_loss() -> None:
+    before = run({"plain": [1.0] * 3, "vllm": [0.5] * 3}, peers={"vllm": {"vllm": "1"}})
+    gone = replace(before[0], peers={"vllm": "no environment\nKilled"})
+    after = gone, [r for r in before[1] if r.method == "plain"]
+    assert compare(before, after).losses == ["vllm was left out of the second run: Killed"]
+    assert compare(after, after).losses == []
 
 
 @pytest.mark.parametrize("which", ["first", "second"])

@@ -164,3 +164,18 @@ def test_quiet_is_what_the_rest_of_the_run_was() -> None:
     assert kept(read_gb_s=[30.0, 12, 12, 12, 30, 31]) == [0, 1, 2, 3, 4, 5], "its usual speed"
     turns = [2.0, 2, 2, 2, 1]
     assert kept(read_gb_s=[30.0, 12, 30, 30, 12], in_turns=turns) == [0, 1, 2, 3], "both were slow"
+
+
+def test_answers_that_the_limit_cut() -> None:
+    ends = [("length", 0.0), ("length", 0.5), ("length", 1.0), ("stop", 0.0), ("length", None)]
+    samples = [replace(A, finish=finish, score=score) for finish, score in ends]
+    found = [record("stand", samples=samples), record("stand", 1, samples=samples, error="x")]
+    assert metrics.cut(found) == (2, 4)
+    assert metrics.cut([]) == (0, 0)
+
+
+def test_the_average_pass_is_without_prefill() -> None:
+    found = [record("plain"), record("plain", 1), record("plain", 2, error="broke")]
+    assert metrics.mean_pass(found) == pytest.approx((1.0 - 0.5) / 6)
+    assert metrics.mean_pass([record("plain", prefill_seconds=None)]) is None
+    assert metrics.mean_pass([]) is None

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 from report_page import SVG, Page, marks
-from sample_run import BREAKS, METHODS, manifest, records, write_run
+from sample_run import BREAKS, METHODS, faster, manifest, records, write_run
 
 from forerun.bench import metrics, theory
-from forerun.bench.markdown import marked
+from forerun.bench.headline import tiles
+from forerun.bench.markdown import marked, render
 from forerun.bench.report import build, write_report
 from forerun.bench.report_setup import DEFINITIONS
 from forerun.bench.results import Manifest, Record
@@ -32,6 +34,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def page(run: Path) -> Page:
     return Page((run / "report.html").read_text(encoding="utf-8"))
+
+
+def words(made: Sequence[Record] | None = None, **changes: object) -> str:
+    """The report of records, in Markdown without its escapes."""
+    text = render(build(manifest(**changes), records() if made is None else made))
+    return text.replace("\\", "")
 
 
 def test_writes_beside_the_records_and_nothing_else_changes(tmp_path: Path) -> None:
@@ -202,7 +210,7 @@ def test_several_answers_at_once_are_compared_with_as_many(
     shares = {"plain": ("plain", 1.0), "plain:batch=4": ("plain", 0.25)}
     shares["stand:batch=4"] = "stand", 0.2
     made = [
-        replace(r, method=name, seconds=r.seconds * share)
+        faster(r, share, method=name)
         for name, (method, share) in shares.items()
         for r in records()
         if r.method == method and r.error is None
@@ -248,7 +256,7 @@ def test_plain_decoding_of_as_many_that_is_as_fast_is_not_called_slower(
 ) -> None:
     swing = [1.1, 0.9]
     made = [
-        replace(r, method=name, seconds=r.seconds * (share(r.index) if name != "plain" else 1.0))
+        faster(r, share(r.index), method=name)
         for name, share in (
             ("plain", lambda index: 1.0),
             ("plain:batch=4", lambda index: 0.25),
@@ -323,8 +331,59 @@ def test_an_incomplete_run_says_so(report: Callable[..., tuple[Page, str]]) -> N
     alerts = [a for tag, a in page.tags if a.get("class") == "alert"]
     assert len(alerts) == 1 and "Incomplete: 70 of 144 planned measurements" in page.source
     assert "> **Incomplete: 70 of 144" in text
-    missing = re.search(r"Missing: (.*?)\.\*\*", text)
+    missing = re.search(r"missing: (.*?)\. The figures cover what is there\.\*\*", text)
     assert missing and sum(map(int, re.findall(r" (\d+)(?:,|$)", missing[1]))) == 74
+
+
+def test_an_incomplete_run_does_not_say_that_all_finished() -> None:
+    made = [r for r in records() if r.method == "plain"]
+    text = words(made[:-1], methods=["plain"], peers={})
+    assert "Incomplete: 15 of 16" in text and "every contestant" not in text
+    assert "None so far, but 15 of 16 planned measurements are there; missing: plain 1." in text
+
+
+def test_prompts_of_a_file_that_take_no_part_are_counted() -> None:
+    tasks = manifest().tasks
+    tasks["code"] |= {"in_file": 70, "left_out": 4}
+    text = words(tasks=tasks)
+    said = "code: 6 of 70 prompts take part; 4 too long for the context, 60 beyond --examples."
+    assert f"> **{said}**" in text
+    assert "6 of 70 prompts, 8 samples each" in text and "10 of 10 prompts, 8 samples" in text
+
+
+@pytest.mark.parametrize(("temperature", "n"), [(0.0, 8), (0.0, 1), (0.6, 8)])
+def test_samples_that_are_copies_are_pointed_out(temperature: float, n: int) -> None:
+    text = words(sampling={"temperature": temperature, "n": n, "max_new_tokens": 256})
+    said = "> **At temperature 0 the 8 samples of a prompt are the same text."
+    assert (said in text) == (temperature == 0 and n > 1)
+
+
+def test_answers_that_were_cut_stand_beside_accuracy() -> None:
+    cut = {"finish": "length", "score": 0.0}
+    made = [
+        replace(r, samples=[replace(r.samples[0], **cut), *r.samples[1:]])
+        if r.method == "stand" and r.task == "reasoning"
+        else r
+        for r in records()
+    ]
+    said = "Answers cut by --max-new-tokens (256), which count as wrong or for what they hold: "
+    text = words(made)
+    assert text.count(f"{said}stand 10 of 80.") == 1
+    assert said not in words()
+
+
+@pytest.mark.parametrize(("factor", "is_said"), [(0.3, True), (1.0, False), (3.0, True)])
+def test_a_cost_curve_that_contradicts_the_run_is_pointed_out(factor: float, is_said: bool) -> None:
+    took = metrics.mean_pass(r for r in records() if r.method == "plain")
+    assert took
+    curve = {"1": factor * took, "4": 1.1 * factor * took}
+    text = words(cost_curve=curve)
+    said = f"it says {1e3 * factor * took:.3g} ms for one row after 256 tokens"
+    assert ("The cost curve contradicts the run" in text) == is_said == (said in text)
+    without_times = [
+        replace(r, samples=[replace(s, seconds={}) for s in r.samples]) for r in records()
+    ]
+    assert "contradicts" not in words(without_times, cost_curve=curve)
 
 
 def test_records_of_several_revisions_are_pointed_out(
@@ -356,7 +415,7 @@ def test_who_drafted_nothing_is_called_neither_faster_nor_slower(
     made = [r for r in records() if r.method == "plain"]
     names = dict.fromkeys(["plain", plain, idle])
     made = [replace(r, method=name) for name in names for r in made]
-    made = [replace(r, seconds=0.9 * r.seconds) if r.method == idle else r for r in made]
+    made = [faster(r, 0.9) if r.method == idle else r for r in made]
     _, text = report(made, methods=[*names])
     assert all(sample.drafted == 0 for r in made for sample in r.samples)
     whole = plain if at_once else "our plain decoding"
@@ -382,12 +441,57 @@ def test_without_plain_decoding_there_are_rates_but_no_speed_ups(
     assert marks(page.svgs()[0], "bar") == 8 and marks(page.svgs()[0], "ink") == 0
 
 
+def broken(record: Record) -> Record:
+    """The same, but it failed."""
+    return replace(
+        record, error="Killed", seconds=0.0, generated=0, samples=[], prefill_seconds=None
+    )
+
+
+@pytest.mark.parametrize(("tasks", "where"), [(("code",), " of code"), (("code", "reasoning"), "")])
+def test_plain_decoding_that_failed_is_why_there_are_no_speed_ups(
+    tasks: tuple[str, ...], where: str
+) -> None:
+    made = [broken(r) if r.method == "plain" and r.task in tasks else r for r in records()]
+    said = f"> **Plain decoding finished no prompt{where}, so there are no speed-ups.**"
+    assert said in words(made) and "Plain decoding finished" not in words()
+
+
+def test_a_run_of_peers_says_that_none_of_ours_was_run() -> None:
+    made = [r for r in records() if r.method == "vllm"]
+    assert "no method of ours was run." in words(made, methods=["vllm"])
+    mine = [broken(r) for r in records() if r.method == "stand"]
+    text = words([*made, *mine], methods=["stand", "vllm"])
+    assert "no method of ours finished a prompt." in text
+    mine = mine[1:] + [next(r for r in records() if r.method == "stand")]
+    text = words([*made, *mine], methods=["stand", "vllm"])
+    assert "no method of ours finished all prompts that others did." in text
+
+
+def test_figures_at_the_top_are_told_once() -> None:
+    swift = [r for r in records() if r.method in ("plain", "stand", "vllm")]
+    swift = [replace(r, seconds=r.seconds / 9) if r.method == "plain" else r for r in swift]
+    standing = Standing(manifest(methods=["plain", "stand", "vllm"]), swift)
+    figures = [words.partition(" (")[0] for _, words in tiles(standing)]
+    assert "plain over the best peer, vllm" in figures
+    assert not [words for words in figures if "best plain peer" in words]
+
+
+def test_long_names_break_where_parts_meet(page: Page) -> None:
+    assert ">stand:<wbr>nodes=32,<wbr>context=4</th>" in page.source
+    assert "white-space: normal; overflow-wrap: break-word" in page.source
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(2.071, "2.07x"), (12.34, "12.3x"), (0.1, "0.10x"), (0.00412, "0.00412x"), (math.nan, "-")],
+)
+def test_small_factors_keep_their_digits(value: float, said: str) -> None:
+    assert factor(value) == said
+
+
 def test_nothing_but_failures_is_a_report_too(report: Callable[..., tuple[Page, str]]) -> None:
-    made = [
-        replace(r, error="Killed", seconds=0.0, generated=0, samples=[], prefill_seconds=None)
-        for r in records()
-    ]
-    page, text = report(made, cost_curve={})
+    page, text = report([broken(r) for r in records()], cost_curve={})
     assert "no method finished a prompt" in text and page.svgs() == []
     assert page.table("method", "what")["stand"]["what"][0] == "failed on 10 of reasoning"
 

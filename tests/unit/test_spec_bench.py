@@ -19,6 +19,7 @@ from forerun.bench.spec_bench import (
     read_questions,
     speed,
     table,
+    unanswered,
     unshared,
     write_answers,
 )
@@ -174,6 +175,14 @@ def test_answers_have_the_published_form(questions, tmp_path):
 def test_failed_turns_leave_the_question_out(questions):
     records = [record("81.1", "a"), record("81.2", "", samples=[], error="it broke")]
     assert answers(read_questions(questions), records, "m") == []
+
+
+def test_questions_that_are_left_out_are_named_with_the_turn(questions):
+    records = [record("81.1", "a"), record("81.2", "", samples=[], error="it broke")]
+    records += [record("82.2", "4"), record("161.1", "Hallo")]
+    asked = read_questions(questions)
+    assert unanswered(asked, records) == ["81 (turn 2 failed)", "82 (turn 1 was not measured)"]
+    assert [line["question_id"] for line in answers(asked, records, "m")] == [161]
 
 
 @pytest.mark.parametrize(
@@ -333,6 +342,17 @@ def test_the_command_says_what_it_leaves_out(call, refuses, tiny, tmp_path):
     assert "81, 92, 121 against 161, 162, 321 and 1 more" in said
 
 
+def test_the_table_says_what_a_file_is_against_itself(call, tiny, tmp_path):
+    _, baseline = stored()
+    path = write_lines(tmp_path / "plain.jsonl", baseline)
+    status, out, err = call("bench", "spec", path, path, "--model", tiny)
+    assert (status, err) == (0, "")
+    (overall,) = (line for line in out.splitlines() if "overall" in line)
+    speed_up = overall.split("│")[-2].strip()
+    assert speed_up != "1.00x" and f"against itself it is {speed_up} as fast." in out
+    assert "tokenised again, less one per turn" in out
+
+
 def test_runs_are_averaged_with_their_spread():
     method = read_answers(STORED / "spec_bench_method.jsonl")
     slower = json.loads(json.dumps(method))
@@ -343,6 +363,12 @@ def test_runs_are_averaged_with_their_spread():
     assert mean == pytest.approx(0.75 * runs[0].speed_up)
     assert spread == pytest.approx(stdev(run.speed_up for run in runs))
     assert over_runs(runs[:1]) == (runs[0].speed_up, 0.0)
+
+
+def choice(**changes: object) -> dict:
+    """An answer of two turns, changed."""
+    whole = {"turns": ["a", "b"], "new_tokens": [1, 1], "wall_time": [1.0, 1.0]}
+    return {"choices": [whole | changes]}
 
 
 @pytest.mark.parametrize(
@@ -361,6 +387,16 @@ def test_runs_are_averaged_with_their_spread():
             {"choices": [{"turns": ["a"], "new_tokens": [1], "wall_time": [0]}]},
             "line 1: wall_time must add up",
         ),
+        (choice(wall_time=[5.0, -1.0]), "wall_time takes numbers from 0 to 1000000000, got -1.0"),
+        (choice(wall_time=[float("nan"), 1.0]), "wall_time takes numbers from 0 .* got NaN"),
+        (choice(wall_time=[float("inf"), 1.0]), "wall_time takes numbers from 0 .* Infinity"),
+        (choice(new_tokens=[10**30, 5]), "line 1: new_tokens takes numbers from 0 to"),
+        (choice(new_tokens=[-3, 5]), "line 1: new_tokens takes numbers from 0 .* got -3"),
+        (choice(new_tokens=[5]), "line 1: new_tokens takes a number for every turn, 2, got 1"),
+        (choice(wall_time=[1.0] * 3), "line 1: wall_time takes a number for every turn, 2, got 3"),
+        (choice(decoding_steps=[4]), "line 1: decoding_steps takes a number for every turn, 2"),
+        (choice(decoding_steps=[4, "5"]), "line 1: decoding_steps must be a list of"),
+        (choice(accept_lengths=[2, -1]), "line 1: accept_lengths takes numbers from 0 to"),
     ],
 )
 def test_bad_answers_are_named(tmp_path, change, hint):

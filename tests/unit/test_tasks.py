@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from forerun.bench.tasks import get_task, task_names
+from forerun.bench.tasks import get_task, is_file, task_names
 from forerun.bench.tasks.base import Example, Task, plain_text, prepare
 from forerun.bench.tasks.base_prose import REPORT, STORY, Scene, similarity
 from forerun.bench.tasks.code import body_of, same
@@ -34,6 +34,13 @@ def test_tasks_are_files_and_helpers_are_not():
 @pytest.mark.parametrize("name", [*GENERATED, "reasoning"])
 def test_every_task_is_a_task(name):
     assert isinstance(get_task(name), Task)
+
+
+def test_files_are_told_from_tasks_that_make_their_own(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a"}\n')
+    assert is_file(get_task(f"file:{path}"))
+    assert not any(is_file(get_task(name)) for name in (*GENERATED, "reasoning"))
 
 
 def test_reasoning_is_measured_on_held_out_problems():

@@ -1,4 +1,7 @@
-"""Has anything become slower? Two runs of the same prompts, method by method."""
+"""Has anything become slower? Two runs of the same prompts, method by method.
+
+What the second run does no longer, as a method that fails there, counts as much.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from forerun.bench.metrics import PLAIN, SpeedUp, bootstrap, calm, disturbed, geometric_mean, ratios
+from forerun.bench.planning import examples_of
 from forerun.bench.results import Manifest, Record
-from forerun.bench.standing import holds_one
+from forerun.bench.scoring import last_line
+from forerun.bench.standing import awaited, holds_one, incomplete, skipped
 from forerun.errors import ConfigError, DataError
+from forerun.words import counted
 
 SAME = ("dtype", "threads", "seed", "sampling")  # of two runs that are compared
 INFORMED = ("forerun", "git", "turns")
@@ -40,15 +46,21 @@ class Comparison:
 
     changes: list[Change]
     remarks: list[str]
+    losses: list[str]  # what the second run does no longer, each a sentence
 
     @property
     def is_slower(self) -> bool:
         return any(change.is_slower for change in self.changes)
 
+    @property
+    def is_worse(self) -> bool:
+        return self.is_slower or bool(self.losses)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         changes = [asdict(change) | {"is_slower": change.is_slower} for change in self.changes]
-        return {"slower": self.is_slower, "changes": changes, "remarks": self.remarks}
+        verdict = {"worse": self.is_worse, "slower": self.is_slower, "losses": self.losses}
+        return verdict | {"changes": changes, "remarks": self.remarks}
 
 
 Run = tuple[Manifest, list[Record]]
@@ -81,10 +93,11 @@ def compare(
                 f"the {name} run has no records of plain decoding, which --relative divides by; "
                 "leave it out, or run both with plain among the --methods"
             )
-    changes, remarks = [], differences(before[0], after[0])
-    for name, here, there in zip(ORDER, (before, after), (after, before), strict=True):
-        if alone := [m for m in here[0].methods if m not in there[0].methods]:
-            remarks.append(f"only in the {name} run, not compared: {', '.join(alone)}")
+    changes, remarks, losses = [], differences(before[0], after[0]), lost(before, after)
+    if alone := [m for m in after[0].methods if m not in before[0].methods]:
+        remarks.append(f"only in the second run, not compared: {', '.join(alone)}")
+    if lacking := incomplete(*before):
+        remarks.append(f"the first run is incomplete: {lacking}")
     quiet = calm(before[1]), calm(after[1])
     if left_out := len(before[1]) + len(after[1]) - sum(map(len, quiet)):
         remarks.append(f"{left_out} measurements of a disturbed machine are left out")
@@ -99,12 +112,32 @@ def compare(
             said = SLOWER if found.ratio < 1 - max_slowdown else "ok"
             said = UNSHOWN if found.interval is None or holds_one(found) else said
             changes.append(Change(method, found.ratio, found.interval, found.prompts, said))
-    if not changes:
+    if not changes and not losses:
         raise DataError(
             "no method finished a prompt in both runs, so nothing can be compared; `forerun bench "
             "report` shows what failed"
         )
-    return Comparison(changes, remarks)
+    return Comparison(changes, remarks, losses)
+
+
+def lost(before: Run, after: Run) -> list[str]:
+    """What the second run does no longer: methods that are gone or fail where they did not before,
+    and planned measurements that are not there."""
+    found, gone = [], skipped(after[0])
+    for method in awaited(before[0]):
+        failed = [_failures(run[1], method) for run in (before, after)]
+        new = [error for key, error in failed[1].items() if key not in failed[0]]
+        if method not in after[0].methods:
+            found.append(f"{method} is not in the second run")
+        elif method in gone:
+            found.append(f"{method} was left out of the second run: {last_line(gone[method])}")
+        elif new:
+            of = counted(len(_of(after[1], method)), "measurement")
+            what = f"{method} failed on {len(new)} of {of}, not so in the first run"
+            found.append(f"{what}: {last_line(new[0])}")
+    if lacking := incomplete(*after):
+        found.append(f"the second run is incomplete: {lacking}")
+    return found
 
 
 def check_same(a: Manifest, b: Manifest) -> None:
@@ -118,7 +151,7 @@ def check_same(a: Manifest, b: Manifest) -> None:
         sides = [run.tasks.get(name, {}) for run in (a, b)]
         hashes = [side.get("hash") for side in sides]
         if hashes[0] != hashes[1]:
-            counts = " and ".join(f"{side.get('examples', 'no')} prompts" for side in sides)
+            counts = " and ".join(counted(examples_of(side)[0], "prompt") for side in sides)
             raise DataError(
                 f"the runs have different prompts in task {name!r} ({counts}); run both with the "
                 "same --tasks and --examples"
@@ -169,6 +202,11 @@ def change_of(
     if not values:
         return None
     return SpeedUp(geometric_mean(values), bootstrap(values, geometric_mean), found)
+
+
+def _failures(records: Sequence[Record], method: str) -> dict[tuple[str, int, int], str]:
+    """Last lines by prompt and round."""
+    return {r.prompt_key: r.error for r in _of(records, method) if r.error is not None}
 
 
 def _of(records: Sequence[Record], method: str) -> list[Record]:

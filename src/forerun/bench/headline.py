@@ -8,10 +8,21 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from forerun.bench.charts import number
-from forerun.bench.metrics import PLAIN, TAKEN, SpeedUp, at_once, beside, calm, disturbed
-from forerun.bench.report_setup import skipped
+from forerun.bench.metrics import PLAIN, TAKEN, SpeedUp, at_once, beside, calm, cut, disturbed
+from forerun.bench.planning import examples_of, shortfall
 from forerun.bench.results import Manifest, Record
-from forerun.bench.standing import Entry, Standing, factor, holds_one, interval, times
+from forerun.bench.standing import (
+    Entry,
+    Standing,
+    awaited,
+    factor,
+    holds_one,
+    incomplete,
+    interval,
+    listed,
+    skipped,
+    times,
+)
 from forerun.words import counted
 
 FEW = 10  # prompts, below which a bootstrap interval is too narrow
@@ -39,17 +50,12 @@ def context(manifest: Manifest) -> str:
         f"temperature {manifest.sampling.get('temperature', 1.0):g}"
         if isinstance(manifest.sampling.get("temperature"), int | float)
         else "",
-        f"{counted(sum(map(_examples, manifest.tasks.values())), 'prompt')} of "
+        f"{counted(sum(examples_of(t)[0] for t in manifest.tasks.values()), 'prompt')} of "
         f"{', '.join(manifest.tasks)}",
         f"{counted(len(awaited(manifest)), 'method')} in one interleaved run",
         f"begun {manifest.created[:10]}, revision {manifest.git or 'unknown'}",
     ]
     return "; ".join(filter(None, parts)) + "."
-
-
-def _examples(task: Mapping[str, object]) -> int:
-    found = task.get("examples")
-    return found if isinstance(found, int) else 0
 
 
 def tiles(standing: Standing) -> list[tuple[str, str]]:
@@ -63,7 +69,8 @@ def tiles(standing: Standing) -> list[tuple[str, str]]:
             found.append(_tile(speed, f"{own.method} over {alike.method}"))
     if mine and peer and (speed := standing.over(mine, peer)):
         found.append(_tile(speed, f"{mine.method} over the best peer, {peer.method}"))
-    if own and plain and other and (speed := standing.over(plain, other)):
+    is_told = mine is plain and peer is other
+    if own and plain and other and not is_told and (speed := standing.over(plain, other)):
         found.append(_tile(speed, f"our plain decoding over the best plain peer, {other.method}"))
     if own and own.totals.tau:
         found.append((number(own.totals.tau), f"tokens per pass (tau) of {own.method}"))
@@ -143,12 +150,21 @@ def verdict(standing: Standing) -> str:
     own, peer = standing.best("own"), standing.best("peer")
     mine = standing.best("own", "plain")
     if mine is None:
-        return "no method of ours finished." if peer else "no method finished a prompt."
+        return f"no method{_unfinished(standing) if peer else ' finished a prompt'}."
     if own and own.speed:
         said = f"{_over_plain(standing, own, own.speed)}, {counted(own.speed.prompts, 'prompt')}"
     else:
         said = f"{mine.method} decodes {number(mine.rate or 0.0)} tokens/s"
     return f"{said}; {_against(standing, mine, peer)}."
+
+
+def _unfinished(standing: Standing) -> str:
+    """Why none of ours has a place, where a peer has one."""
+    ours = [entry for entry in standing.entries if entry.kind != "peer"]
+    if not ours:
+        return " of ours was run"
+    some = any(entry.prompts for entry in ours)
+    return f" of ours finished {'all prompts that others did' if some else 'a prompt'}"
 
 
 def _over_plain(standing: Standing, own: Entry, speed: SpeedUp) -> str:
@@ -183,47 +199,26 @@ def _against(standing: Standing, mine: Entry, peer: Entry | None) -> str:
     return f"{mine.method} {_beside(speed, f'the best peer, {peer.method}')}"
 
 
-def awaited(manifest: Manifest) -> list[str]:
-    """Methods that take part to the end."""
-    absent = skipped(manifest)
-    return [method for method in manifest.methods if method not in absent]
+def of_the_plan(manifest: Manifest) -> list[str]:
+    """What to know before the first record: prompts that are not measured, samples that are one."""
+    found = [shortfall(name, told) for name, told in manifest.tasks.items()]
+    n = manifest.sampling.get("n")
+    if manifest.sampling.get("temperature") == 0 and isinstance(n, int) and n > 1:
+        found.append(
+            f"At temperature 0 the {n} samples of a prompt are the same text. A drafter that "
+            "learns from one finds it again in the next, so speed-ups are those of copies; -n 1 "
+            "measures each text once."
+        )
+    return [line for line in found if line]
 
 
 def alerts(manifest: Manifest, records: Sequence[Record]) -> list[str]:
-    """What keeps the figures from being those of the whole run as planned."""
-    said = []
-    each = sum(map(_examples, manifest.tasks.values())) * manifest.rounds
-    there = Counter(record.method for record in records)
-    missing = {m: each - there[m] for m in awaited(manifest) if there[m] < each}
-    if missing:
-        planned = each * len(awaited(manifest))
-        found = planned - sum(missing.values())
-        said.append(
-            f"Incomplete: {found} of {planned} planned measurements are there. The figures cover "
-            f"these only. Missing: {_each(missing)}."
-        )
-    quiet, takes = Counter(r.method for r in calm(records)), beside(records, "taken") or [0.0]
-    left_out = {m: there[m] - quiet[m] for m in manifest.methods if there[m] > quiet[m]}
-    if any(disturbed(records)) or np.median(takes) > TAKEN:
-        reads = beside(records, "read_gb_s") or [0.0]
-        others = (
-            f", and other programs took {min(takes):.0%} to {max(takes):.0%} of the cores"
-            if max(takes) >= 0.005
-            else ""
-        )
-        what = (
-            f"Disturbed more than the rest, and left out of the figures: "
-            f"{sum(left_out.values())} of {len(records)} measurements ({_each(left_out)})."
-            if left_out
-            else "Nothing is left out of the figures: it was so most of the time, or for all that "
-            "took turns."
-        )
-        said.append(
-            f"The machine was not quiet: beside the prompts it read between {number(min(reads))} "
-            f"and {number(max(reads))} GB/s{others}. {what}"
-        )
-    if PLAIN not in there:
-        said.append("Plain decoding is not among the records, so there are no speed-ups.")
+    """What keeps the figures from being those of the whole run, or of different texts."""
+    said = of_the_plan(manifest)
+    if lacking := incomplete(manifest, records):
+        said.append(f"Incomplete: {lacking}. The figures cover what is there.")
+    said += _disturbances(manifest, records)
+    said += _without_plain(records)
     revisions = dict.fromkeys([manifest.git, *(one.get("git", "") for one in manifest.resumed)])
     if len(revisions) > 1:
         named = ", ".join(one or "unknown" for one in revisions)
@@ -231,5 +226,50 @@ def alerts(manifest: Manifest, records: Sequence[Record]) -> list[str]:
     return said
 
 
-def _each(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{method} {count}" for method, count in counts.items())
+def cut_answers(manifest: Manifest, records: Sequence[Record]) -> str:
+    """Whose answers to a task the limit of tokens ended, as far as that costs score; "" if none."""
+    by_method = {m: cut(r for r in records if r.method == m) for m in manifest.methods}
+    told = [f"{m} {ended} of {scored}" for m, (ended, scored) in by_method.items() if ended]
+    if not told:
+        return ""
+    return (
+        f"Answers cut by --max-new-tokens ({manifest.sampling.get('max_new_tokens')}), which count "
+        f"as wrong or for what they hold: {', '.join(told)}."
+    )
+
+
+def _disturbances(manifest: Manifest, records: Sequence[Record]) -> list[str]:
+    """How busy the machine was, and what is left out of the figures for that."""
+    there = Counter(record.method for record in records)
+    quiet, takes = Counter(r.method for r in calm(records)), beside(records, "taken") or [0.0]
+    left_out = {m: there[m] - quiet[m] for m in manifest.methods if there[m] > quiet[m]}
+    if not any(disturbed(records)) and np.median(takes) <= TAKEN:
+        return []
+    reads = beside(records, "read_gb_s") or [0.0]
+    others = (
+        f", and other programs took {min(takes):.0%} to {max(takes):.0%} of the cores"
+        if max(takes) >= 0.005
+        else ""
+    )
+    what = (
+        f"Disturbed more than the rest, and left out of the figures: "
+        f"{sum(left_out.values())} of {len(records)} measurements ({listed(left_out)})."
+        if left_out
+        else "Nothing is left out of the figures: it was so most of the time, or for all that "
+        "took turns."
+    )
+    return [
+        f"The machine was not quiet: beside the prompts it read between {number(min(reads))} "
+        f"and {number(max(reads))} GB/s{others}. {what}"
+    ]
+
+
+def _without_plain(records: Sequence[Record]) -> list[str]:
+    """Where there are no speed-ups, because plain decoding did not run or finish."""
+    plain = [record for record in records if record.method == PLAIN]
+    if not plain:
+        return ["Plain decoding is not among the records, so there are no speed-ups."]
+    finished = {record.task for record in plain if record.error is None}
+    bare = [task for task in dict.fromkeys(r.task for r in records) if task not in finished]
+    where = f" of {', '.join(bare)}" if finished else ""
+    return [f"Plain decoding finished no prompt{where}, so there are no speed-ups."] if bare else []

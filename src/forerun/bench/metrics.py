@@ -167,6 +167,23 @@ def time_split(records: Iterable[Record]) -> dict[str, float]:
     return split
 
 
+def mean_pass(records: Iterable[Record]) -> float | None:
+    """Seconds of the target's average pass, prefill taken off; None where one does not tell."""
+    mine = [record for record in records if record.error is None]
+    split, passes = time_split(mine), totals(samples_of(mine)).passes
+    known = [record.prefill_seconds for record in mine]
+    if not split or not passes or None in known:
+        return None
+    return (split["forward"] - sum(filter(None, known))) / passes
+
+
+def cut(records: Iterable[Record]) -> tuple[int, int]:
+    """How many answers the limit of tokens ended before a full score, and how many have a score."""
+    scored = [sample for sample in samples_of(records) if sample.score is not None]
+    ended = [sample for sample in scored if sample.finish == "length"]
+    return sum((sample.score or 0.0) < 1 for sample in ended), len(scored)
+
+
 def tokens_per_second(records: Sequence[Record], *, prefill: bool = True) -> float | None:
     """G over wall seconds of records that did not fail.
 

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING, Any
 from forerun import __version__
 from forerun.bench import machine
 from forerun.bench.results import Manifest
+from forerun.bench.tasks import is_file
 from forerun.errors import ConfigError, DataError
 from forerun.sampling import MOST_SAMPLES, Sampling
+from forerun.words import counted
 
 if TYPE_CHECKING:
     from forerun.bench.tasks.base import Example, Task
     from forerun.engine.api import Model
 
 
+EXAMPLES = 20  # of a task whose examples are generated; a file is measured whole
 MOST_TURNS = 1_000_000  # steps in a turn
 MOST_ROUNDS = 1 << 16  # the prompts of all rounds are listed before the first is decoded
 MOST_THREADS = 64  # where there are fewer cores: far more of them stall each other
@@ -37,7 +40,7 @@ class Asked:
     tasks: list[str]
     model: str = "reasoner"
     sampling: Sampling = field(default_factory=Sampling)
-    examples: int = 20  # per task
+    examples: int | None = None  # per task; None: EXAMPLES, or all of a file
     rounds: int = 1
     threads: int = 1
     dtype: str = "auto"
@@ -74,15 +77,47 @@ class Chosen:
 
     def to_dict(self) -> dict[str, Any]:
         """What the manifest says of it."""
-        found = {"examples": len(self.examples), "hash": prompts_hash(self.examples)}
-        return found | ({"left_out": self.left_out} if self.left_out else {})
+        found: dict[str, Any] = {"examples": len(self.examples)}
+        found["hash"] = prompts_hash(self.examples)
+        if self.left_out:
+            found["left_out"] = self.left_out
+        if is_file(self.task) and len(self.task) > len(self.examples):
+            found["in_file"] = len(self.task)
+        return found
+
+
+def examples_of(told: Mapping[str, Any]) -> tuple[int, int]:
+    """How many prompts of a task take part, and of how many: those of its file, or those asked for.
+
+    told: what the manifest says of the task.
+    """
+    taken, left_out = _count(told, "examples"), _count(told, "left_out")
+    return taken, _count(told, "in_file") or taken + left_out
+
+
+def _count(told: Mapping[str, Any], name: str) -> int:
+    found = told.get(name)
+    return found if isinstance(found, int) else 0
+
+
+def shortfall(name: str, told: Mapping[str, Any]) -> str:
+    """Which prompts of a task are not measured, and why; "" where all are."""
+    taken, whole = examples_of(told)
+    if taken == whole:
+        return ""
+    left_out = _count(told, "left_out")
+    why = [f"{left_out} too long for the context"] if left_out else []
+    if beyond := whole - taken - left_out:
+        why.append(f"{beyond} beyond --examples")
+    return f"{name}: {taken} of {counted(whole, 'prompt')} take part; {', '.join(why)}."
 
 
 def check_asked(asked: Asked) -> None:
     """Refuses counts that cannot work, before anything slow happens."""
     for name in ("examples", "rounds", "threads"):
-        if getattr(asked, name) < 1:
-            raise ConfigError(f"--{name} must be at least 1, got {getattr(asked, name)}")
+        given = getattr(asked, name)
+        if given is not None and given < 1:
+            raise ConfigError(f"--{name} must be at least 1, got {given}")
     most = max(MOST_THREADS, os.cpu_count() or 1)
     if asked.threads > most:
         raise ConfigError(f"--threads must be at most {most} here, got {asked.threads}")
@@ -123,7 +158,8 @@ def choose(
     room = model.target.context - asked.sampling.max_new_tokens
     fitting: list[tuple[int, Example]] = []
     left_out = 0
-    total = min(asked.examples, len(task))
+    usual = len(task) if is_file(task) else EXAMPLES
+    total = min(asked.examples or usual, len(task))
     for i in range(total):
         example = prepare(task.example(i), model.tokenizer)
         if len(model.tokenizer.encode(example.prompt)) <= room:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -21,6 +22,7 @@ from forerun.errors import DataError
 from forerun.files import write_whole
 
 PAGE, MARKDOWN, PICTURE = "report.html", "report.md", "report.svg"
+_JOINT = re.compile(r"(?<=[:,+/])(?=.)")  # where a long name of a method may go on in another line
 MAX_PICTURES = 6  # tasks with a chart of their own at the top
 
 
@@ -189,7 +191,8 @@ def _table(table: Table) -> str:
 def _row(row: Sequence[Cell | str], table: Table, is_best: bool) -> str:
     first, *rest = row
     best = ' class="best"' if is_best else ""
-    cells = [f'<th scope="row" title="{_html(shown(first))}">{_html(shown(first))}</th>']
+    name = _html(shown(first))
+    cells = [f'<th scope="row" title="{name}">{_JOINT.sub("<wbr>", name)}</th>']
     for i, cell in enumerate(rest, start=1):
         value = cell.value if isinstance(cell, Cell) else None
         sort = f' data-value="{value!r}"' if value is not None else ""

@@ -13,10 +13,12 @@ from forerun.bench.charts import Line, lines, number
 from forerun.bench.markdown import Cell, Chart, Section, Table
 from forerun.bench.report_tasks import figure, percent
 from forerun.bench.results import Manifest, Record
-from forerun.bench.standing import factor, kind_of, times
+from forerun.bench.standing import factor, incomplete, kind_of, skipped, times
 from forerun.bench.theory import PassCost
 from forerun.sampling import Sampling
+from forerun.words import counted
 
+APART = 1.5  # how far a pass of one row may be from that of the cost curve
 ALWAYS = ("temperature", "top_k", "top_p", "n", "max_new_tokens")
 
 DEFINITIONS = (
@@ -62,9 +64,25 @@ def cost_section(manifest: Manifest, records: Sequence[Record]) -> Section:
     quiet = metrics.calm(records)
     tables = [_cost_table(manifest), _roofline_table(manifest, quiet)]
     tables.append(_prediction_table(manifest, quiet))
+    prose += _contradiction(manifest, quiet)
     if any(cell.value and cell.value > 1 for cell in _shares(tables)):
         prose.append(_above(manifest))
     return Section("Cost of a pass, and theory", prose, charts, [t for t in tables if t.rows])
+
+
+def _contradiction(manifest: Manifest, records: Sequence[Record]) -> list[str]:
+    """What to make of a cost curve whose single row is not what plain decoding's passes took."""
+    mine = [r for r in records if r.method == metrics.PLAIN]
+    said, took = manifest.cost_curve.get("1"), metrics.mean_pass(mine)
+    if not said or not took or took < 0 or 1 / APART <= said / took <= APART:
+        return []
+    return [
+        f"The cost curve contradicts the run: it says {number(1e3 * said)} ms for one row after "
+        f"{theory.CONTEXT} tokens, and plain decoding's own passes took {number(1e3 * took)} ms "
+        f"after {number(theory.mean_context(mine))}. Where the contexts do not explain that, the "
+        "machine was busier at one of the two; c(N) and the predicted speed-ups are then not those "
+        "of this run."
+    ]
 
 
 def _above(manifest: Manifest) -> str:
@@ -207,26 +225,23 @@ def memory_section(manifest: Manifest, records: Sequence[Record]) -> Section:
     return Section("Memory", prose, tables=[table] if rows else [])
 
 
-def skipped(manifest: Manifest) -> dict[str, str]:
-    """Peers that could not take part or broke too often, and why."""
-    return {name: why for name, why in manifest.peers.items() if isinstance(why, str)}
-
-
 def failure_section(manifest: Manifest, records: Sequence[Record]) -> Section:
     """Who was skipped and why; who broke, how often, and with what last lines."""
     ran = Counter(record.method for record in records)
     rows: list[list[Cell | str]] = [
-        [name, f"left out after {ran[name]} prompts" if ran[name] else "skipped", why]
+        [name, f"left out after {counted(ran[name], 'prompt')}" if ran[name] else "skipped", why]
         for name, why in skipped(manifest).items()
     ]
     broke = Counter((r.method, r.task, r.error) for r in records if r.error is not None)
     for (method, task, error), count in broke.items():
         rows.append([method, f"failed on {count} of {task}", error or ""])
     table = Table("", ["method", "what", "why, or its last lines"], rows, words=True)
-    prose = (
-        [] if rows else ["None: every contestant started and finished every prompt it was given."]
-    )
-    return Section("Skipped and failed", prose, tables=[table] if rows else [])
+    if rows:
+        return Section("Skipped and failed", tables=[table])
+    if lacking := incomplete(manifest, records):
+        return Section("Skipped and failed", [f"None so far, but {lacking}."])
+    told = "None: every contestant started and finished every prompt it was given."
+    return Section("Skipped and failed", [told])
 
 
 def setup_section(manifest: Manifest) -> Section:

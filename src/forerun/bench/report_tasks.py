@@ -6,8 +6,10 @@ import re
 
 from forerun.bench import metrics
 from forerun.bench.charts import Bar, Line, Stack, bars, lines, number, stacks
+from forerun.bench.headline import cut_answers
 from forerun.bench.markdown import Cell, Chart, Section, Table
 from forerun.bench.metrics import PLAIN, SpeedUp
+from forerun.bench.planning import examples_of
 from forerun.bench.results import Manifest
 from forerun.bench.standing import Entry, Standing, factor, times
 from forerun.bench.theory import Headroom
@@ -44,7 +46,7 @@ def _bar(standing: Standing, entry: Entry) -> Bar:
     note, pace = standing.places[entry.method], standing.pace(entry)
     whole = len(frozenset.union(*(e.finished for e in standing.entries)))
     if not standing.is_ranked(entry):
-        note = f"{entry.prompts} of {whole} prompts"
+        note = f"{entry.prompts} of {counted(whole, 'prompt')}"
     has_interval = standing.has_baseline and entry.kind != "plain" and entry.speed
     interval = entry.speed.interval if has_interval and entry.speed else None
     said = faster(entry, entry.speed).text if standing.has_baseline else f"{number(pace)} tokens/s"
@@ -68,8 +70,9 @@ def task_section(manifest: Manifest, standing: Standing, task: str) -> Section:
         _split_table(standing, task),
     ]
     prompts = len({r.index for r in mine})
+    whole = examples_of(manifest.tasks[task])[1] or prompts
     told = (
-        f"{prompts} of {counted(manifest.tasks[task].get('examples', prompts), 'prompt')}, "
+        f"{prompts} of {counted(whole, 'prompt')}, "
         f"{counted(samples, 'sample')} each, {counted(manifest.rounds, 'round')}."
     )
     if left_out := manifest.tasks[task].get("left_out"):
@@ -78,7 +81,7 @@ def task_section(manifest: Manifest, standing: Standing, task: str) -> Section:
         told += f" Own methods decoded a prompt at the same time, {manifest.turns} steps in turn."
     return Section(
         f"Task {task}",
-        [told],
+        list(filter(None, [told, cut_answers(manifest, mine)])),
         [chart for chart in charts if chart],
         [table for table in tables if table.rows],
         folds=True,

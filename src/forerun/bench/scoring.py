@@ -44,6 +44,11 @@ def majority_score(task: Task, example: Example, texts: Sequence[str | None]) ->
     return task.score(example, next(text for answer, text in answers if answer == winner))
 
 
+def last_line(text: str) -> str:
+    """The last line of an error."""
+    return (text.strip().splitlines() or [""])[-1]
+
+
 def last_lines(error: BaseException) -> str:
     """What is kept of an error: its message if it is ours, else the end of its traceback."""
     if isinstance(error, ForerunError):

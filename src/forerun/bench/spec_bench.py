@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from forerun.bench.fields import fits, in_words, shown
 from forerun.bench.results import Record, SampleRecord
 from forerun.bench.tasks.base_lines import check, objects, texts
 from forerun.errors import ConfigError, DataError
@@ -103,6 +104,23 @@ def answers(
     return lines
 
 
+def unanswered(questions: Iterable[Question], records: Iterable[Record]) -> list[str]:
+    """The questions that `answers` leaves out, each with its first turn that is missing, and why.
+
+    As "82 (turn 2 failed)", "83 (turn 1 was not measured)".
+    """
+    failed = {record.id: record.error is not None for record in records}
+    said = []
+    for question in questions:
+        for turn in range(1, len(question.turns) + 1):
+            is_lost = failed.get(f"{question.id}.{turn}")
+            if is_lost is not False:
+                what = "failed" if is_lost else "was not measured"
+                said.append(f"{shown(question.id)} (turn {turn} {what})")
+                break
+    return said
+
+
 def _by_turn(records: Iterable[Record]) -> dict[str, Record]:
     found: dict[str, Record] = {}
     for record in records:
@@ -174,29 +192,44 @@ def read_answers(path: Path) -> list[dict[str, Any]]:
             raise DataError(f"{where}: expected choices, a list with one object or more")
         if not isinstance(value.get("category"), str):
             raise DataError(f"{where}: category must be a text, got {value.get('category')!r}")
-        for key, kind in FIELDS.items():
-            items = first.get(key, [] if key == "accept_lengths" else None)
-            if not isinstance(items, list) or not all(_is(kind, item) for item in items):
-                raise DataError(f"{where}: {key} must be a list of {NAMES[kind]}, got {items!r}")
-        if not sum(first["wall_time"]) > 0:
-            raise DataError(f"{where}: wall_time must add up to more than 0")
+        _check_choice(where, first)
         found[name] = value
     return list(found.values())
 
 
+def _check_choice(where: str, choice: dict[str, Any]) -> None:
+    """Refuses figures that no answer can have. Raises DataError naming the field."""
+    for key, kind in FIELDS.items():
+        if key not in choice and key in OPTIONAL:
+            continue
+        items = choice.get(key)
+        if not isinstance(items, list) or not fits(items, kind):
+            raise DataError(f"{where}: {key} must be {in_words(kind)}, got {shown(items)}")
+        for item in items:
+            if not isinstance(item, str | None) and not 0 <= item <= MOST:
+                raise DataError(
+                    f"{where}: {key} takes numbers from 0 to {MOST}, got {shown(item)}; measure "
+                    "this question again, or leave it out of both files"
+                )
+        if key in EACH and len(items) != len(choice["turns"]):
+            raise DataError(
+                f"{where}: {key} takes a number for every turn, {len(choice['turns'])}, got "
+                f"{len(items)}: {shown(items)}"
+            )
+    if not sum(choice["wall_time"]) >= LEAST:
+        raise DataError(f"{where}: wall_time must add up to {LEAST} s or more")
+
+
 FIELDS: dict[str, Any] = {
-    "turns": str,
-    "new_tokens": int,
-    "wall_time": float,
-    "accept_lengths": int,
+    "turns": list[str],
+    "new_tokens": list[int],
+    "wall_time": list[float],
+    "decoding_steps": list[int | None],
+    "accept_lengths": list[int],
 }
-NAMES = {str: "texts", int: "whole numbers", float: "numbers"}
-
-
-def _is(kind: type, value: Any) -> bool:
-    if isinstance(value, bool):
-        return False
-    return isinstance(value, int | float if kind is float else kind)
+OPTIONAL = ("decoding_steps", "accept_lengths")
+EACH = ("new_tokens", "wall_time", "decoding_steps")  # as many as there are turns
+MOST, LEAST = 10**9, 1e-6  # tokens, steps or seconds of a turn; seconds of an answer
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from forerun.bench import metrics
 from forerun.bench.charts import number
 from forerun.bench.metrics import PLAIN, SpeedUp, Totals
+from forerun.bench.planning import examples_of
 from forerun.bench.results import Manifest, Record
 
 
@@ -18,6 +21,34 @@ def kind_of(method: str, manifest: Manifest) -> str:
         return "plain"
     heads = {name.partition(":")[0] for name in manifest.peers}
     return "peer" if method.partition(":")[0] in heads else "own"
+
+
+def skipped(manifest: Manifest) -> dict[str, str]:
+    """Peers that could not take part or broke too often, and why."""
+    return {name: why for name, why in manifest.peers.items() if isinstance(why, str)}
+
+
+def awaited(manifest: Manifest) -> list[str]:
+    """Methods that take part to the end."""
+    absent = skipped(manifest)
+    return [method for method in manifest.methods if method not in absent]
+
+
+def incomplete(manifest: Manifest, records: Sequence[Record]) -> str:
+    """How many of the planned measurements are there, and whose are missing; "" where all are."""
+    each = sum(examples_of(told)[0] for told in manifest.tasks.values()) * manifest.rounds
+    there = Counter(record.method for record in records)
+    missing = {m: each - there[m] for m in awaited(manifest) if there[m] < each}
+    if not missing:
+        return ""
+    planned = each * len(awaited(manifest))
+    found = planned - sum(missing.values())
+    return f"{found} of {planned} planned measurements are there; missing: {listed(missing)}"
+
+
+def listed(counts: Mapping[str, int]) -> str:
+    """ "plain 2, stand 3"."""
+    return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
 @dataclass(frozen=True)
@@ -135,13 +166,19 @@ def times(speed: SpeedUp | None) -> str:
 
 
 def factor(value: float) -> str:
-    """ "2.07x"."""
-    return f"{value:.2f}x" if value < 10 else f"{number(value)}x"
+    """ "2.07x"; three digits of what is small or large; a dash for what is no number."""
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:.2f}x" if 0.1 <= value < 10 else f"{number(value)}x"
 
 
 def interval(speed: SpeedUp) -> str:
     """The 95 % interval in brackets; nothing for a single prompt."""
     if speed.interval is None:
         return ""
-    low, high = (factor(end).removesuffix("x") for end in speed.interval)
-    return f" ({low} to {high})"
+    return f" ({span(*speed.interval)})"
+
+
+def span(low: float, high: float) -> str:
+    """ "2.01 to 2.14"."""
+    return " to ".join(factor(end).removesuffix("x") for end in (low, high))

@@ -1,7 +1,7 @@
 """`forerun bench`: measure methods and peers side by side, report, compare runs, profile a step.
 
-Status 0: done; 1: nothing of a run was decoded, or `compare` found a method that became slower; 2:
-bad input; 130: interrupted.
+Status 0: done; 1: nothing of a run was decoded, or `compare` found a method that became slower, is
+gone or fails; 2: bad input; 130: interrupted.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import typer
 from forerun.cli import bench_spec, options
 from forerun.cli.commands import Commands
 from forerun.cli.output import console, notice, print_json
+
+SAMPLES = 16  # of a prompt, where texts differ
 
 app = typer.Typer(
     cls=Commands,
@@ -36,7 +38,20 @@ Tasks = Annotated[str, typer.Option("--tasks", help="Tasks by name, as reasoning
 RunFolder = Annotated[Path, typer.Option("--out", help="Run folder; one that is there goes on.")]
 TopK = Annotated[int, typer.Option("--top-k", help="0: off.")]
 TopP = Annotated[float, typer.Option("--top-p", help="1: off.")]
-Examples = Annotated[int, typer.Option("--examples", help="Prompts per task.")]
+Examples = Annotated[
+    int | None,
+    typer.Option("--examples", help="Prompts per task; without it 20, of a file all."),
+]
+Samples = Annotated[
+    int | None,
+    typer.Option("-n", min=1, help="Samples per prompt; without it 16, at temperature 0 one."),
+]
+MaxNewTokens = Annotated[
+    int,
+    typer.Option(
+        "--max-new-tokens", help="Longest text; prompts that leave no room for it are left out."
+    ),
+]
 Rounds = Annotated[int, typer.Option("--rounds", help="How often everything is done.")]
 Turns = Annotated[
     int,
@@ -72,12 +87,12 @@ def run(
     model: options.ModelName = "reasoner",
     peers: Peers = "",
     peers_dir: PeersDir = None,
-    n: options.Number = 16,
+    n: Samples = None,
     temperature: options.Temperature = 0.6,
     top_k: TopK = 0,
     top_p: TopP = 1.0,
-    max_new_tokens: options.MaxNewTokens = 512,
-    examples: Examples = 20,
+    max_new_tokens: MaxNewTokens = 512,
+    examples: Examples = None,
     rounds: Rounds = 1,
     turns: Turns = 0,
     threads: Threads = None,
@@ -102,11 +117,12 @@ def run(
 
     for name in split_names(peers, "peer"):
         parse_peer(name)
+    usual = 1 if temperature == 0 else SAMPLES  # greedy ones are all the same
     asked = Asked(
         split_methods(",".join(filter(None, [methods, peers]))),
         split_names(tasks, "task"),
         model,
-        Sampling(temperature, top_k, top_p, max_new_tokens=max_new_tokens, n=n),
+        Sampling(temperature, top_k, top_p, max_new_tokens=max_new_tokens, n=n or usual),
         examples,
         rounds,
         usual_threads() if threads is None else threads,
@@ -149,7 +165,8 @@ def compare(
 ) -> None:
     """Check whether a run became slower.
 
-    Both runs must have done the same; status 1 if a method lost more than is allowed.
+    Both runs must have done the same; status 1 if a method lost more than is allowed, is missing or
+    fails where it did not before, or if the second run is incomplete.
     """
     from forerun.bench import compare as comparing
     from forerun.bench.results import read_run
@@ -162,7 +179,7 @@ def compare(
         print_json(found.to_dict())
     else:
         bench_show.show_comparison(console(), found, max_slowdown, relative)
-    raise typer.Exit(1 if found.is_slower else 0)
+    raise typer.Exit(1 if found.is_worse else 0)
 
 
 @app.command("profile")

@@ -133,12 +133,12 @@ class Bench:
 
     def _decode(self, writer: RunWriter, chosen: list[Chosen]) -> None:
         from forerun.bench.harness import Harness
+        from forerun.bench.headline import of_the_plan
         from forerun.bench.planning import units
         from forerun.cli.bench_show import Ticker
 
-        for part in chosen:
-            if part.left_out:
-                notice(f"{part.name}: {part.left_out} prompts are too long for the context")
+        for line in of_the_plan(writer.manifest):
+            notice(line)
         with Ticker() as ticker:
             Harness(
                 units(chosen, self.asked.rounds),

@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from forerun.bench import metrics
+from forerun.bench.charts import number
+from forerun.bench.scoring import last_line
+from forerun.bench.standing import factor, skipped, span
 from forerun.cli.options import PATIENCE
 from forerun.cli.output import console, notice
+from forerun.words import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -87,7 +91,7 @@ def record_line(record: Record) -> str:
         return head + "failed: " + last_line(record.error)
     rate = metrics.tokens_per_second([record])
     tau = metrics.totals(record.samples).tau
-    return head + f"{rate or 0:.0f} tokens/s" + (f", tau {tau:.2f}" if tau else "")
+    return head + f"{number(rate or 0.0)} tokens/s" + (f", tau {tau:.2f}" if tau else "")
 
 
 def left(seconds: float | None) -> str:
@@ -100,8 +104,12 @@ def left(seconds: float | None) -> str:
 
 
 def summary(manifest: Manifest, records: list[Record]) -> dict[str, Any]:
-    """Figures per task and method, of what a quiet machine measured; plain values."""
+    """Figures per task and method, of what a quiet machine measured, and notes; plain values."""
+    from forerun.bench.headline import alerts, cut_answers
+
     quiet = metrics.calm(records)
+    cut = {t: cut_answers(manifest, [r for r in quiet if r.task == t]) for t in manifest.tasks}
+    notes = [f"{task}: {line}" for task, line in cut.items() if line]
     return {
         "tasks": {
             task: {
@@ -114,7 +122,8 @@ def summary(manifest: Manifest, records: list[Record]) -> dict[str, Any]:
         "disturbed": sum(metrics.disturbed(records)),
         "limits": manifest.limits,
         "cost_curve": manifest.cost_curve,
-        "left_out": {k: v for k, v in manifest.peers.items() if isinstance(v, str)},
+        "left_out": skipped(manifest),
+        "notes": notes + alerts(manifest, records),
     }
 
 
@@ -152,30 +161,29 @@ COLUMNS = (
 
 def show_summary(out: Console, manifest: Manifest, records: list[Record]) -> None:
     """One table per task, and what is wrong with the run."""
-    from forerun.bench.headline import alerts
-
     found = summary(manifest, records)
     for task, methods in found["tasks"].items():
-        threads = "1 thread" if manifest.threads == 1 else f"{manifest.threads} threads"
+        threads = counted(manifest.threads, "thread")
         title = f"{task}, {manifest.model['name']}, {manifest.dtype}, {threads}"
         title += f", {manifest.rounds} rounds" if manifest.rounds > 1 else ""
         rows = [_row(method, figure) for method, figure in methods.items()]
         out.print(make_table(title, COLUMNS, rows))
     for name, why in found["left_out"].items():
         out.print(f"{name} is left out: {last_line(why)}", markup=False)
-    for alert in alerts(manifest, records):
-        out.print(alert, markup=False, soft_wrap=True)
+    for note in found["notes"]:
+        out.print(note, markup=False, soft_wrap=True)
 
 
 def _row(method: str, figure: dict[str, Any]) -> list[str]:
     up, bare = figure["speed_up"], figure["speed_up_without_prefill"]
+    rate = figure["tokens_per_second"]
     return [
         method,
         str(figure["prompts"]),
-        shown(figure["tokens_per_second"], ".0f"),
-        shown(up and up["ratio"], ".2f", "x"),
-        "{:.2f} to {:.2f}".format(*up["interval"]) if up and up["interval"] else "-",
-        shown(bare and bare["ratio"], ".2f", "x"),
+        "-" if rate is None else number(rate),
+        factor(up["ratio"]) if up else "-",
+        span(*up["interval"]) if up and up["interval"] else "-",
+        factor(bare["ratio"]) if bare else "-",
         shown(figure["tau"], ".2f"),
         shown(figure["acceptance_rate"], ".0%"),
         shown(outside_share(figure["time"]), ".0%"),
@@ -196,21 +204,17 @@ def shown(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else f"{value:{form}}{unit}"
 
 
-def last_line(text: str) -> str:
-    """The last line of an error."""
-    return (text.strip().splitlines() or [""])[-1]
-
-
 def show_comparison(out: Console, found: Comparison, max_slowdown: float, relative: bool) -> None:
     """A line per method, what else differs, and the verdict."""
     rows = []
     for change in found.changes:
-        interval = "{:.3f} to {:.3f}".format(*change.interval) if change.interval else "-"
-        ratio = f"{change.ratio:.3f}"
+        interval = " to ".join(map(precise, change.interval or ())) or "-"
+        ratio = precise(change.ratio)
         rows.append([change.method, str(change.prompts), ratio, interval, change.verdict])
     what = "speed-up over plain" if relative else "tokens per second"
     columns = "method", "prompts", "ratio", "95 % interval", ""
-    out.print(make_table(f"{what}, second run over first", columns, rows))
+    if rows:
+        out.print(make_table(f"{what}, second run over first", columns, rows))
     for remark in found.remarks:
         out.print(remark, markup=False)
     limit = 1 - max_slowdown
@@ -218,7 +222,15 @@ def show_comparison(out: Console, found: Comparison, max_slowdown: float, relati
     said = f"{below} is below {limit:.3f}"
     if below == "a ratio" and not found.is_slower:
         said += ", but its interval holds 1; more prompts (--examples) or --rounds make it narrower"
-    out.print(f"slower: {said}" if found.is_slower else said, soft_wrap=True)
+    if rows:
+        out.print(f"slower: {said}" if found.is_slower else said, soft_wrap=True)
+    for loss in found.losses:
+        out.print(f"worse: {loss}", markup=False, soft_wrap=True)
+
+
+def precise(value: float) -> str:
+    """Three decimals, or as many significant digits of what is small."""
+    return f"{value:.3f}" if value >= 0.1 else number(value)
 
 
 def show_budget(out: Console, found: Budget) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,15 +45,21 @@ def answers(
             f"{folder} has no Spec-Bench task, only {', '.join(manifest.tasks)}; run with "
             f"--tasks {TASK}PATH"
         )
-    lines = []
+    lines, gone = [], list[str]()
     for task in tasks:
         mine = [r for r in records if (r.task, r.method, r.round) == (task, method, number)]
         questions = SpecBenchTask.of_path(task.removeprefix(TASK)).questions
         lines += spec_bench.answers(questions, mine, method)
+        gone += spec_bench.unanswered(questions, mine)
     if not lines:
-        raise DataError(f"{method} answered no question in full in round {number} of {folder}")
+        raise DataError(
+            f"{method} answered no question in full in round {number} of {folder}: {_few(gone)}"
+        )
     spec_bench.write_answers(out, lines)
-    typer.echo(f"{out}: {len(lines)} answers of {method}")
+    if gone:
+        whole = counted(len(lines) + len(gone), "question")
+        notice(f"{len(gone)} of {whole} left out, without an answer to every turn: {_few(gone)}")
+    typer.echo(f"{out}: {counted(len(lines), 'answer')} of {method}")
 
 
 def spec(
@@ -69,11 +76,14 @@ def spec(
     """
     from forerun.assets import embedded
     from forerun.bench import spec_bench
+    from forerun.bench.fields import shown
     from forerun.models.tokenizer import Tokenizer
 
     here, there = spec_bench.read_answers(method), spec_bench.read_answers(baseline)
-    found = spec_bench.table(here, there, Tokenizer.load(embedded(tokenizer)).encode)
-    gone = spec_bench.unshared(here, there), spec_bench.unshared(there, here)
+    encode = Tokenizer.load(embedded(tokenizer)).encode
+    found = spec_bench.table(here, there, encode)
+    pairs = (here, there), (there, here)
+    gone = [[shown(name) for name in spec_bench.unshared(*pair)] for pair in pairs]
     if not found:
         raise DataError(
             f"{method} and {baseline} answer no question in common, {_few(gone[0])} against "
@@ -89,26 +99,34 @@ def spec(
     if is_json:
         print_json([vars(row) for row in found])
         return
-    from forerun.cli.bench_show import make_table, shown
+    from forerun.bench.charts import number
+    from forerun.bench.standing import factor
+    from forerun.cli.bench_show import make_table
 
+    itself = spec_bench.speed(there, there, encode, "overall")
     columns = "category", "questions", "mean accepted", "tokens/s", "baseline", "speed-up"
     rows: list[list[Any]] = [
         [
             row.group,
             str(row.num_questions),
-            shown(row.mean_accepted, ".2f"),
-            f"{row.tokens_per_second:.1f}",
-            f"{row.baseline_tokens_per_second:.1f}",
-            f"{row.speed_up:.2f}x",
+            "-" if row.mean_accepted is None else f"{row.mean_accepted:.2f}",
+            number(row.tokens_per_second),
+            number(row.baseline_tokens_per_second),
+            factor(row.speed_up),
         ]
         for row in found
     ]
-    console().print(make_table("Spec-Bench's accounting", columns, rows))
+    out = console()
+    out.print(make_table("Spec-Bench's accounting", columns, rows))
+    if itself is not None:
+        out.print(
+            "The baseline's tokens are its texts tokenised again, less one per turn, and not those "
+            f"that its file states: against itself it is {factor(itself.speed_up)} as fast.",
+            soft_wrap=True,
+        )
 
 
-def _few(ids: list[int | str]) -> str:
+def _few(named: Sequence[str]) -> str:
     """The first few, and how many more there are."""
-    from forerun.bench.fields import shown
-
-    more = f" and {len(ids) - FEW} more" if len(ids) > FEW else ""
-    return ", ".join(map(shown, ids[:FEW])) + more
+    more = f" and {len(named) - FEW} more" if len(named) > FEW else ""
+    return ", ".join(named[:FEW]) + more

@@ -18,7 +18,7 @@ from forerun.registry import parse
 if TYPE_CHECKING:
     from forerun.bench.tasks.base import Task
 
-__all__ = ["get_task", "task_names"]
+__all__ = ["get_task", "is_file", "task_names"]
 
 
 def task_names() -> list[str]:
@@ -37,11 +37,16 @@ def get_task(text: str) -> Task:
     if name not in task_names():
         raise UnknownName.of("task", head, task_names())
     cls = _class_of(name)
-    if hasattr(cls, "of_path"):
+    if is_file(cls):
         if not rest:
             raise ConfigError(f"task {name!r} needs a file; write {name}:PATH")
         return cls.of_path(rest)
     return cls(**_defaults(cls) | _values(name, cls, parse(text)[1]))
+
+
+def is_file(task: Any) -> bool:
+    """Whether a task, or its class, is made of somebody's file, whose examples can be counted."""
+    return hasattr(task, "of_path")
 
 
 def _class_of(name: str) -> Any:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,6 +28,7 @@ import numpy as np
 
 import forerun
 from forerun.assets import embedded
+from forerun.bench import scripts
 from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.bench.tasks.story import StoryTask
 from forerun.controllers.fixed import Fixed
@@ -192,12 +192,16 @@ def tokenizer_of(file: str) -> Tokenizer:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--problems", type=int, default=24)
-    parser.add_argument("--samples", type=int, default=2)
-    parser.add_argument("--nodes", type=int, default=16)
-    parser.add_argument("--corpus", type=int, default=4000, help="training problems to count")
-    parser.add_argument("--temperature", type=float, default=0.6)
-    parser.add_argument("--only", default="", help="settings whose name matches this pattern")
+    parser.add_argument("--problems", type=scripts.count, default=24)
+    parser.add_argument("--samples", type=scripts.count, default=2)
+    parser.add_argument("--nodes", type=scripts.count, default=16)
+    parser.add_argument(
+        "--corpus", type=scripts.count, default=4000, help="training problems to count"
+    )
+    parser.add_argument("--temperature", type=scripts.measure, default=0.6)
+    parser.add_argument(
+        "--only", type=scripts.pattern, default="", help="settings whose name matches this pattern"
+    )
     parser.add_argument("--text", nargs="+", default=[], help="time drafts in these files instead")
     parser.add_argument("--tokenizer", default="", help="of the text: a tokenizer.json")
     options = parser.parse_args()
@@ -210,7 +214,7 @@ def main() -> None:
         files = count(Path(folder), model, options.corpus)
         print(f"{'setting':<42}{HEAD}")
         for name, given in SETTINGS.items():
-            if re.search(options.only, name):
+            if options.only.search(name):
                 given = dict(given)
                 file = files[str(given.pop("from", "problems"))]
                 drafter = Aded(matrix=file or None, tokenizer=model.tokenizer, **given)
@@ -219,4 +223,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    scripts.run(main)

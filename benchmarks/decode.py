@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from forerun.bench import scripts
 from forerun.dice import SeededDice
 from forerun.engine.runner import ModelRunner
 from forerun.models.load import DTYPES, load_target
@@ -144,10 +145,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--params", choices=SIZES, default="30M")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--context", type=int, default=256, help="tokens before the timed ones")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--repeats", type=int, default=10, help="calls per round and contestant")
+    parser.add_argument("--threads", type=scripts.count, default=torch.get_num_threads())
+    parser.add_argument(
+        "--context", type=scripts.count, default=256, help="tokens before the timed ones"
+    )
+    parser.add_argument("--rounds", type=scripts.count, default=15)
+    parser.add_argument(
+        "--repeats", type=scripts.count, default=10, help="calls per round and contestant"
+    )
     parser.add_argument("--json", type=Path, help="also write the medians to this file")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -176,4 +181,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    scripts.run(main)

@@ -18,6 +18,7 @@ import numpy as np
 
 import forerun
 from forerun.assets import embedded
+from forerun.bench import scripts
 from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.bench.tasks.reasoning_world import MIX
 from forerun.drafters.draft_model import DraftModel
@@ -147,9 +148,9 @@ def costs(found: Counts, name: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--problems", type=int, default=24)
-    parser.add_argument("--samples", type=int, default=2)
-    parser.add_argument("--temperature", type=float, default=0.6)
+    parser.add_argument("--problems", type=scripts.count, default=24)
+    parser.add_argument("--samples", type=scripts.count, default=2)
+    parser.add_argument("--temperature", type=scripts.measure, default=0.6)
     options = parser.parse_args()
     pair, contest = Pair(options.samples, options.temperature), Contest()
     fit = pair.measure("train", options.problems, contest.all)
@@ -163,4 +164,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    scripts.run(main)

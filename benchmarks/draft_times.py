@@ -31,6 +31,7 @@ import numpy as np
 import torch
 
 from forerun import registry
+from forerun.bench import scripts
 from forerun.dice import SeededDice
 from forerun.drafters.rasd import graft
 from forerun.drafters.token_recycling import Successors
@@ -277,10 +278,12 @@ def measure(cases: list[Case], history: History, runs: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="*", type=Path, help="texts, gzipped")
-    parser.add_argument("--tokens", type=int, default=1_000_000, help="of the history")
-    parser.add_argument("--runs", type=int, default=120)
-    parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--only", default="", help="drafters whose name matches this pattern")
+    parser.add_argument("--tokens", type=scripts.count, default=1_000_000, help="of the history")
+    parser.add_argument("--runs", type=scripts.count, default=120)
+    parser.add_argument("--temperature", type=scripts.measure, default=1.0)
+    parser.add_argument(
+        "--only", type=scripts.pattern, default="", help="drafters whose name matches this pattern"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
@@ -293,7 +296,7 @@ def main() -> None:
         parser.error(f"expected {least} words or more, got {len(text)}; try fewer --tokens")
     history = History(text[: given.tokens], text[given.tokens :], rng)
     print(f"machine: {platform.processor() or platform.machine()}; {given}; V = {VOCAB}")
-    setups = [setup for setup in SETUPS if re.search(given.only, setup.spec.partition(":")[0])]
+    setups = [setup for setup in SETUPS if given.only.search(setup.spec.partition(":")[0])]
     cases = [Case(setup, history, given.temperature) for setup in setups]
     gc.collect()
     gc.freeze()  # a full collection would walk all that was filled
@@ -304,4 +307,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    scripts.run(main)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from forerun.bench import metrics
+from forerun.bench import metrics, scripts
 from forerun.bench.inflate import inflate
 from forerun.bench.results import Record, read_records
 from forerun.bench.tasks.reasoning import ReasoningTask
@@ -127,11 +127,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, help="folder; without it nothing is kept")
     parser.add_argument("--size", default="own", help="0.1B, 0.3B, 1B; own: not padded")
-    parser.add_argument("--examples", type=int, default=2, help="prompts per group")
-    parser.add_argument("--tokens", type=int, default=200, help="longest sample")
-    parser.add_argument("--turns", type=int, default=12, help="steps; 0: whole prompts in turn")
+    parser.add_argument("--examples", type=scripts.count, default=2, help="prompts per group")
+    parser.add_argument("--tokens", type=scripts.count, default=200, help="longest sample")
+    parser.add_argument(
+        "--turns", type=scripts.number, default=12, help="steps; 0: whole prompts in turn"
+    )
     parser.add_argument("--methods", help="only these, joined by ;")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=scripts.count, default=torch.get_num_threads())
     parser.add_argument("--dtype", default="bf16")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -161,4 +163,4 @@ def measure(given: argparse.Namespace, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    scripts.run(main)

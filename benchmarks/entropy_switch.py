@@ -20,6 +20,7 @@ from time import perf_counter
 import numpy as np
 
 from forerun.adaptive.entropy_switch import LARGE, SMALL, EntropySwitch, load
+from forerun.bench import scripts
 from forerun.bench.switching import RandomSwitch, Score, gap, score, traces
 from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.bench.tasks.reasoning_world import MIX
@@ -142,10 +143,14 @@ def speed_table(pair: Pair, problems: int, threshold: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES)
-    parser.add_argument("--problems", type=int, default=300)
-    parser.add_argument("--levels", type=int, nargs="+", default=list(MIX))
-    parser.add_argument("--timed", type=int, default=12, help="problems of the speed table")
-    parser.add_argument("--threshold", type=float, default=1.0, help="that of the speed table")
+    parser.add_argument("--problems", type=scripts.count, default=300)
+    parser.add_argument("--levels", type=scripts.number, nargs="+", default=list(MIX))
+    parser.add_argument(
+        "--timed", type=scripts.count, default=12, help="problems of the speed table"
+    )
+    parser.add_argument(
+        "--threshold", type=scripts.measure, default=1.0, help="that of the speed table"
+    )
     options = parser.parse_args()
     pair = Pair(options.problems, tuple(options.levels))
     if "signal" in options.tables:
@@ -157,4 +162,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    scripts.run(main)

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from forerun.bench import scripts
 from forerun.ngrams.fm_index import FMIndex
 from forerun.ngrams.infini import Index
 from forerun.ngrams.shards import shard_of
@@ -141,9 +142,9 @@ def report(text: np.ndarray, held: np.ndarray, num_queries: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1_000_000, 10_000_000])
+    parser.add_argument("--tokens", type=scripts.count, nargs="+", default=[1_000_000, 10_000_000])
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
-    parser.add_argument("--queries", type=int, default=4000)
+    parser.add_argument("--queries", type=scripts.count, default=4000)
     options = parser.parse_args()
     for name in (TOKENIZER, *(f"corpora/{book}.txt.gz" for book in BOOKS)):
         if not (here := options.data / name).exists():
@@ -157,4 +158,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    scripts.run(main)

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 from index_timing import cold_and_warm, timed
 
+from forerun.bench import scripts
 from forerun.bench.machine import num_cores
 from forerun.ngrams import encoders, store
 from forerun.ngrams.documents import Document, Reading, list_sources, read
@@ -38,7 +39,9 @@ from forerun.ngrams.infini import Index
 # from a small process: what a large one starts is counted as large as itself
 MEASURES = """
 import resource, subprocess, sys
-subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True)
+status = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL).returncode
+if status:
+    sys.exit(status)
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """
 RUNS = "import sys; from forerun.cli.main import main; sys.exit(main())"
@@ -271,12 +274,12 @@ def show(mine: dict[str, Any], other: dict[str, Any] | None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     here = Path(__file__).parents[2] / "shared" / "data" / "corpora"
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1_000_000])
+    parser.add_argument("--tokens", type=scripts.count, nargs="+", default=[1_000_000])
     parser.add_argument("--corpus", type=Path, default=here)
     parser.add_argument("--tokenizer", default="reasoner")
     parser.add_argument("--peer-python", default=os.environ.get("INFINI_GRAM_PYTHON", ""))
-    parser.add_argument("--queries", type=int, default=2000, help="of each kind")
-    parser.add_argument("--threads", type=int, default=num_cores())
+    parser.add_argument("--queries", type=scripts.count, default=2000, help="of each kind")
+    parser.add_argument("--threads", type=scripts.count, default=num_cores())
     parser.add_argument("--memory", default="2GB", help="what a build may take")
     parser.add_argument("--folder", type=Path, help="where indexes stay; else a temporary one")
     parser.add_argument("--build-only", action="store_true", help="ask nothing")
@@ -292,4 +295,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    scripts.run(main)

@@ -22,6 +22,7 @@ from decode import SIZES, binary_tree, checkpoint
 
 import forerun
 from forerun.assets import embedded
+from forerun.bench import scripts
 from forerun.bench.products import seconds_alone
 from forerun.bench.tasks.reasoning import ReasoningTask, read_answer
 from forerun.dice import SeededDice
@@ -111,11 +112,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--params", choices=SIZES, default="300M")
     parser.add_argument("--checkpoint", type=Path, help="folder that keeps the checkpoint")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=scripts.count, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=scripts.count, default=9)
     parser.add_argument("--law", action="store_true")
-    parser.add_argument("--problems", type=int, default=40)
-    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--problems", type=scripts.count, default=40)
+    parser.add_argument("--samples", type=scripts.count, default=8)
     options = parser.parse_args()
     if options.law:
         law(options.problems, options.samples)
@@ -124,4 +125,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    scripts.run(main)

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 import forerun
+from forerun.bench import scripts
 from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.dice import SeededDice
 from forerun.errors import ConfigError
@@ -224,7 +225,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     here = Path(__file__).parents[2] / "shared" / "data"
     parser.add_argument("--data-dir", type=Path, default=here)
-    parser.add_argument("--windows", type=int, default=60, help="to fit on; as many to evaluate")
+    parser.add_argument(
+        "--windows", type=scripts.count, default=60, help="to fit on; as many to evaluate"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         found = texts(options.data_dir, Path(name))
@@ -248,4 +251,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    scripts.run(main)

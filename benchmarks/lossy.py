@@ -21,6 +21,7 @@ import numpy as np
 import forerun
 from forerun import registry
 from forerun.assets import embedded
+from forerun.bench import scripts
 from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.bench.tasks.reasoning_world import MIX
 from forerun.controllers.fixed import Fixed
@@ -239,12 +240,14 @@ TABLES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tables", nargs="+", default=["rules"], choices=[*TABLES])
-    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 0.6])
-    parser.add_argument("--problems", type=int, default=96)
-    parser.add_argument("--samples", type=int, default=2, help="per problem, where T > 0")
-    parser.add_argument("--nodes", type=int, default=8, help="length of a draft")
-    parser.add_argument("--positions", type=int, default=60, help="for the distance")
-    parser.add_argument("--length", type=int, default=300, help="most new tokens per sample")
+    parser.add_argument("--temperatures", nargs="+", type=scripts.measure, default=[0.0, 0.6])
+    parser.add_argument("--problems", type=scripts.count, default=96)
+    parser.add_argument("--samples", type=scripts.count, default=2, help="per problem, where T > 0")
+    parser.add_argument("--nodes", type=scripts.count, default=8, help="length of a draft")
+    parser.add_argument("--positions", type=scripts.count, default=60, help="for the distance")
+    parser.add_argument(
+        "--length", type=scripts.count, default=300, help="most new tokens per sample"
+    )
     o = parser.parse_args()
     pair = Pair(o.problems, o.samples, o.nodes, o.length)
     for name in o.tables:
@@ -252,4 +255,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    scripts.run(main)

@@ -19,6 +19,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from forerun.bench import scripts
 from forerun.models.load import DTYPES
 from forerun.native import LEVELS, kernels
 from forerun.native.packing import Packed
@@ -74,20 +75,27 @@ def switch(times: dict[tuple[str, int], float], level: str, rows: list[int]) -> 
     return found
 
 
+def shape(text: str) -> tuple[int, int]:
+    """Rows and columns of a weight, as 2816x1024."""
+    n, _, k = text.partition("x")
+    return scripts.count(n), scripts.count(k)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--shapes", nargs="+", default=["2816x1024", "4096x4096"], help="NxK")
+    parser.add_argument(
+        "--shapes", type=shape, nargs="+", default=[(2816, 1024), (4096, 4096)], help="NxK"
+    )
     rows = [32, 64, 128, 256, 512, 1024]
-    parser.add_argument("--rows", type=int, nargs="+", default=rows)
+    parser.add_argument("--rows", type=scripts.count, nargs="+", default=rows)
     parser.add_argument("--levels", nargs="+", choices=LEVELS[1:], default=None)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=scripts.count, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=scripts.count, default=5)
     options = parser.parse_args()
     options.levels = options.levels or list(LEVELS[1 : kernels().level + 1])
     torch.set_num_threads(options.threads)
-    for shape in options.shapes:
-        n, k = (int(part) for part in shape.split("x"))
+    for n, k in options.shapes:
         weight = (torch.randn(n, k) / k**0.5).to(DTYPES[options.dtype])
         with torch.inference_mode():
             times = {key: statistics.median(t) for key, t in measure(weight, options).items()}
@@ -95,7 +103,7 @@ def main() -> None:
             "torch",
             *(f"{level}{how}" for level in options.levels for how in ("", " unpacked")),
         ]
-        print(f"{shape} {options.dtype}, {options.threads} threads, ms: rows, {', '.join(names)}")
+        print(f"{n}x{k} {options.dtype}, {options.threads} threads, ms: rows, {', '.join(names)}")
         for num in options.rows:
             print(f"{num:6}  " + "  ".join(f"{1e3 * times[name, num]:8.2f}" for name in names))
         for level in options.levels:
@@ -103,4 +111,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    scripts.run(main)

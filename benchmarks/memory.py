@@ -21,6 +21,7 @@ from time import perf_counter
 import numpy as np
 from numba import njit
 
+from forerun.bench import scripts
 from forerun.dice import SeededDice
 from forerun.drafters.stand import Stand
 from forerun.ngrams import kernels
@@ -271,11 +272,11 @@ def costs(contexts: int, vocabs: list[int], rng: np.random.Generator) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--contexts", type=int, default=1_000_000)
-    parser.add_argument("--vocab", type=int, nargs="+", default=[8_000, 32_000, 128_000])
+    parser.add_argument("--contexts", type=scripts.count, default=1_000_000)
+    parser.add_argument("--vocab", type=scripts.count, nargs="+", default=[8_000, 32_000, 128_000])
     parser.add_argument("--part", choices=["costs", "lookups", "bytes"])
-    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
-    parser.add_argument("--problems", type=int, default=4)
+    parser.add_argument("--sizes", type=scripts.count, nargs="+", default=list(SIZES))
+    parser.add_argument("--problems", type=scripts.count, default=4)
     options = parser.parse_args()
     if min(options.vocab) < TEXT_VOCAB:
         parser.error(f"--vocab must be at least {TEXT_VOCAB}, the tokens of the random text")
@@ -291,4 +292,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    scripts.run(main)

@@ -14,6 +14,7 @@ from time import perf_counter
 
 import numpy as np
 
+from forerun.bench import scripts
 from forerun.dice import SeededDice
 from forerun.drafters.rest import Rest
 from forerun.ngrams.datastores import in_memory
@@ -80,16 +81,24 @@ def run(tokens: int, vocab: int, nodes: int, queries: int) -> None:
         print(f"    match {np.mean(lengths):.1f} tokens at {np.median(places):.0f} places (median)")
 
 
+def sizes(text: str) -> list[int]:
+    """Numbers of tokens, joined by commas, each with room for a passage of the stock."""
+    found = [scripts.count(one) for one in text.split(",")]
+    if min(found) < 10 * PASSAGE:
+        raise argparse.ArgumentTypeError(f"expected {10 * PASSAGE} tokens or more, got {text}")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", default="1000000,10000000")
-    parser.add_argument("--vocab", type=int, default=128_000)
-    parser.add_argument("--nodes", type=int, default=64)
-    parser.add_argument("--queries", type=int, default=2000)
+    parser.add_argument("--tokens", type=sizes, default="1000000,10000000")
+    parser.add_argument("--vocab", type=scripts.count, default=128_000)
+    parser.add_argument("--nodes", type=scripts.count, default=64)
+    parser.add_argument("--queries", type=scripts.count, default=2000)
     given = parser.parse_args()
-    for tokens in given.tokens.split(","):
-        run(int(tokens), given.vocab, given.nodes, given.queries)
+    for tokens in given.tokens:
+        run(tokens, given.vocab, given.nodes, given.queries)
 
 
 if __name__ == "__main__":
-    main()
+    scripts.run(main)

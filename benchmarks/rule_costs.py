@@ -21,7 +21,7 @@ import torch
 
 import forerun
 from forerun import registry
-from forerun.bench import optimum
+from forerun.bench import optimum, scripts
 from forerun.dice import SeededDice
 from forerun.records import Rows, Sequence
 from forerun.roles import Verifier
@@ -30,6 +30,7 @@ from forerun.shaping import Laws
 from forerun.tree import EMPTY, SWOR, Proposal, Tree, TreeBuilder
 
 NODES, BRANCHES, SUPPORT = 64, 4, 10
+LEAST = 100  # tokens of a vocabulary that trees of so many nodes are drawn from
 SAMPLINGS = {
     "temperature 1": Sampling(),
     "temperature .6": Sampling(temperature=0.6),
@@ -198,10 +199,12 @@ def row(*cells: object) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--vocab", type=int, default=128_000)
+    parser.add_argument("--vocab", type=scripts.count, default=128_000)
     parser.add_argument("--model", default="", help="whose pass rules are compared with")
-    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--rounds", type=scripts.count, default=300)
     o = parser.parse_args()
+    if o.vocab < LEAST or o.rounds < 4:
+        parser.error(f"expected --vocab of {LEAST} and --rounds of 4, or more")
     step = pass_time(o.model, 40) if o.model else 0.0
     if step:
         print(f"a pass of {o.model} for one sequence: {step / 1000:.1f} ms\n")
@@ -213,4 +216,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    scripts.run(main)

@@ -23,6 +23,7 @@ from time import perf_counter
 
 import numpy as np
 
+from forerun.bench import scripts
 from forerun.retrieval.bm25 import BM25
 from forerun.retrieval.books import Question, passages_of, questions, split
 from forerun.retrieval.measures import accuracy, interval, r_precision
@@ -115,8 +116,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="folder; without it nothing is kept")
     parser.add_argument("--book", type=Path, default=here)
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--questions", type=int, default=100, help="of each kind, at most")
+    parser.add_argument("--minutes", type=scripts.measure, default=10.0)
+    parser.add_argument(
+        "--questions", type=scripts.count, default=100, help="of each kind, at most"
+    )
     options = parser.parse_args()
     lacks = ""
     if not options.book.exists():
@@ -160,4 +163,4 @@ def measure(options: argparse.Namespace, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    scripts.run(main)

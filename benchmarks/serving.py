@@ -39,6 +39,7 @@ from typing import Any
 import numpy as np
 
 from forerun.assets import embedded
+from forerun.bench import scripts
 from forerun.bench.peers.client import environment
 from forerun.bench.peers.install import env_of, python_of
 from forerun.bench.tasks.reasoning import ReasoningTask
@@ -326,23 +327,38 @@ def answers(url: str) -> bool:
         return False
 
 
+def pair(text: str) -> tuple[str, str]:
+    """An option NAME=VALUE."""
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    return name, value
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ours", default="reasoner", help="model that our server runs")
-    parser.add_argument("--url", action="append", default=[], help="NAME=URL of another server")
-    parser.add_argument("--model", action="append", default=[], help="NAME=MODEL that it serves")
-    parser.add_argument("--vllm", type=Path, help="folder of `make peers`: vLLM's server, too")
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16, 64])
-    parser.add_argument("--requests", type=int, default=32, help="of one turn, at least")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--max-tokens", type=int, default=200)
     parser.add_argument(
-        "--soak", type=float, default=0.0, help="looks at the memory, a second apart; ours only"
+        "--url", type=pair, action="append", default=[], help="NAME=URL of another server"
+    )
+    parser.add_argument(
+        "--model", type=pair, action="append", default=[], help="NAME=MODEL that it serves"
+    )
+    parser.add_argument("--vllm", type=Path, help="folder of `make peers`: vLLM's server, too")
+    parser.add_argument("--clients", type=scripts.count, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--requests", type=scripts.count, default=32, help="of one turn, at least")
+    parser.add_argument("--rounds", type=scripts.count, default=2)
+    parser.add_argument("--max-tokens", type=scripts.count, default=200)
+    parser.add_argument(
+        "--soak",
+        type=scripts.measure,
+        default=0.0,
+        help="looks at the memory, a second apart; ours only",
     )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    models = dict(text.split("=", 1) for text in options.model)
-    urls = dict(text.split("=", 1) for text in options.url)
+    models = dict(options.model)
+    urls = dict(options.url)
     others = [Side(name, url.rstrip("/"), models.get(name, name)) for name, url in urls.items()]
     with ExitStack() as stack:
         own = stack.enter_context(ours(options.ours, max(options.clients)))
@@ -360,4 +376,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    scripts.run(main)

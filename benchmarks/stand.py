@@ -32,6 +32,7 @@ import torch
 
 import forerun
 from forerun import registry
+from forerun.bench import scripts
 from forerun.bench.inflate import inflate
 from forerun.bench.tasks import get_task
 from forerun.sampling import Sampling
@@ -363,19 +364,23 @@ SHOW = {"ablation": show_ablations, "table": show_table, "accuracy": show_accura
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--mode", choices=["ablation", "table"], default="ablation")
-    parser.add_argument("--accuracy", type=int, metavar="PROBLEMS", help="of this many problems")
-    parser.add_argument("--problems", type=int, default=20)
-    parser.add_argument("--first", type=int, default=0, help="number of the first problem")
+    parser.add_argument(
+        "--accuracy", type=scripts.count, metavar="PROBLEMS", help="of this many problems"
+    )
+    parser.add_argument("--problems", type=scripts.count, default=20)
+    parser.add_argument(
+        "--first", type=scripts.number, default=0, help="number of the first problem"
+    )
     parser.add_argument("--methods", help="only these rows, joined by ;")
     parser.add_argument("--model", default="reasoner")
     parser.add_argument("--task", default="reasoning")
     parser.add_argument("--size", default="own", help="own, or padded: 0.1B, 0.3B, 1B")
     parser.add_argument("--dtype", default="bf16")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--temperature", type=float, default=0.6)
-    parser.add_argument("--tokens", type=int, default=512, help="longest trajectory")
-    parser.add_argument("--nodes", type=int, help="0: as the controller decides")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=scripts.count, default=torch.get_num_threads())
+    parser.add_argument("--temperature", type=scripts.measure, default=0.6)
+    parser.add_argument("--tokens", type=scripts.count, default=512, help="longest trajectory")
+    parser.add_argument("--nodes", type=scripts.number, help="0: as the controller decides")
+    parser.add_argument("--seed", type=scripts.number, default=0)
     parser.add_argument("--out", type=Path, help="file; without it nothing is kept")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -396,4 +401,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    scripts.run(main)

@@ -34,6 +34,7 @@ from pathlib import Path
 import numpy as np
 
 import forerun
+from forerun.bench import scripts
 from forerun.bench.charts import Line, lines, standalone
 from forerun.constraints.ngram_style import FORMS, NgramStyle
 from forerun.ngrams.corpora import documents
@@ -225,13 +226,15 @@ def picture(name: str, found: dict[str, dict[float, dict[str, float]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", type=Path, default=Path("../shared/data"))
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--top-p", type=float, default=1.0)
-    parser.add_argument("--only", default="", help="styles whose name matches this pattern")
+    parser.add_argument("--tokens", type=scripts.count, default=96)
+    parser.add_argument("--temperature", type=scripts.measure, default=0.0)
+    parser.add_argument("--top-p", type=scripts.measure, default=1.0)
+    parser.add_argument(
+        "--only", type=scripts.pattern, default="", help="styles whose name matches this pattern"
+    )
     parser.add_argument("--plot", type=Path, help="folder for a picture of each style")
     how = parser.parse_args()
-    chosen = {name: file for name, file in CORPORA.items() if re.search(how.only, name)}
+    chosen = {name: file for name, file in CORPORA.items() if how.only.search(name)}
     for name in (*MODEL, *chosen.values()):
         if not (here := how.data_dir / name).exists():
             hint = "give --data-dir a folder that has it"
@@ -252,4 +255,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    scripts.run(main)

@@ -18,6 +18,7 @@ from time import perf_counter
 import numpy as np
 
 from forerun import registry
+from forerun.bench import scripts
 from forerun.dice import SeededDice
 from forerun.ngrams import suffix_automaton, suffix_tree
 from forerun.records import Plan, Sequence, Step
@@ -123,10 +124,12 @@ def show(what: str, seconds: np.ndarray) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=int, default=1_000_000, help="of the shared memory")
-    parser.add_argument("--vocab", type=int, default=128_000)
-    parser.add_argument("--budget-mb", type=float, default=4096)
-    parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument(
+        "--tokens", type=scripts.count, default=1_000_000, help="of the shared memory"
+    )
+    parser.add_argument("--vocab", type=scripts.count, default=128_000)
+    parser.add_argument("--budget-mb", type=scripts.measure, default=4096)
+    parser.add_argument("--rounds", type=scripts.count, default=2000)
     parser.add_argument("--drafters", nargs="+", default=list(DRAFTERS))
     options = parser.parse_args()
     suffix_tree.warm_up()
@@ -143,4 +146,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    scripts.run(main)

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import forerun
+from forerun.bench import scripts
 from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.engine.mixed import MixedStream
 from forerun.ngrams import ngram_model
@@ -207,10 +208,12 @@ def distances(setup: Setup, num: int) -> list[list[float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="reasoner")
-    parser.add_argument("--prompts", type=int, default=200)
-    parser.add_argument("--corpus", type=int, default=2000, help="training problems to count")
-    parser.add_argument("--k", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=10)
+    parser.add_argument("--prompts", type=scripts.count, default=200)
+    parser.add_argument(
+        "--corpus", type=scripts.count, default=2000, help="training problems to count"
+    )
+    parser.add_argument("--k", type=scripts.count, default=3)
+    parser.add_argument("--tokens", type=scripts.count, default=10)
     setup = begin(how := parser.parse_args())
     ngram_model.warm_up()
     print(f"{how.prompts} prompts, k {setup.k}, {setup.tokens} tokens, model {how.model}")
@@ -223,4 +226,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    scripts.run(main)

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from decode import SIZES, binary_tree, checkpoint
 
+from forerun.bench import scripts
 from forerun.bench.machine import read_bandwidth
 from forerun.dice import SeededDice
 from forerun.engine.runner import ModelRunner
@@ -86,12 +87,16 @@ def main() -> None:
     parser.add_argument("--params", choices=SIZES, default="300M")
     parser.add_argument("--checkpoint", type=Path, help="folder that keeps the checkpoint")
     parser.add_argument("--weights", default="auto")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--contexts", type=int, nargs="+", default=[256])
-    parser.add_argument("--nodes", type=int, nargs="*", default=[1, 4, 8, 12, 16, 24, 32, 64])
+    parser.add_argument("--threads", type=scripts.count, default=torch.get_num_threads())
+    parser.add_argument("--contexts", type=scripts.count, nargs="+", default=[256])
+    parser.add_argument(
+        "--nodes", type=scripts.number, nargs="*", default=[1, 4, 8, 12, 16, 24, 32, 64]
+    )
     parser.add_argument("--levels", nargs="+", choices=LEVELS[3:], default=None)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--repeats", type=int, default=3, help="passes per round and contestant")
+    parser.add_argument("--rounds", type=scripts.count, default=9)
+    parser.add_argument(
+        "--repeats", type=scripts.count, default=3, help="passes per round and contestant"
+    )
     options = parser.parse_args()
     options.levels = options.levels or list(LEVELS[3 : kernels().level + 1])
     if not options.levels:
@@ -120,4 +125,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    scripts.run(main)

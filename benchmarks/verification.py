@@ -26,7 +26,7 @@ import numpy as np
 
 import forerun
 from forerun.assets import embedded
-from forerun.bench import optimum
+from forerun.bench import optimum, scripts
 from forerun.bench.acceptance import (
     by_k_seq,
     chain_weights,
@@ -398,10 +398,12 @@ TABLES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tables", nargs="+", default=[*TABLES], choices=[*TABLES])
-    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.6, 1.0])
-    parser.add_argument("--problems", type=int, default=8)
-    parser.add_argument("--samples", type=int, default=4)
-    parser.add_argument("--length", type=int, default=128, help="most new tokens per sample")
+    parser.add_argument("--temperatures", nargs="+", type=scripts.measure, default=[0.6, 1.0])
+    parser.add_argument("--problems", type=scripts.count, default=8)
+    parser.add_argument("--samples", type=scripts.count, default=4)
+    parser.add_argument(
+        "--length", type=scripts.count, default=128, help="most new tokens per sample"
+    )
     options = parser.parse_args()
     pair = Pair(options.problems, options.samples, options.length)
     for name in options.tables:
@@ -409,4 +411,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    scripts.run(main)

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from forerun.assets import embedded
+from forerun.bench import scripts
 from forerun.bench.inflate import inflate
 from forerun.bench.peers.client import WorkerProcess
 from forerun.bench.peers.install import DEFAULT_FOLDER, env_of, problem, python_of
@@ -123,14 +124,16 @@ def main() -> None:
     parser.add_argument("--size", default="", help="0.1B, ...: the reasoner inflated, as the model")
     parser.add_argument("--peers", type=Path, default=DEFAULT_FOLDER)
     parser.add_argument("--modes", nargs="+", default=[*MODES])
-    parser.add_argument("--problems", type=int, default=3)
-    parser.add_argument("--first", type=int, default=0, help="first problem")
-    parser.add_argument("--n", type=int, default=8)
+    parser.add_argument("--problems", type=scripts.count, default=3)
+    parser.add_argument("--first", type=scripts.number, default=0, help="first problem")
+    parser.add_argument("--n", type=scripts.count, default=8)
     ways = ("sequential", "batch")
     parser.add_argument("--ways", nargs="+", choices=ways, default=[*ways])
-    parser.add_argument("--longest", type=int, default=300, help="tokens of a sample at most")
-    parser.add_argument("--temperature", type=float, default=0.6)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--longest", type=scripts.count, default=300, help="tokens of a sample at most"
+    )
+    parser.add_argument("--temperature", type=scripts.measure, default=0.6)
+    parser.add_argument("--threads", type=scripts.count, default=2)
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--out", type=Path, help="file to append every run to")
     options = parser.parse_args()
@@ -154,4 +157,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    scripts.run(main)

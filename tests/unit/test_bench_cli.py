@@ -292,11 +292,22 @@ def test_choosing_prompts_is_told_where_it_takes_long(
     assert "2/2 choosing" not in err, "only now and then"
 
 
-def test_another_plan_in_the_folder_is_refused(bench: Call) -> None:
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (("--seed", 3), "seed: 0 against 3; give --out another folder"),
+        (("--texts",), "texts: False against True; give --out another folder (--texts is of a who"),
+        (("--optimum",), "optimum: False against True"),
+    ],
+)
+def test_another_plan_in_the_folder_is_refused_before_anything_is_loaded(
+    bench: Call, monkeypatch: pytest.MonkeyPatch, changes: tuple[Any, ...], words: str
+) -> None:
     assert bench("--methods", "plain")[0] == 0
-    status, out, err = bench("--methods", "plain", "--seed", 3)
+    monkeypatch.setattr(options, "load", lambda *_, **__: pytest.fail("loaded"))
+    status, out, err = bench("--methods", "plain", *changes)
     assert status == 2 and not out
-    assert "another plan, seed: 0 against 3; give --out another folder" in err
+    assert f"another plan, {words}" in err
 
 
 def test_a_peer_that_is_not_there_is_named_and_the_run_goes_on(bench: Call, tmp_path: Path) -> None:
@@ -429,7 +440,7 @@ def test_a_folder_of_other_things_is_refused(bench: Call, unloaded: None, tmp_pa
     assert sorted(path.name for path in home.iterdir()) == ["a picture", "letter.txt"]
 
 
-@pytest.mark.parametrize("names", [[".nfs1", "run.log"], ["run.json", "notes"], ["records.jsonl"]])
+@pytest.mark.parametrize("names", [[".nfs1", "run.log"], ["records.jsonl"]])
 def test_a_log_does_not_make_a_folder_one_of_other_things(
     bench: Call, unloaded: None, tmp_path: Path, names: list[str]
 ) -> None:
@@ -437,6 +448,15 @@ def test_a_log_does_not_make_a_folder_one_of_other_things(
         (tmp_path / "run").mkdir(exist_ok=True)
         (tmp_path / "run" / name).write_text("")
     assert bench()[0] == 130, "it came as far as the model"
+
+
+def test_a_broken_plan_is_found_before_the_model_is_loaded(
+    bench: Call, unloaded: None, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{")
+    status, _, err = bench()
+    assert status == 2 and "run.json cannot be read" in err
 
 
 @pytest.mark.parametrize(

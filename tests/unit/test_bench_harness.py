@@ -126,7 +126,7 @@ def bench(tmp_path: Path) -> Callable[..., tuple[Progress, list[Record]]]:
         with RunWriter(tmp_path / "run", plan) as writer:
             sampling = Sampling(n=4, temperature=0.5)
             harness = Harness(
-                units([part], rounds), contestants, writer, model, sampling, seed=7, **options
+                units([part], rounds), contestants, writer, model, sampling, **{"seed": 7} | options
             )
             progress = harness.run()
         return progress, read_run(tmp_path / "run")[1]
@@ -231,6 +231,59 @@ def test_a_failure_is_recorded_with_its_last_lines_and_the_run_goes_on(bench: An
     assert failed[0].error == "Traceback\nline\nSegmentation fault"
     assert (failed[0].samples, failed[0].seconds, failed[0].generated) == ([], 0.0, 0)
     assert (broken.starts, broken.runs) == (2, 4)  # started again after it had failed
+
+
+def test_how_often_a_peer_began_anew_is_told(bench: Any, tmp_path: Path) -> None:
+    def act(self: Fake, example: Example) -> None:
+        if example.id == "s1":
+            raise PeerError("it broke")
+
+    log: list[Any] = []
+    bench([Fake("a", log), Fake("b", log, act)], examples=2)
+    assert read_run(tmp_path / "run")[0].peers == {
+        "a": {"a": "1.0"},
+        "b": {"b": "1.0", "restarts": 1},
+    }
+
+    def shared(self: Fake, example: Example) -> None:
+        self.starts += 1  # as where another mode ended the worker of both
+
+    bench([Fake("a", log), Fake("b", log, shared)], examples=2, rounds=2)
+    assert read_run(tmp_path / "run")[0].peers["b"] == {"b": "1.0", "restarts": 1 + 2}
+
+
+def test_what_cannot_be_is_recorded_as_a_failure(bench: Any) -> None:
+    class Odd(Fake):
+        def run(self, example: Example, sampling: Sampling) -> Outcome:
+            found = super().run(example, sampling)
+            if example.id == "s0":
+                return replace(found, samples=found.samples[1:])
+            odd = replace(found.samples[0], accepted=9)
+            return replace(found, samples=[odd, *found.samples[1:]])
+
+    odd = Odd("b", [])
+    _, records = bench([Fake("a", []), odd], examples=2)
+    errors = [r.error for r in records if r.method == "b"]
+    assert errors == [
+        "b tells what cannot be: field 'samples': their number takes 4, the n of run.json, got 3",
+        "b tells what cannot be, sample 0: field 'accepted' takes at most 'drafted', 4, got 9",
+    ]
+    assert not any(r.error for r in records if r.method == "a")
+
+
+def test_numbers_beyond_a_peers_integers_are_refused(bench: Any) -> None:
+    peer = Fake("a", [])
+    with pytest.raises(ConfigError, match="peers take seed up to"):
+        bench([peer], seed=1 << 63)
+    assert peer.starts == 0
+
+
+def test_memory_is_read_once_peers_are_idle(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[Any] = []
+    monkeypatch.setattr(machine, "settle", lambda: log.append("settled"))
+    monkeypatch.setattr(machine, "read_bandwidth", lambda *_, **__: log.append("read") or 12.5)
+    bench([Fake("a", log), Fake("b", log)], examples=1)
+    assert log[2:] == ["settled", "read", ("a", "s0", 7), "settled", "read", ("b", "s0", 7)]
 
 
 def test_a_peer_that_keeps_failing_drops_out(bench: Any, tmp_path: Path) -> None:

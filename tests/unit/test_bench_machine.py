@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -137,8 +138,6 @@ def test_rounded_weights_are_counted_as_they_are_read(tmp_path: Path) -> None:
 
 
 def test_only_the_experts_of_one_token_are_read() -> None:
-    from types import SimpleNamespace
-
     from forerun.models.layers import Experts, GatedMLP, Linear
 
     def linear() -> Linear:
@@ -234,3 +233,55 @@ def test_time_of_others_and_of_children_is_told_apart() -> None:
     assert machine.taken((5, 1), (5 + 2.0 * cores, 3.0), 2.0, 1) == pytest.approx(
         (2.0 * cores - 2.0 - 2.0 * (cores - 1)) / 2.0
     )
+
+
+@pytest.mark.parametrize(
+    ("ticks", "patience", "looks"),
+    [
+        ([{}], 2.0, 0),  # nothing was started
+        ([{"7": 50}, {"7": 50}], 2.0, 1),
+        ([{"7": 50}, {"7": 60}, {"7": 69, "8": 3}, {"7": 69, "8": 4}], 2.0, 3),
+        ([{"7": 50}, {}], 2.0, 1),  # it has ended
+        ([{"7": 10 * i} for i in range(9)], -1.0, 0),  # nobody is waited for for ever
+    ],
+)
+def test_settling_waits_for_what_was_started(
+    ticks: list[dict[str, int]], patience: float, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, slept = iter(ticks), list[float]()
+    monkeypatch.setattr(machine, "_busy_children", lambda: next(told))
+    monkeypatch.setattr(machine.time, "sleep", slept.append)
+    monkeypatch.setattr(machine, "PATIENCE", patience)
+    machine.settle()
+    assert slept == [machine.LOOK] * looks
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processor time is read from /proc")
+def test_processor_time_of_what_was_started_is_told() -> None:
+    code = "import time\nwhile time.process_time() < 0.1: pass\nprint(); time.sleep(60)"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as child:
+        assert child.stdout
+        child.stdout.readline()
+        assert machine._busy_children()[str(child.pid)] > machine.STILL
+        child.kill()
+
+
+@pytest.mark.parametrize(
+    ("told", "version", "expected"),
+    [
+        ('{"url": "git+https://x", "vcs_info": {"commit_id": "0123456789ab"}}', "0.1.0", "0123456"),
+        ('{"url": "file:///x", "dir_info": {}}', "0.1.0+gabc123", "gabc123"),
+        (None, "0.1.0+gabc123", "gabc123"),
+        ("nonsense", "0.1.0", ""),
+        (None, "0.1.0", ""),
+    ],
+)
+def test_the_revision_of_an_installed_package(
+    told: str | None, version: str, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(machine.forerun, "__file__", str(tmp_path / "forerun" / "__init__.py"))
+    monkeypatch.setattr(machine.forerun, "__version__", version)
+    installed = SimpleNamespace(read_text=lambda name: told, version=version)
+    monkeypatch.setattr(machine, "distribution", lambda name: installed)
+    assert machine.git_revision() == expected

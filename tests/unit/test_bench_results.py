@@ -64,9 +64,9 @@ def plan(**changes: Any) -> Manifest:
         dtype="bfloat16",
         threads=2,
         seed=0,
-        sampling={"n": 4},
+        sampling={"n": 1},
         methods=["plain", "stand", "peer"],
-        tasks={"reasoning": {"examples": 3, "hash": "p"}},
+        tasks={"reasoning": {"examples": 4, "hash": "p"}},
         machine={"cpu": "a cpu", "kernels": "torch"},
     )
     return replace(made, **changes)
@@ -169,17 +169,61 @@ def test_a_run_gets_more_rounds_but_not_fewer(folder: Path) -> None:
     ("changes", "said"),
     [
         ({"threads": 1}, "threads: 2 against 1"),
-        ({"sampling": {"n": 8}}, "sampling.n: 4 against 8"),
+        ({"sampling": {"n": 8}}, "sampling.n: 1 against 8"),
         ({"methods": ["plain"]}, "methods: ['plain', 'stand', 'peer'] against ['plain']"),
-        ({"tasks": {"reasoning": {"examples": 3, "hash": "q"}}}, "tasks.reasoning.hash: 'p'"),
+        ({"tasks": {"reasoning": {"examples": 4, "hash": "q"}}}, "tasks.reasoning.hash: 'p'"),
         ({"model": {"name": "m", "hash": "other"}}, "model.hash: 'h' against 'other'"),
+        ({"texts": True}, "texts: False against True; give --out another folder (--texts is of"),
+        ({"optimum": True}, "optimum: False against True"),
         ({"machine": {"cpu": "another", "kernels": "torch"}}, "machine.cpu: 'a cpu'"),
     ],
 )
 def test_another_plan_is_refused(folder: Path, changes: dict[str, Any], said: str) -> None:
+    told = {"texts": False, "optimum": False}
+    results.write_manifest(folder, plan(**told))
     with pytest.raises(DataError, match="give --out another folder") as caught:
-        RunWriter(folder, plan(**changes))
+        RunWriter(folder, plan(**told | changes))
     assert said in str(caught.value)
+    with pytest.raises(DataError, match="give --out another folder"):
+        results.check_plan(folder, changes)  # what is known before a model is loaded
+
+
+def test_what_an_older_run_does_not_tell_is_no_other_plan(folder: Path) -> None:
+    with RunWriter(folder, plan(texts=True, optimum=False)) as writer:
+        assert writer.done == [RECORD, SILENT] and writer.manifest.texts is None
+
+
+def test_a_folder_is_looked_at_before_anything_slow(folder: Path, tmp_path: Path) -> None:
+    results.check_plan(tmp_path / "new", {"threads": 9})
+    results.check_plan(folder, {"threads": 2, "rounds": 3, "sampling": {"n": 1}})
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(DataError, match="rounds: 1 against 0.*more rounds, not fewer"):
+        results.check_plan(folder, {"rounds": 0})
+    with RunWriter(folder, plan()), pytest.raises(DataError, match="another process is writing"):
+        results.check_plan(folder, {})
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
+    (folder / "records.jsonl").write_text("{nonsense\n")
+    with pytest.raises(DataError, match="line 1: expected one JSON object per line"):
+        results.check_plan(folder, {})
+    (folder / "run.json").write_text("{")
+    with pytest.raises(DataError, match="run.json cannot be read"):
+        results.check_plan(folder, {})
+    (folder / "run.json").unlink()
+    with pytest.raises(DataError, match="but no run.json; use another --out"):
+        results.check_plan(folder, {})
+
+
+def test_blank_lines_say_nothing_and_are_counted(folder: Path) -> None:
+    path = folder / "records.jsonl"
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"\n" + first + b"  \n\n" + second + b"\n")
+    assert read_run(folder)[1] == [RECORD, SILENT]
+    path.write_bytes(first + b"\n" + b"nonsense\n")
+    with pytest.raises(DataError, match="line 3: expected one JSON object"):
+        read_run(folder)
+    path.write_bytes(b"[" * 200_000 + b"\n")
+    with pytest.raises(DataError, match="line 1: expected one JSON object"):
+        read_run(folder)
 
 
 def test_a_model_may_have_moved(folder: Path) -> None:
@@ -248,6 +292,12 @@ def in_sample(**changes: Any) -> Callable[[dict[str, Any]], Any]:
 ENDLESS = 10**400  # JSON may hold what no float does
 FIELDS = ("index", "round", "order", "num_prompt_tokens", "seconds", "generated", "prefill_seconds")
 COUNTED = ("tokens", "passes", "drafted", "accepted", "examined")
+BESIDE = {"examined": 5, "accepted": 3, "best": 3.5, "unknown": 0}
+
+
+def headroom(**changes: Any) -> Callable[[dict[str, Any]], Any]:
+    """A change of what could have been accepted."""
+    return lambda value: value.update(headroom=BESIDE | changes)
 
 
 @pytest.mark.parametrize(
@@ -255,18 +305,44 @@ COUNTED = ("tokens", "passes", "drafted", "accepted", "examined")
     [
         *((lambda v, n=n: v.update({n: -1}), f"line 2: field '{n}' takes") for n in FIELDS),
         *((in_sample(**{n: -1}), f"line 2, sample 0: field '{n}' takes") for n in COUNTED),
-        (in_sample(per_position=[5, -1]), "sample 0: field 'per_position' takes finite numbers"),
-        (in_sample(seconds={"draft": -0.1}), "sample 0: field 'seconds' takes finite numbers"),
-        (in_sample(seconds={"draft": math.nan}), 'not below 0, got {"draft": NaN}'),
+        (in_sample(per_position=[5, -1]), "sample 0: field 'per_position': 1 takes finite"),
+        (in_sample(seconds={"draft": -0.1}), "field 'seconds': 'draft' takes finite"),
+        (in_sample(seconds={"draft": math.nan}), "numbers from 0 to 1e+15, got NaN"),
         (lambda v: v.update(seconds=math.nan), "field 'seconds' takes finite numbers"),
-        (lambda v: v.update(seconds=math.inf), "not below 0, got Infinity"),
+        (lambda v: v.update(seconds=math.inf), "from 0 to 1e+15, got Infinity"),
         (lambda v: v.update(seconds=ENDLESS), "field 'seconds' takes finite numbers"),
+        (lambda v: v.update(seconds=1e-308), "'seconds' takes finite numbers from 1e-06 to 1e+09"),
+        (lambda v: v.update(seconds=1e12), "'seconds' takes finite numbers from 1e-06 to 1e+09"),
+        (lambda v: v.update(seconds=0.5, prefill_seconds=0), "what the parts of its samples take"),
         (lambda v: v.update(prefill_seconds=math.nan), "field 'prefill_seconds' takes"),
-        (lambda v: v.update(memory={"weights": -5}), "line 2: field 'memory' takes"),
+        (lambda v: v.update(prefill_seconds=1.5), "takes less than 'seconds', 1.5, got 1.5"),
+        (lambda v: v.update(memory={"weights": -5}), "line 2: field 'memory': 'weights'"),
+        (lambda v: v.update(limits={"taken": -0.1}), "field 'limits': 'taken' takes finite"),
+        (lambda v: v.update(limits={"taken": math.nan}), "'taken' takes finite numbers"),
+        (lambda v: v.update(limits={"read_gb_s": 0}), "'read_gb_s' takes finite numbers ab"),
+        (headroom(best=-1), "field 'headroom': 'best' takes finite numbers"),
+        (headroom(unknown=math.nan), "field 'headroom': 'unknown' takes finite numbers"),
+        (headroom(best=6), "'best' takes at most what was examined, 5, got 6"),
+        (lambda v: v.update(headroom={"best": 1}), "takes examined, accepted, best, unknown, got"),
+        (lambda v: v.update(score=7), "field 'score' takes finite numbers from 0 to 1, got 7"),
+        (lambda v: v.update(majority=3), "field 'majority' takes finite numbers from 0 to 1"),
+        (in_sample(score=-0.5), "sample 0: field 'score' takes finite numbers from 0 to 1"),
+        (lambda v: v.update(index=4), "'index' takes numbers below that of the task's prompts"),
+        (lambda v: v.update(round=1), "'round' takes numbers below the 1 'rounds' of run.json"),
+        (lambda v: v.update(samples=[]), "takes 1, the n of run.json, got 0"),
+        (
+            lambda v: v.update(samples=2 * v["samples"], generated=14),
+            "field 'samples': their number takes 1, the n of run.json, got 2",
+        ),
+        (in_sample(passes=0), "field 'passes' takes 1 or more, as there are tokens, got 0"),
+        (in_sample(passes=10**12), "takes at most the 'max_new_tokens' of run.json, 20, got 1000"),
         (in_sample(accepted=10), "field 'accepted' takes at most 'drafted', 9, got 10"),
         (in_sample(drafted=3), "field 'accepted' takes at most 'drafted', 3, got 4"),
         (in_sample(examined=3), "field 'accepted' takes at most 'examined', 3, got 4"),
-        (in_sample(per_position=[3]), "field 'per_position' adds up to 'accepted', 4, got [3]"),
+        (
+            in_sample(per_position=[3]),
+            "field 'per_position' takes counts that add up to 'accepted', 4, got [3]",
+        ),
         (in_sample(tokens=6), "line 2: field 'generated' takes the sum of its samples, 6, got 7"),
         (lambda v: v.update(generated=8), "takes the sum of its samples, 7, got 8"),
     ],
@@ -275,7 +351,8 @@ def test_counts_that_no_run_has_are_refused(
     folder: Path, change: Callable[[dict[str, Any]], Any], said: str
 ) -> None:
     path = folder / "records.jsonl"
-    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0] + spoil(change))
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[1] + spoil(change))
+    results.write_manifest(folder, plan(sampling={"n": 1, "max_new_tokens": 20}))
     with pytest.raises(DataError) as caught:
         read_run(folder)
     assert str(caught.value).startswith(f"{path}, line 2") and said in str(caught.value)
@@ -289,11 +366,11 @@ def test_counts_that_no_run_has_are_refused(
         {"samples": [SampleRecord(7, 3, 0, 0, 0)], "seconds": 0, "prefill_seconds": 0},
         {"samples": [], "error": "it broke", "seconds": 0.0, "generated": 0},
         {"error": "it broke", "generated": 0},
-        {"samples": []},
+        {"headroom": BESIDE, "limits": {"read_gb_s": 30, "taken": -0.0}},
     ],
 )
 def test_counts_that_are_not_told_pass(folder: Path, changes: dict[str, Any]) -> None:
-    record = replace(RECORD, index=3, **changes)
+    record = replace(RECORD, index=1, **changes)
     with RunWriter(folder, plan()) as writer:
         writer.append(record)
     assert read_run(folder)[1][-1] == record
@@ -303,7 +380,7 @@ def test_counts_that_are_not_told_pass(folder: Path, changes: dict[str, Any]) ->
     "path", sorted(RESULTS.glob("*/records.jsonl")), ids=lambda p: p.parent.name
 )
 def test_stored_records_are_read(path: Path) -> None:
-    assert results.read_records(path.parent)
+    assert read_run(path.parent)[1]
 
 
 def test_a_wrong_field_of_the_manifest_is_told_in_words(folder: Path) -> None:
@@ -312,6 +389,45 @@ def test_a_wrong_field_of_the_manifest_is_told_in_words(folder: Path) -> None:
     with pytest.raises(DataError) as caught:
         read_run(folder)
     assert str(caught.value) == f"{path}: field 'threads' takes a whole number, got \"two\""
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        *(
+            ({"model": {"name": "m", n: bad}}, f"field 'model': '{n}' takes finite numbers")
+            for n in ("pass_bytes", "kv_bytes_per_token", "flops_per_row")
+            for bad in ("x", None, -1)
+        ),
+        ({"model": {"name": None}}, "field 'model': 'name' takes texts, got null"),
+        ({"threads": -1}, "field 'threads' takes finite numbers from 1 to 1e+15, got -1"),
+        ({"rounds": 0}, "field 'rounds' takes finite numbers from 1"),
+        ({"turns": -1}, "field 'turns' takes finite numbers from 0"),
+        ({"sampling": {"temperature": -1}}, "field 'sampling': temperature must be a finite"),
+        ({"sampling": {"n": "x"}}, "field 'sampling': n must be an integer"),
+        ({"sampling": {"heat": 1}}, "field 'sampling': Sampling.__init__() got an unexpected"),
+        ({"sampling": {"logit_bias": {"x": 1}}}, "field 'sampling': invalid literal"),
+        ({"tasks": {}}, "field 'tasks': their number takes finite numbers from 1"),
+        ({"tasks": {"a": {"examples": "x"}}}, "'tasks': 'a': 'examples' takes"),
+        ({"methods": ["plain", "plain"]}, "field 'methods' takes one method or more, each once"),
+        ({"limits": {"read_gb_s": 0}}, "field 'limits': 'read_gb_s' takes finite numbers"),
+        ({"cost_curve": {"one": 1}}, "field 'cost_curve' takes rows as names"),
+        ({"peers": {"vllm": 3}}, "field 'peers': 'vllm' takes an object of versions"),
+        ({"machine": {"cache_bytes": "x"}}, "field 'machine': 'cache_bytes' takes finite"),
+    ],
+)
+def test_a_manifest_that_no_run_has_is_refused(
+    folder: Path, changes: dict[str, Any], said: str
+) -> None:
+    results.write_manifest(folder, plan(**changes))
+    with pytest.raises(DataError) as caught:
+        read_run(folder)
+    assert str(caught.value).startswith(f"{folder / 'run.json'}: ") and said in str(caught.value)
+
+
+def test_biases_by_token_are_a_sampling(folder: Path) -> None:
+    results.write_manifest(folder, plan(sampling={"n": 1, "logit_bias": {"5": -1.5}}))
+    assert results.sampling_of(read_run(folder)[0]).logit_bias == {5: -1.5}
 
 
 def test_a_file_of_a_run_folder_means_the_folder(folder: Path) -> None:

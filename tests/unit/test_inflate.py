@@ -160,6 +160,10 @@ def test_large_checkpoints_are_written_in_shards(tmp_path, monkeypatch, small_si
     again = inflate(folder, tmp_path / "bigger", "X8").folder  # sharded sources are read too
     ids = torch.randint(3, 90, (1, 30), generator=torch.Generator().manual_seed(2))
     assert difference(logits(folder, ids), logits(again, ids)) < 1e-5
+    assert inflated_from(again) == inflated_from(folder)  # and the first model is not forgotten
+    assert inflated_from(again)["name"] == "small" and inflated_from(again)["hidden"] == 32
+    card = (again / "README.md").read_text()
+    assert card.startswith("# small, inflated to X8\n") and "| hidden | 32 | " in card
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from forerun.bench.peers import catalog, install, law, make, parse
 from forerun.bench.peers import peer as peer_module
 from forerun.bench.peers.catalog import Mode, Peer
 from forerun.bench.peers.client import WorkerProcess
+from forerun.bench.scoring import LAST_LINES
 from forerun.bench.tasks.base import Example
 from forerun.errors import ConfigError
 from forerun.sampling import Sampling
@@ -51,7 +53,17 @@ class Worker:
             os._exit(3)
         if mode == "sleeps":
             time.sleep(60)
-        if mode == "fails":
+        if mode == "loads":
+            for i in range(101):
+                sys.stderr.write(f"\\r\\x1b[32m  {i}%|{'#' * (i // 10)}|\\x1b[0m")
+            print(file=sys.stderr)
+        if mode == "raises":
+            print("builtins.MemoryError: no room", file=sys.stderr)
+            for i in range(30):
+                print(f"there appear to be {i} leaked objects", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(1)
+        if mode in ("fails", "loads"):
             raise ValueError("bad weather")
         greedy = mode == "greedy"
         samples = []
@@ -170,6 +182,34 @@ class TestFailures:
         with pytest.raises(PeerError, match="died during hello"):
             process.request("hello", 30)
 
+    def test_of_progress_the_last_state_is_told(self, process: WorkerProcess) -> None:
+        with pytest.raises(PeerError) as caught:
+            process.request("run", 30, mode="loads", sampling=asked(), **FIELDS)
+        lines = str(caught.value).splitlines()
+        assert lines[0] == "  100%|##########|" and "99%" not in str(caught.value)
+        assert lines[-2:] == [
+            "ValueError: bad weather",
+            "fake failed in run: ValueError: bad weather",
+        ]
+
+    def test_the_exception_is_told_rather_than_what_followed_it(
+        self, process: WorkerProcess
+    ) -> None:
+        with pytest.raises(PeerError) as caught:
+            process.request("run", 30, mode="raises", sampling=asked(), **FIELDS)
+        lines = str(caught.value).splitlines()
+        assert lines[-2] == "builtins.MemoryError: no room" and "died during run" in lines[-1]
+        assert len(lines) <= LAST_LINES and "leaked" not in str(caught.value)
+
+    def test_what_was_told_of_a_failure_is_not_told_of_a_later_one(
+        self, process: WorkerProcess
+    ) -> None:
+        process.stderr.append("OSError: told once")
+        for mode, is_told in (("fails", True), ("dies", False)):
+            with pytest.raises(PeerError) as caught:
+                process.request("run", 30, mode=mode, sampling=asked(), **FIELDS)
+            assert ("told once" in str(caught.value)) == is_told
+
     def test_silence_ends_the_worker(self, process: WorkerProcess) -> None:
         process.request("hello", 30)
         with pytest.raises(PeerError, match="no answer to run in 0.2 s"):
@@ -241,15 +281,29 @@ class TestContestant:
         two.close()
         assert not process.is_alive and not peer_module._shared
 
-    def test_the_run_goes_on_after_a_death_but_not_for_ever(self, contestant) -> None:
+    def test_the_run_goes_on_after_a_death_and_starts_are_counted(self, contestant) -> None:
         one = contestant("fake:dies")
         one.start()
-        for _ in range(peer_module.STARTS):
+        for starts in (1, 2, 3, 4):
             with pytest.raises(PeerError, match="died during run"):
                 one.run(Example("a", "the cat", ""), Sampling(max_new_tokens=2))
-        with pytest.raises(PeerError, match="given up after 3 starts"):
-            one.run(Example("a", "the cat", ""), Sampling(max_new_tokens=2))
+            assert one.starts == starts
         one.close()
+
+    def test_who_shares_a_worker_that_died_begins_anew(self, contestant, monkeypatch) -> None:
+        shared = Peer(packages=(), modes=catalog.PEERS["fake"].modes, probe="", shares_model=True)
+        monkeypatch.setitem(catalog.PEERS, "fake", shared)
+        one, two = contestant("fake"), contestant("fake:dies")
+        one.start()
+        two.start()
+        example, sampling = Example("a", "the cat", ""), Sampling(max_new_tokens=2)
+        for _ in range(4):  # however often the other one breaks
+            with pytest.raises(PeerError, match="died during run"):
+                two.run(example, sampling)
+            assert one.run(example, sampling).samples
+        assert (one.starts, two.starts) == (5, 4)
+        one.close()
+        two.close()
 
     def test_what_cannot_load_is_skipped_and_ended(self, contestant) -> None:
         with pytest.raises(SkippedPeer, match="no such format"):
@@ -269,6 +323,40 @@ class TestContestant:
         monkeypatch.setitem(catalog.PEERS, "fake", Peer((), modes, ""))
         with pytest.raises(SkippedPeer, match="another vocabulary"):
             contestant("fake:draft").start()
+
+
+class TestBounds:
+    @pytest.mark.parametrize(
+        ("sampling", "said"),
+        [
+            (Sampling(seed=10**30), "peers take seed up to 4611686018427387904, got 1000000000"),
+            (Sampling(top_k=2**31), "peers take top_k up to 2147483647, got 2147483648; lower it"),
+        ],
+    )
+    def test_what_their_integers_cannot_hold_is_refused_before(
+        self, sampling: Sampling, said: str
+    ) -> None:
+        contestants.check_sampling(["plain", "stand:nodes=4"], sampling)  # ours can
+        with pytest.raises(ConfigError, match=said):
+            contestants.check_sampling(["plain", "vllm:batch"], sampling)
+        contestants.check_sampling(["vllm"], Sampling(seed=2**62, top_k=2**31 - 1))
+
+    def test_options_too(self) -> None:
+        assert parse("vllm:ngram:tokens=2147483647").options["tokens"] == 2**31 - 1
+        for value in (2**31, 10**30, 0, "x"):
+            with pytest.raises(ConfigError, match="takes a whole number from 1 to 2147483647, got"):
+                parse(f"vllm:ngram:tokens={value}")
+
+
+def test_passes_of_a_text_that_vllm_cut_are_not_too_few() -> None:
+    grown = runpy.run_path(str(catalog.WORKERS / "vllm.py"))["grown"]
+    depths = [4, 4, 3, 3, 2, 2, 2, 2, 2, 2]  # 4 drafts; accepted before the text was cut at 27
+    after = {"drafts": 9, "draft_tokens": 38, "accepted_tokens": 46}
+    before = {"drafts": 5, "draft_tokens": 10, "accepted_tokens": 20}
+    told = grown(before, after | {"accepted_tokens_per_pos": depths}, 27)
+    assert told == {"passes": 5, "drafted": 28, "accepted": 26, "per_position": depths}
+    assert grown(before, after, 60)["passes"] == 60 - 26  # most passes had no draft
+    assert grown({}, {"accepted_tokens": 26}, 27)["passes"] == 1  # a version that tells no drafts
 
 
 class TestLaw:

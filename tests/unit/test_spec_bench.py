@@ -190,7 +190,7 @@ def test_questions_that_are_left_out_are_named_with_the_turn(questions):
     [
         ([record("81.1", "a"), record("81.1", "b")], ConfigError, "one of each"),
         ([record("81.1", "a", samples=[SampleRecord(1)] * 2)], ConfigError, "n=1"),
-        ([record("81.1", None)], DataError, "keep the texts"),
+        ([record("81.1", None)], DataError, "with --texts"),
     ],
 )
 def test_records_that_are_no_answers_are_refused(questions, records, error, hint):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -52,6 +52,7 @@ class Contestant(Protocol):
     """Decodes prompts. Raises SkippedPeer when it cannot start, PeerError when it breaks."""
 
     name: str
+    starts: int  # how often it has loaded the model
 
     def versions(self) -> dict[str, str]:
         """Packages that matter, and their versions."""
@@ -122,6 +123,14 @@ def check_name(name: str) -> None:
         own.parts_of(name)
     else:
         peers.parse(name)
+
+
+def check_sampling(names: Sequence[str], sampling: Sampling) -> None:
+    """Raises ConfigError for what is too large for a peer, if one of the names is a peer's."""
+    from forerun.bench import peers
+
+    if not all(map(is_own, names)):
+        peers.check_sampling(sampling)
 
 
 def is_own(name: str) -> bool:

@@ -1,11 +1,17 @@
-"""Whether a value out of a JSON file has its field's annotated type, and what to say if not."""
+"""Dataclasses out of JSON: has each value its field's annotated type, and what to say if not.
+
+What the values may be is said in `possible`.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from forerun.errors import DataError
 
 SHOWN = 100  # characters of a wrong value that a message quotes
 WORDS = {  # one, several
@@ -16,6 +22,32 @@ WORDS = {  # one, several
     list: ("a list", "lists"),
     NoneType: ("null", "null"),
 }
+
+T = TypeVar("T")
+_types = cache(get_type_hints)
+
+
+def from_dict(cls: type[T], value: Any, where: str) -> T:
+    """The dataclass of plain values; dataclasses in its lists stay plain.
+
+    Raises DataError naming `where` and the field.
+    """
+    if not isinstance(value, dict):
+        raise DataError(f"{where}: expected an object, got {shown(value)}")
+    types = _types(cls)  # type: ignore[arg-type]
+    for name in value:
+        if name not in types:
+            raise DataError(f"{where}: unknown field {name!r}; written by another version?")
+    for spec in fields(cls):  # type: ignore[arg-type]
+        if spec.name not in value:
+            if spec.default is MISSING and spec.default_factory is MISSING:
+                raise DataError(f"{where}: field {spec.name!r} is missing")
+        elif not fits(value[spec.name], types[spec.name]):
+            raise DataError(
+                f"{where}: field {spec.name!r} takes {in_words(types[spec.name])}, got "
+                f"{shown(value[spec.name])}"
+            )
+    return cls(**value)
 
 
 def fits(value: Any, kind: Any) -> bool:

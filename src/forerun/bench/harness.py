@@ -18,12 +18,12 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from forerun.bench import machine
+from forerun.bench import machine, peers
 from forerun.bench.contestants import Contestant, Outcome, SkippedPeer
 from forerun.bench.own import Own, Running
 from forerun.bench.planning import Unit
 from forerun.bench.progress import Progress
-from forerun.bench.results import Record, RunWriter
+from forerun.bench.results import Record, RunWriter, impossible
 from forerun.bench.scoring import last_lines, majority_score, mean, scored
 from forerun.errors import ForerunError
 from forerun.sampling import Sampling
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 MOST_FAILURES = 2  # in a row, before a peer is not asked again
 QUICK = 2  # tries of the read limit beside every record
+RESTARTS = "restarts"  # in the manifest, beside a peer's versions: how often it began anew
 
 
 Listener = Callable[[Record, Progress], None]
@@ -43,7 +44,8 @@ class Harness:
     """A run: units, contestants, a folder to write to.
 
     retry: whether what has failed, records and peers, is tried again; then beside the others no
-    longer, but who takes turns is measured anew together.
+    longer, but who takes turns is measured anew together. Raises ConfigError for numbers that are
+    too large for peers.
     """
 
     def __init__(
@@ -66,7 +68,11 @@ class Harness:
         self.on_record, self.notice = on_record, notice
         self.order = [contestant.name for contestant in contestants]
         self.contestants = {contestant.name: contestant for contestant in contestants}
+        if not all(isinstance(contestant, Own) for contestant in contestants):
+            peers.check_sampling(replace(sampling, seed=seed))
         self.failures: Counter[str] = Counter()
+        told = writer.manifest.peers.items()  # before this process
+        self.restarts = {n: v.get(RESTARTS, 0) for n, v in told if isinstance(v, dict)}
         if retry:
             writer.drop(self._failed())
         self.records = {record.key: record for record in writer.done}
@@ -151,6 +157,7 @@ class Harness:
                 continue
             if not isinstance(contestant, Own):
                 self._tell(name, contestant.versions())
+                self._tell_restarts(name)
 
     def _begin(self, contestant: Contestant) -> None:
         """Starts it and warms it up on the longest prompt: no record pays for what that makes grow.
@@ -191,12 +198,20 @@ class Harness:
         if manifest.peers.get(name) != what:
             self.writer.update(replace(manifest, peers={**manifest.peers, name: what}))
 
+    def _tell_restarts(self, name: str) -> None:
+        """How often a peer had to begin anew, with caches that are cold, goes there too."""
+        told = self.writer.manifest.peers.get(name)
+        again = self.restarts.get(name, 0) + self.contestants[name].starts - 1
+        if again and isinstance(told, dict):
+            self._tell(name, told | {RESTARTS: again})
+
     def _run(self, unit: Unit, names: list[str], progress: Progress) -> None:
         """Runs one contestant on one unit, or several in turn; records what came."""
         began = time.perf_counter()
         sampling, example = self._sampling(unit), self._prepared(unit)
         gc.collect()
         threads = self.writer.manifest.threads
+        machine.settle()  # a peer's threads spin on for a moment, and take from what is read
         read = machine.read_bandwidth(threads, tries=QUICK, device=self._device)
         before, start = machine.cpu_seconds(), time.perf_counter()
         found = self._decoded(names, example, sampling)
@@ -220,6 +235,8 @@ class Harness:
                 self.failures[record.method] = 0
             elif not isinstance(self.contestants[record.method], Own):
                 self._mend(record.method, record.error, progress)
+            if record.method in self.contestants:
+                self._tell_restarts(record.method)
 
     def _decoded(
         self, names: list[str], example: Example, sampling: Sampling
@@ -296,7 +313,7 @@ class Harness:
     def _record(
         self, unit: Unit, name: str, example: Example, outcome: Outcome | None, error: str | None
     ) -> Record:
-        """The record of what came, scored by the task's own checker."""
+        """The record of what came, scored by the task's own checker; what cannot be is an error."""
         record = Record(
             task=unit.task_name,
             index=unit.index,
@@ -314,7 +331,7 @@ class Harness:
             return record
         samples = [scored(unit.task, example, sample) for sample in outcome.samples]
         keeps = self.texts or (unit.task_name, unit.index) in self.wanted
-        return replace(
+        told = replace(
             record,
             seconds=outcome.seconds,
             generated=sum(sample.tokens for sample in samples),
@@ -324,6 +341,10 @@ class Harness:
             majority=majority_score(unit.task, example, [sample.text for sample in samples]),
             memory=outcome.memory,
             headroom=outcome.headroom,
+        )
+        wrong = next(impossible(told, self.writer.manifest), None)
+        return (
+            told if wrong is None else replace(record, error=f"{name} tells what cannot be{wrong}")
         )
 
     def _num_tokens(self, example: Example) -> int:

@@ -71,8 +71,9 @@ def inflate(
         with ExitStack() as stack:
             _write_shards(part, pad, Weights(folder, stack))
         name = str(source) if embedded(str(source)) != str(source) else folder.name
-        (part / "config.json").write_text(json.dumps(grown_config(config, pad, name), indent=2))
-        (part / "README.md").write_text(_card(name, size.upper(), pad))
+        origin = _origin(config) or {"name": name, **asdict(small)}
+        (part / "config.json").write_text(json.dumps(grown_config(config, pad, origin), indent=2))
+        (part / "README.md").write_text(_card(origin, size.upper(), pad.big))
         for file in sorted(folder.iterdir()):
             is_own = file.name == "config.json" or file.name.endswith(".index.json")
             if file.is_file() and file.suffix in KEPT and not is_own:
@@ -81,6 +82,15 @@ def inflate(
             name_companion(part, draft)
     written = sum(f.stat().st_size for f in target.iterdir())
     return Inflated(target, pad.big, written, time.perf_counter() - start)
+
+
+def _origin(config: dict[str, Any]) -> dict[str, Any] | None:
+    """What an inflated model says it was made from; None of an ordinary one."""
+    found = config.get(MARK)
+    sizes = Shape.__dataclass_fields__
+    if not isinstance(found, dict) or found.keys() != {"name", *sizes}:
+        return None
+    return found if all(isinstance(found[name], int) for name in sizes) else None
 
 
 def _companion(folder: Path) -> str | None:
@@ -171,8 +181,8 @@ def _shards(pad: Padding, layer: tuple[Part, ...]) -> tuple[list[list[Item]], in
     return shards, total
 
 
-def grown_config(config: dict[str, Any], pad: Padding, name: str) -> dict[str, Any]:
-    """The big model's config.json, marked with what it was made from."""
+def grown_config(config: dict[str, Any], pad: Padding, origin: dict[str, Any]) -> dict[str, Any]:
+    """The big model's config.json, marked with what it was first made from."""
     big, out = pad.big, dict(config)
     out |= {
         "hidden_size": big.hidden,
@@ -182,7 +192,7 @@ def grown_config(config: dict[str, Any], pad: Padding, name: str) -> dict[str, A
         "head_dim": big.head_dim,
         "intermediate_size": big.inner,
         "rms_norm_eps": config.get("rms_norm_eps", 1e-6) * pad.eps_factor,
-        MARK: {"name": name, **asdict(pad.small)},
+        MARK: origin,
     }
     dtype = str(pad.dtype).removeprefix("torch.")
     out |= {key: dtype for key in ("dtype", "torch_dtype") if key in config} or {"dtype": dtype}
@@ -224,17 +234,18 @@ def _beside(target: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _card(name: str, size: str, pad: Padding) -> str:
-    a, b = pad.small, pad.big
+def _card(origin: dict[str, Any], size: str, big: Shape) -> str:
+    name, before = origin["name"], {key: value for key, value in origin.items() if key != "name"}
+    small = Shape(**before)
     rows = "".join(
         f"| {key.replace('_', ' ')} | {old} | {new} |\n"
-        for (key, old), new in zip(asdict(a).items(), asdict(b).values(), strict=True)
+        for (key, old), new in zip(asdict(small).items(), asdict(big).values(), strict=True)
         if key != "is_tied"
     )
     return (
         f"# {name}, inflated to {size}\n\n"
-        f"For timing only. This is `{name}` ({a.parameters / 1e6:.3g}M weights) padded to "
-        f"{b.parameters / 1e9:.3g}B:\nit answers what `{name}` answers, at the cost of a model "
+        f"For timing only. This is `{name}` ({small.parameters / 1e6:.3g}M weights) padded to "
+        f"{big.parameters / 1e9:.3g}B:\nit answers what `{name}` answers, at the cost of a model "
         "of this size. It knows nothing more.\n\n"
         "New heads, inner channels and layers have output weights of zero and random weights "
         "otherwise;\nnorm weights and eps make up for the width. The vocabulary is that of the "

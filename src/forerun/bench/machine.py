@@ -5,6 +5,7 @@ The limits are the best of several tries, so they bound what any kernel can reac
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ LEAST = 256 << 20  # bytes of the buffer that is read
 TIMES_CACHE = 8, 3  # how far it exceeds the caches: as a rule, and where memory is short
 PIECE = 8 << 20  # numbers that are written at once
 COARSE = 0.05  # seconds of processor time that its counters do not tell apart
+PATIENCE, LOOK, STILL = 2.0, 0.1, 2  # seconds, seconds, ticks: who took so few is idle
 WIDE = (512, 1024, 2048, 4096, 8192)  # rows and columns of the products
 SLOW = 0.05  # seconds of a product after which no larger one is tried
 
@@ -96,17 +98,41 @@ def cpu_seconds() -> tuple[float, float]:
         return 0.0, 0.0
     times = [list(map(int, words[1:])) for words in lines if words and words[0] in cores]
     busy = sum(sum(row[:3]) + sum(row[5:8]) for row in times)  # neither idle nor waiting for disks
+    return busy / tick, sum(_family(slice(11, 15)).values()) / tick  # ended children's, too
+
+
+def settle() -> None:
+    """Waits until what this process has started computes no more, PATIENCE seconds at most.
+
+    Threads of a library spin for a moment after their last product, in case there is another.
+    """
+    end, before = time.perf_counter() + PATIENCE, _busy_children()
+    while before and time.perf_counter() < end:
+        time.sleep(LOOK)
+        after = _busy_children()
+        if sum(after.values()) - sum(before.get(one, 0) for one in after) <= STILL:
+            return
+        before = after
+
+
+def _busy_children() -> dict[str, int]:
+    """Ticks of processor time of each process that this one has started; empty if none is told."""
+    return {one: ticks for one, ticks in _family(slice(11, 13)).items() if one != str(os.getpid())}
+
+
+def _family(columns: slice) -> dict[str, int]:
+    """The sum of some columns of /proc/PID/stat, of this process and all that it has started."""
     parents, spent = {}, {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has just ended
             words = file.read_text().rpartition(")")[2].split()
             parents[file.parent.name] = words[1]
-            spent[file.parent.name] = sum(map(int, words[11:15]))  # its ended children's, too
+            spent[file.parent.name] = sum(map(int, words[columns]))
     own, new = set[str](), {str(os.getpid())}
     while new:
         own |= new
         new = {child for child, parent in parents.items() if parent in new}
-    return busy / tick, sum(spent.get(one, 0) for one in own) / tick
+    return {one: spent.get(one, 0) for one in own}
 
 
 def taken(
@@ -147,16 +173,30 @@ def kernels() -> str:
 
 
 def git_revision() -> str:
-    """Revision of the checkout that runs, "+dirty" if files differ; "" outside its checkout."""
+    """Revision of the checkout that runs, "+dirty" if files differ; else that which was installed.
+
+    "" where neither is known.
+    """
     package = Path(forerun.__file__).resolve().parent
     try:
         top = Path(_git(package, "rev-parse", "--show-toplevel"))
         if top / "src" / "forerun" != package:  # installed into somebody else's repository
-            return ""
+            return _installed_revision()
         dirty = _git(top, "status", "--porcelain", "--", "src")
         return _git(package, "rev-parse", "--short", "HEAD") + ("+dirty" if dirty else "")
     except (OSError, subprocess.SubprocessError):
-        return ""
+        return _installed_revision()
+
+
+def _installed_revision() -> str:
+    """The commit that pip took the package from, or the local part of its version: 0.1+REVISION."""
+    try:
+        found = distribution("forerun")
+        told = json.loads(found.read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, OSError, ValueError):
+        return forerun.__version__.partition("+")[2]
+    commit = told.get("vcs_info", {}).get("commit_id", "")
+    return commit[:7] or found.version.partition("+")[2]
 
 
 def _git(folder: Path, *words: str) -> str:

@@ -205,6 +205,20 @@ def prompts_hash(examples: Sequence[tuple[int, Example]]) -> str:
     return hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:16]
 
 
+def plan_of(asked: Asked) -> dict[str, Any]:
+    """The fields of a run's manifest that are known before anything is loaded."""
+    return {
+        "threads": asked.threads,
+        "seed": asked.seed,
+        "sampling": json.loads(json.dumps(asdict(asked.sampling))),
+        "methods": list(asked.methods),
+        "rounds": asked.rounds,
+        "turns": asked.turns,
+        "texts": asked.texts,
+        "optimum": asked.optimum,
+    }
+
+
 def manifest(asked: Asked, model: Model, path: Path | None, chosen: Sequence[Chosen]) -> Manifest:
     """The manifest of a run that has not begun: limits and cost curve are measured later."""
     from forerun.verifying import dtype_of
@@ -217,14 +231,9 @@ def manifest(asked: Asked, model: Model, path: Path | None, chosen: Sequence[Cho
         command=asked.command,
         model=describe_model(model, path),
         dtype=str(dtype_of(model)).removeprefix("torch."),
-        threads=asked.threads,
-        seed=asked.seed,
-        sampling=json.loads(json.dumps(asdict(asked.sampling))),
-        methods=list(asked.methods),
         tasks={part.name: part.to_dict() for part in chosen},
-        rounds=asked.rounds,
-        turns=asked.turns,
         machine=machine.describe(device),
+        **plan_of(asked),
     )
 
 

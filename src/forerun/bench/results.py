@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any
 
-from forerun.bench.fields import fits, in_words, shown
-from forerun.errors import CapacityError, DataError
+from forerun.bench import possible
+from forerun.bench.fields import from_dict
+from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.files import write_whole
+from forerun.sampling import Sampling
 
 VERSION = 1
 MANIFEST, RECORDS = "run.json", "records.jsonl"
-PLAN = ("model", "dtype", "threads", "seed", "sampling", "methods", "tasks", "rounds", "turns")
-COUNTS = (  # of records and samples, and what else is never below 0
-    *("index", "round", "order", "num_prompt_tokens", "generated", "memory", "tokens", "passes"),
-    *("drafted", "accepted", "examined", "per_position", "seconds", "prefill_seconds"),
+PLAN = (
+    *("model", "dtype", "threads", "seed", "sampling", "methods", "tasks", "rounds", "turns"),
+    *("texts", "optimum"),
 )
-MOST = sys.float_info.max  # JSON may hold whole numbers above it, and Infinity
 AGAIN = "delete this line, and the same `forerun bench run` measures again what it held"
 
 
@@ -75,6 +75,16 @@ class Record:
         return self.task, self.index, self.method, self.round
 
     @property
+    def sampled(self) -> int:
+        """Tokens of all samples."""
+        return sum(sample.tokens for sample in self.samples)
+
+    @property
+    def claimed(self) -> float:
+        """Seconds that the samples' parts say they took."""
+        return sum(sum(sample.seconds.values()) for sample in self.samples)
+
+    @property
     def is_shared(self) -> bool:
         """Whether others took turns with it: what disturbed it disturbed them as well."""
         return bool(self.limits and self.limits.get("in_turns", 0) > 1)
@@ -102,6 +112,8 @@ class Manifest:
     tasks: dict[str, dict[str, Any]]  # name -> examples, hash of the prompts
     rounds: int = 1
     turns: int = 0  # steps of one method of ours before the next goes on; 0: whole prompts
+    texts: bool | None = None  # whether records keep what was generated; None: not told
+    optimum: bool | None = None  # whether every prompt is decoded again for its headroom
     machine: dict[str, Any] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)  # read_gb_s, gflop_s
     cost_curve: dict[str, float] = field(default_factory=dict)  # nodes -> seconds of a pass
@@ -110,68 +122,31 @@ class Manifest:
     version: int = VERSION
 
 
-T = TypeVar("T", SampleRecord, Record, Manifest)
-_TYPES: dict[type, dict[str, Any]] = {
-    cls: get_type_hints(cls) for cls in (SampleRecord, Record, Manifest)
-}
+def record_of(value: Any, where: str) -> Record:
+    """The record of plain values. Raises DataError naming `where` and the field."""
+    record = from_dict(Record, value, where)
+    samples = enumerate(record.samples)
+    made = [from_dict(SampleRecord, one, f"{where}, sample {i}") for i, one in samples]
+    return replace(record, samples=made)
 
 
-def from_dict(cls: type[T], value: Any, where: str) -> T:
-    """The dataclass of plain values. Raises DataError naming `where` and the field."""
-    if not isinstance(value, dict):
-        raise DataError(f"{where}: expected an object, got {shown(value)}")
-    types = _TYPES[cls]
-    for name in value:
-        if name not in types:
-            raise DataError(f"{where}: unknown field {name!r}; written by another version?")
-    for spec in fields(cls):
-        if spec.name not in value:
-            if spec.default is MISSING and spec.default_factory is MISSING:
-                raise DataError(f"{where}: field {spec.name!r} is missing")
-        elif not fits(value[spec.name], types[spec.name]):
-            raise DataError(
-                f"{where}: field {spec.name!r} takes {in_words(types[spec.name])}, got "
-                f"{shown(value[spec.name])}"
-            )
-    given = dict(value)
-    if cls is Record:
-        samples = enumerate(given.get("samples", []))
-        given["samples"] = [from_dict(SampleRecord, s, f"{where}, sample {i}") for i, s in samples]
-    return cls(**given)
-
-
-def impossible(record: Record) -> Iterator[str]:
-    """What no run can have counted, each as ": field 'x' ..." or ", sample 0: field 'x' ...".
-
-    Laws, of what is told (not None): COUNTS are finite and not below 0; in a sample A <= D, A <= E,
-    and the counts by position, if there are any, add up to A; G is the sum of the samples' tokens,
-    if there are samples and no error.
-    """
-    samples = [(f", sample {i}", sample) for i, sample in enumerate(record.samples)]
-    for where, part in [("", record), *samples]:
-        for name in COUNTS:
-            value = getattr(part, name, None)
-            many: Iterable = value.values() if isinstance(value, dict) else [value]
-            many = value if isinstance(value, list) else many
-            if not all(one is None or 0 <= one <= MOST for one in many):
-                said = "takes finite numbers not below 0"
-                yield f"{where}: field {name!r} {said}, got {shown(value)}"
-    for where, s in samples:
-        for name in ("drafted", "examined"):
-            most = getattr(s, name)
-            if None not in (s.accepted, most) and s.accepted > most:
-                yield f"{where}: field 'accepted' takes at most {name!r}, {most}, got {s.accepted}"
-        if s.per_position and s.accepted not in (None, sum(s.per_position)):
-            said = f"adds up to 'accepted', {s.accepted}"
-            yield f"{where}: field 'per_position' {said}, got {shown(s.per_position)}"
-    total = sum(s.tokens for s in record.samples)
-    if record.samples and record.error is None and record.generated != total:
-        yield f": field 'generated' takes the sum of its samples, {total}, got {record.generated}"
+def impossible(record: Record, run: Manifest | None = None) -> Iterator[str]:
+    """What no run, or not this one, can have counted, each as ": field 'x' takes ..." or
+    ", sample 0: field 'x' takes ...": see `possible`."""
+    of_record, of_sample = possible.of_run(run) if run else ((), ())
+    laws = possible.RECORD + of_record
+    laws += possible.TIMED if record.seconds else ()
+    laws += possible.FINISHED if record.error is None else ()
+    for i, sample in enumerate(record.samples):
+        for found in possible.broken(sample, possible.SAMPLE + of_sample):
+            yield f", sample {i}: {found}"
+    for found in possible.broken(record, laws):
+        yield f": {found}"
 
 
 def run_folder(path: Path) -> Path:
     """The run folder that is meant: who names a file in it means the folder."""
-    return path.parent if path.is_file() else path
+    return path.parent if path.is_file() and (path.parent / MANIFEST).exists() else path
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -179,21 +154,39 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise DataError(
             f"{folder} is not a run folder: it has no {MANIFEST}; `forerun bench run --out` "
             "makes one"
         ) from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
     found = value.get("version") if isinstance(value, dict) else None
     if isinstance(value, dict) and found != VERSION:
         raise DataError(f"{path}: expected version {VERSION}, got {found!r}")
-    return from_dict(Manifest, value, str(path))
+    manifest = from_dict(Manifest, value, str(path))
+    for wrong in possible.broken(manifest, possible.MANIFEST):
+        raise DataError(f"{path}: {wrong}; use another --out, or mend it")
+    try:
+        sampling_of(manifest)
+    except (ConfigError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{path}: field 'sampling': {error}") from None
+    return manifest
 
 
-def read_records(folder: Path) -> list[Record]:
-    """All whole records of a run folder; a torn last line is left out. Raises DataError."""
+def sampling_of(manifest: Manifest) -> Sampling:
+    """The sampling of a run. Raises ConfigError for values that cannot be, TypeError for others."""
+    given = dict(manifest.sampling)
+    if bias := given.get("logit_bias"):  # JSON has texts as names
+        given["logit_bias"] = {int(token): value for token, value in bias.items()}
+    return Sampling(**given)
+
+
+def read_records(folder: Path, run: Manifest | None = None) -> list[Record]:
+    """All whole records of a run folder; a torn last line is left out. Raises DataError.
+
+    run: whose records they have to be.
+    """
     path = folder / RECORDS
     try:
         data = path.read_bytes()
@@ -201,23 +194,25 @@ def read_records(folder: Path) -> list[Record]:
         return []
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    return parse_records(data[: data.rfind(b"\n") + 1], str(path))
+    return parse_records(data[: data.rfind(b"\n") + 1], str(path), run)
 
 
-def parse_records(data: bytes, name: str) -> list[Record]:
-    """Records of JSON lines. Raises DataError with the line number."""
+def parse_records(data: bytes, name: str, run: Manifest | None = None) -> list[Record]:
+    """Records of JSON lines; blank ones say nothing. Raises DataError with the line number."""
     records: list[Record] = []
     seen: dict[tuple, int] = {}
     for number, line in enumerate(data.splitlines(), start=1):
+        if not line.strip():
+            continue
         where = f"{name}, line {number}"
         try:
             value = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(
                 f"{where}: expected one JSON object per line: {error}; {AGAIN}"
             ) from None
-        record = from_dict(Record, value, where)
-        if found := next(impossible(record), None):
+        record = record_of(value, where)
+        if found := next(impossible(record, run), None):
             raise DataError(f"{where}{found}; {AGAIN}")
         if record.key in seen:
             raise DataError(
@@ -232,7 +227,8 @@ def parse_records(data: bytes, name: str) -> list[Record]:
 def read_run(folder: Path) -> tuple[Manifest, list[Record]]:
     """Manifest and records of a run folder. Raises DataError."""
     folder = run_folder(folder)
-    return read_manifest(folder), read_records(folder)
+    manifest = read_manifest(folder)
+    return manifest, read_records(folder, manifest)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -241,13 +237,61 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     write_whole(folder / MANIFEST, text)
 
 
-def difference(here: Manifest, there: Manifest) -> str | None:
-    """The first thing in which two plans differ, as "field: this against that"; None if equal."""
+def check_plan(folder: Path, plan: Mapping[str, Any]) -> None:
+    """Whether a run with these fields of its manifest may begin, or go on, in a folder.
+
+    To be asked before anything slow. Raises DataError for files that cannot be read, another plan,
+    and a folder that another process writes.
+    """
+    if not _has_manifest(folder):
+        return
+    before = read_manifest(folder)
+    _check_same(folder, before, plan)
+    read_records(folder, replace(before, rounds=plan.get("rounds", before.rounds)))
+    with suppress(FileNotFoundError):
+        file = os.open(folder / RECORDS, os.O_RDONLY)
+        try:
+            _lock(file, folder)
+        finally:
+            os.close(file)
+
+
+def _has_manifest(folder: Path) -> bool:
+    """Whether a run has begun in a folder. Raises DataError for records without a plan."""
+    if (folder / MANIFEST).exists():
+        return True
+    records = folder / RECORDS
+    if records.exists() and records.stat().st_size:
+        raise DataError(f"{folder} has {RECORDS} but no {MANIFEST}; use another --out")
+    return False
+
+
+def _check_same(folder: Path, before: Manifest, plan: Mapping[str, Any]) -> None:
+    """Raises DataError for another plan; more rounds are the same."""
+    more = max(before.rounds, plan.get("rounds", 0))
+    if found := difference(vars(replace(before, rounds=more)), plan):
+        name = found.partition(":")[0]
+        why = {"rounds": " (a run may get more rounds, not fewer)"}
+        why |= dict.fromkeys(("texts", "optimum"), f" (--{name} is of a whole run)")
+        raise DataError(
+            f"{folder} holds a run of another plan, {found}; give --out another folder"
+            + why.get(name, "")
+        )
+
+
+def difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str | None:
+    """The first thing in which two plans differ, as "field: this against that"; None if equal.
+
+    Fields that one of them does not have, or has as None, are not compared.
+    """
     for name in PLAN:
-        if found := _difference(name, getattr(here, name), getattr(there, name)):
+        pair = here.get(name), there.get(name)
+        if None not in pair and (found := _difference(name, *pair)):
             return found
+    if "machine" not in there:
+        return None
     same = ("cpu", "kernels")  # timings of different ones do not belong together
-    machines = [{key: one.machine.get(key) for key in same} for one in (here, there)]
+    machines = [{key: one["machine"].get(key) for key in same} for one in (here, there)]
     return _difference("machine", *machines)
 
 
@@ -294,7 +338,7 @@ class RunWriter:
         try:
             _lock(self._file, folder)
             self._drop_torn_line()
-            self.done: list[Record] = read_records(folder)
+            self.done: list[Record] = read_records(folder, self.manifest)
             if self._resumed is None:
                 write_manifest(folder, self.manifest)
         except BaseException:
@@ -361,21 +405,12 @@ class RunWriter:
 
     def _planned(self, manifest: Manifest) -> Manifest:
         """The manifest to go on with: the one that is there, if it plans the same."""
-        if not (self.folder / MANIFEST).exists():
-            records = self.folder / RECORDS
-            if records.exists() and records.stat().st_size:
-                raise DataError(f"{self.folder} has {RECORDS} but no {MANIFEST}; use another --out")
+        if not _has_manifest(self.folder):
             return manifest
         before = read_manifest(self.folder)
-        if manifest.rounds > before.rounds:  # more of the same: what is missing is measured
-            before = replace(before, rounds=manifest.rounds)
-        if found := difference(before, manifest):
-            raise DataError(
-                f"{self.folder} holds a run of another plan, {found}; give --out another folder"
-                + (" (a run may get more rounds, not fewer)" if found.startswith("rounds") else "")
-            )
+        _check_same(self.folder, before, vars(manifest))
         self._resumed = {name: getattr(manifest, name) for name in ("created", "git", "command")}
-        return before
+        return replace(before, rounds=manifest.rounds)  # more of the same: what is missing
 
     def _drop_torn_line(self) -> None:
         data = (self.folder / RECORDS).read_bytes()

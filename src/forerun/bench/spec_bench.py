@@ -136,7 +136,7 @@ def _by_turn(records: Iterable[Record]) -> dict[str, Record]:
                 "with n=1"
             )
         if record.error is None and record.samples[0].text is None:
-            raise DataError(f"{record.id} has no text; run again and keep the texts")
+            raise DataError(f"{record.id} has no text; run again with --texts, into another folder")
         found[record.id] = record
     return found
 

@@ -30,6 +30,7 @@ class Bench:
         from forerun.assets import embedded
         from forerun.bench import contestants, planning
         from forerun.bench.own import Own
+        from forerun.bench.results import check_plan
         from forerun.bench.tasks import get_task
         from forerun.models.folder import model_folder
 
@@ -38,8 +39,10 @@ class Bench:
         self.tasks = {name: get_task(name) for name in asked.tasks}
         for name in asked.methods:
             contestants.check_name(name)
+        contestants.check_sampling(asked.methods, replace(asked.sampling, seed=asked.seed))
         options.check_model(asked.model, asked.dtype, asked.device)
         check_folder(out)
+        check_plan(out, planning.plan_of(asked))
         self.path = model_folder(embedded(asked.model))
         setup = contestants.Setup(self.path, asked.dtype, asked.threads, environments=peers_dir)
         makers = [cache(self._twin) if asked.turns else self._model for _ in asked.methods]

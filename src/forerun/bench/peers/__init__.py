@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forerun.bench.peers.catalog import methods, names, parse
+from forerun.bench.peers.catalog import check_sampling, methods, names, parse
 
 if TYPE_CHECKING:
     from forerun.bench.contestants import Contestant, Setup
 
-__all__ = ["make", "methods", "names", "parse"]
+__all__ = ["check_sampling", "make", "methods", "names", "parse"]
 
 
 def make(name: str, setup: Setup) -> Contestant:

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from forerun.errors import ConfigError, UnknownName
+from forerun.sampling import Sampling
 
 WORKERS = Path(__file__).parent / "workers"
 PLAIN, BATCH = "plain", "batch"
+MOST = {"seed": 1 << 62, "top_k": (1 << 31) - 1}  # of a Sampling, in every library
+MOST_OPTION = (1 << 31) - 1
 Installs = tuple[tuple[str, ...], ...]  # arguments of each call of pip install
 
 
@@ -129,6 +132,16 @@ def methods() -> list[str]:
     return found
 
 
+def check_sampling(sampling: Sampling) -> None:
+    """Refuses what is too large for the peers' integers. Raises ConfigError.
+
+    To the seed, prompts and rounds are added, which leaves it in 64 bits.
+    """
+    for name, most in MOST.items():
+        if (given := getattr(sampling, name) or 0) > most:
+            raise ConfigError(f"peers take {name} up to {most}, got {given}; lower it")
+
+
 def parse(text: str) -> Name:
     """The parts of a method name. Raises UnknownName, ConfigError."""
     head, _, rest = text.partition(":")
@@ -158,6 +171,8 @@ def _options(text: str, mode: Mode, given: dict[str, str]) -> dict[str, int]:
     for key, value in given.items():
         if key not in mode.options:
             raise UnknownName.of(f"option of {text!r}:", key, known)
-        if not value.isdecimal() or int(value) < 1:
-            raise ConfigError(f"{key} of {text!r} takes a whole number above 0, got {value!r}")
+        if not value.isdecimal() or not 1 <= int(value) <= MOST_OPTION:
+            raise ConfigError(
+                f"{key} of {text!r} takes a whole number from 1 to {MOST_OPTION}, got {value!r}"
+            )
     return {**mode.options, **{key: int(value) for key, value in given.items()}}

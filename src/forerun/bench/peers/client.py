@@ -10,18 +10,22 @@ import contextlib
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import threading
 from collections import deque
 from collections.abc import Mapping
+from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any
 
 from forerun.bench.contestants import PeerError, SkippedPeer
 
 SERVE = Path(__file__).parent / "workers" / "serve.py"
-LAST = 12  # lines of stderr that an error shows
+LAST = 11  # lines of stderr that an error shows, beside its own
+RAISED = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b(:.*)?")  # how tracebacks end
+COLOURS = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_PRELOAD")  # not for another environment
 # Thread pools of every library, counted alike; nothing is fetched, nobody is told.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -60,7 +64,8 @@ class WorkerProcess:
             )
         except OSError as error:
             raise PeerError(f"{self.name}: cannot start {python}: {error.strerror}") from None
-        assert self._process.stdout and self._process.stderr
+        assert self._process.stdout and isinstance(self._process.stderr, TextIOWrapper)
+        self._process.stderr.reconfigure(newline="")  # "\r" begins a line again, and ends none
         self._readers = [
             threading.Thread(target=self._read_answers, args=(self._process.stdout,), daemon=True),
             threading.Thread(target=self._read_stderr, args=(self._process.stderr,), daemon=True),
@@ -86,7 +91,9 @@ class WorkerProcess:
         if "skip" in answer:
             raise SkippedPeer(answer["skip"])
         if "error" in answer:
-            raise PeerError(self._with_tail(f"{self.name} failed in {verb}: {answer['error']}"))
+            said = self._with_tail(f"{self.name} failed in {verb}: {answer['error']}")
+            self.stderr.clear()  # it lives on; what is told once is not told of a later failure
+            raise PeerError(said)
         return answer["result"]
 
     def close(self, patience: float = 5.0) -> None:
@@ -111,8 +118,14 @@ class WorkerProcess:
                 pipe.close()
 
     def tail(self, count: int = LAST) -> str:
-        """The last lines that it wrote to stderr."""
-        return "\n".join([*self.stderr][-count:])
+        """The last lines that it wrote to stderr; if an exception came before them, what led to it.
+
+        Progress and farewells of libraries often follow it.
+        """
+        lines = [line for line in [*self.stderr] if line.strip()]  # of a copy: it may grow
+        raised = [i for i, line in enumerate(lines) if RAISED.fullmatch(line)]
+        end = raised[-1] + 1 if raised and raised[-1] < len(lines) - count else len(lines)
+        return "\n".join(lines[:end][-count:])
 
     def _answer(self, verb: str, timeout: float) -> dict[str, Any]:
         try:
@@ -150,9 +163,16 @@ class WorkerProcess:
         self._answers.put(None)
 
     def _read_stderr(self, pipe: IO[str]) -> None:
+        """Keeps what a terminal would show at the end: of a progress bar, its last state."""
+        is_open = False  # whether the next piece goes over the last one
         with contextlib.suppress(OSError, ValueError):
-            for line in pipe:
-                self.stderr.append(line.rstrip("\n"))
+            for piece in pipe:
+                text = COLOURS.sub("", piece.rstrip("\r\n"))
+                if is_open and text and self.stderr:
+                    self.stderr.pop()
+                if text or not is_open:
+                    self.stderr.append(text)
+                is_open = piece.endswith("\r")
 
 
 def environment(threads: int, extra: Mapping[str, str]) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """A peer as a contestant: the same token ids, sampling, threads and dtype as ours.
 
 Prompts are tokenised and texts decoded here, by the checkpoint's own tokenizer, so that no peer's
-tokenizer matters. A worker that has died is started again for the next prompt, a few times.
+tokenizer matters. A worker that has died is started again for the next prompt: who runs it says how
+often that may be.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
 
 LOAD, RUN, HELLO = 1800.0, 900.0, 60.0  # seconds; loading may convert or compile
-STARTS = 3  # of one worker, before it is given up
 TAKEN = (  # fields of Sampling that peers are given
     *("temperature", "top_k", "top_p", "min_p", "max_new_tokens", "stop_token_ids"),
     *("ignore_eos", "seed", "n", "logprobs"),
@@ -40,17 +40,12 @@ class Shared:
 
     key: tuple
     users: int = 0
-    starts: int = 0
     process: WorkerProcess | None = None
     loaded: set[str] = field(default_factory=set)  # modes
 
     def alive(self, python: Path, worker: Path, threads: int, env: dict[str, str]) -> WorkerProcess:
         """The running worker, started anew if there is none. Raises PeerError."""
         if self.process is None or not self.process.is_alive:
-            if self.starts == STARTS:
-                tail = self.process.tail() if self.process else ""
-                raise PeerError(f"{worker.stem}: given up after {STARTS} starts\n{tail}")
-            self.starts += 1
             self.loaded.clear()
             self.process = WorkerProcess(python, worker, threads=threads, env=env)
         return self.process
@@ -76,6 +71,7 @@ class PeerContestant:
         self.python = python_of(self.folder, parts.peer)
         self.worker = WORKERS / f"{parts.peer}.py"
         self.tokens: list[list[int]] = []  # of the last run's samples
+        self.starts = 0
         self._host: Shared | None = None
         self._warmed: dict[str, Any] | None = None
 
@@ -161,6 +157,7 @@ class PeerContestant:
         if self.parts.mode not in self._host.loaded:
             process.request("load", LOAD, **self._load_fields())
             self._host.loaded.add(self.parts.mode)
+            self.starts += 1
             if self._warmed:
                 process.request("warm_up", RUN, **self._warmed)
         return process

@@ -139,15 +139,20 @@ class Worker:
 
 
 def grown(before: dict[str, Any], after: dict[str, Any], num_tokens: int) -> dict[str, Any]:
-    """Counts of one sample; what was not an accepted draft was a pass's own token."""
-    accepted, drafted = (
+    """Counts of one sample; what was not an accepted draft was a pass's own token.
+
+    vLLM counts a draft as accepted before it cuts the text at its end: where the last ones were
+    cut off, that would leave fewer passes than there were, which are those with drafts (`drafts`)
+    and the one that read the prompt, at least.
+    """
+    accepted, drafted, passes = (
         int(after.get(name, 0) - before.get(name, 0))
-        for name in ("accepted_tokens", "draft_tokens")
+        for name in ("accepted_tokens", "draft_tokens", "drafts")
     )
     depths = after.get("accepted_tokens_per_pos") or []
     start = before.get("accepted_tokens_per_pos") or [0] * len(depths)
     return {
-        "passes": max(1, num_tokens - accepted),
+        "passes": max(1 + passes, num_tokens - accepted),
         "drafted": drafted,
         "accepted": accepted,
         "per_position": [int(b - a) for a, b in zip(start, depths, strict=True)],

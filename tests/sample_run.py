@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from forerun.bench.results import Manifest, Record, RunWriter, SampleRecord
+from forerun.bench.results import Manifest, Record, SampleRecord
+from forerun.bench.run_writer import RunWriter
 
 METHODS = [
     "plain", "stand", "stand:nodes=32,context=4", "prompt_lookup", "transformers",

@@ -473,6 +473,10 @@ def test_a_broken_plan_is_found_before_the_model_is_loaded(
         (("--threads", 0), "--threads must be at least 1"),
         (("-n", 10**9), "-n must be at most 65536 samples of a prompt, got 1000000000"),
         (("--temperature", -1), "temperature must be"),
+        (
+            ("--peers", "vllm", "--seed", 1 << 63),
+            "peers take seed up to 4611686018427387904, got 9",
+        ),
         (("--model", "no/such/folder/here"), "there is no model folder"),
     ],
 )

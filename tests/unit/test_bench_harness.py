@@ -15,7 +15,8 @@ from forerun.bench.contestants import Outcome, PeerError, SkippedPeer
 from forerun.bench.harness import Harness
 from forerun.bench.planning import Asked, Chosen, check_asked, choose, prompts_hash, units
 from forerun.bench.progress import Progress
-from forerun.bench.results import Record, RunWriter, SampleRecord, read_run
+from forerun.bench.results import Record, SampleRecord, read_run
+from forerun.bench.run_writer import RunWriter
 from forerun.bench.scoring import last_lines, majority_score
 from forerun.bench.tasks.base import Example
 from forerun.errors import CapacityError, ConfigError, DataError
@@ -269,13 +270,6 @@ def test_what_cannot_be_is_recorded_as_a_failure(bench: Any) -> None:
         "b tells what cannot be, sample 0: field 'accepted' takes at most 'drafted', 4, got 9",
     ]
     assert not any(r.error for r in records if r.method == "a")
-
-
-def test_numbers_beyond_a_peers_integers_are_refused(bench: Any) -> None:
-    peer = Fake("a", [])
-    with pytest.raises(ConfigError, match="peers take seed up to"):
-        bench([peer], seed=1 << 63)
-    assert peer.starts == 0
 
 
 def test_memory_is_read_once_peers_are_idle(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from forerun.bench import results
-from forerun.bench.results import Manifest, Record, RunWriter, SampleRecord, read_run
+from forerun.bench import results, run_writer
+from forerun.bench.results import Manifest, Record, SampleRecord, read_run
+from forerun.bench.run_writer import RunWriter
 from forerun.errors import CapacityError, DataError
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -116,7 +117,7 @@ def test_a_full_disk_drops_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with RunWriter(folder, plan()) as writer:
-        monkeypatch.setattr(results.os, "fsync", full)
+        monkeypatch.setattr(run_writer.os, "fsync", full)
         with pytest.raises(CapacityError, match="it is as it was"):
             writer.drop([RECORD])
         monkeypatch.undo()
@@ -140,7 +141,7 @@ def test_of_several_records_all_are_written_or_none(
 
     with RunWriter(folder, plan()) as writer:
         writer._resumed = None
-        monkeypatch.setattr(results.os, "write", short)
+        monkeypatch.setattr(run_writer.os, "write", short)
         with pytest.raises((CapacityError, KeyboardInterrupt)):
             writer.append(replace(RECORD, index=3), replace(RECORD, index=4))
         monkeypatch.undo()
@@ -180,12 +181,12 @@ def test_a_run_gets_more_rounds_but_not_fewer(folder: Path) -> None:
 )
 def test_another_plan_is_refused(folder: Path, changes: dict[str, Any], said: str) -> None:
     told = {"texts": False, "optimum": False}
-    results.write_manifest(folder, plan(**told))
+    run_writer.write_manifest(folder, plan(**told))
     with pytest.raises(DataError, match="give --out another folder") as caught:
         RunWriter(folder, plan(**told | changes))
     assert said in str(caught.value)
     with pytest.raises(DataError, match="give --out another folder"):
-        results.check_plan(folder, changes)  # what is known before a model is loaded
+        run_writer.check_plan(folder, changes)  # what is known before a model is loaded
 
 
 def test_what_an_older_run_does_not_tell_is_no_other_plan(folder: Path) -> None:
@@ -194,23 +195,23 @@ def test_what_an_older_run_does_not_tell_is_no_other_plan(folder: Path) -> None:
 
 
 def test_a_folder_is_looked_at_before_anything_slow(folder: Path, tmp_path: Path) -> None:
-    results.check_plan(tmp_path / "new", {"threads": 9})
-    results.check_plan(folder, {"threads": 2, "rounds": 3, "sampling": {"n": 1}})
+    run_writer.check_plan(tmp_path / "new", {"threads": 9})
+    run_writer.check_plan(folder, {"threads": 2, "rounds": 3, "sampling": {"n": 1}})
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(DataError, match="rounds: 1 against 0.*more rounds, not fewer"):
-        results.check_plan(folder, {"rounds": 0})
+        run_writer.check_plan(folder, {"rounds": 0})
     with RunWriter(folder, plan()), pytest.raises(DataError, match="another process is writing"):
-        results.check_plan(folder, {})
+        run_writer.check_plan(folder, {})
     assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
     (folder / "records.jsonl").write_text("{nonsense\n")
     with pytest.raises(DataError, match="line 1: expected one JSON object per line"):
-        results.check_plan(folder, {})
+        run_writer.check_plan(folder, {})
     (folder / "run.json").write_text("{")
     with pytest.raises(DataError, match="run.json cannot be read"):
-        results.check_plan(folder, {})
+        run_writer.check_plan(folder, {})
     (folder / "run.json").unlink()
     with pytest.raises(DataError, match="but no run.json; use another --out"):
-        results.check_plan(folder, {})
+        run_writer.check_plan(folder, {})
 
 
 def test_blank_lines_say_nothing_and_are_counted(folder: Path) -> None:
@@ -352,7 +353,7 @@ def test_counts_that_no_run_has_are_refused(
 ) -> None:
     path = folder / "records.jsonl"
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[1] + spoil(change))
-    results.write_manifest(folder, plan(sampling={"n": 1, "max_new_tokens": 20}))
+    run_writer.write_manifest(folder, plan(sampling={"n": 1, "max_new_tokens": 20}))
     with pytest.raises(DataError) as caught:
         read_run(folder)
     assert str(caught.value).startswith(f"{path}, line 2") and said in str(caught.value)
@@ -419,14 +420,14 @@ def test_a_wrong_field_of_the_manifest_is_told_in_words(folder: Path) -> None:
 def test_a_manifest_that_no_run_has_is_refused(
     folder: Path, changes: dict[str, Any], said: str
 ) -> None:
-    results.write_manifest(folder, plan(**changes))
+    run_writer.write_manifest(folder, plan(**changes))
     with pytest.raises(DataError) as caught:
         read_run(folder)
     assert str(caught.value).startswith(f"{folder / 'run.json'}: ") and said in str(caught.value)
 
 
 def test_biases_by_token_are_a_sampling(folder: Path) -> None:
-    results.write_manifest(folder, plan(sampling={"n": 1, "logit_bias": {"5": -1.5}}))
+    run_writer.write_manifest(folder, plan(sampling={"n": 1, "logit_bias": {"5": -1.5}}))
     assert results.sampling_of(read_run(folder)[0]).logit_bias == {5: -1.5}
 
 
@@ -461,10 +462,10 @@ def test_a_full_disk_keeps_what_is_there(folder: Path, monkeypatch: pytest.Monke
 
     whole = (folder / "records.jsonl").read_bytes()
     with RunWriter(folder, plan()) as writer:
-        monkeypatch.setattr(results.os, "write", full)
+        monkeypatch.setattr(run_writer.os, "write", full)
         with pytest.raises(CapacityError, match="the 2 records written before are kept"):
             writer.append(replace(RECORD, index=3))
-        monkeypatch.setattr(results.os, "write", real)
+        monkeypatch.setattr(run_writer.os, "write", real)
         assert (folder / "records.jsonl").read_bytes() == whole
         writer.append(replace(RECORD, index=3))
     assert len(read_run(folder)[1]) == 3
@@ -474,7 +475,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     path = tmp_path / "file"  # as in a read-only file system, removing is refused as well
     path.write_text("")
     with pytest.raises(CapacityError) as caught:
-        results.write_manifest(path, plan())
+        run_writer.write_manifest(path, plan())
     said = f"cannot write run.json into the folder {path}: File exists; free some space, make"
     assert str(caught.value).startswith(said)
 
@@ -484,7 +485,7 @@ def test_the_manifest_is_replaced_whole(folder: Path, monkeypatch: pytest.Monkey
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with RunWriter(folder, plan()) as writer:
-        monkeypatch.setattr(results.os, "fsync", full)
+        monkeypatch.setattr(run_writer.os, "fsync", full)
         with pytest.raises(CapacityError, match=r"run\.json"):
             writer.update(plan(peers={"vllm": "missing"}))
     assert read_run(folder)[0] == plan()

@@ -6,6 +6,7 @@ import os
 import runpy
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +125,15 @@ def contestant(
     yield new
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def sharing(
+    contestant: Callable[[str], peer_module.PeerContestant], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], peer_module.PeerContestant]:
+    """The same where all modes of the peer are of one process."""
+    monkeypatch.setitem(catalog.PEERS, "fake", replace(catalog.PEERS["fake"], shares_model=True))
+    return contestant
 
 
 class TestProtocol:
@@ -266,10 +276,8 @@ class TestContestant:
         assert two.first_tokens([1], Sampling(), 3) == [0, 0, 0]
         two.close()
 
-    def test_modes_share_a_process_where_the_peer_can(self, contestant, monkeypatch) -> None:
-        shared = Peer(packages=(), modes=catalog.PEERS["fake"].modes, probe="", shares_model=True)
-        monkeypatch.setitem(catalog.PEERS, "fake", shared)
-        one, two = contestant("fake"), contestant("fake:greedy")
+    def test_modes_share_a_process_where_the_peer_can(self, sharing) -> None:
+        one, two = sharing("fake"), sharing("fake:greedy")
         one.start()
         two.start()
         process = one._process()
@@ -290,10 +298,8 @@ class TestContestant:
             assert one.starts == starts
         one.close()
 
-    def test_who_shares_a_worker_that_died_begins_anew(self, contestant, monkeypatch) -> None:
-        shared = Peer(packages=(), modes=catalog.PEERS["fake"].modes, probe="", shares_model=True)
-        monkeypatch.setitem(catalog.PEERS, "fake", shared)
-        one, two = contestant("fake"), contestant("fake:dies")
+    def test_who_shares_a_worker_that_died_begins_anew(self, sharing) -> None:
+        one, two = sharing("fake"), sharing("fake:dies")
         one.start()
         two.start()
         example, sampling = Example("a", "the cat", ""), Sampling(max_new_tokens=2)

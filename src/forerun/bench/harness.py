@@ -18,12 +18,13 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from forerun.bench import machine, peers
+from forerun.bench import machine
 from forerun.bench.contestants import Contestant, Outcome, SkippedPeer
 from forerun.bench.own import Own, Running
 from forerun.bench.planning import Unit
 from forerun.bench.progress import Progress
-from forerun.bench.results import Record, RunWriter, impossible
+from forerun.bench.results import Record, impossible
+from forerun.bench.run_writer import RunWriter
 from forerun.bench.scoring import last_lines, majority_score, mean, scored
 from forerun.errors import ForerunError
 from forerun.sampling import Sampling
@@ -44,8 +45,7 @@ class Harness:
     """A run: units, contestants, a folder to write to.
 
     retry: whether what has failed, records and peers, is tried again; then beside the others no
-    longer, but who takes turns is measured anew together. Raises ConfigError for numbers that are
-    too large for peers.
+    longer, but who takes turns is measured anew together.
     """
 
     def __init__(
@@ -68,8 +68,6 @@ class Harness:
         self.on_record, self.notice = on_record, notice
         self.order = [contestant.name for contestant in contestants]
         self.contestants = {contestant.name: contestant for contestant in contestants}
-        if not all(isinstance(contestant, Own) for contestant in contestants):
-            peers.check_sampling(replace(sampling, seed=seed))
         self.failures: Counter[str] = Counter()
         told = writer.manifest.peers.items()  # before this process
         self.restarts = {n: v.get(RESTARTS, 0) for n, v in told if isinstance(v, dict)}

@@ -19,7 +19,7 @@ from forerun.words import counted
 
 if TYPE_CHECKING:
     from forerun.bench.planning import Asked, Chosen
-    from forerun.bench.results import RunWriter
+    from forerun.bench.run_writer import RunWriter
     from forerun.engine.api import Model
 
 
@@ -30,7 +30,7 @@ class Bench:
         from forerun.assets import embedded
         from forerun.bench import contestants, planning
         from forerun.bench.own import Own
-        from forerun.bench.results import check_plan
+        from forerun.bench.run_writer import check_plan
         from forerun.bench.tasks import get_task
         from forerun.models.folder import model_folder
 
@@ -61,7 +61,7 @@ class Bench:
         import torch
 
         from forerun.bench import planning
-        from forerun.bench.results import RunWriter
+        from forerun.bench.run_writer import RunWriter
         from forerun.cli.bench_show import Ticker
 
         torch.set_num_threads(self.asked.threads)

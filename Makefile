@@ -64,7 +64,7 @@ docs: $(VENV)/.ready
 	@$(BIN)/python docs/check.py
 
 bench: $(VENV)/.ready
-	@set -e; skipped=; for file in $(sort $(filter-out %_worker.py %_peer.py %_timing.py,$(wildcard benchmarks/*.py))); do \
+	@set -e; skipped=; for file in $(sort $(filter-out %_worker.py %_peer.py %_timing.py %/scripts.py,$(wildcard benchmarks/*.py))); do \
 		echo "bench: $$file"; status=0; $(BIN)/python $$file || status=$$?; \
 		case $$status in 0) ;; 77) skipped="$$skipped $$file";; *) exit $$status;; esac; done; \
 	echo "bench: forerun demo"; $(BIN)/forerun demo $(ARGS); \

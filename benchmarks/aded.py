@@ -25,10 +25,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import scripts
 
 import forerun
 from forerun.assets import embedded
-from forerun.bench import scripts
 from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.bench.tasks.story import StoryTask
 from forerun.controllers.fixed import Fixed

@@ -19,11 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import scripts
 import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from forerun.bench import scripts
 from forerun.dice import SeededDice
 from forerun.engine.runner import ModelRunner
 from forerun.models.load import DTYPES, load_target

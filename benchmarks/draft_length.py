@@ -15,10 +15,10 @@ from collections.abc import Sequence as Many
 from typing import NamedTuple
 
 import numpy as np
+import scripts
 
 import forerun
 from forerun.assets import embedded
-from forerun.bench import scripts
 from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.bench.tasks.reasoning_world import MIX
 from forerun.drafters.draft_model import DraftModel

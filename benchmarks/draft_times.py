@@ -28,10 +28,10 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import scripts
 import torch
 
 from forerun import registry
-from forerun.bench import scripts
 from forerun.dice import SeededDice
 from forerun.drafters.rasd import graft
 from forerun.drafters.token_recycling import Successors

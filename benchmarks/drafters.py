@@ -19,9 +19,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import scripts
 import torch
 
-from forerun.bench import metrics, scripts
+from forerun.bench import metrics
 from forerun.bench.inflate import inflate
 from forerun.bench.results import Record, read_records
 from forerun.bench.tasks.reasoning import ReasoningTask

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from time import perf_counter
 
 import numpy as np
+import scripts
 
 from forerun.adaptive.entropy_switch import LARGE, SMALL, EntropySwitch, load
-from forerun.bench import scripts
 from forerun.bench.switching import RandomSwitch, Score, gap, score, traces
 from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.bench.tasks.reasoning_world import MIX

@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+import scripts
 from tokenizers import Tokenizer
 
-from forerun.bench import scripts
 from forerun.ngrams.fm_index import FMIndex
 from forerun.ngrams.infini import Index
 from forerun.ngrams.shards import shard_of
@@ -29,7 +28,6 @@ from forerun.ngrams.shards import shard_of
 END = 65535  # the separator of 2-byte tokens
 BOOKS = ("don_quixote_pg996", "sherlock", "tinyshakespeare")
 TOKENIZER = "tokenizers/phi3/tokenizer.json.gz"
-SKIPPED = 77  # exit status: what is needed is not here, and `make bench` goes on
 RUN = 12  # mean tokens of a spliced run
 
 
@@ -148,8 +146,7 @@ def main() -> None:
     options = parser.parse_args()
     for name in (TOKENIZER, *(f"corpora/{book}.txt.gz" for book in BOOKS)):
         if not (here := options.data / name).exists():
-            print(f"skipped: there is no {here}; give --data a folder that has it", file=sys.stderr)
-            sys.exit(SKIPPED)
+            scripts.skip(f"there is no {here}; give --data a folder that has it")
     real = real_tokens(options.data)
     cut = len(real) * 9 // 10
     for size in options.tokens:

@@ -28,9 +28,9 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import scripts
 from index_timing import cold_and_warm, timed
 
-from forerun.bench import scripts
 from forerun.bench.machine import num_cores
 from forerun.ngrams import encoders, store
 from forerun.ngrams.documents import Document, Reading, list_sources, read
@@ -41,11 +41,10 @@ MEASURES = """
 import resource, subprocess, sys
 status = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL).returncode
 if status:
-    sys.exit(status)
+    sys.exit(status if status > 0 else 128 - status)  # of a signal
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """
 RUNS = "import sys; from forerun.cli.main import main; sys.exit(main())"
-SKIPPED = 77  # exit status: what is needed is not here, and `make bench` goes on
 MOST_SORTED = 20_000_000  # tokens that the baseline may sort
 RUN, DOCUMENT = 12, 1000  # mean tokens of a spliced run; tokens of a document
 
@@ -285,9 +284,7 @@ def main() -> None:
     parser.add_argument("--build-only", action="store_true", help="ask nothing")
     options = parser.parse_args()
     if not options.corpus.exists():
-        hint = "give --corpus a folder of text files"
-        print(f"skipped: there is no {options.corpus}; {hint}", file=sys.stderr)
-        sys.exit(SKIPPED)
+        scripts.skip(f"there is no {options.corpus}; give --corpus a folder of text files")
     print(f"machine: {platform.processor() or platform.machine()}, {num_cores()} cores")
     corpus = Corpus(options.corpus, options.tokenizer)
     for size in options.tokens:

@@ -17,12 +17,12 @@ import time
 from pathlib import Path
 
 import numpy as np
+import scripts
 import torch
 from decode import SIZES, binary_tree, checkpoint
 
 import forerun
 from forerun.assets import embedded
-from forerun.bench import scripts
 from forerun.bench.products import seconds_alone
 from forerun.bench.tasks.reasoning import ReasoningTask, read_answer
 from forerun.dice import SeededDice

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scripts
 
 import forerun
-from forerun.bench import scripts
 from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.dice import SeededDice
 from forerun.errors import ConfigError

@@ -17,11 +17,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import scripts
 
 import forerun
 from forerun import registry
 from forerun.assets import embedded
-from forerun.bench import scripts
 from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.bench.tasks.reasoning_world import MIX
 from forerun.controllers.fixed import Fixed

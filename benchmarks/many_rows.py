@@ -16,10 +16,10 @@ import statistics
 import time
 from collections.abc import Callable
 
+import scripts
 import torch
 import torch.nn.functional as F
 
-from forerun.bench import scripts
 from forerun.models.load import DTYPES
 from forerun.native import LEVELS, kernels
 from forerun.native.packing import Packed

@@ -19,9 +19,9 @@ from collections.abc import Callable
 from time import perf_counter
 
 import numpy as np
+import scripts
 from numba import njit
 
-from forerun.bench import scripts
 from forerun.dice import SeededDice
 from forerun.drafters.stand import Stand
 from forerun.ngrams import kernels

@@ -13,8 +13,8 @@ import argparse
 from time import perf_counter
 
 import numpy as np
+import scripts
 
-from forerun.bench import scripts
 from forerun.dice import SeededDice
 from forerun.drafters.rest import Rest
 from forerun.ngrams.datastores import in_memory

@@ -17,11 +17,12 @@ from itertools import cycle
 from time import perf_counter
 
 import numpy as np
+import scripts
 import torch
 
 import forerun
 from forerun import registry
-from forerun.bench import optimum, scripts
+from forerun.bench import optimum
 from forerun.dice import SeededDice
 from forerun.records import Rows, Sequence
 from forerun.roles import Verifier

@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
+import scripts
 
-from forerun.bench import scripts
 from forerun.retrieval.bm25 import BM25
 from forerun.retrieval.books import Question, passages_of, questions, split
 from forerun.retrieval.measures import accuracy, interval, r_precision
@@ -34,7 +33,6 @@ from forerun.training.recipes import seal as recipe
 
 CUTS, VECTOR = (1, 5, 20, 100), 768  # k of accuracy; numbers of a dense vector
 EVALUATED = 200
-SKIPPED = 77  # exit status: what is needed is not here, and `make bench` goes on
 
 
 def report_step(progress: Progress) -> None:
@@ -121,14 +119,10 @@ def main() -> None:
         "--questions", type=scripts.count, default=100, help="of each kind, at most"
     )
     options = parser.parse_args()
-    lacks = ""
-    if not options.book.exists():
-        lacks = f"there is no {options.book}; give --book a text"
     if find_spec("bm25s") is None:
-        lacks = "it needs the package bm25s; pip install 'forerun[retrieval]'"
-    if lacks:
-        print(f"skipped: {lacks}", file=sys.stderr)
-        sys.exit(SKIPPED)
+        scripts.skip("it needs the package bm25s; pip install 'forerun[retrieval]'")
+    if not options.book.exists():
+        scripts.skip(f"there is no {options.book}; give --book a text")
     with tempfile.TemporaryDirectory() as folder:
         measure(options, options.out or Path(folder))
 

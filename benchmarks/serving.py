@@ -37,14 +37,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scripts
 
 from forerun.assets import embedded
-from forerun.bench import scripts
 from forerun.bench.peers.client import environment
 from forerun.bench.peers.install import env_of, python_of
 from forerun.bench.tasks.reasoning import ReasoningTask
-
-SKIPPED = 77  # exit status: what is needed is not here, and `make bench` goes on
 
 try:
     import fastapi  # noqa: F401 - our server's needs, too
@@ -52,9 +50,7 @@ try:
     import prometheus_client  # noqa: F401
     import uvicorn  # noqa: F401
 except ModuleNotFoundError as error:
-    hint = "pip install 'forerun[serve]' httpx"
-    print(f"skipped: it needs the package {error.name}; {hint}", file=sys.stderr)
-    sys.exit(SKIPPED)
+    scripts.skip(f"it needs the package {error.name}; pip install 'forerun[serve]' httpx")
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scripts
 import torch
 
 import forerun
 from forerun import registry
-from forerun.bench import scripts
 from forerun.bench.inflate import inflate
 from forerun.bench.tasks import get_task
 from forerun.sampling import Sampling

@@ -32,9 +32,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import scripts
 
 import forerun
-from forerun.bench import scripts
 from forerun.bench.charts import Line, lines, standalone
 from forerun.constraints.ngram_style import FORMS, NgramStyle
 from forerun.ngrams.corpora import documents
@@ -52,7 +52,6 @@ CORPORA = {
     "python": "corpora/python_code.tar.gz",
 }
 MODEL = ("models/stories260K/stories260K.bin", "models/stories260K/tok512.bin")
-SKIPPED = 77  # exit status: what is needed is not here, and `make bench` goes on
 PROMPTS = (
     "Once upon a time there was an old man who lived alone by the sea.",
     "The little girl found a key under the big tree and",
@@ -237,9 +236,7 @@ def main() -> None:
     chosen = {name: file for name, file in CORPORA.items() if how.only.search(name)}
     for name in (*MODEL, *chosen.values()):
         if not (here := how.data_dir / name).exists():
-            hint = "give --data-dir a folder that has it"
-            print(f"skipped: there is no {here}; {hint}", file=sys.stderr)
-            sys.exit(SKIPPED)
+            scripts.skip(f"there is no {here}; give --data-dir a folder that has it")
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as held:
         folder = Path(held)

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from time import perf_counter
 
 import numpy as np
+import scripts
 
 from forerun import registry
-from forerun.bench import scripts
 from forerun.dice import SeededDice
 from forerun.ngrams import suffix_automaton, suffix_tree
 from forerun.records import Plan, Sequence, Step

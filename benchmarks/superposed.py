@@ -28,9 +28,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import scripts
 
 import forerun
-from forerun.bench import scripts
 from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.engine.mixed import MixedStream
 from forerun.ngrams import ngram_model

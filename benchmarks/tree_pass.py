@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 
 import numpy as np
+import scripts
 import torch
 from decode import SIZES, binary_tree, checkpoint
 
-from forerun.bench import scripts
 from forerun.bench.machine import read_bandwidth
 from forerun.dice import SeededDice
 from forerun.engine.runner import ModelRunner

@@ -23,10 +23,11 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+import scripts
 
 import forerun
 from forerun.assets import embedded
-from forerun.bench import optimum, scripts
+from forerun.bench import optimum
 from forerun.bench.acceptance import (
     by_k_seq,
     chain_weights,

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scripts
 
 from forerun.assets import embedded
-from forerun.bench import scripts
 from forerun.bench.inflate import inflate
 from forerun.bench.peers.client import WorkerProcess
 from forerun.bench.peers.install import DEFAULT_FOLDER, env_of, problem, python_of
@@ -39,7 +38,6 @@ SOURCE = Path(__file__).parents[1] / "src"
 MODES = ("plain", "ngram", "arctic=24", "stand", "stand=8", "stand:plain", "recycling", "suffix=24")
 PATIENCE = 1800.0  # seconds for one answer
 CONTEXT = 640
-SKIPPED = 77  # exit status: what is needed is not here, and `make bench` goes on
 
 
 def process_of(folder: Path, threads: int) -> WorkerProcess:
@@ -139,8 +137,7 @@ def main() -> None:
     options = parser.parse_args()
     extra = "arctic-inference" if any("arctic" in mode for mode in options.modes) else ""
     if lacks := problem(options.peers, "vllm", extra):
-        print(f"skipped: vLLM, {lacks}", file=sys.stderr)
-        sys.exit(SKIPPED)
+        scripts.skip(f"vLLM, {lacks}")
     with tempfile.TemporaryDirectory() as temporary:
         model = options.model
         if options.size:

@@ -77,7 +77,11 @@ def watch(say: Callable[[str], object]) -> Watch:
 
 
 def cold() -> list[str]:
-    """The kernels of decoding, as module.name, that are not compiled and not in the cache."""
+    """The kernels of decoding, as module.name, that are not compiled and not in the cache.
+
+    Raises ConfigError where nothing can be compiled.
+    """
+    importlib.import_module("forerun.jit")
     return [
         f"{module.rpartition('.')[2]}.{name}"
         for module, names in KERNELS.items()

@@ -35,13 +35,14 @@ class UnknownName(ConfigError, KeyError):
     def of(cls, kind: str, name: str, known: Iterable[str], listing: str = "") -> UnknownName:
         """The house message: what came, the nearest known names, or all, where they are listed."""
         known = sorted(known)
-        near = nearest(name, known)
-        hint = (
-            f"did you mean {' or '.join(map(repr, near))}?"
-            if near
-            else f"known: {', '.join(known)}"
-        )
+        hint = meant(name, known, f"known: {', '.join(known)}")
         return cls(f"unknown {kind} {name!r}; {hint}" + (f" ({listing})" if listing else ""))
+
+
+def meant(name: str, known: Iterable[str], otherwise: str) -> str:
+    """The question after the nearest known names; `otherwise`, if all are far."""
+    near = nearest(name, known)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else otherwise
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and JSON that people write."""
+"""Files that are written whole or not at all, text that fits into them, JSON of people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import CapacityError
+from forerun.errors import CapacityError, DataError
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -53,18 +53,32 @@ def _write_through(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
+def check_text(where: str, text: str) -> None:
+    """Raises DataError for bytes that are no UTF-8, which Python holds as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        is_byte = 0xDC80 <= code <= 0xDCFF  # as Python lets a byte in that it cannot decode
+        what = f"byte 0x{code - 0xDC00:02x}" if is_byte else f"half of a pair (U+{code:04X})"
+        raise DataError(
+            f"{where} is not UTF-8 text: {what} after {error.start} characters"
+        ) from None
+
+
 def parsed(text: str) -> Any:
     """The value of a JSON text.
 
     Raises ValueError for what is no JSON, has a key twice in one object, or is nested too deeply.
     """
     try:
-        return json.loads(text, object_pairs_hook=_once)
+        return json.loads(text, object_pairs_hook=once)
     except RecursionError:
         raise ValueError("its brackets are nested too deeply") from None
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object of these pairs. Raises ValueError for a key that is there twice."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:

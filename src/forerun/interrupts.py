@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
 
 @contextmanager
@@ -35,15 +37,33 @@ def ending_at_once(last: str) -> Iterator[None]:
         yield
         return
 
-    def end(number: int, _: object) -> None:
-        os.write(2, f"{last}\n".encode())
-        os._exit(130)
-
-    before = signal.signal(signal.SIGINT, end)
+    before = signal.signal(signal.SIGINT, lambda number, _: _end(last))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def heeded(last: str) -> Iterator[None]:
+    """A Ctrl-C that code in C drops ends the process with a last line and status 130.
+
+    As where compilers call back: they go on without what they were to be given, and would crash.
+    """
+    before = sys.unraisablehook
+
+    def hear(dropped: Any) -> None:
+        if issubclass(dropped.exc_type, KeyboardInterrupt):
+            with suppress(Exception):
+                sys.stdout.flush()
+            _end(last)
+        before(dropped)
+
+    sys.unraisablehook = hear
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 @contextmanager
@@ -57,6 +77,11 @@ def deaf_children() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _end(last: str) -> None:
+    os.write(2, f"{last}\n".encode())
+    os._exit(130)
 
 
 def _is_main_thread() -> bool:

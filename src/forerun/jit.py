@@ -7,9 +7,16 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import config, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from forerun.errors import ConfigError
+
+if config.DISABLE_JIT:  # type: ignore[attr-defined]  # integers of Python do not wrap round
+    raise ConfigError(
+        "forerun needs Numba's compiler, and NUMBA_DISABLE_JIT turns it off; unset that variable"
+    )
 
 # They need not count references to any. Counting is atomic: it took most of the time of kernels
 # with many arrays, and let no two cache misses overlap. A kernel that needs room gets it from its

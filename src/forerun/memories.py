@@ -24,6 +24,7 @@ from forerun.records import Plan, Sequence, Snapshot
 from forerun.roles import Drafter
 from forerun.sampling import Sampling
 from forerun.tree import Tree
+from forerun.turns import Turns
 
 if TYPE_CHECKING:
     from forerun.engine.api import Model
@@ -121,11 +122,15 @@ class Kept:
 
     In a `with` it is loaded where there is a file, and saved at the end, also when an error or
     Ctrl-C ends the block: what was learned until then is true. A file that could not be loaded is
-    left alone. Until the end the drafter hears every token, also where nothing is drafted.
+    left alone. Until the end the drafter hears every token, also where nothing is drafted. turns:
+    those of who else uses the drafter.
     """
 
-    def __init__(self, path: Path | str, drafter: Drafter, origin: Origin) -> None:
+    def __init__(
+        self, path: Path | str, drafter: Drafter, origin: Origin, turns: Turns | None = None
+    ) -> None:
         self.path, self.drafter, self.origin = Path(path), drafter, origin
+        self._turns = turns or Turns()
         self.before: Memory | None = None
         self.after: Memory | None = None
 
@@ -137,8 +142,9 @@ class Kept:
         """
         memory = read(self.path)
         check_fits(memory, self.origin)
-        self.drafter.restore(memory.snapshot, self.origin.tenant)
-        self.drafter.kept |= {self.origin.tenant}
+        with self._turns:
+            self.drafter.restore(memory.snapshot, self.origin.tenant)
+            self.drafter.kept |= {self.origin.tenant}
         joined = Origin.joined([memory.origin, self.origin])
         self.origin = replace(joined, tenant=self.origin.tenant)
         return memory
@@ -151,7 +157,8 @@ class Kept:
         cannot be written. What was there then stays.
         """
         self._check_owner()
-        snapshot = self.drafter.snapshot(self.origin.tenant)
+        with self._turns:
+            snapshot = self.drafter.snapshot(self.origin.tenant)
         self.origin = files.write(self.path, snapshot, self.origin)
         return Memory(self.path, snapshot, self.origin)
 

@@ -33,6 +33,7 @@ DRAFTER, VERIFIER, CONTROLLER = "auto", "speculative", "budget"  # what users ge
 BRANCHING = "stand"  # one alone, whose trees try most of a pass: where `auto` cannot compare
 OFFERED = frozenset({"tokenizer", "device", "target"})  # what a model has for all parts made for it
 UNWRITTEN = frozenset({"tokenizer", "target"})  # of that, what no text can stand for
+LARGEST = 2**31 - 1  # of the numbers that options take: kernels count in 32 bits
 BATCH = 16  # sequences at once: a pass over sixteen rows costs half more than one over one
 KINDS = {
     "drafter": ("forerun.drafters", "Drafter"),
@@ -195,6 +196,17 @@ WORDS = {"true": True, "false": False}
 
 
 def _typed(text: str, parameter: inspect.Parameter) -> Any:
+    """The value of a text. Raises ValueError for another type, and numbers beyond LARGEST."""
+    value = _value(text, parameter)
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, int | float) and not abs(number) <= LARGEST:  # nan is in no range
+            raise ValueError(
+                f"option {parameter.name} takes numbers from -{LARGEST} to {LARGEST}, got {text!r}"
+            )
+    return value
+
+
+def _value(text: str, parameter: inspect.Parameter) -> Any:
     """The text as one of the types that the parameter is annotated with; a tuple is a+b+c."""
     kinds = [kind.strip() for kind in str(parameter.annotation).split("|")]
     if "None" in kinds and text.lower() == "none":

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Hashable, Iterator
 from collections.abc import Sequence as Many
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from forerun.errors import ConfigError
 from forerun.records import Cost, Plan, Rows, Sequence, Snapshot, Step, Verdict
 from forerun.tree import EMPTY, Proposal, Tree
+from forerun.turns import Turns
 
 if TYPE_CHECKING:
     from forerun.dice import Dice
@@ -34,6 +36,11 @@ class Target(ABC):
     curve: Cost | None = None  # of its passes alone, once they were measured
     cost: Cost | None = None  # of steps, likewise
     gives: frozenset[str] = frozenset({"hidden", "probes"})  # of what others may need of a pass
+
+    @cached_property
+    def turns(self) -> Turns:
+        """Held for a step, or for whatever else uses it, its twins, or who drafts for them."""
+        return Turns()
 
     def warm_up(self) -> None:
         """Compiles what it runs."""

@@ -48,11 +48,11 @@ class Sampling:
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids", "banned_tokens"):
             value = getattr(self, name)
-            plain = (value,) if isinstance(value, str | int) else tuple(value or ())
+            plain = (value,) if isinstance(value, str | int | float) else tuple(value or ())
             object.__setattr__(self, name, plain)
         for name, holds, expected in _CHECKS:
             value = getattr(self, name)
-            if not _holds(holds, value):
+            if isinstance(value, bool) != (name == "ignore_eos") or not _holds(holds, value):
                 raise ConfigError(f"{name} must be {expected}, got {_shown(value)}")
         if self.min_new_tokens > self.max_new_tokens:
             raise ConfigError(
@@ -84,27 +84,33 @@ class Sampling:
 
 
 def _ids(values: Iterable[Any]) -> bool:
-    return all(isinstance(v, int) and v >= 0 for v in values)
+    return all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values)
 
 
+MOST = 1e30  # of what changes logits, which are float32
 _CHECKS = (
     ("temperature", lambda v: 0 <= v < math.inf, "a finite number >= 0 (0 is greedy)"),
     ("top_k", lambda v: isinstance(v, int) and v >= 0, "an integer >= 0 (0 turns it off)"),
     ("top_p", lambda v: 0 < v <= 1, "in (0, 1] (1 turns it off)"),
     ("min_p", lambda v: 0 <= v <= 1, "in [0, 1] (0 turns it off)"),
-    ("repetition_penalty", lambda v: 0 < v < math.inf, "a finite number > 0 (1 turns it off)"),
-    ("presence_penalty", lambda v: math.isfinite(v), "a finite number"),
-    ("frequency_penalty", lambda v: math.isfinite(v), "a finite number"),
+    ("repetition_penalty", lambda v: 1 / MOST <= v <= MOST, "in [1e-30, 1e30] (1 turns it off)"),
+    ("presence_penalty", lambda v: abs(v) <= MOST, "a number within 1e30"),
+    ("frequency_penalty", lambda v: abs(v) <= MOST, "a number within 1e30"),
     (
         "logit_bias",
-        lambda v: _ids(v) and all(math.isfinite(b) for b in v.values()),
-        "token id -> finite bias",
+        lambda v: _ids(v) and all(abs(b) <= MOST for b in v.values()),
+        "token id -> bias within 1e30",
     ),
     ("banned_tokens", _ids, "token ids"),
     ("stop_token_ids", _ids, "token ids"),
     ("min_new_tokens", lambda v: isinstance(v, int) and v >= 0, "an integer >= 0"),
     ("max_new_tokens", lambda v: isinstance(v, int) and v >= 1, "an integer >= 1"),
-    ("stop", lambda v: all(isinstance(s, str) and s.encode() for s in v), "non-empty texts"),
+    (
+        "stop",
+        lambda v: all(isinstance(s, str) and s.encode() for s in v),
+        "non-empty texts in UTF-8",
+    ),
+    ("ignore_eos", lambda v: True, "True or False"),
     ("seed", lambda v: v is None or _ids([v]), "an integer >= 0, or left out"),
     ("n", lambda v: isinstance(v, int) and v >= 1, "an integer >= 1"),
     ("logprobs", lambda v: v is None or v in range(1001), "an integer in 0..1000, or left out"),
@@ -116,15 +122,26 @@ def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(repr, value))
     if isinstance(value, Mapping):
-        return ", ".join(f"{token}={bias}" for token, bias in value.items())
+        return ", ".join(f"{token!r}={bias!r}" for token, bias in value.items())
     return "nothing" if value is None else repr(value)
 
 
 def _holds(check: Any, value: Any) -> bool:
     try:
         return bool(check(value))
-    except (TypeError, ValueError, AttributeError):
+    except (TypeError, ValueError, AttributeError, OverflowError):
         return False
+
+
+def from_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields as JSON has them, which knows no integer keys. Raises ConfigError."""
+    bias = values.get("logit_bias")
+    if not isinstance(bias, Mapping):
+        return dict(values)
+    try:
+        return {**values, "logit_bias": {int(token): value for token, value in bias.items()}}
+    except ValueError:
+        raise ConfigError(f"logit_bias must map token ids to biases, got {bias!r}") from None
 
 
 def to_probs(logits: np.ndarray, sampling: Sampling) -> np.ndarray:

@@ -11,6 +11,8 @@ import heapq
 import json
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,9 @@ from forerun.files import write_atomically
 
 # Share of accepted children by rank, a prior until a ranking is fitted.
 RANK_VALUES = (0.55, 0.14, 0.07, 0.045, 0.03, 0.02, 0.015, 0.01, 0.007, 0.005)
+
+
+LARGEST = 1 << 16  # places of a full tree
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,16 @@ def best_first(nodes: int, values: tuple[float, ...] = RANK_VALUES, depth: int =
 
 
 def grid(*widths: int) -> Template:
-    """The full tree whose nodes at level i all have widths[i] children, level by level."""
+    """The full tree whose nodes at level i all have widths[i] children, level by level.
+
+    Raises ConfigError for widths below 1, and for more places than LARGEST.
+    """
+    size = sum(accumulate(widths, mul))
+    if min(widths, default=1) < 1 or size > LARGEST:
+        raise ConfigError(
+            f"branching needs numbers of at least 1 that make {LARGEST} places or fewer, got "
+            f"{widths}"
+        )
     places: list[tuple[int, ...]] = []
     level: list[tuple[int, ...]] = [()]
     for width in widths:

@@ -181,6 +181,7 @@ RUNS = (
 APART = {  # scripts that no run starts by itself
     "index_peer": "needs a Python that has infini-gram",
     "index_timing": "is a part of index and index_peer",
+    "scripts": "is a part of all",
     "vllm_plugin": "needs the peers' environment (make peers)",
     "vllm_worker": "is run by vllm_plugin in that environment",
 }
@@ -226,7 +227,7 @@ STAND_IN = """#!/bin/sh
 echo "ran $(basename "$0") $*"
 case "$1" in */{name}.py) exit {status};; esac
 """
-NO_OPTIONS = {"index_peer", "index_timing", "vllm_worker"}  # started by other scripts
+NO_OPTIONS = {"index_peer", "index_timing", "scripts", "vllm_worker"}  # parts of other scripts
 
 
 def python(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -299,7 +300,7 @@ def test_make_bench_goes_on_after_what_was_skipped_and_stops_at_failures(
         assert done.returncode and ran[-1].endswith("index.py") and "Error 3" in done.stderr
         return
     assert done.returncode == 0, done.stderr
-    assert len(ran) == len(scripts() - {"index_peer", "index_timing", "vllm_worker"})
+    assert len(ran) == len(scripts() - NO_OPTIONS)
     assert lines[len(lines) - 1 - len(skipped)] == "ran forerun demo"
     assert skipped == ["bench: skipped benchmarks/index.py"] * (status == SKIPPED)
 

@@ -79,6 +79,19 @@ def test_chat_in_one_piece_and_in_chunks(chat: Served) -> None:
     assert all(c.usage is None for c in chunks[:-1])
 
 
+def test_usage_in_every_chunk(chat: Served) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    call = {"model": "tiny", "messages": [{"role": "user", "content": "the cat"}], "n": 2}
+    stream = chat.client().chat.completions.create(
+        **call, max_tokens=24, seed=3, stream=True, stream_options=options
+    )
+    counts = [chunk.usage for chunk in stream]
+    assert {usage.prompt_tokens for usage in counts} == {counts[-1].prompt_tokens}
+    said = [usage.completion_tokens for usage in counts]
+    assert said[:2] == [0, 0] and said == sorted(said) and len(set(said)) > 3
+    assert said[-2] == said[-1] and counts[-2].total_tokens == counts[-1].total_tokens
+
+
 def test_log_probabilities_of_a_chat_in_chunks_are_those_of_the_whole(chat: Served) -> None:
     call = {"model": "tiny", "messages": [{"role": "user", "content": "the cat"}], "seed": 3}
     call |= {"max_tokens": 24, "logprobs": True, "top_logprobs": 2}

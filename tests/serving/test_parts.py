@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -360,3 +361,30 @@ def test_system_messages_that_a_template_leaves_out_are_told_once(
     assert ask() == ask() != shown
     (record,) = caplog.records
     assert "no place for system messages: they are accepted and not shown" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("roles", "said"),
+    [
+        (("user", "tool"), "no place for messages of tools and functions; say what they hold in a"),
+        (("function",), "no place for messages of tools and functions"),
+        (("system",), "an empty prompt: the model's chat template shows none of role system"),
+        (("system", "developer"), "shows none of role developer or system; add one"),
+    ],
+)
+def test_what_a_template_leaves_out_is_told_to_who_sent_it(
+    tiny_model: Any, roles: tuple[str, ...], said: str
+) -> None:
+    tiny_model.tokenizer.inner.chat_template = REASONER
+    body = json.dumps({"messages": [{"role": role, "content": "36"} for role in roles]}).encode()
+    with pytest.raises(ApiError, match=re.escape(said)) as caught:
+        Service(tiny_model, Settings()).intake.chat(parse(ChatRequest, body), "")
+    assert caught.value.status == 400 and caught.value.param == "messages"
+
+
+def test_results_of_tools_that_a_template_shows_are_shown(tiny_model: Any) -> None:
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    tiny_model.tokenizer.inner.chat_template = template
+    body = json.dumps({"messages": [{"role": "tool", "content": "36"}]}).encode()
+    (prompt,) = Service(tiny_model, Settings()).intake.chat(parse(ChatRequest, body), "").prompts
+    assert tiny_model.tokenizer.decode(prompt) == "tool: 36\n"

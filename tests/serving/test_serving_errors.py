@@ -49,7 +49,9 @@ def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"prompt": ""}, "prompt", "empty"),
         ({"prompt": []}, "prompt", "empty list"),
         ({"prompt": [[]]}, "prompt", "list of token ids"),
-        ({"prompt": [1, "a"]}, "prompt", "list of token ids"),
+        ({"prompt": [1, "a"]}, "prompt", 'got "a" at position 1 of token ids'),
+        ({"prompt": ["a", 1]}, "prompt", "got 1 at position 1 of the list"),
+        ({"prompt": ["a", [1, None]]}, "prompt", "got [1, null] at position 1 of the list"),
         ({"prompt": [True]}, "prompt", "list of token ids"),
         ({"prompt": [999_999]}, "prompt", "token 999999 at position 0; ids of this model are 0 to"),
         ({"prompt": [5, -1]}, "prompt", "token -1 at position 1; ids of this model are 0 to 287"),
@@ -74,6 +76,8 @@ def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"prompt": "a", "echo": True}, "echo", "not supported"),
         ({"prompt": "a", "best_of": 3}, "best_of", "not supported"),
         ({"prompt": "a", "stream_options": {"x": 1}}, "stream_options.x", "include_usage"),
+        ({"prompt": "a", "stream_options": {}}, "stream_options", "needs stream to be true"),
+        ({"prompt": [5] * 500}, "max_tokens", "16 are to be generated unless max_tokens says"),
         ({"prompt": "a", "speculation": {"methd": 1}}, "speculation.methd", "mean 'method'?"),
         ({"prompt": "a", "speculation": {"method": "stnd"}}, "speculation.method", "'stand'?"),
         ({"prompt": "a", "speculation": {"method": ""}}, "speculation.method", "method ''; known"),
@@ -155,6 +159,26 @@ def test_neutral_values_of_what_is_not_supported_are_accepted(chat: Served) -> N
     assert chat.post("/v1/completions", json=body | {"logit_bias": None}).status_code == 200
 
 
+def test_null_is_the_default_of_inner_fields_too(chat: Served) -> None:
+    """And of whatever the client library writes into an answer that is sent back."""
+    body: Body = {"prompt": "a", "max_tokens": 2, "stream": True}
+    for name in ("method", "max_nodes", "statistics", "trace"):
+        inner = {"speculation": {name: None}}
+        assert chat.post("/v1/completions", json=body | inner).is_success
+    for name in ("include_usage", "include_obfuscation", "continuous_usage_stats"):
+        inner = {"stream_options": {name: None}}
+        assert chat.post("/v1/completions", json=body | inner).is_success
+    client, messages = chat.client(), [*USER]
+    for _ in range(2):
+        answer = client.chat.completions.create(model="tiny", messages=messages, max_tokens=2)
+        messages += [answer.choices[0].message.model_dump(), *USER]
+    messages[1] |= {"annotations": []}
+    assert client.chat.completions.create(model="tiny", messages=messages, max_tokens=2).choices
+    messages[1] |= {"annotations": [{"type": "url_citation"}]}
+    error = refused(chat.post("/v1/chat/completions", json={"messages": messages}))
+    assert "annotations" in error["message"]
+
+
 def test_empty_texts_are_messages_as_elsewhere(chat: Served) -> None:
     """OpenAI and vLLM take them, too; null and no parts at all they do not."""
     for content in ("", [{"type": "text", "text": ""}]):
@@ -218,6 +242,8 @@ def test_unknown_model_and_path(chat: Served) -> None:
     refused(httpx.get(f"{chat.url}/v1/models/other"), 404)
     error = refused(chat.post("/v1/complitions", json={}), 404)
     assert "POST /v1/completions" in error["message"]
+    error = refused(chat.post("/v1/completions/", json={"prompt": "a"}), 404)
+    assert "did you mean 'POST /v1/completions'" in error["message"]
 
 
 @pytest.mark.parametrize(

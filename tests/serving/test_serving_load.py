@@ -108,6 +108,21 @@ def test_a_client_that_vanishes_frees_its_place(tiny_chat: Path, streams: bool) 
         assert served.post("/v1/completions", json=GO | {"max_tokens": 5}).is_success
 
 
+def test_what_clients_do_to_a_connection_is_no_warning(
+    tiny_chat: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with thread(scripted(tiny_chat, TEXT, seconds=0.005), max_seqs=8) as served:
+        for _ in range(4):
+            with asked(served, max_tokens=400, stream=True, n=8) as client:
+                assert client.recv(10)
+        served.wait_idle()
+        upgrade = {"Connection": "Upgrade", "Upgrade": "websocket"}
+        assert httpx.get(f"{served.url}/health", headers=upgrade).is_success
+        assert served.metric("forerun:requests_cancelled_total") == 4
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+    assert "upgrade" not in capfd.readouterr().err
+
+
 def test_tenants_share_the_places_evenly(tiny_chat: Path) -> None:
     """One tenant's heap of requests, all there first, does not keep another waiting."""
     keys = Keys.read(["red:r", "blue:b"])

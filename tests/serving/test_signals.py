@@ -42,6 +42,12 @@ def test_a_port_in_use_is_told_once_and_before_anything_is_loaded(
     assert said.startswith(f"error: cannot listen at 127.0.0.1:{port}: Address already in use")
 
 
+def test_an_empty_host_is_not_everybody(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "no-such-model", "--host", ""]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("error: --host must be an address or a name, got ''")
+
+
 @pytest.mark.parametrize("host", ["203.0.113.7", "no-such-host.invalid", "a" * 300])
 def test_an_address_that_is_not_ours(host: str) -> None:
     with pytest.raises(ConfigError, match=f"cannot listen at {host}:0: "):
@@ -157,3 +163,22 @@ def test_ctrl_c_while_a_model_is_loaded(tiny_chat: Path) -> None:
         finally:
             process.kill()
     assert said.startswith("interrupted")
+
+
+@pytest.mark.parametrize("place", ["cli.options.check_parts", "serving.service.Service.__init__"])
+def test_ctrl_c_where_kernels_are_loaded(place: str, tiny_chat: Path) -> None:
+    """Compilers call back from C, where an exception is dropped; what is missing then crashes."""
+    code = f"""
+import ctypes, signal, sys
+from unittest.mock import patch
+import forerun.serving.service, forerun.cli.options
+from forerun.cli.main import main
+
+called_back = ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(signal.SIGINT))
+with patch("forerun.{place}", lambda *args, **parts: called_back()):
+    sys.exit(main(["serve", {str(tiny_chat)!r}, "--port", "0"]))
+"""
+    call = [sys.executable, "-c", code]
+    done = subprocess.run(call, env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.splitlines()[-1] == "interrupted before anything was served"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ import pytest
 from forerun.records import Verdict
 from forerun.serving.traces import BONUS, CORRECTED, PLAIN, Trace
 from forerun.tree import EMPTY, chain
-from served import Served
+from served import Served, scripted, thread
 
 PROMPT = {"prompt": "a b a b a b a b", "max_tokens": 40, "temperature": 0}
 DRAFTED = {"method": "prompt_lookup", "statistics": True}
@@ -42,17 +43,6 @@ def test_kinds_of_own_tokens() -> None:
     assert trace.news("abcdefg", list(range(7)), 7).rounds == []
 
 
-def test_a_token_that_was_told_in_part_goes_on_as_itself() -> None:
-    trace = Trace("small")
-    trace.add(chain([5]), Verdict([0], 7), 2, 0)
-    assert [span.text for span in trace.news("ab", [0, 4], 0).spans] == ["ab"]
-    rest = trace.news("abcdef", [0, 4], 2).spans
-    assert [(span.text, span.drafter or span.kind) for span in rest] == [
-        ("cd", "small"),
-        ("ef", BONUS),
-    ]
-
-
 @pytest.mark.parametrize("stop", [None, ["zz"]])  # with a stop string, text is held back
 def test_spans_are_the_text_and_steps_are_the_counts(chat: Served, stop: Any) -> None:
     chunks = streamed(chat, **PROMPT, stop=stop, speculation=DRAFTED | {"trace": True})
@@ -73,13 +63,21 @@ def test_spans_are_the_text_and_steps_are_the_counts(chat: Served, stop: Any) ->
         )
 
 
-def test_whole_answers_tell_the_same(chat: Served) -> None:
-    request = PROMPT | {"speculation": DRAFTED | {"trace": True}, "seed": 3}
-    whole = chat.post("/v1/completions", json=request).json()["choices"][0]
-    chunks = streamed(chat, **request)
-    steps = [s for c in chunks if c["choices"] for s in c["choices"][0]["speculation"]["steps"]]
-    assert whole["speculation"]["steps"] == steps
+@pytest.mark.parametrize("stop", [None, ["zzzz"], ["z"], ["on the m"]])
+def test_whole_answers_tell_the_same_in_whole_tokens(tiny_chat: Path, stop: Any) -> None:
+    text = "the cat sat on the mat and the dog sat on the log "
+    request = {"prompt": "go", "max_tokens": 60, "temperature": 0, "seed": 3, "logprobs": 0}
+    request |= {"speculation": DRAFTED | {"trace": True}, "stop": stop}
+    with thread(scripted(tiny_chat, text), controller="fixed") as served:
+        whole = served.post("/v1/completions", json=request).json()["choices"][0]
+        told = [c["choices"][0] for c in streamed(served, **request) if c["choices"]]
+    assert any(len(span["text"]) > 2 for span in whole["speculation"]["spans"])
+    for part in ("steps", "spans"):
+        found = [one for choice in told for one in choice["speculation"][part]]
+        assert whole["speculation"][part] == found
     assert "".join(s["text"] for s in whole["speculation"]["spans"]) == whole["text"]
+    for choice in told[:-1]:  # in the last one a stop string may cut a token
+        assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
 
 
 @pytest.mark.parametrize("speculation", [None, DRAFTED, DRAFTED | {"trace": False}])

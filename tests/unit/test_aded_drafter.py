@@ -330,7 +330,7 @@ def test_an_empty_corpus_is_refused(tiny_folder: Path, tmp_path: Path, data: byt
         ({"window": 2}, "window must be at least 3"),
         ({"increment": -1.0}, "increment at least 0"),
         ({"length": 1}, "a length of 2 or more"),
-        ({"iterations": 0}, "iterations and top of 1 or more"),
+        ({"iterations": 0}, "iterations and top of 1 to 10000"),
         ({"c2": 0.0}, "c2 more than 0"),
         ({"c1": float("nan")}, "c1 must be at least 0"),
         ({"reward": "gold"}, "reward must be one of constant, path, expected"),

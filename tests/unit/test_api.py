@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -125,6 +126,21 @@ def test_a_seed_means_the_same_samples_at_any_batch_size(model, batch: int) -> N
     assert [s.tokens for s in shared.samples] == [s.tokens for s in alone.samples]
     assert len({tuple(s.tokens) for s in shared.samples}) > 1
     assert [s.index for s in shared.samples] == [0, 1, 2, 3]
+
+
+def test_threads_share_a_model(tiny_folder) -> None:
+    """Runs take turns: each says what it says alone."""
+    shared, twin = (model := forerun.load(tiny_folder, dtype="fp32", max_seqs=64)), model.twin()
+    options = {"max_new_tokens": 60, "temperature": 0.9, "n": 2, "controller": "fixed:nodes=4"}
+
+    def texts(seed: int) -> list[list[int]]:
+        on = twin if seed % 4 == 3 else shared
+        (found,) = on.generate(PROMPT, seed=seed, **options)
+        return [sample.tokens for sample in found.samples]
+
+    alone = list(map(texts, range(12)))
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(texts, range(12), timeout=60)) == alone
 
 
 def test_a_call_can_be_reproduced_from_its_seed(model) -> None:
@@ -277,6 +293,8 @@ def test_one_call_gives_the_samples_of_the_longer_way(model, tiny_folder, monkey
     assert len(again.tokens) == 3
     with pytest.raises(DataError, match="Model.generate takes a list"):
         forerun.generate(["one", "two"], model=model)  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="got dtype='fp16', device='auto'; give them to"):
+        forerun.generate(PROMPT, model=model, dtype="fp16")
 
 
 def test_conversations_that_take_turns_compute_their_prefixes_once(tmp_path) -> None:
@@ -382,6 +400,9 @@ def test_a_prompt_alone_has_the_randomness_of_its_place_in_a_batch(model) -> Non
     alone = sorted(model.run([PROMPT], numbers=[3], **options), key=lambda sample: sample.index)
     assert [sample.tokens for sample in alone] == [sample.tokens for sample in many[3].samples]
     assert [sample.tokens for sample in alone] != [sample.tokens for sample in many[0].samples]
+    for numbers in ([-1], ["a"]):
+        with pytest.raises(ConfigError, match="numbers of prompts are whole and at least 0, got"):
+            model.run([PROMPT], numbers=numbers, **options)
     assert {sample.prompt_index for sample in alone} == {0}
 
 

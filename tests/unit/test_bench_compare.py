@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -172,6 +175,30 @@ def test_a_method_that_fails_where_it_did_not_is_a_loss() -> None:
     alone = run({"stand": [0.5] * 3})
     nothing = compare(alone, failing(alone, "stand", 0, 1, 2))
     assert nothing.changes == [] and nothing.losses == [said.format(3)]
+
+
+def test_a_failure_where_the_first_run_has_no_record_is_remarked() -> None:
+    """It may have failed there, too."""
+    part = BEFORE[0], [r for r in BEFORE[1] if r.method == "plain" or r.index != 1]
+    found = compare(part, failing(BEFORE, "stand", 1))
+    said = "stand failed on 1 measurement that the first run has not: no memory left"
+    assert found.losses == [] and said in found.remarks
+    both = compare(part, failing(BEFORE, "stand", 0, 1))
+    assert both.losses == [
+        "stand failed on 1 of 3 measurements, not so in the first run: no memory left"
+    ]
+    assert said in both.remarks and said not in compare(BEFORE, failing(BEFORE, "stand", 1)).remarks
+
+
+def test_comparing_needs_no_torch() -> None:
+    code = (
+        "import sys, forerun.bench.compare, forerun.bench.headline, forerun.cli.bench_show\n"
+        "print([m for m in ('torch', 'transformers', 'numba') if m in sys.modules])"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_an_incomplete_second_run_is_a_loss() -> None:

@@ -189,9 +189,9 @@ def test_formulas_of_the_literature() -> None:
 
 def test_fraction_of_the_roofline_by_hand() -> None:
     plan = Manifest("", "", "", "", COST.to_dict(), "", 1, 0, {}, [], {}, limits=LIMITS)
-    times = {"draft": 0.0, "forward": 2.5, "verify": 0.1, "other": 0.1}
-    sample = SampleRecord(10, 10, 0, 0, 0, [], times)
-    record = Record("t", 0, "", "", "plain", 0, 0, 495, 3.5, 10, [sample], 0.5)
+    times = {"draft": 0.0, "forward": 2.3, "verify": 0.1, "other": 0.1}
+    sample = SampleRecord(10, 10, 0, 0, 0, [], times)  # one of the passes is that of the prompt
+    record = Record("t", 0, "", "", "plain", 0, 0, 495, 3.2, 10, [sample], 0.5)
     found = theory.roofline_fraction(plan, [record])
     assert found is not None
     assert found.roofline_seconds == pytest.approx(0.15)  # 495 + 10 / 2 tokens before a pass
@@ -202,6 +202,11 @@ def test_fraction_of_the_roofline_by_hand() -> None:
     fast = replace(record, limits={"read_gb_s": 2 * LIMITS["read_gb_s"], "taken": 0.0})
     beside = theory.roofline_fraction(plan, [record, fast])  # as memory was beside each
     assert beside is not None and beside.roofline_seconds == pytest.approx((0.15 + 0.075) / 2)
+    one = SampleRecord(1, 1, 0, 0, 0, [], {**times, "forward": 0.5})
+    brief = replace(record, seconds=0.7, generated=1, samples=[one])  # nothing but its prompt
+    assert theory.roofline_fraction(plan, [brief]) is None
+    both = theory.roofline_fraction(plan, [record, replace(brief, seconds=0.5)])
+    assert both == found
     for name, tells in (("plain:batch=1", True), ("plain:batch=16", False)):
         shared = theory.roofline_fraction(plan, [replace(record, method=name)], name)
         assert (shared is not None) == tells  # a pass that several share counts for each
@@ -242,7 +247,8 @@ def test_time_of_others_and_of_children_is_told_apart() -> None:
         ([{"7": 50}, {"7": 50}], 2.0, 1),
         ([{"7": 50}, {"7": 60}, {"7": 69, "8": 3}, {"7": 69, "8": 4}], 2.0, 3),
         ([{"7": 50}, {}], 2.0, 1),  # it has ended
-        ([{"7": 10 * i} for i in range(9)], -1.0, 0),  # nobody is waited for for ever
+        ([{"7": 10 * i} for i in range(9)], 0.35, 4),  # nobody is waited for for ever
+        ([{"7": 10 * i} for i in range(9)], 0.0, 0),
     ],
 )
 def test_settling_waits_for_what_was_started(
@@ -251,6 +257,7 @@ def test_settling_waits_for_what_was_started(
     told, slept = iter(ticks), list[float]()
     monkeypatch.setattr(machine, "_busy_children", lambda: next(told))
     monkeypatch.setattr(machine.time, "sleep", slept.append)
+    monkeypatch.setattr(machine.time, "perf_counter", lambda: 7.0 + sum(slept))
     monkeypatch.setattr(machine, "PATIENCE", patience)
     machine.settle()
     assert slept == [machine.LOOK] * looks

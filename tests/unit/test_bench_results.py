@@ -227,6 +227,18 @@ def test_blank_lines_say_nothing_and_are_counted(folder: Path) -> None:
         read_run(folder)
 
 
+@pytest.mark.parametrize("before", [None, 22])
+def test_a_file_may_have_got_lines_that_take_no_part(folder: Path, before: int | None) -> None:
+    """As in runs that began before it was told how many a file has."""
+    told = {"examples": 4, "hash": "p"} | ({"in_file": before} if before else {})
+    run_writer.write_manifest(folder, plan(tasks={"reasoning": told}))
+    now = plan(tasks={"reasoning": told | {"in_file": 23}})
+    with RunWriter(folder, now) as writer:
+        assert writer.done == [RECORD, SILENT]
+    with pytest.raises(DataError, match="tasks.reasoning.examples: 4 against 5"):
+        RunWriter(folder, plan(tasks={"reasoning": told | {"examples": 5}}))
+
+
 def test_a_model_may_have_moved(folder: Path) -> None:
     with RunWriter(folder, plan(model={"path": "/there", "name": "n", "hash": "h"})) as writer:
         assert len(writer.done) == 2
@@ -235,6 +247,39 @@ def test_a_model_may_have_moved(folder: Path) -> None:
 def test_two_writers_do_not_meet(folder: Path) -> None:
     with RunWriter(folder, plan()), pytest.raises(DataError, match="another process"):
         RunWriter(folder, plan())
+
+
+def test_where_only_what_is_written_can_be_locked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over a network, where the lock is one of bytes."""
+    fcntl = pytest.importorskip("fcntl")
+    real = fcntl.flock
+
+    def flock(file: int, how: int) -> None:
+        if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    run_writer.check_plan(folder, {})
+    with RunWriter(folder, plan()), pytest.raises(DataError, match="another process is writing"):
+        run_writer.check_plan(folder, {})
+
+
+def test_a_lock_that_cannot_be_is_told_as_what_it_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+
+    def flock(file: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    said = r"cannot lock .*records\.jsonl: No locks available; give --out another place"
+    for tries in (lambda: run_writer.check_plan(folder, {}), lambda: RunWriter(folder, plan())):
+        with pytest.raises(DataError, match=said):
+            tries()
 
 
 def spoil(change: Callable[[dict[str, Any]], Any]) -> bytes:
@@ -328,6 +373,8 @@ def headroom(**changes: Any) -> Callable[[dict[str, Any]], Any]:
         (lambda v: v.update(score=7), "field 'score' takes finite numbers from 0 to 1, got 7"),
         (lambda v: v.update(majority=3), "field 'majority' takes finite numbers from 0 to 1"),
         (in_sample(score=-0.5), "sample 0: field 'score' takes finite numbers from 0 to 1"),
+        (lambda v: v.update(task="chess"), "'task' takes the name of a task of run.json, got"),
+        (lambda v: v.update(method="st"), "'method' takes the name of a method of run.json, got"),
         (lambda v: v.update(index=4), "'index' takes numbers below that of the task's prompts"),
         (lambda v: v.update(round=1), "'round' takes numbers below the 1 'rounds' of run.json"),
         (lambda v: v.update(samples=[]), "takes 1, the n of run.json, got 0"),
@@ -401,18 +448,36 @@ def test_a_wrong_field_of_the_manifest_is_told_in_words(folder: Path) -> None:
             for bad in ("x", None, -1)
         ),
         ({"model": {"name": None}}, "field 'model': 'name' takes texts, got null"),
-        ({"threads": -1}, "field 'threads' takes finite numbers from 1 to 1e+15, got -1"),
-        ({"rounds": 0}, "field 'rounds' takes finite numbers from 1"),
-        ({"turns": -1}, "field 'turns' takes finite numbers from 0"),
+        ({"threads": -1}, "field 'threads' takes whole numbers from 1 to 1e+15, got -1"),
+        ({"rounds": 0}, "field 'rounds' takes whole numbers from 1"),
+        ({"turns": -1}, "field 'turns' takes whole numbers from 0"),
+        ({"seed": -1}, "field 'seed' takes whole numbers from 0, got -1"),
         ({"sampling": {"temperature": -1}}, "field 'sampling': temperature must be a finite"),
         ({"sampling": {"n": "x"}}, "field 'sampling': n must be an integer"),
-        ({"sampling": {"heat": 1}}, "field 'sampling': Sampling.__init__() got an unexpected"),
-        ({"sampling": {"logit_bias": {"x": 1}}}, "field 'sampling': invalid literal"),
-        ({"tasks": {}}, "field 'tasks': their number takes finite numbers from 1"),
-        ({"tasks": {"a": {"examples": "x"}}}, "'tasks': 'a': 'examples' takes"),
+        ({"sampling": {"heat": 1}}, "field 'sampling': unknown field 'heat'; known: banned_"),
+        ({"sampling": {"top": 1}}, "field 'sampling': unknown field 'top'; did you mean"),
+        ({"sampling": {"logit_bias": {"x": 1}}}, "logit_bias must map token ids to biases, got"),
+        ({"sampling": {"logit_bias": [1]}}, "logit_bias must be token id -> finite bias, got [1]"),
+        ({"sampling": {"stop": 1.5}}, "field 'sampling': stop must be non-empty texts, got 1.5"),
+        ({"sampling": {"presence_penalty": ENDLESS}}, "presence_penalty must be a finite number"),
+        ({"tasks": {}}, "field 'tasks': their number takes whole numbers from 1"),
+        ({"tasks": {"a": {}}}, "'tasks': 'a' takes an object with 'examples' and 'hash', got {}"),
+        *(
+            ({"tasks": {"a": {"examples": bad, "hash": "p"}}}, "'a': 'examples' takes whole")
+            for bad in ("x", 2.5, True, None, 0)
+        ),
+        ({"tasks": {"a": {"examples": 2, "hash": 1}}}, "'a': 'hash' takes texts, got 1"),
+        (
+            {"tasks": {"a": {"examples": 2, "hash": "p", "left_out": 1.5}}},
+            "'a': 'left_out' takes whole numbers from 0 to 1e+15, got 1.5",
+        ),
         ({"methods": ["plain", "plain"]}, "field 'methods' takes one method or more, each once"),
         ({"limits": {"read_gb_s": 0}}, "field 'limits': 'read_gb_s' takes finite numbers"),
-        ({"cost_curve": {"one": 1}}, "field 'cost_curve' takes rows as names"),
+        *(
+            ({"cost_curve": {rows: 1}}, "field 'cost_curve' takes rows as names")
+            for rows in ("one", "0", "01", "\u0663", "9" * 5000)
+        ),
+        ({"peers": {"vllm": {"restarts": 0.5}}}, "'vllm': 'restarts' takes whole numbers from 0"),
         ({"peers": {"vllm": 3}}, "field 'peers': 'vllm' takes an object of versions"),
         ({"machine": {"cache_bytes": "x"}}, "field 'machine': 'cache_bytes' takes finite"),
     ],

@@ -146,7 +146,7 @@ def test_a_broken_config_is_not_blamed_on_the_tokenizer(
         (["--logprobs", -1], "logprobs must be an integer in 0..1000, or left out, got -1"),
         (["--seed", -3], "seed must be an integer >= 0, or left out, got -3"),
         (["--ban", 5, "--ban", -1], "banned_tokens must be token ids, got 5, -1"),
-        (["--logit-bias", "5=inf"], "logit_bias must be token id -> finite bias, got 5=inf"),
+        (["--logit-bias", "5=inf"], "logit_bias must be token id -> bias within 1e30, got 5=inf"),
         (["--ban", 5, "--logit-bias", "5=2"], "tokens 5 are banned"),
         (["--dtype", "xyz"], "known: auto, bf16, fp16, fp32"),
     ],

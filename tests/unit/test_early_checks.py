@@ -120,6 +120,26 @@ def hub(monkeypatch: pytest.MonkeyPatch, tiny_folder: Path) -> Iterator[list[lis
     folder._fetched.cache_clear()
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("reasonr", "did you mean 'reasoner'?"),
+        ("drafts", "did you mean 'draft'?"),
+        ("owner/name", "check the spelling or the connection"),
+    ],
+)
+def test_a_model_that_no_hub_delivers_may_be_an_embedded_one(
+    monkeypatch: pytest.MonkeyPatch, name: str, advice: str
+) -> None:
+    def fail(*_: Any, **__: Any) -> str:
+        raise OSError("no connection")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    folder._fetched.cache_clear()
+    with pytest.raises(ModelError, match=re.escape(f"deliver (no connection); {advice}")):
+        options.check_model(name)
+
+
 def test_of_a_model_on_the_hub_the_weights_come_last(hub: list[list[str]]) -> None:
     options.check_parts(drafter="draft_model:model=owner/name")
     options.check_model("owner/name")

@@ -214,3 +214,12 @@ def test_a_function_may_tokenise(corpus: Path, tmp_path: Path) -> None:
     assert index.count([ord(c) for c in "to be"]) == 4
     with pytest.raises(DataError, match="knows no tokenizer"):
         index.encoder.encode("to be")
+
+
+def test_names_that_could_not_be_kept_are_refused_before_any_work(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a\udcff.txt").write_text("to be")
+    with pytest.raises(DataError, match="is not UTF-8 text: byte 0xff after"):
+        build(tmp_path / "ix", [folder], BYTES)
+    assert not (tmp_path / "ix").exists()

@@ -163,8 +163,14 @@ def test_bad_options(tmp_path: Path) -> None:
         load_target(tmp_path, dtype="bf61")
     with pytest.raises(ConfigError, match="at least 1"):
         load_target(tmp_path, max_seqs=0)
-    with pytest.raises(ConfigError, match="expected device"):
-        load_target(tmp_path, device="abacus")
+    for device in ("abacus", None):
+        with pytest.raises(ConfigError, match="expected device"):
+            load_target(tmp_path, device=device)
+    with pytest.raises(ConfigError, match="weights must be auto, int8 .*, got None"):
+        load_target(tmp_path, weights=None)
+    if not torch.backends.mps.is_available():
+        with pytest.raises(ConfigError, match="device 'mps': .*; use cpu"):
+            load_target(tmp_path, device="mps")
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="no GPU"):
             load_target(tmp_path, device="cuda")

@@ -281,7 +281,7 @@ def test_a_cap_that_is_too_small_names_one_that_is_not(
         (("info", "{notes}"), "never written by forerun"),
         (("merge", "{a}", "--out", "{notes}"), "is none of the files to merge"),
         (("merge", "{a}", "{notes}", "--out", "{new}"), "never written by forerun"),
-        (("cap", "{a}", "--mb", "0"), "--mb must be above 0, got 0"),
+        (("cap", "{a}", "--mb", "0"), "--mb must be above 0 and at most 1073741824, got 0"),
         (("cap", "{a}", "--mb", "0.001"), "a cap of at least 1920 bytes (0.0018 MiB)"),
         (("merge", "{a}", "--mb", "0.001", "--out", "{new}"), "at least 1920 bytes"),
         (("cap", "{a}", "{a}", "--mb", "1", "--out", "{new}"), "--out takes one file"),

@@ -202,14 +202,23 @@ class TestFailures:
             "fake failed in run: ValueError: bad weather",
         ]
 
-    def test_the_exception_is_told_rather_than_what_followed_it(
-        self, process: WorkerProcess
-    ) -> None:
+    def test_an_exception_is_told_beside_what_followed_it(self, process: WorkerProcess) -> None:
         with pytest.raises(PeerError) as caught:
             process.request("run", 30, mode="raises", sampling=asked(), **FIELDS)
         lines = str(caught.value).splitlines()
-        assert lines[-2] == "builtins.MemoryError: no room" and "died during run" in lines[-1]
-        assert len(lines) <= LAST_LINES and "leaked" not in str(caught.value)
+        assert lines[:2] == ["builtins.MemoryError: no room", "..."]
+        assert lines[-2].startswith("there appear to be 29 ") and "died during run" in lines[-1]
+        assert len(lines) <= LAST_LINES
+
+    def test_what_ended_the_worker_is_told_beside_an_older_exception(
+        self, process: WorkerProcess
+    ) -> None:
+        process.request("hello", 30)
+        steps = [f"step {i}" for i in range(60)]
+        process.stderr.extend(["Traceback", "ImportError: harmless", *steps, "Segmentation fault"])
+        told = process.tail().splitlines()
+        assert told[:3] == ["Traceback", "ImportError: harmless", "..."]
+        assert told[3:] == [*steps[-4:], "Segmentation fault"]
 
     def test_what_was_told_of_a_failure_is_not_told_of_a_later_one(
         self, process: WorkerProcess

@@ -172,6 +172,8 @@ def test_fields_are_found(tmp_path: Path) -> None:
         ("[1, 2]", "expected JSON objects"),
         ("[]", "expected JSON objects"),
         ('{"text": "t"}', "record 1 has no text in prompt, question, .* --prompt-field .*: text"),
+        ('{"prompt": "p", "prompt": "q", "text": "t"}\n{}', "line 1 .*key 'prompt' is there twice"),
+        ('[\n{"prompt": "p", "n": 1, "n": 2}\n]', "a.jsonl is not JSON: .*is there twice"),
         ('{"prompt": "p", "n": 3}', "record 1 has no text or list .* --text-field .*: prompt, n"),
         ('{"prompt": "p", "thinking": ["a"], "output": ["a", "b"]}', "in thinking [+] output"),
     ],

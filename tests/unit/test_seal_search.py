@@ -269,6 +269,9 @@ def test_passage_files(tmp_path: Path) -> None:
     file.write_text('{"title": "a"}\n')
     with pytest.raises(DataError, match="line 1"):
         read_passages(file)
+    file.write_text('{"title": "a", "title": "b", "body": "c"}\n')
+    with pytest.raises(DataError, match="line 1.*twice"):
+        read_passages(file)
     file.write_text("\n")
     with pytest.raises(DataError, match="no passages"):
         read_passages(file)

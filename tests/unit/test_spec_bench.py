@@ -395,7 +395,10 @@ def choice(**changes: object) -> dict:
         (choice(new_tokens=[5]), "line 1: new_tokens takes a number for every turn, 2, got 1"),
         (choice(wall_time=[1.0] * 3), "line 1: wall_time takes a number for every turn, 2, got 3"),
         (choice(decoding_steps=[4]), "line 1: decoding_steps takes a number for every turn, 2"),
-        (choice(decoding_steps=[4, "5"]), "line 1: decoding_steps must be a list of"),
+        (
+            choice(decoding_steps=[4, "5"]),
+            "line 1: decoding_steps must be a list of whole numbers or null, got",
+        ),
         (choice(accept_lengths=[2, -1]), "line 1: accept_lengths takes numbers from 0 to"),
     ],
 )

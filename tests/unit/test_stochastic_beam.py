@@ -295,7 +295,7 @@ def test_stochastic_beam_of_two_by_two() -> None:
     ("make", "message"),
     [
         (lambda: StochasticBeam(width=0), "width must be at least 1, got 0"),
-        (lambda: Gumbel(branching=(2, 0)), r"at least 1, got \(2, 0\)"),
+        (lambda: Gumbel(branching=(2, 0)), r"at least 1 .*, got \(2, 0\)"),
     ],
 )
 def test_bad_options(make, message: str) -> None:

@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from forerun.bench.metrics import PLAIN, SpeedUp, bootstrap, calm, disturbed, geometric_mean, ratios
-from forerun.bench.planning import examples_of
-from forerun.bench.results import Manifest, Record
+from forerun.bench.results import Manifest, Record, examples_of
 from forerun.bench.scoring import last_line
 from forerun.bench.standing import awaited, holds_one, incomplete, skipped
 from forerun.errors import ConfigError, DataError
@@ -94,6 +93,7 @@ def compare(
                 "leave it out, or run both with plain among the --methods"
             )
     changes, remarks, losses = [], differences(before[0], after[0]), lost(before, after)
+    remarks += untold(before, after)
     if alone := [m for m in after[0].methods if m not in before[0].methods]:
         remarks.append(f"only in the second run, not compared: {', '.join(alone)}")
     if lacking := incomplete(*before):
@@ -125,8 +125,8 @@ def lost(before: Run, after: Run) -> list[str]:
     and planned measurements that are not there."""
     found, gone = [], skipped(after[0])
     for method in awaited(before[0]):
-        failed = [_failures(run[1], method) for run in (before, after)]
-        new = [error for key, error in failed[1].items() if key not in failed[0]]
+        done = {r.prompt_key for r in _of(before[1], method) if r.error is None}
+        new = [error for key, error in _failures(after[1], method).items() if key in done]
         if method not in after[0].methods:
             found.append(f"{method} is not in the second run")
         elif method in gone:
@@ -137,6 +137,18 @@ def lost(before: Run, after: Run) -> list[str]:
             found.append(f"{what}: {last_line(new[0])}")
     if lacking := incomplete(*after):
         found.append(f"the second run is incomplete: {lacking}")
+    return found
+
+
+def untold(before: Run, after: Run) -> list[str]:
+    """Methods that fail in the second run where the first has no record of them."""
+    found = []
+    for method in awaited(before[0]):
+        there = {r.prompt_key for r in _of(before[1], method)}
+        failed = _failures(after[1], method)
+        if new := [error for key, error in failed.items() if key not in there]:
+            what = f"failed on {counted(len(new), 'measurement')} that the first run has not"
+            found.append(f"{method} {what}: {last_line(new[0])}")
     return found
 
 

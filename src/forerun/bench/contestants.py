@@ -14,6 +14,7 @@ from forerun.errors import ConfigError, ForerunError, UnknownName
 from forerun.sampling import Sampling
 
 if TYPE_CHECKING:
+    from forerun.bench.own import Own
     from forerun.bench.tasks.base import Example
     from forerun.engine.api import Model
 
@@ -52,7 +53,6 @@ class Contestant(Protocol):
     """Decodes prompts. Raises SkippedPeer when it cannot start, PeerError when it breaks."""
 
     name: str
-    starts: int  # how often it has loaded the model
 
     def versions(self) -> dict[str, str]:
         """Packages that matter, and their versions."""
@@ -77,6 +77,12 @@ class Contestant(Protocol):
     def close(self) -> None:
         """Frees what it holds."""
         ...
+
+
+class Peer(Contestant, Protocol):
+    """One in a process of its own, which may have to begin anew."""
+
+    starts: int  # how often it has loaded the model
 
 
 def short(sampling: Sampling, batch: int = 1) -> Sampling:
@@ -108,7 +114,7 @@ def split_names(text: str, kind: str, known_as: Mapping[str, str] | None = None)
     return names
 
 
-def make(name: str, model: Callable[[], Model], setup: Setup) -> Contestant:
+def make(name: str, model: Callable[[], Model], setup: Setup) -> Own | Peer:
     """The contestant of a name; nothing is loaded yet. Raises as `check_name` does."""
     from forerun.bench import own, peers
 

@@ -77,7 +77,7 @@ def fits(value: Any, kind: Any) -> bool:
 def in_words(kind: Any, is_plural: bool = False) -> str:
     """What JSON has for an annotated type: "a list of whole numbers", "a number or null"."""
     if isinstance(kind, UnionType):
-        return " or ".join(in_words(one) for one in get_args(kind))
+        return " or ".join(in_words(one, is_plural) for one in get_args(kind))
     word = WORDS.get(get_origin(kind) or kind, ("an object", "objects"))[is_plural]
     inner = [one for one in get_args(kind)[-1:] if one is not Any]
     return word + "".join(f" of {in_words(one, True)}" for one in inner)

@@ -19,11 +19,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from forerun.bench import machine
-from forerun.bench.contestants import Contestant, Outcome, SkippedPeer
+from forerun.bench.contestants import Contestant, Outcome, Peer, SkippedPeer
 from forerun.bench.own import Own, Running
 from forerun.bench.planning import Unit
+from forerun.bench.possible import impossible
 from forerun.bench.progress import Progress
-from forerun.bench.results import Record, impossible
+from forerun.bench.results import Record
 from forerun.bench.run_writer import RunWriter
 from forerun.bench.scoring import last_lines, majority_score, mean, scored
 from forerun.errors import ForerunError
@@ -51,7 +52,7 @@ class Harness:
     def __init__(
         self,
         units: Sequence[Unit],
-        contestants: Sequence[Contestant],
+        contestants: Sequence[Own | Peer],
         writer: RunWriter,
         model: Model,
         sampling: Sampling,
@@ -198,9 +199,10 @@ class Harness:
 
     def _tell_restarts(self, name: str) -> None:
         """How often a peer had to begin anew, with caches that are cold, goes there too."""
-        told = self.writer.manifest.peers.get(name)
-        again = self.restarts.get(name, 0) + self.contestants[name].starts - 1
-        if again and isinstance(told, dict):
+        told, one = self.writer.manifest.peers.get(name), self.contestants[name]
+        if isinstance(one, Own) or not isinstance(told, dict):
+            return
+        if again := self.restarts.get(name, 0) + one.starts - 1:
             self._tell(name, told | {RESTARTS: again})
 
     def _run(self, unit: Unit, names: list[str], progress: Progress) -> None:
@@ -340,10 +342,8 @@ class Harness:
             memory=outcome.memory,
             headroom=outcome.headroom,
         )
-        wrong = next(impossible(told, self.writer.manifest), None)
-        return (
-            told if wrong is None else replace(record, error=f"{name} tells what cannot be{wrong}")
-        )
+        wrong = impossible(told, self.writer.manifest)
+        return replace(record, error=f"{name} tells what cannot be{wrong}") if wrong else told
 
     def _num_tokens(self, example: Example) -> int:
         return len(self.model.tokenizer.encode(example.prompt))

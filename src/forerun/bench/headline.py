@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from forerun.bench.charts import number
 from forerun.bench.metrics import PLAIN, TAKEN, SpeedUp, at_once, beside, calm, cut, disturbed
-from forerun.bench.planning import examples_of, shortfall
-from forerun.bench.results import Manifest, Record
+from forerun.bench.results import Manifest, Record, examples_of, sampling_of
 from forerun.bench.standing import (
     Entry,
     Standing,
@@ -47,15 +47,13 @@ def context(manifest: Manifest) -> str:
     place = machine.get("gpu") or machine.get("cpu") or "unknown machine"
     parts = [
         f"{place}, {counted(manifest.threads, 'thread')}, {manifest.dtype}",
-        f"temperature {manifest.sampling.get('temperature', 1.0):g}"
-        if isinstance(manifest.sampling.get("temperature"), int | float)
-        else "",
+        f"temperature {sampling_of(manifest).temperature:g}",
         f"{counted(sum(examples_of(t)[0] for t in manifest.tasks.values()), 'prompt')} of "
         f"{', '.join(manifest.tasks)}",
         f"{counted(len(awaited(manifest)), 'method')} in one interleaved run",
         f"begun {manifest.created[:10]}, revision {manifest.git or 'unknown'}",
     ]
-    return "; ".join(filter(None, parts)) + "."
+    return "; ".join(parts) + "."
 
 
 def tiles(standing: Standing) -> list[tuple[str, str]]:
@@ -199,15 +197,27 @@ def _against(standing: Standing, mine: Entry, peer: Entry | None) -> str:
     return f"{mine.method} {_beside(speed, f'the best peer, {peer.method}')}"
 
 
+def shortfall(name: str, told: Mapping[str, Any]) -> str:
+    """Which prompts of a task are not measured, and why; "" where all are."""
+    taken, whole = examples_of(told)
+    if taken == whole:
+        return ""
+    left_out = told.get("left_out", 0)
+    why = [f"{left_out} too long for the context"] if left_out else []
+    if beyond := whole - taken - left_out:
+        why.append(f"{beyond} beyond --examples")
+    return f"{name}: {taken} of {counted(whole, 'prompt')} take part; {', '.join(why)}."
+
+
 def of_the_plan(manifest: Manifest) -> list[str]:
     """What to know before the first record: prompts that are not measured, samples that are one."""
     found = [shortfall(name, told) for name, told in manifest.tasks.items()]
-    n = manifest.sampling.get("n")
-    if manifest.sampling.get("temperature") == 0 and isinstance(n, int) and n > 1:
+    sampling = sampling_of(manifest)
+    if sampling.is_greedy and sampling.n > 1:
         found.append(
-            f"At temperature 0 the {n} samples of a prompt are the same text. A drafter that "
-            "learns from one finds it again in the next, so speed-ups are those of copies; -n 1 "
-            "measures each text once."
+            f"At temperature 0 the {sampling.n} samples of a prompt are the same text. A drafter "
+            "that learns from one finds it again in the next, so speed-ups are those of copies; "
+            "-n 1 measures each text once."
         )
     return [line for line in found if line]
 

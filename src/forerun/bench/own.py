@@ -54,7 +54,6 @@ class Own:
     def __init__(self, name: str, model: Callable[[], Model]) -> None:
         self.name, self.model = name, model
         self.parts = parts_of(name)
-        self.starts = 0
         self.is_bounded = False  # whether every prompt is decoded again, to compute the optimum
         self._times: Counter[str] = Counter()  # how often a prompt was measured
 
@@ -64,7 +63,6 @@ class Own:
         return {"forerun": __version__}
 
     def start(self) -> None:
-        self.starts += 1
         model = self.model()
         verifier = registry.make("verifier", self.parts.verifier)
         for part in (model.target, self.drafter, verifier):

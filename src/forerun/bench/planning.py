@@ -7,7 +7,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,6 @@ from forerun.bench.results import Manifest
 from forerun.bench.tasks import is_file
 from forerun.errors import ConfigError, DataError
 from forerun.sampling import MOST_SAMPLES, Sampling
-from forerun.words import counted
 
 if TYPE_CHECKING:
     from forerun.bench.tasks.base import Example, Task
@@ -84,32 +83,6 @@ class Chosen:
         if is_file(self.task) and len(self.task) > len(self.examples):
             found["in_file"] = len(self.task)
         return found
-
-
-def examples_of(told: Mapping[str, Any]) -> tuple[int, int]:
-    """How many prompts of a task take part, and of how many: those of its file, or those asked for.
-
-    told: what the manifest says of the task.
-    """
-    taken, left_out = _count(told, "examples"), _count(told, "left_out")
-    return taken, _count(told, "in_file") or taken + left_out
-
-
-def _count(told: Mapping[str, Any], name: str) -> int:
-    found = told.get(name)
-    return found if isinstance(found, int) else 0
-
-
-def shortfall(name: str, told: Mapping[str, Any]) -> str:
-    """Which prompts of a task are not measured, and why; "" where all are."""
-    taken, whole = examples_of(told)
-    if taken == whole:
-        return ""
-    left_out = _count(told, "left_out")
-    why = [f"{left_out} too long for the context"] if left_out else []
-    if beyond := whole - taken - left_out:
-        why.append(f"{beyond} beyond --examples")
-    return f"{name}: {taken} of {counted(whole, 'prompt')} take part; {', '.join(why)}."
 
 
 def check_asked(asked: Asked) -> None:

@@ -1,11 +1,12 @@
-"""What a run can have written: laws of its manifest, its records and their samples, as tables.
+"""What a run can have written: rules for its manifest, its records and their samples, as tables.
 
-A law is about what stands at a path of such a part. What is not told, None, breaks no law; values
-within an object have to be there or not be named.
+A rule is about what stands at a path of such a part. What is not told, None, breaks no rule; values
+within an object have to be there or not be named. A rule may rely on those before it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,17 +14,18 @@ from typing import TYPE_CHECKING, Any
 from forerun.bench.fields import shown
 
 if TYPE_CHECKING:
-    from forerun.bench.results import Manifest
+    from forerun.bench.results import Manifest, Record
 
 MOST = 1e15  # no count, size or rate of a run comes near it
 SHORTEST, LONGEST = 1e-6, 1e9  # seconds of a record
 ROUNDED = 1.01  # how far parts, each rounded, may exceed the whole
 HEADROOM = ("examined", "accepted", "best", "unknown")
 LENGTH = "#"  # in a path: of how many entries
+ROWS = re.compile("[1-9][0-9]{0,14}")  # of a cost curve, as JSON has them
 
 
 @dataclass(frozen=True)
-class Law:
+class Rule:
     """What the values at some paths take, in words and as a test of a value and its part."""
 
     paths: tuple[str, ...]  # as limits.read_gb_s; "*" is every entry, "#" their number
@@ -31,43 +33,49 @@ class Law:
     holds: Callable[[Any, Any], bool]
 
 
-def between(low: float, high: float, *paths: str) -> Law:
+def between(low: float, high: float, *paths: str) -> Rule:
     """Numbers, both ends allowed; NaN is none."""
     words = f"finite numbers from {low:g} to {high:g}"
-    return Law(paths, words, lambda x, _: _is_number(x) and low <= x <= high)
+    return Rule(paths, words, lambda x, _: _is_number(x) and low <= x <= high)
 
 
-def above_0(*paths: str) -> Law:
+def counts(low: int, *paths: str) -> Rule:
+    """Whole numbers that JSON may give another type."""
+    words = f"whole numbers from {low} to {MOST:g}"
+    return Rule(paths, words, lambda x, _: _is_number(x, int) and low <= x <= MOST)
+
+
+def above_0(*paths: str) -> Rule:
     """Numbers that something is divided by."""
     words = f"finite numbers above 0, at most {MOST:g}"
-    return Law(paths, words, lambda x, _: _is_number(x) and 0 < x <= MOST)
+    return Rule(paths, words, lambda x, _: _is_number(x) and 0 < x <= MOST)
 
 
-def of_type(kind: Any, words: str, *paths: str) -> Law:
+def of_type(kind: Any, words: str, *paths: str) -> Rule:
     """Values that JSON may give another type."""
-    return Law(paths, words, lambda x, _: isinstance(x, kind))
+    return Rule(paths, words, lambda x, _: isinstance(x, kind))
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_number(value: Any, kind: Any = int | float) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 SAMPLE = (
     between(0, MOST, "tokens", "passes", "drafted", "accepted", "examined"),
     between(0, MOST, "per_position.*", "seconds.*"),
     between(0, 1, "score"),
-    Law(("passes",), "1 or more, as there are tokens", lambda x, s: x > 0 or s.tokens == 0),
-    Law(
+    Rule(("passes",), "1 or more, as there are tokens", lambda x, s: x > 0 or s.tokens == 0),
+    Rule(
         ("accepted",),
         "at most 'drafted', {0.drafted}",
         lambda x, s: s.drafted is None or x <= s.drafted,
     ),
-    Law(
+    Rule(
         ("accepted",),
         "at most 'examined', {0.examined}",
         lambda x, s: s.examined is None or x <= s.examined,
     ),
-    Law(
+    Rule(
         ("per_position",),
         "counts that add up to 'accepted', {0.accepted}",
         lambda x, s: not x or s.accepted in (None, sum(x)),
@@ -78,8 +86,8 @@ RECORD = (
     between(0, MOST, "seconds", "prefill_seconds", "memory.*", "limits.*", "headroom.*"),
     between(0, 1, "score", "majority"),
     above_0("limits.read_gb_s"),
-    Law(("headroom",), ", ".join(HEADROOM), lambda x, _: x.keys() == {*HEADROOM}),
-    Law(
+    Rule(("headroom",), ", ".join(HEADROOM), lambda x, _: x.keys() == {*HEADROOM}),
+    Rule(
         ("headroom.accepted", "headroom.best"),
         "at most what was examined, {0.headroom[examined]}",
         lambda x, r: x <= r.headroom["examined"] * ROUNDED,
@@ -87,8 +95,8 @@ RECORD = (
 )
 TIMED = (  # of records whose seconds are told, not 0
     between(SHORTEST, LONGEST, "seconds"),
-    Law(("prefill_seconds",), "less than 'seconds', {0.seconds}", lambda x, r: x < r.seconds),
-    Law(
+    Rule(("prefill_seconds",), "less than 'seconds', {0.seconds}", lambda x, r: x < r.seconds),
+    Rule(
         ("seconds",),
         "at least what the parts of its samples take, {0.claimed:.6g}",
         lambda x, r: r.claimed <= x * ROUNDED,
@@ -96,65 +104,90 @@ TIMED = (  # of records whose seconds are told, not 0
 )
 FINISHED = (  # of records without an error
     between(1, MOST, f"samples.{LENGTH}"),
-    Law(
+    Rule(
         ("generated",),
         "the sum of its samples, {0.sampled}",
         lambda x, r: x == r.sampled or not r.samples,
     ),
 )
 MANIFEST = (
-    between(1, MOST, "threads", "rounds", "tasks.*.examples"),
-    between(0, float("inf"), "seed"),
-    between(0, MOST, "turns", "tasks.*.left_out", "tasks.*.in_file", "peers.*.restarts"),
+    counts(1, "threads", "rounds", f"tasks.{LENGTH}"),
+    counts(0, "turns", "peers.*.restarts"),
+    Rule(("seed",), "whole numbers from 0", lambda x, _: x >= 0),
+    Rule(
+        ("tasks.*",),
+        "an object with 'examples' and 'hash'",
+        lambda x, _: x.keys() >= {"examples", "hash"},
+    ),
+    counts(1, "tasks.*.examples", "tasks.*.in_file"),
+    counts(0, "tasks.*.left_out"),
     between(0, MOST, "model.parameters", "model.weight_bytes", "model.context"),
     between(0, MOST, "model.pass_bytes", "model.kv_bytes_per_token", "model.flops_per_row"),
     between(0, MOST, "machine.cores", "machine.memory", "machine.cache_bytes"),
-    above_0("limits.*", "cost_curve.*"),
-    of_type(str, "texts", "model.path", "model.name", "model.hash", "machine.cpu", "machine.gpu"),
-    of_type(str, "texts", "machine.device", "machine.kernels"),
+    of_type(str, "texts", "model.path", "model.name", "model.hash", "tasks.*.hash"),
+    of_type(str, "texts", "machine.cpu", "machine.gpu", "machine.device", "machine.kernels"),
     of_type(dict | str, "an object of versions, or why it was left out", "peers.*"),
-    Law(
+    Rule(
         ("cost_curve",),
         "rows as names, whole numbers above 0",
-        lambda x, _: all(name.isdecimal() and int(name) for name in x),
+        lambda x, _: all(map(ROWS.fullmatch, x)),
     ),
-    Law(("methods",), "one method or more, each once", lambda x, _: 0 < len(x) == len(set(x))),
-    between(1, MOST, f"tasks.{LENGTH}"),
+    above_0("limits.*", "cost_curve.*"),
+    Rule(("methods",), "one method or more, each once", lambda x, _: 0 < len(x) == len(set(x))),
 )
 
 
-def of_run(run: Manifest) -> tuple[tuple[Law, ...], tuple[Law, ...]]:
-    """Laws of the records of one run, and of their samples: how much there was to do."""
+def impossible(record: Record, run: Manifest | None = None) -> str:
+    """The first thing that no run, or not this one, can have counted, "" if there is none.
+
+    As ": field 'x' takes ..." or ", sample 0: field 'x' takes ...".
+    """
+    of_record, of_sample = of_run(run) if run else ((), ())
+    for i, sample in enumerate(record.samples):
+        if found := broken(sample, SAMPLE + of_sample):
+            return f", sample {i}: {found}"
+    rules = RECORD + of_record
+    rules += TIMED if record.seconds else ()
+    rules += FINISHED if record.error is None else ()
+    found = broken(record, rules)
+    return found and f": {found}"
+
+
+def of_run(run: Manifest) -> tuple[tuple[Rule, ...], tuple[Rule, ...]]:
+    """Rules for the records of one run, and for their samples: what there was to do."""
     n, longest = run.sampling.get("n"), run.sampling.get("max_new_tokens", MOST)
-    counts = {name: t.get("examples", MOST) + t.get("left_out", 0) for name, t in run.tasks.items()}
+    sizes = {name: told["examples"] + told.get("left_out", 0) for name, told in run.tasks.items()}
     record = (
-        Law(
+        Rule(("task",), "the name of a task of run.json", lambda x, _: x in sizes),
+        Rule(("method",), "the name of a method of run.json", lambda x, _: x in run.methods),
+        Rule(
             ("index",),
             "numbers below that of the task's prompts in run.json",
-            lambda x, r: x < counts.get(r.task, MOST),
+            lambda x, r: x < sizes[r.task],
         ),
-        Law(
+        Rule(
             ("round",),
             f"numbers below the {run.rounds} 'rounds' of run.json",
             lambda x, _: x < run.rounds,
         ),
-        Law(
+        Rule(
             (f"samples.{LENGTH}",),
             f"{n}, the n of run.json",
             lambda x, r: r.error is not None or n in (None, x),
         ),
     )
     most = f"at most the 'max_new_tokens' of run.json, {longest}"
-    return record, (Law(("tokens", "passes"), most, lambda x, _: x <= longest),)
+    return record, (Rule(("tokens", "passes"), most, lambda x, _: x <= longest),)
 
 
-def broken(part: Any, laws: Iterable[Law]) -> Iterator[str]:
-    """What breaks a law, each as "field 'x' takes ..., got ..."."""
-    for law in laws:
-        for path in law.paths:
+def broken(part: Any, rules: Iterable[Rule]) -> str:
+    """What breaks the first rule that does not hold, as "field 'x' takes ..., got ..."; or ""."""
+    for rule in rules:
+        for path in rule.paths:
             for name, value in at(part, path):
-                if not law.holds(value, part):
-                    yield f"field {name} takes {law.takes.format(part)}, got {shown(value)}"
+                if not rule.holds(value, part):
+                    return f"field {name} takes {rule.takes.format(part)}, got {shown(value)}"
+    return ""
 
 
 def at(part: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -9,8 +9,7 @@ from forerun.bench.charts import Bar, Line, Stack, bars, lines, number, stacks
 from forerun.bench.headline import cut_answers
 from forerun.bench.markdown import Cell, Chart, Section, Table
 from forerun.bench.metrics import PLAIN, SpeedUp
-from forerun.bench.planning import examples_of
-from forerun.bench.results import Manifest
+from forerun.bench.results import Manifest, examples_of
 from forerun.bench.standing import Entry, Standing, factor, times
 from forerun.bench.theory import Headroom
 from forerun.words import counted

@@ -6,15 +6,15 @@ A record is one prompt by one method in one round. `run_writer` writes both.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from forerun.bench import possible
 from forerun.bench.fields import from_dict
-from forerun.errors import ConfigError, DataError
-from forerun.sampling import Sampling
+from forerun.errors import ConfigError, DataError, UnknownName
+from forerun.sampling import Sampling, from_json
 
 VERSION = 1
 MANIFEST, RECORDS = "run.json", "records.jsonl"
@@ -122,18 +122,13 @@ def record_of(value: Any, where: str) -> Record:
     return replace(record, samples=made)
 
 
-def impossible(record: Record, run: Manifest | None = None) -> Iterator[str]:
-    """What no run, or not this one, can have counted, each as ": field 'x' takes ..." or
-    ", sample 0: field 'x' takes ...": see `possible`."""
-    of_record, of_sample = possible.of_run(run) if run else ((), ())
-    laws = possible.RECORD + of_record
-    laws += possible.TIMED if record.seconds else ()
-    laws += possible.FINISHED if record.error is None else ()
-    for i, sample in enumerate(record.samples):
-        for found in possible.broken(sample, possible.SAMPLE + of_sample):
-            yield f", sample {i}: {found}"
-    for found in possible.broken(record, laws):
-        yield f": {found}"
+def examples_of(told: Mapping[str, Any]) -> tuple[int, int]:
+    """How many prompts of a task take part, and of how many: those of its file, or those asked for.
+
+    told: what the manifest says of the task.
+    """
+    taken = told.get("examples", 0)
+    return taken, told.get("in_file", taken + told.get("left_out", 0))
 
 
 def run_folder(path: Path) -> Path:
@@ -157,21 +152,22 @@ def read_manifest(folder: Path) -> Manifest:
     if isinstance(value, dict) and found != VERSION:
         raise DataError(f"{path}: expected version {VERSION}, got {found!r}")
     manifest = from_dict(Manifest, value, str(path))
-    for wrong in possible.broken(manifest, possible.MANIFEST):
+    if wrong := possible.broken(manifest, possible.MANIFEST):
         raise DataError(f"{path}: {wrong}; use another --out, or mend it")
     try:
         sampling_of(manifest)
-    except (ConfigError, TypeError, ValueError, AttributeError) as error:
+    except ConfigError as error:
         raise DataError(f"{path}: field 'sampling': {error}") from None
     return manifest
 
 
 def sampling_of(manifest: Manifest) -> Sampling:
-    """The sampling of a run. Raises ConfigError for values that cannot be, TypeError for others."""
-    given = dict(manifest.sampling)
-    if bias := given.get("logit_bias"):  # JSON has texts as names
-        given["logit_bias"] = {int(token): value for token, value in bias.items()}
-    return Sampling(**given)
+    """The sampling of a run. Raises UnknownName, ConfigError for values that cannot be."""
+    known = {spec.name for spec in fields(Sampling)}
+    for name in manifest.sampling:
+        if name not in known:
+            raise UnknownName.of("field", name, known)
+    return Sampling(**from_json(manifest.sampling))
 
 
 def read_records(folder: Path, run: Manifest | None = None) -> list[Record]:
@@ -204,7 +200,7 @@ def parse_records(data: bytes, name: str, run: Manifest | None = None) -> list[R
                 f"{where}: expected one JSON object per line: {error}; {AGAIN}"
             ) from None
         record = record_of(value, where)
-        if found := next(impossible(record, run), None):
+        if found := possible.impossible(record, run):
             raise DataError(f"{where}{found}; {AGAIN}")
         if record.key in seen:
             raise DataError(

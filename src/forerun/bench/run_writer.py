@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ PLAN = (
     *("model", "dtype", "threads", "seed", "sampling", "methods", "tasks", "rounds", "turns"),
     *("texts", "optimum"),
 )
+TOLD = {"model": ("path", "name"), "tasks": ("in_file",)}  # of a plan, and do not change it
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -31,22 +31,18 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def check_plan(folder: Path, plan: Mapping[str, Any]) -> None:
-    """Whether a run with these fields of its manifest may begin, or go on, in a folder.
+    """Refuses a folder in which no run with these fields of its manifest may begin, or go on.
 
-    To be asked before anything slow. Raises DataError for files that cannot be read, another plan,
-    and a folder that another process writes.
+    To be called before anything slow. Raises DataError for files that cannot be read or written,
+    another plan, and a folder that another process writes.
     """
     if not _has_manifest(folder):
         return
     before = read_manifest(folder)
     _check_same(folder, before, plan)
     read_records(folder, replace(before, rounds=plan.get("rounds", before.rounds)))
-    with suppress(FileNotFoundError):
-        file = os.open(folder / RECORDS, os.O_RDONLY)
-        try:
-            _lock(file, folder)
-        finally:
-            os.close(file)
+    if (folder / RECORDS).exists():
+        os.close(_held(folder))
 
 
 def _has_manifest(folder: Path) -> bool:
@@ -90,7 +86,8 @@ def difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str | None:
 
 def _difference(name: str, a: Any, b: Any) -> str | None:
     if isinstance(a, Mapping) and isinstance(b, Mapping):
-        keys = [key for key in (*a, *b) if name != "model" or key not in ("path", "name")]
+        told = TOLD.get(name.partition(".")[0], ())
+        keys = [key for key in (*a, *b) if key not in told]
         found = (_difference(f"{name}.{key}", a.get(key), b.get(key)) for key in keys)
         return next(filter(None, found), None)
     return None if a == b else f"{name}: {a!r} against {b!r}"
@@ -122,14 +119,8 @@ class RunWriter:
                 f"cannot make the run folder {folder}: {error.strerror}; give --out another place"
             ) from None
         self.manifest = self._planned(manifest)
+        self._file: int = _held(folder, os.O_CREAT)
         try:
-            self._file: int = os.open(folder / RECORDS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-        except OSError as error:
-            raise DataError(
-                f"cannot write {folder / RECORDS}: {error.strerror}; give --out another place"
-            ) from None
-        try:
-            _lock(self._file, folder)
             self._drop_torn_line()
             self.done: list[Record] = read_records(folder, self.manifest)
             if self._resumed is None:
@@ -212,6 +203,22 @@ class RunWriter:
             os.ftruncate(self._file, whole)
 
 
+def _held(folder: Path, more: int = 0) -> int:
+    """The records of a folder, opened to write and locked. Raises DataError."""
+    try:
+        file = os.open(folder / RECORDS, os.O_RDWR | os.O_APPEND | more, 0o666)
+    except OSError as error:
+        raise DataError(
+            f"cannot write {folder / RECORDS}: {error.strerror}; give --out another place"
+        ) from None
+    try:
+        _lock(file, folder)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
 def _lock(file: int, folder: Path) -> None:
     """Holds the file for this process, where the system can. Raises DataError."""
     try:
@@ -220,7 +227,11 @@ def _lock(file: int, folder: Path) -> None:
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         raise DataError(
             f"another process is writing to {folder}; wait, or use another --out"
+        ) from None
+    except OSError as error:
+        raise DataError(
+            f"cannot lock {folder / RECORDS}: {error.strerror}; give --out another place"
         ) from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,11 @@ class Question:
     category: str
     turns: tuple[str, ...]
     reference: tuple[str, ...] = ()
+
+    @property
+    def turn_ids(self) -> list[str]:
+        """ "81.1" for the first turn of question 81."""
+        return [f"{self.id}.{turn}" for turn in range(1, len(self.turns) + 1)]
 
     @property
     def group(self) -> str:
@@ -86,10 +91,8 @@ def answers(
     found = _by_turn(records)
     lines = []
     for question in questions:
-        turns = [found.get(f"{question.id}.{turn}") for turn in range(1, len(question.turns) + 1)]
-        if any(record is None or record.error is not None for record in turns):
+        if _lost(question, found):
             continue
-        done = [record for record in turns if record is not None]
         key = f"{model_id}/{question.id}/{time}"
         lines.append(
             {
@@ -97,7 +100,7 @@ def answers(
                 "category": question.category,
                 "answer_id": hashlib.sha256(key.encode()).hexdigest()[:22],
                 "model_id": model_id,
-                "choices": [_choice(done)],
+                "choices": [_choice([found[name] for name in question.turn_ids])],
                 "tstamp": time,
             }
         )
@@ -109,16 +112,19 @@ def unanswered(questions: Iterable[Question], records: Iterable[Record]) -> list
 
     As "82 (turn 2 failed)", "83 (turn 1 was not measured)".
     """
-    failed = {record.id: record.error is not None for record in records}
-    said = []
-    for question in questions:
-        for turn in range(1, len(question.turns) + 1):
-            is_lost = failed.get(f"{question.id}.{turn}")
-            if is_lost is not False:
-                what = "failed" if is_lost else "was not measured"
-                said.append(f"{shown(question.id)} (turn {turn} {what})")
-                break
-    return said
+    found = _by_turn(records)
+    pairs = ((question, _lost(question, found)) for question in questions)
+    return [f"{shown(question.id)} ({why})" for question, why in pairs if why]
+
+
+def _lost(question: Question, found: Mapping[str, Record]) -> str:
+    """Why a question has no answer: its first turn that is missing; "" where it has one."""
+    for turn, name in enumerate(question.turn_ids, start=1):
+        if name not in found:
+            return f"turn {turn} was not measured"
+        if found[name].error is not None:
+            return f"turn {turn} failed"
+    return ""
 
 
 def _by_turn(records: Iterable[Record]) -> dict[str, Record]:

@@ -11,8 +11,7 @@ from functools import cached_property
 from forerun.bench import metrics
 from forerun.bench.charts import number
 from forerun.bench.metrics import PLAIN, SpeedUp, Totals
-from forerun.bench.planning import examples_of
-from forerun.bench.results import Manifest, Record
+from forerun.bench.results import Manifest, Record, examples_of
 
 
 def kind_of(method: str, manifest: Manifest) -> str:

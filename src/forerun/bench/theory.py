@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forerun.bench.metrics import Totals, at_once, ratio, samples_of, time_split, totals
+from forerun.bench.metrics import Totals, at_once, later, ratio, samples_of, totals
 from forerun.bench.optimum import candidates, for_drafts
 from forerun.bench.results import Manifest, Record
 from forerun.dice import SeededDice
@@ -219,7 +219,7 @@ class Fraction:
 
     roofline_seconds: float  # of one pass
     forward_seconds: float  # measured, the target's pass alone
-    step_seconds: float  # measured, wall time over passes, prefill taken off
+    step_seconds: float  # measured, wall time over passes, those of the prompts taken off
 
     @property
     def of_forward(self) -> float:
@@ -239,31 +239,23 @@ def roofline_fraction(
     Memory is taken to be as fast as it was beside each record.
     """
     mine = [r for r in records if r.method == method and r.error is None]
-    cost, found, split = PassCost.from_dict(manifest.model), totals(samples_of(mine)), None
-    if cost is None or not found.passes or not {"read_gb_s", "gflop_s"} <= manifest.limits.keys():
+    cost, found = PassCost.from_dict(manifest.model), later(mine)
+    is_told = {"read_gb_s", "gflop_s"} <= manifest.limits.keys() and not at_once(method)
+    if cost is None or found is None or not is_told:
         return None
-    if at_once(method):
-        return None
-    split = time_split(mine)
-    if not split or any(r.prefill_seconds is None for r in mine):
-        return None
-    prefill = sum(r.prefill_seconds or 0.0 for r in mine)
     roofline = sum(_roofline_of(cost, manifest.limits, r) for r in mine)
-    return Fraction(
-        roofline / found.passes,
-        (split["forward"] - prefill) / found.passes,
-        (sum(r.seconds for r in mine) - prefill) / found.passes,
-    )
+    return Fraction(roofline / found.passes, found.mean_pass, found.mean_step)
 
 
 def _roofline_of(cost: PassCost, limits: dict[str, float], record: Record) -> float:
-    """Seconds of all passes of a record at the limits."""
+    """Seconds at the limits of all passes of a record but the one that computed its prompt."""
     found = totals(samples_of([record]))
     if not found.passes:
         return 0.0
     rows = round(1 + (found.drafted or 0) / found.passes)
     own = limits | {name: x for name, x in (record.limits or {}).items() if name == "read_gb_s"}
-    return found.passes * cost.roofline_seconds(own, context=mean_context([record]), rows=rows)
+    seconds = cost.roofline_seconds(own, context=mean_context([record]), rows=rows)
+    return (found.passes - 1) * seconds
 
 
 def mean_context(records: Iterable[Record]) -> float:

@@ -15,8 +15,9 @@ import typer
 from forerun import registry
 from forerun.cli import options
 from forerun.cli.output import console, notice
-from forerun.cli.prompts import as_shown, check_text
+from forerun.cli.prompts import as_shown
 from forerun.errors import ConfigError, DataError, ForerunError, nearest
+from forerun.files import check_text
 from forerun.sampling import Sampling
 from forerun.words import counted
 

@@ -41,6 +41,7 @@ Size = Annotated[
 ]
 
 PLAIN, OWN = "none", "own"
+MOST = 10_000  # problems
 
 
 @dataclass
@@ -108,8 +109,8 @@ def command(
     little as its arithmetic; it is padded to 0.1B parameters unless --size says otherwise.
     """
     asked = Sampling(temperature=temperature, max_new_tokens=max_new_tokens, n=n, seed=seed)
-    if problems < 1:
-        raise ConfigError(f"--problems must be at least 1, got {problems}")
+    if not 1 <= problems <= MOST:
+        raise ConfigError(f"--problems must be in 1..{MOST}, got {problems}")
     if drafter == PLAIN:
         raise ConfigError("the demo compares a drafter with plain decoding; give --drafter stand")
     options.check_parts(drafter=drafter)

@@ -26,7 +26,7 @@ from forerun.cli.output import (
     sample_record,
     stats_lines,
 )
-from forerun.cli.prompts import Job, as_shown, check_text, read_jobs
+from forerun.cli.prompts import Job, as_shown, read_jobs
 from forerun.errors import ConfigError
 from forerun.interrupts import ending_at_once, uninterrupted
 from forerun.sampling import Sampling
@@ -264,8 +264,6 @@ def _shapers(model: Model, given: dict[str, Any]) -> list[Shaper]:
 
 def _sampling(given: dict[str, Any]) -> Sampling:
     """Sampling parameters of the options. Raises ConfigError."""
-    for text in given["stop"]:
-        check_text("--stop", text)
     renamed = {
         "logit_bias": _biases(given["logit_bias"]),
         "banned_tokens": tuple(given["ban"]),

@@ -46,7 +46,7 @@ Whole = Annotated[
 ]
 Window = Annotated[int, typer.Option("--window", help="Tokens that are shown of a document.")]
 Limit = Annotated[int, typer.Option("--limit", "-n", help="Passages, different ones.")]
-Seed = Annotated[int, typer.Option("--seed", help="Decides which occurrences are shown.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Decides which occurrences are shown.")]
 
 
 @app.command("build")
@@ -210,7 +210,7 @@ def ntd(
     ids: options.AsIds = False,
     whole: Whole = False,
     max_support: Support = 1000,
-    top: Annotated[int, typer.Option("--top", help="Tokens to show; 0: all.")] = 20,
+    top: Annotated[int, typer.Option("--top", min=0, help="Tokens to show; 0: all.")] = 20,
     tokenizer: Tokenizer = None,
     is_json: options.Json = False,
 ) -> None:
@@ -242,10 +242,12 @@ def search(
     window: Window = 100,
     seed: Seed = 0,
     max_diff_tokens: Annotated[
-        int, typer.Option("--max-diff-tokens", help="Longest distance between several terms.")
+        int,
+        typer.Option("--max-diff-tokens", min=0, help="Longest distance between several terms."),
     ] = 100,
     max_clause_freq: Annotated[
-        int, typer.Option("--max-clause-freq", help="Of a commoner term a random share is used.")
+        int,
+        typer.Option("--max-clause-freq", min=1, help="Of a commoner term a random share is used."),
     ] = 50_000,
     tokenizer: Tokenizer = None,
     is_json: options.Json = False,
@@ -285,13 +287,14 @@ def attribute(
     ids: options.AsIds = False,
     min_length: Annotated[int, typer.Option("--min-length", help="Tokens of a span.")] = 5,
     max_count: Annotated[
-        int, typer.Option("--max-count", help="Leave out what occurs more often; 0: nothing.")
+        int,
+        typer.Option("--max-count", min=0, help="Leave out what occurs more often; 0: nothing."),
     ] = 0,
     delimiters: Annotated[
         str, typer.Option("--delimiters", help="No span holds a token of this text.")
     ] = "",
     words: Annotated[bool, typer.Option("--words", help="Spans start where a word does.")] = False,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="Spans to show; 0: all.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Spans to show; 0: all.")] = 20,
     documents: Annotated[int, typer.Option("--documents", help="Documents per span.")] = 1,
     window: Window = 50,
     seed: Seed = 0,

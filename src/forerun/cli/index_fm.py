@@ -11,6 +11,7 @@ from forerun.cli import options
 from forerun.cli.commands import Commands
 from forerun.cli.output import notice, print_json
 from forerun.errors import ConfigError, DataError
+from forerun.registry import LARGEST
 from forerun.words import counted
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ def build(
     field: Annotated[str, typer.Option(help="Where JSON lines and datasets have text.")] = "text",
     split: options.Split = "file",
     on_error: options.OnError = "fail",
-    sample: Annotated[int, typer.Option(help="Positions from one kept place to the next.")] = 32,
+    sample: Annotated[
+        int, typer.Option(min=1, max=LARGEST, help="Positions from one kept place to the next.")
+    ] = 32,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
     is_json: options.Json = False,
 ) -> None:

@@ -17,8 +17,11 @@ from typing import Annotated, Any
 import typer
 
 from forerun import __version__
+from forerun.cli import streams
 from forerun.cli.commands import Commands
-from forerun.errors import ForerunError
+from forerun.errors import DataError, ForerunError
+from forerun.files import check_text
+from forerun.interrupts import heeded
 
 COMMANDS = {
     "generate": "Sample from a model, faster, with the law of plain decoding.",
@@ -37,6 +40,8 @@ COMMANDS = {
     "fit-tree": "Fit the draft tree's template to a model and its prompts.",
     "doctor": "Say what this machine and installation can do.",
 }
+INTERRUPTED = "interrupted; what was printed or written by then stays"
+SHOWN = 40  # characters of an argument in an error
 
 
 class Group(Commands):
@@ -92,25 +97,34 @@ def main(argv: Many[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     is_debug = "--debug" in given
     args = [word for word in given if word != "--debug"] or ["--help"]
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), streams.standing() as is_open, heeded(INTERRUPTED):
         if not is_debug:
             _hush()
         try:
+            _check(args, is_open)
             status = _run(args)
             sys.stdout.flush()
             return status
         except (KeyboardInterrupt, EOFError, typer.Abort):
-            return _end("interrupted; what was printed or written by then stays", 130)
+            return _end(INTERRUPTED, 130)
         except (BrokenPipeError, SystemExit) as end:  # rich makes an exit of a broken pipe
             if not isinstance(end, OSError) and not isinstance(end.__context__, BrokenPipeError):
                 raise
-            _drop_output()  # the reader has gone, as `head` does
+            streams.drop_output()  # the reader has gone, as `head` does
             return 141
         except Exception as error:
             if is_debug:
                 raise
             message = _message(error)
             return _fail(_internal(error), 70) if message is None else _fail(message, 2)
+
+
+def _check(args: list[str], is_open: bool) -> None:
+    """Raises DataError for what would lose an answer once it is there."""
+    for word in args:
+        check_text(f"argument {word[:SHOWN]!r}", word)
+    if not is_open:
+        raise DataError("standard output is closed; send it somewhere, as > FILE or > /dev/null")
 
 
 def _run(args: list[str]) -> int:
@@ -168,20 +182,8 @@ def _fail(message: str, status: int) -> int:
 
 
 def _end(line: str, status: int) -> int:
-    """The last line, on standard error; what is left in a broken standard output is dropped."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        _drop_output()
-    print(line, file=sys.stderr)
+    streams.end(line)
     return status
-
-
-def _drop_output() -> None:
-    """Sends what is left of standard output nowhere."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,9 @@ Tenant = Annotated[
 After = Annotated[
     str | None, typer.Option("--after", help="Also show what would be drafted after this text.")
 ]
-Nodes = Annotated[int, typer.Option("--nodes", help="Draft nodes to show with --after.")]
+Nodes = Annotated[
+    int, typer.Option("--nodes", min=0, max=1024, help="Draft nodes to show with --after.")
+]
 
 
 @app.command("info")
@@ -162,9 +164,9 @@ def _is_unread(drafter: Drafter, memory: Memory, stats: Stats) -> bool:
 
 
 def _bytes(mb: float | None) -> int | None:
-    if mb is not None and not mb > 0:
-        raise ConfigError(f"--mb must be above 0, got {mb}; 64 keeps 64 MiB")
-    return None if mb is None else int(mb * 2**20)
+    from forerun.ngrams.sharing import in_bytes
+
+    return None if mb is None else in_bytes(mb, "--mb")
 
 
 def _report(memory: Memory, is_json: bool) -> None:

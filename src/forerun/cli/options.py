@@ -138,8 +138,8 @@ def check_files(what: str, files: str | Many[str] | None, *, folders: bool = Tru
     """Raises DataError for one that is not there, or is a folder where `folders` are no use."""
     for file in (files,) if isinstance(files, str) else files or ():
         path = Path(file).expanduser()
-        if not path.exists():
-            raise DataError(f"{what}: there is no {file}; check the path")
+        if not file or not path.exists():
+            raise DataError(f"{what}: there is no {file or repr(file)}; check the path")
         if path.is_dir() and not folders:
             raise DataError(f"{what}: {file} is a folder; give the files in it")
 
@@ -167,8 +167,10 @@ def check_model(
     from forerun.models import folder
     from forerun.native.rounding import Rounding
 
-    if batch < 1:
-        raise ConfigError(f"--batch must be at least 1, got {batch}; 1 runs one at a time")
+    if not 1 <= batch <= registry.LARGEST:
+        raise ConfigError(
+            f"--batch must be in 1..{registry.LARGEST}, got {batch}; 1 runs one at a time"
+        )
     folder.dtype_name(dtype)
     folder.check_device(device)
     Rounding.parse(weights)

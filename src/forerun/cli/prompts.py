@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, fields, replace
@@ -9,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ConfigError, DataError, UnknownName
-from forerun.files import parsed
-from forerun.sampling import Sampling
+from forerun.files import check_text, parsed
+from forerun.sampling import Sampling, from_json
 
 STDIN = "-"
 RESULT = {"index", "text", "tokens", "finish", "stats"}  # what marks a line of --out
@@ -65,20 +66,6 @@ def is_embedded(model: str) -> bool:
     return Path(assets.embedded(model)).resolve().parent == Path(assets.__file__).resolve().parent
 
 
-def check_text(where: str, text: str) -> str:
-    """The text itself. Raises DataError for bytes that are no UTF-8 (lone surrogates)."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        code = ord(text[error.start])
-        is_byte = 0xDC80 <= code <= 0xDCFF  # as Python lets a byte in that it cannot decode
-        what = f"byte 0x{code - 0xDC00:02x}" if is_byte else f"half of a pair (U+{code:04X})"
-        raise DataError(
-            f"{where} is not UTF-8 text: {what} after {error.start} characters"
-        ) from None
-    return text
-
-
 def _decoded(where: str, data: bytes) -> str:
     """UTF-8, with or without a byte order mark; Windows line ends become plain ones."""
     try:
@@ -93,7 +80,7 @@ def _from_option(prompt: str, sampling: Sampling) -> Job:
         raise DataError(
             "--prompt is empty or blank; write a text after it, or - for standard input"
         )
-    return Job(check_text("--prompt", prompt), sampling)
+    return Job(prompt, sampling)
 
 
 def _from_stdin(sampling: Sampling) -> list[Job]:
@@ -127,11 +114,11 @@ def _from_file(file: Path, sampling: Sampling) -> list[Job]:
 
 
 def is_jsonl(text: str) -> bool:
-    """Whether the first line that is not blank is a JSON object with a prompt."""
+    """Whether the first line that is not blank is a JSON object with a prompt, sound or not."""
     first = text.lstrip().partition("\n")[0]
     try:
-        record = parsed(first) if first.startswith("{") else None
-    except ValueError:
+        record = json.loads(first) if first.startswith("{") else None
+    except (ValueError, RecursionError):
         return False
     return isinstance(record, dict) and "prompt" in record
 
@@ -153,13 +140,12 @@ def _job(where: str, line: str, sampling: Sampling) -> Job:
         raise DataError(
             f'{where} is not JSON: {error}; write an object per line, such as {{"prompt": "..."}}'
         ) from None
+    check_text(where, json.dumps(record, ensure_ascii=False))
     prompt = record.pop("prompt", None) if isinstance(record, dict) else None
     if prompt is None or not _is_prompt(prompt):
         raise DataError(f'{where} needs an object with "prompt": a text or a list of token ids')
     if not prompt or (isinstance(prompt, str) and not prompt.strip()):
         raise DataError(f"{where} has an empty prompt; expected a text or a list of token ids")
-    if isinstance(prompt, str):
-        check_text(where, prompt)
     name = record.pop("id", None)
     if record.keys() >= RESULT:  # a line that --out wrote: its prompt is asked again
         record = {}
@@ -168,7 +154,8 @@ def _job(where: str, line: str, sampling: Sampling) -> Job:
         if key not in known:
             raise UnknownName.of(f"field in {where}:", key, known | {"prompt", "id"})
     try:
-        return Job(prompt, replace(sampling, **_typed(record)), None if name is None else str(name))
+        given = replace(sampling, **from_json(record))
+        return Job(prompt, given, None if name is None else str(name))
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 
@@ -176,17 +163,6 @@ def _job(where: str, line: str, sampling: Sampling) -> Job:
 def _is_prompt(prompt: Any) -> bool:
     is_ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
     return isinstance(prompt, str) or is_ids
-
-
-def _typed(record: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no integer keys."""
-    bias = record.get("logit_bias")
-    if isinstance(bias, dict):
-        try:
-            return record | {"logit_bias": {int(token): value for token, value in bias.items()}}
-        except ValueError:
-            raise ConfigError(f"logit_bias must map token ids to biases, got {bias!r}") from None
-    return record
 
 
 def _without_last_break(text: str) -> str:

@@ -17,7 +17,7 @@ from forerun.cli import options
 from forerun.cli import superposed as superposing
 from forerun.cli.memory import check_kept, kept
 from forerun.cli.output import Results, notice, painted, print_json, stats_lines
-from forerun.cli.prompts import Job, as_shown, check_text, is_embedded, read_jobs
+from forerun.cli.prompts import Job, as_shown, is_embedded, read_jobs
 from forerun.errors import ConfigError, UnknownName
 from forerun.interrupts import uninterrupted
 from forerun.sampling import MOST_SAMPLES, Sampling
@@ -152,9 +152,7 @@ def command(
 
 
 def _sampling(given: dict[str, Any], seed: int) -> Sampling:
-    """What is asked of every trajectory. Raises ConfigError, DataError."""
-    for text in given["stop"]:
-        check_text("--stop", text)
+    """What is asked of every trajectory. Raises ConfigError."""
     names = ("temperature", "top_p", "max_new_tokens")
     shared = {name: given[name] for name in names}
     return Sampling(**shared, stop=tuple(given["stop"]), seed=seed)

@@ -16,6 +16,7 @@ from forerun import registry
 from forerun.cli import options
 from forerun.cli.output import notice
 from forerun.errors import ConfigError, DataError
+from forerun.interrupts import ending_at_once
 from forerun.words import counted
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from forerun.serving.tenants import Keys
 
 KEYS = "FORERUN_API_KEYS"  # keys divided by commas; a command line would show them to everybody
+UNSERVED = "interrupted before anything was served"
 LEAST_CONTEXT = 2  # tokens: one to begin with, and one that is said
 SETTINGS = (  # fields of `Settings` that have an option of their name,
     "verifier",
@@ -111,12 +113,13 @@ def command(
     device: options.Device = "auto",
 ) -> int:
     """Serve a model over HTTP, in OpenAI's form."""
-    _check(replicas, context, dtype, device)
-    settings = _settings(ctx.params)
-    keys, template = _keys(api_keys), _template(chat_template, model)
-    from forerun.serving.server import bound
+    with ending_at_once(UNSERVED):  # imports and kernels that are loaded may drop a Ctrl-C
+        _check(replicas, context, dtype, device)
+        settings = _settings(ctx.params)
+        keys, template = _keys(api_keys), _template(chat_template, model)
+        from forerun.serving.server import bound
 
-    sockets = bound(host, port)  # before anything is loaded
+        sockets = bound(host, port)  # before anything is loaded
     logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     if replicas != 1:
         from forerun.serving.replicas import ReplicaSetup
@@ -124,8 +127,10 @@ def command(
         setup = ReplicaSetup(model, settings, keys, dtype, device, context, template)
         return _serve_many(setup, replicas, sockets)
     notice(f"loading {model}")
-    loaded = _load(model, dtype, device, max_seqs, context, template)
-    return _serve(loaded, settings, keys, sockets)
+    with ending_at_once(UNSERVED):
+        loaded = _load(model, dtype, device, max_seqs, context, template)
+        server = _server(loaded, settings, keys, sockets)
+    return _run(server)
 
 
 def _settings(given: dict[str, Any]) -> Settings:
@@ -162,8 +167,8 @@ def _settings(given: dict[str, Any]) -> Settings:
     return settings
 
 
-def _serve(model: Model, settings: Settings, keys: Keys, sockets: list[socket]) -> int:
-    """Runs until a signal comes and the last request has been answered."""
+def _server(model: Model, settings: Settings, keys: Keys, sockets: list[socket]) -> Drained:
+    """The server of one engine, warm."""
     from forerun.serving.server import Server
     from forerun.serving.service import Service, settle
 
@@ -171,7 +176,7 @@ def _serve(model: Model, settings: Settings, keys: Keys, sockets: list[socket]) 
     options.warm(service)
     settle()
     started = _started(settings, keys, service.describe())
-    return _run(Server(service, sockets, started, _draining(settings)))
+    return Server(service, sockets, started, _draining(settings))
 
 
 def _serve_many(setup: ReplicaSetup, count: int, sockets: list[socket]) -> int:
@@ -212,7 +217,7 @@ def _draining(settings: Settings) -> Callable[[int], None]:
 
 
 def _run(server: Drained) -> int:
-    """The exit status."""
+    """Runs until a signal comes and the last request has been answered; the exit status."""
     server.run()
     if server.num_cut:
         are = "request was" if server.num_cut == 1 else "requests were"
@@ -257,10 +262,8 @@ def _load(
     template: str | None,
 ) -> Any:
     import forerun
-    from forerun.interrupts import ending_at_once
 
-    with ending_at_once("interrupted before anything was served"):  # imports may drop a Ctrl-C
-        model = forerun.load(name, dtype=dtype, device=device, max_seqs=max_seqs, context=context)
+    model = forerun.load(name, dtype=dtype, device=device, max_seqs=max_seqs, context=context)
     if template is not None:
         model.tokenizer.inner.chat_template = template
     return model

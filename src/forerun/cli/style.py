@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun.cli.options import is_here
-from forerun.errors import ConfigError, DataError
+from forerun.cli.options import check_files, is_here
+from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
     from forerun.constraints.ngram_style import NgramStyle
@@ -34,9 +33,8 @@ def check(given: dict[str, Any]) -> None:
             if value is not None:
                 raise ConfigError(f"{flag} needs --style FILE, a text to lean to; got {value!r}")
         return
-    for file in given["style"] if is_here(given) else ():
-        if not Path(file).is_file():
-            raise DataError(f"--style: there is no file {file}; check the path")
+    if is_here(given):
+        check_files("--style", given["style"], folders=False)
     from forerun.constraints import ngram_style
 
     ngram_style.check(STRENGTH if strength is None else strength, form or FORM)

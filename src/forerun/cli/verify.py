@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
+from collections.abc import Sequence as Many
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -42,6 +44,7 @@ MinP = Annotated[float, typer.Option("--min-p", help="Of the law test; 0: off.")
 Seed = Annotated[int, typer.Option("--seed", help="Of the law test.")]
 
 REPEATS = 2  # greedy texts of one prompt
+SHOWN = 40  # of them, and of tests of the law, where people look
 
 
 @dataclass
@@ -137,18 +140,16 @@ def command(
 
 def builtin_prompts(model: Model, count: int) -> list[str]:
     """Held-out problems for the embedded reasoner, short texts of several kinds for the rest."""
-    if is_embedded(model.name):
-        from forerun.bench.tasks.reasoning import ReasoningTask
-
-        task = ReasoningTask("heldout")
-        return [task.example(i).prompt for i in range(count)]
+    from forerun.bench.tasks.reasoning import ReasoningTask
     from forerun.verifying import PROMPTS
 
-    if count > len(PROMPTS):
+    task = ReasoningTask("heldout") if is_embedded(model.name) else None
+    known = len(PROMPTS) if task is None else len(task)
+    if count > known:
         raise ConfigError(
-            f"there are {len(PROMPTS)} built-in prompts, got --prompts {count}; use --prompt-file"
+            f"there are {known} built-in prompts, got --prompts {count}; use --prompt-file"
         )
-    return list(PROMPTS[:count])
+    return list(PROMPTS[:count]) if task is None else [task.example(i).prompt for i in range(count)]
 
 
 def to_dict(model: Model, found: Found) -> dict[str, Any]:
@@ -241,8 +242,7 @@ def _show(model: Model, found: Found) -> None:
     out, cases, law = console(), found.cases, found.law
     dtype = str(dtype_of(model)).removeprefix("torch.")
     out.print(f"[bold]Greedy identity[/] with plain decoding, {dtype}")
-    for case in cases:
-        out.print("  " + _greedy_line(case), style=None if case.passed else "red", soft_wrap=True)
+    _show_each(out, cases, _greedy_line)
     causes = Counter(case.cause for case in cases)
     out.print(
         f"  {causes['identical']} of {len(cases)} identical, "
@@ -262,6 +262,18 @@ def _show(model: Model, found: Found) -> None:
     }
     power = f"; {power_line(law)}" if found.laws and found.passed is not False else ""
     out.print(f"[bold]verify[/] {verdicts[found.passed]}{power}", soft_wrap=True)
+
+
+def _show_each(out: Any, found: Many[Any], line: Callable[[Any], str]) -> None:
+    """A line for each; of more than SHOWN those that failed come first, and the rest is counted."""
+    some = found if len(found) <= SHOWN else sorted(found, key=lambda one: one.passed)[:SHOWN]
+    for one in some:
+        style = None if one.passed else "red"
+        out.print("  " + line(one), style=style, soft_wrap=True, markup=False)
+    rest = len(found) - len(some)
+    if rest:
+        failed = sum(not one.passed for one in found) - sum(not one.passed for one in some)
+        out.print(f"  ... and {rest} more, {failed} of them failed; --json tells of each")
 
 
 def power_line(law: LawReport) -> str:
@@ -303,9 +315,7 @@ def _show_law(out: Any, law: LawReport) -> None:
         f"[bold]Sampled law[/] {counted(law.num_samples, 'sample')}, "
         f"{counted(law.stats.drafted, 'token')} drafted, {law.stats.accepted} accepted"
     )
-    for test in law.tests:
-        style = None if test.passed else "red"
-        out.print("  " + _law_line(test), style=style, soft_wrap=True, markup=False)
+    _show_each(out, law.tests, _law_line)
     if law.is_vacuous:
         why = "no tested token came after an accepted draft"
         why = why if law.tests else "nothing varied enough to be tested"

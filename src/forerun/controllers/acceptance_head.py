@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forerun.assets import embedded
+from forerun.controllers.fixed import MOST
 from forerun.errors import ConfigError, ModelError
 from forerun.records import Plan, Sequence
 from forerun.registry import File
@@ -41,9 +42,9 @@ class AcceptanceHead(Controller):
         least: int = 2,
         most: int = 20,
     ) -> None:
-        if not (0 <= threshold <= 1 and 1 <= least <= most):
+        if not (0 <= threshold <= 1 and 1 <= least <= most <= MOST):
             raise ConfigError(
-                "acceptance_head needs 0 <= threshold <= 1 and 1 <= least <= most, got "
+                f"acceptance_head needs 0 <= threshold <= 1 and 1 <= least <= most <= {MOST}, got "
                 f"{threshold=}, {least=}, {most=}; the paper has threshold .3 to .7, 2 to 20 tokens"
             )
         self.head = read_head(head) if isinstance(head, str) else head

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
+from forerun.controllers.fixed import MOST
 from forerun.errors import ConfigError
 from forerun.records import Plan, Sequence, Step
 from forerun.roles import Controller
@@ -26,10 +27,10 @@ class Additive(Controller):
         least: int = 1,
         most: int = 20,
     ) -> None:
-        if nodes < 0 or not 1 <= least <= depth <= most or min(up, down) < 0:
+        if not 0 <= nodes <= MOST or not 1 <= least <= depth <= most or min(up, down) < 0:
             raise ConfigError(
-                "additive needs nodes, up, down >= 0 and 1 <= least <= depth <= most, got "
-                f"{nodes=}, {up=}, {down=}, {least=}, {depth=}, {most=}"
+                f"additive needs 0 to {MOST} nodes, up, down >= 0 and 1 <= least <= depth <= most, "
+                f"got {nodes=}, {up=}, {down=}, {least=}, {depth=}, {most=}"
             )
         self.nodes, self.first = nodes, depth
         self.up, self.down, self.least, self.most = up, down, least, most

@@ -24,7 +24,7 @@ from forerun.errors import ConfigError
 from forerun.growers.monte_carlo import CONSTANT, MonteCarlo
 from forerun.models.tokenizer import Tokenizer
 from forerun.ngrams import corpora, tree_search, trigrams
-from forerun.ngrams.sharing import kept_key
+from forerun.ngrams.sharing import in_bytes, kept_key
 from forerun.ngrams.trigrams import TrigramMatrix
 from forerun.records import Plan, Sequence, Snapshot, Step
 from forerun.registry import Corpus, GrowerName
@@ -66,7 +66,7 @@ class Aded(Drafter):
         corpus_mb: float = 1024,
         tokenizer: Tokenizer | None = None,
     ) -> None:
-        if window < 3 or increment < 0 or cap <= 0:
+        if window < 3 or not (increment >= 0 and cap > 0):
             raise ConfigError(
                 "window must be at least 3 tokens, increment at least 0 (no learning) and cap more "
                 f"than 0; got {window}, {increment} and {cap}"
@@ -85,9 +85,9 @@ class Aded(Drafter):
         self.grower: Grower = self.search or registry.make("grower", grower)
         self.labels = self.grower.labels
         self.window, self.increment, self.cap = window, increment, cap
-        self.entries, self.budget = entries, int(budget_mb * 2**20)
+        self.entries, self.budget = entries, in_bytes(budget_mb)
         self.renormalise = renormalise or self.search is None  # others take q for a law
-        self.base = _base(corpus, matrix, entries, int(corpus_mb * 2**20), tokenizer)
+        self.base = _base(corpus, matrix, entries, in_bytes(corpus_mb, "corpus_mb"), tokenizer)
         self._tokenizer = tokenizer
         self._layers: OrderedDict[str, TrigramMatrix] = OrderedDict()  # the latest used last
         self._users: Counter[str] = Counter()  # running sequences

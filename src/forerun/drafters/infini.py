@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
 
 AUTO = "auto"
+MOST_ENTRIES, MOST_SUPPORT = 1 << 12, 1 << 20  # each has room in every draft
 
 
 class Infini(Drafter):
@@ -67,6 +68,15 @@ class Infini(Drafter):
             raise ConfigError(
                 "context, min_length, min_count, entries and max_support must be at least 1, got "
                 f"{context}, {min_length}, {min_count}, {entries} and {max_support}"
+            )
+        if entries > MOST_ENTRIES or max_support > MOST_SUPPORT:
+            raise ConfigError(
+                f"entries must be at most {MOST_ENTRIES} and max_support at most {MOST_SUPPORT}, "
+                f"got {entries} and {max_support}"
+            )
+        if index is None and len(corpus) < 2:
+            raise ConfigError(
+                f"a corpus needs 2 token ids or more, one and what follows it, got {corpus}"
             )
         if index is None:
             index = Index.of([corpus], width=4)

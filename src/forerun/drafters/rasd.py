@@ -71,6 +71,11 @@ class Rasd(Composite):
                 "top and bypass must be at least 0 and share in 0..1, got "
                 f"{top}, {bypass} and {share}"
             )
+        if min(shortest, tokens) < 1 or longest < shortest:
+            raise ConfigError(
+                "shortest and tokens must be at least 1, and longest at least shortest; got "
+                f"{shortest}, {tokens} and {longest}"
+            )
         if (model is None) == (drafter is None):
             raise ConfigError(
                 "rasd needs a draft to add to, a model or another drafter; give "

@@ -24,6 +24,7 @@ from forerun.dice import Dice
 from forerun.errors import ConfigError, DataError
 from forerun.ngrams import responses, suffix_automaton
 from forerun.ngrams.responses import Reader, Responses
+from forerun.ngrams.sharing import in_bytes
 from forerun.ngrams.suffix_automaton import Generations, SuffixAutomaton, Text
 from forerun.records import Plan, Sequence, Snapshot, Step
 from forerun.registry import Corpus, DrafterName
@@ -75,7 +76,7 @@ class Sam(Drafter):
             lambda: SuffixAutomaton(latest=self.is_latest),
             lambda budget: Generations(latest=self.is_latest, budget=budget),
             scope=scope,
-            budget=int(budget_mb * 2**20),
+            budget=in_bytes(budget_mb),
         )
         files = (corpus,) if isinstance(corpus, str | FilePath) else corpus
         self.corpus = _built(files, tokenizer, self.is_latest) if files else None

@@ -33,7 +33,7 @@ from forerun.ngrams.kernels import Temper
 from forerun.ngrams.lessons import Lessons
 from forerun.ngrams.memory import NEUTRAL, LogitMemory, context_lengths, warm_up
 from forerun.ngrams.prompts import prompt_rows
-from forerun.ngrams.sharing import FAR, SCOPES, WIDE, Memories, kept_key, keys_of
+from forerun.ngrams.sharing import FAR, SCOPES, WIDE, Memories, in_bytes, kept_key, keys_of
 from forerun.records import Plan, Sequence, Snapshot, Step
 from forerun.registry import File
 from forerun.roles import Drafter, Path, Source, Target, name_of
@@ -105,7 +105,7 @@ class Stand(Drafter):
             self._refit = Refit(found) if refit else None
             self._fill(found if isinstance(found, Template) else Template.load(FilePath(found)))
         self._filled: WeakKeyDictionary[Sequence, np.ndarray] = WeakKeyDictionary()  # if refit
-        self._memories = Memories(context=context, entries=entries, budget=int(budget_mb * 2**20))
+        self._memories = Memories(context=context, entries=entries, budget=in_bytes(budget_mb))
         self._target: Target | None = None
         self._seeded: set[Hashable] = set()  # groups whose prompt has been learned
 

@@ -19,6 +19,7 @@ from forerun.dice import Dice
 from forerun.errors import ConfigError
 from forerun.ngrams import responses, suffix_tree
 from forerun.ngrams.responses import Responses
+from forerun.ngrams.sharing import in_bytes
 from forerun.ngrams.suffix_drafting import Wish
 from forerun.ngrams.suffix_tree import NO_LIMIT, Draft, SuffixTree
 from forerun.records import Plan, Sequence, Snapshot
@@ -55,7 +56,7 @@ class Suffix(Drafter):
     ) -> None:
         if not 0 < min_prob <= 1:
             raise ConfigError(f"min_prob must be more than 0 and at most 1, got {min_prob}")
-        if factor < 0 or factor + offset <= 0 or min_score < 0:
+        if not (factor >= 0 and factor + offset > 0 and min_score >= 0):
             raise ConfigError(
                 "factor and min_score must be at least 0, and factor + offset more than 0, or "
                 f"nothing is drafted after a match of one; got {factor}, {min_score} and {offset=}"
@@ -67,7 +68,7 @@ class Suffix(Drafter):
             lambda: SuffixTree(depth=depth, budget=NO_LIMIT),
             lambda budget: SuffixTree(depth=depth, budget=budget, most=texts),
             scope=scope,
-            budget=int(budget_mb * 2**20),
+            budget=in_bytes(budget_mb),
         )
 
     def bind(self, target: Target) -> None:

@@ -26,7 +26,7 @@ from forerun.growers.template import TopTemplate
 from forerun.ngrams import adjacencies
 from forerun.ngrams.adjacencies import MOST, Matrices, Matrix
 from forerun.ngrams.adjacency import warm_up
-from forerun.ngrams.sharing import kept_key, key_of
+from forerun.ngrams.sharing import in_bytes, kept_key, key_of
 from forerun.records import Plan, Sequence, Snapshot, Step
 from forerun.registry import File
 from forerun.roles import Drafter, Path, Source, Target
@@ -89,7 +89,7 @@ class TokenRecycling(Drafter):
                 raise ConfigError(f"{name} must be one of {_CHOICES[name]}, got {value!r}")
         self.scope, self.update_from, self.template = scope, update_from, _as_template(template)
         self._best = TopTemplate(template=self.template)
-        self._matrices = Matrices(entries=entries, budget=int(budget_mb * 2**20), tensors=tensors)
+        self._matrices = Matrices(entries=entries, budget=in_bytes(budget_mb), tensors=tensors)
         self._target: weakref.ref[Target] | None = None
 
     def bind(self, target: Target) -> None:

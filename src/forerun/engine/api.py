@@ -20,6 +20,7 @@ from forerun.engine.run import Event, Run, Sample, record_logprobs
 from forerun.engine.stats import Recorder, Stats
 from forerun.engine.stops import Stops
 from forerun.errors import ConfigError, DataError, UnknownName
+from forerun.models.folder import dtype_name
 from forerun.models.tokenizer import TextStream, Tokenizer
 from forerun.records import Step
 from forerun.roles import Controller, Drafter, Shaper, Target, Verifier, name_of
@@ -51,7 +52,10 @@ class Result:
 
 
 class Model:
-    """A target and its tokenizer, ready to generate. Made by `forerun.load`."""
+    """A target and its tokenizer, ready to generate. Made by `forerun.load`.
+
+    Threads may share it: their runs take turns, step by step, and do not become faster by it.
+    """
 
     def __init__(
         self, target: Target, tokenizer: Tokenizer, name: str = "", device: str = "auto"
@@ -139,15 +143,18 @@ class Model:
                 f"expected a number for each prompt or none; prompts: {len(texts)}, numbers: "
                 f"{len(numbers)}"
             )
+        if not all(isinstance(number, int) and number >= 0 for number in numbers or ()):
+            raise ConfigError(f"numbers of prompts are whole and at least 0, got {numbers!r}")
         given = [replace(s, **overrides) for s in given]
         recorder = Recorder()
         heard: list[Callable[[Step], None]] = [record_logprobs, recorder]
         heard[1:1] = [on_step] if on_step else []
-        engine = self._engine(drafter, verifier, controller, shapers, heard, batch)
-        is_lent = isinstance(drafter, str) and tenant not in self.drafter(drafter).kept
-        how: dict[str, Any] = {"numbers": numbers, "tenant": tenant, "is_lent": is_lent}
-        run = Run(self, engine, recorder, texts, given, **how)
-        run.fit(warns=batch is not None)
+        with self.target.turns:
+            engine = self._engine(drafter, verifier, controller, shapers, heard, batch)
+            is_lent = isinstance(drafter, str) and tenant not in self.drafter(drafter).kept
+            how: dict[str, Any] = {"numbers": numbers, "tenant": tenant, "is_lent": is_lent}
+            run = Run(self, engine, recorder, texts, given, **how)
+            run.fit(warns=batch is not None)
         return run
 
     def _engine(
@@ -218,7 +225,7 @@ class Model:
         """
         from forerun.memories import Kept, origin_of
 
-        return Kept(path, self.drafter(drafter), origin_of(self, tenant))
+        return Kept(path, self.drafter(drafter), origin_of(self, tenant), self.target.turns)
 
     def memory_report(self) -> dict[str, int]:
         """Bytes held by the target's weights, its cache, and every drafter that was used.
@@ -327,12 +334,18 @@ def generate(
     model: what `load` takes, or a Model. The last model that was loaded here is kept for the next
     call; for many prompts use `Model.generate`.
     """
-    if not isinstance(model, Model):
-        model = _kept(model, dtype, device)
+    if isinstance(model, Model):
+        if (dtype, device) != ("auto", "auto"):
+            raise ConfigError(
+                f"dtype and device are of a model that is to be loaded, and this one is: got "
+                f"{dtype=}, {device=}; give them to forerun.load"
+            )
+    else:
+        model = _kept(model, dtype_name(dtype), device)
     (result,) = model.generate([prompt], sampling, **options)
     return result
 
 
 @lru_cache(maxsize=1)
-def _kept(model: Any, dtype: Any, device: str) -> Model:
+def _kept(model: Any, dtype: str, device: str) -> Model:
     return load(model, dtype=dtype, device=device)

@@ -58,14 +58,18 @@ class Engine:
         self.scheduler.add(seq)
 
     def step(self) -> list[Sequence]:
-        """One round for every running sequence; returns those that ended since the last one."""
-        t0 = perf_counter()
-        cancelled = self.retire()
-        seqs = list(self.scheduler.admit(self._start))
-        if not seqs:
-            return cancelled
-        self.round(seqs, t0)
-        return cancelled + self.retire()
+        """One round for every running sequence; returns those that ended since the last one.
+
+        Engines on one target take turns; for `round` and `retire` the caller sees to that.
+        """
+        with self.target.turns:
+            t0 = perf_counter()
+            cancelled = self.retire()
+            seqs = list(self.scheduler.admit(self._start))
+            if not seqs:
+                return cancelled
+            self.round(seqs, t0)
+            return cancelled + self.retire()
 
     def round(self, seqs: list[Sequence], start: float | None = None) -> None:
         """One round for some of the running ones: their texts grow together, or not at all."""

@@ -128,10 +128,11 @@ class Run:
     def _abandon(self) -> None:
         self._left = iter(())
         scheduler = self.engine.scheduler
-        for seq in [*scheduler.running, *scheduler.waiting]:
-            self.engine.cancel(seq)
-        self.engine.retire()
-        self.forget()
+        with self.model.target.turns:
+            for seq in [*scheduler.running, *scheduler.waiting]:
+                self.engine.cancel(seq)
+            self.engine.retire()
+            self.forget()
 
     def forget(self) -> None:
         """The drafter loses what it learned of these prompts only."""

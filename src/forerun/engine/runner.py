@@ -56,6 +56,7 @@ class Runner(Target):
         warm_up()
 
     def twin(self) -> Runner:
+        assert self.turns  # made before it is copied: both compute in the same buffers
         found = copy.copy(self)
         found.cache, found.num_rows = self.cache.empty(), 0
         return found

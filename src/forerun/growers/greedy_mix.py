@@ -17,7 +17,6 @@ from collections.abc import Sequence as Many
 import numpy as np
 
 from forerun.dice import Dice
-from forerun.errors import ConfigError
 from forerun.growers.base import Templated
 from forerun.template import DEFAULT, Template, grid
 from forerun.tree import IID, Proposal, TreeBuilder
@@ -32,8 +31,6 @@ class GreedyMix(Templated):
     labels = frozenset({"point", "iid"})
 
     def __init__(self, *, template: Template = DEFAULT, branching: tuple[int, ...] = ()) -> None:
-        if any(count < 1 for count in branching):
-            raise ConfigError(f"branching needs numbers of at least 1, got {branching}")
         super().__init__(template=grid(*branching) if branching else template)
 
     def choose(self, q: Proposal, count: int, dice: Dice) -> list[int]:

@@ -8,7 +8,6 @@ branching of Jeon et al., "Recursive Speculative Decoding", 2024 (RSD-C).
 from __future__ import annotations
 
 from forerun.dice import Dice
-from forerun.errors import ConfigError
 from forerun.growers.base import Templated
 from forerun.template import DEFAULT, Template, grid
 from forerun.tree import SWOR, Proposal
@@ -24,8 +23,6 @@ class Gumbel(Templated):
     law = SWOR
 
     def __init__(self, *, template: Template = DEFAULT, branching: tuple[int, ...] = ()) -> None:
-        if any(count < 1 for count in branching):
-            raise ConfigError(f"branching needs numbers of at least 1, got {branching}")
         super().__init__(template=grid(*branching) if branching else template)
 
     def choose(self, q: Proposal, count: int, dice: Dice) -> list[int]:

@@ -31,6 +31,7 @@ from forerun.tree import Proposal, Tree, TreeBuilder
 
 REWARDS = ("constant", "path", "expected")
 DROPS = ("longest", "rarest")
+MOST = 10_000  # iterations, and paths
 CONSTANT, PATH, EXPECTED = range(3)
 
 
@@ -73,9 +74,9 @@ class MonteCarlo(Grower):
         visit_all: bool = True,
         drop: str = "rarest",
     ) -> None:
-        if length < 2 or iterations < 1 or top < 1:
+        if length < 2 or not (1 <= iterations <= MOST and 1 <= top <= MOST):
             raise ConfigError(
-                "a search needs a length of 2 or more, and iterations and top of 1 or more; got "
+                f"a search needs a length of 2 or more, and iterations and top of 1 to {MOST}; got "
                 f"{length}, {iterations} and {top}"
             )
         if not (math.isfinite(c1) and c1 >= 0 and math.isfinite(c2) and c2 > 0):

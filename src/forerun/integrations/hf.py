@@ -274,13 +274,14 @@ def _drafter(model: Any, spec: str | Drafter) -> Drafter:
 
 
 def _leave(engine: Engine, seqs: list[Sequence]) -> None:
-    for seq in seqs:
-        engine.cancel(seq)
-    engine.retire()
     groups: set[Hashable] = {seq.group for seq in seqs}
     alone: set[Hashable] = {kept_key("tenant", seq.tenant) for seq in seqs if seq.tenant}
-    for group in groups | alone:
-        engine.drafter.forget(group)
+    with engine.target.turns:
+        for seq in seqs:
+            engine.cancel(seq)
+        engine.retire()
+        for group in groups | alone:
+            engine.drafter.forget(group)
 
 
 def _pad(config: Any, ends: tuple[int, ...] | list[int]) -> int:

@@ -11,7 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import ConfigError, ModelError, UnknownName, in_a_line
+from forerun.assets import MODELS
+from forerun.errors import ConfigError, ModelError, UnknownName, in_a_line, meant
 
 CONFIG = ("config.json",)  # of a hub repository: what is looked at before a model is loaded,
 TOKENIZER = ("*.json", "*.model", "*.txt", "*.jinja")  # what its tokenizer is made of,
@@ -36,7 +37,7 @@ def dtype_name(given: Any) -> str:
 
 def check_device(name: str) -> None:
     """Raises ConfigError for what is not the name of a device."""
-    if not DEVICE.fullmatch(name):
+    if not isinstance(name, str) or not DEVICE.fullmatch(name):
         raise ConfigError(
             f"expected device auto, cpu, cuda or cuda:N, got {name!r}; check the spelling"
         )
@@ -47,13 +48,19 @@ def model_folder(name: str | Path, wanted: tuple[str, ...] = WANTED) -> Path:
 
     Raises ModelError for what is neither.
     """
+    if not str(name).strip():
+        raise ModelError(
+            f"the name of the model is empty; give a folder, a hub id, or {' or '.join(MODELS)}"
+        )
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
     if folder.is_file():
         raise ModelError(f"{name} is a file; give the folder that holds config.json")
     if not is_hub_id(str(name)):
-        raise ModelError(f"there is no model folder {name}; check the path")
+        raise ModelError(
+            f"there is no model folder {name}; {meant(str(name), MODELS, 'check the path')}"
+        )
     return _fetched(str(name), wanted)
 
 
@@ -66,9 +73,10 @@ def _fetched(name: str, wanted: tuple[str, ...]) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(wanted)))
     except Exception as cause:  # the hub client raises many kinds
         first = str(cause).strip().partition("\n")[0]
+        advice = meant(name, MODELS, "check the spelling or the connection")
         raise ModelError(
             f"{name} is neither a folder here nor a model that the hub could deliver ({first}); "
-            "check the spelling or the connection"
+            f"{advice}"
         ) from cause
 
 

@@ -116,6 +116,10 @@ def choose_device(name: str) -> torch.device:
         raise ConfigError(f"device {name!r}: {in_a_line(cause)}; use cpu or cuda") from cause
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {name!r} was asked for, but torch sees no GPU; use cpu")
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, NotImplementedError) as cause:  # a kind without a device, or no such one
+        raise ConfigError(f"device {name!r}: {in_a_line(cause)}; use cpu") from cause
     return device
 
 

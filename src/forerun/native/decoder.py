@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence as Many
 from functools import cache
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from forerun.engine.work import packed
 from forerun.native import kernels
+from forerun.native.crew import Crew
 from forerun.native.layout import (
     ACTIVATIONS,
     BF16,
@@ -77,7 +79,7 @@ class NativeDecoder:
 
     def __init__(self, model: Transformer) -> None:
         self.model, c = model, model.config
-        self._kernels = kernels()
+        self._kernels, self._crew = kernels(), Crew()
         self._kept: list[Any] = []  # what the records point to
         self._buffers: dict[str, Tensor] = {}
         self._counters = np.zeros(c.num_layers + 2, dtype=np.int64)
@@ -118,7 +120,8 @@ class NativeDecoder:
         work.ids, work.positions, work.wanted = at, at + 8 * num, at + 24 * num
         work.spans = at + 32 * num
         work.num_wanted, work.num_spans = len(rows.logits), len(works)
-        work.num_threads = torch.get_num_threads()
+        most = torch.get_num_threads()
+        work.num_threads = self._crew.size(most)
         work.rope = self._rope_table(rows.top)
         work.cells, work.head_stride = cache.address, cache.strides[4]
         work.layer_stride, work.slot_stride = cache.strides[0], slots
@@ -129,9 +132,11 @@ class NativeDecoder:
         embed = None if table is None else table.contiguous()
         self._record.embed = self._embed if embed is None else embed.data_ptr()
         self._counters[:] = 0
+        start = perf_counter()
         self._kernels.library.forerun_pass(  # type: ignore[union-attr]
             self._kernels.level, self._record, work, at + 16 * num, self._counters_at
         )
+        self._crew.took(num, perf_counter() - start, most)
         hidden = self._no_hidden if wide is None else wide.to(self.model.dtype)
         return hidden, rows.logits[:, : c.vocab_size]
 

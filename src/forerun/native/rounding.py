@@ -17,7 +17,7 @@ class Rounding:
     @classmethod
     def parse(cls, text: str) -> Rounding:
         """From "auto", "int8" or "int8:128"."""
-        name, _, scaled = text.partition(":")
+        name, _, scaled = str(text).partition(":")
         if text == "auto":
             return cls()
         if name != "int8" or (scaled and not scaled.isdecimal()):

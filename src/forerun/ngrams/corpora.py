@@ -128,14 +128,15 @@ def fingerprint(tokenizer: Tokenizer | None) -> str:
 
 
 def _text_of(path: Path, number: int, line: str) -> str:
+    why = ""
     try:
         record: Any = parsed(line)
-    except ValueError:
-        record = None
+    except ValueError as error:
+        record, why = None, f" ({error})"
     if not isinstance(record, dict) or not isinstance(record.get("text"), str):
         raise DataError(
-            f'{path}, line {number}: expected a JSON object with "text", got {line[:40]!r}; give '
-            "plain text another file name than .jsonl"
+            f'{path}, line {number}: expected a JSON object with "text", got {line[:40]!r}{why}; '
+            "give plain text another file name than .jsonl"
         )
     return record["text"]
 

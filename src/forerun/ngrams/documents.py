@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from forerun.errors import ConfigError, DataError
-from forerun.files import parsed
+from forerun.files import check_text, parsed
 
 SPLITS = ("file", "paragraph", "line")
 
@@ -61,9 +61,10 @@ class Reading:
 
 
 def list_sources(paths: Iterable[str | Path]) -> list[Path]:
-    """Files in a fixed order; a folder gives what is below it. Raises DataError if one is missing.
+    """Files in a fixed order; a folder gives what is below it.
 
-    A Hugging Face dataset folder counts as one source. Hidden files are left out.
+    A Hugging Face dataset folder counts as one source. Hidden files are left out. Raises DataError
+    for one that is missing, or has a name that could not be kept.
     """
     found: list[Path] = []
     for path in map(Path, paths):
@@ -72,6 +73,8 @@ def list_sources(paths: Iterable[str | Path]) -> list[Path]:
         found += [path] if path.is_file() or is_dataset(path) else _below(path)
     if not found:
         raise DataError("expected files to index, found none; give files, or folders that hold any")
+    for path in found:
+        check_text(f"the file name {str(path)!r}", str(path))
     return list(dict.fromkeys(found))
 
 

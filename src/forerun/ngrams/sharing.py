@@ -12,6 +12,7 @@ from forerun.records import Sequence
 
 SCOPES = ("request", "group", "tenant", "global")
 WIDE = ("tenant", "global")  # memories of these outlive sequences
+MOST_MB = 1 << 30  # of a budget
 FAR = 0.75  # of the budget, at most, for a memory behind others: they need room beside it
 
 
@@ -97,6 +98,13 @@ class Memories:
 
     def _new(self) -> LogitMemory:
         return LogitMemory(context=self.context, entries=self.entries, budget=self.budget)
+
+
+def in_bytes(mb: float, name: str = "budget_mb") -> int:
+    """Bytes of so many MiB. Raises ConfigError for what is no size of a memory."""
+    if not 0 < mb <= MOST_MB:
+        raise ConfigError(f"{name} must be above 0 and at most {MOST_MB}, got {mb:g}; 64 is usual")
+    return int(mb * 2**20)
 
 
 def check_scope(scope: str) -> None:

@@ -46,9 +46,11 @@ def read_passages(path: Path | str) -> list[Passage]:
         try:
             record = parsed(line)
             title, body = str(record["title"]), str(record["body"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError) as error:
+            why = f" ({error})" if isinstance(error, ValueError) else ""
             raise DataError(
-                f'{path}, line {number}: expected {{"title": ..., "body": ...}}, got {line[:60]!r}'
+                f'{path}, line {number}: expected {{"title": ..., "body": ...}}, got '
+                f"{line[:60]!r}{why}"
             ) from None
         out.append(Passage(title, body, str(record.get("held_out", ""))))
     if not out:

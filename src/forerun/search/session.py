@@ -142,10 +142,11 @@ class Session:
 
     def close(self) -> None:
         """Frees everything; the n-grams of the prompt's trajectories are forgotten."""
-        self.cancel_all()
-        self.engine.retire()
-        self.keep([])
-        self._forget()
+        with self.engine.target.turns:
+            self.cancel_all()
+            self.engine.retire()
+            self.keep([])
+            self._forget()
 
     def text(self, seq: Sequence) -> str:
         """Generated text of an ended sequence, up to a stop string."""
@@ -160,8 +161,9 @@ class Session:
     def keep(self, stems: Iterable[list[int]]) -> None:
         """The cells of these token lists, and of no others, stay for sequences to come."""
         wanted = {id(tokens) for tokens in stems}
-        for key in [key for key in self._pins if key not in wanted]:
-            self.engine.target.release(self._pins.pop(key))
+        with self.engine.target.turns:
+            for key in [key for key in self._pins if key not in wanted]:
+                self.engine.target.release(self._pins.pop(key))
 
     def hold(self, seq: Sequence) -> None:
         """Keeps the cells of an ended sequence until `keep` lets them go, if there is room."""
@@ -169,7 +171,8 @@ class Session:
         if cache is None or len(self._pins) >= cache.max_slots - self.engine.scheduler.max_seqs:
             return
         holder = replace(seq, logprobs=[])
-        cache.sync(holder)
+        with self.engine.target.turns:
+            cache.sync(holder)
         self._pins[id(seq.tokens)] = holder
 
     def note(self, text: str) -> None:

@@ -118,8 +118,9 @@ def superposed(
     tokens = model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
     if prompt == "" or not tokens:
         raise DataError("the prompt is empty; give it at least one token")
-    stream = MixedStream(model.target)
-    found = drafts_of(stream, tokens, ngrams, how, max_new_tokens, model.tokenizer.eos_ids)
+    with model.target.turns:
+        stream = MixedStream(model.target)
+        found = drafts_of(stream, tokens, ngrams, how, max_new_tokens, model.tokenizer.eos_ids)
     drafts = [Draft(d.tokens, d.score, model.tokenizer.decode(d.tokens), d.finish) for d in found]
     text = prompt if isinstance(prompt, str) else model.tokenizer.decode(tokens)
     return Superposed(text, drafts, stream.num_passes)
@@ -214,8 +215,9 @@ def rescored(model: Model, prompt: str | Many[int], drafts: Many[Draft]) -> list
                 where[prefix] = builder.add(prefix[-1], path[-1])
             path.append(where[prefix])
         paths.append(path)
-    rows = model.target.forward([seq], [builder.build()], frozenset())[0]
-    model.target.release(seq)
+    with model.target.turns:
+        rows = model.target.forward([seq], [builder.build()], frozenset())[0]
+        model.target.release(seq)
     laws = {node: log_softmax(rows.row(node)) for path in paths for node in path[:-1]}
     return [
         [float(laws[node][token]) for node, token in zip(path, draft.tokens, strict=False)]

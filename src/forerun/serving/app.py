@@ -32,7 +32,12 @@ def create_app(service: Service) -> FastAPI:
         await asyncio.to_thread(service.worker.join, 5.0)  # a step may be under way
 
     app = FastAPI(
-        title="forerun", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
+        title="forerun",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
     )
     app.add_middleware(
         Limits,

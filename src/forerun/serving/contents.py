@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Any
 
 from forerun.serving.errors import bad
@@ -12,26 +15,37 @@ def prompt_list(prompt: str | list[Any]) -> list[str | list[int]]:
     """A list of texts or of lists of ids, whatever form came."""
     if isinstance(prompt, str):
         return [prompt]
-    if prompt and all(type(item) is int for item in prompt):
-        return [prompt]
-    for item in prompt:
-        is_ids = isinstance(item, list) and item and all(type(token) is int for token in item)
-        if not (isinstance(item, str) or is_ids):
-            raise bad(
-                "prompt must be a text, a list of token ids, or a list of texts or of such lists; "
-                f"got {str(item)[:40]!r} in the list",
-                "prompt",
-            )
     if not prompt:
         raise bad("the prompt is an empty list; give it at least one text", "prompt")
-    return prompt
+    is_one = _is_id(prompt[0])
+    for at, item in enumerate(prompt):
+        if not (_is_id(item) if is_one else _is_prompt(item)):
+            raise bad(
+                "prompt must be a text, a list of token ids, or a list of texts or of such lists; "
+                f"got {json.dumps(item)[:40]} at position {at} of "
+                f"{'token ids' if is_one else 'the list'}",
+                "prompt",
+            )
+    return [prompt] if is_one else prompt
+
+
+def _is_id(item: Any) -> bool:
+    return type(item) is int  # which true and false are not
+
+
+def _is_prompt(item: Any) -> bool:
+    return isinstance(item, str) or isinstance(item, list) and item != [] and all(map(_is_id, item))
 
 
 def plain_message(i: int, message: Message) -> dict[str, str]:
     """Role, text and name of message i. Raises ApiError for what is no text; "" is one."""
     where = f"messages.{i}"
-    if message.tool_calls or message.function_call or message.audio:
-        raise bad(f"{where}: tool calls and audio are not supported", where, "unsupported_value")
+    if message.tool_calls or message.function_call or message.annotations or message.audio:
+        raise bad(
+            f"{where}: tool calls, annotations and audio are not supported",
+            where,
+            "unsupported_value",
+        )
     if not message.content and message.content != "":
         came = "null" if message.content is None else "an empty list"
         raise bad(
@@ -58,6 +72,21 @@ def plain_text(content: str | list[Part], where: str) -> str:
         if part.text is None:
             raise bad(f"{where}.{i}.text is required in a part of type 'text'", f"{where}.{i}.text")
     return "".join(part.text or "" for part in content)
+
+
+def left_out(
+    roles: Collection[str],
+    messages: list[dict[str, str]],
+    text: str,
+    show: Callable[[list[dict[str, str]]], str],
+) -> bool:
+    """Whether there are messages of these roles and a template makes their `text` without them."""
+    others = [message for message in messages if message["role"] not in roles]
+    if len(others) == len(messages):
+        return False
+    with suppress(Exception):  # templates are programs of their own
+        return text == (show(others) if others else "")
+    return False
 
 
 def token_id(key: str, vocab: int) -> int:

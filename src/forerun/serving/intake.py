@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-from contextlib import suppress
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -15,7 +14,7 @@ from pydantic import ValidationError
 from forerun.engine.api import Model
 from forerun.errors import CapacityError, ConfigError, ForerunError
 from forerun.sampling import Sampling
-from forerun.serving.contents import plain_message, plain_text, prompt_list, token_id
+from forerun.serving.contents import left_out, plain_message, plain_text, prompt_list, token_id
 from forerun.serving.errors import ApiError, bad, unknown
 from forerun.serving.jobs import Job
 from forerun.serving.methods import Methods
@@ -33,6 +32,7 @@ from forerun.serving.settings import Settings
 
 log = logging.getLogger("forerun.serving")
 FIRST = "system", "developer"  # roles of messages that say how to answer
+RESULTS = "tool", "function"  # roles of messages that answer the model's calls
 DEFAULT_TOKENS = 16  # of /v1/completions, as OpenAI has it; a chat may fill the context
 RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 PLAIN = (
@@ -63,6 +63,8 @@ def parse(kind: type[Body], body: bytes) -> Body:
             raise bad(
                 f"{name} is not supported by this server; leave it out", name, "unsupported_value"
             )
+    if request.stream_options is not None and not request.stream:
+        raise bad("stream_options needs stream to be true", "stream_options")
     return request
 
 
@@ -75,7 +77,7 @@ class Intake:
         self.model, self.methods, self.settings = model, methods, settings
         self.can_predict = can_predict  # whether the verifier judges copied drafts
         self.sizes = Sizes(model.tokenizer)
-        self._has_told = False  # that system messages are left out
+        self._has_told = False  # that messages of FIRST are left out
 
     def completion(self, request: CompletionRequest, tenant: str) -> Job:
         """The job of /v1/completions. Raises ApiError."""
@@ -107,8 +109,6 @@ class Intake:
         source: str,
     ) -> Job:
         """source: the field that the prompts came in."""
-        if max_tokens is None and source == "prompt":
-            max_tokens = DEFAULT_TOKENS
         longest = max(map(len, prompts))
         is_new = getattr(request, "max_completion_tokens", None) is not None
         limit = "max_completion_tokens" if is_new else "max_tokens"
@@ -130,7 +130,7 @@ class Intake:
             nodes=nodes,
             prediction=prediction,
             streams=bool(request.stream),
-            traces=spec.trace,
+            traces=bool(spec.trace),
         )
 
     def _sampling(self, request: Shared, length: int, logprobs: int | None) -> Sampling:
@@ -224,14 +224,16 @@ class Intake:
 
     def _check_context(self, longest: int, max_tokens: int | None, source: str, limit: str) -> int:
         """How many tokens may come. Raises ApiError 400 if they do not fit."""
-        context = self.model.target.context
+        context, unasked = self.model.target.context, ""
+        if max_tokens is None and source == "prompt":
+            max_tokens, unasked = DEFAULT_TOKENS, " unless max_tokens says otherwise"
         if longest >= context:
             raise self._too_long(f"the prompt has {longest} tokens", source)
         if max_tokens is not None and longest + max_tokens > context:
             raise bad(
                 f"this model's context is {context} tokens, but the prompt has {longest} and "
-                f"{max_tokens} are to be generated, {longest + max_tokens} in all; ask for at most "
-                f"{context - longest}, or shorten the prompt",
+                f"{max_tokens} are to be generated{unasked}, {longest + max_tokens} in all; ask "
+                f"for at most {context - longest}, or shorten the prompt",
                 limit,
                 "context_length_exceeded",
             )
@@ -277,25 +279,37 @@ class Intake:
             raise bad(
                 f"the model's chat template refuses these messages: {str(error)[:300]}", "messages"
             ) from None
-        self._tell_unread(found, text)
+        self._check_shown(found, text)
         tokens = self._encode(text, "messages", special=False)
         if not tokens:
-            raise bad("the messages make an empty prompt", "messages")
+            roles = " or ".join(sorted({message.role for message in messages}))
+            raise bad(
+                "the messages make an empty prompt: the model's chat template shows none of role "
+                f"{roles}; add one that it shows, as a user's",
+                "messages",
+            )
         return tokens
 
-    def _tell_unread(self, messages: list[dict[str, str]], text: str) -> None:
-        """Logs, once, that the template leaves system messages out; clients send them by habit."""
-        others = [message for message in messages if message["role"] not in FIRST]
-        if self._has_told or len(others) == len(messages):
-            return
-        with suppress(Exception):  # templates are programs of their own
-            if self.model.tokenizer.chat_text(others) == text:
-                self._has_told = True
-                log.warning(
-                    "the chat template of %s has no place for system messages: they are accepted "
-                    "and not shown to the model (said once)",
-                    self.settings.name,
-                )
+    def _check_shown(self, messages: list[dict[str, str]], text: str) -> None:
+        """Raises ApiError 400 where the template leaves out what tools said.
+
+        Of system messages, which clients send by habit, the log says so once.
+        """
+        show = self.model.tokenizer.chat_text
+        if left_out(RESULTS, messages, text, show):
+            raise bad(
+                "the model's chat template has no place for messages of tools and functions; say "
+                "what they hold in a user message",
+                "messages",
+                "unsupported_value",
+            )
+        if not self._has_told and left_out(FIRST, messages, text, show):
+            self._has_told = True
+            log.warning(
+                "the chat template of %s has no place for system messages: they are accepted "
+                "and not shown to the model (said once)",
+                self.settings.name,
+            )
 
     def _encode(self, text: str, source: str, special: bool = True) -> list[int]:
         """Ids of a text. Raises ApiError, soon, for one that is too long by far."""

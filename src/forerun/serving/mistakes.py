@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from forerun.files import once
 from forerun.serving.errors import ApiError, bad, unknown
 
 Place = tuple[int | str, ...]
@@ -62,15 +63,10 @@ def of_validation(error: ValidationError, kind: type[BaseModel]) -> ApiError:
 
 def check_keys(body: bytes) -> None:
     """Raises ApiError 400 for a JSON object that has a key twice, of which pydantic sees one."""
-    json.loads(body, object_pairs_hook=_once, parse_int=len)  # no number is of interest
-
-
-def _once(pairs: list[tuple[str, Any]]) -> None:
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            raise bad(f"the body has the key {key[:40]!r} twice in one object; leave one out")
-        seen.add(key)
+    try:
+        json.loads(body, object_pairs_hook=once, parse_int=len)  # no number is of interest
+    except ValueError as error:
+        raise bad(f"the body: {error}") from None
 
 
 def _rank(mistake: Any) -> tuple[int, int]:

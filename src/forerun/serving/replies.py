@@ -24,6 +24,7 @@ class Reply(ABC):
     fingerprint: str
     pieces: Pieces
     created: int = field(default_factory=lambda: int(time.time()))
+    num_sent: int = 0  # tokens that chunks have brought
 
     prefix = ""  # of ids
     whole_object = ""
@@ -49,11 +50,19 @@ class Reply(ABC):
         choices = [self.choice(i, found) | self.traced(found) for i, found in of.items()]
         return self._frame(self.whole_object, choices) | {"usage": usage(end.count)} | self._on(end)
 
+    def more(self, piece: Piece) -> dict[str, Any]:
+        """The chunk of one piece."""
+        self.num_sent += len(piece.tokens)
+        return self.chunk([self.delta(piece) | self.traced([piece])])
+
     def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         """One chunk of a stream."""
-        options = self.request.stream_options
-        extra = {"usage": None} if options and options.include_usage else {}
-        return self._frame(self.chunk_object, choices) | extra
+        options, frame = self.request.stream_options, self._frame(self.chunk_object, choices)
+        if not (options and options.include_usage):
+            return frame
+        prompt = sum(map(len, self.job.prompts))
+        counts = totals(prompt, self.num_sent) if options.continuous_usage_stats else None
+        return frame | {"usage": counts}
 
     def closing(self, end: End) -> list[dict[str, Any]]:
         """Chunks that come after all text: the counts, if they are wanted."""
@@ -171,15 +180,21 @@ class ChatReply(Reply):
 
 def usage(count: Count) -> dict[str, Any]:
     """Tokens as OpenAI counts them."""
-    return {
-        "prompt_tokens": count.prompt,
-        "completion_tokens": count.completion,
-        "total_tokens": count.prompt + count.completion,
+    return totals(count.prompt, count.completion) | {
         "prompt_tokens_details": {"cached_tokens": count.cached},
         "completion_tokens_details": {
             "accepted_prediction_tokens": count.accepted_prediction,
             "rejected_prediction_tokens": count.rejected_prediction,
         },
+    }
+
+
+def totals(prompt: int, completion: int) -> dict[str, Any]:
+    """What is known of them before the end."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
     }
 
 

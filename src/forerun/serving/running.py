@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 
 from forerun.dice import SeededDice
@@ -28,11 +28,13 @@ class Choice:
     trace: Trace | None = None  # if the client asked for one
 
     def news(self, stops: Stops) -> Piece | None:
-        """What became certain since the last call; None if nothing did."""
+        """What became certain since the last call, in whole tokens; None if nothing did."""
         text, begins = stops.text(self.seq), stops.begins(self.seq)
         is_final = self.seq.finish is not None
         tokens = self.seq.generated
-        # a token belongs to the certain text if it begins there: no stop string can take it back
+        if self.seq.sampling.stop and begins and not is_final:
+            # a token waits whole while a stop string may take back its end
+            text = text[: begins[bisect_right(begins, len(text)) - 1]]
         stop = len(tokens) if is_final else bisect_left(begins, len(text))
         start, piece = self.num_tokens, text[self.num_chars :]
         if not piece and not is_final:

@@ -28,8 +28,8 @@ class Speculation(_Strict):
 
     method: str | None = None
     max_nodes: int | None = Field(default=None, ge=0)
-    statistics: bool = False
-    trace: bool = False
+    statistics: bool | None = None
+    trace: bool | None = None
 
 
 class Part(_Strict):
@@ -54,11 +54,11 @@ class Prediction(_Strict):
 
 
 class StreamOptions(_Strict):
-    """include_usage: one more chunk with the counts."""
+    """include_usage: one more chunk with the counts. continuous_usage_stats: and all the others."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
     include_obfuscation: bool | None = None
-    continuous_usage_stats: bool = False
+    continuous_usage_stats: bool | None = None
 
 
 class Message(_Strict):
@@ -71,6 +71,7 @@ class Message(_Strict):
     tool_calls: list[Any] | None = None
     function_call: Any = None
     refusal: str | None = None
+    annotations: list[Any] | None = None
     audio: Any = None
 
 

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forerun.errors import ConfigError
 from forerun.serving.app import create_app
@@ -52,8 +52,9 @@ class Drained(uvicorn.Server):
     ) -> None:
         super().__init__(
             uvicorn.Config(
-                _with_head(app),
-                log_level="warning",
+                _polite(app),
+                ws="none",
+                log_level="error",  # its warnings are of what clients do wrong
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=IDLE,
@@ -157,6 +158,11 @@ def bound(host: str, port: int) -> list[socket.socket]:
 
     host: a name may have several addresses. port: 0 takes a free one. Raises ConfigError.
     """
+    if not host:
+        raise ConfigError(
+            "--host must be an address or a name, got ''; 127.0.0.1 is this machine alone, 0.0.0.0 "
+            "all of its addresses"
+        )
     if not 0 <= port <= 65535:
         raise ConfigError(f"--port must be in 0..65535, got {port}; 0 takes a free one")
     found: list[socket.socket] = []
@@ -192,7 +198,7 @@ def _addresses(host: str, port: int) -> list[Any]:
     """Families and addresses of a host's name."""
     kind, flags = socket.SOCK_STREAM, socket.AI_PASSIVE
     try:
-        return list(dict.fromkeys(socket.getaddrinfo(host or None, port, type=kind, flags=flags)))
+        return list(dict.fromkeys(socket.getaddrinfo(host, port, type=kind, flags=flags)))
     except (OSError, ValueError) as fault:  # ValueError: no name at all
         raise _unheard(host, port, fault) from None
 
@@ -205,11 +211,15 @@ def _unheard(host: str, port: int, fault: Exception) -> ConfigError:
     )
 
 
-def _with_head(app: ASGIApp) -> ASGIApp:
-    """HEAD is answered as GET; uvicorn leaves out the body."""
+def _polite(app: ASGIApp) -> ASGIApp:
+    """HEAD is answered as GET, uvicorn leaves out the body; who has gone is not written to."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_and_look(message: Message) -> None:
+            await send(message)
+            await asyncio.sleep(0)  # the loop tells of a lost connection between two pieces
+
         is_head = scope["type"] == "http" and scope["method"] == "HEAD"
-        await app({**scope, "method": "GET"} if is_head else scope, receive, send)
+        await app({**scope, "method": "GET"} if is_head else scope, receive, send_and_look)
 
     return answer

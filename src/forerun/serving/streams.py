@@ -63,7 +63,7 @@ class Answerer:
             for chunk in reply.opening():
                 yield sse(chunk)
             while isinstance(event, Piece):
-                yield sse(reply.chunk([reply.delta(event) | reply.traced([event])]))
+                yield sse(reply.more(event))
                 event = await self._next(job)
             if isinstance(event, ApiError):
                 raise event

@@ -6,7 +6,7 @@ were rejected, a bonus where a path was accepted down to its leaf, plain where n
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,7 +36,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Span:
-    """Text of one token, or the part of it that is new; `drafter` is empty unless accepted."""
+    """Text of one token; `drafter` is empty unless accepted."""
 
     text: str
     kind: str
@@ -73,14 +73,13 @@ class Trace:
     def news(self, text: str, begins: list[int], start: int) -> News:
         """Spans of text[start:] and the steps since the last call.
 
-        begins: where the text of each token begins.
+        begins: where the text of each token begins, as that of one does at `start`.
         """
         rounds, self._rounds = self._rounds, []
         spans = []
-        for k in range(max(0, bisect_right(begins, start) - 1), len(begins)):
+        for k in range(bisect_left(begins, start), len(begins)):
             stop = begins[k + 1] if k + 1 < len(begins) else len(text)
-            part = text[max(start, begins[k]) : stop]
-            if part:
+            if part := text[begins[k] : stop]:
                 spans.append(Span(part, *(self._of[k] if k < len(self._of) else (PLAIN, ""))))
         return News(spans, rounds)
 

@@ -117,15 +117,18 @@ class WorkerProcess:
                 assert pipe
                 pipe.close()
 
-    def tail(self, count: int = LAST) -> str:
-        """The last lines that it wrote to stderr; if an exception came before them, what led to it.
+    def tail(self) -> str:
+        """The last lines that it wrote to stderr; half of them, if an exception came before those,
+        and as many that led to it.
 
-        Progress and farewells of libraries often follow it.
+        What follows an exception may be farewells of libraries, or what ended the process.
         """
         lines = [line for line in [*self.stderr] if line.strip()]  # of a copy: it may grow
         raised = [i for i, line in enumerate(lines) if RAISED.fullmatch(line)]
-        end = raised[-1] + 1 if raised and raised[-1] < len(lines) - count else len(lines)
-        return "\n".join(lines[:end][-count:])
+        if raised and raised[-1] < len(lines) - LAST:
+            half = LAST // 2
+            lines = [*lines[: raised[-1] + 1][-half:], "...", *lines[-half:]]
+        return "\n".join(lines[-LAST:])
 
     def _answer(self, verb: str, timeout: float) -> dict[str, Any]:
         try:

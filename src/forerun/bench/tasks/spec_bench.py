@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forerun.bench.spec_bench import MT_BENCH, Question, read_questions
+from forerun.bench.spec_bench import MT_BENCH, read_questions
 from forerun.errors import UnknownName
 
 from .base import Example, plain_text
@@ -47,7 +47,7 @@ class SpecBenchTask:
         turns = tuple(part for asked in question.turns[:turn] for part in (asked, ""))
         turns += (question.turns[turn],)
         return Example(
-            turn_id(question, turn),
+            question.turn_ids[turn],
             plain_text(turns),
             "",
             reference=question.reference[turn] if turn < len(question.reference) else "",
@@ -63,8 +63,3 @@ class SpecBenchTask:
     def read(self, text: str) -> None:
         """No final answer to vote on."""
         return None
-
-
-def turn_id(question: Question, turn: int) -> str:
-    """ "81.1" for the first turn of question 81."""
-    return f"{question.id}.{turn + 1}"

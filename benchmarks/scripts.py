@@ -1,16 +1,20 @@
-"""What the scripts of `benchmarks/` share: types of their options, and a quiet end."""
+"""What the scripts here share: types of their options, and how they end."""
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from subprocess import CalledProcessError
 from typing import NoReturn
 
 from forerun.errors import ForerunError, in_a_line
+
+SKIPPED = 77  # exit status: what is needed is not here, and `make bench` goes on
 
 
 def count(text: str) -> int:
@@ -48,21 +52,37 @@ def pattern(text: str) -> re.Pattern[str]:
         raise argparse.ArgumentTypeError(f"{text!r} is no pattern: {error}") from None
 
 
+def skip(why: str) -> NoReturn:
+    """Ends a script that lacks what it needs."""
+    print(f"skipped: {why}", file=sys.stderr)
+    sys.exit(SKIPPED)
+
+
 def run(main: Callable[[], int | None]) -> NoReturn:
     """Runs a script and ends the process with its status.
 
     2 and a line for what its user can mend, that of a command which failed and said why, 130 and a
-    line for Ctrl-C.
+    line for Ctrl-C, 141 where nobody reads the output.
     """
     try:
         status = main()
+        sys.stdout.flush()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         status = 130
+    except BrokenPipeError:  # the reader has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 141
     except CalledProcessError as error:
-        print(f"error: a command ended with status {error.returncode}", file=sys.stderr)
-        status = error.returncode
+        status = _of_command(error.returncode)
     except (ForerunError, OSError) as error:
         print(f"error: {in_a_line(error, 2000)}", file=sys.stderr)
         status = 2
     sys.exit(status)
+
+
+def _of_command(code: int) -> int:
+    """Tells how a command ended; as a shell, 128 and more for a signal, and never SKIPPED."""
+    how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
+    print(f"error: a command ended {how}", file=sys.stderr)
+    return 128 - code if code < 0 else 1 if code == SKIPPED else code

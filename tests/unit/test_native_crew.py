@@ -1,0 +1,86 @@
+"""Threads of a pass on machines that are made up: what a pass takes by how many, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from forerun.native import crew
+from forerun.native.crew import Crew
+
+Machine = Callable[[int, float], tuple[float, float]]  # threads, clock -> seconds, halts in a pass
+
+
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[int, float]]:
+    """Runs passes of one row until a time; gives the seconds that passes of each size have had."""
+    halted, held = [0.0], Crew()
+    clock = [0.0]
+    monkeypatch.setattr(crew, "_switches", lambda: halted[0])
+
+    def run(machine: Machine, until: float, most: int = 2, rows: int = 1) -> dict[int, float]:
+        spent = dict[int, float]()
+        while clock[0] < until:
+            size = held.size(most)
+            seconds, halts = machine(size, clock[0])
+            halted[0] += halts
+            clock[0] += seconds
+            spent[size] = spent.get(size, 0.0) + seconds
+            held.took(rows, seconds, most)
+        return spent
+
+    return run
+
+
+def quiet(size: int, clock: float) -> tuple[float, float]:
+    return 0.0001 + 0.0018 / size, 0.0
+
+
+def halting(size: int, clock: float) -> tuple[float, float]:
+    """Another program has two of three turns of 4 ms on the last core."""
+    seconds, _ = quiet(size, clock)
+    is_halted = size > 1 and clock % 0.012 < 0.008
+    return (seconds + 0.004, 20.0) if is_halted else (seconds, 0.0)
+
+
+def test_threads_are_fewer_while_another_program_takes_a_core(sizes) -> None:
+    assert sizes(quiet, 1.0) == {2: pytest.approx(1.0, abs=0.01)}, "nothing is tried without need"
+    busy = sizes(halting, 3.0)
+    assert busy[1] > 1.5
+    assert sizes(quiet, 9.0)[2] > 5.5, "as soon as it has gone all are back"
+
+
+def test_who_begins_on_a_busy_machine_has_never_seen_a_fast_pass(sizes) -> None:
+    def always(size: int, clock: float) -> tuple[float, float]:
+        return (0.027, 90.0) if size > 1 else (0.016, 1.0)
+
+    assert sizes(always, 10.0)[1] > 8.0
+
+
+def test_what_makes_all_slow_changes_nothing(sizes) -> None:
+    """As a neighbour who takes memory's bandwidth: fewer threads are no faster."""
+
+    def crowded(size: int, clock: float) -> tuple[float, float]:
+        return 4 * quiet(size, clock)[0], 0.0
+
+    sizes(quiet, 1.0)
+    assert sizes(crowded, 11.0).get(1, 0.0) < 0.5
+
+
+def test_threads_are_halved_as_far_as_that_helps(sizes) -> None:
+    def machine(size: int, clock: float) -> tuple[float, float]:
+        return (0.008 / size, 0.0) if size <= 2 else (0.004 * size, 10.0 * size)
+
+    spent = sizes(machine, 5.0, most=8)
+    assert spent[2] > 2.5 and spent.keys() == {8, 4, 2}
+
+
+def test_one_thread_and_long_passes_are_left_alone(sizes) -> None:
+    assert set(sizes(halting, 2.0, most=1)) == {1}
+    assert set(sizes(halting, 4.0, rows=512)) == {2}
+
+
+def test_where_the_system_counts_no_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "getrusage", None)
+    assert crew._switches() == 0

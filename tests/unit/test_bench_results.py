@@ -457,9 +457,18 @@ def test_a_wrong_field_of_the_manifest_is_told_in_words(folder: Path) -> None:
         ({"sampling": {"heat": 1}}, "field 'sampling': unknown field 'heat'; known: banned_"),
         ({"sampling": {"top": 1}}, "field 'sampling': unknown field 'top'; did you mean"),
         ({"sampling": {"logit_bias": {"x": 1}}}, "logit_bias must map token ids to biases, got"),
-        ({"sampling": {"logit_bias": [1]}}, "logit_bias must be token id -> finite bias, got [1]"),
-        ({"sampling": {"stop": 1.5}}, "field 'sampling': stop must be non-empty texts, got 1.5"),
-        ({"sampling": {"presence_penalty": ENDLESS}}, "presence_penalty must be a finite number"),
+        (
+            {"sampling": {"logit_bias": [1]}},
+            "logit_bias must be token id -> bias within 1e30, got [1]",
+        ),
+        (
+            {"sampling": {"stop": 1.5}},
+            "field 'sampling': stop must be non-empty texts in UTF-8, got 1.5",
+        ),
+        (
+            {"sampling": {"presence_penalty": ENDLESS}},
+            "presence_penalty must be a number within 1e30",
+        ),
         ({"tasks": {}}, "field 'tasks': their number takes whole numbers from 1"),
         ({"tasks": {"a": {}}}, "'tasks': 'a' takes an object with 'examples' and 'hash', got {}"),
         *(

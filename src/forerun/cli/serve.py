@@ -114,7 +114,7 @@ def command(
 ) -> int:
     """Serve a model over HTTP, in OpenAI's form."""
     with ending_at_once(UNSERVED):  # imports and kernels that are loaded may drop a Ctrl-C
-        _check(replicas, context, dtype, device)
+        _check(replicas, context, device)
         settings = _settings(ctx.params)
         keys, template = _keys(api_keys), _template(chat_template, model)
         from forerun.serving.server import bound
@@ -227,11 +227,10 @@ def _run(server: Drained) -> int:
     return 0
 
 
-def _check(replicas: int, context: int | None, dtype: str, device: str) -> None:
+def _check(replicas: int, context: int | None, device: str) -> None:
     """What can be refused before anything is imported or loaded. Raises ConfigError."""
     from forerun.models import folder
 
-    folder.dtype_name(dtype)
     folder.check_device(device)
     if context is not None and context < LEAST_CONTEXT:
         raise ConfigError(

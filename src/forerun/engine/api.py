@@ -91,7 +91,9 @@ class Model:
     def stream(
         self, prompts: Prompts, sampling: Samplings = None, **options: Any
     ) -> Iterator[Event]:
-        """Text as it becomes certain, trajectory by trajectory; with a batch, interleaved."""
+        """Text as it becomes certain. `options` are those of `generate`, but `batch` is 1 unless
+        told: one trajectory after the other, where several at once make more tokens a second.
+        """
         return self.run(prompts, sampling, **{"batch": 1} | options).events()
 
     def run(
@@ -126,10 +128,14 @@ class Model:
         if unknown:
             known = {*Sampling.__dataclass_fields__, "drafter", "verifier", "controller", "batch"}
             raise UnknownName.of("option", unknown[0], known)
-        if batch is not None and not (isinstance(batch, Integral) and batch >= 1):
+        if batch is not None and (
+            isinstance(batch, bool) or not isinstance(batch, Integral) or batch < 1
+        ):
             raise ConfigError(
                 f"batch must be at least 1, a whole number, got {batch}; 1 runs one at a time"
             )
+        if not isinstance(tenant, str):
+            raise ConfigError(f"tenant must be a string, got {tenant!r}; '' is for one alone")
         texts = _as_list(prompts)
         given = _as_samplings(sampling)
         given = given * len(texts) if len(given) == 1 else given

@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from forerun.errors import CapacityError, ConfigError, ForerunError, LawError, nearest
+from forerun.errors import CapacityError, ConfigError, ForerunError, LawError, meant
 
 TYPES = {
     400: "invalid_request_error",
@@ -81,8 +81,7 @@ def bad(message: str, param: str | None = None, code: str | None = None) -> ApiE
 def unknown(kind: str, name: str, known: Iterable[str], **fields: Any) -> ApiError:
     """A name that does not exist, with the nearest ones or all."""
     known = sorted(known)
-    near = nearest(name, known)
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {known}"
+    hint = meant(name, known, f"known: {', '.join(known)}")
     shown = name if len(name) <= 80 else name[:77] + "..."
     return ApiError(fields.pop("status", 400), f"unknown {kind} {shown!r}; {hint}", **fields)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,9 @@ import pytest
 
 # what tests measure of their models' cost stays out of the user's cache, and is measured once
 os.environ.setdefault("FORERUN_CACHE", tempfile.mkdtemp(prefix="forerun-tests-"))
+
+# a shell that starts tests in the background lets them ignore Ctrl-C, and their processes with them
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -163,20 +163,24 @@ class Kept:
         return Memory(self.path, snapshot, self.origin)
 
     def __enter__(self) -> Kept:
-        self.drafter.keep(self.origin.tenant)
+        with self._turns:
+            self.drafter.keep(self.origin.tenant)
         files.check_place(self.path)
         self._check_owner()
         if self.path.exists():
             self.before = self.load()
-        self.drafter.kept |= {self.origin.tenant}
+        with self._turns:
+            self.drafter.kept |= {self.origin.tenant}
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self.drafter.kept -= {self.origin.tenant}
+        with self._turns:
+            self.drafter.kept -= {self.origin.tenant}
         try:
             with uninterrupted():
                 self.after = self.save()
-                self.drafter.let_go(self.origin.tenant)
+                with self._turns:
+                    self.drafter.let_go(self.origin.tenant)
         except Exception as failure:  # what ended the block goes on; both are told
             if error is None:
                 raise

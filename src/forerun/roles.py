@@ -8,8 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Hashable, Iterator
 from collections.abc import Sequence as Many
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -37,10 +36,12 @@ class Target(ABC):
     cost: Cost | None = None  # of steps, likewise
     gives: frozenset[str] = frozenset({"hidden", "probes"})  # of what others may need of a pass
 
-    @cached_property
-    def turns(self) -> Turns:
-        """Held for a step, or for whatever else uses it, its twins, or who drafts for them."""
-        return Turns()
+    turns: Turns  # held for a step, and by all else that uses it, its twins or their drafters
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        found = super().__new__(cls)
+        found.turns = Turns()  # a copy's place is taken by the original's, which it shares
+        return found
 
     def warm_up(self) -> None:
         """Compiles what it runs."""

@@ -233,11 +233,12 @@ def next_logits(model: Model, prompt: list[int], generated: list[int], sampling:
     tokens = [*prompt, *generated]
     seq = Sequence(tokens, len(prompt), sampling, SeededDice(0), limit=sampling.max_new_tokens)
     seq.states = (adjust.start(seq),)
-    try:
-        (rows,) = model.target.forward([seq], [EMPTY], frozenset())
-        return Laws(rows, seq, EMPTY, (adjust,)).logits(-1)
-    finally:
-        model.target.release(seq)
+    with model.target.turns:
+        try:
+            (rows,) = model.target.forward([seq], [EMPTY], frozenset())
+            return Laws(rows, seq, EMPTY, (adjust,)).logits(-1)
+        finally:
+            model.target.release(seq)
 
 
 def next_law(model: Model, prompt: list[int], generated: list[int], sampling: Sampling) -> Any:

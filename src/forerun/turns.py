@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
-from threading import Lock, get_ident
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # a class that is made in C: what types say of it
+
+    class Lock:
+        def acquire(self) -> bool: ...
+        def release(self) -> None: ...
+        def __exit__(self, *_: object) -> None: ...
+        def _is_owned(self) -> bool: ...
+else:
+    Lock: Any = type(RLock())
 
 
-class Turns:
+class Turns(Lock):
     """A lock for `with`; whoever holds it may take it again.
 
-    It is fair, unlike Python's own: who has just had it comes after those who wait.
+    It is fair, unlike Python's own: who has just had it comes after those who wait. Ctrl-C and
+    finalizers may come at any moment: leaving is C code, which they cannot divide, and whoever is
+    interrupted between getting the lock and saying so gives it back.
     """
 
     def __init__(self) -> None:
-        self._next, self._held = Lock(), Lock()  # of who comes next, and of who has it
-        self._owner, self._depth = 0, 0
+        self._next = RLock()  # of who comes next; a finalizer may run within, and want the same
 
     def __enter__(self) -> None:
-        me = get_ident()
-        if self._owner != me:
-            with self._next:
-                self._held.acquire()
-            self._owner = me
-        self._depth += 1
+        is_again = self._is_owned()
+        try:
+            if is_again:
+                self.acquire()  # never waits: whatever is raised here comes after it
+            else:
+                with self._next:
+                    self.acquire()
+        except BaseException:
+            if is_again or self._is_owned():
+                self.release()
+            raise
 
-    def __exit__(self, *_: object) -> None:
-        self._depth -= 1
-        if not self._depth:
-            self._owner = 0
-            self._held.release()
+    def __reduce__(self) -> tuple[type[Turns], tuple[()]]:
+        return Turns, ()  # a deep copy of what is used has turns of its own

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,7 +14,10 @@ import forerun
 from forerun.drafters.stand import Stand
 from forerun.engine import api
 from forerun.errors import CapacityError, ConfigError, DataError, ForerunError, UnknownName
+from forerun.sampled_law import next_law
 from forerun.sampling import Sampling
+from forerun.search.best_of import best_of
+from forerun.search.superposed import superposed
 from forerun.verifiers.speculative import Speculative
 
 PROMPT = "the cat sat on the mat and the dog sat on the log and the cat"
@@ -141,6 +146,53 @@ def test_threads_share_a_model(tiny_folder) -> None:
     alone = list(map(texts, range(12)))
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(texts, range(12), timeout=60)) == alone
+
+
+USES: dict[str, Callable[[forerun.Model], object]] = {
+    "generate": lambda model: model.generate(PROMPT, max_new_tokens=8, n=3),
+    "a stream that is left": lambda model: next(iter(model.stream(PROMPT, max_new_tokens=8))),
+    "best_of": lambda model: best_of(model, PROMPT, n=3, max_new_tokens=8),
+    "next_law": lambda model: next_law(model, [5, 6], [7], Sampling()),
+    "superposed": lambda model: superposed(model, PROMPT, max_new_tokens=4, ngram_weight=0),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_who_uses_a_target_or_a_drafter_holds_its_turn(tiny_folder, monkeypatch, use) -> None:
+    model, uses = forerun.load(tiny_folder, dtype="fp32"), list[str]()
+    turns, drafter = model.target.turns, model.drafter("auto")
+
+    def is_free() -> bool:
+        if free := turns.acquire(blocking=False):
+            turns.release()
+        return free
+
+    def watch(part: object, name: str) -> None:
+        does = getattr(part, name)
+
+        def watched(*given: object, **named: object) -> object:
+            with ThreadPoolExecutor(1) as other:
+                uses.append(name if other.submit(is_free).result(10) else "")
+            return does(*given, **named)
+
+        monkeypatch.setattr(part, name, watched)
+
+    for part, names in {
+        model.target: ("forward", "decode", "release", "check_room"),
+        drafter: ("bind", "start", "propose", "observe", "finish", "forget"),
+    }.items():
+        for name in names:
+            watch(part, name)
+    USES[use](model)
+    gc.collect()
+    assert len(uses) > 1 and set(uses) == {""}
+
+
+def test_a_drafter_is_made_once_by_all_threads(tiny_folder) -> None:
+    model = forerun.load(tiny_folder, dtype="fp32")
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(model.drafter, ["stand"] * 8, timeout=60))
+    assert len(set(map(id, made))) == 1
 
 
 def test_a_call_can_be_reproduced_from_its_seed(model) -> None:
@@ -400,7 +452,10 @@ def test_a_prompt_alone_has_the_randomness_of_its_place_in_a_batch(model) -> Non
     alone = sorted(model.run([PROMPT], numbers=[3], **options), key=lambda sample: sample.index)
     assert [sample.tokens for sample in alone] == [sample.tokens for sample in many[3].samples]
     assert [sample.tokens for sample in alone] != [sample.tokens for sample in many[0].samples]
-    for numbers in ([-1], ["a"]):
+    given = np.array([3])
+    as_array = sorted(model.run([PROMPT], numbers=given, **options), key=lambda one: one.index)
+    assert [sample.tokens for sample in as_array] == [sample.tokens for sample in alone]
+    for numbers in ([-1], ["a"], [True], [1.0]):
         with pytest.raises(ConfigError, match="numbers of prompts are whole and at least 0, got"):
             model.run([PROMPT], numbers=numbers, **options)
     assert {sample.prompt_index for sample in alone} == {0}

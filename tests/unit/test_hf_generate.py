@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -62,6 +64,23 @@ SETTINGS = {
     "least": {"min_new_tokens": 6, "eos_token_id": [5, 7]},
     "ends": {"eos_token_id": [6]},
 }
+
+
+def test_threads_share_a_model(model: Any) -> None:
+    """Also when all of them come first, and when one needs a larger target."""
+    fresh = copy.deepcopy(model)
+    options = {"max_new_tokens": 16, "do_sample": False, "custom_generate": generate}
+
+    def texts(number: int) -> list[list[int]]:
+        rows = {name: x.repeat(90 if number == 5 else 1, 1) for name, x in PROMPTS.items()}
+        return fresh.generate(**rows, **options).tolist()
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(texts, range(16), timeout=120))
+    want = model.generate(**PROMPTS, max_new_tokens=16, do_sample=False).tolist()
+    assert found[5] == want * 90
+    assert found[:5] + found[6:] == [want] * 15
+    copy.deepcopy(fresh)
 
 
 @pytest.mark.parametrize("drafter", ["stand", "prompt_lookup", "token_recycling"])

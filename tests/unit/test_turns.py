@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+import copy
+import signal
+import sys
+from collections.abc import Callable
+from threading import Barrier, Thread
 from time import sleep
+from typing import Any
 
 import pytest
 
 from forerun.turns import Turns
+
+
+def ended(work: Callable[[], None]) -> bool:
+    """Whether another thread does this within seconds."""
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(10)
+    return not thread.is_alive()
+
+
+def is_free(turns: Turns) -> bool:
+    def take() -> None:
+        with turns:
+            pass
+
+    return ended(take)
 
 
 def test_nobody_is_passed_over() -> None:
@@ -24,17 +44,78 @@ def test_nobody_is_passed_over() -> None:
                 order.append(inside.pop())
 
     inside: list[int] = []
-    with ThreadPoolExecutor(3) as pool:
-        list(pool.map(work, range(3), timeout=60))
-    halves = [order[:30].count(who) for who in range(3)]
-    assert len(order) == 60 and min(halves) >= 5, (
-        "Python's own lock gives one all of its turns first"
-    )
+    threads = [Thread(target=work, args=(who,), daemon=True) for who in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    again = sum(one == other for one, other in zip(order[:40], order[1:40], strict=False))
+    assert len(order) == 60 and again < 10, "Python's own lock gives one all of its turns first"
 
 
 def test_an_error_gives_the_turn_back() -> None:
     turns = Turns()
     with pytest.raises(ValueError), turns:
         raise ValueError
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(turns.__enter__).result(10)
+    assert is_free(turns)
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no such timers")
+@pytest.mark.parametrize("depth", [1, 2])
+def test_interrupts_at_any_moment_give_the_turn_back(depth: int) -> None:
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for number in range(3000):
+            turns = Turns()
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 + number % 97 * 1.3e-6)
+                while True:
+                    with turns:
+                        if depth == 2:
+                            with turns:
+                                pass
+            except Interrupted:
+                assert is_free(turns)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_finalizer_that_comes_while_a_turn_is_waited_for_has_its_own() -> None:
+    """It may run between any two lines of the thread that waits, and use what it closes."""
+    turns, came = Turns(), list[int]()
+
+    def finalizer(frame: Any, event: str, _: object) -> Any:
+        if frame.f_code.co_name == "__enter__":
+            if event == "line":
+                with turns:
+                    came.append(frame.f_lineno)
+            return finalizer
+        return None
+
+    def work() -> None:
+        sys.settrace(finalizer)
+        with turns:
+            sys.settrace(None)
+
+    def hold() -> None:
+        with turns:
+            sleep(0.2)
+
+    holder = Thread(target=hold, daemon=True)
+    holder.start()
+    assert ended(work) and len(came) > 3
+    assert is_free(turns)
+
+
+def test_copies_share_and_deep_copies_do_not() -> None:
+    held = {"turns": Turns()}
+    assert copy.copy(held)["turns"] is held["turns"]
+    assert copy.deepcopy(held)["turns"] is not held["turns"]

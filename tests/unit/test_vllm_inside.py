@@ -27,12 +27,12 @@ LAW |= {"max_new_tokens": 16, "ends": [1]}
 
 
 @contextmanager
-def running(*paths: Path) -> Iterator[WorkerProcess]:
+def running(*paths: Path, **env: str) -> Iterator[WorkerProcess]:
     """A process of vLLM's environment, which imports from these paths first."""
     if reason := problem(PEERS_DIR, "vllm"):
         pytest.skip(f"vLLM {reason}")
     places = os.pathsep.join(map(str, (*paths, ROOT / "src")))
-    env = env_of(PEERS_DIR, "vllm") | {"PYTHONPATH": places}
+    env = env_of(PEERS_DIR, "vllm") | {"PYTHONPATH": places} | env
     path = ROOT / "benchmarks" / "vllm_worker.py"
     process = WorkerProcess(python_of(PEERS_DIR, "vllm"), path, threads=1, env=env)
     try:
@@ -43,8 +43,8 @@ def running(*paths: Path) -> Iterator[WorkerProcess]:
 
 @pytest.fixture
 def process() -> Iterator[WorkerProcess]:
-    """A process that holds one engine."""
-    with running() as process:
+    """A process that holds one engine, and finds no plugin beside the sources."""
+    with running(VLLM_PLUGINS="") as process:
         yield process
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from numbers import Integral
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from forerun import compiled, registry
@@ -62,6 +63,7 @@ class Model:
     ) -> None:
         self.target, self.tokenizer, self.name, self.device = target, tokenizer, name, device
         self._drafters: dict[str, Drafter] = {}
+        self._making = Lock()  # of drafters: each is made once
         self._told: set[str] = set()  # verifiers that were warned of
 
     def generate(
@@ -128,9 +130,7 @@ class Model:
         if unknown:
             known = {*Sampling.__dataclass_fields__, "drafter", "verifier", "controller", "batch"}
             raise UnknownName.of("option", unknown[0], known)
-        if batch is not None and (
-            isinstance(batch, bool) or not isinstance(batch, Integral) or batch < 1
-        ):
+        if batch is not None and not (_is_whole(batch) and batch >= 1):
             raise ConfigError(
                 f"batch must be at least 1, a whole number, got {batch}; 1 runs one at a time"
             )
@@ -149,23 +149,24 @@ class Model:
                 f"expected a number for each prompt or none; prompts: {len(texts)}, numbers: "
                 f"{len(numbers)}"
             )
-        if not all(isinstance(number, int) and number >= 0 for number in numbers or ()):
+        if numbers is not None and not all(_is_whole(n) and n >= 0 for n in numbers):
             raise ConfigError(f"numbers of prompts are whole and at least 0, got {numbers!r}")
         given = [replace(s, **overrides) for s in given]
         recorder = Recorder()
         heard: list[Callable[[Step], None]] = [record_logprobs, recorder]
         heard[1:1] = [on_step] if on_step else []
+        chosen = self.drafter(drafter)
+        engine = self._engine(chosen, verifier, controller, shapers, heard, batch)
+        is_lent = isinstance(drafter, str) and tenant not in chosen.kept
+        how: dict[str, Any] = {"numbers": numbers, "tenant": tenant, "is_lent": is_lent}
+        run = Run(self, engine, recorder, texts, given, **how)
         with self.target.turns:
-            engine = self._engine(drafter, verifier, controller, shapers, heard, batch)
-            is_lent = isinstance(drafter, str) and tenant not in self.drafter(drafter).kept
-            how: dict[str, Any] = {"numbers": numbers, "tenant": tenant, "is_lent": is_lent}
-            run = Run(self, engine, recorder, texts, given, **how)
             run.fit(warns=batch is not None)
         return run
 
     def _engine(
         self,
-        drafter: str | Drafter,
+        drafter: Drafter,
         verifier: str | Verifier,
         controller: str | Controller,
         shapers: Many[Shaper],
@@ -173,14 +174,14 @@ class Model:
         batch: int | None,
     ) -> Engine:
         """An engine of these parts, compiled."""
-        chosen, rule, planner = self.drafter(drafter), verifier, controller
+        rule, planner = verifier, controller
         if isinstance(rule, str):
             rule = registry.make("verifier", rule, tokenizer=self.tokenizer)
         if isinstance(planner, str):
             planner = registry.make("controller", planner)
         _check_role("verifier", rule, Verifier)
         _check_role("controller", planner, Controller)
-        check_pair(chosen, rule)
+        check_pair(drafter, rule)
         if not rule.lossless and name_of(rule) not in self._told:
             self._told.add(name_of(rule))
             log.warning(
@@ -189,19 +190,20 @@ class Model:
                 registry.VERIFIER,
             )
         compiled.watch(log.warning)  # what the controller measures may be the first to compile
-        engine = Engine(
-            self.target,
-            Guarded(chosen),
-            rule,
-            planner,
-            stops=Stops(self.tokenizer.eos_ids, lambda: TextStream(self.tokenizer)),
-            shapers=(Adjust(self.tokenizer.eos_ids), *shapers),
-            listeners=listeners,
-            max_seqs=batch or registry.BATCH,
-        )
-        for part in (engine.target, engine.drafter, engine.verifier):
-            part.warm_up()
-        return engine
+        with self.target.turns:  # controllers measure passes
+            engine = Engine(
+                self.target,
+                Guarded(drafter),
+                rule,
+                planner,
+                stops=Stops(self.tokenizer.eos_ids, lambda: TextStream(self.tokenizer)),
+                shapers=(Adjust(self.tokenizer.eos_ids), *shapers),
+                listeners=listeners,
+                max_seqs=batch or registry.BATCH,
+            )
+            for part in (engine.target, engine.drafter, engine.verifier):
+                part.warm_up()
+            return engine
 
     def twin(self) -> Model:
         """The same weights with a cache of its own: what runs on one is not found by the other."""
@@ -217,8 +219,10 @@ class Model:
         if not isinstance(spec, str):
             _check_role("drafter", spec, Drafter)
             return spec
-        if spec not in self._drafters:
-            self._drafters[spec] = registry.make("drafter", spec, **self.offers)
+        if spec not in self._drafters:  # who is made already waits for nobody
+            with self._making:
+                if spec not in self._drafters:
+                    self._drafters[spec] = registry.make("drafter", spec, **self.offers)
         return self._drafters[spec]
 
     def memory(
@@ -256,6 +260,10 @@ def _check_role(kind: str, part: Any, role: type) -> None:
         raise ConfigError(
             f"expected the name of a {kind} or a {role.__name__} object, got {part!r}{hint}"
         )
+
+
+def _is_whole(number: object) -> bool:
+    return isinstance(number, Integral) and not isinstance(number, bool)
 
 
 def _as_list(prompts: Prompts) -> list[str | list[int]]:

@@ -56,8 +56,7 @@ class Runner(Target):
         warm_up()
 
     def twin(self) -> Runner:
-        assert self.turns  # made before it is copied: both compute in the same buffers
-        found = copy.copy(self)
+        found = copy.copy(self)  # which takes turns with it: both compute in the same buffers
         found.cache, found.num_rows = self.cache.empty(), 0
         return found
 

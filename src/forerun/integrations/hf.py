@@ -31,6 +31,7 @@ from forerun.ngrams.sharing import kept_key
 from forerun.records import Sequence, Step
 from forerun.roles import Drafter, Shaper, Verifier
 from forerun.sampling import Sampling
+from forerun.turns import Turns
 
 WARPERS = {  # transformers' class -> (its attribute, our parameter), in the order of both chains
     "TemperatureLogitsWarper": ("temperature", "temperature"),
@@ -38,6 +39,7 @@ WARPERS = {  # transformers' class -> (its attribute, our parameter), in the ord
     "TopPLogitsWarper": ("top_p", "top_p"),
     "MinPLogitsWarper": ("min_p", "min_p"),
 }
+ROOM = 256  # sequences of all threads together; memory is taken as they come
 _numbers = itertools.count()
 OWN_STOPS = {"MaxLengthCriteria", "EosTokenCriteria"}  # what Stops does itself
 
@@ -62,20 +64,22 @@ def generate(
     """
     _check(model, generation_config)
     sampling, kept = split_processors(logits_processor, generation_config.do_sample)
-    target, run = target_of(model, len(input_ids)), next(_numbers)
+    run = next(_numbers)
     ends = generation_config.eos_token_id
     ends = [] if ends is None else torch.as_tensor(ends).flatten().tolist()
     steps = Recorded(logits_processor, generation_config)
-    engine = Engine(
-        target,
-        Guarded(_drafter(model, drafter)),
-        registry.make("verifier", verifier) if isinstance(verifier, str) else verifier,
-        registry.make("controller", controller),
-        stops=Criteria(ends, stopping_criteria, input_ids),
-        shapers=(Processors(kept, input_ids),) if kept else (),
-        listeners=[steps, *([Streamed(stream_to, input_ids)] if stream_to else [])],
-        max_seqs=len(input_ids),
-    )
+    with _turns(model):  # controllers measure passes
+        target = target_of(model, len(input_ids))
+        engine = Engine(
+            target,
+            Guarded(_drafter(model, drafter)),
+            registry.make("verifier", verifier) if isinstance(verifier, str) else verifier,
+            registry.make("controller", controller),
+            stops=Criteria(ends, stopping_criteria, input_ids),
+            shapers=(Processors(kept, input_ids),) if kept else (),
+            listeners=[steps, *([Streamed(stream_to, input_ids)] if stream_to else [])],
+            max_seqs=len(input_ids),
+        )
     seed = int(torch.randint(2**31, ()).item())
     tenant = f"\0{run}" if isinstance(drafter, str) else ""  # torch's seed promises the same again
     room = generation_config.max_length - input_ids.shape[1]
@@ -107,8 +111,14 @@ def target_of(model: Any, num_seqs: int) -> HFTarget:
     """The model as a Target with room for `num_seqs` sequences; made once per model."""
     kept = _kept(model)
     if "target" not in kept or kept["target"].max_seqs < num_seqs:
-        kept["target"] = HFTarget(model, max_seqs=max(16, num_seqs))
+        kept["target"] = HFTarget(model, max_seqs=max(ROOM, num_seqs))
+        kept["target"].turns = _turns(model)
     return kept["target"]
+
+
+def _turns(model: Any) -> Turns:
+    """Of all targets of a model."""
+    return _kept(model).setdefault("turns", Turns())
 
 
 def _kept(model: Any) -> dict[str, Any]:

@@ -7,74 +7,77 @@ as one does. What a pass computes is the same, bit by bit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from time import perf_counter
+
 try:
     from resource import RUSAGE_SELF, getrusage
 except ImportError:  # not a Unix
     getrusage = None  # type: ignore[assignment]
 
-MOST_ROWS = 64  # of passes that are compared; larger ones are rare, and no two alike
-WINDOW = 0.03, 8  # seconds and passes that are looked at together
-TRIAL = 0.012, 4  # the same in a trial: some turns of a scheduler
-SLOW = 2.2  # times as long as the fastest of such passes: more than half of the threads would take
-HALTS = 3  # times in a pass that threads were halted, or gave way to those that were
-WAITS = 0.06, 4.0  # seconds between trials, at first and at most: each that fails doubles them
-BETTER = 0.9  # of the time before, for a change
-FORGET = 1.001  # of the fastest time with every pass, as texts grow longer
+EXACT = 64  # rows up to which only passes of as many are compared; more: half to twice as many
+WINDOW = 0.04  # seconds of passes that are looked at together: some turns of a scheduler
+SLOW = 2.2  # times the best; half of the threads take up to twice as long where nobody disturbs
+HALTS = 3  # of threads in a pass, to let others run
+REST = 40  # times the seconds of a trial that failed, until the next one
+BETTER = 0.9  # of the time before: a trial is a success
+FORGET = 1.001  # times that the best grows with every pass, as texts grow longer
 
 
 class Crew:
     """Halves the threads of passes for a trial where they are slow, and doubles them again."""
 
-    def __init__(self) -> None:
-        self._best: dict[int, float] = {}  # the fastest seconds, by rows
-        self._halved = self._tried = 0  # how often threads are halved, and in a trial
-        self._before = 1.0  # how slow passes were before the trial
-        self._wait = self._left = WAITS[0]  # seconds from one trial to the next, and until that one
-        self._spent = self._due = 0.0  # seconds of late passes, and what they were at best
-        self._passes, self._switches = 0, _switches()
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock, self._most = clock, 0
 
     def size(self, most: int) -> int:
         """Threads of the next pass."""
+        if most != self._most:
+            self._begin(most)
+        self._start = self._clock()
         return max(most >> self._tried, 1)
 
-    def took(self, rows: int, seconds: float, most: int) -> None:
-        """How long a pass took by `size(most)` threads."""
-        if rows > MOST_ROWS:
-            return
-        best = self._best[rows] = min(FORGET * self._best.get(rows, seconds), seconds)
-        self._spent, self._due = self._spent + seconds, self._due + best
+    def took(self, rows: int) -> None:
+        """The pass is over; it was of so many rows."""
+        now = self._clock()
+        seconds = now - self._start
+        like = rows if rows <= EXACT else -rows.bit_length()
+        best = self._best.setdefault(like, seconds / rows)
+        if self._tried == self._halved:  # a trial is measured by what was known before
+            best = self._best[like] = min(FORGET * best, seconds / rows)
+        self._spent, self._due = self._spent + seconds, self._due + best * rows
         self._passes += 1
-        is_trial = self._tried != self._halved
-        enough, some = TRIAL if is_trial else WINDOW
-        if self._spent < enough or self._passes < some:
-            return
-        slowness = self._spent / self._due
-        if is_trial:
-            self._judge(slowness)
-        elif self._left > 0:
-            self._left -= self._spent
-        elif self.size(most) > 1 and (slowness > SLOW or self._halts > HALTS):
-            self._tried, self._before = self._halved + 1, slowness
-        elif self._halved:
-            self._tried, self._before = self._halved - 1, slowness
-        self._begin()
+        if self._spent >= WINDOW:
+            self._decide(now, self._spent / self._due)
+            self._look_anew()
 
-    def _judge(self, slowness: float) -> None:
-        """The end of a trial."""
-        if slowness < BETTER * self._before:
-            self._halved, self._wait = self._tried, WAITS[0]
-        else:
-            self._tried, self._wait = self._halved, min(2 * self._wait, WAITS[1])
-        self._left = self._wait
+    def _decide(self, now: float, slowness: float) -> None:
+        """Begins or ends a trial, as the last passes were."""
+        if self._tried != self._halved:
+            if slowness < BETTER * self._before:
+                self._halved = self._tried
+            else:
+                self._tried, self._next = self._halved, now + REST * self._spent
+        elif now >= self._next:
+            self._before = slowness
+            halts = (_switches() - self._switches) / self._passes
+            if self._most >> self._halved > 1 and (slowness > SLOW or halts > HALTS):
+                self._tried = self._halved + 1
+            elif self._halved:
+                self._tried = self._halved - 1
 
-    def _begin(self) -> None:
-        """What passes take is added up anew."""
-        self._spent = self._due = 0.0
+    def _begin(self, most: int) -> None:
+        """What was seen of passes by another number of threads tells nothing."""
+        self._most = most
+        self._best: dict[int, float] = {}  # the fewest seconds a row, by rows or their likes
+        self._halved = self._tried = 0  # how often threads are halved, and in a trial
+        self._before = 1.0  # how slow passes were before the trial
+        self._next = 0.0  # when the next trial may begin
+        self._look_anew()
+
+    def _look_anew(self) -> None:
+        self._spent = self._due = 0.0  # seconds of late passes, and at best
         self._passes, self._switches = 0, _switches()
-
-    @property
-    def _halts(self) -> float:
-        return (_switches() - self._switches) / self._passes
 
 
 def _switches() -> int:

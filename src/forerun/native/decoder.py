@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence as Many
 from functools import cache
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,8 +119,6 @@ class NativeDecoder:
         work.ids, work.positions, work.wanted = at, at + 8 * num, at + 24 * num
         work.spans = at + 32 * num
         work.num_wanted, work.num_spans = len(rows.logits), len(works)
-        most = torch.get_num_threads()
-        work.num_threads = self._crew.size(most)
         work.rope = self._rope_table(rows.top)
         work.cells, work.head_stride = cache.address, cache.strides[4]
         work.layer_stride, work.slot_stride = cache.strides[0], slots
@@ -132,11 +129,11 @@ class NativeDecoder:
         embed = None if table is None else table.contiguous()
         self._record.embed = self._embed if embed is None else embed.data_ptr()
         self._counters[:] = 0
-        start = perf_counter()
+        work.num_threads = self._crew.size(torch.get_num_threads())
         self._kernels.library.forerun_pass(  # type: ignore[union-attr]
             self._kernels.level, self._record, work, at + 16 * num, self._counters_at
         )
-        self._crew.took(num, perf_counter() - start, most)
+        self._crew.took(num)
         hidden = self._no_hidden if wide is None else wide.to(self.model.dtype)
         return hidden, rows.logits[:, : c.vocab_size]
 

@@ -123,7 +123,6 @@ class Session:
         for seq in seqs:
             self.engine.submit(seq)
         while not self.engine.scheduler.is_idle or self._held:
-            self._readmit()
             for seq in self._step():
                 stats = self.recorder.of(seq)
                 stats.failures = self.engine.drafter.failures.get(seq, 0)  # type: ignore[attr-defined]
@@ -195,11 +194,13 @@ class Session:
                 cache.sync(seq)
 
     def _step(self) -> list[Sequence]:
-        try:
-            return self.engine.step()
-        except CapacityError as cause:
-            self._make_room(cause)
-            return []
+        with self.engine.target.turns:
+            self._readmit()
+            try:
+                return self.engine.step()
+            except CapacityError as cause:
+                self._make_room(cause)
+                return []
 
     def _make_room(self, cause: CapacityError) -> None:
         """Lets go of kept cells, or else lets half of the sequences wait; raises if one is left.

@@ -112,6 +112,10 @@ class Batch:
 
     def step(self) -> None:
         """One step for all; afterwards `events` tells what came of it."""
+        with self.engine.target.turns:
+            self._step()
+
+    def _step(self) -> None:
         try:
             self.engine.step()
         except Exception as fault:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 from forerun.errors import CapacityError, DataError
@@ -14,7 +15,7 @@ from forerun.errors import CapacityError, DataError
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Calls `write` on a file beside `path`, then renames it: all of the file or none."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{get_ident()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(beside)

@@ -13,6 +13,7 @@ from collections.abc import Sequence as Many
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from forerun import registry
 from forerun.dice import SeededDice
@@ -21,7 +22,7 @@ from forerun.interrupts import uninterrupted
 from forerun.ngrams import files
 from forerun.ngrams.files import Origin
 from forerun.records import Plan, Sequence, Snapshot
-from forerun.roles import Drafter
+from forerun.roles import Drafter, name_of
 from forerun.sampling import Sampling
 from forerun.tree import Tree
 from forerun.turns import Turns
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from forerun.engine.api import Model
 
 log = logging.getLogger("forerun")
+# tenants whose `with` has begun, and their files
+_begun: WeakKeyDictionary[Drafter, dict[str, Path]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -122,8 +125,8 @@ class Kept:
 
     In a `with` it is loaded where there is a file, and saved at the end, also when an error or
     Ctrl-C ends the block: what was learned until then is true. A file that could not be loaded is
-    left alone. Until the end the drafter hears every token, also where nothing is drafted. turns:
-    those of who else uses the drafter.
+    left alone. Until the end the drafter hears every token, also where nothing is drafted, and no
+    second `with` may begin for the same drafter and tenant. turns: those of who else uses it.
     """
 
     def __init__(
@@ -157,30 +160,46 @@ class Kept:
         cannot be written. What was there then stays.
         """
         self._check_owner()
+        tenant = self.origin.tenant
         with self._turns:
-            snapshot = self.drafter.snapshot(self.origin.tenant)
+            snapshot = self.drafter.snapshot(tenant)
+            if tenant not in self.drafter.kept and not snapshot.counts["tokens"]:
+                self.drafter.let_go(tenant)
+                raise ConfigError(
+                    "nothing was learned that could be saved; run what is to be learned within "
+                    "`with model.memory(...)`, or after `load()`"
+                )
         self.origin = files.write(self.path, snapshot, self.origin)
         return Memory(self.path, snapshot, self.origin)
 
     def __enter__(self) -> Kept:
+        tenant = self.origin.tenant
         with self._turns:
-            self.drafter.keep(self.origin.tenant)
-        files.check_place(self.path)
-        self._check_owner()
-        if self.path.exists():
-            self.before = self.load()
-        with self._turns:
-            self.drafter.kept |= {self.origin.tenant}
+            files.check_place(self.path)
+            self._check_owner()
+            begun = _begun.setdefault(self.drafter, {})
+            if tenant in begun:
+                raise ConfigError(
+                    f"what {name_of(self.drafter)} learns of this tenant is kept in "
+                    f"{begun[tenant]} now; end that `with` first, or name another tenant or "
+                    "another drafter"
+                )
+            self.drafter.keep(tenant)
+            if self.path.exists():
+                self.before = self.load()
+            self.drafter.kept |= {tenant}
+            begun[tenant] = self.path
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        with self._turns:
-            self.drafter.kept -= {self.origin.tenant}
         try:
-            with uninterrupted():
-                self.after = self.save()
-                with self._turns:
+            with uninterrupted(), self._turns:
+                try:
+                    self.after = self.save()
                     self.drafter.let_go(self.origin.tenant)
+                finally:
+                    self.drafter.kept -= {self.origin.tenant}
+                    del _begun[self.drafter][self.origin.tenant]
         except Exception as failure:  # what ended the block goes on; both are told
             if error is None:
                 raise

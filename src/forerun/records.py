@@ -301,7 +301,7 @@ class Snapshot:
     """What a part has learned, as arrays and plain values: what is saved, restored and merged."""
 
     kind: str  # registered name of who can read the arrays
-    arrays: dict[str, np.ndarray]
+    arrays: dict[str, np.ndarray] = field(repr=False)
     settings: dict[str, Any]  # JSON; snapshots that differ in one do not fit together
     counts: dict[str, int]  # what it was learned from and what it holds; "tokens" is always there
 

@@ -9,8 +9,8 @@ import pytest
 from fakes import sequence as made
 from forerun import registry
 from forerun.dice import SeededDice
-from forerun.drafters.stand import Stand
 from forerun.errors import ConfigError
+from forerun.ngrams.sharing import Memories
 from forerun.records import Plan, Sequence
 
 
@@ -21,14 +21,13 @@ def sequence(tokens: list[int]) -> Sequence:
 
 
 def test_a_sequence_that_was_given_up_uses_no_memory() -> None:
-    """Neither is its memory held against the budget, nor may it stop a run that is to be saved."""
-    drafter, seq = Stand(), sequence([1, 2])
-    drafter.start(seq)
-    with pytest.raises(ConfigError, match="scope group ends with its group"):
-        drafter.keep()
+    """Its memory is not held against the budget."""
+    memories, seq = Memories(context=2, entries=4, budget=1 << 20), sequence([1, 2])
+    memories.join("a", seq)
+    assert memories.users() == {seq}
     del seq
     gc.collect()
-    drafter.keep()
+    assert not memories.users()
 
 
 @pytest.mark.parametrize("name", ["suffix", "sam"])

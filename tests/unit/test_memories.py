@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,10 +112,6 @@ def test_what_cannot_be_kept_is_refused() -> None:
         Stand(scope="request").keep()
     with pytest.raises(ConfigError, match="belongs to all, not to tenant 'a'"):
         Stand(scope="global").keep("a")
-    running, seq = Stand(), sequence([1])
-    running.start(seq)
-    with pytest.raises(ConfigError, match="use stand:scope=tenant"):
-        running.keep()
 
 
 # tenants
@@ -236,6 +233,65 @@ def test_what_is_kept_of_a_tenant_changes_nothing_for_others_or_later(tmp_path: 
     assert not len(drafter.memory(sequence([1], "new", tenant="a")))
     with Kept(tmp_path / "a.mem", drafter, replace(ORIGIN, tenant="a")):
         assert len(drafter.memory(sequence([1], "later", tenant="a")).behind) == 1
+
+
+def test_who_runs_when_a_block_begins_or_ends_goes_on(tmp_path: Path) -> None:
+    drafter, seq, other = Stand(), sequence([1], "g"), sequence([1], "g2", tenant="b")
+    drafter.start(seq)
+    drafter.start(other)
+    drafter.memory(seq).update([1], [2], [1.0])
+    theirs = drafter.memory(other)
+    with Kept(tmp_path / "a.mem", drafter, ORIGIN) as kept:
+        drafter.memory(seq).update([1], [3], [1.0])
+    assert kept.after and kept.after.snapshot.counts["tokens"] == 1, "since the block began"
+    assert drafter.memory(seq).behind is None and drafter.memory(other) is theirs
+    drafter.finish(seq)
+    drafter.finish(other)
+    drafter.keep()
+    assert drafter.snapshot().counts["tokens"] == 0
+
+
+def test_a_second_block_is_refused_until_the_first_ends(tmp_path: Path) -> None:
+    drafter, one, two = taught(), tmp_path / "one.mem", tmp_path / "two.mem"
+    with Kept(one, drafter, ORIGIN):
+        with pytest.raises(ConfigError, match=r"kept in .*one.mem now; end that `with` first"):
+            Kept(two, drafter, ORIGIN).__enter__()
+        with Kept(two, drafter, replace(ORIGIN, tenant="b")):
+            pass
+    assert memories.read(one).snapshot.counts["tokens"] == 60
+    with Kept(one, drafter, ORIGIN):
+        pass
+
+
+def test_saving_by_hand_what_was_not_kept_is_refused(tiny: Model, tmp_path: Path) -> None:
+    options = {"temperature": 0.0, "max_new_tokens": 9, "drafter": "stand"}
+    memory = tiny.memory(path := tmp_path / "a.mem", drafter="stand")
+    tiny.generate("the cat", **options)
+    with pytest.raises(ConfigError, match="run what is to be learned within `with model.memory"):
+        memory.save()
+    assert not path.exists()
+    with tiny.memory(path, drafter="stand"):
+        tiny.generate("the cat", **options)
+    memory.load()
+    tiny.generate("the dog", **options)
+    assert memory.save().snapshot.counts["tokens"] > 9
+    assert len(repr(memory.save())) < 1000, "no arrays"
+
+
+def test_threads_save_and_generate_side_by_side(tiny: Model, tmp_path: Path) -> None:
+    options = {"max_new_tokens": 9, "drafter": "stand:entries=8", "n": 2}
+
+    def save(number: int) -> int:
+        with tiny.memory(tmp_path / "a.mem", drafter="stand:entries=8", tenant="t") as kept:
+            tiny.generate("the dog", tenant="t", **options)
+        return kept.after.snapshot.counts["tokens"]
+
+    with ThreadPoolExecutor(2) as pool:
+        texts = [pool.submit(tiny.generate, "the cat", tenant="t", **options) for _ in range(20)]
+        counts = [save(number) for number in range(20)]
+        for text in texts:
+            text.result(60)
+    assert counts == sorted(counts) and counts[0] > 0
 
 
 def test_an_error_on_saving_does_not_hide_what_ended_the_block(

@@ -74,7 +74,7 @@ def test_who_begins_on_a_busy_machine_has_never_seen_a_fast_pass(sizes) -> None:
 
 
 def test_what_makes_all_slow_costs_little(sizes) -> None:
-    """As a neighbour who takes memory's bandwidth, or a longer text: fewer threads are no faster."""
+    """As a neighbour who takes memory's bandwidth, or longer texts: fewer threads are no faster."""
 
     def crowded(size: int, clock: float) -> tuple[float, float]:
         return 4 * quiet(size, clock)[0], 0.0

@@ -12,8 +12,9 @@ Needs: nothing but the target's processed laws of finished steps.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as Many
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
@@ -187,24 +188,37 @@ class Stand(Drafter):
         return {"logit memory": self._memories.nbytes}
 
     def keep(self, tenant: str = "") -> None:
-        is_new = self.scope == "group" and tenant not in self._kept
-        if self.scope == "request" or (is_new and self._memories.is_in_use):
+        if self.scope == "request":
             raise ConfigError(
-                f"a memory of scope {self.scope} ends with its {self.scope}, so there is nothing "
-                "to save; use stand:scope=tenant"
+                "a memory of scope request ends with its request, so there is nothing to save; use "
+                "stand:scope=tenant"
             )
         if self.scope == "global" and tenant:
             raise ConfigError(
                 f"a memory of scope global belongs to all, not to tenant {tenant!r}; use "
                 "stand:scope=tenant"
             )
-        if is_new:
-            self._kept.add(tenant)
+        if self.scope == "group" and tenant not in self._kept:
+            with self._moving(tenant):
+                self._kept.add(tenant)
 
     def let_go(self, tenant: str = "") -> None:
         if tenant in self._kept:
-            self._memories.drop(self._kept_key(tenant))
-            self._kept.discard(tenant)
+            with self._moving(tenant):
+                self._memories.drop(self._kept_key(tenant))
+                self._kept.discard(tenant)
+
+    @contextmanager
+    def _moving(self, tenant: str) -> Iterator[None]:
+        """A tenant's running sequences leave their memories, and join what is theirs afterwards."""
+        running = [seq for seq in self._memories.users() if seq.tenant == tenant]
+        for seq in running:
+            for key in self._keys(seq):
+                self._memories.leave(key, seq)
+        yield
+        for seq in running:
+            for key in self._keys(seq):
+                self._memories.join(key, seq)
 
     def snapshot(self, tenant: str = "") -> Snapshot:
         self.keep(tenant)

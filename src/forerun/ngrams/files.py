@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -206,7 +207,7 @@ def _origin(record: dict[str, Any]) -> Origin:
 
 def _draft_of(path: Path) -> Path:
     """Where a file is written before it is renamed into its place."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    return path.with_name(f".{path.name}.{os.getpid()}.{get_ident()}.tmp")
 
 
 def _put(draft: Path, path: Path) -> None:

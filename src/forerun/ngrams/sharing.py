@@ -25,10 +25,9 @@ class Memories:
         self._users: dict[Hashable, WeakSet[Sequence]] = {}  # running sequences by memory
         self._new()  # refuses bad options now rather than at the first sequence
 
-    @property
-    def is_in_use(self) -> bool:
-        """Whether any sequence runs."""
-        return any(map(len, self._users.values()))
+    def users(self) -> set[Sequence]:
+        """Those that run."""
+        return {seq for users in self._users.values() for seq in users}
 
     @property
     def nbytes(self) -> int:

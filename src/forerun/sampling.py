@@ -8,6 +8,7 @@ module does the rest.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 
 from forerun.errors import ConfigError, LawError
 
+ID = re.compile("0|[1-9][0-9]{0,10}")  # a token, as a key of JSON
 MOST_SAMPLES = 1 << 16  # of a prompt, for those that hold all until the last is there
 
 
@@ -52,7 +54,7 @@ class Sampling:
             object.__setattr__(self, name, plain)
         for name, holds, expected in _CHECKS:
             value = getattr(self, name)
-            if isinstance(value, bool) != (name == "ignore_eos") or not _holds(holds, value):
+            if not _holds(holds, value):
                 raise ConfigError(f"{name} must be {expected}, got {_shown(value)}")
         if self.min_new_tokens > self.max_new_tokens:
             raise ConfigError(
@@ -83,37 +85,59 @@ class Sampling:
         )
 
 
+def _within(value: Any, low: float, high: float = math.inf) -> bool:
+    """Whether it is a number of a range, both ends included; True and False are none."""
+    return not isinstance(value, bool | np.bool_) and bool(low <= value <= high)
+
+
+def _whole(value: Any, low: int) -> bool:
+    return isinstance(value, int) and _within(value, low)
+
+
 def _ids(values: Iterable[Any]) -> bool:
-    return all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values)
+    return all(_whole(value, 0) for value in values)
 
 
-MOST = 1e30  # of what changes logits, which are float32
+MOST_BIAS = 1e30  # and penalty: they change logits, which are float32
+MOST_LOGPROBS = 1000
 _CHECKS = (
-    ("temperature", lambda v: 0 <= v < math.inf, "a finite number >= 0 (0 is greedy)"),
-    ("top_k", lambda v: isinstance(v, int) and v >= 0, "an integer >= 0 (0 turns it off)"),
-    ("top_p", lambda v: 0 < v <= 1, "in (0, 1] (1 turns it off)"),
-    ("min_p", lambda v: 0 <= v <= 1, "in [0, 1] (0 turns it off)"),
-    ("repetition_penalty", lambda v: 1 / MOST <= v <= MOST, "in [1e-30, 1e30] (1 turns it off)"),
-    ("presence_penalty", lambda v: abs(v) <= MOST, "a number within 1e30"),
-    ("frequency_penalty", lambda v: abs(v) <= MOST, "a number within 1e30"),
+    (
+        "temperature",
+        lambda v: _within(v, 0) and math.isfinite(v),
+        "a finite number >= 0 (0 is greedy)",
+    ),
+    ("top_k", lambda v: _whole(v, 0), "an integer >= 0 (0 turns it off)"),
+    ("top_p", lambda v: _within(v, 0, 1) and v > 0, "in (0, 1] (1 turns it off)"),
+    ("min_p", lambda v: _within(v, 0, 1), "in [0, 1] (0 turns it off)"),
+    (
+        "repetition_penalty",
+        lambda v: _within(v, 1 / MOST_BIAS, MOST_BIAS),
+        "in [1e-30, 1e30] (1 turns it off)",
+    ),
+    ("presence_penalty", lambda v: _within(v, -MOST_BIAS, MOST_BIAS), "a number within 1e30"),
+    ("frequency_penalty", lambda v: _within(v, -MOST_BIAS, MOST_BIAS), "a number within 1e30"),
     (
         "logit_bias",
-        lambda v: _ids(v) and all(abs(b) <= MOST for b in v.values()),
+        lambda v: _ids(v) and all(_within(b, -MOST_BIAS, MOST_BIAS) for b in v.values()),
         "token id -> bias within 1e30",
     ),
     ("banned_tokens", _ids, "token ids"),
     ("stop_token_ids", _ids, "token ids"),
-    ("min_new_tokens", lambda v: isinstance(v, int) and v >= 0, "an integer >= 0"),
-    ("max_new_tokens", lambda v: isinstance(v, int) and v >= 1, "an integer >= 1"),
+    ("min_new_tokens", lambda v: _whole(v, 0), "an integer >= 0"),
+    ("max_new_tokens", lambda v: _whole(v, 1), "an integer >= 1"),
     (
         "stop",
         lambda v: all(isinstance(s, str) and s.encode() for s in v),
         "non-empty texts in UTF-8",
     ),
-    ("ignore_eos", lambda v: True, "True or False"),
-    ("seed", lambda v: v is None or _ids([v]), "an integer >= 0, or left out"),
-    ("n", lambda v: isinstance(v, int) and v >= 1, "an integer >= 1"),
-    ("logprobs", lambda v: v is None or v in range(1001), "an integer in 0..1000, or left out"),
+    ("ignore_eos", lambda v: isinstance(v, bool), "True or False"),
+    ("seed", lambda v: v is None or _whole(v, 0), "an integer >= 0, or left out"),
+    ("n", lambda v: _whole(v, 1), "an integer >= 1"),
+    (
+        "logprobs",
+        lambda v: v is None or (_within(v, 0, MOST_LOGPROBS) and v % 1 == 0),
+        f"an integer in 0..{MOST_LOGPROBS}, or left out",
+    ),
 )
 
 
@@ -138,10 +162,17 @@ def from_json(values: Mapping[str, Any]) -> dict[str, Any]:
     bias = values.get("logit_bias")
     if not isinstance(bias, Mapping):
         return dict(values)
-    try:
-        return {**values, "logit_bias": {int(token): value for token, value in bias.items()}}
-    except ValueError:
-        raise ConfigError(f"logit_bias must map token ids to biases, got {bias!r}") from None
+    return {**values, "logit_bias": {token_id(key): value for key, value in bias.items()}}
+
+
+def token_id(key: Any) -> int:
+    """The token that a key of JSON's logit_bias names; no two keys name one. Raises ConfigError."""
+    if not isinstance(key, str) or not ID.fullmatch(key):
+        raise ConfigError(
+            f"logit_bias must map token ids to biases, got the id {repr(key)[:40]}; write ids as "
+            'plain digits, such as "5"'
+        )
+    return int(key)
 
 
 def to_probs(logits: np.ndarray, sampling: Sampling) -> np.ndarray:

@@ -505,6 +505,8 @@ def test_compare_says_what_became_slower(bench: Call, call: Call, tmp_path: Path
     status, out, _ = call("bench", "compare", before, after, "--relative", "--json")
     assert status == 1 and [c["method"] for c in json.loads(out)["changes"]] == ["stand"]
     assert call("bench", "compare", before, after, "--max-slowdown", 0.6)[0] == 0
+    assert call("bench", "compare", before, after, "--methods", "plain")[0] == 0
+    assert call("bench", "compare", before, after, "--methods", "plain,stand")[0] == 1
     (after / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records[:3]))
     status, out, _ = call("bench", "compare", before, after, "--max-slowdown", 0.6)
     lacking = "the second run is incomplete: 3 of 4 planned measurements are there"

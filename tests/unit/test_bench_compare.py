@@ -12,7 +12,7 @@ import pytest
 
 from forerun.bench.compare import Run, compare
 from forerun.bench.results import Manifest, Record, SampleRecord
-from forerun.errors import ConfigError, DataError
+from forerun.errors import ConfigError, DataError, UnknownName
 
 PLAN = Manifest(
     "now", "0.1.0", "abc", "", {"hash": "h", "name": "m"}, "bfloat16", 2, 0,
@@ -154,6 +154,31 @@ def test_a_method_of_one_run_only_is_named() -> None:
     gone = ["suffix is not in the second run", "auto is not in the second run"]
     assert lost.losses == gone and lost.is_worse and not lost.is_slower
     assert lost.to_dict()["losses"] == gone and lost.to_dict()["worse"] is True
+
+
+def test_a_method_that_was_dropped_on_purpose_is_no_loss() -> None:
+    more = run({"plain": [1.0] * 3, "stand": [0.5] * 3, "suffix": [0.5] * 3})
+    assert compare(more, BEFORE).losses == ["suffix is not in the second run"]
+    found = compare(more, BEFORE, only=["plain", "stand"])
+    assert [change.method for change in found.changes] == ["plain", "stand"]
+    assert found.losses == [] == [line for line in found.remarks if "suffix" in line]
+    assert not [line for line in compare(BEFORE, more, only=["stand"]).remarks if "only in" in line]
+    part = more[0], more[1][:7]
+    assert compare(more, part, only=["plain", "stand"]).losses == []
+    gone = compare(more, BEFORE, only=["stand", "suffix"])
+    assert gone.losses == ["suffix is not in the second run"]
+    with pytest.raises(UnknownName, match="unknown method of the first run 'stnad'; did you mean"):
+        compare(more, BEFORE, only=["stnad"])
+
+
+def test_one_method_is_compared_relative_to_plain_decoding() -> None:
+    after = run({"plain": [2.0, 2.0, 2.0], "stand": [1.0, 1.0, 1.0]})
+    found = compare(BEFORE, after, relative=True, only=["stand"])
+    assert [(c.method, c.ratio) for c in found.changes] == [("stand", pytest.approx(1.0))]
+    with pytest.raises(DataError, match="share no method beside plain: plain and plain; run both"):
+        compare(BEFORE, after, relative=True, only=["plain"])
+    with pytest.raises(DataError, match="share no method: stand and none; run both"):
+        compare(BEFORE, run({"plain": [1.0]}), only=["stand"])
 
 
 def failing(found: Run, method: str, *prompts: int) -> Run:

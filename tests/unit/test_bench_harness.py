@@ -74,6 +74,10 @@ class Fake:
         self.starts, self.closes, self.runs = 0, 0, 0
         self.prompts: list[str] = []
 
+    @property
+    def restarts(self) -> int:
+        return self.starts - 1
+
     def versions(self) -> dict[str, str]:
         return {self.name: "1.0"}
 

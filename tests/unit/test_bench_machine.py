@@ -20,6 +20,7 @@ import forerun
 from forerun.bench import machine, planning, streams, theory
 from forerun.bench.metrics import Totals
 from forerun.bench.results import Manifest, Record, SampleRecord
+from forerun.bench.roofline import roofline_fraction
 from forerun.bench.theory import PassCost
 from forerun.engine import cache
 from forerun.errors import CapacityError
@@ -192,23 +193,23 @@ def test_fraction_of_the_roofline_by_hand() -> None:
     times = {"draft": 0.0, "forward": 2.3, "verify": 0.1, "other": 0.1}
     sample = SampleRecord(10, 10, 0, 0, 0, [], times)  # one of the passes is that of the prompt
     record = Record("t", 0, "", "", "plain", 0, 0, 495, 3.2, 10, [sample], 0.5)
-    found = theory.roofline_fraction(plan, [record])
+    found = roofline_fraction(plan, [record])
     assert found is not None
     assert found.roofline_seconds == pytest.approx(0.15)  # 495 + 10 / 2 tokens before a pass
     assert found.forward_seconds == pytest.approx(0.2) and found.of_forward == pytest.approx(0.75)
     assert found.step_seconds == pytest.approx(0.3) and found.of_step == pytest.approx(0.5)
-    assert theory.roofline_fraction(plan, [replace(record, prefill_seconds=None)]) is None
-    assert theory.roofline_fraction(plan, [record], "stand") is None
+    assert roofline_fraction(plan, [replace(record, prefill_seconds=None)]) is None
+    assert roofline_fraction(plan, [record], "stand") is None
     fast = replace(record, limits={"read_gb_s": 2 * LIMITS["read_gb_s"], "taken": 0.0})
-    beside = theory.roofline_fraction(plan, [record, fast])  # as memory was beside each
+    beside = roofline_fraction(plan, [record, fast])  # as memory was beside each
     assert beside is not None and beside.roofline_seconds == pytest.approx((0.15 + 0.075) / 2)
     one = SampleRecord(1, 1, 0, 0, 0, [], {**times, "forward": 0.5})
     brief = replace(record, seconds=0.7, generated=1, samples=[one])  # nothing but its prompt
-    assert theory.roofline_fraction(plan, [brief]) is None
-    both = theory.roofline_fraction(plan, [record, replace(brief, seconds=0.5)])
+    assert roofline_fraction(plan, [brief]) is None
+    both = roofline_fraction(plan, [record, replace(brief, seconds=0.5)])
     assert both == found
     for name, tells in (("plain:batch=1", True), ("plain:batch=16", False)):
-        shared = theory.roofline_fraction(plan, [replace(record, method=name)], name)
+        shared = roofline_fraction(plan, [replace(record, method=name)], name)
         assert (shared is not None) == tells  # a pass that several share counts for each
 
 

@@ -11,6 +11,7 @@ import pytest
 from forerun.bench import metrics
 from forerun.bench.metrics import Totals, bootstrap, by_trajectory, ratios, speed_up, totals
 from forerun.bench.results import Record, SampleRecord
+from forerun.bench.roofline import after_prompts
 from forerun.engine.stats import Stats
 
 A = SampleRecord(
@@ -175,13 +176,13 @@ def test_answers_that_the_limit_cut() -> None:
 
 
 def test_passes_over_prompts_are_taken_off_seconds_and_counts() -> None:
-    found = metrics.later([record("plain"), record("plain", 1), record("plain", 2, error="broke")])
+    found = after_prompts([record("plain"), record("plain", 1), record("plain", 2, error="broke")])
     assert found and found.passes == 12 - 2
     assert found.mean_pass == pytest.approx((2 * 1.0 - 2 * 0.5) / 10)
     assert found.mean_step == pytest.approx((2 * 2.0 - 2 * 0.5) / 10)
-    assert metrics.later([record("plain", prefill_seconds=None)]) is None
-    assert metrics.later([record("plain", prefill_seconds=1.0)]) is None, "all that it took"
-    assert metrics.later([]) is None
+    assert after_prompts([record("plain", prefill_seconds=None)]) is None
+    assert after_prompts([record("plain", prefill_seconds=1.0)]) is None, "all that it took"
+    assert after_prompts([]) is None
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 50])
@@ -189,5 +190,5 @@ def test_a_short_answer_has_the_pass_of_a_long_one(tokens: int) -> None:
     """A prompt takes 100 ms, every pass after it 10."""
     times = {"draft": 0.0, "forward": 0.1 + 0.01 * (tokens - 1), "verify": 0.0, "other": 0.0}
     samples = [replace(A, tokens=tokens, passes=tokens, seconds=times)]
-    found = metrics.later(record("plain", i, samples=samples, prefill_seconds=0.1) for i in (0, 1))
+    found = after_prompts(record("plain", i, samples=samples, prefill_seconds=0.1) for i in (0, 1))
     assert (found and found.mean_pass) == (pytest.approx(0.01) if tokens > 1 else None)

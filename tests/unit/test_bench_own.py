@@ -100,6 +100,7 @@ def test_own_and_peer(tmp_path: Path) -> None:
 def test_an_outcome_adds_up(model: Any, name: str) -> None:
     contestant = Own(name, lambda: model)
     contestant.start()
+    assert contestant.restarts == 0
     sampling = Sampling(n=3, temperature=0.7, max_new_tokens=20, seed=1, ignore_eos=True)
     contestant.warm_up(EXAMPLE, sampling)
     found = contestant.run(EXAMPLE, sampling)

@@ -20,6 +20,7 @@ from forerun.bench.markdown import marked, render
 from forerun.bench.report import build, write_report
 from forerun.bench.report_setup import DEFINITIONS
 from forerun.bench.results import Manifest, Record
+from forerun.bench.roofline import after_prompts, roofline_fraction
 from forerun.bench.standing import Standing, factor, times
 
 
@@ -105,7 +106,7 @@ def test_theory_stands_beside_measurement(page: Page) -> None:
     assert {int(n): float(row["c(N)"][1] or 0) for n, row in curve.items()} == (
         theory.relative_cost(plan.cost_curve)
     )
-    found = theory.roofline_fraction(plan, made, "plain")
+    found = roofline_fraction(plan, made, "plain")
     shown = page.table("method", "roofline, ms", "pass, ms")["plain"]
     assert found and float(shown["roofline / step"][1] or 0) == found.of_step
     mine = [r for r in made if (r.task, r.method) == ("reasoning", "stand")]
@@ -374,7 +375,7 @@ def test_answers_that_were_cut_stand_beside_accuracy() -> None:
 
 @pytest.mark.parametrize(("factor", "is_said"), [(0.3, True), (1.0, False), (3.0, True)])
 def test_a_cost_curve_that_contradicts_the_run_is_pointed_out(factor: float, is_said: bool) -> None:
-    found = metrics.later(r for r in records() if r.method == "plain")
+    found = after_prompts(r for r in records() if r.method == "plain")
     assert found and (took := found.mean_pass)
     curve = {"1": factor * took, "4": 1.1 * factor * took}
     text = words(cost_curve=curve)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from forerun import sampling as module
 from forerun.errors import ConfigError
-from forerun.sampling import Sampling, log_softmax, softmax, to_probs
+from forerun.sampling import Sampling, from_json, log_softmax, softmax, to_probs
 
 QUARTERS = st.integers(-12, 12).map(lambda i: i / 4)  # coarse, so that ties are common
 TEMPERATURES = st.sampled_from([0.3, 0.5, 1.0, 1.7])
@@ -239,8 +240,15 @@ def test_a_value_that_cannot_work_is_refused_by_name(wrong):
         {"n": math.inf},
         {"n": True},
         {"temperature": True},
+        {"temperature": np.True_},
+        {"temperature": 10**400},
+        {"top_p": np.True_},
+        {"logprobs": np.True_},
+        {"logit_bias": {5: True}},
+        {"logit_bias": {True: 1.0}},
         {"banned_tokens": (True,)},
         {"ignore_eos": "no"},
+        {"ignore_eos": 1},
         {"ignore_eos": None},
         {"seed": 1.5},
         {"logprobs": 2.5},
@@ -254,6 +262,29 @@ def test_a_value_of_the_wrong_kind_is_refused_by_name(wrong):
     (name,) = wrong
     with pytest.raises(ConfigError, match=f"^{name} must be"):
         Sampling(**wrong)
+
+
+def test_numbers_of_numpy_are_numbers():
+    half = np.float32(0.5)
+    names = ("temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty")
+    sampling = Sampling(logprobs=np.int64(3), logit_bias={5: half}, **dict.fromkeys(names, half))
+    assert sampling.temperature == sampling.logit_bias[5] == 0.5 and sampling.logprobs == 3
+
+
+def test_ids_of_json_are_plain_digits():
+    given = from_json({"n": 2, "logit_bias": {"0": -1.5, "50256": 2}})
+    assert given == {"n": 2, "logit_bias": {0: -1.5, 50256: 2}}
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["05", " 5", "5_0", "+5", "-5", "5.0", "٣", "", "1" * 12, "9" * 5000, (1,), 5.5],
+    ids=lambda key: ascii(key)[:20],
+)
+def test_an_id_that_is_written_otherwise_is_refused(key):
+    said = "logit_bias must map token ids to biases, got the id " + re.escape(repr(key)[:40])
+    with pytest.raises(ConfigError, match=f"^{said}; write ids as plain digits"):
+        from_json({"logit_bias": {"5": 1, key: 2}})
 
 
 def test_contradictions_are_refused():

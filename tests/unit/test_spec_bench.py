@@ -16,7 +16,6 @@ from forerun.bench.spec_bench import (
     answers,
     over_runs,
     read_answers,
-    read_questions,
     speed,
     table,
     unanswered,
@@ -25,6 +24,7 @@ from forerun.bench.spec_bench import (
 )
 from forerun.bench.tasks import get_task
 from forerun.bench.tasks.base import prepare
+from forerun.bench.tasks.spec_bench import read_questions
 from forerun.errors import CapacityError, ConfigError, DataError, UnknownName
 
 STORED = Path(__file__).parents[1] / "data"

@@ -5,15 +5,15 @@ What the second run does no longer, as a method that fails there, counts as much
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from forerun.bench.metrics import PLAIN, SpeedUp, bootstrap, calm, disturbed, geometric_mean, ratios
 from forerun.bench.results import Manifest, Record, examples_of
 from forerun.bench.scoring import last_line
 from forerun.bench.standing import awaited, holds_one, incomplete, skipped
-from forerun.errors import ConfigError, DataError
+from forerun.errors import ConfigError, DataError, UnknownName
 from forerun.words import counted
 
 SAME = ("dtype", "threads", "seed", "sampling")  # of two runs that are compared
@@ -66,25 +66,37 @@ Run = tuple[Manifest, list[Record]]
 
 
 def compare(
-    before: Run, after: Run, *, max_slowdown: float = 0.05, relative: bool = False
+    before: Run,
+    after: Run,
+    *,
+    max_slowdown: float = 0.05,
+    relative: bool = False,
+    only: Collection[str] = (),
 ) -> Comparison:
     """The second run against the first.
 
     relative: speed-ups over plain decoding of the same run instead of tokens per second, so that a
-    machine that was busier the second time counts less. What a disturbed machine measured is left
-    out, if that is less than half of a task, and remarked. Raises DataError for runs that did not
-    do the same.
+    machine that was busier the second time counts less. only: the methods of the first run that are
+    compared, and asked for in the second; without it, all. What a disturbed machine measured is
+    left out, if that is less than half of a task, and remarked. Raises DataError for runs that did
+    not do the same, UnknownName for a method that the first run has not.
     """
     if not 0 <= max_slowdown < 1:
         raise ConfigError(f"--max-slowdown must be in [0, 1), got {max_slowdown}")
     check_same(before[0], after[0])
+    for name in only:
+        if name not in before[0].methods:
+            raise UnknownName.of("method of the first run", name, before[0].methods)
+    if only:
+        before, after = _limited(before, only), _limited(after, only)
     methods = [
         m for m in before[0].methods if m in after[0].methods and (m != PLAIN or not relative)
     ]
     if not methods:
+        beside = " beside plain" if relative else ""
         raise DataError(
-            f"the runs share no method: {', '.join(before[0].methods)} and "
-            f"{', '.join(after[0].methods)}; run both with the same --methods"
+            f"the runs share no method{beside}: {_names(before[0].methods)} and "
+            f"{_names(after[0].methods)}; run both with the same --methods"
         )
     for name, (_, records) in zip(ORDER, (before, after), strict=True):
         if relative and not _of(records, PLAIN):
@@ -92,8 +104,8 @@ def compare(
                 f"the {name} run has no records of plain decoding, which --relative divides by; "
                 "leave it out, or run both with plain among the --methods"
             )
-    changes, remarks, losses = [], differences(before[0], after[0]), lost(before, after)
-    remarks += untold(before, after)
+    losses, unsure = new_failures(before, after)
+    changes, remarks = [], differences(before[0], after[0]) + unsure
     if alone := [m for m in after[0].methods if m not in before[0].methods]:
         remarks.append(f"only in the second run, not compared: {', '.join(alone)}")
     if lacking := incomplete(*before):
@@ -120,36 +132,41 @@ def compare(
     return Comparison(changes, remarks, losses)
 
 
-def lost(before: Run, after: Run) -> list[str]:
-    """What the second run does no longer: methods that are gone or fail where they did not before,
-    and planned measurements that are not there."""
-    found, gone = [], skipped(after[0])
+def _limited(run: Run, only: Collection[str]) -> Run:
+    """The run as if only some methods had been planned.
+
+    All records stay: they tell how quiet the machine was, and what plain decoding did.
+    """
+    manifest, records = run
+    return replace(manifest, methods=[m for m in manifest.methods if m in only]), records
+
+
+def new_failures(before: Run, after: Run) -> tuple[list[str], list[str]]:
+    """What the second run does no longer, and its failures where the first has no record.
+
+    The former are losses: methods that are gone or fail where they did not before, and planned
+    measurements that are not there. The others may have failed in the first run, too.
+    """
+    losses, unsure, gone = [], [], skipped(after[0])
     for method in awaited(before[0]):
-        done = {r.prompt_key for r in _of(before[1], method) if r.error is None}
-        new = [error for key, error in _failures(after[1], method).items() if key in done]
+        finished = {r.prompt_key: r.error is None for r in _of(before[1], method)}
+        mine = _of(after[1], method)
+        failed = [(finished.get(r.prompt_key), r.error) for r in mine if r.error is not None]
+        new = [error for was_finished, error in failed if was_finished]
+        untried = [error for was_finished, error in failed if was_finished is None]
         if method not in after[0].methods:
-            found.append(f"{method} is not in the second run")
+            losses.append(f"{method} is not in the second run")
         elif method in gone:
-            found.append(f"{method} was left out of the second run: {last_line(gone[method])}")
+            losses.append(f"{method} was left out of the second run: {last_line(gone[method])}")
         elif new:
-            of = counted(len(_of(after[1], method)), "measurement")
-            what = f"{method} failed on {len(new)} of {of}, not so in the first run"
-            found.append(f"{what}: {last_line(new[0])}")
+            what = f"{method} failed on {len(new)} of {counted(len(mine), 'measurement')}"
+            losses.append(f"{what}, not so in the first run: {last_line(new[0])}")
+        if untried:
+            what = f"failed on {counted(len(untried), 'measurement')} that the first run has not"
+            unsure.append(f"{method} {what}: {last_line(untried[0])}")
     if lacking := incomplete(*after):
-        found.append(f"the second run is incomplete: {lacking}")
-    return found
-
-
-def untold(before: Run, after: Run) -> list[str]:
-    """Methods that fail in the second run where the first has no record of them."""
-    found = []
-    for method in awaited(before[0]):
-        there = {r.prompt_key for r in _of(before[1], method)}
-        failed = _failures(after[1], method)
-        if new := [error for key, error in failed.items() if key not in there]:
-            what = f"failed on {counted(len(new), 'measurement')} that the first run has not"
-            found.append(f"{method} {what}: {last_line(new[0])}")
-    return found
+        losses.append(f"the second run is incomplete: {lacking}")
+    return losses, unsure
 
 
 def check_same(a: Manifest, b: Manifest) -> None:
@@ -184,8 +201,8 @@ def check_same(a: Manifest, b: Manifest) -> None:
             )
 
 
-def _names(tasks: dict[str, Any]) -> str:
-    return ", ".join(tasks) or "none"
+def _names(found: Iterable[str]) -> str:
+    return ", ".join(found) or "none"
 
 
 def differences(a: Manifest, b: Manifest) -> list[str]:
@@ -214,11 +231,6 @@ def change_of(
     if not values:
         return None
     return SpeedUp(geometric_mean(values), bootstrap(values, geometric_mean), found)
-
-
-def _failures(records: Sequence[Record], method: str) -> dict[tuple[str, int, int], str]:
-    """Last lines by prompt and round."""
-    return {r.prompt_key: r.error for r in _of(records, method) if r.error is not None}
 
 
 def _of(records: Sequence[Record], method: str) -> list[Record]:

@@ -14,7 +14,6 @@ from forerun.errors import ConfigError, ForerunError, UnknownName
 from forerun.sampling import Sampling
 
 if TYPE_CHECKING:
-    from forerun.bench.own import Own
     from forerun.bench.tasks.base import Example
     from forerun.engine.api import Model
 
@@ -54,6 +53,11 @@ class Contestant(Protocol):
 
     name: str
 
+    @property
+    def restarts(self) -> int:
+        """How often it had to begin anew, with caches that are cold."""
+        ...
+
     def versions(self) -> dict[str, str]:
         """Packages that matter, and their versions."""
         ...
@@ -77,12 +81,6 @@ class Contestant(Protocol):
     def close(self) -> None:
         """Frees what it holds."""
         ...
-
-
-class Peer(Contestant, Protocol):
-    """One in a process of its own, which may have to begin anew."""
-
-    starts: int  # how often it has loaded the model
 
 
 def short(sampling: Sampling, batch: int = 1) -> Sampling:
@@ -114,7 +112,7 @@ def split_names(text: str, kind: str, known_as: Mapping[str, str] | None = None)
     return names
 
 
-def make(name: str, model: Callable[[], Model], setup: Setup) -> Own | Peer:
+def make(name: str, model: Callable[[], Model], setup: Setup) -> Contestant:
     """The contestant of a name; nothing is loaded yet. Raises as `check_name` does."""
     from forerun.bench import own, peers
 

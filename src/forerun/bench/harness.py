@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from forerun.bench import machine
-from forerun.bench.contestants import Contestant, Outcome, Peer, SkippedPeer
+from forerun.bench.contestants import Contestant, Outcome, SkippedPeer
 from forerun.bench.own import Own, Running
 from forerun.bench.planning import Unit
 from forerun.bench.possible import impossible
@@ -52,7 +52,7 @@ class Harness:
     def __init__(
         self,
         units: Sequence[Unit],
-        contestants: Sequence[Own | Peer],
+        contestants: Sequence[Contestant],
         writer: RunWriter,
         model: Model,
         sampling: Sampling,
@@ -198,11 +198,10 @@ class Harness:
             self.writer.update(replace(manifest, peers={**manifest.peers, name: what}))
 
     def _tell_restarts(self, name: str) -> None:
-        """How often a peer had to begin anew, with caches that are cold, goes there too."""
-        told, one = self.writer.manifest.peers.get(name), self.contestants[name]
-        if isinstance(one, Own) or not isinstance(told, dict):
-            return
-        if again := self.restarts.get(name, 0) + one.starts - 1:
+        """How often a peer had to begin anew goes there too, what was told before counted in."""
+        told = self.writer.manifest.peers.get(name)
+        again = self.restarts.get(name, 0) + self.contestants[name].restarts
+        if isinstance(told, dict) and again:
             self._tell(name, told | {RESTARTS: again})
 
     def _run(self, unit: Unit, names: list[str], progress: Progress) -> None:

@@ -252,7 +252,7 @@ def _disturbances(manifest: Manifest, records: Sequence[Record]) -> list[str]:
     """How busy the machine was, and what is left out of the figures for that."""
     there = Counter(record.method for record in records)
     quiet, takes = Counter(r.method for r in calm(records)), beside(records, "taken") or [0.0]
-    left_out = {m: there[m] - quiet[m] for m in manifest.methods if there[m] > quiet[m]}
+    spoiled = {m: there[m] - quiet[m] for m in manifest.methods if there[m] > quiet[m]}
     if not any(disturbed(records)) and np.median(takes) <= TAKEN:
         return []
     reads = beside(records, "read_gb_s") or [0.0]
@@ -263,8 +263,8 @@ def _disturbances(manifest: Manifest, records: Sequence[Record]) -> list[str]:
     )
     what = (
         f"Disturbed more than the rest, and left out of the figures: "
-        f"{sum(left_out.values())} of {len(records)} measurements ({listed(left_out)})."
-        if left_out
+        f"{sum(spoiled.values())} of {len(records)} measurements ({listed(spoiled)})."
+        if spoiled
         else "Nothing is left out of the figures: it was so most of the time, or for all that "
         "took turns."
     )

@@ -167,40 +167,6 @@ def time_split(records: Iterable[Record]) -> dict[str, float]:
     return split
 
 
-@dataclass(frozen=True)
-class Later:
-    """The passes that follow those which computed the prompts."""
-
-    passes: int
-    forward: float  # seconds of the target in them
-    wall: float  # seconds with all that is around them
-
-    @property
-    def mean_pass(self) -> float:
-        """Seconds of the target's average pass."""
-        return self.forward / self.passes
-
-    @property
-    def mean_step(self) -> float:
-        """Seconds of the average step around it."""
-        return self.wall / self.passes
-
-
-def later(records: Iterable[Record]) -> Later | None:
-    """Passes and seconds of records, less the pass of each that computed its prompt.
-
-    None where one does not tell, or nothing is left.
-    """
-    mine = [record for record in records if record.error is None]
-    split, passes = time_split(mine), totals(samples_of(mine)).passes
-    prefills = [r.prefill_seconds for r in mine if r.prefill_seconds is not None]
-    if not split or passes is None or len(prefills) < len(mine):
-        return None
-    taken, wall = sum(prefills), sum(record.seconds for record in mine)
-    found = Later(passes - len(mine), split["forward"] - taken, wall - taken)
-    return found if found.passes > 0 and min(found.forward, found.wall) > 0 else None
-
-
 def cut(records: Iterable[Record]) -> tuple[int, int]:
     """How many answers the limit of tokens ended before a full score, and how many have a score."""
     scored = [sample for sample in samples_of(records) if sample.score is not None]

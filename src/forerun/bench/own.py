@@ -51,6 +51,8 @@ class Own:
     again meets a tenant that has not seen it: nobody is measured with its own answers at hand.
     """
 
+    restarts = 0
+
     def __init__(self, name: str, model: Callable[[], Model]) -> None:
         self.name, self.model = name, model
         self.parts = parts_of(name)

@@ -16,7 +16,7 @@ from forerun.bench.fields import shown
 if TYPE_CHECKING:
     from forerun.bench.results import Manifest, Record
 
-MOST = 1e15  # no count, size or rate of a run comes near it
+LARGEST = 1e15  # no count, size or rate of a run comes near it
 SHORTEST, LONGEST = 1e-6, 1e9  # seconds of a record
 ROUNDED = 1.01  # how far parts, each rounded, may exceed the whole
 HEADROOM = ("examined", "accepted", "best", "unknown")
@@ -41,14 +41,14 @@ def between(low: float, high: float, *paths: str) -> Rule:
 
 def counts(low: int, *paths: str) -> Rule:
     """Whole numbers that JSON may give another type."""
-    words = f"whole numbers from {low} to {MOST:g}"
-    return Rule(paths, words, lambda x, _: _is_number(x, int) and low <= x <= MOST)
+    words = f"whole numbers from {low} to {LARGEST:g}"
+    return Rule(paths, words, lambda x, _: _is_number(x, int) and low <= x <= LARGEST)
 
 
 def above_0(*paths: str) -> Rule:
     """Numbers that something is divided by."""
-    words = f"finite numbers above 0, at most {MOST:g}"
-    return Rule(paths, words, lambda x, _: _is_number(x) and 0 < x <= MOST)
+    words = f"finite numbers above 0, at most {LARGEST:g}"
+    return Rule(paths, words, lambda x, _: _is_number(x) and 0 < x <= LARGEST)
 
 
 def of_type(kind: Any, words: str, *paths: str) -> Rule:
@@ -61,8 +61,8 @@ def _is_number(value: Any, kind: Any = int | float) -> bool:
 
 
 SAMPLE = (
-    between(0, MOST, "tokens", "passes", "drafted", "accepted", "examined"),
-    between(0, MOST, "per_position.*", "seconds.*"),
+    between(0, LARGEST, "tokens", "passes", "drafted", "accepted", "examined"),
+    between(0, LARGEST, "per_position.*", "seconds.*"),
     between(0, 1, "score"),
     Rule(("passes",), "1 or more, as there are tokens", lambda x, s: x > 0 or s.tokens == 0),
     Rule(
@@ -82,8 +82,8 @@ SAMPLE = (
     ),
 )
 RECORD = (
-    between(0, MOST, "index", "round", "order", "num_prompt_tokens", "generated"),
-    between(0, MOST, "seconds", "prefill_seconds", "memory.*", "limits.*", "headroom.*"),
+    between(0, LARGEST, "index", "round", "order", "num_prompt_tokens", "generated"),
+    between(0, LARGEST, "seconds", "prefill_seconds", "memory.*", "limits.*", "headroom.*"),
     between(0, 1, "score", "majority"),
     above_0("limits.read_gb_s"),
     Rule(("headroom",), ", ".join(HEADROOM), lambda x, _: x.keys() == {*HEADROOM}),
@@ -103,7 +103,7 @@ TIMED = (  # of records whose seconds are told, not 0
     ),
 )
 FINISHED = (  # of records without an error
-    between(1, MOST, f"samples.{LENGTH}"),
+    between(1, LARGEST, f"samples.{LENGTH}"),
     Rule(
         ("generated",),
         "the sum of its samples, {0.sampled}",
@@ -121,9 +121,9 @@ MANIFEST = (
     ),
     counts(1, "tasks.*.examples", "tasks.*.in_file"),
     counts(0, "tasks.*.left_out"),
-    between(0, MOST, "model.parameters", "model.weight_bytes", "model.context"),
-    between(0, MOST, "model.pass_bytes", "model.kv_bytes_per_token", "model.flops_per_row"),
-    between(0, MOST, "machine.cores", "machine.memory", "machine.cache_bytes"),
+    between(0, LARGEST, "model.parameters", "model.weight_bytes", "model.context"),
+    between(0, LARGEST, "model.pass_bytes", "model.kv_bytes_per_token", "model.flops_per_row"),
+    between(0, LARGEST, "machine.cores", "machine.memory", "machine.cache_bytes"),
     of_type(str, "texts", "model.path", "model.name", "model.hash", "tasks.*.hash"),
     of_type(str, "texts", "machine.cpu", "machine.gpu", "machine.device", "machine.kernels"),
     of_type(dict | str, "an object of versions, or why it was left out", "peers.*"),
@@ -155,7 +155,7 @@ def impossible(record: Record, run: Manifest | None = None) -> str:
 
 def of_run(run: Manifest) -> tuple[tuple[Rule, ...], tuple[Rule, ...]]:
     """Rules for the records of one run, and for their samples: what there was to do."""
-    n, longest = run.sampling.get("n"), run.sampling.get("max_new_tokens", MOST)
+    n, longest = run.sampling.get("n"), run.sampling.get("max_new_tokens", LARGEST)
     sizes = {name: told["examples"] + told.get("left_out", 0) for name, told in run.tasks.items()}
     record = (
         Rule(("task",), "the name of a task of run.json", lambda x, _: x in sizes),

@@ -13,6 +13,7 @@ from forerun.bench.charts import Line, lines, number
 from forerun.bench.markdown import Cell, Chart, Section, Table
 from forerun.bench.report_tasks import figure, percent
 from forerun.bench.results import Manifest, Record
+from forerun.bench.roofline import after_prompts, mean_context, roofline_fraction
 from forerun.bench.standing import factor, incomplete, kind_of, skipped, times
 from forerun.bench.theory import PassCost
 from forerun.sampling import Sampling
@@ -73,13 +74,13 @@ def cost_section(manifest: Manifest, records: Sequence[Record]) -> Section:
 def _contradiction(manifest: Manifest, records: Sequence[Record]) -> list[str]:
     """What to make of a cost curve whose single row is not what plain decoding's passes took."""
     mine = [r for r in records if r.method == metrics.PLAIN]
-    said, found = manifest.cost_curve.get("1"), metrics.later(mine)
+    said, found = manifest.cost_curve.get("1"), after_prompts(mine)
     if not said or not found or 1 / APART <= said / found.mean_pass <= APART:
         return []
     return [
         f"The cost curve contradicts the run: it says {number(1e3 * said)} ms for one row after "
         f"{theory.CONTEXT} tokens, and plain decoding's own passes took "
-        f"{number(1e3 * found.mean_pass)} ms after {number(theory.mean_context(mine))}. Where the "
+        f"{number(1e3 * found.mean_pass)} ms after {number(mean_context(mine))}. Where the "
         "contexts do not explain that, the machine was busier at one of the two; c(N) and the "
         "predicted speed-ups are then not those of this run."
     ]
@@ -158,7 +159,7 @@ def _roofline_table(manifest: Manifest, records: Sequence[Record]) -> Table:
     """How near the passes of our own methods come to the roofline."""
     rows: list[list[Cell | str]] = []
     for method in manifest.methods:
-        found = theory.roofline_fraction(manifest, records, method)
+        found = roofline_fraction(manifest, records, method)
         if found is None:
             continue
         spent = (found.roofline_seconds, found.forward_seconds, found.step_seconds)

@@ -90,10 +90,10 @@ def task_section(manifest: Manifest, standing: Standing, task: str) -> Section:
 def speed_table(standing: Standing, task: str) -> Table:
     """Tokens per second, speed-ups, tau, rates and accuracy of every method."""
     found = [_speed_row(standing, entry) for entry in standing.entries]
-    left_out = {name for name in OPTIONAL if all(row[name] == Cell("-") for row in found)}
+    hidden = {name for name in OPTIONAL if all(row[name] == Cell("-") for row in found)}
     if len({entry.prompts for entry in standing.entries}) == 1:
-        left_out.add("prompts")
-    columns = [name for name in found[0] if name not in left_out]
+        hidden.add("prompts")
+    columns = [name for name in found[0] if name not in hidden]
     best = [standing.places.get(entry.method) == "fastest" for entry in standing.entries]
     return Table(
         f"{task}: speed and acceptance",

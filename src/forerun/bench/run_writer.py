@@ -21,7 +21,7 @@ PLAN = (
     *("model", "dtype", "threads", "seed", "sampling", "methods", "tasks", "rounds", "turns"),
     *("texts", "optimum"),
 )
-TOLD = {"model": ("path", "name"), "tasks": ("in_file",)}  # of a plan, and do not change it
+NOT_COMPARED = {"model": ("path", "name"), "tasks": ("in_file",)}  # of a plan, and do not change it
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -86,7 +86,7 @@ def difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str | None:
 
 def _difference(name: str, a: Any, b: Any) -> str | None:
     if isinstance(a, Mapping) and isinstance(b, Mapping):
-        told = TOLD.get(name.partition(".")[0], ())
+        told = NOT_COMPARED.get(name.partition(".")[0], ())
         keys = [key for key in (*a, *b) if key not in told]
         found = (_difference(f"{name}.{key}", a.get(key), b.get(key)) for key in keys)
         return next(filter(None, found), None)

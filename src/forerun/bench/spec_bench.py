@@ -1,4 +1,4 @@
-"""Spec-Bench: its question files, its answer files, and its accounting, as it publishes them.
+"""Spec-Bench: its answer files and its accounting, as it publishes them.
 
 The accounting differs from our reports on purpose (A Comprehensive Survey of Speculative Decoding,
 2024, and its repository): tokens of a method are counted ids, those of the baseline re-tokenised
@@ -19,64 +19,13 @@ import numpy as np
 
 from forerun.bench.fields import fits, in_words, shown
 from forerun.bench.results import Record, SampleRecord
-from forerun.bench.tasks.base_lines import check, objects, texts
+from forerun.bench.tasks.base_lines import objects
+from forerun.bench.tasks.spec_bench import MT_BENCH, MT_CATEGORIES, Question, question_id
 from forerun.errors import ConfigError, DataError
 from forerun.files import write_whole
 
-MT_BENCH = "mt_bench"
-MT_CATEGORIES = frozenset(
-    ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-)
 GROUPS = (MT_BENCH, "translation", "summarization", "qa", "math_reasoning", "rag", "overall")
 Answers = Sequence[dict[str, Any]]  # lines of an answer file
-
-
-@dataclass(frozen=True)
-class Question:
-    """One line of a question file."""
-
-    id: int | str
-    category: str
-    turns: tuple[str, ...]
-    reference: tuple[str, ...] = ()
-
-    @property
-    def turn_ids(self) -> list[str]:
-        """ "81.1" for the first turn of question 81."""
-        return [f"{self.id}.{turn}" for turn in range(1, len(self.turns) + 1)]
-
-    @property
-    def group(self) -> str:
-        """The category, or mt_bench for its eight."""
-        return MT_BENCH if self.category in MT_CATEGORIES else self.category
-
-
-def read_questions(path: Path) -> list[Question]:
-    """The questions of a file, in order. Raises DataError naming file and line."""
-    found: dict[int | str, Question] = {}
-    for where, value in objects(path):
-        question = _question(where, value)
-        if question.id in found:
-            raise DataError(f"{where}: question_id {question.id!r} occurs twice")
-        found[question.id] = question
-    return list(found.values())
-
-
-def _id(where: str, value: dict[str, Any]) -> int | str:
-    name = value.get("question_id")
-    if isinstance(name, bool) or not isinstance(name, int | str) or name == "":
-        raise DataError(f"{where}: question_id must be a number or a text, got {name!r}")
-    return name
-
-
-def _question(where: str, value: dict[str, Any]) -> Question:
-    name = _id(where, value)
-    category = check(where, "category", value.get("category"))
-    given = value.get("reference", [])
-    references = tuple(given) if isinstance(given, list) else (given,)
-    is_text = all(isinstance(text, str) for text in references)
-    turns = texts(where, "turns", value.get("turns"))
-    return Question(name, category, turns, references if is_text else ())
 
 
 def answers(
@@ -189,7 +138,7 @@ def read_answers(path: Path) -> list[dict[str, Any]]:
     """The lines of an answer file, also of EAGLE's kind. Raises DataError naming file and line."""
     found: dict[int | str, dict[str, Any]] = {}
     for where, value in objects(path):
-        name = _id(where, value)
+        name = question_id(where, value)
         if name in found:
             raise DataError(f"{where}: question_id {name!r} occurs twice; keep one of its answers")
         choices = value.get("choices")
@@ -212,18 +161,18 @@ def _check_choice(where: str, choice: dict[str, Any]) -> None:
         if not isinstance(items, list) or not fits(items, kind):
             raise DataError(f"{where}: {key} must be {in_words(kind)}, got {shown(items)}")
         for item in items:
-            if not isinstance(item, str | None) and not 0 <= item <= MOST:
+            if not isinstance(item, str | None) and not 0 <= item <= MOST_OF_TURN:
                 raise DataError(
-                    f"{where}: {key} takes numbers from 0 to {MOST}, got {shown(item)}; measure "
-                    "this question again, or leave it out of both files"
+                    f"{where}: {key} takes numbers from 0 to {MOST_OF_TURN}, got {shown(item)}; "
+                    "measure this question again, or leave it out of both files"
                 )
         if key in EACH and len(items) != len(choice["turns"]):
             raise DataError(
                 f"{where}: {key} takes a number for every turn, {len(choice['turns'])}, got "
                 f"{len(items)}: {shown(items)}"
             )
-    if not sum(choice["wall_time"]) >= LEAST:
-        raise DataError(f"{where}: wall_time must add up to {LEAST} s or more")
+    if not sum(choice["wall_time"]) >= LEAST_SECONDS:
+        raise DataError(f"{where}: wall_time must add up to {LEAST_SECONDS} s or more")
 
 
 FIELDS: dict[str, Any] = {
@@ -235,7 +184,8 @@ FIELDS: dict[str, Any] = {
 }
 OPTIONAL = ("decoding_steps", "accept_lengths")
 EACH = ("new_tokens", "wall_time", "decoding_steps")  # as many as there are turns
-MOST, LEAST = 10**9, 1e-6  # tokens, steps or seconds of a turn; seconds of an answer
+MOST_OF_TURN = 10**9  # tokens, steps or seconds
+LEAST_SECONDS = 1e-6  # of an answer
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Theory beside measurement: what a pass must read and compute, and what follows from tau and c(N).
+"""Theory: what a pass must read and compute, and what follows from tau and c(N).
 
 c(N) is the time of a pass over N rows (the root and N - 1 draft nodes) over that of one row.
 """
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forerun.bench.metrics import Totals, at_once, later, ratio, samples_of, totals
+from forerun.bench.metrics import Totals, ratio
 from forerun.bench.optimum import candidates, for_drafts
-from forerun.bench.results import Manifest, Record
+from forerun.bench.results import Record
 from forerun.dice import SeededDice
 from forerun.records import Sequence as Trajectory
 from forerun.sampling import Sampling
@@ -211,59 +211,3 @@ class Headroom:
     @property
     def optimum(self) -> float | None:
         return ratio(self.best, self.examined)
-
-
-@dataclass(frozen=True)
-class Fraction:
-    """How near a method's passes come to the roofline."""
-
-    roofline_seconds: float  # of one pass
-    forward_seconds: float  # measured, the target's pass alone
-    step_seconds: float  # measured, wall time over passes, those of the prompts taken off
-
-    @property
-    def of_forward(self) -> float:
-        return self.roofline_seconds / self.forward_seconds
-
-    @property
-    def of_step(self) -> float:
-        return self.roofline_seconds / self.step_seconds
-
-
-def roofline_fraction(
-    manifest: Manifest, records: Iterable[Record], method: str = "plain"
-) -> Fraction | None:
-    """Roofline over measured time of a method's average pass; None if something is not told, as
-    where several sequences share a pass, which counts for each of them.
-
-    Memory is taken to be as fast as it was beside each record.
-    """
-    mine = [r for r in records if r.method == method and r.error is None]
-    cost, found = PassCost.from_dict(manifest.model), later(mine)
-    is_told = {"read_gb_s", "gflop_s"} <= manifest.limits.keys() and not at_once(method)
-    if cost is None or found is None or not is_told:
-        return None
-    roofline = sum(_roofline_of(cost, manifest.limits, r) for r in mine)
-    return Fraction(roofline / found.passes, found.mean_pass, found.mean_step)
-
-
-def _roofline_of(cost: PassCost, limits: dict[str, float], record: Record) -> float:
-    """Seconds at the limits of all passes of a record but the one that computed its prompt."""
-    found = totals(samples_of([record]))
-    if not found.passes:
-        return 0.0
-    rows = round(1 + (found.drafted or 0) / found.passes)
-    own = limits | {name: x for name, x in (record.limits or {}).items() if name == "read_gb_s"}
-    seconds = cost.roofline_seconds(own, context=mean_context([record]), rows=rows)
-    return (found.passes - 1) * seconds
-
-
-def mean_context(records: Iterable[Record]) -> float:
-    """Tokens before a pass on average: the prompt and half of what was generated."""
-    weighted = [
-        (sample.tokens, record.num_prompt_tokens + sample.tokens / 2)
-        for record in records
-        for sample in record.samples
-    ]
-    total = sum(tokens for tokens, _ in weighted)
-    return sum(tokens * context for tokens, context in weighted) / total if total else 0.0

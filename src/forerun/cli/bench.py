@@ -161,6 +161,12 @@ def compare(
     relative: Annotated[
         bool, typer.Option("--relative", help="Compare speed-ups over plain decoding.")
     ] = False,
+    methods: Annotated[
+        str,
+        typer.Option(
+            "--methods", help="What to compare, as plain,stand; without it all of the first run."
+        ),
+    ] = "",
     is_json: options.Json = False,
 ) -> None:
     """Check whether a run became slower.
@@ -169,11 +175,16 @@ def compare(
     fails where it did not before, or if the second run is incomplete.
     """
     from forerun.bench import compare as comparing
+    from forerun.bench.contestants import split_methods
     from forerun.bench.results import read_run
     from forerun.cli import bench_show
 
     found = comparing.compare(
-        read_run(before), read_run(after), max_slowdown=max_slowdown, relative=relative
+        read_run(before),
+        read_run(after),
+        max_slowdown=max_slowdown,
+        relative=relative,
+        only=split_methods(methods),
     )
     if is_json:
         print_json(found.to_dict())

@@ -28,7 +28,8 @@ class Crew:
     """Halves the threads of passes for a trial where they are slow, and doubles them again."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
-        self._clock, self._most = clock, 0
+        self._clock = clock
+        self._begin(0)
 
     def size(self, most: int) -> int:
         """Threads of the next pass."""
@@ -70,14 +71,17 @@ class Crew:
         """What was seen of passes by another number of threads tells nothing."""
         self._most = most
         self._best: dict[int, float] = {}  # the fewest seconds a row, by rows or their likes
-        self._halved = self._tried = 0  # how often threads are halved, and in a trial
-        self._before = 1.0  # how slow passes were before the trial
-        self._next = 0.0  # when the next trial may begin
+        self._halved: int = 0  # how often threads are halved
+        self._tried: int = 0  # the same in a trial
+        self._before: float = 1.0  # how slow passes were before the trial
+        self._next: float = 0.0  # when the next trial may begin
         self._look_anew()
 
     def _look_anew(self) -> None:
-        self._spent = self._due = 0.0  # seconds of late passes, and at best
-        self._passes, self._switches = 0, _switches()
+        self._spent: float = 0.0  # seconds of late passes
+        self._due: float = 0.0  # what they were at best
+        self._passes: int = 0
+        self._switches: int = _switches()
 
 
 def _switches() -> int:

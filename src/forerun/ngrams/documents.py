@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
@@ -19,6 +18,8 @@ from typing import IO, Any, NamedTuple
 
 from forerun.errors import ConfigError, DataError
 from forerun.files import check_text, parsed
+from forerun.ngrams.files import reading
+from forerun.ngrams.tables import dataset_batches, is_dataset, table_batches
 
 SPLITS = ("file", "paragraph", "line")
 
@@ -68,9 +69,10 @@ def list_sources(paths: Iterable[str | Path]) -> list[Path]:
     """
     found: list[Path] = []
     for path in map(Path, paths):
-        if not path.exists():
-            raise DataError(f"there is no {path}; give files or folders that exist")
-        found += [path] if path.is_file() or is_dataset(path) else _below(path)
+        with reading(path):
+            if not path.exists():
+                raise DataError(f"there is no {path}; give files or folders that exist")
+            found += [path] if path.is_file() or is_dataset(path) else _below(path)
     if not found:
         raise DataError("expected files to index, found none; give files, or folders that hold any")
     for path in found:
@@ -85,13 +87,6 @@ def _below(folder: Path) -> list[Path]:
             continue
         files += _below(path) if path.is_dir() and not is_dataset(path) else [path]
     return files
-
-
-def is_dataset(path: Path) -> bool:
-    """Whether `save_to_disk` of Hugging Face datasets wrote this folder."""
-    return path.is_dir() and any(
-        (path / name).is_file() for name in ("dataset_dict.json", "state.json")
-    )
 
 
 def identity(paths: Iterable[Path]) -> list[list[Any]]:
@@ -142,9 +137,9 @@ def _records(path: Path, how: Reading, size: int) -> Iterator[tuple[Record, int]
     """Records of one source, with the bytes read so far."""
     stem = path.name.removesuffix(".gz").removesuffix(".zst")
     if is_dataset(path):
-        yield from _columns(_dataset_batches(path), str(path), how, size)
+        yield from _columns(dataset_batches(path), str(path), how, size)
     elif stem.endswith((".parquet", ".arrow")):
-        yield from _columns(_table_batches(path), str(path), how, size)
+        yield from _columns(table_batches(path), str(path), how, size)
     elif stem.endswith((".jsonl", ".ndjson", ".json")):
         with unpacked(path) as (stream, at):
             for number, line in enumerate(stream, 1):
@@ -184,16 +179,6 @@ def _damages(path: Path) -> tuple[type[Exception], ...]:
     """What reading a damaged file raises."""
     own = (_zstandard().ZstdError,) if path.suffix == ".zst" else ()
     return (OSError, EOFError, ValueError, zlib.error, *own)
-
-
-def _arrow() -> Any:
-    try:
-        import pyarrow
-    except ImportError:
-        raise ConfigError(
-            "Parquet files and datasets need the package pyarrow; try pip install 'forerun[index]'"
-        ) from None
-    return pyarrow
 
 
 def _texts(stream: IO[bytes], split: str) -> Iterator[tuple[int, bytes]]:
@@ -266,38 +251,3 @@ def _columns(
         for row in batch.to_pylist():
             number += 1
             yield _document(row, path, number, how), int(share * size)
-
-
-def _table_batches(path: Path) -> Iterator[tuple[Any, float]]:
-    """Record batches of a Parquet or Arrow file, and the share that has been read."""
-    _arrow()
-    if path.suffix == ".parquet":
-        from pyarrow import parquet
-
-        file = parquet.ParquetFile(path)
-        count = max(1, file.num_row_groups)
-        for group in range(file.num_row_groups):
-            for batch in file.iter_batches(row_groups=[group]):
-                yield batch, (group + 1) / count
-        return
-    from pyarrow import ipc, memory_map
-
-    with memory_map(str(path)) as source:
-        for batch in ipc.open_stream(source):
-            yield batch, source.tell() / max(1, source.size())
-
-
-def _dataset_batches(path: Path) -> Iterator[tuple[Any, float]]:
-    """Record batches of a dataset folder: of every split, in the order of its files."""
-    if (path / "dataset_dict.json").is_file():
-        splits = json.loads((path / "dataset_dict.json").read_text())["splits"]
-        folders = [path / split for split in splits]
-    else:
-        folders = [path]
-    files = []
-    for folder in folders:
-        state = json.loads((folder / "state.json").read_text())
-        files += [folder / row["filename"] for row in state["_data_files"]]
-    for i, file in enumerate(files):
-        for batch, share in _table_batches(file):
-            yield batch, (i + share) / len(files)

@@ -11,7 +11,7 @@ from forerun.sampling import Sampling
 
 WORKERS = Path(__file__).parent / "workers"
 PLAIN, BATCH = "plain", "batch"
-MOST = {"seed": 1 << 62, "top_k": (1 << 31) - 1}  # of a Sampling, in every library
+MOST_OF_FIELD = {"seed": 1 << 62, "top_k": (1 << 31) - 1}  # of a Sampling, in every library
 MOST_OPTION = (1 << 31) - 1
 Installs = tuple[tuple[str, ...], ...]  # arguments of each call of pip install
 
@@ -137,7 +137,7 @@ def check_sampling(sampling: Sampling) -> None:
 
     To the seed, prompts and rounds are added, which leaves it in 64 bits.
     """
-    for name, most in MOST.items():
+    for name, most in MOST_OF_FIELD.items():
         if (given := getattr(sampling, name) or 0) > most:
             raise ConfigError(f"peers take {name} up to {most}, got {given}; lower it")
 

@@ -118,10 +118,11 @@ class WorkerProcess:
                 pipe.close()
 
     def tail(self) -> str:
-        """The last lines that it wrote to stderr; half of them, if an exception came before those,
-        and as many that led to it.
+        """What an error quotes of stderr: its last lines, LAST of them.
 
-        What follows an exception may be farewells of libraries, or what ended the process.
+        If the last exception was raised before these, as libraries go on to write when a process
+        ends: the lines up to that exception and the last ones, half as many of each, and "..."
+        between.
         """
         lines = [line for line in [*self.stderr] if line.strip()]  # of a copy: it may grow
         raised = [i for i, line in enumerate(lines) if RAISED.fullmatch(line)]

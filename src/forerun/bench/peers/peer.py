@@ -71,9 +71,14 @@ class PeerContestant:
         self.python = python_of(self.folder, parts.peer)
         self.worker = WORKERS / f"{parts.peer}.py"
         self.tokens: list[list[int]] = []  # of the last run's samples
-        self.starts = 0
+        self._starts = 0  # how often it has loaded the model
         self._host: Shared | None = None
         self._warmed: dict[str, Any] | None = None
+
+    @property
+    def restarts(self) -> int:
+        """How often it had to begin anew."""
+        return max(0, self._starts - 1)
 
     @property
     def folder(self) -> Path:
@@ -157,7 +162,7 @@ class PeerContestant:
         if self.parts.mode not in self._host.loaded:
             process.request("load", LOAD, **self._load_fields())
             self._host.loaded.add(self.parts.mode)
-            self.starts += 1
+            self._starts += 1
             if self._warmed:
                 process.request("warm_up", RUN, **self._warmed)
         return process

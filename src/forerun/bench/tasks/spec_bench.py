@@ -6,12 +6,19 @@ There is no score: what is measured is speed (`forerun.bench.spec_bench` does it
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from forerun.bench.spec_bench import MT_BENCH, read_questions
-from forerun.errors import UnknownName
+from forerun.errors import DataError, UnknownName
 
 from .base import Example, plain_text
+from .base_lines import check, objects, texts
+
+MT_BENCH = "mt_bench"
+MT_CATEGORIES = frozenset(
+    ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+)
 
 
 class SpecBenchTask:
@@ -63,3 +70,52 @@ class SpecBenchTask:
     def read(self, text: str) -> None:
         """No final answer to vote on."""
         return None
+
+
+@dataclass(frozen=True)
+class Question:
+    """One line of a question file."""
+
+    id: int | str
+    category: str
+    turns: tuple[str, ...]
+    reference: tuple[str, ...] = ()
+
+    @property
+    def turn_ids(self) -> list[str]:
+        """ "81.1" for the first turn of question 81."""
+        return [f"{self.id}.{turn}" for turn in range(1, len(self.turns) + 1)]
+
+    @property
+    def group(self) -> str:
+        """The category, or mt_bench for its eight."""
+        return MT_BENCH if self.category in MT_CATEGORIES else self.category
+
+
+def read_questions(path: Path) -> list[Question]:
+    """The questions of a file, in order. Raises DataError naming file and line."""
+    found: dict[int | str, Question] = {}
+    for where, value in objects(path):
+        question = _question(where, value)
+        if question.id in found:
+            raise DataError(f"{where}: question_id {question.id!r} occurs twice")
+        found[question.id] = question
+    return list(found.values())
+
+
+def question_id(where: str, value: dict[str, Any]) -> int | str:
+    """What a line of a file of questions or of answers calls its question. Raises DataError."""
+    name = value.get("question_id")
+    if isinstance(name, bool) or not isinstance(name, int | str) or name == "":
+        raise DataError(f"{where}: question_id must be a number or a text, got {name!r}")
+    return name
+
+
+def _question(where: str, value: dict[str, Any]) -> Question:
+    name = question_id(where, value)
+    category = check(where, "category", value.get("category"))
+    given = value.get("reference", [])
+    references = tuple(given) if isinstance(given, list) else (given,)
+    is_text = all(isinstance(text, str) for text in references)
+    turns = texts(where, "turns", value.get("turns"))
+    return Question(name, category, turns, references if is_text else ())

@@ -29,12 +29,23 @@ class Crew:
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
-        self._begin(0)
+        self._most = 0  # threads that there are
+        self._best: dict[int, float] = {}  # the fewest seconds a row, by rows or their likes
+        self._halved = self._tried = 0  # how often threads are halved, and in a trial
+        self._before = 1.0  # how slow passes were before the trial
+        self._next = 0.0  # when the next trial may begin
+        self._start = 0.0  # of the pass
+        self._look_anew()
+
+    def _look_anew(self) -> None:
+        self._spent = self._due = 0.0  # seconds of late passes, and at best
+        self._passes, self._switches = 0, _switches()
 
     def size(self, most: int) -> int:
         """Threads of the next pass."""
-        if most != self._most:
-            self._begin(most)
+        if most != self._most:  # what was seen of another number tells nothing
+            Crew.__init__(self, self._clock)
+            self._most = most
         self._start = self._clock()
         return max(most >> self._tried, 1)
 
@@ -66,22 +77,6 @@ class Crew:
                 self._tried = self._halved + 1
             elif self._halved:
                 self._tried = self._halved - 1
-
-    def _begin(self, most: int) -> None:
-        """What was seen of passes by another number of threads tells nothing."""
-        self._most = most
-        self._best: dict[int, float] = {}  # the fewest seconds a row, by rows or their likes
-        self._halved: int = 0  # how often threads are halved
-        self._tried: int = 0  # the same in a trial
-        self._before: float = 1.0  # how slow passes were before the trial
-        self._next: float = 0.0  # when the next trial may begin
-        self._look_anew()
-
-    def _look_anew(self) -> None:
-        self._spent: float = 0.0  # seconds of late passes
-        self._due: float = 0.0  # what they were at best
-        self._passes: int = 0
-        self._switches: int = _switches()
 
 
 def _switches() -> int:

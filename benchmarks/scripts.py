@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import re
 import signal
 import sys
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from subprocess import CalledProcessError
 from typing import NoReturn
 
+from forerun.cli.streams import drop_output, end
 from forerun.errors import ForerunError, in_a_line
 
 SKIPPED = 77  # exit status: what is needed is not here, and `make bench` goes on
@@ -54,8 +54,7 @@ def pattern(text: str) -> re.Pattern[str]:
 
 def skip(why: str) -> NoReturn:
     """Ends a script that lacks what it needs."""
-    print(f"skipped: {why}", file=sys.stderr)
-    sys.exit(SKIPPED)
+    sys.exit(end(f"skipped: {why}", SKIPPED))
 
 
 def run(main: Callable[[], int | None]) -> NoReturn:
@@ -68,21 +67,19 @@ def run(main: Callable[[], int | None]) -> NoReturn:
         status = main()
         sys.stdout.flush()
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        status = 130
+        status = end("interrupted", 130)
     except BrokenPipeError:  # the reader has gone, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         status = 141
     except CalledProcessError as error:
         status = _of_command(error.returncode)
     except (ForerunError, OSError) as error:
-        print(f"error: {in_a_line(error, 2000)}", file=sys.stderr)
-        status = 2
+        status = end(f"error: {in_a_line(error, 2000)}", 2)
     sys.exit(status)
 
 
 def _of_command(code: int) -> int:
     """Tells how a command ended; as a shell, 128 and more for a signal, and never SKIPPED."""
     how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
-    print(f"error: a command ended {how}", file=sys.stderr)
-    return 128 - code if code < 0 else 1 if code == SKIPPED else code
+    status = 128 - code if code < 0 else 1 if code == SKIPPED else code
+    return end(f"error: a command ended {how}", status)

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, text that fits into them, JSON of people."""
+"""Files that are written whole or not at all, text that fits into them, JSON that people write."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ by prompt, so what `forerun generate --out` writes can be read as it is.
 from __future__ import annotations
 
 import gzip
-import re
+import json
 import zlib
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
@@ -27,7 +27,6 @@ TEXTS = (
     *("generated_text", "samples", "code", "answer", "solution"),
 )
 GZIP = b"\x1f\x8b"
-OBJECT = re.compile(r"\s*\{.*\}\s*")  # a line that may be one
 
 
 @dataclass
@@ -118,11 +117,13 @@ def _text(path: Path) -> str:
 def _records(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a file: JSON lines, a list, or an object with a list of objects in it."""
     text = _text(path)
-    lines = [pair for pair in enumerate(text.split("\n"), 1) if pair[1].strip()]
-    if len(lines) > 1 and OBJECT.fullmatch(lines[0][1]):
+    try:
+        values = [parsed(text)]
+    except json.JSONDecodeError:
+        lines = [pair for pair in enumerate(text.split("\n"), 1) if pair[1].strip()]
         values = [_line(path, *pair) for pair in lines]
-    else:
-        values = [_whole(path, text)]
+    except ValueError as error:  # JSON in form
+        raise _no_json(path, error) from None
     if len(values) == 1:
         values = _unwrapped(values[0])
     objects = [value for value in values if isinstance(value, dict)]
@@ -135,17 +136,17 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _line(path: Path, number: int, line: str) -> Any:
-    return _whole(f"{path} line {number}", line)
-
-
-def _whole(where: Path | str, text: str) -> Any:
     try:
-        return parsed(text)
+        return parsed(line)
     except ValueError as error:
-        raise DataError(
-            f"{where} is not JSON: {error}; write an object per line, such as "
-            '{"prompt": "...", "text": "..."}'
-        ) from None
+        raise _no_json(f"{path} line {number}", error) from None
+
+
+def _no_json(where: Path | str, error: ValueError) -> DataError:
+    return DataError(
+        f"{where} is not JSON: {error}; write an object per line, such as "
+        '{"prompt": "...", "text": "..."}'
+    )
 
 
 def _unwrapped(value: Any) -> list[Any]:

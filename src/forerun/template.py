@@ -25,7 +25,7 @@ from forerun.files import write_atomically
 RANK_VALUES = (0.55, 0.14, 0.07, 0.045, 0.03, 0.02, 0.015, 0.01, 0.007, 0.005)
 
 
-LARGEST = 1 << 16  # places of a full tree
+MOST_PLACES = 1 << 16  # of a full tree
 
 
 @dataclass(frozen=True)
@@ -128,12 +128,12 @@ def best_first(nodes: int, values: tuple[float, ...] = RANK_VALUES, depth: int =
 def grid(*widths: int) -> Template:
     """The full tree whose nodes at level i all have widths[i] children, level by level.
 
-    Raises ConfigError for widths below 1, and for more places than LARGEST.
+    Raises ConfigError for widths below 1, and for more places than MOST_PLACES.
     """
     size = sum(accumulate(widths, mul))
-    if min(widths, default=1) < 1 or size > LARGEST:
+    if min(widths, default=1) < 1 or size > MOST_PLACES:
         raise ConfigError(
-            f"branching needs numbers of at least 1 that make {LARGEST} places or fewer, got "
+            f"branching needs numbers of at least 1 that make {MOST_PLACES} places or fewer, got "
             f"{widths}"
         )
     places: list[tuple[int, ...]] = []

@@ -20,9 +20,10 @@ from forerun import registry
 from forerun.cli.serve import REASONER
 from forerun.dice import EnumeratedDice, SeededDice
 from forerun.engine.loop import Engine
+from forerun.engine.stops import Stops, Stream
 from forerun.errors import ConfigError
 from forerun.models.tokenizer import Tokenizer
-from forerun.records import Cost, Plan, Step, Verdict
+from forerun.records import Cost, Plan, Sequence, Step, Verdict
 from forerun.roles import Drafter
 from forerun.sampling import Sampling
 from forerun.serving.admission import Admission, Group
@@ -33,6 +34,7 @@ from forerun.serving.methods import Methods
 from forerun.serving.pieces import Pieces, byte_alphabet
 from forerun.serving.prediction import FIRST, Expected, Prediction
 from forerun.serving.routing import Plans, Router
+from forerun.serving.running import Choice
 from forerun.serving.schemas import ChatRequest
 from forerun.serving.service import Service, settle
 from forerun.serving.settings import Settings
@@ -380,6 +382,57 @@ def test_what_a_template_leaves_out_is_told_to_who_sent_it(
     with pytest.raises(ApiError, match=re.escape(said)) as caught:
         Service(tiny_model, Settings()).intake.chat(parse(ChatRequest, body), "")
     assert caught.value.status == 400 and caught.value.param == "messages"
+
+
+class Words(Stream):
+    """Token 7 is the word w7, and a blank."""
+
+    def push(self, token: int) -> str:
+        return f"w{token} "
+
+
+@pytest.mark.parametrize(
+    ("stop", "shown"),
+    [
+        ((), ["w1 ", "w2 ", "w3 "]),
+        (("\n",), ["w1 ", "w2 ", "w3 "]),
+        (("\n", "END"), [None, "w1 ", "w2 "]),
+    ],
+)
+def test_a_token_waits_only_where_a_stop_string_may_take_back_its_end(
+    stop: tuple[str, ...], shown: list[str | None]
+) -> None:
+    stops, seq = Stops((), Words), Sequence([9], 1, Sampling(stop=stop), SeededDice(1), limit=50)
+    stops.start(seq)
+    choice, found = Choice(job(), 0, seq), []
+    for token in (1, 2, 3):
+        seq.tokens += stops.cut(seq, [token])
+        piece = choice.news(stops)
+        found.append(piece and piece.text)
+    assert found == shown
+
+
+CONTENTS = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+def test_a_template_leaves_out_nothing_of_messages_without_text(
+    tiny_model: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Empty texts are messages, whatever their role, unless all of them are."""
+
+    def ask(**contents: str) -> list[int]:
+        messages = [{"role": role, "content": content} for role, content in contents.items()]
+        body = json.dumps({"messages": messages}).encode()
+        return service.intake.chat(parse(ChatRequest, body), "").prompts[0]
+
+    tiny_model.tokenizer.inner.chat_template = CONTENTS
+    service = Service(tiny_model, Settings())
+    assert ask(user="the cat", tool="", system="") == ask(user="the cat") != []
+    assert not caplog.records
+    for contents in ({"user": ""}, {"user": "", "tool": ""}, {"system": ""}):
+        with pytest.raises(ApiError, match="an empty prompt: none of them has text") as caught:
+            ask(**contents)
+        assert caught.value.status == 400 and caught.value.param == "messages"
 
 
 def test_results_of_tools_that_a_template_shows_are_shown(tiny_model: Any) -> None:

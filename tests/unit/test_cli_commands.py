@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,39 @@ def test_verify_fails_with_status_1(
     words = ("verify", "-m", tiny, "--verifier", "greedy", "--prompts", 1, "--law-prompts", 0)
     status, out, _ = call(*words)
     assert status == 1 and "violation at position 0" in out and "gap" in out
+
+
+def test_many_lines_of_verify_are_counted_and_failures_come_first(
+    call: Call, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forerun import verifying
+
+    prompts, real, wrong = tmp_path / "prompts.jsonl", verifying.check_greedy, {24}
+
+    def check(*given: Any, **options: Any) -> Any:
+        for case in real(*given, **options):
+            is_wrong = case.prompt_index in wrong
+            yield replace(case, position=0, expected=1, got=2, gap=9.0) if is_wrong else case
+
+    def shown(count: int) -> list[str]:
+        prompts.write_text(count * '{"prompt": "the cat sat"}\n')
+        words = ("verify", "-m", tiny, "--prompt-file", prompts, "--max-new-tokens", 1)
+        _, out, _ = call(*words, "--law-prompts", 0)
+        return [line for line in out.splitlines() if line.startswith(("  prompt", "  ..."))]
+
+    monkeypatch.setattr(verifying, "check_greedy", check)
+    assert [line.split(",")[0] for line in shown(20)] == [f"  prompt {i // 2}" for i in range(40)]
+    lines = shown(25)
+    assert [line.split(":")[0] for line in lines[:3]] == [
+        "  prompt 24, text 0",
+        "  prompt 24, text 1",
+        "  prompt 0, text 0",
+    ]
+    assert "violation at position 0" in lines[0]
+    assert len(lines) == 41
+    assert lines[-1] == "  ... and 10 more, 0 of them failed; --json tells of each"
+    wrong |= {*range(25)}
+    assert shown(25)[-1] == "  ... and 10 more, 10 of them failed; --json tells of each"
 
 
 def test_demo_counts_both_arms(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,18 +1,16 @@
-"""Standard streams that are closed or full, arguments that no file could hold, no compiler."""
+"""Standard streams that are closed or full, names and texts that are not UTF-8, no compiler."""
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from command import Call, python
-
-from forerun.cli import verify
-from forerun.cli.output import console
 
 GENERATE = 'generate -m "$TINY" -p "the cat" --max-new-tokens 2 -d none --nodes 0'
 CLOSED = "error: standard output is closed; send it somewhere, as > FILE or > /dev/null\n"
@@ -65,20 +63,56 @@ def test_a_full_error_stream_is_no_other_error() -> None:
     assert shell("methods stnd 2> /dev/full").returncode == 2
 
 
+def test_files_may_have_any_name(tmp_path: Path, tiny_folder: Path) -> None:
+    """Also one that is not UTF-8; what is printed is, and the call that is told finds the file."""
+    name = os.fsencode(tmp_path) + b"/caf\xe9"
+    Path(os.fsdecode(name + b".txt")).write_text("the cat sat")
+    environment = {"TINY": str(tiny_folder), "NAME": os.fsdecode(name)}
+    asked = '-m "$TINY" --max-new-tokens 4 -d stand --prompt-file "$NAME.txt" --json'
+    asked += ' --out "$NAME.jsonl" --memory "$NAME.mem"'
+    done = shell(f"generate {asked}", **environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == Path(os.fsdecode(name + b".jsonl")).read_text()
+    record = json.loads(done.stdout)
+    assert record["prompt"] == "the cat sat" and "caf\\xe9.txt'" in record["call"]
+    for encoding in ("utf-8:strict", "utf-8:surrogateescape"):
+        environment["PYTHONIOENCODING"] = encoding
+        told = json.loads(shell('memory info "$NAME.mem" --json', **environment).stdout)
+        assert told["file"].endswith("/caf\udce9.mem")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["generate", "-p", "a", "--out", "a\udcff.jsonl"], "argument 'a\\udcff.jsonl' is not"),
-        (["generate", "-p", "a", "--tenant", "\udcff"], "argument '\\udcff' is not UTF-8 text"),
-        (["memory", "info", "\udcff"], "byte 0xff after 0 characters"),
-        (["index", "build", "ix\udcff", "a.txt"], "byte 0xff after 2 characters"),
+        (
+            ["generate", "-p", "a\udce9"],
+            "--prompt takes UTF-8, but what came is not UTF-8 text: byte",
+        ),
+        (["generate", "-p", "a", "--stop", "\udce9"], "stop must be non-empty texts in UTF-8"),
+        (["serve", "--name", "a\udce9"], "--name must be text in UTF-8, got 'a\\udce9'"),
+        (["index", "build", "ix\udce9", "a.txt"], "expected a folder with a name in UTF-8"),
+        (["seal", "build", "run\udce9", "a.jsonl"], "expected a folder with a name in UTF-8"),
+        (["train", "reasoner", "--out", "a\udce9"], "expected a folder with a name in UTF-8"),
     ],
 )
-def test_arguments_that_no_file_could_hold_are_refused(
-    call: Call, words: list[str], said: str
+def test_what_could_not_be_read_or_saved_is_refused_before_any_work(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     status, out, err = call(*words)
     assert (status, out, err.count("\n")) == (2, "", 1) and said in err
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_name_that_a_file_cannot_hold_is_told_with_what_to_do(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("caf\udce9.txt").write_text("the cat")
+    words = ("bench", "run", "--methods", "plain", "--tasks", "file:caf\udce9.txt", "--out", "run")
+    status, out, err = call(*words)
+    assert (status, out) == (2, "") and "byte 0xe9 after " in err
+    assert err.endswith("cannot be written; rename the file, or give the text in UTF-8\n")
 
 
 def test_numbas_compiler_is_asked_for() -> None:
@@ -92,23 +126,35 @@ def test_numbas_compiler_is_asked_for() -> None:
     assert python(code) == f"{said}\n"
 
 
-def test_many_lines_of_verify_are_counted_and_failures_come_first(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    cases = [SimpleNamespace(number=i, passed=i % 25 != 7) for i in range(100)]
+UNBUFFERED = """
+import sys
+from unittest.mock import patch
+from forerun.cli.main import main
 
-    def shown(count: int) -> list[str]:
-        verify._show_each(console(), cases[:count], lambda case: f"case {case.number}")
-        return capsys.readouterr().out.splitlines()
+def work(args):
+    print("one")
+    sys.stdin.readline()
+    return 0
 
-    assert shown(verify.SHOWN) == [f"  case {i}" for i in range(verify.SHOWN)]
-    lines = shown(100)
-    assert lines[:5] == [f"  case {i}" for i in (7, 32, 57, 82, 0)]
-    assert len(lines) == verify.SHOWN + 1
-    assert lines[-1] == "  ... and 60 more, 0 of them failed; --json tells of each"
-    for case in cases:
-        case.passed = False
-    assert shown(100)[-1] == "  ... and 60 more, 60 of them failed; --json tells of each"
+with patch("forerun.cli.main._run", work):
+    main(["methods"])
+"""
+
+
+def test_unbuffered_output_comes_at_once() -> None:
+    """As `python -u` and PYTHONUNBUFFERED ask."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", UNBUFFERED],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None and process.stdin is not None
+        assert select.select([process.stdout], [], [], 20)[0], "it waits for its input"
+        assert process.stdout.readline() == "one\n"
+        process.stdin.write("\n")
 
 
 def test_what_a_program_prints_stays_in_order() -> None:

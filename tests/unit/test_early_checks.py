@@ -68,7 +68,11 @@ def foreign(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "error", "said"),
     [
-        ("places=a.txt+b.txt", DataError, "places of drafter 'foreign': there is no b.txt"),
+        (
+            "places=a.txt+b.txt",
+            DataError,
+            "places of drafter 'foreign': there is no file or folder b.txt",
+        ),
         ("little=./nowhere", ModelError, "there is no model folder ./nowhere"),
         ("others=foreign+stnd", UnknownName, "did you mean 'stand'"),
         ("shape=gumbl", UnknownName, "did you mean 'gumbel'"),

@@ -171,7 +171,7 @@ def test_the_command_refuses_bad_styles(text: Path, capsys: pytest.CaptureFixtur
         (["--style-form", "paper"], "--style-form needs --style FILE"),
         (["--style", str(text), "--style-lambda", "2"], "must be in [0, 1], got 2.0"),
         (["--style", str(text), "--style-form", "x"], "unknown form of n-gram style 'x'"),
-        (["--style", "no/such.txt"], "there is no no/such.txt"),
+        (["--style", "no/such.txt"], "there is no file no/such.txt"),
     ):
         assert main([*call, *more]) != 0
         assert words in " ".join(capsys.readouterr().err.split())

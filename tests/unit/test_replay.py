@@ -162,6 +162,10 @@ def test_fields_are_found(tmp_path: Path) -> None:
     assert read("d.json", json.dumps(ours)) == [("p", ["x", "y"])]
     assert read("e.json", line, text_fields=["answer"]) == [("q", ["7"])]
     assert read("e.json", line, prompt_field="answer") == [("7", ["one", "two"])]
+    broken = '{"data": [{"prompt": "p", "text": "x"}\n, {"prompt": "p", "text": "y"}]}'
+    assert read("f.json", broken) == [("p", ["x", "y"])]
+    broken = '{"meta": {"n": 1}\n, "rows": [{"prompt": "p", "text": "x"}]}'
+    assert read("f.json", broken) == [("p", ["x"])]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +176,12 @@ def test_fields_are_found(tmp_path: Path) -> None:
         ("[1, 2]", "expected JSON objects"),
         ("[]", "expected JSON objects"),
         ('{"text": "t"}', "record 1 has no text in prompt, question, .* --prompt-field .*: text"),
-        ('{"prompt": "p", "prompt": "q", "text": "t"}\n{}', "line 1 .*key 'prompt' is there twice"),
+        (
+            '{"prompt": "p", "prompt": "q", "text": "t"}\n{}',
+            "a.jsonl is not JSON: .*'prompt' is there twice",
+        ),
+        ('{"prompt": "p"}\n{"text": "p", "text": "q"}', "line 2 is .* key 'text' is there twice"),
+        ('{"prompt": "p", "text": "t"\n{"prompt": "q", "text": "t"}', "line 1 is not JSON"),
         ('[\n{"prompt": "p", "n": 1, "n": 2}\n]', "a.jsonl is not JSON: .*is there twice"),
         ('{"prompt": "p", "n": 3}', "record 1 has no text or list .* --text-field .*: prompt, n"),
         ('{"prompt": "p", "thinking": ["a"], "output": ["a", "b"]}', "in thinking [+] output"),

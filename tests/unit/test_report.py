@@ -220,9 +220,11 @@ def test_several_answers_at_once_are_compared_with_as_many(
     alone, alike, own = ([r for r in made if r.method == name] for name in shares)
     same, whole = metrics.ratios(own, alike), metrics.ratios(own, alone)
     assert same and whole and whole.ratio == pytest.approx(4 * same.ratio)
-    assert f"**{factor(same.ratio)}** stand:batch=4 over plain:batch=4 (" in text
+    assert f"**{factor(same.ratio)}** stand:batch=4 over plain:batch=4: what drafts give (" in text
     assert f"**{factor(whole.ratio)}** stand:batch=4 over our plain decoding of one answer" in text
-    assert f" and is {times(same)} as fast as plain:batch=4, " in text
+    like, unlike = f"is {times(same)} as fast as plain:batch=4", f"is {times(whole)} as fast as our"
+    assert f"stand:batch=4 {like}, and {unlike}" in text, "like is compared with like first"
+    assert text.index(f"**{factor(same.ratio)}**") < text.index(f"**{factor(whole.ratio)}**")
     promised = page.table("task, method", "D/S")  # by a curve of one sequence
     assert {row["predicted speed-up"][0] for row in promised.values()} == {"-"}
 
@@ -268,7 +270,7 @@ def test_plain_decoding_of_as_many_that_is_as_fast_is_not_called_slower(
     ]
     made = [_drafting(r) if r.method == "stand:batch=4" else r for r in made]
     _, text = report(made, methods=["plain", "plain:batch=4", "stand:batch=4"])
-    assert "one answer after the other, and cannot be told apart from plain:batch=4: " in text
+    assert "stand:batch=4 cannot be told apart from plain:batch=4: " in text
 
 
 def test_prompts_that_were_too_long_are_counted(report: Callable[..., tuple[Page, str]]) -> None:

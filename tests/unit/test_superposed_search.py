@@ -313,7 +313,7 @@ def test_the_command_refuses(text: Path, capsys: pytest.CaptureFixture[str]) -> 
         ([*mine, "--ngrams", str(text), "-n", "-3"], "(-n) at once, and k must be at least 2"),
         ([*mine, "--ngrams", str(text), "--seed", "3"], "--seed changes nothing with --method"),
         ([*mine, "--ngrams", str(text), "--ngram-weight", "2"], "must be in [0, 1], got 2.0"),
-        ([*mine, "--ngrams", "no/such.txt"], "--ngrams: there is no no/such.txt"),
+        ([*mine, "--ngrams", "no/such.txt"], "--ngrams: there is no file no/such.txt"),
         ([*mine, "--ngrams", str(text.parent)], "is a folder; give the files in it"),
         ([*mine, "--ngrams", str(text), "--scorer", "arithmetic"], "--scorer"),
         ([*call, "--ngrams", str(text)], "--ngrams belongs to --method superposed"),

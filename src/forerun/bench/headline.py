@@ -57,19 +57,24 @@ def context(manifest: Manifest) -> str:
 
 
 def tiles(standing: Standing) -> list[tuple[str, str]]:
-    """The figures that matter most, each with its words."""
+    """The figures that matter most, each with its words; like is compared with like first."""
     own, peer, plain = standing.best("own"), standing.best("peer"), standing.best("plain")
     mine, other = standing.best("own", "plain"), best_plain_peer(standing)
     found: list[tuple[str, str]] = []
-    if own and own.speed:
+    alike = own and standing.plain_alike(own)
+    like = standing.over(own, alike) if own and alike else None
+    if own and alike and like:
+        found.append(_tile(like, f"{own.method} over {alike.method}: what drafts give"))
+    elif own and own.speed:
         found.append(_tile(own.speed, f"{own.method} over {_plainly(own)}"))
-        if (alike := standing.plain_alike(own)) and (speed := standing.over(own, alike)):
-            found.append(_tile(speed, f"{own.method} over {alike.method}"))
     if mine and peer and (speed := standing.over(mine, peer)):
         found.append(_tile(speed, f"{mine.method} over the best peer, {peer.method}"))
     is_told = mine is plain and peer is other
     if own and plain and other and not is_told and (speed := standing.over(plain, other)):
         found.append(_tile(speed, f"our plain decoding over the best plain peer, {other.method}"))
+    if own and own.speed and like:
+        words = f"{own.method} over {_plainly(own)}: drafts and several answers at once"
+        found.append(_tile(own.speed, words))
     if own and own.totals.tau:
         found.append((number(own.totals.tau), f"tokens per pass (tau) of {own.method}"))
     return found
@@ -171,8 +176,9 @@ def _over_plain(standing: Standing, own: Entry, speed: SpeedUp) -> str:
     if own.totals.drafted == 0 and (same or not at_once(own.method)):
         found, name = (same, alike.method) if alike and same else (speed, _plainly(own))
         return f"{own.method} drafted nothing, so it is {name}: {times(found)}"
-    said = f"{own.method} {_beside(speed, _plainly(own))}"
-    return f"{said}, and {_beside(same, alike.method)}" if alike and same else said
+    said = _beside(speed, _plainly(own))
+    like = f"{_beside(same, alike.method)}, and " if alike and same else ""
+    return f"{own.method} {like}{said}"
 
 
 def _beside(speed: SpeedUp, name: str) -> str:
@@ -265,8 +271,8 @@ def _disturbances(manifest: Manifest, records: Sequence[Record]) -> list[str]:
         f"Disturbed more than the rest, and left out of the figures: "
         f"{sum(spoiled.values())} of {len(records)} measurements ({listed(spoiled)})."
         if spoiled
-        else "Nothing is left out of the figures: it was so most of the time, or for all that "
-        "took turns."
+        else "That was so most of the time, or for all methods in turn: every measurement is in "
+        "the figures."
     )
     return [
         f"The machine was not quiet: beside the prompts it read between {number(min(reads))} "

@@ -15,6 +15,7 @@ import typer
 from forerun import registry
 from forerun.cli import corpora, generate_ray, options
 from forerun.cli import style as styles
+from forerun.cli.endings import ending_at_once
 from forerun.cli.memory import check_kept, kept
 from forerun.cli.output import (
     Results,
@@ -28,7 +29,7 @@ from forerun.cli.output import (
 )
 from forerun.cli.prompts import Job, as_shown, read_jobs
 from forerun.errors import ConfigError
-from forerun.interrupts import ending_at_once, uninterrupted
+from forerun.interrupts import uninterrupted
 from forerun.sampling import Sampling
 
 if TYPE_CHECKING:

@@ -88,6 +88,7 @@ def build(
     from forerun.ngrams import building
     from forerun.ngrams.documents import Reading
 
+    options.check_folder_name(index)
     is_ids = tokenizer == "ids"
     asked = building.Options(
         tokenizer=tokenizer,

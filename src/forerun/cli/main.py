@@ -19,9 +19,8 @@ import typer
 from forerun import __version__
 from forerun.cli import streams
 from forerun.cli.commands import Commands
+from forerun.cli.endings import ending_dropped
 from forerun.errors import DataError, ForerunError
-from forerun.files import check_text
-from forerun.interrupts import heeded
 
 COMMANDS = {
     "generate": "Sample from a model, faster, with the law of plain decoding.",
@@ -41,7 +40,8 @@ COMMANDS = {
     "doctor": "Say what this machine and installation can do.",
 }
 INTERRUPTED = "interrupted; what was printed or written by then stays"
-SHOWN = 40  # characters of an argument in an error
+SHOWN = 20  # characters before a fault
+CLOSED = "standard output is closed; send it somewhere, as > FILE or > /dev/null"
 
 
 class Group(Commands):
@@ -97,16 +97,18 @@ def main(argv: Many[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     is_debug = "--debug" in given
     args = [word for word in given if word != "--debug"] or ["--help"]
-    with warnings.catch_warnings(), streams.standing() as is_open, heeded(INTERRUPTED):
+    with warnings.catch_warnings(), streams.usable() as is_open:
         if not is_debug:
             _hush()
         try:
-            _check(args, is_open)
-            status = _run(args)
-            sys.stdout.flush()
+            if not is_open:
+                raise DataError(CLOSED)
+            with ending_dropped(INTERRUPTED):
+                status = _run(args)
+                sys.stdout.flush()
             return status
         except (KeyboardInterrupt, EOFError, typer.Abort):
-            return _end(INTERRUPTED, 130)
+            return streams.end(INTERRUPTED, 130)
         except (BrokenPipeError, SystemExit) as end:  # rich makes an exit of a broken pipe
             if not isinstance(end, OSError) and not isinstance(end.__context__, BrokenPipeError):
                 raise
@@ -115,16 +117,7 @@ def main(argv: Many[str] | None = None) -> int:
         except Exception as error:
             if is_debug:
                 raise
-            message = _message(error)
-            return _fail(_internal(error), 70) if message is None else _fail(message, 2)
-
-
-def _check(args: list[str], is_open: bool) -> None:
-    """Raises DataError for what would lose an answer once it is there."""
-    for word in args:
-        check_text(f"argument {word[:SHOWN]!r}", word)
-    if not is_open:
-        raise DataError("standard output is closed; send it somewhere, as > FILE or > /dev/null")
+            return streams.end(*_failure(error))
 
 
 def _run(args: list[str]) -> int:
@@ -146,6 +139,13 @@ def _hush() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
+def _failure(error: Exception) -> tuple[str, int]:
+    """A mistake as one line, and the status that goes with it."""
+    message = _message(error)
+    said, status = (_internal(error), 70) if message is None else (message, 2)
+    return "error: " + " ".join(said.split()), status
+
+
 def _message(error: Exception) -> str | None:
     """What the user should read; None for what is not the user's to mend."""
     if isinstance(error, ForerunError):
@@ -153,6 +153,12 @@ def _message(error: Exception) -> str | None:
     if hasattr(error, "format_message"):  # the command line itself was wrong
         path = getattr(getattr(error, "ctx", None), "command_path", "forerun")
         return f"{error.format_message().rstrip('.')} (see `{path} --help`)"
+    if isinstance(error, UnicodeEncodeError) and streams.NO_UTF8.match(error.object, error.start):
+        byte, before = ord(error.object[error.start]) - 0xDC00, error.object[: error.start]
+        return (
+            f"byte 0x{byte:02x} after {before[-SHOWN:]!r} is no UTF-8 and cannot be written; "
+            "rename the file, or give the text in UTF-8"
+        )
     if is_out_of_memory(error):
         return "out of memory; try a smaller --batch, --nodes, or --dtype bf16"
     if isinstance(error, OSError):
@@ -174,16 +180,6 @@ def _internal(error: Exception) -> str:
         f"internal error, {type(error).__name__}: {error}; this is a bug of forerun. Run the same "
         "with --debug and report the traceback"
     )
-
-
-def _fail(message: str, status: int) -> int:
-    """A mistake as one line on standard error."""
-    return _end("error: " + " ".join(message.split()), status)
-
-
-def _end(line: str, status: int) -> int:
-    streams.end(line)
-    return status
 
 
 if __name__ == "__main__":

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun import registry
+from forerun.cli.streams import NO_UTF8
 from forerun.errors import ConfigError, DataError
+from forerun.files import check_text
 
 if TYPE_CHECKING:
     from forerun.sampling import Sampling
@@ -139,7 +141,8 @@ def check_files(what: str, files: str | Many[str] | None, *, folders: bool = Tru
     for file in (files,) if isinstance(files, str) else files or ():
         path = Path(file).expanduser()
         if not file or not path.exists():
-            raise DataError(f"{what}: there is no {file or repr(file)}; check the path")
+            kind = "file or folder" if folders else "file"
+            raise DataError(f"{what}: there is no {kind} {file or repr(file)}; check the path")
         if path.is_dir() and not folders:
             raise DataError(f"{what}: {file} is a folder; give the files in it")
 
@@ -148,6 +151,11 @@ def check_out_folder(out: Path) -> None:
     """Raises DataError for what cannot be the folder of --out."""
     if out.exists() and not out.is_dir():
         raise DataError(f"{out} is a file; --out names a folder, give another")
+
+
+def check_folder_name(folder: Path) -> None:
+    """Raises DataError where no tokenizer could be saved: that takes names in UTF-8."""
+    check_text(f"expected a folder with a name in UTF-8, but {str(folder)!r}", str(folder))
 
 
 def check_model(
@@ -185,7 +193,7 @@ def load(name: str, *, dtype: str, device: str, batch: int, weights: str = "auto
     """
     check_model(name, dtype, device, batch, weights)
     import forerun
-    from forerun.interrupts import ending_at_once
+    from forerun.cli.endings import ending_at_once
 
     # imports may drop a Ctrl-C or die of it
     with said_if_slow(f"loading {name} ..."), ending_at_once(UNBEGUN):
@@ -226,8 +234,8 @@ def warm(*parts: Any) -> None:
     import time
 
     from forerun import compiled
+    from forerun.cli.endings import ending_at_once
     from forerun.cli.output import notice
-    from forerun.interrupts import ending_at_once
 
     watch, start = compiled.watch(notice), time.perf_counter()
     before = watch.num_compiled
@@ -266,10 +274,11 @@ def call_line(ctx: typer.Context, most: int = sys.maxsize, /, **changed: Any) ->
 
 
 def _quoted(text: str, most: int = sys.maxsize) -> str:
-    """Shell quoting that stays on one line."""
+    """Shell quoting that stays on one line, and in UTF-8."""
     if len(text) > most:
         text = f"{text[:most]}... ({len(text) - most} more characters)"
-    if "\n" not in text:
+    if "\n" not in text and not NO_UTF8.search(text):
         return shlex.quote(text)
     escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
+    escaped = NO_UTF8.sub(lambda byte: f"\\x{ord(byte[0]) - 0xDC00:02x}", escaped)
     return f"$'{escaped}'"

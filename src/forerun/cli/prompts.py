@@ -80,6 +80,7 @@ def _from_option(prompt: str, sampling: Sampling) -> Job:
         raise DataError(
             "--prompt is empty or blank; write a text after it, or - for standard input"
         )
+    check_text("--prompt takes UTF-8, but what came", prompt)
     return Job(prompt, sampling)
 
 

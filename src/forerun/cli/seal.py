@@ -41,6 +41,7 @@ def build(
     from forerun.cli.train import Display
     from forerun.training.recipes import seal as recipe
 
+    options.check_folder_name(run)
     plan = recipe.Plan(run, passages, minutes, evaluated=held_out, seed=seed)
     with Display() as display:
         try:

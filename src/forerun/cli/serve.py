@@ -14,9 +14,9 @@ import typer
 
 from forerun import registry
 from forerun.cli import options
+from forerun.cli.endings import ending_at_once
 from forerun.cli.output import notice
 from forerun.errors import ConfigError, DataError
-from forerun.interrupts import ending_at_once
 from forerun.words import counted
 
 if TYPE_CHECKING:
@@ -135,19 +135,12 @@ def command(
 
 def _settings(given: dict[str, Any]) -> Settings:
     """What the options say, checked as far as it can be without a model. Raises ConfigError."""
-    from forerun.serving.methods import Methods, make_verifier
+    from forerun.serving.methods import Methods, make_verifier, named
     from forerun.serving.settings import Settings
 
     name, drafter = given["name"], given["drafter"]
-    named = [_method(text) for text in [*given["method"], *([drafter] if drafter else [])]]
-    chosen = named[-1][0] if drafter else None
-    specs = dict(named)
-    for alias, spec in named:
-        if specs[alias] != spec:
-            raise ConfigError(
-                f"method {alias!r} is given twice, as {spec} and as {specs[alias]}; name one of "
-                "them otherwise, NAME=SPEC"
-            )
+    first = [drafter] if drafter else []
+    specs, chosen = named([*given["method"], *first]), next(iter(named(first)), None)
     try:
         settings = Settings(
             name=_short(given["model"]) if name is None else name,
@@ -291,14 +284,6 @@ def _keys(path: Path | None) -> Keys:
     if KEYS in os.environ and not len(keys):
         raise ConfigError(f"{KEYS} is set but holds no key; unset it to serve everybody")
     return keys
-
-
-def _method(text: str) -> tuple[str, str]:
-    """Name and spec of NAME or NAME=SPEC; "stand:context=3" without one is called stand."""
-    before, equals, after = text.partition("=")
-    if equals and ":" not in before:
-        return before.strip().replace("-", "_"), after.strip()
-    return text.partition(":")[0].strip().replace("-", "_"), text.strip()
 
 
 def _short(model: str) -> str:

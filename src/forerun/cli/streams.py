@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
+
+NO_UTF8 = re.compile(r"[\udc80-\udcff]")  # bytes that are none, as Python holds those of arguments
 
 
 class _Output(io.FileIO):
@@ -22,7 +26,7 @@ class _Output(io.FileIO):
 
 
 @contextmanager
-def standing() -> Iterator[bool]:
+def usable() -> Iterator[bool]:
     """All streams can be written to in the block; gives whether standard output was open before.
 
     What is written to a closed one goes nowhere: files that are opened must not get its number.
@@ -42,28 +46,37 @@ def standing() -> Iterator[bool]:
         sys.stdout, sys.stderr = before
 
 
-def end(line: str) -> None:
-    """The last line, on standard error; what is left in a broken standard output is dropped."""
+def end(line: str, status: int) -> int:
+    """The last line of a process, on standard error; returns its status.
+
+    What is left in a standard output that cannot be written is dropped.
+    """
     try:
         sys.stdout.flush()
     except OSError:
         drop_output()
     with suppress(OSError):  # there is no other place to say it
         print(line, file=sys.stderr)
+    return status
 
 
 def drop_output() -> None:
     """Sends what is left of standard output nowhere."""
-    _nowhere(sys.stdout.fileno())
+    _lead_nowhere(sys.stdout.fileno())
 
 
 def _named(stream: Any) -> TextIO:
-    """The same stream, whose errors say what it is."""
+    """The same stream, whose errors say what it is.
+
+    In UTF-8 bytes that are none, as of files' names, are written as \\udcff, which JSON reads.
+    """
     stream.flush()
+    is_utf8 = codecs.lookup(stream.encoding).name == "utf-8"
+    raw = _Output(stream.fileno(), "w", closefd=False)
     return io.TextIOWrapper(
-        io.BufferedWriter(_Output(stream.fileno(), "w", closefd=False)),
+        raw if stream.write_through else io.BufferedWriter(raw),  # type: ignore[type-var]
         stream.encoding,
-        stream.errors,
+        "backslashreplace" if is_utf8 else stream.errors,
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )
@@ -71,8 +84,13 @@ def _named(stream: Any) -> TextIO:
 
 def _nowhere(number: int) -> TextIO:
     """A stream that leads nowhere, in place of what has this number."""
+    _lead_nowhere(number)
+    return open(number, "w", closefd=False)
+
+
+def _lead_nowhere(number: int) -> None:
+    """What is written to this number goes nowhere from now on."""
     null = os.open(os.devnull, os.O_WRONLY)
     if null != number:
         os.dup2(null, number)
         os.close(null)
-    return open(number, "w", closefd=False)

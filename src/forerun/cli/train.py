@@ -95,7 +95,7 @@ def check(name: str, given: dict[str, Any]) -> Recipe:
     """The recipe of a name.
 
     Raises UnknownName, ConfigError for an option or a device that it does not have, DataError for
-    --out that is no folder.
+    what cannot be --out.
     """
     if name not in RECIPES:
         raise UnknownName.of("recipe", name, list(RECIPES))
@@ -109,7 +109,9 @@ def check(name: str, given: dict[str, Any]) -> Recipe:
     device = given.get("device", "cpu")
     if not DEVICE.fullmatch(device):
         raise ConfigError(f"--device must be cpu, cuda or cuda:N to train on, got {device!r}")
-    options.check_out_folder(given.get("out", Path(name)))
+    out = given.get("out", Path(name))
+    options.check_out_folder(out)
+    options.check_folder_name(out)
     return RECIPES[name]
 
 

@@ -6,11 +6,7 @@ what was finished is reported.
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable
-from collections.abc import Sequence as Many
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +22,7 @@ from forerun.words import counted
 
 if TYPE_CHECKING:
     from forerun.engine.api import Model
-    from forerun.sampled_law import LawReport, LawTest, PromptLaw
+    from forerun.sampled_law import LawReport, PromptLaw
     from forerun.verifying import GreedyCase
 
 NumPrompts = Annotated[int, typer.Option("--prompts", help="How many of the built-in prompts.")]
@@ -44,7 +40,6 @@ MinP = Annotated[float, typer.Option("--min-p", help="Of the law test; 0: off.")
 Seed = Annotated[int, typer.Option("--seed", help="Of the law test.")]
 
 REPEATS = 2  # greedy texts of one prompt
-SHOWN = 40  # of them, and of tests of the law, where people look
 
 
 @dataclass
@@ -118,6 +113,7 @@ def command(
     notice(f"# {options.call_line(ctx)}")
     loaded = options.load(model, dtype=dtype, device=device, batch=batch, weights=weights)
     options.warm_up(loaded, **specs)
+    from forerun.cli.verify_show import show, to_dict
     from forerun.verifying import Parts
 
     texts = [as_shown(loaded.name, text) for text in given or builtin_prompts(loaded, prompts)]
@@ -134,7 +130,7 @@ def command(
     if is_json:
         print_json(to_dict(loaded, found))
     else:
-        _show(loaded, found)
+        show(loaded, found)
     raise typer.Exit((0 if found.passed else 1) if found.is_whole else 130)
 
 
@@ -150,37 +146,6 @@ def builtin_prompts(model: Model, count: int) -> list[str]:
             f"there are {known} built-in prompts, got --prompts {count}; use --prompt-file"
         )
     return list(PROMPTS[:count]) if task is None else [task.example(i).prompt for i in range(count)]
-
-
-def to_dict(model: Model, found: Found) -> dict[str, Any]:
-    """The whole report as plain values."""
-    from forerun.sampled_law import POWER
-    from forerun.verifying import dtype_of
-
-    law = found.law
-    greedy = [asdict(case) | {"cause": case.cause, "passed": case.passed} for case in found.cases]
-    for case in greedy:
-        case["gap"] = case["gap"] if math.isfinite(case["gap"]) else None
-    tests = [asdict(test) | {"passed": test.passed} for test in law.tests]
-    for test in tests:
-        test["statistic"] = test["statistic"] if math.isfinite(test["statistic"]) else None
-    return {
-        "model": model.name,
-        "dtype": str(dtype_of(model)).removeprefix("torch."),
-        "passed": found.passed,
-        "interrupted": not found.is_whole,
-        "greedy": greedy,
-        "law": {
-            "passed": law.passed,
-            "is_vacuous": law.is_vacuous,
-            "num_samples": law.num_samples,
-            "detectable": law.detectable,
-            "power": POWER,
-            "samples_for_one_percent": law.samples_for(0.01),
-            "stats": law.stats.to_dict(),
-            "tests": tests,
-        },
-    }
 
 
 def _check_counts(least: int, **counts: int) -> None:
@@ -234,100 +199,3 @@ class _Progress:
 
     def __exit__(self, *_: Any) -> None:
         self._bar.stop()
-
-
-def _show(model: Model, found: Found) -> None:
-    from forerun.verifying import dtype_of
-
-    out, cases, law = console(), found.cases, found.law
-    dtype = str(dtype_of(model)).removeprefix("torch.")
-    out.print(f"[bold]Greedy identity[/] with plain decoding, {dtype}")
-    _show_each(out, cases, _greedy_line)
-    causes = Counter(case.cause for case in cases)
-    out.print(
-        f"  {causes['identical']} of {len(cases)} identical, "
-        f"{counted(causes['numerical tie'], 'numerical tie')}, "
-        f"{causes['the passes differ']} whose passes differ, "
-        f"{counted(causes['violation'], 'violation')}; "
-        f"{counted(sum(c.accepted for c in cases), 'draft token')} accepted; largest logit "
-        f"difference {max((c.noise for c in cases), default=0):.2g} "
-        f"(tolerance {max((c.tolerance for c in cases), default=0):.2g})"
-    )
-    if found.laws:
-        _show_law(out, law)
-    verdicts = {
-        True: "[green]passed[/]",
-        None: "[yellow]interrupted[/], and nothing wrong in what was finished",
-        False: "[red]failed: decoding is not lossless here[/]",
-    }
-    power = f"; {power_line(law)}" if found.laws and found.passed is not False else ""
-    out.print(f"[bold]verify[/] {verdicts[found.passed]}{power}", soft_wrap=True)
-
-
-def _show_each(out: Any, found: Many[Any], line: Callable[[Any], str]) -> None:
-    """A line for each; of more than SHOWN those that failed come first, and the rest is counted."""
-    some = found if len(found) <= SHOWN else sorted(found, key=lambda one: one.passed)[:SHOWN]
-    for one in some:
-        style = None if one.passed else "red"
-        out.print("  " + line(one), style=style, soft_wrap=True, markup=False)
-    rest = len(found) - len(some)
-    if rest:
-        failed = sum(not one.passed for one in found) - sum(not one.passed for one in some)
-        out.print(f"  ... and {rest} more, {failed} of them failed; --json tells of each")
-
-
-def power_line(law: LawReport) -> str:
-    """What the law test could have found, in one plain sentence."""
-    from forerun.sampled_law import POWER
-
-    needed = law.samples_for(0.01)
-    if needed is None or law.detectable >= 1.0:
-        return "the law test had too few samples to find anything; give more --samples"
-    needed = round(needed, 2 - len(str(needed)))  # two digits
-    return (
-        f"at these counts the law test finds a mistake that moves {law.detectable:.1%} of a "
-        f"position's probability with {POWER:.0%} certainty, smaller ones less often; "
-        f"1% takes about {needed:,} --samples"
-    )
-
-
-def _greedy_line(case: GreedyCase) -> str:
-    size = counted(case.num_tokens, "token")
-    head = f"prompt {case.prompt_index}, text {case.index}: {size}, "
-    if case.position is None and case.passed:
-        return head + "identical"
-    if case.position is None:
-        return head + (
-            f"same text, but {case.cause}: a logit by {case.noise:.2g} "
-            f"(tolerance {case.tolerance:.2g})"
-        )
-    if case.expected is None:
-        return head + f"violation: one text ends early, at position {case.position}"
-    return head + (
-        f"{case.cause} at position {case.position}: token {case.got} instead of {case.expected}, "
-        f"top-2 logit gap {case.gap:.3g} (tolerance {case.tolerance:.2g}), passes differ by "
-        f"{case.difference:.2g}"
-    )
-
-
-def _show_law(out: Any, law: LawReport) -> None:
-    out.print(
-        f"[bold]Sampled law[/] {counted(law.num_samples, 'sample')}, "
-        f"{counted(law.stats.drafted, 'token')} drafted, {law.stats.accepted} accepted"
-    )
-    _show_each(out, law.tests, _law_line)
-    if law.is_vacuous:
-        why = "no tested token came after an accepted draft"
-        why = why if law.tests else "nothing varied enough to be tested"
-        out.print(f"  warning: {why}, so this test says little; try other prompts or options")
-
-
-def _law_line(test: LawTest) -> str:
-    border = f", {test.num_border} cut elsewhere by rounding" if test.num_border else ""
-    return (
-        f"prompt {test.prompt_index}, token {test.position + 1}: "
-        f"{counted(test.num_samples, 'sample')} after "
-        f"{counted(test.num_beginnings, 'beginning')}, {test.num_drafted} with accepted drafts"
-        f"{border}; {counted(test.num_bins, 'bin')}, p = {test.p_value:.3g}, "
-        f"corrected {test.corrected:.3g}"
-    )

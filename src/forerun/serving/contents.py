@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
-from contextlib import suppress
 from typing import Any
 
 from forerun.serving.errors import bad
@@ -72,21 +70,6 @@ def plain_text(content: str | list[Part], where: str) -> str:
         if part.text is None:
             raise bad(f"{where}.{i}.text is required in a part of type 'text'", f"{where}.{i}.text")
     return "".join(part.text or "" for part in content)
-
-
-def left_out(
-    roles: Collection[str],
-    messages: list[dict[str, str]],
-    text: str,
-    show: Callable[[list[dict[str, str]]], str],
-) -> bool:
-    """Whether there are messages of these roles and a template makes their `text` without them."""
-    others = [message for message in messages if message["role"] not in roles]
-    if len(others) == len(messages):
-        return False
-    with suppress(Exception):  # templates are programs of their own
-        return text == (show(others) if others else "")
-    return False
 
 
 def token_id(key: str, vocab: int) -> int:

@@ -5,16 +5,15 @@ Everything that can be refused is refused here, with the numbers, before anythin
 
 from __future__ import annotations
 
-import logging
 import secrets
 from typing import TypeVar
 
 from pydantic import ValidationError
 
 from forerun.engine.api import Model
-from forerun.errors import CapacityError, ConfigError, ForerunError
+from forerun.errors import CapacityError, ConfigError
 from forerun.sampling import Sampling
-from forerun.serving.contents import left_out, plain_message, plain_text, prompt_list, token_id
+from forerun.serving.contents import plain_message, plain_text, prompt_list, token_id
 from forerun.serving.errors import ApiError, bad, unknown
 from forerun.serving.jobs import Job
 from forerun.serving.methods import Methods
@@ -29,10 +28,8 @@ from forerun.serving.schemas import (
     Speculation,
 )
 from forerun.serving.settings import Settings
+from forerun.serving.templates import Template, empty
 
-log = logging.getLogger("forerun.serving")
-FIRST = "system", "developer"  # roles of messages that say how to answer
-RESULTS = "tool", "function"  # roles of messages that answer the model's calls
 DEFAULT_TOKENS = 16  # of /v1/completions, as OpenAI has it; a chat may fill the context
 RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 PLAIN = (
@@ -77,7 +74,7 @@ class Intake:
         self.model, self.methods, self.settings = model, methods, settings
         self.can_predict = can_predict  # whether the verifier judges copied drafts
         self.sizes = Sizes(model.tokenizer)
-        self._has_told = False  # that messages of FIRST are left out
+        self.template = Template(model.tokenizer, settings.name)
 
     def completion(self, request: CompletionRequest, tenant: str) -> Job:
         """The job of /v1/completions. Raises ApiError."""
@@ -271,45 +268,10 @@ class Intake:
 
     def _chat_tokens(self, messages: list[Message]) -> list[int]:
         found = [plain_message(i, message) for i, message in enumerate(messages)]
-        try:
-            text = self.model.tokenizer.chat_text(found)
-        except ForerunError as error:
-            raise bad(f"{error}, to /v1/completions", "messages") from None
-        except Exception as error:  # templates are programs of their own, and refuse as they like
-            raise bad(
-                f"the model's chat template refuses these messages: {str(error)[:300]}", "messages"
-            ) from None
-        self._check_shown(found, text)
-        tokens = self._encode(text, "messages", special=False)
+        tokens = self._encode(self.template.text(found), "messages", special=False)
         if not tokens:
-            roles = " or ".join(sorted({message.role for message in messages}))
-            raise bad(
-                "the messages make an empty prompt: the model's chat template shows none of role "
-                f"{roles}; add one that it shows, as a user's",
-                "messages",
-            )
+            raise empty(found)
         return tokens
-
-    def _check_shown(self, messages: list[dict[str, str]], text: str) -> None:
-        """Raises ApiError 400 where the template leaves out what tools said.
-
-        Of system messages, which clients send by habit, the log says so once.
-        """
-        show = self.model.tokenizer.chat_text
-        if left_out(RESULTS, messages, text, show):
-            raise bad(
-                "the model's chat template has no place for messages of tools and functions; say "
-                "what they hold in a user message",
-                "messages",
-                "unsupported_value",
-            )
-        if not self._has_told and left_out(FIRST, messages, text, show):
-            self._has_told = True
-            log.warning(
-                "the chat template of %s has no place for system messages: they are accepted "
-                "and not shown to the model (said once)",
-                self.settings.name,
-            )
 
     def _encode(self, text: str, source: str, special: bool = True) -> list[int]:
         """Ids of a text. Raises ApiError, soon, for one that is too long by far."""

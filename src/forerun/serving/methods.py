@@ -7,7 +7,7 @@ change the text that the seed stands for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from forerun import registry
@@ -65,6 +65,25 @@ class Methods:
                 if scope == SCOPES[-1]:
                     raise
         return registry.make("drafter", spec, **self._build)
+
+
+def named(texts: Iterable[str]) -> dict[str, str]:
+    """Drafter specs by name, of texts NAME=SPEC or SPEC: "stand:context=3" alone is called stand.
+
+    Raises ConfigError for a name that has two of them.
+    """
+    specs: dict[str, str] = {}
+    for text in texts:
+        name, equals, spec = text.partition("=")
+        if not equals or ":" in name:
+            name, spec = text.partition(":")[0], text
+        name, spec = name.strip().replace("-", "_"), spec.strip()
+        if (before := specs.setdefault(name, spec)) != spec:
+            raise ConfigError(
+                f"method {name!r} is given twice, as {before} and as {spec}; name one of them "
+                "otherwise, NAME=SPEC"
+            )
+    return specs
 
 
 def make_verifier(spec: str, allow_lossy: bool, **build: Any) -> Verifier:

@@ -190,7 +190,7 @@ def usage(count: Count) -> dict[str, Any]:
 
 
 def totals(prompt: int, completion: int) -> dict[str, Any]:
-    """What is known of them before the end."""
+    """The numbers of tokens alone, which are known in every chunk of a stream."""
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

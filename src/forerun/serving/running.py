@@ -32,8 +32,8 @@ class Choice:
         text, begins = stops.text(self.seq), stops.begins(self.seq)
         is_final = self.seq.finish is not None
         tokens = self.seq.generated
-        if self.seq.sampling.stop and begins and not is_final:
-            # a token waits whole while a stop string may take back its end
+        if begins and not is_final and any(len(stop) > 1 for stop in self.seq.sampling.stop):
+            # a token waits whole while such a stop string may take back its end
             text = text[: begins[bisect_right(begins, len(text)) - 1]]
         stop = len(tokens) if is_final else bisect_left(begins, len(text))
         start, piece = self.num_tokens, text[self.num_chars :]

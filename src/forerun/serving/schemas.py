@@ -54,7 +54,7 @@ class Prediction(_Strict):
 
 
 class StreamOptions(_Strict):
-    """include_usage: one more chunk with the counts. continuous_usage_stats: and all the others."""
+    """include_usage: a last chunk with the counts. continuous_usage_stats: those so far in each."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None

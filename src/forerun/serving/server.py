@@ -52,7 +52,7 @@ class Drained(uvicorn.Server):
     ) -> None:
         super().__init__(
             uvicorn.Config(
-                _polite(app),
+                _with_head_and_hangups(app),
                 ws="none",
                 log_level="error",  # its warnings are of what clients do wrong
                 access_log=False,
@@ -211,7 +211,7 @@ def _unheard(host: str, port: int, fault: Exception) -> ConfigError:
     )
 
 
-def _polite(app: ASGIApp) -> ASGIApp:
+def _with_head_and_hangups(app: ASGIApp) -> ASGIApp:
     """HEAD is answered as GET, uvicorn leaves out the body; who has gone is not written to."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:

@@ -49,6 +49,12 @@ class Settings:
             raise ConfigError(f"max_nodes must be in 0..{MOST}, got {self.max_nodes}")
         if not self.name.strip():
             raise ConfigError("name must not be empty: clients call the model by it")
+        try:
+            self.name.encode()
+        except UnicodeEncodeError:  # answers could not be written
+            raise ConfigError(
+                f"name must be text in UTF-8, got {self.name!r}: clients call the model by it"
+            ) from None
         if not 0 <= self.drain < math.inf:
             raise ConfigError(f"drain must be a number of seconds from 0 on, got {self.drain}")
         self._check_methods()

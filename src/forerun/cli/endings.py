@@ -1,0 +1,71 @@
+"""Ctrl-C ends a command also where the code that is under way would drop it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from forerun.cli import streams
+from forerun.interrupts import answered
+
+SOON = 0.01  # seconds, in which a finalizer has ended
+
+
+@contextmanager
+def ending_at_once(line: str) -> Iterator[None]:
+    """Ctrl-C ends the process with a last line and status 130, whatever is under way.
+
+    For code that drops exceptions, as compilers called back from C do, and loses nothing.
+    """
+    with answered(lambda: _end_at_once(line)):
+        yield
+
+
+@contextmanager
+def ending_dropped(line: str) -> Iterator[None]:
+    """A Ctrl-C that Python drops is not lost.
+
+    Dropped by a callback from C it ends the process, with a last line and status 130: compilers
+    would go on without what they were to be given, and crash. Dropped by a finalizer it comes again
+    in a moment, as KeyboardInterrupt, so that blocks end as they should.
+    """
+    before = sys.unraisablehook
+    again: list[threading.Timer] = []
+
+    def hear(dropped: Any) -> None:
+        if not issubclass(dropped.exc_type, KeyboardInterrupt):
+            before(dropped)
+        elif "ctypes" in (dropped.err_msg or ""):  # "... on calling ctypes callback function"
+            _end_at_once(line)
+        else:  # raised here it would be dropped once more
+            again.append(_sent_again())
+
+    sys.unraisablehook = hear
+    try:
+        yield
+        if any(timer.is_alive() for timer in again):
+            raise KeyboardInterrupt
+    finally:
+        sys.unraisablehook = before
+        for timer in again:
+            timer.cancel()
+
+
+def _sent_again() -> threading.Timer:
+    """Ctrl-C for this thread, soon."""
+    timer = threading.Timer(SOON, signal.pthread_kill, [threading.get_ident(), signal.SIGINT])
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _end_at_once(line: str) -> NoReturn:
+    try:
+        streams.end(line, 130)
+    finally:
+        os._exit(130)

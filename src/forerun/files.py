@@ -76,6 +76,10 @@ def parsed(text: str) -> Any:
         return json.loads(text, object_pairs_hook=once)
     except RecursionError:
         raise ValueError("its brackets are nested too deeply") from None
+    except ValueError as error:
+        if not str(error).startswith("Exceeds the limit"):  # Python's own, for whole numbers
+            raise
+        raise ValueError("a number in it has thousands of digits") from None
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from forerun.dice import EnumeratedDice, SeededDice
 from forerun.engine.loop import Engine
 from forerun.engine.stops import Stops, Stream
 from forerun.errors import ConfigError
+from forerun.models.sizes import byte_alphabet
 from forerun.models.tokenizer import Tokenizer
 from forerun.records import Cost, Plan, Sequence, Step, Verdict
 from forerun.roles import Drafter
@@ -31,7 +32,7 @@ from forerun.serving.errors import ApiError
 from forerun.serving.intake import parse
 from forerun.serving.jobs import Job
 from forerun.serving.methods import Methods
-from forerun.serving.pieces import Pieces, byte_alphabet
+from forerun.serving.pieces import Pieces
 from forerun.serving.prediction import FIRST, Expected, Prediction
 from forerun.serving.routing import Plans, Router
 from forerun.serving.running import Choice

@@ -473,3 +473,9 @@ def test_a_verifier_that_changes_what_is_said_is_told_of_once(tiny_folder, caplo
 def test_what_is_neither_a_prompt_nor_a_list_of_them_is_refused(model, given) -> None:
     with pytest.raises(DataError, match="expected a prompt or a list of them"):
         model.generate(given, max_new_tokens=1)
+
+
+def test_texts_that_are_too_long_by_far_are_not_tokenised(model, monkeypatch) -> None:
+    monkeypatch.setattr(model.tokenizer.inner, "encode", lambda *_, **__: pytest.fail("tokenised"))
+    with pytest.raises(CapacityError, match=r"prompt 0 has at least \d+ tokens, but the context"):
+        model.run("the cat " * 1_000_000)

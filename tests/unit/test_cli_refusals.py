@@ -183,6 +183,7 @@ def test_nothing_is_loaded_for_what_cannot_work(tmp_path: Path) -> None:
         ('{"prompt": "a", "id": "\\ud800"}', "line 2 is not UTF-8"),
         ('{"prompt": "a", "stop": ["\\udc00"]}', "line 2 is not UTF-8"),
         ('{"prompt": "a", "top_p": 0}', "line 2: top_p"),
+        ('{"prompt": "a", "seed": ' + "9" * 5000 + "}", "a number in it has thousands of digits"),
         ('{"prompt": "a", "logit_bias": {"x": 1}}', "line 2: logit_bias"),
     ],
 )
@@ -202,6 +203,18 @@ def test_bad_prompt_files(refuses: Callable[..., str], tiny: Path, tmp_path: Pat
         said = refuses("generate", "-m", tiny, "-f", tmp_path / name)
         assert f"{name} is empty or blank: it holds no prompt; write" in said
     assert "UTF-8" in refuses("generate", "-m", tiny, "-f", tmp_path / "latin.txt")
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs /dev/zero")
+def test_files_that_never_end_are_not_read_on(
+    refuses: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forerun.cli.prompts.MOST_BYTES", 1 << 20)
+    said = "holds more than 1 MiB, or never ends; divide it into several files"
+    assert f"/dev/zero {said}" in refuses("generate", "-f", "/dev/zero")
+    with open("/dev/zero") as endless:
+        monkeypatch.setattr(sys, "stdin", endless)
+        assert f"standard input {said}" in refuses("generate")
 
 
 @pytest.mark.parametrize("text", ["", "\n", "\r\n"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -87,3 +88,28 @@ def test_ctrl_c_that_falls_into_a_finalizer_ends_the_command_as_elsewhere(second
     done = ended(IN_A_FINALIZER.format(seconds=seconds))
     assert (done.returncode, done.stdout, done.stderr) == (130, "cleaned up\n", LAST)
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("ignores", [False, True])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_who_ends_a_command_otherwise_is_answered_as_ctrl_c(
+    tmp_path: Path, name: str, ignores: bool
+) -> None:
+    """What was learned is saved; so it is in a job in the background, which ignores Ctrl-C."""
+    memory = tmp_path / "a.mem"
+    call = [sys.executable, "-m", "forerun", "generate", "--prompt", "a", "-n", "100000", "--json"]
+    process = subprocess.Popen(
+        [*call, "--drafter", "stand", "--memory", str(memory)],
+        env=os.environ | {"PYTHONPATH": str(SOURCE), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=(lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if ignores else None,  # type: ignore[arg-type]
+    )
+    try:
+        assert process.stdout and process.stdout.readline().startswith("{")
+        process.send_signal(getattr(signal, name))
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130 and memory.exists(), said

@@ -58,7 +58,7 @@ def inflate(
     """
     start = time.perf_counter()
     if size.upper() not in SIZES:
-        raise UnknownName.of("size", size, SIZES)
+        raise UnknownName.of("size", size, SIZES, f"there are {', '.join(SIZES)}")
     if dtype not in DTYPES:
         raise UnknownName.of("dtype", dtype, DTYPES)
     folder = model_folder(embedded(str(source)))

@@ -1,4 +1,4 @@
-"""Ctrl-C ends a command also where the code that is under way would drop it."""
+"""Ctrl-C ends a command also where the code that is under way would drop it, and so do its kin."""
 
 from __future__ import annotations
 
@@ -54,6 +54,30 @@ def ending_dropped(line: str) -> Iterator[None]:
         sys.unraisablehook = before
         for timer in again:
             timer.cancel()
+
+
+@contextmanager
+def kin_of_ctrl_c() -> Iterator[None]:
+    """SIGTERM and SIGHUP, as schedulers and closed terminals send them, are answered as Ctrl-C is.
+
+    One that is ignored, as by nohup, stays so.
+    """
+    kinds = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    is_main = threading.current_thread() is threading.main_thread()
+    mine = [kind for kind in kinds if is_main and signal.getsignal(kind) is signal.SIG_DFL]
+    for kind in mine:
+        signal.signal(kind, _hear_kin)
+    try:
+        yield
+    finally:
+        for kind in mine:
+            signal.signal(kind, signal.SIG_DFL)
+
+
+def _hear_kin(*_: object) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of jobs in the background
+        raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)
 
 
 def _sent_again() -> threading.Timer:

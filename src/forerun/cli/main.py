@@ -19,7 +19,7 @@ import typer
 from forerun import __version__
 from forerun.cli import streams
 from forerun.cli.commands import Commands
-from forerun.cli.endings import ending_dropped
+from forerun.cli.endings import ending_dropped, kin_of_ctrl_c
 from forerun.errors import DataError, ForerunError
 
 COMMANDS = {
@@ -103,7 +103,7 @@ def main(argv: Many[str] | None = None) -> int:
         try:
             if not is_open:
                 raise DataError(CLOSED)
-            with ending_dropped(INTERRUPTED):
+            with ending_dropped(INTERRUPTED), kin_of_ctrl_c():
                 status = _run(args)
                 sys.stdout.flush()
             return status

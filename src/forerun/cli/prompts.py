@@ -7,13 +7,14 @@ import sys
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from forerun.errors import ConfigError, DataError, UnknownName
 from forerun.files import check_text, parsed
 from forerun.sampling import Sampling, from_json
 
 STDIN = "-"
+MOST_BYTES = 1 << 30  # of prompts: what never ends would fill the memory
 RESULT = {"index", "text", "tokens", "finish", "stats"}  # what marks a line of --out
 
 
@@ -66,6 +67,17 @@ def is_embedded(model: str) -> bool:
     return Path(assets.embedded(model)).resolve().parent == Path(assets.__file__).resolve().parent
 
 
+def _read(where: str, opened: IO[Any]) -> str:
+    """All of a file. Raises DataError for what is too large, or no text."""
+    data = opened.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise DataError(
+            f"{where} holds more than {MOST_BYTES >> 20} MiB, or never ends; divide it into "
+            "several files of prompts"
+        )
+    return data if isinstance(data, str) else _decoded(where, data)
+
+
 def _decoded(where: str, data: bytes) -> str:
     """UTF-8, with or without a byte order mark; Windows line ends become plain ones."""
     try:
@@ -88,8 +100,7 @@ def _from_stdin(sampling: Sampling) -> list[Job]:
     """One text, or JSON lines: then the first line is an object with a prompt."""
     if sys.stdin is None:
         raise DataError("standard input is closed; give --prompt or --prompt-file")
-    data = sys.stdin.buffer.read() if hasattr(sys.stdin, "buffer") else sys.stdin.read()
-    text = data if isinstance(data, str) else _decoded("standard input", data)
+    text = _read("standard input", getattr(sys.stdin, "buffer", sys.stdin))
     jobs = _jobs("standard input", text, is_jsonl(text), sampling)
     if not jobs:
         raise DataError(
@@ -101,7 +112,8 @@ def _from_stdin(sampling: Sampling) -> list[Job]:
 
 def _from_file(file: Path, sampling: Sampling) -> list[Job]:
     try:
-        text = _decoded(str(file), file.read_bytes())
+        with file.open("rb") as opened:
+            text = _read(str(file), opened)
     except OSError as error:
         raise DataError(
             f"cannot read prompt file {file}: {error.strerror}; check the path"

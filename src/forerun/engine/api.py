@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from numbers import Integral
 from pathlib import Path
 from threading import Lock
@@ -22,6 +22,7 @@ from forerun.engine.stats import Recorder, Stats
 from forerun.engine.stops import Stops
 from forerun.errors import ConfigError, DataError, UnknownName
 from forerun.models.folder import dtype_name
+from forerun.models.sizes import Sizes
 from forerun.models.tokenizer import TextStream, Tokenizer
 from forerun.records import Step
 from forerun.roles import Controller, Drafter, Shaper, Target, Verifier, name_of
@@ -208,6 +209,11 @@ class Model:
     def twin(self) -> Model:
         """The same weights with a cache of its own: what runs on one is not found by the other."""
         return Model(self.target.twin(), self.tokenizer, self.name, self.device)
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """How many tokens a text has at least."""
+        return Sizes(self.tokenizer)
 
     @property
     def offers(self) -> dict[str, Any]:

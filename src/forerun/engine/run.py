@@ -168,6 +168,9 @@ class Run:
 
     def _first(self, i: int, prompt: str | list[int], sampling: Sampling) -> Sequence:
         """The first trajectory of a prompt that can be served."""
+        context = self.model.target.context
+        if isinstance(prompt, str) and len(prompt) > context:  # it may take long to tokenise
+            self._check_length(i, self.model.sizes.least(prompt), "at least ")
         tokens = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not tokens or prompt == "":
             raise DataError(f"prompt {i} is empty; give it at least one token")
@@ -183,23 +186,26 @@ class Run:
                     f"prompt {i} has token {token} at position {at}; ids of this model are 0 to "
                     f"{vocab - 1}, so it may be of another tokenizer"
                 )
-        room = self.model.target.context - len(tokens)
-        if room < 1:
-            raise CapacityError(
-                f"prompt {i} has {len(tokens)} tokens, but the context of this model is "
-                f"{self.model.target.context}; keep {self.model.target.context - 1} or fewer"
-            )
+        self._check_length(i, len(tokens))
         seq = Sequence(
             tokens,
             len(tokens),
             sampling,
             SeededDice(self.seed if sampling.seed is None else sampling.seed),
-            limit=min(sampling.max_new_tokens, room),
+            limit=min(sampling.max_new_tokens, context - len(tokens)),
             group=(self._number, i),
             tenant=self.tenant if sampling.seed is None else self._alone,
         )
         self.engine.verifier.check(sampling)
         return seq
+
+    def _check_length(self, i: int, num_tokens: int, about: str = "") -> None:
+        context = self.model.target.context
+        if num_tokens >= context:
+            raise CapacityError(
+                f"prompt {i} has {about}{num_tokens} tokens, but the context of this model is "
+                f"{context}; keep {context - 1} or fewer"
+            )
 
     def _sequences(self, firsts: list[Sequence], numbers: Many[int]) -> Iterator[Sequence]:
         """Every trajectory, prompt by prompt, with randomness of its own."""

@@ -12,13 +12,13 @@ from pydantic import ValidationError
 
 from forerun.engine.api import Model
 from forerun.errors import CapacityError, ConfigError
+from forerun.models.sizes import Sizes
 from forerun.sampling import Sampling
 from forerun.serving.contents import plain_message, plain_text, prompt_list, token_id
 from forerun.serving.errors import ApiError, bad, unknown
 from forerun.serving.jobs import Job
 from forerun.serving.methods import Methods
 from forerun.serving.mistakes import check_keys, of_validation
-from forerun.serving.pieces import Sizes
 from forerun.serving.schemas import (
     UNSUPPORTED,
     ChatRequest,

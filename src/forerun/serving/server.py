@@ -34,7 +34,7 @@ class Ending(Protocol):
 
 
 class Drained(uvicorn.Server):
-    """Serves an application until SIGINT or SIGTERM, then drains; a second signal ends it at once.
+    """Serves an application until SIGINT, SIGTERM or SIGHUP, then drains; a second one ends it.
 
     sockets: as `bound` gives them. drain: seconds in which requests may go on; meanwhile new ones
     are answered, with 503. on_start hears the URL once it listens, on_drain how many requests are
@@ -129,7 +129,9 @@ class Drained(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        kinds = signal.SIGINT, signal.SIGTERM
+        kinds = [signal.SIGINT, signal.SIGTERM]
+        if getattr(signal, "SIGHUP", None) and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            kinds.append(signal.SIGHUP)  # the terminal was closed, and nohup does not hold it off
         before = {kind: signal.signal(kind, self.handle_exit) for kind in kinds}
         try:
             yield

@@ -31,7 +31,7 @@ from forerun.tree import Proposal, Tree, TreeBuilder
 
 REWARDS = ("constant", "path", "expected")
 DROPS = ("longest", "rarest")
-MOST = 10_000  # iterations, and paths
+MOST_PATHS = 10_000  # iterations, and paths
 CONSTANT, PATH, EXPECTED = range(3)
 
 
@@ -74,10 +74,10 @@ class MonteCarlo(Grower):
         visit_all: bool = True,
         drop: str = "rarest",
     ) -> None:
-        if length < 2 or not (1 <= iterations <= MOST and 1 <= top <= MOST):
+        if length < 2 or not (1 <= iterations <= MOST_PATHS and 1 <= top <= MOST_PATHS):
             raise ConfigError(
-                f"a search needs a length of 2 or more, and iterations and top of 1 to {MOST}; got "
-                f"{length}, {iterations} and {top}"
+                f"a search needs a length of 2 or more, and iterations and top of 1 to {MOST_PATHS}; "
+                f"got {length}, {iterations} and {top}"
             )
         if not (math.isfinite(c1) and c1 >= 0 and math.isfinite(c2) and c2 > 0):
             raise ConfigError(f"c1 must be at least 0 and c2 more than 0, got {c1} and {c2}")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
+from forerun.errors import ConfigError
+from forerun.sampling import token_id
 from forerun.serving.errors import bad
 from forerun.serving.schemas import Message, Part
 
@@ -72,11 +75,12 @@ def plain_text(content: str | list[Part], where: str) -> str:
     return "".join(part.text or "" for part in content)
 
 
-def token_id(key: str, vocab: int) -> int:
-    """The token that a key of logit_bias names. Raises ApiError."""
-    if not (key.isascii() and key.isdecimal() and len(key) < 12 and int(key) < vocab):
-        raise bad(
-            f"logit_bias must map token ids in 0..{vocab - 1} to numbers, got the id {key[:40]!r}",
-            "logit_bias",
-        )
-    return int(key)
+def biases(given: Mapping[str, float], vocab: int) -> dict[int, float]:
+    """The biases of token ids below `vocab`. Raises ApiError."""
+    try:
+        found = {token_id(key): bias for key, bias in given.items()}
+    except ConfigError as error:
+        raise bad(str(error), "logit_bias") from None
+    if (most := max(found, default=0)) >= vocab:
+        raise bad(f"logit_bias names token {most}, but ids end at {vocab - 1}", "logit_bias")
+    return found

@@ -14,7 +14,7 @@ from forerun.engine.api import Model
 from forerun.errors import CapacityError, ConfigError
 from forerun.models.sizes import Sizes
 from forerun.sampling import Sampling
-from forerun.serving.contents import plain_message, plain_text, prompt_list, token_id
+from forerun.serving.contents import biases, plain_message, plain_text, prompt_list
 from forerun.serving.errors import ApiError, bad, unknown
 from forerun.serving.jobs import Job
 from forerun.serving.methods import Methods
@@ -136,9 +136,6 @@ class Intake:
         if given.get("top_k") == -1:  # vLLM's word for off
             given["top_k"] = 0
         vocab = self.model.target.vocab_size
-        bias = {token_id(key, vocab): value for key, value in (request.logit_bias or {}).items()}
-        if len(bias) < len(request.logit_bias or {}):  # "5" and "05"
-            raise bad("logit_bias names one token twice; give it one bias", "logit_bias")
         for name in ("stop_token_ids", "banned_tokens"):
             if (most := max(getattr(request, name) or (), default=0)) >= vocab:
                 raise bad(f"{name} names token {most}, but ids end at {vocab - 1}", name)
@@ -146,7 +143,7 @@ class Intake:
         try:
             sampling = Sampling(
                 **given,
-                logit_bias=bias,
+                logit_bias=biases(request.logit_bias or {}, vocab),
                 banned_tokens=tuple(request.banned_tokens or ()),
                 stop_token_ids=tuple(request.stop_token_ids or ()),
                 stop=stops,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,9 @@ from parity import (
     tiny,
     worst,
 )
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from forerun.errors import CapacityError, ModelError
 from forerun.models.hf import WAYS, HFTarget
@@ -180,6 +184,93 @@ def test_weights_that_overflow_in_half_precision_are_refused(tmp_path: Path) -> 
     model.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="too large for fp16; load the model with dtype bf16"):
         load_target(tmp_path, dtype="fp16")
+
+
+def stored(kind: str, folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> Path:
+    """The folder of a model whose tensors were changed after it was saved."""
+    other(kind).save_pretrained(folder)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+    return folder
+
+
+def test_tensors_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
+    name = "gpt_neox.layers.0.mlp.dense_4h_to_h.weight"
+    stored("gpt_neox", tmp_path / "one", lambda tensors: tensors.pop(name))
+    with pytest.raises(ModelError, match=f"the checkpoint lacks {name}; is it complete"):
+        load_target(tmp_path / "one")
+    tiny("llama").save_pretrained(tmp_path / "llama")
+    weights = load_file(tmp_path / "llama" / "model.safetensors")
+    stored("gpt_neox", tmp_path / "all", lambda tensors: (tensors.clear(), tensors.update(weights)))
+    with pytest.raises(ModelError, match=r"the checkpoint lacks gpt_neox.* and \d+ more; .* own\?"):
+        load_target(tmp_path / "all")
+
+
+def test_tensors_of_another_shape_are_named(tmp_path: Path) -> None:
+    name = "gpt_neox.layers.1.mlp.dense_4h_to_h.bias"
+    stored("gpt_neox", tmp_path, lambda tensors: tensors.update({name: torch.ones(7)}))
+    with pytest.raises(ModelError, match=rf"{name} has shape \[7\], and the config wants \[32\]"):
+        load_target(tmp_path)
+
+
+def test_what_old_or_tied_checkpoints_have_otherwise_is_no_fault(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Masks and tables of positions too many, a head that is the embedding too few."""
+    names = ("attention.bias", "attention.masked_bias", "attention.rotary_emb.inv_freq")
+    buffers = {f"gpt_neox.layers.0.{name}": torch.ones(4) for name in names}
+    old = stored("gpt_neox", tmp_path / "old", lambda tensors: tensors.update(buffers))
+    tied = stored("bloom", tmp_path / "tied", lambda tensors: tensors.pop("lm_head.weight", None))
+    for folder in (old, tied):
+        assert isinstance(load_target(folder), HFTarget)
+    assert not [record for record in caplog.records if record.name == "forerun"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt_neox.layers.2.mlp.dense_4h_to_h.bias",  # of a layer too many
+        "layers.1.attention.sinks",
+        "gpt_neox.final_layer_norm.offset",
+        "lm_head.bias",
+    ],
+)
+def test_surplus_tensors_of_the_model_s_own_parts_are_refused(tmp_path: Path, name: str) -> None:
+    stored("gpt_neox", tmp_path, lambda tensors: tensors.update({name: torch.ones(3)}))
+    with pytest.raises(ModelError, match=f"holds {name}, .* no place; is config.json its own"):
+        load_target(tmp_path)
+
+
+def test_surplus_tensors_of_other_parts_are_named_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ["mtp.layers.0.up.weight", "v_head.weight", "vision.a", "vision.b"]
+    surplus = {name: torch.ones(3) for name in names}
+    stored("gpt_neox", tmp_path, lambda tensors: tensors.update(surplus))
+    assert isinstance(load_target(tmp_path), HFTarget)
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "forerun"]
+    assert f"holds {', '.join(names[:3])} and 1 more, which are no part of GPTNeoX" in said
+
+
+@pytest.mark.parametrize("level", [logging.WARNING, logging.DEBUG])
+def test_no_progress_bars_are_drawn_while_loading(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    level: int,
+) -> None:
+    """Unless our log tells everything; what the user has set stands again afterwards."""
+    other("gpt_neox").save_pretrained(tmp_path)
+    capsys.readouterr()
+    before = transformers_logging.set_tqdm_hook(own := lambda make, args, options: make(*args))
+    try:
+        with caplog.at_level(level, "forerun"):
+            load_target(tmp_path)
+    finally:
+        assert transformers_logging.set_tqdm_hook(before) is own
+    assert bool(capsys.readouterr().err) == (level == logging.DEBUG)
 
 
 def test_prompts_beyond_the_context_are_refused() -> None:

@@ -15,7 +15,6 @@ from tiny import make_tiny
 from forerun.engine.runner import ModelRunner
 from forerun.errors import CapacityError, ConfigError, ModelError, UnknownName
 from forerun.models.folder import is_hub_id
-from forerun.models.hf import HFTarget
 from forerun.models.load import load_target
 from forerun.records import Step
 from forerun.tree import EMPTY
@@ -107,9 +106,16 @@ def test_unknown_tensors_are_not_dropped_silently(tmp_path: Path) -> None:
         tensors["model.layers.0.self_attn.sinks"] = torch.ones(4)
 
     edit(tmp_path, extend)
-    target = load_target(tmp_path)
-    assert isinstance(target, HFTarget)
-    assert "sinks" in target.reason
+    with pytest.raises(ModelError, match=r"holds model\.layers\.0\.self_attn\.sinks, .* no place"):
+        load_target(tmp_path)
+
+
+def test_layers_are_not_dropped_silently(tmp_path: Path) -> None:
+    saved("llama", tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_hidden_layers": 1}))
+    with pytest.raises(ModelError, match=r"holds model\.layers\.1\..* more, .*as many layers"):
+        load_target(tmp_path)
 
 
 def test_truncated_files_are_named(tmp_path: Path) -> None:

@@ -103,6 +103,22 @@ def test_end_ids_are_gathered(tmp_path: Path) -> None:
     assert byte_level(tmp_path / "c", config={"eos_token_id": 9}).eos_ids == (256, 9)
 
 
+@pytest.mark.parametrize("text", ['{"eos_token_id":"zz"', "[]", "\xff", '{"eos_token_id": "zz"}'])
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+def test_damaged_files_of_end_ids_are_refused(tmp_path: Path, name: str, text: str) -> None:
+    """Without the ids in them a text would not end."""
+    byte_level(tmp_path)
+    (tmp_path / name).write_bytes(text.encode("latin-1"))
+    with pytest.raises(ModelError, match=f"{name} cannot be used: "):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["zz", [7, "zz"], 2.5, True, {}, [[7]]])
+def test_end_ids_are_integers(tmp_path: Path, value: object) -> None:
+    with pytest.raises(ModelError, match="eos_token_id must be an id or a list of ids, got"):
+        byte_level(tmp_path, generation_config={"eos_token_id": value})
+
+
 def test_chat(tmp_path: Path) -> None:
     tokenizer = byte_level(tmp_path)
     assert tokenizer.decode(tokenizer.chat("hi")) == "[user]hi>"

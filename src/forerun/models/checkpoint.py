@@ -21,7 +21,7 @@ from forerun.errors import CapacityError, ModelError
 from forerun.models.families import Plan, Unsupported
 from forerun.models.lanes import in_lanes, widened
 from forerun.models.layers import Experts, GatedMLP, LayerNorm, Linear, PlainMLP, RMSNorm
-from forerun.models.names import IGNORED, canonical, norm_names, shapes
+from forerun.models.names import IGNORED, canonical, lacking, norm_names, shapes
 from forerun.models.transformer import DecoderConfig, Layer, Transformer
 from forerun.native.packing import can_pack
 from forerun.native.rounding import KEPT, Rounding
@@ -149,7 +149,7 @@ def load_decoder(
 
 def check_memory(config: DecoderConfig, itemsize: int, device: torch.device) -> None:
     """Raises CapacityError if the weights do not fit into what is free."""
-    size = sum(torch.Size(shape).numel() for shape in shapes(config).values()) * itemsize
+    size = sum(math.prod(shape) for shape in shapes(config).values()) * itemsize
     free = available_bytes(device)
     if size > free:
         raise CapacityError(
@@ -205,12 +205,7 @@ class Parts:
     def check(self) -> None:
         """Raises ModelError naming what is missing, Unsupported if a tied head differs."""
         if self._missing:
-            names = list(self._missing)
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise ModelError(
-                f"the checkpoint lacks {', '.join(names[:3])}{more}; is it complete, and is "
-                "config.json its own?"
-            )
+            raise ModelError(lacking(list(self._missing)))
         unfilled = [dest for dest, left in self._left.items() if left]
         if unfilled:
             raise ModelError(f"the tensors of {unfilled[0]} are smaller than config.json says")

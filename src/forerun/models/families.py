@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forerun.models.fields import check_decoder
 from forerun.models.layers import GELU_TANH
 from forerun.models.names import Piece, gpt2_pieces, llama_pieces, shapes
 from forerun.models.transformer import DecoderConfig, Moe
@@ -46,6 +47,7 @@ class Plan:
 def plan_for(config: Any, context: int | None = None) -> Plan:
     """How to load a model with this transformers config. Raises Unsupported with the reason.
 
+    Raises ValueError, or whatever a field of a wrong type brings, for what no model can be.
     context: longest sequence wanted; None is the model's own (for longrope: before its switch).
     """
     name = getattr(config, "model_type", None)
@@ -54,6 +56,7 @@ def plan_for(config: Any, context: int | None = None) -> Plan:
     if getattr(config, "quantization_config", None) is not None:
         raise Unsupported("the checkpoint is quantised")
     c = FAMILIES[name](config, context)
+    check_decoder(c)
     pieces = dict(gpt2_pieces(c) if name == "gpt2" else llama_pieces(c, name, rotary_size(config)))
     return Plan(c, shapes(c), pieces)
 
@@ -87,7 +90,7 @@ def llama(config: Any, context: int | None) -> DecoderConfig:
 def mistral(config: Any, context: int | None) -> DecoderConfig:
     """llama with one window for all layers; no biases. Also phi3."""
     windows = (getattr(config, "sliding_window", None),) * config.num_hidden_layers
-    c = replace(llama(config, context), windows=windows if windows[0] else ())
+    c = replace(llama(config, context), windows=() if windows[0] is None else windows)
     return replace(c, qkv_bias=False, out_bias=False, mlp_bias=False)
 
 
@@ -118,7 +121,7 @@ def qwen3_moe(config: Any, context: int | None) -> DecoderConfig:
         normalise=bool(config.norm_topk_prob),
     )
     windows = (getattr(config, "sliding_window", None),) * config.num_hidden_layers
-    c = replace(llama(config, context), windows=windows if windows[0] else ())
+    c = replace(llama(config, context), windows=() if windows[0] is None else windows)
     return replace(c, qk_norm="head", moe=moe, mlp_bias=False)
 
 

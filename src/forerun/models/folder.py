@@ -13,6 +13,7 @@ from typing import Any
 
 from forerun.assets import MODELS
 from forerun.errors import ConfigError, ModelError, UnknownName, in_a_line, meant
+from forerun.models.fields import check_fields
 
 CONFIG = ("config.json",)  # of a hub repository: what is looked at before a model is loaded,
 TOKENIZER = ("*.json", "*.model", "*.txt", "*.jinja")  # what its tokenizer is made of,
@@ -94,6 +95,31 @@ def check_folder(folder: Path) -> Path:
     return path
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """What a JSON file of a model says. Raises ModelError for one that is damaged."""
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(said, dict):
+            raise ValueError(f"expected a JSON object, got {type(said).__name__}")
+    except (OSError, ValueError, RecursionError) as cause:
+        raise ModelError(
+            f"{path} cannot be used: {in_a_line(cause)}; fetch or copy it again"
+        ) from cause
+    return said
+
+
+def check_config(folder: Path) -> Path:
+    """The config file of a model folder. Raises ModelError if a number in it cannot be."""
+    path = check_folder(folder)
+    try:
+        check_fields(read_json(path))
+    except ValueError as cause:
+        raise ModelError(
+            f"{path} cannot be used: {in_a_line(cause)}; is it this checkpoint's own?"
+        ) from cause
+    return path
+
+
 class Unsaid(Exception):
     """A config file does not tell this; the class of transformers may have a default for it."""
 
@@ -106,7 +132,7 @@ class Written:
     """
 
     def __init__(self, folder: Path) -> None:
-        said = json.loads(check_folder(folder).read_text())
+        said = read_json(check_folder(folder))
         if not said.get("transformers_version", "").startswith("5."):
             raise Unsaid("an older form, or another writer's")
         self.quantization_config = None  # is absent where there is none
@@ -118,7 +144,7 @@ class Written:
 
 def read_config(folder: Path) -> Any:
     """The transformers config of a folder. Raises ModelError if it is absent or unknown."""
-    path = check_folder(folder)
+    path = check_config(folder)
     from transformers import AutoConfig
 
     try:

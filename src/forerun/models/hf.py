@@ -12,7 +12,6 @@ import copy
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -32,26 +31,6 @@ from forerun.tree import Tree, TreeBuilder
 WAYS = ("tree", "paths", "full")
 WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "window_size")
 CLOSE = 1e-4  # relative error that passes for rounding in the check at load
-
-
-def load_hf(
-    folder: Path,
-    dtype: torch.dtype | None,
-    device: torch.device,
-    reason: str,
-    **options: Any,
-) -> HFTarget:
-    """The transformers model of a folder as a Target. Raises ModelError if it cannot be loaded."""
-    from transformers import AutoModelForCausalLM
-
-    try:
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto")
-    except Exception as cause:  # missing files, unknown types, packages that are not installed
-        first = str(cause).strip().partition("\n")[0]
-        raise ModelError(
-            f"{folder} runs neither on forerun's decoder ({reason}) nor on transformers: {first}"
-        ) from cause
-    return HFTarget(model.to(device), reason=reason, **options)
 
 
 class HFTarget(Runner):

@@ -15,6 +15,7 @@ from forerun.models.checkpoint import load_decoder, shard_files, stored_dtype
 from forerun.models.families import Plan, Unsupported, plan_for
 from forerun.models.folder import (
     Written,
+    check_config,
     check_device,
     check_folder,
     dtype_name,
@@ -82,7 +83,7 @@ def load_target(
                 f"{path_or_model} cannot be held in 8 bits, as transformers runs it ({reason}); "
                 "use weights 'auto'"
             ) from reason
-        from forerun.models.hf import load_hf
+        from forerun.models.hf_load import load_hf
 
         log.info("%s runs on transformers: %s", path_or_model, reason)
         options = {"max_seqs": max_seqs, "context": context}
@@ -92,12 +93,18 @@ def load_target(
 
 def planned(folder: Path, context: int | None = None) -> tuple[Plan, Any]:
     """How our decoder loads a model, and its config. Raises Unsupported, ModelError."""
+    path = check_config(folder)
     with suppress(Exception):  # transformers says what is wrong
         written = Written(folder)
         assert isinstance(written.dtype, str)
         return plan_for(written, context), written
     config = read_config(folder)
-    return plan_for(config, context), config
+    try:
+        return plan_for(config, context), config
+    except Unsupported:
+        raise
+    except Exception as cause:  # a field of a type or a value that none of its kind has
+        raise ModelError(f"{path} cannot be used: {in_a_line(cause)}") from cause
 
 
 def can_round(path_or_model: Any, device: torch.device) -> bool:

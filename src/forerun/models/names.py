@@ -12,7 +12,12 @@ from forerun.models.rope import roll_order
 from forerun.models.transformer import DecoderConfig
 
 PREFIXES = ("model.", "transformer.")
-IGNORED = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")  # buffers, not weights
+IGNORED = (  # what old checkpoints hold beside weights: tables and masks
+    "rotary_emb.inv_freq",
+    ".masked_bias",
+    "attn.bias",
+    "attention.bias",
+)
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,17 @@ def canonical(name: str) -> str:
         if name.startswith(prefix):
             return name.removeprefix(prefix)
     return name
+
+
+def listed(names: list[str]) -> str:
+    """The first three names, and how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def lacking(names: list[str]) -> str:
+    """What is said of a checkpoint without these tensors."""
+    return f"the checkpoint lacks {listed(names)}; is it complete, and is config.json its own?"
 
 
 def shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:

@@ -187,19 +187,26 @@ class TextStream:
 
 
 def declared_eos(folder: Path) -> list[int]:
-    """End ids in generation_config.json, or else in config.json."""
-    for name in ("generation_config.json", "config.json"):
-        try:
-            found = json.loads((folder / name).read_text()).get("eos_token_id")
-        except (OSError, ValueError, AttributeError):
+    """End ids in generation_config.json, or else in config.json.
+
+    Raises ModelError for such a file that is damaged: a text would not end without its ids.
+    """
+    from forerun.models.folder import read_json
+
+    for path in (folder / "generation_config.json", folder / "config.json"):
+        found = read_json(path).get("eos_token_id") if path.is_file() else None
+        if found is None:
             continue
-        if found is not None:
+        try:
             return as_ids(found)
+        except ValueError as cause:
+            raise ModelError(f"{path} cannot be used: eos_token_id must be {cause}") from None
     return []
 
 
 def as_ids(value: int | list[int] | None) -> list[int]:
-    """A list of ids from an id, a list, or nothing."""
-    if value is None:
-        return []
-    return [value] if isinstance(value, int) else list(value)
+    """A list of ids from an id, a list, or nothing. Raises ValueError for anything else."""
+    ids = [] if value is None else value if isinstance(value, list | tuple) else [value]
+    if any(type(i) is not int for i in ids):
+        raise ValueError(f"an id or a list of ids, got {value!r}")
+    return list(ids)

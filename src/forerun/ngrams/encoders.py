@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from forerun.errors import ConfigError, DataError, ModelError
+from forerun.ngrams.files import reading
 from forerun.ngrams.words import ShortWay, short_way
 
 Spec = str | Callable[[str], Many[int]]
@@ -210,7 +211,7 @@ class Slow(Encoder):
 
 
 def load(spec: Spec) -> Encoder:
-    """The encoder of a specification. Raises ModelError, ConfigError."""
+    """The encoder of a specification. Raises ModelError, ConfigError, DataError."""
     if not isinstance(spec, str):
         return Function(spec)
     if spec in ("bytes", "ids"):
@@ -218,9 +219,11 @@ def load(spec: Spec) -> Encoder:
     from forerun.assets import embedded
 
     path = Path(embedded(spec))
-    if path.is_file():
+    with reading(path):
+        is_file, is_fast = path.is_file(), (path / "tokenizer.json").is_file()
+    if is_file:
         return Pieces(path, spec) if path.suffix == ".model" else Fast(path, spec)
-    if (path / "tokenizer.json").is_file():
+    if is_fast:
         return Fast(path / "tokenizer.json", spec)
     if list(path.glob("*")) == [path / "tokenizer.model"]:  # nothing says what model it is of
         return Pieces(path / "tokenizer.model", spec)

@@ -1,0 +1,111 @@
+"""Loads a folder with transformers, whole or not at all: it would make up what a checkpoint lacks.
+
+What a checkpoint holds beyond the model is refused where it belongs inside one of the model's parts
+(a layer, a norm, the head), and named in a warning where it belongs to none (another head, a tower
+for images): the model's own text does not need those.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forerun.errors import ModelError
+from forerun.models.hf import HFTarget
+from forerun.models.names import IGNORED, lacking, listed
+
+log = logging.getLogger("forerun")
+_loading = threading.Lock()  # transformers sets torch's default dtype while it loads, and we a hook
+
+
+def load_hf(
+    folder: Path,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    reason: str,
+    **options: Any,
+) -> HFTarget:
+    """The transformers model of a folder as a Target. Raises ModelError if it cannot be loaded."""
+    from transformers import AutoModelForCausalLM
+
+    asked: dict[str, Any] = {
+        "dtype": dtype or "auto",
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # they are told, and refused by name
+    }
+    loaded: Any
+    try:
+        with _loading, without_bars():
+            loaded = AutoModelForCausalLM.from_pretrained(folder, **asked)
+    except Exception as cause:  # missing files, unknown types, packages that are not installed
+        first = str(cause).strip().partition("\n")[0]
+        raise ModelError(
+            f"{folder} runs neither on forerun's decoder ({reason}) nor on transformers: {first}"
+        ) from cause
+    model, told = loaded
+    check_whole(folder, model, told)
+    return HFTarget(model.to(device), reason=reason, **options)
+
+
+def check_whole(folder: Path, model: Any, told: dict[str, Any]) -> None:
+    """Raises ModelError if weights were made up, or some of the model's own were left out.
+
+    told: what transformers says of a load, without what the model's class declares to be no fault.
+    """
+    if told["missing_keys"]:
+        raise ModelError(lacking(sorted(told["missing_keys"])))
+    for name, found, wanted in sorted(told["mismatched_keys"]):
+        raise ModelError(
+            f"tensor {name} has shape {list(found)}, and the config wants {list(wanted)}; is "
+            "config.json of this checkpoint?"
+        )
+    surplus = sorted(name for name in told["unexpected_keys"] if not name.endswith(IGNORED))
+    if own := inside(surplus, model):
+        raise ModelError(
+            f"the checkpoint holds {listed(own)}, for which the model of its config.json has no "
+            "place; is config.json its own (as many layers, the same biases and norms)?"
+        )
+    if surplus:
+        log.warning(
+            "%s holds %s, which are no part of %s; they are left out",
+            folder,
+            listed(surplus),
+            type(model).__name__,
+        )
+
+
+def inside(names: Iterable[str], model: Any) -> list[str]:
+    """Those tensors whose names lie inside a part of a model: a list of layers, a norm, the head.
+
+    The whole and its base model are no parts. Names may lack the prefix of the base model.
+    """
+    base = model.base_model_prefix
+    parts = {name for name, _ in model.named_modules()} - {"", base}
+
+    def is_inside(name: str) -> bool:
+        words = name.split(".")
+        return any(".".join(words[:end]) in parts for end in range(1, len(words)))
+
+    return [name for name in names if is_inside(name) or is_inside(f"{base}.{name}")]
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """transformers draws no progress bars within, unless our log tells everything (DEBUG)."""
+    from transformers.utils import logging as theirs
+
+    set_hook = getattr(theirs, "set_tqdm_hook", None)  # the first releases of 5 have none
+    if set_hook is None or log.isEnabledFor(logging.DEBUG):
+        yield
+        return
+    before = set_hook(lambda make, args, options: theirs.EmptyTqdm(*args, **options))
+    try:
+        yield
+    finally:
+        set_hook(before)

@@ -76,8 +76,8 @@ class MonteCarlo(Grower):
     ) -> None:
         if length < 2 or not (1 <= iterations <= MOST_PATHS and 1 <= top <= MOST_PATHS):
             raise ConfigError(
-                f"a search needs a length of 2 or more, and iterations and top of 1 to {MOST_PATHS}; "
-                f"got {length}, {iterations} and {top}"
+                "a search needs a length of 2 or more, and iterations and top of 1 to "
+                f"{MOST_PATHS}; got {length}, {iterations} and {top}"
             )
         if not (math.isfinite(c1) and c1 >= 0 and math.isfinite(c2) and c2 > 0):
             raise ConfigError(f"c1 must be at least 0 and c2 more than 0, got {c1} and {c2}")

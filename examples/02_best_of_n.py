@@ -13,22 +13,17 @@ from collections import Counter
 import forerun
 from forerun.bench.tasks.reasoning import ReasoningTask, read_answer
 
-n = int(sys.argv[1]) if len(sys.argv) > 1 else 16
+try:
+    n = int(sys.argv[1]) if len(sys.argv) > 1 else 16
+    law = forerun.Sampling(n=n, temperature=0.6, max_new_tokens=400, seed=1)
+except ValueError as error:  # a ConfigError is one
+    sys.exit(f"error: {error}; give a number of samples")
 problem = ReasoningTask("heldout").example(7)
 model = forerun.load()
 model.generate(problem.prompt, max_new_tokens=8, drafter="stand")  # loads kernels, times passes
 
 for drafter in ("none", "stand"):
-    (result,) = model.generate(
-        problem.prompt,
-        drafter=drafter,
-        controller="fixed",
-        batch=1,
-        n=n,
-        temperature=0.6,
-        max_new_tokens=400,
-        seed=1,
-    )
+    (result,) = model.generate(problem.prompt, law, drafter=drafter, controller="fixed", batch=1)
     votes = Counter(read_answer(sample.text) for sample in result.samples)
     taus = [f"{sample.stats.tau:.1f}" for sample in result.samples]
     print(f"{drafter:6} {result.stats.tokens_per_second:6.0f} tokens/s")

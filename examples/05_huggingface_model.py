@@ -18,8 +18,11 @@ path = sys.argv[1] if len(sys.argv) > 1 else embedded("reasoner")
 prompt = sys.argv[2] if len(sys.argv) > 2 else ReasoningTask("heldout").example(2).prompt
 length = 100
 
-model = forerun.load(path, dtype="fp32")
-model.generate(prompt, max_new_tokens=8, temperature=0)  # compiles kernels once
+try:
+    model = forerun.load(path, dtype="fp32")
+    model.generate(prompt, max_new_tokens=8, temperature=0)  # compiles kernels once
+except forerun.ForerunError as error:
+    sys.exit(f"error: {error}")
 start = time.perf_counter()
 (ours,) = model.generate(prompt, max_new_tokens=length, temperature=0)
 ours_seconds = time.perf_counter() - start

@@ -12,7 +12,10 @@ from forerun.search.best_of import best_of
 from forerun.search.dvts import dvts
 from forerun.search.step_beam import step_beam
 
-n = int(sys.argv[1]) if len(sys.argv) > 1 else 16
+try:
+    n = int(sys.argv[1]) if len(sys.argv) > 1 else 16
+except ValueError as error:
+    sys.exit(f"error: {error}; give a number of samples")
 problem = ReasoningTask("heldout").example(3)
 model = forerun.load()
 common = {"n": n, "temperature": 0.6, "max_new_tokens": 400, "seed": 1}
@@ -24,7 +27,10 @@ searches = {
     "DVTS": lambda: dvts(model, problem.prompt, **steps, **common),
 }
 for name, search in searches.items():
-    found = search()
+    try:
+        found = search()
+    except forerun.ForerunError as error:
+        sys.exit(f"error: {name}: {error}")
     print(f"{name}: answer {found.answer}, right answer {problem.answer}")
     print(f"    votes {found.votes}")
     print(f"    {found.stats.generated} tokens, tau {found.stats.tau:.2f}")

@@ -1,16 +1,27 @@
-"""Which Numba kernels will have to be compiled, and a word when that begins."""
+"""Which Numba kernels will have to be compiled, a word when that begins, and that it ends well."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import logging
+import signal
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from forerun.interrupts import uninterrupted
+
+log = logging.getLogger(__name__)
+
 NOTICE = "compiling kernels, once (up to a minute); later runs find them in Numba's cache"
+UNKEPT = (
+    "compiled kernels cannot be kept in {}: {}; every run will compile them anew. Free some space "
+    "there, or set NUMBA_CACHE_DIR to a folder that has some"
+)
 KERNELS = {  # what decoding enters, by module: compiling these compiles what they call
     "forerun.engine.work": ("pack", "lay_out"),
     "forerun.choosing": ("believe", "choose"),
@@ -38,32 +49,63 @@ KERNELS = {  # what decoding enters, by module: compiling these compiles what th
 
 
 class Watch:
-    """Hears of every kernel of ours that is compiled in this process; says so of the first."""
+    """Hears of every kernel of ours that is compiled in this process; says things once."""
 
-    say: Callable[[str], object] | None = None
-    num_compiled = 0
+    def __init__(self) -> None:
+        self.say: Callable[[str], object] | None = None
+        self.num_compiled = 0
+        self._told: set[str] = set()
 
     def begins(self) -> None:
         """A kernel is about to be compiled."""
         self.num_compiled += 1
-        if self.num_compiled == 1 and self.say:
-            self.say(NOTICE)
+        if self.say:
+            self._tell(self.say, NOTICE)
+
+    def keep(self, cache: Any) -> None:
+        """Makes a kernel's cache one that may fail to write: the kernel runs all the same."""
+        write = type(cache).save_overload
+
+        def save_overload(*compiled: Any) -> None:
+            try:
+                write(cache, *compiled)
+            except OSError as error:  # a full disk, say
+                said = cache.cache_path, error.strerror or error
+                self._tell(self.say or log.warning, UNKEPT, *said)
+
+        cache.save_overload = save_overload
+
+    def _tell(self, say: Callable[[str], object], text: str, *details: object) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            say(text.format(*details))
 
 
 @cache
-def _watch() -> Watch:
-    """The one of this process; Numba tells it of compilations, not of what its cache holds."""
+def attend() -> Watch:
+    """The one of this process; Numba tells it of compilations, not of what its cache holds.
+
+    Ctrl-C waits for the end of one: callbacks of the compiler would drop it, and leave a kernel
+    that cannot be kept. Who answers Ctrl-C in another way still does.
+    """
     from numba.core import event
 
-    found = Watch()
+    found, held = Watch(), list[ExitStack]()
 
     class Listener(event.Listener):  # type: ignore[misc]
         def on_start(self, event: Any) -> None:
-            if event.data["dispatcher"].py_func.__module__.startswith("forerun."):
-                found.begins()
+            kernel = event.data["dispatcher"]
+            if not kernel.py_func.__module__.startswith("forerun."):
+                return
+            found.keep(kernel._cache)
+            found.begins()
+            held.append(ExitStack())
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                held[-1].enter_context(uninterrupted())
 
         def on_end(self, event: Any) -> None:
-            pass
+            if held and event.data["dispatcher"].py_func.__module__.startswith("forerun."):
+                held.pop().close()
 
     event.register("numba:compile", Listener())
     return found
@@ -71,7 +113,7 @@ def _watch() -> Watch:
 
 def watch(say: Callable[[str], object]) -> Watch:
     """From the first call on, whoever calls first says when a kernel has to be compiled."""
-    found = _watch()
+    found = attend()
     found.say = found.say or say
     return found
 

@@ -11,12 +11,15 @@ from numba import config, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from forerun import compiled
 from forerun.errors import ConfigError
 
 if config.DISABLE_JIT:  # type: ignore[attr-defined]  # integers of Python do not wrap round
     raise ConfigError(
         "forerun needs Numba's compiler, and NUMBA_DISABLE_JIT turns it off; unset that variable"
     )
+
+compiled.attend()
 
 # They need not count references to any. Counting is atomic: it took most of the time of kernels
 # with many arrays, and let no two cache misses overlap. A kernel that needs room gets it from its

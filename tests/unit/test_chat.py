@@ -95,6 +95,7 @@ def test_answers_and_commands(chat: Chat, monkeypatch: pytest.MonkeyPatch, tmp_p
         f"/save {file}",
         "/save /no/such/folder/x",
         f"/save {file}",
+        "/save /dev/full",
         "/history",
         "/nonsense",
         "/reset",
@@ -110,7 +111,9 @@ def test_answers_and_commands(chat: Chat, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "expected a number, got 'warm'" in out
     assert "did you mean 'stand'" in out
     assert file.read_text().startswith("user: the cat sat\n\nassistant:")
-    assert "File exists" in out and out.count("cannot be written") == 2
+    assert out.count("/x cannot be written (No such file or directory); name another file") == 1
+    for there in (file, "/dev/full"):
+        assert f"{there} is there already, and stays as it is; name another file" in out
     assert "never read" not in out
     assert chat.turns == []
 

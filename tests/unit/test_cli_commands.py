@@ -163,15 +163,28 @@ def test_demo_counts_both_arms(call: Call, tmp_path: Path, monkeypatch: pytest.M
     out = tmp_path / "demo.jsonl"
     words = ("demo", "-m", folder, "--problems", 2, "-n", 3, "--max-new-tokens", 12)
     status, text, _ = call(*words)
-    assert status == 0 and "speed-up" in text and "majority@3" in text and "3-4" in text
+    assert status == 0 and "speed-up" in text and "3-4" in text
+    assert "(geometric mean of 2 problems; too few for an interval; wall time" in text
+    assert "accuracies are shown from 10 problems on" in text and "accuracy of" not in text
     assert "other programs took 30% of the cores" in text
     status, text, _ = call(*words, "--json", "--out", out)
     found = json.loads(text)
     assert found["taken"] == 0.3
-    assert found["problems"] == 2 and found["speed_up"] > 0
+    assert found["problems"] == 2 and found["speed_up"] > 0 and not found["speed_up_interval"]
     assert found["arms"]["none"]["stats"]["tau"] == 1.0
     arms = [r["arm"] for r in records(out.read_text())]
     assert sorted(arms[:2]) == sorted(arms[2:]) == ["none", "stand"]
+
+
+def test_a_demo_of_ten_problems_shows_accuracies_and_an_interval(
+    call: Call, tmp_path: Path
+) -> None:
+    folder = make_tiny(tmp_path / "long", context=1024)
+    words = ("demo", "-m", folder, "--problems", 10, "-n", 1, "--max-new-tokens", 4)
+    text = call(*words)[1]
+    assert "accuracy of one sample" in text and "majority@1" in text
+    assert "by chance alone their majorities differ by some 32 points" in text
+    assert "geometric mean of 10 problems; 95 % interval" in text
 
 
 def test_a_full_disk_keeps_what_the_demo_measured(

@@ -19,6 +19,23 @@ def test_an_example_runs(file: Path) -> None:
     assert done.stdout.strip(), "it shows what it did"
 
 
+@pytest.mark.parametrize(
+    ("file", "word", "said"),
+    [
+        ("02_best_of_n.py", "x", "'x'; give a number of samples"),
+        ("02_best_of_n.py", "0", "n must be an integer >= 1, got 0; give a number of samples"),
+        ("05_huggingface_model.py", "/nonexist", "there is no model folder /nonexist; check"),
+        ("06_search.py", "x", "'x'; give a number of samples"),
+        ("06_search.py", "0", "best of n, majority: n must be a whole number from 1 to 65536"),
+    ],
+)
+def test_a_wrong_word_is_one_line(file: str, word: str, said: str) -> None:
+    code = [sys.executable, FOLDER / file, word]
+    done = subprocess.run(code, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and said in done.stderr
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
 def test_the_best_of_n_drafts_from_what_was_said_before() -> None:
     """Its second row of tokens per pass: the first sample has nothing to draft from."""
     code = [sys.executable, FOLDER / "02_best_of_n.py"]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from forerun import __version__
+from forerun import __version__, registry
+from forerun.assets import embedded
 from forerun.errors import CapacityError, ConfigError, DataError
-from forerun.ngrams import files
+from forerun.models.tokenizer import Tokenizer
+from forerun.ngrams import corpora, encoders, files
+from forerun.ngrams.building import build
+from forerun.ngrams.checking import check
+from forerun.ngrams.documents import list_sources
 from forerun.ngrams.files import Origin, read, write
+from forerun.ngrams.ngram_model import NgramModel
+from forerun.ngrams.store import open_array
 from forerun.records import Snapshot
 
 ORIGIN = Origin("t" * 64, (("reasoner", "m" * 64),), "acme")
@@ -220,6 +228,52 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         files.check_place(tmp_path / ("a" * 255))
     files.check_place(tmp_path / "a.mem")
     assert not [*tmp_path.iterdir()]
+
+
+LONG = ("a" * 300, "a" * 5000)  # of either the system does not say whether it is there
+
+
+@pytest.mark.parametrize("name", LONG, ids=len)
+@pytest.mark.parametrize("option", ["aded:matrix", "rest:index", "infini:index", "rest:corpus"])
+def test_an_option_that_names_no_possible_file_is_a_data_error(option: str, name: str) -> None:
+    part, _, option = option.partition(":")
+    tokenizer = Tokenizer.load(embedded("reasoner"))
+    with pytest.raises(DataError, match="File name too long; check"):
+        registry.make("drafter", part, **{option: name}, tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("name", LONG, ids=len)
+@pytest.mark.parametrize(
+    "look",
+    [
+        NgramModel.of_files,
+        lambda names, _: list_sources(names),
+        lambda names, _: encoders.load(names[0]),
+        lambda names, _: check(names[0]),
+        lambda names, _: build(names[0], [__file__]),
+    ],
+    ids=["of_files", "list_sources", "tokenizer", "check", "build"],
+)
+def test_so_is_a_name_that_others_give(look: Any, name: str) -> None:
+    with pytest.raises(DataError, match="File name too long"):
+        look([name], Tokenizer.load(embedded("reasoner")))
+
+
+def test_what_no_name_can_hold_is_a_data_error() -> None:
+    with pytest.raises(DataError, match="cannot be read: embedded null byte; check it"):
+        next(corpora.lines(Path("a\0b")))
+
+
+def test_a_file_of_an_index_that_may_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, *_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    np.zeros(3, np.uint8).tofile(tmp_path / "tokens.0")
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(DataError, match=r"cannot read .*tokens\.0: Permission denied; check"):
+        open_array(tmp_path / "tokens.0", 3, np.uint8)
 
 
 def test_joined_origins() -> None:

@@ -270,6 +270,8 @@ def test_warpers_at_the_end_of_the_list_are_ours() -> None:
         ({"num_beams": 2}, "num_beams"),
         ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
         ({"drafter": "stnd"}, "'stand'"),
+        ({"stream_to": 5}, "stream_to must be a streamer, with put and end, got 5"),
+        ({"stream_to": 0}, "got 0; e.g. transformers' TextStreamer"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -306,6 +308,33 @@ def test_assisted_generation_with_our_candidates_is_greedy_generate(
     with candidates(model, drafter):
         got = model.generate(prompt, **options, prompt_lookup_num_tokens=4)
     assert torch.equal(got, want)
+    assert "_get_candidate_generator" not in vars(model)
+
+
+def test_threads_wait_for_the_end_of_a_block_of_candidates(model: Any) -> None:
+    prompt = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
+    options = {"max_new_tokens": 8, "do_sample": False}
+    want, inside = model.generate(prompt, **options).tolist(), list[int]()
+
+    def text(number: int) -> list[list[int]]:
+        for _ in range(4):
+            with candidates(model, "stand"):
+                inside.append(number)
+                found = model.generate(prompt, **options, prompt_lookup_num_tokens=4)
+                assert inside.pop() == number and not inside, "one thread at a time"
+        return found.tolist()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(text, range(4), timeout=120)) == [want] * 4
+    assert "_get_candidate_generator" not in vars(model)
+
+
+def test_a_block_within_a_block_gives_back_what_it_found(model: Any) -> None:
+    with candidates(model, "stand"):
+        outer = model._get_candidate_generator
+        with candidates(model, "suffix"):
+            assert model._get_candidate_generator is not outer
+        assert model._get_candidate_generator is outer
     assert "_get_candidate_generator" not in vars(model)
 
 

@@ -1,15 +1,22 @@
-"""Kernels compiled without counted references: none may give away an array. Fetching ahead."""
+"""Kernels without counted references give no array away; fetching ahead; compiling ends well."""
 
 from __future__ import annotations
 
+import os
 import pkgutil
+import signal
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from numba import njit
+from numba.core.caching import IndexDataCacheFile
 from numba.core.registry import CPUDispatcher
 
 import forerun.ngrams
+from forerun import compiled
 from forerun.jit import fetch
 
 
@@ -41,3 +48,59 @@ def test_a_row_that_is_fetched_need_not_exist() -> None:
     assert [asks(rows, row) for row in (0, 3, 4, -1, 10**15)] == [4] * 5
     assert rows.tolist() == np.arange(12).reshape(4, 3).tolist()
     assert "prefetch" in asks.inspect_asm(asks.signatures[0])
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """One that counts as ours, with a cache of its own, not compiled yet."""
+    name = f"kernel_{tmp_path.name}"
+    code = "from numba import njit\n\n@njit(cache=True)\ndef twice(x):\n    return 2 * x\n"
+    (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    twice = import_module(name).twice
+    twice.py_func.__module__ = f"forerun.{name}"
+    return twice
+
+
+def test_a_kernel_that_cannot_be_kept_runs_and_that_is_said_once(
+    kernel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    said, watch = list[str](), compiled.attend()
+    monkeypatch.setattr(watch, "say", said.append)
+    monkeypatch.setattr(watch, "_told", {compiled.NOTICE})
+    monkeypatch.setattr(IndexDataCacheFile, "_save_data", refuse)
+    assert (kernel(2), kernel(0.5)) == (4, 1.0), "two signatures, neither is kept"
+    (line,) = said
+    assert line.startswith(
+        f"compiled kernels cannot be kept in {kernel.stats.cache_path}: No space"
+    )
+    assert "NUMBA_CACHE_DIR" in line
+
+
+@pytest.mark.parametrize("is_default", [True, False])
+def test_ctrl_c_waits_for_the_end_of_a_compilation_unless_it_is_answered_otherwise(
+    kernel: Any, monkeypatch: pytest.MonkeyPatch, is_default: bool
+) -> None:
+    """Callbacks of the compiler drop what a handler raises; the kernel could then not be kept."""
+    compile_, answers = kernel._compiler.compile, list[int]()
+
+    def interrupted(*given: object) -> object:
+        os.kill(os.getpid(), signal.SIGINT)
+        return compile_(*given)
+
+    monkeypatch.setattr(kernel._compiler, "compile", interrupted)
+    handler = signal.default_int_handler if is_default else lambda number, _: answers.append(number)
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        if is_default:
+            with pytest.raises(KeyboardInterrupt):
+                kernel(2)
+        assert kernel(2) == 4 and len(kernel.signatures) == 1
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert answers == [] if is_default else answers == [signal.SIGINT]

@@ -263,10 +263,12 @@ def _number(text: str) -> float:
 
 
 def save(path: Path, text: str) -> None:
-    """Writes the conversation. Raises DataError where it cannot be written, or something is."""
+    """Writes the conversation. Raises DataError where it cannot be, or something is there."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text + "\n")
+    except FileExistsError:
+        raise DataError(f"{path} is there already, and stays as it is; name another file") from None
     except OSError as error:
         raise DataError(f"{path} cannot be written ({error.strerror}); name another file") from None
 

@@ -41,7 +41,7 @@ Size = Annotated[
 ]
 
 PLAIN, OWN = "none", "own"
-MOST = 10_000  # problems
+MOST_PROBLEMS = 10_000
 
 
 @dataclass
@@ -109,8 +109,8 @@ def command(
     little as its arithmetic; it is padded to 0.1B parameters unless --size says otherwise.
     """
     asked = Sampling(temperature=temperature, max_new_tokens=max_new_tokens, n=n, seed=seed)
-    if not 1 <= problems <= MOST:
-        raise ConfigError(f"--problems must be in 1..{MOST}, got {problems}")
+    if not 1 <= problems <= MOST_PROBLEMS:
+        raise ConfigError(f"--problems must be in 1..{MOST_PROBLEMS}, got {problems}")
     if drafter == PLAIN:
         raise ConfigError("the demo compares a drafter with plain decoding; give --drafter stand")
     options.check_parts(drafter=drafter)
@@ -192,10 +192,13 @@ def _line(done: Outcome) -> str:
 
 
 def _report(board: Board, n: int, is_json: bool) -> None:
+    from forerun.bench.headline import FEW
     from forerun.bench.metrics import TAKEN
     from forerun.demo import summary
 
     found = summary(board.outcomes, board.arms) | {"taken": round(board.taken, 3)}
+    if found["problems"] < FEW:  # an interval would be too narrow, an accuracy chance
+        found["speed_up_interval"] = None
     if is_json:
         print_json(found)
         return
@@ -205,17 +208,19 @@ def _report(board: Board, n: int, is_json: bool) -> None:
         return
     out.print(_table(found, board.arms, n))
     out.print(_by_trajectory(found, board.arms[1]))
-    interval = ""
+    problems = counted(found["problems"], "problem")
     if found["speed_up_interval"]:
-        interval = "95 % interval {:.2f} to {:.2f}; ".format(*found["speed_up_interval"])
+        interval = "95 % interval {:.2f} to {:.2f}".format(*found["speed_up_interval"])
+        points = f"{100 / found['problems'] ** 0.5:.0f} points"
+        chance = f"by chance alone their majorities differ by some {points} on so few problems"
+    else:
+        interval = "too few for an interval"
+        chance = f"accuracies are shown from {FEW} problems on, fewer tell chance only"
     out.print(
-        f"[bold]speed-up {found['speed_up']:.2f}x[/] (geometric mean of "
-        f"{counted(found['problems'], 'problem')}; {interval}wall time, prefill included)"
+        f"[bold]speed-up {found['speed_up']:.2f}x[/] (geometric mean of {problems}; {interval}; "
+        "wall time, prefill included)"
     )
-    out.print(
-        f"both sides draw from the same law: by chance alone their majorities differ by some "
-        f"{100 / found['problems'] ** 0.5:.0f} points on so few problems"
-    )
+    out.print(f"both sides draw from the same law: {chance}")
     if board.taken > TAKEN:
         out.print(f"other programs took {board.taken:.0%} of the cores: this machine was not quiet")
 
@@ -228,9 +233,11 @@ def _table(found: dict[str, Any], arms: tuple[str, str], n: int) -> Table:
     figures = [found["arms"][arm] for arm in arms]
     for arm in arms:
         table.add_column(label(arm), justify="right")
-    rows = {
+    accuracy = {
         "accuracy of one sample": [f"{f['accuracy_one']:.1%}" for f in figures],
         f"accuracy of majority@{n}": [f"{f['accuracy_majority']:.1%}" for f in figures],
+    }
+    rows = (accuracy if found["speed_up_interval"] else {}) | {
         "tokens per second": [f"{f['wall_tokens_per_second']:.0f}" for f in figures],
         "tau (tokens per pass)": [f"{f['stats']['tau']:.2f}" for f in figures],
         "acceptance of drafted": [f"{f['stats']['acceptance_rate']:.1%}" for f in figures],

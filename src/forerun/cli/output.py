@@ -85,7 +85,8 @@ class Results:
         if self._file is None:
             return
         start = os.lseek(self._file, 0, os.SEEK_END) if os.path.isfile(self.path or "") else None
-        left = (json.dumps(record, ensure_ascii=False) + "\n").encode()
+        line = json.dumps(record, ensure_ascii=False) + "\n"
+        left = line.encode(errors="backslashreplace")  # \udcff, which JSON reads
         try:
             while left:
                 left = left[os.write(self._file, left) :]

@@ -68,7 +68,7 @@ def generate(
     ends = generation_config.eos_token_id
     ends = [] if ends is None else torch.as_tensor(ends).flatten().tolist()
     steps = Recorded(logits_processor, generation_config)
-    with _turns(model):  # controllers measure passes
+    with turns_of(model):  # controllers measure passes
         target = target_of(model, len(input_ids))
         engine = Engine(
             target,
@@ -77,7 +77,7 @@ def generate(
             registry.make("controller", controller),
             stops=Criteria(ends, stopping_criteria, input_ids),
             shapers=(Processors(kept, input_ids),) if kept else (),
-            listeners=[steps, *([Streamed(stream_to, input_ids)] if stream_to else [])],
+            listeners=[steps, *([] if stream_to is None else [Streamed(stream_to, input_ids)])],
             max_seqs=len(input_ids),
         )
     seed = int(torch.randint(2**31, ()).item())
@@ -112,11 +112,11 @@ def target_of(model: Any, num_seqs: int) -> HFTarget:
     kept = _kept(model)
     if "target" not in kept or kept["target"].max_seqs < num_seqs:
         kept["target"] = HFTarget(model, max_seqs=max(ROOM, num_seqs))
-        kept["target"].turns = _turns(model)
+        kept["target"].turns = turns_of(model)
     return kept["target"]
 
 
-def _turns(model: Any) -> Turns:
+def turns_of(model: Any) -> Turns:
     """Of all targets of a model."""
     return _kept(model).setdefault("turns", Turns())
 
@@ -211,6 +211,11 @@ class Streamed:
     """Listener: hands the prompt and the tokens of the one sequence to a streamer."""
 
     def __init__(self, streamer: Any, prompts: Tensor) -> None:
+        if not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
+            raise ConfigError(
+                f"stream_to must be a streamer, with put and end, got {streamer!r}; e.g. "
+                "transformers' TextStreamer(tokenizer)"
+            )
         if len(prompts) > 1:
             raise ConfigError(f"a streamer takes one text, got a batch of {len(prompts)}")
         self.streamer = streamer

@@ -23,7 +23,7 @@ from forerun import registry
 from forerun.dice import SeededDice
 from forerun.engine.guard import Guarded
 from forerun.errors import ConfigError
-from forerun.integrations.hf import target_of
+from forerun.integrations.hf import target_of, turns_of
 from forerun.records import Plan, Rows, Sequence, Step, Verdict
 from forerun.roles import Drafter
 from forerun.sampling import Sampling
@@ -108,7 +108,10 @@ def first_path(tree: Tree) -> Tree:
 def candidates(
     model: Any, drafter: str | Drafter = registry.BRANCHING, *, num_tokens: int = 8
 ) -> Iterator[None]:
-    """Within it, assisted generation of `model` asks a drafter of ours for candidates."""
+    """Within it, assisted generation of `model` asks a drafter of ours for candidates.
+
+    Other threads that enter such a block of the model, or `generate` of ours, wait for its end.
+    """
     made: list[Candidates] = []
 
     def generator(*_: Any, generation_config: Any, **__: Any) -> Candidates:
@@ -116,10 +119,15 @@ def candidates(
         made.append(Candidates(model, drafter, num_tokens=num_tokens, greedy=greedy))
         return made[-1]
 
-    model._get_candidate_generator = generator
-    try:
-        yield
-    finally:
-        del model._get_candidate_generator
-        for one in made:
-            one.close()
+    with turns_of(model):
+        outer = vars(model).get("_get_candidate_generator")  # of a block around this one
+        model._get_candidate_generator = generator
+        try:
+            yield
+        finally:
+            if outer is None:
+                del model._get_candidate_generator
+            else:
+                model._get_candidate_generator = outer
+            for one in made:
+                one.close()

@@ -27,6 +27,7 @@ from forerun.files import write_whole
 from forerun.ngrams import encoders, sorting, tokenising
 from forerun.ngrams.documents import Reading, identity, list_sources, total_bytes
 from forerun.ngrams.fences import STEP, fence_pieces
+from forerun.ngrams.files import reading
 from forerun.ngrams.store import (
     KINDS,
     FileInfo,
@@ -114,7 +115,9 @@ def build(
     """
     options = options or Options()
     path, files = Path(path), list_sources(sources)
-    if (path / "manifest.json").exists() and not overwrite:
+    with reading(path):
+        is_taken = (path / "manifest.json").exists()
+    if is_taken and not overwrite:
         raise ConfigError(
             f"there is an index in {path}; build elsewhere, or replace it with --overwrite"
         )

@@ -13,6 +13,7 @@ from numba import njit
 from forerun.errors import DataError
 from forerun.ngrams import store
 from forerun.ngrams.fences import AT_ONCE, fence_pieces
+from forerun.ngrams.files import reading
 from forerun.ngrams.merging import is_before
 from forerun.ngrams.suffix_array import Shard, pointer
 
@@ -41,8 +42,9 @@ def check(
     begins at a separator. An empty list: nothing. Raises DataError if there is no index.
     """
     path = Path(path)
-    if not (path / "manifest.json").is_file():
-        store.read_manifest(path)  # raises what is to be said
+    with reading(path):
+        if not (path / "manifest.json").is_file():
+            store.read_manifest(path)  # raises what is to be said
     try:
         manifest = store.read_manifest(path)
     except DataError as error:

@@ -68,7 +68,7 @@ def lines(path: Path) -> Iterator[str]:
             f"{path}, line {number}, is not UTF-8: byte 0x{error.object[error.start]:02x} at "
             f"position {error.start}; convert the file, as with iconv -f latin1 -t utf-8"
         ) from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, ValueError) as error:  # ValueError: no name at all
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"the corpus file {path} cannot be read: {reason}; check it") from None
 

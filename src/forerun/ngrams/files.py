@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -93,6 +94,20 @@ def write(path: Path | str, snapshot: Snapshot, origin: Origin) -> Origin:
     return origin
 
 
+@contextmanager
+def reading(path: Path | str) -> Iterator[None]:
+    """Raises DataError, with the reason, where the system refuses in the block to look at `path`.
+
+    Not only to open it: of a name that is too long it does not even say whether it is there.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise DataError(f"there is no file {path}; check the path") from None
+    except OSError as cause:
+        raise DataError(f"cannot read {path}: {cause.strerror or cause}; check the path") from None
+
+
 def read(path: Path | str, kind: str | None = None) -> tuple[Snapshot, Origin]:
     """The contents of a file that `write` made, checked. kind: the only one that is welcome.
 
@@ -162,17 +177,14 @@ def _open(path: Path, *, with_arrays: bool = True) -> tuple[dict[str, str], dict
     """Header and arrays of a safetensors file. Raises DataError."""
     from safetensors import SafetensorError, safe_open
 
-    if path.is_dir():
-        raise DataError(f"expected a file, but {path} is a folder; give the name of a file")
     try:
-        with safe_open(path, framework="numpy") as file:
-            header = dict(file.metadata() or {})
-            names = list(file.keys()) if with_arrays and RECORD in header else []
-            return header, {name: file.get_tensor(name) for name in names}
-    except FileNotFoundError:
-        raise DataError(f"there is no file {path}; check the path") from None
-    except OSError as cause:
-        raise DataError(f"cannot read {path}: {cause.strerror or cause}") from None
+        with reading(path):
+            if path.is_dir():
+                raise DataError(f"expected a file, but {path} is a folder; give the name of a file")
+            with safe_open(path, framework="numpy") as file:
+                header = dict(file.metadata() or {})
+                names = list(file.keys()) if with_arrays and RECORD in header else []
+                return header, {name: file.get_tensor(name) for name in names}
     except (SafetensorError, ValueError, TypeError) as cause:
         raise DataError(
             f"{path} was cut off, altered, or never written by forerun ({cause}); restore a copy "

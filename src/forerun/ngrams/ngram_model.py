@@ -224,9 +224,9 @@ def is_saved(path: Path) -> bool:
 
     A pipe is not looked into: what was read would be gone.
     """
-    if not path.is_file():
-        return False
     try:
+        if not path.is_file():
+            return False
         with path.open("rb") as file:
             head = file.read(9)
     except OSError:  # whoever reads it as text says why

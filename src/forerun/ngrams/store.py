@@ -31,6 +31,7 @@ import numpy as np
 
 from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.ngrams.fences import NONE
+from forerun.ngrams.files import reading
 from forerun.ngrams.shards import read_only
 from forerun.ngrams.suffix_array import TYPES, Shard, separator
 
@@ -121,10 +122,12 @@ def read_manifest(path: str | Path) -> Manifest:
     """The manifest of the index at `path`. Raises DataError: no index, unfinished, damaged."""
     path = Path(path)
     file = path / "manifest.json"
-    if not file.is_file():
-        raise DataError(_no_index(path))
+    with reading(path):
+        if not file.is_file():
+            raise DataError(_no_index(path))
+        data = file.read_bytes()
     try:
-        body = json.loads(file.read_bytes())
+        body = json.loads(data)
         checksum = body.pop("checksum")
         name, version = body.pop("format"), body.pop("version")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
@@ -205,9 +208,10 @@ def open_array(
     if problem:
         raise DataError(f"{problem}; restore it from a copy, or build the index again")
     little = np.dtype(dtype).newbyteorder("<")
-    if load or not size:
-        return np.fromfile(file, little)
-    return mapped(file, little, is_sparse)
+    with reading(file):
+        if load or not size:
+            return np.fromfile(file, little)
+        return mapped(file, little, is_sparse)
 
 
 def mapped(file: Path, dtype: Any, is_sparse: bool = False) -> np.ndarray:

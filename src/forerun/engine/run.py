@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from forerun.engine.stats import Recorder
     from forerun.sampling import Sampling
 
+FAR = 64  # characters of a text for every token that the context holds
 _numbers = itertools.count()
 log = logging.getLogger("forerun")
 
@@ -169,7 +170,7 @@ class Run:
     def _first(self, i: int, prompt: str | list[int], sampling: Sampling) -> Sequence:
         """The first trajectory of a prompt that can be served."""
         context = self.model.target.context
-        if isinstance(prompt, str) and len(prompt) > context:  # it may take long to tokenise
+        if isinstance(prompt, str) and len(prompt) > FAR * context:  # it takes long to tokenise
             self._check_length(i, self.model.sizes.least(prompt), "at least ")
         tokens = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not tokens or prompt == "":

@@ -41,9 +41,7 @@ def test_figures_of_a_machine_that_is_seldom_quiet_say_so(
     made = [replace(r, limits={"read_gb_s": read}) for r, read in zip(made, reads, strict=True)]
     _, text = report(made, methods=["plain", "stand"])
     assert "> **The machine was not quiet" in text and "between 10.0 and 30.0 GB/s" in text
-    assert (
-        "That was so most of the time, or for all methods in turn: every measurement" in text
-    )
+    assert "That was so most of the time, or for all methods in turn: every measurement" in text
     assert whole and f"stand is {whole.ratio:.2f}x (" in text
 
 

@@ -14,7 +14,7 @@ from tiny import make_tiny
 
 from forerun.engine.runner import ModelRunner
 from forerun.errors import CapacityError, ConfigError, ModelError, UnknownName
-from forerun.models.folder import is_hub_id
+from forerun.models.folder import is_hub_id, model_folder
 from forerun.models.load import load_target
 from forerun.records import Step
 from forerun.tree import EMPTY
@@ -239,3 +239,9 @@ def test_a_draft_with_a_shorter_context_stops_drafting(grower: str, tmp_path: Pa
 def test_limits_are_positive_integers(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="integer of at least [12]"):
         load_target("anywhere", **options)
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "~nobody-of-this-name/x", "a\0b"])
+def test_names_that_no_folder_can_have(name: str) -> None:
+    with pytest.raises(ModelError, match="no model folder"):
+        model_folder(name)

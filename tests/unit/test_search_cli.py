@@ -168,6 +168,15 @@ def test_a_classifier_with_several_outputs_is_refused(tmp_path: Path) -> None:
         RewardModel(folder)
 
 
+def test_a_language_model_is_no_reward_model(tmp_path: Path) -> None:
+    """Its checkpoint has no head for a score, which transformers would make up."""
+    from forerun.errors import ModelError
+    from forerun.search.scorers import RewardModel
+
+    with pytest.raises(ModelError, match=r"the checkpoint lacks .*score\.weight"):
+        RewardModel(make_tiny(tmp_path / "tiny"))
+
+
 @pytest.fixture
 def fit(capsys: pytest.CaptureFixture[str]) -> Any:
     """`forerun fit-tree`; status, standard output, standard error."""

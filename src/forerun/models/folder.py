@@ -53,10 +53,16 @@ def model_folder(name: str | Path, wanted: tuple[str, ...] = WANTED) -> Path:
         raise ModelError(
             f"the name of the model is empty; give a folder, a hub id, or {' or '.join(MODELS)}"
         )
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    try:
+        folder = Path(name).expanduser()
+        is_folder, is_file = folder.is_dir(), folder.is_file()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, no such user, a NUL byte
+        raise ModelError(
+            f"no model folder can be called {str(name)[:80]!r}: {error!s:.80}; check the path"
+        ) from None
+    if is_folder:
         return folder
-    if folder.is_file():
+    if is_file:
         raise ModelError(f"{name} is a file; give the folder that holds config.json")
     if not is_hub_id(str(name)):
         raise ModelError(

@@ -34,26 +34,32 @@ def load_hf(
     """The transformers model of a folder as a Target. Raises ModelError if it cannot be loaded."""
     from transformers import AutoModelForCausalLM
 
-    asked: dict[str, Any] = {
-        "dtype": dtype or "auto",
-        "output_loading_info": True,
-        "ignore_mismatched_sizes": True,  # they are told, and refused by name
-    }
-    loaded: Any
     try:
-        with _loading, without_bars():
-            loaded = AutoModelForCausalLM.from_pretrained(folder, **asked)
+        model = load_whole(AutoModelForCausalLM, folder, dtype=dtype or "auto")
+    except ModelError:
+        raise
     except Exception as cause:  # missing files, unknown types, packages that are not installed
         first = str(cause).strip().partition("\n")[0]
         raise ModelError(
             f"{folder} runs neither on forerun's decoder ({reason}) nor on transformers: {first}"
         ) from cause
-    model, told = loaded
-    check_whole(folder, model, told)
     return HFTarget(model.to(device), reason=reason, **options)
 
 
-def check_whole(folder: Path, model: Any, told: dict[str, Any]) -> None:
+def load_whole(kind: Any, folder: Path | str, **options: Any) -> Any:
+    """`kind.from_pretrained(folder, **options)`. Raises ModelError for what would be made up."""
+    with _loading, without_bars():
+        model, told = kind.from_pretrained(
+            folder,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are told, and refused by name
+            **options,
+        )
+    check_whole(folder, model, told)
+    return model
+
+
+def check_whole(folder: Path | str, model: Any, told: dict[str, Any]) -> None:
     """Raises ModelError if weights were made up, or some of the model's own were left out.
 
     told: what transformers says of a load, without what the model's class declares to be no fault.

@@ -36,9 +36,11 @@ class Generator:
         """A model that recipe `seal` trained, in fp32. Raises ModelError."""
         from transformers import AutoModelForCausalLM
 
+        from forerun.models.hf_load import load_whole
+
         tokenizer = Tokenizer.load(str(folder))
         try:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+            model = load_whole(AutoModelForCausalLM, folder, dtype=torch.float32)
         except (OSError, ValueError) as cause:
             raise ModelError(f"the model in {folder} cannot be used: {cause}") from None
         return cls(model, tokenizer)

@@ -169,11 +169,12 @@ def _load(name: str | Path) -> tuple[Any, Any]:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     from forerun.models.folder import model_folder
+    from forerun.models.hf_load import load_whole
 
     folder = model_folder(name)
     try:
         return (
-            AutoModelForSequenceClassification.from_pretrained(folder),
+            load_whole(AutoModelForSequenceClassification, folder),
             AutoTokenizer.from_pretrained(folder),
         )
     except Exception as cause:  # files, types and heads may be wrong in many ways

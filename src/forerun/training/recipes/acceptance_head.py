@@ -211,5 +211,7 @@ def _batches(documents: Documents, plan: Plan) -> Batches:
 def _model(name: str) -> Any:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(embedded(name), dtype=torch.float32)
+    from forerun.models.hf_load import load_whole
+
+    model = load_whole(AutoModelForCausalLM, embedded(name), dtype=torch.float32)
     return model.eval().requires_grad_(False)

@@ -241,7 +241,7 @@ def test_limits_are_positive_integers(options: dict[str, Any]) -> None:
         load_target("anywhere", **options)
 
 
-@pytest.mark.parametrize("name", ["a" * 5000, "~nobody-of-this-name/x", "a\0b"])
+@pytest.mark.parametrize("name", ["a" * 5000, "~nobody-of-this-name/x"])
 def test_names_that_no_folder_can_have(name: str) -> None:
     with pytest.raises(ModelError, match="no model folder"):
         model_folder(name)

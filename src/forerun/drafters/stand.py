@@ -12,9 +12,8 @@ Needs: nothing but the target's processed laws of finished steps.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from collections.abc import Sequence as Many
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
@@ -199,26 +198,14 @@ class Stand(Drafter):
                 "stand:scope=tenant"
             )
         if self.scope == "group" and tenant not in self._kept:
-            with self._moving(tenant):
+            with self._memories.moving(tenant, self._keys):
                 self._kept.add(tenant)
 
     def let_go(self, tenant: str = "") -> None:
         if tenant in self._kept:
-            with self._moving(tenant):
+            with self._memories.moving(tenant, self._keys):
                 self._memories.drop(self._kept_key(tenant))
                 self._kept.discard(tenant)
-
-    @contextmanager
-    def _moving(self, tenant: str) -> Iterator[None]:
-        """A tenant's running sequences leave their memories, and join what is theirs afterwards."""
-        running = [seq for seq in self._memories.users() if seq.tenant == tenant]
-        for seq in running:
-            for key in self._keys(seq):
-                self._memories.leave(key, seq)
-        yield
-        for seq in running:
-            for key in self._keys(seq):
-                self._memories.join(key, seq)
 
     def snapshot(self, tenant: str = "") -> Snapshot:
         self.keep(tenant)

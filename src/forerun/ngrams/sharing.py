@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from weakref import WeakSet
 
 from forerun.errors import ConfigError
@@ -44,6 +45,18 @@ class Memories:
         users.discard(seq)
         if not len(users):
             self._users.pop(key, None)
+
+    @contextmanager
+    def moving(self, tenant: str, keys: Callable[[Sequence], Iterable[Hashable]]) -> Iterator[None]:
+        """A tenant's running sequences leave their memories, and join what `keys` says then."""
+        running = [seq for seq in self.users() if seq.tenant == tenant]
+        for seq in running:
+            for key in keys(seq):
+                self.leave(key, seq)
+        yield
+        for seq in running:
+            for key in keys(seq):
+                self.join(key, seq)
 
     def drop(self, key: Hashable) -> None:
         """Nobody will use this memory any more, nor any that leans on it."""

@@ -111,14 +111,14 @@ INLINE void FN(multiply_two)(const int T, const uint16_t *in, const int *top, in
 /* MOVE: _tile_stored or _tile_loadd, between registers and sums [rows][B]. */
 #define MOVE_SUMS(MOVE, T, B, top, sums)                                                     \
     do {                                                                                     \
-        v16 *other = (sums) + ((T) == 1 ? 2 : (B) * (top)[1]), *third = (sums) + (B) * (top)[2]; \
-        MOVE(0, sums, (B) * sizeof(v16));                                                    \
-        MOVE(1, (sums) + 1, (B) * sizeof(v16));                                              \
-        MOVE(2, other, (B) * sizeof(v16));                                                   \
-        MOVE(3, other + 1, (B) * sizeof(v16));                                               \
+        vec *other = (sums) + ((T) == 1 ? 2 : (B) * (top)[1]), *third = (sums) + (B) * (top)[2]; \
+        MOVE(0, sums, (B) * sizeof(vec));                                                    \
+        MOVE(1, (sums) + 1, (B) * sizeof(vec));                                              \
+        MOVE(2, other, (B) * sizeof(vec));                                                   \
+        MOVE(3, other + 1, (B) * sizeof(vec));                                               \
         if ((T) < 3) break;                                                                  \
-        MOVE(4, third, (B) * sizeof(v16));                                                   \
-        MOVE(5, third + 1, (B) * sizeof(v16));                                               \
+        MOVE(4, third, (B) * sizeof(vec));                                                   \
+        MOVE(5, third + 1, (B) * sizeof(vec));                                               \
     } while (0)
 
 /* Bytes of 2 * pairs inputs of a block to bf16 pairs [pairs][16][2]. */
@@ -137,7 +137,7 @@ INLINE void FN(widen_tile)(const char *from, int64_t pairs, const __m512i *table
    With two blocks weights are fetched meanwhile, and earlier sums are finished. */
 INLINE void FN(tile_sums)(const int T, const int B, const Linear *w, const uint16_t *in,
                           int64_t stride, int64_t block, int rows, int64_t first, int64_t count,
-                          FN(Beside) *beside, v16 *sums) {
+                          FN(Beside) *beside, vec *sums) {
     const int is_bytes = T < 3 && w->kind == INT8_PAIRS, last = rows - beside->height;
     const int top[3] = {0, T == 3 ? last / 2 : last, last};
     const int64_t num = count / INPUTS, pairs = (count % INPUTS + 1) / 2;
@@ -246,7 +246,7 @@ INLINE void FN(add_pairs)(const int R, const int b, const int is_bytes, const ch
    sums; numbers below 2^-126 count as 0, which the caller asks of the processor. */
 INLINE void FN(vector_sums)(const int R, const int is_bytes, const Linear *w, const uint16_t *in,
                             int64_t stride, int64_t block, int64_t first, int64_t count,
-                            v16 *sums) {
+                            vec *sums) {
     const int64_t line = is_bytes ? 4 : 2, size = is_bytes ? 512 : 1024; /* of 32 inputs */
     const int64_t step = (w->k + line - 1) / line * 64;
     const int64_t far = (is_bytes ? 2 : 1) * AHEAD; /* bytes, which take work, need more */
@@ -281,14 +281,14 @@ INLINE void FN(vector_sums)(const int R, const int is_bytes, const Linear *w, co
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-        for (int b = 0; b < 4; b++) sums[4 * r + b] = (v16)acc[r][b];
+        for (int b = 0; b < 4; b++) sums[4 * r + b] = (vec)acc[r][b];
 }
 
-typedef void FN(few_t)(const Linear *, const uint16_t *, int64_t, int64_t, int64_t, int64_t, v16 *);
+typedef void FN(few_t)(const Linear *, const uint16_t *, int64_t, int64_t, int64_t, int64_t, vec *);
 #define SOME(R)                                                                              \
     __attribute__((noinline)) static void FN(some_##R)(                                      \
         const Linear *w, const uint16_t *in, int64_t stride, int64_t block, int64_t first,   \
-        int64_t count, v16 *sums) {                                                          \
+        int64_t count, vec *sums) {                                                          \
         if (R == 1 && w->kind == INT8_PAIRS)                                                 \
             FN(vector_sums)(R, 1, w, in, stride, block, first, count, sums);                 \
         else FN(vector_sums)(R, 0, w, in, stride, block, first, count, sums);                \
@@ -301,7 +301,7 @@ static FN(few_t) *const FN(some)[] = {0, FN(some_1), FN(some_2)};
    multiple of four. More rows than TILE_ROWS go with two blocks. */
 static void FN(amx_sums)(const Linear *w, const void *x, int64_t stride, int64_t block, int rows,
                          int blocks, int64_t first, int64_t count, FN(Beside) *beside,
-                         v16 *sums) {
+                         vec *sums) {
     const uint16_t *in = (const uint16_t *)x + first;
     if (blocks == 4 && rows <= (w->kind == INT8_PAIRS ? 1 : FEW)) {
         const unsigned mode = _mm_getcsr();

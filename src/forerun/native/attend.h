@@ -8,25 +8,24 @@
 /* Scores to weights in place, 0 outside [low, high); sets the state's maximum and sum. Weights are
    floats, or pairs of bf16 in the first half of the place. */
 static void FN(soften)(const Model *m, float *scores, int64_t low, int64_t high, float *state) {
-    const i16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const int64_t end = (high + LANES - 1) / LANES * LANES;
-    v16 top = FN(set)(-INFINITY), total = {0};
-    for (int64_t i = low / LANES * LANES; i < end; i += LANES) {
-        v16 s = FN(load)(scores + i);
+    vec top = FN(set)(-INFINITY), total = {0};
+    for (int64_t i = low / LANES * LANES; i < end; i += WIDTH) {
+        vec s = FN(load)(scores + i);
         if (m->attn_cap != 0) { /* cap * tanh(s / cap) */
             const float cap = (float)m->attn_cap;
             s = cap * (1.0f - 2.0f / (FN(exp)(s * (2.0f / cap)) + 1.0f));
         }
-        const i16 at = lanes + (int32_t)i;
+        const ivec at = FN(lanes)() + (int32_t)i;
         s = FN(pick)((at >= (int32_t)low) & (at < (int32_t)high), s, FN(set)(-INFINITY));
         FN(store)(scores + i, s);
         top = FN(pick)(s > top, s, top);
     }
     const float most = FN(max)(top);
-    for (int64_t i = 0; i < end; i += LANES) {
-        v16 w = {0};
+    for (int64_t i = 0; i < end; i += WIDTH) {
+        vec w = {0};
         if (i >= low / LANES * LANES) {
-            const i16 at = lanes + (int32_t)i;
+            const ivec at = FN(lanes)() + (int32_t)i;
             w = FN(pick)((at >= (int32_t)low) & (at < (int32_t)high),
                          FN(exp)(FN(load)(scores + i) - most), w);
         }
@@ -84,7 +83,7 @@ static void FN(attend_chunk)(const Model *m, const Pass *p, const Piece *x, int6
     for (int64_t q = 0; q < num; q++) {
         const float *query = FN(query_of)(m, p, x, q);
         if (IS_PAIRED(m))
-            for (int64_t d = 0; d < dim; d += LANES)
+            for (int64_t d = 0; d < dim; d += WIDTH)
                 FN(store_as)(queries + q * MOST_DIM, d, FN(load)(query + d), BF16);
         else
             memcpy(queries + q * MOST_DIM, query, sizeof(float) * (size_t)dim);

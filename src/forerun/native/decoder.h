@@ -2,8 +2,8 @@
    thread's share, and `pass` puts barriers between them. The residual stream is fp32. */
 
 INLINE float FN(mean_square)(const float *x, int64_t n) {
-    v16 total = {0};
-    for (int64_t i = 0; i < n; i += LANES) total += FN(load)(x + i) * FN(load)(x + i);
+    vec total = {0};
+    for (int64_t i = 0; i < n; i += WIDTH) total += FN(load)(x + i) * FN(load)(x + i);
     return FN(sum)(total) / (float)n;
 }
 
@@ -12,12 +12,12 @@ static void FN(norm_row)(const Norm *norm, const float *x, int64_t n, float *out
                          int64_t at, int64_t act_kind) {
     float mean = 0, square;
     if (norm->is_layer) {
-        v16 total = {0};
-        for (int64_t i = 0; i < n; i += LANES) total += FN(load)(x + i);
+        vec total = {0};
+        for (int64_t i = 0; i < n; i += WIDTH) total += FN(load)(x + i);
         mean = FN(sum)(total) / (float)n;
-        total = (v16){0};
-        for (int64_t i = 0; i < n; i += LANES) {
-            v16 c = FN(load)(x + i) - mean;
+        total = (vec){0};
+        for (int64_t i = 0; i < n; i += WIDTH) {
+            vec c = FN(load)(x + i) - mean;
             total += c * c;
         }
         square = FN(sum)(total) / (float)n;
@@ -25,8 +25,8 @@ static void FN(norm_row)(const Norm *norm, const float *x, int64_t n, float *out
         square = FN(mean_square)(x, n);
     }
     const float scale = 1.0f / sqrtf(square + (float)norm->eps);
-    for (int64_t i = 0; i < n; i += LANES) {
-        v16 y = (FN(load)(x + i) - mean) * scale * FN(load)(norm->weight + i);
+    for (int64_t i = 0; i < n; i += WIDTH) {
+        vec y = (FN(load)(x + i) - mean) * scale * FN(load)(norm->weight + i);
         if (norm->bias) y += FN(load)(norm->bias + i);
         if (out) FN(store)(out + i, FN(load)(out + i) + y);
         else FN(store_as)(act, at + i, y, act_kind);
@@ -41,7 +41,7 @@ static void FN(norm_rows)(const Model *m, const Pass *p, const Norm *norm, int64
             FN(norm_row)(norm, x, m->hidden, NULL, p->act, r * p->act_stride, m->act_kind);
             continue;
         }
-        for (int64_t i = 0; i < m->hidden; i += LANES)
+        for (int64_t i = 0; i < m->hidden; i += WIDTH)
             FN(store_as)(p->act, r * p->act_stride + i, FN(load)(x + i), m->act_kind);
     }
 }
@@ -58,7 +58,7 @@ static void FN(embed_rows)(const Model *m, const Pass *p, int64_t thread) {
         float *x = p->x + r * m->hidden;
         const int64_t id = p->ids[r];
         if (m->embed) {
-            for (int64_t i = 0; i < m->hidden; i += LANES)
+            for (int64_t i = 0; i < m->hidden; i += WIDTH)
                 FN(store)(x + i, FN(load_as)(m->embed, id * m->hidden + i, m->cell_kind) * scale);
         } else { /* a column of the packed head */
             const Linear *h = &m->head;
@@ -82,7 +82,7 @@ static void FN(embed_rows)(const Model *m, const Pass *p, int64_t thread) {
             }
         }
         if (m->places)
-            for (int64_t i = 0; i < m->hidden; i += LANES)
+            for (int64_t i = 0; i < m->hidden; i += WIDTH)
                 FN(store)(x + i, FN(load)(x + i) + FN(load_as)(m->places,
                                                               p->positions[r] * m->hidden + i,
                                                               m->cell_kind));
@@ -112,7 +112,7 @@ static void FN(place_heads)(const Model *m, const Pass *p, int64_t l, const int6
                 scale = p->wide[r * p->wide_stride + !is_query];
                 weight += (is_query ? head : head - m->num_heads) * dim;
             }
-            for (int64_t i = 0; i < dim; i += LANES)
+            for (int64_t i = 0; i < dim; i += WIDTH)
                 FN(store)(x + i, FN(load)(x + i) * scale * FN(load)(weight + i));
         }
         if (head < turned && p->rope) {
@@ -124,12 +124,12 @@ static void FN(place_heads)(const Model *m, const Pass *p, int64_t l, const int6
             }
         }
         if (is_query) {
-            for (int64_t i = 0; i < dim; i += LANES)
+            for (int64_t i = 0; i < dim; i += WIDTH)
                 FN(store)(x + i, FN(load)(x + i) * (float)m->attn_scale);
         } else {
             char *cells = (char *)p->cells + l * p->layer_stride * width;
             const int64_t to = cell_of[r] + (head - m->num_heads) * p->head_stride;
-            for (int64_t i = 0; i < dim; i += LANES)
+            for (int64_t i = 0; i < dim; i += WIDTH)
                 FN(store_as)(cells, to + i, FN(load)(x + i), m->cell_kind);
         }
     }
@@ -160,7 +160,7 @@ static void FN(combine)(const Model *m, const Pass *p, int64_t layer, int64_t th
             for (int64_t run = first + 1; run <= position / RUN; run++)
                 FN(merge)(state, FN(part_of)(m, p, r, head, run), dim);
         const float scale = 1.0f / state[1];
-        for (int64_t i = 0; i < dim; i += LANES)
+        for (int64_t i = 0; i < dim; i += WIDTH)
             FN(store_as)(p->act, r * p->act_stride + head * dim + i,
                          FN(load)(state + 2 + i) * scale, m->act_kind);
     }
@@ -177,11 +177,11 @@ static void FN(wanted_rows)(const Model *m, const Pass *p, int64_t thread) {
 
 static void FN(cap_logits)(const Model *m, const Pass *p, int64_t thread) {
     const float cap = (float)m->logit_cap;
-    const int64_t total = p->num_wanted * p->logit_stride / LANES;
+    const int64_t total = p->num_wanted * p->logit_stride / WIDTH;
     for (int64_t i = total * thread / p->num_threads; i < total * (thread + 1) / p->num_threads;
          i++) {
-        float *at = p->logits + i * LANES;
-        v16 e = FN(exp)(FN(load)(at) * (2.0f / cap));
+        float *at = p->logits + i * WIDTH;
+        vec e = FN(exp)(FN(load)(at) * (2.0f / cap));
         FN(store)(at, cap * (1.0f - 2.0f / (e + 1.0f)));
     }
 }

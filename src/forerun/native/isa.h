@@ -15,10 +15,12 @@
 
 #include "memory.h"
 
-#undef v16
-#undef i16
-#undef u16
-#undef h16
+#undef WIDTH
+#undef VECS
+#undef vec
+#undef ivec
+#undef uvec
+#undef hvec
 #undef INLINE
 #undef TILE
 #undef VECTOR_ROWS

@@ -31,13 +31,13 @@ typedef struct {
     int64_t stride, act_kind, activation;
 } FN(Sink);
 
-/* Sums [rows][blocks] of the rows from `row` on, of which the first `done` are where they belong. */
+/* Sums [rows][blocks][VECS] of the rows from `row` on, of which the first `done` are where they belong. */
 typedef struct {
     const FN(Sink) *sink;
     const Linear *w;
     int64_t row, block;
     int rows, blocks, done;
-    const v16 *sums;
+    const vec *sums;
 } FN(Late);
 
 /* What goes on beside the multiplying. */
@@ -49,36 +49,42 @@ typedef struct {
     int tiles, height, is_shaped; /* of rows that go together; registers are of that shape */
 } FN(Beside);
 
-/* Puts up to num rows more where they belong. */
-INLINE void FN(finish)(FN(Late) *late, int num) {
+/* Puts vector v of block b of rows [from, to) where it belongs. */
+INLINE void FN(put)(const FN(Late) *late, int b, int v, int from, int to) {
     const FN(Sink) *s = late->sink;
     const Linear *w = late->w;
-    const int from = late->done, to = late->rows - from < num ? late->rows : from + num;
-    const int blocks = late->blocks;
-    if (from == to) return;
     const int step = s->how == FN(GATE) ? 2 : 1;
-    for (int b = 0; b < blocks; b += step) {
-        const int64_t at = (late->block + b) * LANES, first = late->row * s->stride + at / step;
-        if (at >= w->n) break; /* padding */
-        v16 scale[2] = {FN(set)(1.0f), FN(set)(1.0f)}, bias[2] = {{0}};
-        for (int i = 0; i < step; i++) {
-            if (w->num_scales == 1) scale[i] = FN(load)(w->scale + at + i * LANES);
-            if (w->bias) bias[i] = FN(load)(w->bias + at + i * LANES);
+    const int64_t at = (late->block + b) * LANES + v * WIDTH;
+    const int64_t column = (late->block + b) / step * LANES + v * WIDTH;
+    vec scale[2] = {FN(set)(1.0f), FN(set)(1.0f)}, bias[2] = {{0}};
+    for (int i = 0; i < step; i++) {
+        if (w->num_scales == 1) scale[i] = FN(load)(w->scale + at + i * LANES);
+        if (w->bias) bias[i] = FN(load)(w->bias + at + i * LANES);
+    }
+    for (int r = from; r < to; r++) {
+        const int64_t y = (late->row + r) * s->stride + column;
+        const vec *sums = late->sums + (r * late->blocks + b) * VECS + v;
+        const vec sum = sums[0] * scale[0] + bias[0];
+        if (s->how == FN(STORE)) {
+            FN(store)(s->y + y, sum);
+        } else if (s->how == FN(ADD)) {
+            FN(store)(s->y + y, FN(load)(s->y + y) + sum);
+        } else if (s->how == FN(ACTIVATE)) {
+            FN(store_as)(s->act, y, FN(activate)(sum, s->activation), s->act_kind);
+        } else {
+            const vec up = sums[VECS] * scale[1] + bias[1];
+            FN(store_as)(s->act, y, FN(activate)(sum, s->activation) * up, s->act_kind);
         }
-        for (int r = from; r < to; r++) {
-            const int64_t y = first + r * s->stride;
-            const v16 *sums = late->sums + r * blocks + b, sum = sums[0] * scale[0] + bias[0];
-            if (s->how == FN(STORE)) {
-                FN(store)(s->y + y, sum);
-            } else if (s->how == FN(ADD)) {
-                FN(store)(s->y + y, FN(load)(s->y + y) + sum);
-            } else if (s->how == FN(ACTIVATE)) {
-                FN(store_as)(s->act, y, FN(activate)(sum, s->activation), s->act_kind);
-            } else {
-                const v16 up = sums[1] * scale[1] + bias[1];
-                FN(store_as)(s->act, y, FN(activate)(sum, s->activation) * up, s->act_kind);
-            }
-        }
+    }
+}
+
+/* Puts up to num rows more where they belong. */
+INLINE void FN(finish)(FN(Late) *late, int num) {
+    const int from = late->done, to = late->rows - from < num ? late->rows : from + num;
+    if (from == to) return;
+    for (int b = 0; b < late->blocks; b += late->sink->how == FN(GATE) ? 2 : 1) {
+        if ((late->block + b) * LANES >= late->w->n) break; /* padding */
+        for (int v = 0; v < VECS; v++) FN(put)(late, b, v, from, to);
     }
     late->done = to;
 }
@@ -99,14 +105,16 @@ INLINE void FN(finish)(FN(Late) *late, int num) {
 
 /* One tile: R rows times B blocks of 16 outputs over inputs [first, first + count); sums in
    registers, weights streamed once. `first` is a multiple of four. far: bytes by block that
-   fetching runs ahead, into the second cache. */
+   fetching runs ahead, into the second cache. Sums of a row are `apart` vectors from the next. */
 INLINE void FN(tile)(const int R, const int B, const Linear *w, const void *x, int64_t stride,
-                     int64_t block, int64_t first, int64_t count, const int64_t *far, v16 *out) {
-    v16 acc[12][4];
+                     int64_t block, int64_t first, int64_t count, const int64_t *far, int apart,
+                     vec *out) {
+    vec acc[12][8];
+    const int V = B * VECS;
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-        for (int b = 0; b < B; b++) acc[r][b] = (v16){0};
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) acc[r][v] = (vec){0};
     const int64_t k = w->k;
 #if ISA_LEVEL >= 3
     if (w->kind == INT8_PAIRS) {
@@ -128,7 +136,7 @@ INLINE void FN(tile)(const int R, const int B, const Linear *w, const void *x, i
 #pragma GCC unroll 2
                     for (int j = 0; j < 2; j++) {
                         __m512i value = _mm512_set1_epi32((int)in[r * stride / 2 + 2 * i + j]);
-                        acc[r][b] = (v16)_mm512_dpbf16_ps((__m512)acc[r][b], (__m512bh)part[j],
+                        acc[r][b] = (vec)_mm512_dpbf16_ps((__m512)acc[r][b], (__m512bh)part[j],
                                                           (__m512bh)value);
                     }
             }
@@ -140,16 +148,17 @@ INLINE void FN(tile)(const int R, const int B, const Linear *w, const void *x, i
         const TYPE *from = (const TYPE *)w->weight + (block * k + first) * LANES;            \
         const float *in = (const float *)x + first;                                          \
         for (int64_t i = 0; i < count; i++) {                                                \
-            v16 part[4];                                                                     \
+            vec part[8];                                                                     \
             _Pragma("GCC unroll 4") for (int b = 0; b < B; b++) {                            \
                 const TYPE *at = from + (b * k + i) * LANES;                                 \
                 __builtin_prefetch((const char *)at + far[b], 0, 2);                         \
-                part[b] = LOAD(at);                                                          \
+                _Pragma("GCC unroll 2") for (int v = 0; v < VECS; v++)                       \
+                    part[b * VECS + v] = LOAD(at + v * WIDTH);                               \
             }                                                                                \
             _Pragma("GCC unroll 12") for (int r = 0; r < R; r++) {                           \
-                v16 value = FN(set)(in[r * stride + i]);                                     \
-                _Pragma("GCC unroll 4") for (int b = 0; b < B; b++)                          \
-                    acc[r][b] += part[b] * value;                                            \
+                vec value = FN(set)(in[r * stride + i]);                                     \
+                _Pragma("GCC unroll 8") for (int v = 0; v < V; v++)                          \
+                    acc[r][v] += part[v] * value;                                            \
             }                                                                                \
         }                                                                                    \
     } while (0)
@@ -161,40 +170,44 @@ INLINE void FN(tile)(const int R, const int B, const Linear *w, const void *x, i
     }
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-        for (int b = 0; b < B; b++) out[r * B + b] = acc[r][b];
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) out[r * apart + v] = acc[r][v];
 }
 
 typedef void FN(tile_t)(const Linear *, const void *, int64_t, int64_t, int64_t, int64_t,
-                        const int64_t *, v16 *);
-#define TILE(R, B)                                                                           \
+                        const int64_t *, vec *);
+/* R rows times B blocks, of which `once` fit into the registers. */
+#define TILE(R, B, once)                                                                      \
     static void FN(tile_##R)(const Linear *w, const void *x, int64_t stride, int64_t block,   \
-                             int64_t first, int64_t count, const int64_t *far, v16 *out) {   \
-        FN(tile)(R, B, w, x, stride, block, first, count, far, out);                         \
+                             int64_t first, int64_t count, const int64_t *far, vec *out) {    \
+        for (int b = 0; b < B; b += once)                                                     \
+            FN(tile)(R, once, w, x, stride, block + b, first, count, far + b, B * VECS,       \
+                     out + b * VECS);                                                         \
     }
 #if ISA_LEVEL >= 2
-TILE(1, 4) TILE(2, 4) TILE(3, 4) TILE(4, 4) TILE(5, 4) TILE(6, 4)
-TILE(7, 2) TILE(8, 2) TILE(9, 2) TILE(10, 2) TILE(11, 2) TILE(12, 2)
+TILE(1, 4, 4) TILE(2, 4, 4) TILE(3, 4, 4) TILE(4, 4, 4) TILE(5, 4, 4) TILE(6, 4, 4)
+TILE(7, 2, 2) TILE(8, 2, 2) TILE(9, 2, 2) TILE(10, 2, 2) TILE(11, 2, 2) TILE(12, 2, 2)
 #define VECTOR_ROWS 12
 #define VECTOR_BLOCKS(rows) ((rows) <= 6 ? 4 : 2)
 static FN(tile_t) *const FN(tiles)[] = {
     0, FN(tile_1), FN(tile_2), FN(tile_3), FN(tile_4), FN(tile_5), FN(tile_6),
     FN(tile_7), FN(tile_8), FN(tile_9), FN(tile_10), FN(tile_11), FN(tile_12)};
 #else
-TILE(1, 4) TILE(2, 2) TILE(3, 2) /* 16 registers of 8 lanes: no more fits */
-#define VECTOR_ROWS 3
+TILE(1, 4, 4) TILE(2, 2, 2) TILE(3, 2, 2) TILE(4, 2, 1) TILE(5, 2, 1) TILE(6, 2, 1)
+#define VECTOR_ROWS 6
 #define VECTOR_BLOCKS(rows) ((rows) == 1 ? 4 : 2)
-static FN(tile_t) *const FN(tiles)[] = {0, FN(tile_1), FN(tile_2), FN(tile_3)};
+static FN(tile_t) *const FN(tiles)[] = {
+    0, FN(tile_1), FN(tile_2), FN(tile_3), FN(tile_4), FN(tile_5), FN(tile_6)};
 #endif
 
 #if ISA_LEVEL == 3
 #include "pairs.h"
 #endif
 
-/* Sums [rows][blocks] over inputs [first, first + count). */
+/* Sums [rows][blocks][VECS] over inputs [first, first + count). */
 INLINE void FN(sums_over)(const Linear *w, const void *x, int64_t stride, int64_t block, int rows,
                           int blocks, int64_t first, int64_t count, FN(Beside) *beside,
-                          v16 *sums) {
+                          vec *sums) {
 #if ISA_LEVEL >= 4
     if (IS_TILED(w)) {
         FN(amx_sums)(w, x, stride, block, rows, blocks, first, count, beside, sums);
@@ -211,21 +224,22 @@ INLINE void FN(sums_over)(const Linear *w, const void *x, int64_t stride, int64_
 
 /* All of k: at once, or in one part for every scale of the outputs. */
 INLINE void FN(sums_of)(const Linear *w, const void *x, int64_t stride, int64_t block, int rows,
-                        int blocks, FN(Beside) *beside, v16 *sums) {
+                        int blocks, FN(Beside) *beside, vec *sums) {
     if (w->num_scales <= 1) {
         FN(sums_over)(w, x, stride, block, rows, blocks, 0, w->k, beside, sums);
         return;
     }
-    for (int i = 0; i < rows * blocks; i++) sums[i] = (v16){0};
+    for (int i = 0; i < rows * blocks * VECS; i++) sums[i] = (vec){0};
     for (int64_t s = 0; s < w->num_scales; s++) {
         const int64_t first = s * w->scaled, left = w->k - first;
         const float *scale = w->scale + s * w->groups * GROUP + block * LANES;
-        v16 part[MOST_SUMS];
+        vec part[MOST_SUMS * VECS];
         FN(sums_over)(w, x, stride, block, rows, blocks, first,
                       left < w->scaled ? left : w->scaled, beside, part);
         for (int r = 0; r < rows; r++)
-            for (int b = 0; b < blocks; b++)
-                sums[r * blocks + b] += part[r * blocks + b] * FN(load)(scale + b * LANES);
+            for (int v = 0; v < blocks * VECS; v++)
+                sums[r * blocks * VECS + v] +=
+                    part[r * blocks * VECS + v] * FN(load)(scale + v * WIDTH);
     }
 }
 
@@ -292,7 +306,7 @@ static void FN(linear)(const Linear *w, const void *x, int64_t stride, int64_t r
     const int64_t most = FN(most_rows)(w, rows);
     const int64_t parts = (rows + most - 1) / most, width = TAKES_PAIRS(w->kind) ? 2 : 4;
     const int64_t num = FN(unit_blocks)(w, rows);
-    v16 sums[2][MOST_SUMS];
+    vec sums[2][MOST_SUMS * VECS];
     int turn = 0;
     FN(Beside) beside = {0};
 #if ISA_LEVEL >= 4
@@ -314,7 +328,7 @@ static void FN(linear)(const Linear *w, const void *x, int64_t stride, int64_t r
                 if (w->kind == BF16_PAIRS)
                     FN(pairs_reach)(w, n, part, parts, (b - unit * num) / blocks, step, beside.far);
 #endif
-                v16 *own = sums[turn ^= 1];
+                vec *own = sums[turn ^= 1];
                 FN(sums_of)(w, in, stride, b, (int)n, blocks, &beside, own);
                 FN(finish)(&beside.late, MOST_SUMS);
                 beside.late = (FN(Late)){sink, w, row, b, (int)n, blocks, 0, own};

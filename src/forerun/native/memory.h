@@ -1,15 +1,16 @@
 /* Reads memory as fast as the cores can: the limit that a pass over weights is measured against. */
 
 /* One thread's sum of the int32 words [n] in S streams; lines are asked for `ahead` bytes early. */
-INLINE i16 FN(stream)(const int S, const int64_t ahead, const int32_t *words, int64_t n) {
+INLINE ivec FN(stream)(const int S, const int64_t ahead, const int32_t *words, int64_t n) {
     const int64_t step = n / S / LANES * LANES;
-    i16 sums[4] = {{0}};
+    ivec sums[4] = {{0}};
     for (int64_t i = 0; i < step; i += LANES)
 #pragma GCC unroll 4
         for (int s = 0; s < S; s++) {
             const char *at = (const char *)(words + s * step + i);
             __builtin_prefetch(at + ahead, 0, S == 1 ? 2 : 3);
-            sums[s] += (i16)FN(load)((const float *)at);
+            for (int v = 0; v < VECS; v++)
+                sums[s] += (ivec)FN(load)((const float *)at + v * WIDTH);
         }
     return sums[0] + sums[1] + sums[2] + sums[3];
 }
@@ -23,8 +24,8 @@ static int64_t FN(read)(const int32_t *words, int64_t n, int64_t num_threads, in
         const Team team = join(counters);
         const int64_t own = n / team.num / LANES * LANES;
         const int32_t *from = words + team.thread * own;
-        i16 sums = streams == 1 ? FN(stream)(1, 8192, from, own) : FN(stream)(4, 512, from, own);
-        for (int i = 0; i < LANES; i++) total += sums[i];
+        ivec sums = streams == 1 ? FN(stream)(1, 8192, from, own) : FN(stream)(4, 512, from, own);
+        for (int i = 0; i < WIDTH; i++) total += sums[i];
     }
     return total;
 }

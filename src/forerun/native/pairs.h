@@ -14,17 +14,17 @@
 /* far: where fetching begins, in bytes from the tile's first weight, and its bytes for each pair. */
 INLINE void FN(wide_tile)(const int R, const int B, const Linear *w, const void *x, int64_t stride,
                           int64_t block, int64_t first, int64_t count, const int64_t *far,
-                          v16 *out) {
+                          vec *out) {
     const int64_t pairs = (count + 1) / 2, step = (w->k + 1) / 2 * LANES;
     const uint32_t *from = (const uint32_t *)w->weight + block * step + first / 2 * LANES;
     const uint32_t *in = (const uint32_t *)x + first / 2;
     const char *soon = (const char *)from + far[0];
     const int64_t hop = far[1];
-    v16 acc[WIDE_ROWS][4];
+    vec acc[WIDE_ROWS][4];
 #pragma GCC unroll 14
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-        for (int b = 0; b < B; b++) acc[r][b] = (v16){0};
+        for (int b = 0; b < B; b++) acc[r][b] = (vec){0};
     for (int64_t i = 0; i < pairs; i++, soon += hop) {
         __m512bh part[4];
 #pragma GCC unroll 4
@@ -37,7 +37,7 @@ INLINE void FN(wide_tile)(const int R, const int B, const Linear *w, const void 
             const __m512bh value = (__m512bh)_mm512_set1_epi32((int)in[r * stride / 2 + i]);
 #pragma GCC unroll 4
             for (int b = 0; b < B; b++)
-                acc[r][b] = (v16)_mm512_dpbf16_ps((__m512)acc[r][b], part[b], value);
+                acc[r][b] = (vec)_mm512_dpbf16_ps((__m512)acc[r][b], part[b], value);
         }
     }
 #pragma GCC unroll 14
@@ -49,7 +49,7 @@ INLINE void FN(wide_tile)(const int R, const int B, const Linear *w, const void 
 /* The same of two blocks; rows go in fours, so that general registers hold where all of them are. */
 INLINE void FN(tall_tile)(const int R, const Linear *w, const void *x, int64_t stride,
                           int64_t block, int64_t first, int64_t count, const int64_t *far,
-                          v16 *out) {
+                          vec *out) {
     const int64_t pairs = (count + 1) / 2, step = (w->k + 1) / 2 * LANES, ahead = far[0];
     int64_t next = 2 * stride, third = 6 * stride; /* bytes from the first row of four */
     __asm__("" : "+r"(next), "+r"(third));
@@ -57,12 +57,12 @@ INLINE void FN(tall_tile)(const int R, const Linear *w, const void *x, int64_t s
         const char *at = (const char *)((const uint32_t *)w->weight + (block + b) * step +
                                         first / 2 * LANES);
         const char *const end = at + pairs * 64, *fours[TALL_ROWS / 4];
-        v16 acc[TALL_ROWS];
+        vec acc[TALL_ROWS];
 #pragma GCC unroll 7
         for (int i = 0; i < (R + 3) / 4; i++)
             fours[i] = (const char *)x + 2 * (first + 4 * i * stride);
 #pragma GCC unroll 28
-        for (int r = 0; r < R; r++) acc[r] = (v16){0};
+        for (int r = 0; r < R; r++) acc[r] = (vec){0};
         for (; at < end; at += 64) {
             __builtin_prefetch(at + ahead);
             const __m512bh part = (__m512bh)_mm512_loadu_si512(at);
@@ -74,7 +74,7 @@ INLINE void FN(tall_tile)(const int R, const Linear *w, const void *x, int64_t s
                                   : r % 4 == 2 ? four + 2 * next
                                                : four + third;
                 const __m512bh value = (__m512bh)_mm512_set1_epi32(*(const int *)row);
-                acc[r] = (v16)_mm512_dpbf16_ps((__m512)acc[r], part, value);
+                acc[r] = (vec)_mm512_dpbf16_ps((__m512)acc[r], part, value);
             }
 #pragma GCC unroll 7
             for (int i = 0; i < (R + 3) / 4; i++) {
@@ -89,7 +89,7 @@ INLINE void FN(tall_tile)(const int R, const Linear *w, const void *x, int64_t s
 
 #define SHAPE(name, tile, ...)                                                               \
     static void FN(name)(const Linear *w, const void *x, int64_t stride, int64_t block,       \
-                         int64_t first, int64_t count, const int64_t *far, v16 *out) {       \
+                         int64_t first, int64_t count, const int64_t *far, vec *out) {       \
         FN(tile)(__VA_ARGS__, w, x, stride, block, first, count, far, out);                  \
     }
 #define WIDE(R, B) SHAPE(wide_##R, wide_tile, R, B)

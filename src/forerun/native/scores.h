@@ -7,70 +7,68 @@
 #define IS_PAIRED(m) 0
 #endif
 
-INLINE void FN(transpose)(v16 *rows) {
-#define SWAP(A, B, ...)                                                                      \
-    do {                                                                                     \
-        v16 low = __builtin_shufflevector(A, B, __VA_ARGS__);                                \
-        B = __builtin_shufflevector(A, B, OTHER_HALF);                                       \
-        A = low;                                                                             \
-    } while (0)
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++)
-        if (!(i & 8)) {
-#define OTHER_HALF 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
-            SWAP(rows[i], rows[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
-#undef OTHER_HALF
-        }
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++)
-        if (!(i & 4)) {
-#define OTHER_HALF 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31
-            SWAP(rows[i], rows[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27);
-#undef OTHER_HALF
-        }
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++)
-        if (!(i & 2)) {
-#define OTHER_HALF 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
-            SWAP(rows[i], rows[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
-#undef OTHER_HALF
-        }
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++)
-        if (!(i & 1)) {
-#define OTHER_HALF 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31
-            SWAP(rows[i], rows[i + 1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30);
-#undef OTHER_HALF
-        }
-#undef SWAP
+/* Rows [WIDTH][WIDTH] become columns: for every bit, rows that differ in it alone exchange the lanes
+   that differ in it. */
+INLINE void FN(transpose)(vec *rows) {
+#define LOW(J, BIT) ((J) & (BIT) ? WIDTH + (J) - (BIT) : (J))
+#define HIGH(J, BIT) ((J) & (BIT) ? WIDTH + (J) : (J) + (BIT))
+#define EIGHT(F, J, BIT)                                                                     \
+    F(J, BIT), F(J + 1, BIT), F(J + 2, BIT), F(J + 3, BIT), F(J + 4, BIT), F(J + 5, BIT),    \
+        F(J + 6, BIT), F(J + 7, BIT)
+#if ISA_LEVEL >= 2
+#define LANES_OF(F, BIT) EIGHT(F, 0, BIT), EIGHT(F, 8, BIT)
+#else
+#define LANES_OF(F, BIT) EIGHT(F, 0, BIT)
+#endif
+#define EXCHANGE(BIT)                                                                        \
+    _Pragma("GCC unroll 16") for (int i = 0; i < WIDTH; i++) if (!(i & (BIT))) {             \
+        const vec a = rows[i], b = rows[i + (BIT)];                                          \
+        rows[i] = __builtin_shufflevector(a, b, LANES_OF(LOW, BIT));                         \
+        rows[i + (BIT)] = __builtin_shufflevector(a, b, LANES_OF(HIGH, BIT));                \
+    }
+#if ISA_LEVEL >= 2
+    EXCHANGE(8)
+#endif
+    EXCHANGE(4)
+    EXCHANGE(2)
+    EXCHANGE(1)
+#undef LOW
+#undef HIGH
+#undef EIGHT
+#undef LANES_OF
+#undef EXCHANGE
 }
 
 /* Keys of sixteen cells of a head, transposed: [dim][16] floats, or [dim / 2][16] pairs of bf16. */
 static void FN(read_keys)(float *keys, const Model *m, const void *cells, const int64_t *index,
                           int64_t num) {
     const int64_t dim = m->head_dim;
-    const int is_paired = IS_PAIRED(m);
-    const int64_t step = is_paired ? 2 * LANES : LANES;
-    for (int64_t d = 0; d < dim; d += step) {
-        v16 rows[16];
-        for (int j = 0; j < 16; j++) {
-            const int64_t at = index[j] * dim + d;
-            if (j >= num) rows[j] = (v16){0};
-            else if (is_paired) rows[j] = FN(load)((const float *)((const uint16_t *)cells + at));
-            else rows[j] = FN(load_as)(cells, at, m->cell_kind);
+    const int is_paired = IS_PAIRED(m), many = is_paired ? 2 : 1; /* numbers in a lane */
+    for (int64_t d = 0; d < dim; d += many * WIDTH)
+        for (int64_t first = 0; first < LANES; first += WIDTH) {
+            vec rows[WIDTH];
+            for (int j = 0; j < WIDTH; j++) {
+                if (first + j >= num) {
+                    rows[j] = (vec){0};
+                    continue;
+                }
+                const int64_t at = index[first + j] * dim + d;
+                rows[j] = is_paired ? FN(load)((const float *)((const uint16_t *)cells + at))
+                                    : FN(load_as)(cells, at, m->cell_kind);
+            }
+            FN(transpose)(rows);
+            for (int j = 0; j < WIDTH; j++)
+                FN(store)(keys + (d / many + j) * LANES + first, rows[j]);
         }
-        FN(transpose)(rows);
-        for (int j = 0; j < 16; j++) FN(store)(keys + (d / step * LANES + j) * LANES, rows[j]);
-    }
 }
 
-/* Scores of N queries [dim] (or pairs of bf16 [dim / 2]) with sixteen cells. */
+/* Scores of N queries [dim] (or pairs of bf16 [dim / 2]) with WIDTH of the sixteen cells. */
 INLINE void FN(score)(const int N, const Model *m, const float *q, const float *keys,
                       float *scores) {
     const int64_t dim = m->head_dim, num = IS_PAIRED(m) ? dim / 2 : dim;
-    v16 even[4], odd[4];
+    vec even[4], odd[4];
 #pragma GCC unroll 4
-    for (int i = 0; i < N; i++) even[i] = odd[i] = (v16){0};
+    for (int i = 0; i < N; i++) even[i] = odd[i] = (vec){0};
 #if ISA_LEVEL >= 3
     if (IS_PAIRED(m)) {
         for (int64_t d = 0; d < num; d += 2) {
@@ -79,16 +77,16 @@ INLINE void FN(score)(const int N, const Model *m, const float *q, const float *
 #pragma GCC unroll 4
             for (int i = 0; i < N; i++) {
                 const int32_t *pair = (const int32_t *)(q + i * MOST_DIM + d);
-                even[i] = (v16)_mm512_dpbf16_ps((__m512)even[i], a,
+                even[i] = (vec)_mm512_dpbf16_ps((__m512)even[i], a,
                                                 (__m512bh)_mm512_set1_epi32(pair[0]));
-                odd[i] = (v16)_mm512_dpbf16_ps((__m512)odd[i], b,
+                odd[i] = (vec)_mm512_dpbf16_ps((__m512)odd[i], b,
                                                (__m512bh)_mm512_set1_epi32(pair[1]));
             }
         }
     } else
 #endif
         for (int64_t d = 0; d < num; d += 2) {
-            const v16 a = FN(load)(keys + d * LANES), b = FN(load)(keys + (d + 1) * LANES);
+            const vec a = FN(load)(keys + d * LANES), b = FN(load)(keys + (d + 1) * LANES);
 #pragma GCC unroll 4
             for (int i = 0; i < N; i++) {
                 even[i] += q[i * MOST_DIM + d] * a;
@@ -101,11 +99,13 @@ INLINE void FN(score)(const int N, const Model *m, const float *q, const float *
 
 static void FN(scores)(const Model *m, const float *q, int64_t num, const float *keys,
                        float *scores) {
-    for (; num >= 4; num -= 4, q += 4 * MOST_DIM, scores += 4 * CHUNK)
-        FN(score)(4, m, q, keys, scores);
-    if (num == 3) FN(score)(3, m, q, keys, scores);
-    if (num == 2) FN(score)(2, m, q, keys, scores);
-    if (num == 1) FN(score)(1, m, q, keys, scores);
+#define SCORE(N)                                                                             \
+    for (int64_t at = 0; at < LANES; at += WIDTH) FN(score)(N, m, q, keys + at, scores + at)
+    for (; num >= 4; num -= 4, q += 4 * MOST_DIM, scores += 4 * CHUNK) SCORE(4);
+    if (num == 3) SCORE(3);
+    if (num == 2) SCORE(2);
+    if (num == 1) SCORE(1);
+#undef SCORE
 }
 
 #if ISA_LEVEL >= 3
@@ -149,42 +149,43 @@ INLINE void FN(gather_pairs)(const int N, const Model *m, const uint16_t *cells,
 }
 #endif
 
-/* Adds the weighted values of num cells to N states, four vectors of the head at a time. */
-INLINE void FN(gather)(const int N, const Model *m, const void *cells, const int64_t *index,
-                       int64_t num, const float *weights, float *const *states) {
+/* Adds the weighted values of num cells to N states, V vectors of the head at a time, from d on;
+   where that ends. */
+INLINE int64_t FN(gather_some)(const int N, const int V, const Model *m, const void *cells,
+                               const int64_t *index, int64_t num, const float *weights,
+                               float *const *states, int64_t d) {
     const int64_t dim = m->head_dim;
-    int64_t d = 0;
-    for (; d + 4 * LANES <= dim; d += 4 * LANES) {
-        v16 acc[4][4];
+    for (; d + V * WIDTH <= dim; d += V * WIDTH) {
+        vec acc[4][4];
 #pragma GCC unroll 4
         for (int i = 0; i < N; i++)
 #pragma GCC unroll 4
-            for (int v = 0; v < 4; v++) acc[i][v] = FN(load)(states[i] + 2 + d + v * LANES);
+            for (int v = 0; v < V; v++) acc[i][v] = FN(load)(states[i] + 2 + d + v * WIDTH);
         for (int64_t j = 0; j < num; j++) {
-            v16 value[4];
+            vec value[4];
 #pragma GCC unroll 4
-            for (int v = 0; v < 4; v++)
-                value[v] = FN(load_as)(cells, index[j] * dim + d + v * LANES, m->cell_kind);
+            for (int v = 0; v < V; v++)
+                value[v] = FN(load_as)(cells, index[j] * dim + d + v * WIDTH, m->cell_kind);
 #pragma GCC unroll 4
             for (int i = 0; i < N; i++) {
-                const v16 weight = FN(set)(weights[i * CHUNK + j]);
+                const vec weight = FN(set)(weights[i * CHUNK + j]);
 #pragma GCC unroll 4
-                for (int v = 0; v < 4; v++) acc[i][v] += weight * value[v];
+                for (int v = 0; v < V; v++) acc[i][v] += weight * value[v];
             }
         }
 #pragma GCC unroll 4
         for (int i = 0; i < N; i++)
 #pragma GCC unroll 4
-            for (int v = 0; v < 4; v++) FN(store)(states[i] + 2 + d + v * LANES, acc[i][v]);
+            for (int v = 0; v < V; v++) FN(store)(states[i] + 2 + d + v * WIDTH, acc[i][v]);
     }
-    for (; d < dim; d += LANES)
-        for (int i = 0; i < N; i++) {
-            v16 acc = FN(load)(states[i] + 2 + d);
-            for (int64_t j = 0; j < num; j++)
-                acc += weights[i * CHUNK + j] *
-                       FN(load_as)(cells, index[j] * dim + d, m->cell_kind);
-            FN(store)(states[i] + 2 + d, acc);
-        }
+    return d;
+}
+
+/* All of the head: as many vectors at a time as registers hold sums of, then one by one. */
+INLINE void FN(gather)(const int N, const Model *m, const void *cells, const int64_t *index,
+                       int64_t num, const float *weights, float *const *states) {
+    const int64_t d = FN(gather_some)(N, WIDTH / 4, m, cells, index, num, weights, states, 0);
+    FN(gather_some)(N, 1, m, cells, index, num, weights, states, d);
 }
 
 static void FN(values)(const Model *m, const void *cells, const int64_t *index, int64_t num_cells,

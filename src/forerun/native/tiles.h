@@ -32,12 +32,12 @@ static void FN(lay_queries)(FN(Tiles) *t, const Model *m, const Pass *p, const P
                             int64_t num) {
     for (int64_t first = 0; first < num; first += LANES)
         for (int64_t d = 0; d < m->head_dim; d += BLOCK) {
-            v16 rows[LANES];
+            vec rows[LANES];
             for (int i = 0; i < LANES; i++) {
-                rows[i] = (v16){0};
+                rows[i] = (vec){0};
                 if (first + i >= num) continue;
                 const float *query = FN(query_of)(m, p, x, first + i) + d;
-                rows[i] = (v16)_mm512_cvtne2ps_pbh((__m512)FN(load)(query + LANES),
+                rows[i] = (vec)_mm512_cvtne2ps_pbh((__m512)FN(load)(query + LANES),
                                                    (__m512)FN(load)(query));
             }
             FN(transpose)(rows);
@@ -77,15 +77,15 @@ INLINE void FN(multiply_keys)(const int N, FN(Tiles) *t, int64_t dim, const uint
 }
 
 /* Products [cell][query] to the scores [query] of sixteen cells, of the first num queries. */
-INLINE void FN(turn)(const float *products, int64_t num, v16 *scores) {
+INLINE void FN(turn)(const float *products, int64_t num, vec *scores) {
     if (num > GATHERED) {
         for (int i = 0; i < LANES; i++) scores[i] = FN(load)(products + i * LANES);
         FN(transpose)(scores);
         return;
     }
-    const i16 lanes = {0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240};
+    const ivec lanes = {0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240};
     for (int64_t i = 0; i < num; i++)
-        scores[i] = (v16)_mm512_i32gather_ps((__m512i)lanes, products + i, 4);
+        scores[i] = (vec)_mm512_i32gather_ps((__m512i)lanes, products + i, 4);
 }
 
 /* Which of the cells [cell, cell + BLOCK) a row sees, as bits. */
@@ -99,8 +99,8 @@ INLINE uint32_t FN(seen)(const Span *s, int64_t row, int64_t cell) {
 
 /* Scores of the cells that a row sees among a block: positions from `at` on of its text; those of
    the chunk are kept. */
-INLINE void FN(keep_seen)(float *scores, uint32_t seen, int64_t at, int64_t begin, v16 low,
-                          v16 high) {
+INLINE void FN(keep_seen)(float *scores, uint32_t seen, int64_t at, int64_t begin, vec low,
+                          vec high) {
     const int num = __builtin_popcount(seen);
     if (at >= begin && at + num <= begin + CHUNK) {
         scores += at - begin;
@@ -135,7 +135,7 @@ static void FN(score_block)(FN(Tiles) *t, const Model *m, const Piece *x, int64_
         else FN(multiply_keys)(1, t, dim, keys, first / LANES, soon);
         for (int64_t q = first, half = 0; q < num && half < 2; q += LANES, half++) {
             const int64_t n = num - q < LANES ? num - q : LANES;
-            v16 low[LANES], high[LANES];
+            vec low[LANES], high[LANES];
             FN(turn)(t->products[2 * half], n, low);
             FN(turn)(t->products[2 * half + 1], n, high);
             for (int64_t i = 0; i < n; i++) {
@@ -179,7 +179,7 @@ INLINE __m512 FN(power)(__m512 s, __m512 top) {
 }
 
 /* cap * tanh(s / cap) */
-INLINE v16 FN(capped)(v16 s, float cap) {
+INLINE vec FN(capped)(vec s, float cap) {
     return cap * (1.0f - 2.0f / (FN(exp)(s * (2.0f / cap)) + 1.0f));
 }
 
@@ -198,7 +198,7 @@ static void FN(weigh)(FN(Tiles) *t, const Model *m, int64_t q, int64_t low, int6
     const float cap = (float)m->attn_cap;
     __m512 most = _mm512_set1_ps(-INFINITY), more = most, total = _mm512_setzero_ps();
     for (int64_t i = begin; i < end; i += BLOCK) {
-        v16 a = FN(load)(scores + i), b = FN(load)(scores + i + LANES);
+        vec a = FN(load)(scores + i), b = FN(load)(scores + i + LANES);
         if (cap != 0) {
             FN(store)(scores + i, a = FN(capped)(a, cap));
             FN(store)(scores + i + LANES, b = FN(capped)(b, cap));

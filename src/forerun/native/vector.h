@@ -13,7 +13,6 @@ typedef int32_t FN(ivec) __attribute__((vector_size(4 * WIDTH)));
 typedef uint32_t FN(uvec) __attribute__((vector_size(4 * WIDTH)));
 typedef uint16_t FN(hvec) __attribute__((vector_size(2 * WIDTH)));
 typedef uint16_t FN(hvecu) __attribute__((vector_size(2 * WIDTH), aligned(2)));
-typedef int8_t FN(bvecu) __attribute__((vector_size(WIDTH), aligned(1)));
 #define vec FN(vec)
 #define ivec FN(ivec)
 #define uvec FN(uvec)
@@ -36,8 +35,11 @@ INLINE vec FN(pick)(ivec mask, vec yes, vec no) {
 }
 
 INLINE vec FN(load_bf16)(const uint16_t *p) {
-    hvec half = *(const FN(hvecu) *)p;
-    return (vec)(__builtin_convertvector(half, uvec) << 16);
+#if ISA_LEVEL >= 2
+    return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+#else
+    return (vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+#endif
 }
 
 INLINE vec FN(load_f16)(const uint16_t *p) {
@@ -49,8 +51,11 @@ INLINE vec FN(load_f16)(const uint16_t *p) {
 }
 
 INLINE vec FN(load_int8)(const int8_t *p) {
-    FN(bvecu) bytes = *(const FN(bvecu) *)p;
-    return __builtin_convertvector(__builtin_convertvector(bytes, ivec), vec);
+#if ISA_LEVEL >= 2
+    return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+#else
+    return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+#endif
 }
 
 INLINE vec FN(load_as)(const void *p, int64_t at, int64_t kind) {

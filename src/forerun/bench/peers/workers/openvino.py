@@ -1,8 +1,9 @@
 """OpenVINO GenAI on a CPU: plain and prompt lookup, after an export by optimum-intel.
 
-Weights keep the asked dtype (the
-exporter's own default makes 8 bits of large ones), and so does the key-value cache (the CPU
-plugin's own default is 8 bits): otherwise the law would be another.
+Weights keep the asked dtype (the exporter's own default makes 8 bits of large ones), and so does
+the key-value cache (the CPU plugin's own default is 8 bits): otherwise the law would be another.
+Where the processor does not multiply that dtype, the plugin refuses it: it computes and caches in
+float32 then.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 PRECISION = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+CAPABILITY = {"bfloat16": "BF16", "float16": "FP16", "float32": "FP32"}
 CACHE_GB = 1
 
 
@@ -26,16 +28,19 @@ class Worker:
 
     def load(self, mode: str, model: str, dtype: str, threads: int, cache: str, **_: Any) -> None:
         """Exports the checkpoint if that has not been done, and compiles the pipeline."""
+        import openvino
         import openvino_genai as genai
 
         folder = exported(Path(model), dtype, Path(cache))
+        able = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        precision = PRECISION[dtype] if CAPABILITY[dtype] in able else "f32"
         scheduler = genai.SchedulerConfig()
         scheduler.cache_size = CACHE_GB
         scheduler.enable_prefix_caching = False  # across calls; samples of one call share anyway
         properties = {
             "INFERENCE_NUM_THREADS": threads,
-            "INFERENCE_PRECISION_HINT": PRECISION[dtype],
-            "KV_CACHE_PRECISION": PRECISION[dtype],
+            "INFERENCE_PRECISION_HINT": precision,
+            "KV_CACHE_PRECISION": precision,
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
             "PERFORMANCE_HINT": "LATENCY",
         }

@@ -3,9 +3,10 @@
 Example: python benchmarks/many_rows.py --shapes 2816x1024 --rows 64 256 1024
 
 Printed per shape and number of rows: milliseconds of torch's linear with a plain weight, of our
-product, and of unpacking and torch's linear (what `layers.Linear` does beyond MOST_ROWS), by
-instruction set; then the fewest rows from which unpacking is faster for all that follow. Torch uses
-what the processor has: ONEDNN_MAX_CPU_ISA=AVX2 (AVX512_CORE, AVX512_CORE_BF16) holds it back.
+product, and of unpacking and torch's linear (what `layers.Linear` does where `Packed.wins` says
+no), by instruction set; then the fewest rows from which unpacking is faster for all that follow.
+Torch uses what the processor has: ONEDNN_MAX_CPU_ISA=AVX2 (AVX512_CORE, AVX512_CORE_BF16) holds it
+back.
 """
 
 from __future__ import annotations

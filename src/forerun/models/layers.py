@@ -67,9 +67,9 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.packed is not None:
-            if len(x) > MOST_ROWS or self.packed.is_gated:
-                return F.linear(x, self.packed.unpack(), self.bias)
-            return self.packed.product(x)
+            if self.packed.wins(len(x)) and not self.packed.is_gated:
+                return self.packed.product(x)
+            return F.linear(x, self.packed.unpack(), self.bias)
         if self._blocked is not None:
             return _linear_blocked(x, self._blocked, self.bias, "none", [], "")
         return F.linear(x, self.weight, self.bias)  # type: ignore[arg-type]
@@ -84,9 +84,6 @@ class Linear:
         if self.packed is not None:
             return self.packed.rows(index)
         return F.embedding(index, self.weight)  # type: ignore[arg-type]
-
-
-MOST_ROWS = 512  # beyond these torch is faster, unpacking included (benchmarks/many_rows.py)
 
 
 def can_block(weight: Tensor) -> bool:
@@ -163,7 +160,7 @@ class GatedMLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         packed = self.gate_up.packed
-        if packed is not None and packed.is_gated and len(x) <= MOST_ROWS:
+        if packed is not None and packed.is_gated and packed.wins(len(x)):
             return self.down(packed.product(x, self.name))
         both = self.gate_up(x)  # [R, 2 width]
         inner = self.act(both.narrow(-1, 0, self.width))

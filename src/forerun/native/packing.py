@@ -17,7 +17,7 @@ import threading
 import torch
 from torch import Tensor
 
-from forerun.native import Kernels, kernels
+from forerun.native import LEVELS, Kernels, kernels
 from forerun.native.layout import (
     ACTIVATIONS,
     BF16,
@@ -34,6 +34,7 @@ from forerun.native.pages import HUGE, in_large_pages
 from forerun.native.rounding import KEPT, Rounding
 
 LINE = 64  # bytes of a cache line
+MOST_ROWS = 512  # beyond these torch's products with AVX-512 are faster, unpacking included
 KINDS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
 
 
@@ -141,6 +142,11 @@ class Packed:
         if not self.is_gated:
             return rows.contiguous()
         return rows.view(-1, 2, LANES, k).transpose(0, 1).reshape(n, k)
+
+    def wins(self, rows: int) -> bool:
+        """Whether a product of so many rows is faster here than in torch, for which the weight is
+        unpacked. Measured by benchmarks/many_rows.py."""
+        return rows <= MOST_ROWS or self._kernels.level == LEVELS.index("avx2")
 
     def product(self, x: Tensor, act: str = "silu") -> Tensor:
         """x [R, k] to [R, n]; of a gated weight, act(gate x) * up x [R, n / 2]. Same dtype as x.

@@ -12,6 +12,8 @@ from typing import Any
 
 from forerun.errors import CapacityError, DataError
 
+SHOWN = 40  # characters of a text that is refused
+
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Calls `write` on a file beside `path`, then renames it: all of the file or none."""
@@ -62,8 +64,9 @@ def check_text(where: str, text: str) -> None:
         code = ord(text[error.start])
         is_byte = 0xDC80 <= code <= 0xDCFF  # as Python lets a byte in that it cannot decode
         what = f"byte 0x{code - 0xDC00:02x}" if is_byte else f"half of a pair (U+{code:04X})"
+        advice = "give it in UTF-8" if is_byte else "take it out, or give the other half"
         raise DataError(
-            f"{where} is not UTF-8 text: {what} after {error.start} characters"
+            f"{where} is not UTF-8 text: {what} after {error.start} characters; {advice}"
         ) from None
 
 

@@ -119,11 +119,8 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
     text = _text(path)
     try:
         values = [parsed(text)]
-    except json.JSONDecodeError:
-        lines = [pair for pair in enumerate(text.split("\n"), 1) if pair[1].strip()]
-        values = [_line(path, *pair) for pair in lines]
-    except ValueError as error:  # JSON in form
-        raise _no_json(path, error) from None
+    except ValueError as error:
+        values = list(_lines(path, text, error))
     if len(values) == 1:
         values = _unwrapped(values[0])
     objects = [value for value in values if isinstance(value, dict)]
@@ -135,11 +132,19 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
     yield from objects
 
 
-def _line(path: Path, number: int, line: str) -> Any:
-    try:
-        return parsed(line)
-    except ValueError as error:
-        raise _no_json(f"{path} line {number}", error) from None
+def _lines(path: Path, text: str, whole: ValueError) -> Iterator[Any]:
+    """The values of JSON lines. whole: what is wrong with the text as one value.
+
+    Raises DataError with the line; a text whose first line is none was meant as one value.
+    """
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    for number, line in lines:
+        try:
+            yield parsed(line)
+        except ValueError as error:
+            if number == lines[0][0] and isinstance(error, json.JSONDecodeError):
+                raise _no_json(path, whole) from None
+            raise _no_json(f"{path} line {number}", error) from None
 
 
 def _no_json(where: Path | str, error: ValueError) -> DataError:

@@ -48,6 +48,9 @@ class Sampling:
     logprobs: int | None = None  # report the chosen token's and the top m log-probabilities
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, np.generic):  # a number of NumPy becomes Python's own
+                object.__setattr__(self, name, value.item())
         for name in ("stop", "stop_token_ids", "banned_tokens"):
             value = getattr(self, name)
             plain = (value,) if isinstance(value, str | int | float) else tuple(value or ())
@@ -135,7 +138,7 @@ _CHECKS = (
     ("n", lambda v: _whole(v, 1), "an integer >= 1"),
     (
         "logprobs",
-        lambda v: v is None or (_within(v, 0, MOST_LOGPROBS) and v % 1 == 0),
+        lambda v: v is None or (_whole(v, 0) and v <= MOST_LOGPROBS),
         f"an integer in 0..{MOST_LOGPROBS}, or left out",
     ),
 )

@@ -204,7 +204,7 @@ def test_a_line_that_is_not_utf8_is_refused_and_the_next_is_answered(tiny_folder
         capture_output=True,
     )
     first, *rest = done.stdout.decode().splitlines()
-    assert first == "error: this line is not UTF-8 text: byte 0xff after 4 characters"
+    assert first.startswith("error: this line is not UTF-8 text: byte 0xff after 4 characters; ")
     assert done.returncode == 0
     assert "user: the c\u00e4t" in rest and b"error" not in done.stderr
 

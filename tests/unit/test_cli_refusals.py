@@ -15,6 +15,7 @@ from command import CAT, Call, python, records
 from safetensors.torch import load_file, save_file
 
 from forerun.cli.output import Results
+from forerun.cli.prompts import _read
 from forerun.errors import CapacityError
 
 
@@ -215,6 +216,20 @@ def test_files_that_never_end_are_not_read_on(
     with open("/dev/zero") as endless:
         monkeypatch.setattr(sys, "stdin", endless)
         assert f"standard input {said}" in refuses("generate")
+
+
+def test_prompts_are_read_in_pieces() -> None:
+    """Room for the most that may come is not asked for at once."""
+    asked: list[int] = []
+
+    class Stream(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            asked.append(-1 if size is None else size)
+            return super().read(size)
+
+    data = "é".encode() * (3 << 20)
+    assert _read("it", Stream(data)) == data.decode()
+    assert min(asked) >= 0 and max(asked) <= 1 << 20
 
 
 @pytest.mark.parametrize("text", ["", "\n", "\r\n"])

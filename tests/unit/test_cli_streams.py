@@ -84,11 +84,6 @@ def test_files_may_have_any_name(tmp_path: Path, tiny_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (
-            ["generate", "-p", "a\udce9"],
-            "--prompt takes UTF-8, but what came is not UTF-8 text: byte",
-        ),
-        (["generate", "-p", "a", "--stop", "\udce9"], "stop must be non-empty texts in UTF-8"),
         (["serve", "--name", "a\udce9"], "--name must be text in UTF-8, got 'a\\udce9'"),
         (["index", "build", "ix\udce9", "a.txt"], "expected a folder with a name in UTF-8"),
         (["seal", "build", "run\udce9", "a.jsonl"], "expected a folder with a name in UTF-8"),
@@ -155,6 +150,38 @@ def test_unbuffered_output_comes_at_once() -> None:
         assert select.select([process.stdout], [], [], 20)[0], "it waits for its input"
         assert process.stdout.readline() == "one\n"
         process.stdin.write("\n")
+
+
+MUCH = """
+import sys
+from unittest.mock import patch
+from forerun.cli.main import main
+
+def work(args):
+    for i in range(4000):
+        print(i, "x" * 100)
+    return 0
+
+with patch("forerun.cli.main._run", work):
+    sys.exit(main(["methods"]))
+"""
+
+
+@pytest.mark.parametrize("flags", [[], ["-u"]], ids=["buffered", "unbuffered"])
+def test_what_a_pipe_that_does_not_wait_has_no_room_for_is_an_error(flags: list[str]) -> None:
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", MUCH],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": ""},
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(theirs)
+    os.close(ours)
+    said = "error: write could not complete without blocking\n"
+    assert (done.returncode, done.stderr) == (2, said)
 
 
 def test_what_a_program_prints_stays_in_order() -> None:

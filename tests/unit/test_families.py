@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from parity import CASES, branching, expected, forward, prompt, saved, sequence,
 
 from forerun.engine.runner import ModelRunner
 from forerun.models.families import Unsupported, plan_for
-from forerun.models.folder import Written, read_config
+from forerun.models.folder import Written, read_config, read_json
 from forerun.models.load import choose_dtype, load_target, planned
 from forerun.native import kernels
 from forerun.tree import EMPTY
@@ -128,6 +129,21 @@ def test_a_config_that_is_read_as_written_gives_the_plan_of_transformers(
         [*plan.pieces],
     )
     assert choose_dtype("auto", config, []) == torch.float32
+
+
+def test_a_config_that_is_read_as_written_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved("llama", tmp_path)
+    read: list[Path] = []
+
+    def note(path: Path) -> dict[str, Any]:
+        read.append(path)
+        return read_json(path)
+
+    monkeypatch.setattr("forerun.models.folder.read_json", note)
+    planned(tmp_path)
+    assert read == [tmp_path / "config.json"]
 
 
 @pytest.mark.parametrize("name", ["rms_norm_eps", "head_dim", "dtype", "transformers_version"])

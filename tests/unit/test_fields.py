@@ -52,14 +52,17 @@ def test_no_value_of_a_field_ends_in_an_inner_error(
     pairs = itertools.product(
         [*(name for name in json.loads(said) if name in known()), None], VALUES
     )
+    assert attempt(tmp_path, "as it was written")
+    loaded = 0
     for name, value in pairs:
         if name is not None:
-            attempt(rewritten(tmp_path, **{name: value}), f"{name} {value}")
+            loaded += attempt(rewritten(tmp_path, **{name: value}), f"{name} {value}")
         else:
             for inner in rotation:
                 changed = {"rope_parameters": {**rotation, inner: value}}
                 attempt(rewritten(tmp_path, **changed), f"{inner} {value}")
         (tmp_path / "config.json").write_text(said)
+    assert loaded > 20, "null, lists and other sound values of fields that others read"
 
 
 def known() -> set[str]:
@@ -67,14 +70,15 @@ def known() -> set[str]:
     return {*COUNTS, *SIZES, *OTHERS}
 
 
-def attempt(folder: Path, what: str) -> None:
-    """Loads a model and runs it; fails for all errors that are not meant for users."""
+def attempt(folder: Path, what: str) -> bool:
+    """Loads a model and runs it, or is told why not; fails for errors that are no user's."""
     try:
         forward(load_target(folder), [sequence(prompt(5))], [branching()])
     except ForerunError:
-        pass
+        return False
     except Exception as cause:
         pytest.fail(f"{what}: {type(cause).__name__}: {cause}")
+    return True
 
 
 @pytest.mark.parametrize(
@@ -106,6 +110,23 @@ def test_fields_of_other_models_are_looked_at_too(tmp_path: Path) -> None:
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     rewritten(tmp_path, max_position_embeddings=-5)
     with pytest.raises(ModelError, match=r"config\.json cannot be used: max_position_embeddings"):
+        load_target(tmp_path)
+
+
+@pytest.mark.parametrize("fields", [{"num_experts": 16384}, {"head_dim": 0}], ids=str)
+def test_what_other_families_write_is_no_fault(fields: dict[str, int], tmp_path: Path) -> None:
+    """Doge counts experts of one row each, also where it has none; heads that do not turn have 0
+    dimensions that do."""
+    config = AutoConfig.for_model("gpt_neox", **TINY)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    assert attempt(rewritten(tmp_path, **fields), str(fields))
+
+
+@pytest.mark.parametrize("version", ["5.0", "4.40"])
+def test_our_decoder_makes_no_part_for_each_of_many_experts(version: str, tmp_path: Path) -> None:
+    saved("qwen3_moe", tmp_path)
+    rewritten(tmp_path, transformers_version=version, num_local_experts=1 << 20)
+    with pytest.raises(ModelError, match="expected at most 4,096 experts, got 1048576"):
         load_target(tmp_path)
 
 

@@ -219,8 +219,8 @@ def test_what_old_or_tied_checkpoints_have_otherwise_is_no_fault(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Masks and tables of positions too many, a head that is the embedding too few."""
-    names = ("attention.bias", "attention.masked_bias", "attention.rotary_emb.inv_freq")
-    buffers = {f"gpt_neox.layers.0.{name}": torch.ones(4) for name in names}
+    names = ("bias", "masked_bias", "causal_mask", "rotary_emb.inv_freq")
+    buffers = {f"gpt_neox.layers.0.attention.{name}": torch.ones(4) for name in names}
     old = stored("gpt_neox", tmp_path / "old", lambda tensors: tensors.update(buffers))
     tied = stored("bloom", tmp_path / "tied", lambda tensors: tensors.pop("lm_head.weight", None))
     for folder in (old, tied):
@@ -233,6 +233,7 @@ def test_what_old_or_tied_checkpoints_have_otherwise_is_no_fault(
     [
         "gpt_neox.layers.2.mlp.dense_4h_to_h.bias",  # of a layer too many
         "layers.1.attention.sinks",
+        "gpt_neox.layers.0.attention.c_attn.bias",  # whose end is like that of an old mask
         "gpt_neox.final_layer_norm.offset",
         "lm_head.bias",
     ],
@@ -249,9 +250,16 @@ def test_surplus_tensors_of_other_parts_are_named_in_one_line(
     names = ["mtp.layers.0.up.weight", "v_head.weight", "vision.a", "vision.b"]
     surplus = {name: torch.ones(3) for name in names}
     stored("gpt_neox", tmp_path, lambda tensors: tensors.update(surplus))
-    assert isinstance(load_target(tmp_path), HFTarget)
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "forerun"]
+    theirs = logging.getLogger("transformers")  # what it says of a load as well
+    level = theirs.level
+    theirs.addHandler(caplog.handler)
+    try:
+        assert isinstance(load_target(tmp_path), HFTarget)
+    finally:
+        theirs.removeHandler(caplog.handler)
+    (said,) = {record.getMessage() for record in caplog.records}
     assert f"holds {', '.join(names[:3])} and 1 more, which are no part of GPTNeoX" in said
+    assert theirs.level == level
 
 
 @pytest.mark.parametrize("level", [logging.WARNING, logging.DEBUG])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -134,6 +135,49 @@ def test_bad_input_is_one_line_and_status_2(
     assert "files or folders that exist" in refused("build", tmp_path / "new", tmp_path / "no.txt")
     corpus.write_text("no json\n")
     assert "c.jsonl:1" in refused("build", tmp_path / "new", corpus, "--tokenizer", "bytes")
+
+
+@pytest.fixture(scope="module")
+def fm_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An FM-index of the embedded tokenizer."""
+    folder = tmp_path_factory.mktemp("fm")
+    (folder / "c.txt").write_text(TEXTS[0])
+    assert main(["index", "fm", "build", str(folder / "fm"), str(folder / "c.txt")]) == 0
+    return folder / "fm"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("count", "INDEX", "a", "caf\udce9"),
+        ("prob", "INDEX", "a", "caf\udce9"),
+        ("ntd", "INDEX", "caf\udce9"),
+        ("search", "INDEX", "a", "caf\udce9|b"),
+        ("attribute", "INDEX", "caf\udce9"),
+        ("attribute", "INDEX", "a", "--delimiters", "caf\udce9"),
+        ("fm", "count", "FM", "a", "caf\udce9"),
+        ("fm", "locate", "FM", "caf\udce9"),
+    ],
+    ids=" ".join,
+)
+def test_texts_that_are_not_utf_8_are_refused(
+    call: Call, index: Path, fm_index: Path, words: tuple[str, ...]
+) -> None:
+    status, _, err = call(*({"INDEX": index, "FM": fm_index}.get(w, w) for w in words))
+    said = "error: 'caf\\udce9' is not UTF-8 text: byte 0xe9 after 3 characters; give it in UTF-8\n"
+    assert (status, err) == (2, said)
+
+
+def test_what_standard_input_cannot_give_is_refused(
+    call: Call, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for stream, said in (
+        (io.TextIOWrapper(io.BytesIO(b"caf\xe9")), "standard input is not UTF-8 text: byte 0xe9"),
+        (None, "standard input is closed"),
+    ):
+        monkeypatch.setattr(sys, "stdin", stream)
+        status, out, err = call("attribute", index, "-")
+        assert (status, out) == (2, "") and err.startswith(f"error: {said}")
 
 
 def test_records_left_out_are_told(call: Call, corpus: Path, tmp_path: Path) -> None:

@@ -98,17 +98,19 @@ def test_text_files_are_cut_into_documents(tmp_path: Path) -> None:
 def test_unreadable_records_are_named(tmp_path: Path) -> None:
     file = tmp_path / "c.jsonl"
     file.write_bytes(
-        b'{"text": "a"}\nno json\n{"other": 1}\n\xff\xfe\n[1]\n{"text": 5}\n{"text": "b"}\n'
+        b'{"text": "a"}\nno json\n{"other": 1}\n\xff\xfe\n[1]\n{"text": 5}\n{"text": "a\\ud800"}\n'
+        b'{"text": "b"}\n'
     )
     found = list(read([file], Reading()))
     bad = [r for r in found if isinstance(r, Bad)]
-    assert [b.where.rsplit(":", 1)[1] for b in bad] == ["2", "3", "4", "5", "6"]
+    assert [b.where.rsplit(":", 1)[1] for b in bad] == ["2", "3", "4", "5", "6", "7"]
     assert "no field 'text'" in bad[1].reason and "UTF-8" in bad[2].reason
+    assert "field 'text' is not UTF-8 text: half of a pair (U+D800)" in bad[5].reason
     with pytest.raises(DataError, match=r"c.jsonl:2: no JSON .*--on-error skip"):
         build(tmp_path / "ix", [file], BYTES)
     skipping = Options(tokenizer="bytes", on_error="skip", workers=1)
     manifest = build(tmp_path / "ix", [file], skipping, restart=True)
-    assert manifest.documents == 2 and manifest.skipped["count"] == 5
+    assert manifest.documents == 2 and manifest.skipped["count"] == 6
     assert "c.jsonl:2" in manifest.skipped["examples"][0]
 
 

@@ -99,14 +99,14 @@ def test_wrong_shapes_are_named(tmp_path: Path) -> None:
         load_target(tmp_path)
 
 
-def test_unknown_tensors_are_not_dropped_silently(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["self_attn.sinks", "self_attn.c_attn.bias", "cross_attention.bias"]
+)
+def test_unknown_tensors_are_not_dropped_silently(name: str, tmp_path: Path) -> None:
     saved("llama", tmp_path)
-
-    def extend(tensors: dict) -> None:
-        tensors["model.layers.0.self_attn.sinks"] = torch.ones(4)
-
-    edit(tmp_path, extend)
-    with pytest.raises(ModelError, match=r"holds model\.layers\.0\.self_attn\.sinks, .* no place"):
+    name = f"model.layers.0.{name}"
+    edit(tmp_path, lambda tensors: tensors.update({name: torch.ones(4)}))
+    with pytest.raises(ModelError, match=f"holds {name}, .* no place"):
         load_target(tmp_path)
 
 

@@ -252,6 +252,8 @@ def test_a_value_that_cannot_work_is_refused_by_name(wrong):
         {"ignore_eos": None},
         {"seed": 1.5},
         {"logprobs": 2.5},
+        {"logprobs": 2.0},
+        {"logprobs": np.float64(2)},
         {"banned_tokens": (-1,)},
         {"stop_token_ids": ("a",)},
         {"logit_bias": {-1: 1.0}},
@@ -269,6 +271,9 @@ def test_numbers_of_numpy_are_numbers():
     names = ("temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty")
     sampling = Sampling(logprobs=np.int64(3), logit_bias={5: half}, **dict.fromkeys(names, half))
     assert sampling.temperature == sampling.logit_bias[5] == 0.5 and sampling.logprobs == 3
+    whole = Sampling(**dict.fromkeys(("seed", "n", "top_k", "max_new_tokens"), np.int64(3)))
+    assert whole == Sampling(seed=3, n=3, top_k=3, max_new_tokens=3) and type(whole.seed) is int
+    assert type(sampling.temperature) is float and Sampling(ignore_eos=np.True_).ignore_eos is True
 
 
 def test_ids_of_json_are_plain_digits():

@@ -238,6 +238,7 @@ def test_long_documents_come_in_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path
         ("bad.jsonl", b'{"text": "a"}\n{"words": 1}\n', r'line 2: expected a JSON object with "te'),
         ("bad.jsonl", b'{"text": "a", "text": "b"}\n', "key 'text' is there twice"),
         ("bad.jsonl", b"plain\n", "line 1: expected a JSON object"),
+        ("bad.jsonl", b'{"text": "a\\ud800"}\n', "line 1, is not UTF-8 text: half of a pair"),
     ],
 )
 def test_bad_files_are_named(

@@ -303,13 +303,12 @@ def attribute(
     is_json: options.Json = False,
 ) -> None:
     """Show which stretches of a text occur in the corpus, the unlikeliest first."""
-    import sys
-
     from forerun.cli.index_show import span_record
+    from forerun.cli.prompts import STDIN, from_stdin
     from forerun.ngrams.spans import novelty
 
     engine = load(index, tokenizer)
-    tokens = read_query(engine, sys.stdin.read() if text == "-" else text, ids)
+    tokens = read_query(engine, from_stdin() if text == STDIN else text, ids)
     found = engine.attribute(
         tokens,
         min_length=min_length,

@@ -15,6 +15,7 @@ from forerun.sampling import Sampling, from_json
 
 STDIN = "-"
 MOST_BYTES = 1 << 30  # of prompts: what never ends would fill the memory
+PIECE = 1 << 20  # bytes that are read at once: room is taken for what has come
 RESULT = {"index", "text", "tokens", "finish", "stats"}  # what marks a line of --out
 
 
@@ -67,14 +68,25 @@ def is_embedded(model: str) -> bool:
     return Path(assets.embedded(model)).resolve().parent == Path(assets.__file__).resolve().parent
 
 
+def from_stdin() -> str:
+    """All of standard input. Raises DataError if it is closed, too large, or no text."""
+    if sys.stdin is None:
+        raise DataError("standard input is closed; give the text by an option or in a file")
+    return _read("standard input", getattr(sys.stdin, "buffer", sys.stdin))
+
+
 def _read(where: str, opened: IO[Any]) -> str:
     """All of a file. Raises DataError for what is too large, or no text."""
-    data = opened.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise DataError(
-            f"{where} holds more than {MOST_BYTES >> 20} MiB, or never ends; divide it into "
-            "several files of prompts"
-        )
+    pieces, size = [opened.read(0)], 0
+    while piece := opened.read(PIECE):
+        pieces.append(piece)
+        size += len(piece)
+        if size > MOST_BYTES:
+            raise DataError(
+                f"{where} holds more than {MOST_BYTES >> 20} MiB, or never ends; divide it into "
+                "several files"
+            )
+    data = pieces[0].join(pieces)
     return data if isinstance(data, str) else _decoded(where, data)
 
 
@@ -98,9 +110,7 @@ def _from_option(prompt: str, sampling: Sampling) -> Job:
 
 def _from_stdin(sampling: Sampling) -> list[Job]:
     """One text, or JSON lines: then the first line is an object with a prompt."""
-    if sys.stdin is None:
-        raise DataError("standard input is closed; give --prompt or --prompt-file")
-    text = _read("standard input", getattr(sys.stdin, "buffer", sys.stdin))
+    text = from_stdin()
     jobs = _jobs("standard input", text, is_jsonl(text), sampling)
     if not jobs:
         raise DataError(

@@ -25,6 +25,15 @@ class _Output(io.FileIO):
             raise
 
 
+class _AtOnce(io.BufferedWriter):
+    """Writes all of what it is given, or raises; a bare file may write a part, or nothing."""
+
+    def write(self, data: Any) -> int:
+        written = super().write(data)
+        self.flush()
+        return written
+
+
 @contextmanager
 def usable() -> Iterator[bool]:
     """All streams can be written to in the block; gives whether standard output was open before.
@@ -72,9 +81,9 @@ def _named(stream: Any) -> TextIO:
     """
     stream.flush()
     is_utf8 = codecs.lookup(stream.encoding).name == "utf-8"
-    raw = _Output(stream.fileno(), "w", closefd=False)
+    kind = _AtOnce if stream.write_through else io.BufferedWriter
     return io.TextIOWrapper(
-        raw if stream.write_through else io.BufferedWriter(raw),  # type: ignore[type-var]
+        kind(_Output(stream.fileno(), "w", closefd=False)),
         stream.encoding,
         "backslashreplace" if is_utf8 else stream.errors,
         line_buffering=stream.line_buffering,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 MOST = 1 << 24  # of what a config counts; real ones stay far below
-MOST_PARTS = 1 << 12  # of layers and experts: each costs time before a weight is looked at
+MOST_PARTS = 1 << 12  # that are made one by one, which costs time before a weight is looked at
 MOST_TOKENS = 1 << 40  # of a context
 NESTED = ("text_config", "rope_parameters", "rope_scaling")
 COUNTS: dict[str, tuple[int, int]] = {  # name in config.json -> least, most
@@ -18,8 +18,9 @@ COUNTS: dict[str, tuple[int, int]] = {  # name in config.json -> least, most
     **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads"), (1, MOST)),
     **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "n_inner"), (0, MOST)),
     **dict.fromkeys(("max_position_embeddings", "n_positions"), (1, MOST_TOKENS)),
-    **dict.fromkeys(("head_dim", "num_hidden_layers", "n_layer"), (1, MOST_PARTS)),
-    **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), (0, MOST_PARTS)),
+    **dict.fromkeys(("num_hidden_layers", "n_layer"), (1, MOST_PARTS)),
+    "head_dim": (0, MOST_PARTS),  # some families write the part that is turned
+    **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), (0, MOST)),
     "decoder_sparse_step": (1, MOST_PARTS),
 }
 SIZES = {  # name -> whether it may be 0
@@ -74,5 +75,7 @@ def check_decoder(c: Any) -> None:
             raise ValueError(f"sliding_window must be an integer of at least 1, got {window!r}")
     if len(c.windows) not in (0, c.num_layers):
         raise ValueError(f"layer_types are {len(c.windows)}, and num_hidden_layers {c.num_layers}")
+    if c.moe and c.moe.num_experts > MOST_PARTS:
+        raise ValueError(f"expected at most {MOST_PARTS:,} experts, got {c.moe.num_experts}")
     if c.moe and any(c.moe.layers) and not 1 <= c.moe.top_k <= c.moe.num_experts:
         raise ValueError(f"{c.moe.top_k} of {c.moe.num_experts} experts cannot be chosen per token")

@@ -114,16 +114,17 @@ def read_json(path: Path) -> dict[str, Any]:
     return said
 
 
-def check_config(folder: Path) -> Path:
-    """The config file of a model folder. Raises ModelError if a number in it cannot be."""
+def check_config(folder: Path) -> dict[str, Any]:
+    """What the config file of a model folder says. Raises ModelError if a number cannot be."""
     path = check_folder(folder)
+    said = read_json(path)
     try:
-        check_fields(read_json(path))
+        check_fields(said)
     except ValueError as cause:
         raise ModelError(
             f"{path} cannot be used: {in_a_line(cause)}; is it this checkpoint's own?"
         ) from cause
-    return path
+    return said
 
 
 class Unsaid(Exception):
@@ -137,8 +138,7 @@ class Written:
     used. Whatever else is asked for is `Unsaid`, even where the asker has a default.
     """
 
-    def __init__(self, folder: Path) -> None:
-        said = read_json(check_folder(folder))
+    def __init__(self, said: dict[str, Any]) -> None:
         if not said.get("transformers_version", "").startswith("5."):
             raise Unsaid("an older form, or another writer's")
         self.quantization_config = None  # is absent where there is none
@@ -150,10 +150,10 @@ class Written:
 
 def read_config(folder: Path) -> Any:
     """The transformers config of a folder. Raises ModelError if it is absent or unknown."""
-    path = check_config(folder)
+    check_config(folder)
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(folder)
-    except Exception as cause:  # bad JSON, unknown type, invalid fields
-        raise ModelError(f"{path} cannot be used: {in_a_line(cause)}") from cause
+    except Exception as cause:  # unknown type, invalid fields
+        raise ModelError(f"{check_folder(folder)} cannot be used: {in_a_line(cause)}") from cause

@@ -48,7 +48,7 @@ def load_hf(
 
 def load_whole(kind: Any, folder: Path | str, **options: Any) -> Any:
     """`kind.from_pretrained(folder, **options)`. Raises ModelError for what would be made up."""
-    with _loading, without_bars():
+    with _loading, quiet():
         model, told = kind.from_pretrained(
             folder,
             output_loading_info=True,
@@ -102,16 +102,23 @@ def inside(names: Iterable[str], model: Any) -> list[str]:
 
 
 @contextmanager
-def without_bars() -> Iterator[None]:
-    """transformers draws no progress bars within, unless our log tells everything (DEBUG)."""
+def quiet() -> Iterator[None]:
+    """Within, transformers draws no progress bars and gives no warnings: its report of a load.
+
+    Unless our log tells everything (DEBUG).
+    """
     from transformers.utils import logging as theirs
 
-    set_hook = getattr(theirs, "set_tqdm_hook", None)  # the first releases of 5 have none
-    if set_hook is None or log.isEnabledFor(logging.DEBUG):
+    if log.isEnabledFor(logging.DEBUG):
         yield
         return
+    # the first releases of 5 have no such hook
+    set_hook = getattr(theirs, "set_tqdm_hook", lambda hook: None)
+    level = theirs.get_verbosity()
     before = set_hook(lambda make, args, options: theirs.EmptyTqdm(*args, **options))
+    theirs.set_verbosity(max(level, logging.ERROR))
     try:
         yield
     finally:
+        theirs.set_verbosity(level)
         set_hook(before)

@@ -93,9 +93,9 @@ def load_target(
 
 def planned(folder: Path, context: int | None = None) -> tuple[Plan, Any]:
     """How our decoder loads a model, and its config. Raises Unsupported, ModelError."""
-    path = check_config(folder)
+    said = check_config(folder)
     with suppress(Exception):  # transformers says what is wrong
-        written = Written(folder)
+        written = Written(said)
         assert isinstance(written.dtype, str)
         return plan_for(written, context), written
     config = read_config(folder)
@@ -104,7 +104,7 @@ def planned(folder: Path, context: int | None = None) -> tuple[Plan, Any]:
     except Unsupported:
         raise
     except Exception as cause:  # a field of a type or a value that none of its kind has
-        raise ModelError(f"{path} cannot be used: {in_a_line(cause)}") from cause
+        raise ModelError(f"{check_folder(folder)} cannot be used: {in_a_line(cause)}") from cause
 
 
 def can_round(path_or_model: Any, device: torch.device) -> bool:

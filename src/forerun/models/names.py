@@ -15,8 +15,9 @@ PREFIXES = ("model.", "transformer.")
 IGNORED = (  # what old checkpoints hold beside weights: tables and masks
     "rotary_emb.inv_freq",
     ".masked_bias",
-    "attn.bias",
-    "attention.bias",
+    ".causal_mask",
+    ".attn.bias",
+    ".attention.bias",
 )
 
 

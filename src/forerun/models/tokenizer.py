@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import DataError, ModelError, in_a_line
+from forerun.errors import ModelError, in_a_line
+from forerun.files import SHOWN, check_text
 
 FILES = (
     "tokenizer.json",
@@ -75,18 +76,10 @@ class Tokenizer:
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Ids of a text; `special` adds what the model expects around one (such as a first id).
 
-        Raises DataError for half a surrogate pair, which no text in UTF-8 holds.
+        Raises DataError for what is no text in UTF-8.
         """
-        try:
-            return list(self.inner.encode(text, add_special_tokens=special))
-        except (TypeError, UnicodeEncodeError):
-            half = next((i for i, char in enumerate(text) if "\ud800" <= char <= "\udfff"), None)
-            if half is None:
-                raise
-            raise DataError(
-                f"the text cannot be encoded: character {half} is half a surrogate pair "
-                f"({text[half]!r}); take it out, or give the other half"
-            ) from None
+        check_text(repr(text[:SHOWN]), text)
+        return list(self.inner.encode(text, add_special_tokens=special))
 
     def decode(self, ids: Many[int]) -> str:
         """Text of ids; special tokens are left out."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forerun.errors import ConfigError, DataError
-from forerun.files import parsed
+from forerun.files import check_text, parsed
 from forerun.ngrams import files
 from forerun.ngrams.trigrams import TrigramMatrix, check
 from forerun.records import Snapshot
@@ -138,6 +138,7 @@ def _text_of(path: Path, number: int, line: str) -> str:
             f'{path}, line {number}: expected a JSON object with "text", got {line[:40]!r}{why}; '
             "give plain text another file name than .jsonl"
         )
+    check_text(f"{path}, line {number},", record["text"])
     return record["text"]
 
 

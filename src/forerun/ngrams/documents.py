@@ -239,6 +239,10 @@ def _document(record: dict[str, Any], path: str, number: int, how: Reading) -> R
         return Bad(where, f"field {how.field!r} is no list of token ids")
     if not isinstance(value, str):
         return Bad(where, f"field {how.field!r} is {type(value).__name__}, not text")
+    try:
+        check_text(f"field {how.field!r}", value)
+    except DataError as error:
+        return Bad(where, str(error))
     return Document(value, None, path, number, record)
 
 

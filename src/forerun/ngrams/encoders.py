@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from forerun.errors import ConfigError, DataError, ModelError
+from forerun.files import SHOWN, check_text
 from forerun.ngrams.files import reading
 from forerun.ngrams.words import ShortWay, short_way
 
@@ -39,16 +40,25 @@ class Encoder:
         self.vocabulary = lambda: vocabulary or {}  # token strings and their ids
 
     def encode_batch(self, texts: list[str]) -> list[Many[int]]:
-        """Ids of each text, without what a model expects around a prompt."""
-        return [self.encode(text) for text in texts]
+        """Ids of each text, without what a model expects around a prompt.
+
+        Raises DataError for what is no text in UTF-8.
+        """
+        for text in texts:
+            check_text(repr(text[:SHOWN]), text)
+        return self._encode(texts)
 
     def encode(self, text: str) -> Many[int]:
-        """Ids of one text."""
+        """Ids of one text. Raises as `encode_batch` does, as all that encode."""
         return self.encode_batch([text])[0]
 
     def encode_arrays(self, texts: list[str]) -> list[np.ndarray]:
         """Ids of each text as int64 or int32 arrays, by the fastest way that gives the same."""
         return [np.asarray(ids, np.int64) for ids in self.encode_batch(texts)]
+
+    def _encode(self, texts: list[str]) -> list[Many[int]]:
+        """Ids of each text; all are UTF-8."""
+        raise NotImplementedError
 
     def decode(self, ids: Many[int]) -> str:
         """Text of ids."""
@@ -78,8 +88,8 @@ class Bytes(Encoder):
         super().__init__("bytes", {f"<{i:02X}>": i for i in range(256)}, None)
         self.starts = lambda: set(range(33))  # after a space or a control byte all may begin
 
-    def encode(self, text: str) -> Many[int]:
-        return list(text.encode())
+    def _encode(self, texts: list[str]) -> list[Many[int]]:
+        return [list(text.encode()) for text in texts]
 
     def decode(self, ids: Many[int]) -> str:
         return bytes(i for i in ids if i < 256).decode(errors="replace")
@@ -93,13 +103,16 @@ class Ids(Encoder):
     def __init__(self) -> None:
         super().__init__("ids", None, None)
 
-    def encode(self, text: str) -> Many[int]:
+    def _encode(self, texts: list[str]) -> list[Many[int]]:
+        return [self._ids(text) for text in texts]
+
+    def _ids(self, text: str) -> list[int]:
         try:
             return [int(word) for word in text.replace(",", " ").split()]
         except ValueError:
             raise DataError(
                 f"this index holds token ids and knows no tokenizer; expected ids such as "
-                f"'5 17 3', got {text[:40]!r}; open it with a tokenizer to use text"
+                f"'5 17 3', got {text[:SHOWN]!r}; open it with a tokenizer to use text"
             ) from None
 
 
@@ -110,8 +123,8 @@ class Function(Encoder):
         super().__init__(getattr(function, "__qualname__", type(function).__name__), None, None)
         self.function = function
 
-    def encode(self, text: str) -> Many[int]:
-        return self.function(text)
+    def _encode(self, texts: list[str]) -> list[Many[int]]:
+        return [self.function(text) for text in texts]
 
 
 class Fast(Encoder):
@@ -131,7 +144,7 @@ class Fast(Encoder):
         super().__init__(name, self.inner.get_vocab(with_added_tokens=True), None)
         self.eos = end_id(file.parent, self.inner.token_to_id)
 
-    def encode_batch(self, texts: list[str]) -> list[Many[int]]:
+    def _encode(self, texts: list[str]) -> list[Many[int]]:
         return [e.ids for e in self.inner.encode_batch_fast(texts, add_special_tokens=False)]
 
     def encode_arrays(self, texts: list[str]) -> list[np.ndarray]:
@@ -177,7 +190,7 @@ class Pieces(Encoder):
         super().__init__(name, vocabulary, eos if eos >= 0 else None)
         self.file = file
 
-    def encode_batch(self, texts: list[str]) -> list[Many[int]]:
+    def _encode(self, texts: list[str]) -> list[Many[int]]:
         return self.inner.encode(texts)
 
     def decode(self, ids: Many[int]) -> str:
@@ -200,8 +213,8 @@ class Slow(Encoder):
         eos = next(iter(self.inner.eos_ids), None)
         super().__init__(name, self.inner.vocabulary(), eos)
 
-    def encode(self, text: str) -> Many[int]:
-        return self.inner.encode(text, special=False)
+    def _encode(self, texts: list[str]) -> list[Many[int]]:
+        return [self.inner.encode(text, special=False) for text in texts]
 
     def decode(self, ids: Many[int]) -> str:
         return self.inner.decode(ids)

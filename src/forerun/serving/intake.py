@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from forerun.engine.api import Model
 from forerun.errors import CapacityError, ConfigError
-from forerun.models.sizes import Sizes
 from forerun.sampling import Sampling
 from forerun.serving.contents import biases, plain_message, plain_text, prompt_list
 from forerun.serving.errors import ApiError, bad, unknown
@@ -73,7 +72,6 @@ class Intake:
     ) -> None:
         self.model, self.methods, self.settings = model, methods, settings
         self.can_predict = can_predict  # whether the verifier judges copied drafts
-        self.sizes = Sizes(model.tokenizer)
         self.template = Template(model.tokenizer, settings.name)
 
     def completion(self, request: CompletionRequest, tenant: str) -> Job:
@@ -191,7 +189,7 @@ class Intake:
         if not self.can_predict:
             raise bad("the verifier of this server cannot judge predictions", "prediction")
         text = plain_text(request.prediction.content, "prediction.content")
-        context, most = self.model.target.context, self.sizes.most
+        context, most = self.model.target.context, self.model.sizes.most
         text = text[: context * most] if most else text
         return self.model.tokenizer.encode(text, special=False)[:context]
 
@@ -272,6 +270,6 @@ class Intake:
 
     def _encode(self, text: str, source: str, special: bool = True) -> list[int]:
         """Ids of a text. Raises ApiError, soon, for one that is too long by far."""
-        if (least := self.sizes.least(text)) >= self.model.target.context:
+        if (least := self.model.sizes.least(text)) >= self.model.target.context:
             raise self._too_long(f"the prompt has {least} tokens or more", source)
         return self.model.tokenizer.encode(text, special=special)

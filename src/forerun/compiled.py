@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from forerun.interrupts import uninterrupted
+from forerun.interrupts import answers, uninterrupted
 
 log = logging.getLogger(__name__)
 
@@ -55,14 +55,24 @@ class Watch:
         self.say: Callable[[str], object] | None = None
         self.num_compiled = 0
         self._told: set[str] = set()
+        self._held = list[ExitStack]()  # Ctrl-C, of every kernel under way: one may call another
 
-    def begins(self) -> None:
-        """A kernel is about to be compiled."""
+    def begins(self, cache: Any) -> None:
+        """A kernel is about to be compiled, and then kept in its cache."""
         self.num_compiled += 1
         if self.say:
             self._tell(self.say, NOTICE)
+        self._keep(cache)
+        self._held.append(ExitStack())
+        if signal.default_int_handler in answers().values():
+            self._held[-1].enter_context(uninterrupted())
 
-    def keep(self, cache: Any) -> None:
+    def ends(self) -> None:
+        """It is kept, or could not be compiled."""
+        if self._held:
+            self._held.pop().close()
+
+    def _keep(self, cache: Any) -> None:
         """Makes a kernel's cache one that may fail to write: the kernel runs all the same."""
         write = type(cache).save_overload
 
@@ -72,6 +82,8 @@ class Watch:
             except OSError as error:  # a full disk, say
                 said = cache.cache_path, error.strerror or error
                 self._tell(self.say or log.warning, UNKEPT, *said)
+            finally:
+                self.ends()
 
         cache.save_overload = save_overload
 
@@ -85,30 +97,29 @@ class Watch:
 def attend() -> Watch:
     """The one of this process; Numba tells it of compilations, not of what its cache holds.
 
-    Ctrl-C waits for the end of one: callbacks of the compiler would drop it, and leave a kernel
-    that cannot be kept. Who answers Ctrl-C in another way still does.
+    Ctrl-C waits until one is kept: callbacks of the compiler would drop it, and leave a kernel
+    that cannot be. Who answers Ctrl-C in another way still does.
     """
     from numba.core import event
 
-    found, held = Watch(), list[ExitStack]()
+    found = Watch()
 
     class Listener(event.Listener):  # type: ignore[misc]
         def on_start(self, event: Any) -> None:
-            kernel = event.data["dispatcher"]
-            if not kernel.py_func.__module__.startswith("forerun."):
-                return
-            found.keep(kernel._cache)
-            found.begins()
-            held.append(ExitStack())
-            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-                held[-1].enter_context(uninterrupted())
+            if _is_ours(event):
+                found.begins(event.data["dispatcher"]._cache)
 
         def on_end(self, event: Any) -> None:
-            if held and event.data["dispatcher"].py_func.__module__.startswith("forerun."):
-                held.pop().close()
+            is_made = tuple(event.data["args"]) in event.data["dispatcher"].overloads
+            if _is_ours(event) and not is_made:  # else it is kept next
+                found.ends()
 
     event.register("numba:compile", Listener())
     return found
+
+
+def _is_ours(event: Any) -> bool:
+    return bool(event.data["dispatcher"].py_func.__module__.startswith("forerun."))
 
 
 def watch(say: Callable[[str], object]) -> Watch:

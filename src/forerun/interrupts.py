@@ -1,4 +1,4 @@
-"""Ctrl-C as it suits: after a block, by another answer, or never in processes beside the first."""
+"""Ctrl-C and its kin as it suits: after a block, by another answer, or never in other processes."""
 
 from __future__ import annotations
 
@@ -6,29 +6,46 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+KIN = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+def answers() -> dict[int, Callable[[int, Any], Any]]:
+    """Who answers Ctrl-C and its kin in this process, by number; not those that are ignored."""
+    found = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, *KIN)}
+    return {kind: answer for kind, answer in found.items() if callable(answer)}
 
 
 @contextmanager
-def answered(answer: Callable[[], object]) -> Iterator[None]:
-    """Ctrl-C calls `answer` in the block; where it is ignored it stays so."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN or not _is_main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, lambda number, frame: answer())
+def answered(answer: Callable[[int], object]) -> Iterator[None]:
+    """Ctrl-C and its kin call `answer` in the block, with their number.
+
+    One that is ignored, or left to the system, stays so.
+    """
+    before, is_over = answers() if _is_main_thread() else {}, False
+
+    def hear(number: int, frame: Any) -> object:
+        return before[number](number, frame) if is_over else answer(number)
+
     try:
+        for kind in before:
+            signal.signal(kind, hear)
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        is_over = True  # nor is one lost that comes while another ends this loop
+        for kind, own in before.items():
+            signal.signal(kind, own)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block."""
-    came: list[bool] = []
-    with answered(lambda: came.append(True)):
+    """Ctrl-C and its kin wait for the end of the block, and are answered then."""
+    came: list[int] = []
+    with answered(came.append):
         yield
-    if came:
-        raise KeyboardInterrupt
+    for kind in dict.fromkeys(came):
+        signal.raise_signal(kind)
 
 
 @contextmanager

@@ -125,8 +125,9 @@ class Kept:
 
     In a `with` it is loaded where there is a file, and saved at the end, also when an error or
     Ctrl-C ends the block: what was learned until then is true. A file that could not be loaded is
-    left alone. Until the end the drafter hears every token, also where nothing is drafted, and no
-    second `with` may begin for the same drafter and tenant. turns: those of who else uses it.
+    left alone, and so is the drafter. Until the end, whatever becomes of the file, the drafter
+    hears every token, also where nothing is drafted, and no second `with` may begin for the same
+    drafter and tenant. turns: those of who else uses it; files are read and written without.
     """
 
     def __init__(
@@ -146,7 +147,12 @@ class Kept:
         memory = read(self.path)
         check_fits(memory, self.origin)
         with self._turns:
-            self.drafter.restore(memory.snapshot, self.origin.tenant)
+            was_kept = self._is_kept
+            try:
+                self.drafter.restore(memory.snapshot, self.origin.tenant)
+            except BaseException:
+                self._let_go(was_kept)
+                raise
             self.drafter.kept |= {self.origin.tenant}
         joined = Origin.joined([memory.origin, self.origin])
         self.origin = replace(joined, tenant=self.origin.tenant)
@@ -163,8 +169,8 @@ class Kept:
         tenant = self.origin.tenant
         with self._turns:
             snapshot = self.drafter.snapshot(tenant)
-            if tenant not in self.drafter.kept and not snapshot.counts["tokens"]:
-                self.drafter.let_go(tenant)
+            if not self._is_kept and not snapshot.counts["tokens"]:
+                self._let_go()
                 raise ConfigError(
                     "nothing was learned that could be saved; run what is to be learned within "
                     "`with model.memory(...)`, or after `load()`"
@@ -174,37 +180,60 @@ class Kept:
 
     def __enter__(self) -> Kept:
         tenant = self.origin.tenant
-        with self._turns:
-            files.check_place(self.path)
-            self._check_owner()
-            begun = _begun.setdefault(self.drafter, {})
-            if tenant in begun:
-                raise ConfigError(
-                    f"what {name_of(self.drafter)} learns of this tenant is kept in "
-                    f"{begun[tenant]} now; end that `with` first, or name another tenant or "
-                    "another drafter"
-                )
-            self.drafter.keep(tenant)
+        was_kept: bool | None = None  # before it began, if it has
+        files.check_place(self.path)
+        self._check_owner()
+        try:
+            with self._turns:
+                begun = _begun.setdefault(self.drafter, {})
+                if tenant in begun:
+                    raise ConfigError(
+                        f"what {name_of(self.drafter)} learns of this tenant is kept in "
+                        f"{begun[tenant]} now; end that `with` first, or name another tenant or "
+                        "another drafter"
+                    )
+                was_kept = self._is_kept
+                begun[tenant] = self.path
             if self.path.exists():
                 self.before = self.load()
-            self.drafter.kept |= {tenant}
-            begun[tenant] = self.path
-        return self
+            else:
+                with self._turns:
+                    self.drafter.keep(tenant)
+                    self.drafter.kept |= {tenant}
+            return self  # here: behind the `try` a Ctrl-C could leave it begun for ever
+        except BaseException:
+            if was_kept is not None:
+                self._end(was_kept)
+            raise
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         try:
-            with uninterrupted(), self._turns:
+            with uninterrupted():
                 try:
                     self.after = self.save()
-                    self.drafter.let_go(self.origin.tenant)
                 finally:
-                    self.drafter.kept -= {self.origin.tenant}
-                    del _begun[self.drafter][self.origin.tenant]
+                    self._end()
         except Exception as failure:  # what ended the block goes on; both are told
             if error is None:
                 raise
             log.error("%s was not saved: %s", self.path, failure)
             error.add_note(f"{self.path} was not saved: {failure}")
+
+    @property
+    def _is_kept(self) -> bool:
+        return self.origin.tenant in self.drafter.kept
+
+    def _let_go(self, was_kept: bool = False) -> None:
+        """The drafter keeps the tenant as it did before."""
+        if not was_kept:
+            self.drafter.let_go(self.origin.tenant)
+            self.drafter.kept -= {self.origin.tenant}
+
+    def _end(self, was_kept: bool = False) -> None:
+        """Another `with` may begin."""
+        with self._turns:
+            self._let_go(was_kept)
+            _begun[self.drafter].pop(self.origin.tenant, None)
 
     def _check_owner(self) -> None:
         """Raises ConfigError where saving took a file from those whose it is."""

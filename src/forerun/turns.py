@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # a class that is made in C: what types say of it
 
     class Lock:
-        def acquire(self) -> bool: ...
+        def acquire(self, blocking: bool = True) -> bool: ...
         def release(self) -> None: ...
         def __exit__(self, *_: object) -> None: ...
         def _is_owned(self) -> bool: ...
@@ -26,6 +28,7 @@ class Turns(Lock):
 
     def __init__(self) -> None:
         self._next = RLock()  # of who comes next; a finalizer may run within, and want the same
+        self._due: deque[Callable[[], object]] = deque()
 
     def __enter__(self) -> None:
         is_again = self._is_owned()
@@ -35,10 +38,33 @@ class Turns(Lock):
             else:
                 with self._next:
                     self.acquire()
+                self._settle()
         except BaseException:
             if is_again or self._is_owned():
                 self.release()
             raise
+
+    def soon(self, work: Callable[[], object]) -> None:
+        """Does this with a turn: now where it is free, else before anything else is done with it.
+
+        Never waits: finalizers run in any thread, whatever locks it holds, and amidst its turn.
+        """
+        self._due.append(work)
+        if self._is_owned():
+            return
+        try:
+            if not self.acquire(blocking=False):
+                return
+            self._settle()
+        except BaseException:
+            if self._is_owned():
+                self.release()
+            raise
+        self.release()
+
+    def _settle(self) -> None:
+        while self._due:
+            self._due.popleft()()
 
     def __reduce__(self) -> tuple[type[Turns], tuple[()]]:
         return Turns, ()  # a deep copy of what is used has turns of its own

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import itertools
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
 
 import numpy as np
 import pytest
 
 import forerun
+from forerun import registry
 from forerun.drafters.stand import Stand
 from forerun.engine import api
 from forerun.errors import CapacityError, ConfigError, DataError, ForerunError, UnknownName
@@ -188,11 +191,60 @@ def test_who_uses_a_target_or_a_drafter_holds_its_turn(tiny_folder, monkeypatch,
     assert len(uses) > 1 and set(uses) == {""}
 
 
-def test_a_drafter_is_made_once_by_all_threads(tiny_folder) -> None:
+def test_a_report_is_made_beside_threads_that_generate_or_make_drafters(
+    tiny_folder, monkeypatch
+) -> None:
     model = forerun.load(tiny_folder, dtype="fp32")
+
+    def report() -> dict[str, int]:
+        model.drafter("sam")
+        with ThreadPoolExecutor(1) as other:
+            return {"free": other.submit(model.target.turns.acquire, False).result(10)}
+
+    monkeypatch.setattr(model.drafter("stand"), "memory_report", report)
+    assert model.memory_report()["stand: free"] is False
+
+
+@pytest.mark.parametrize("taken", ["by another thread", "by its own"])
+def test_who_collects_a_stream_that_is_left_does_not_wait_for_a_turn(tiny_folder, taken) -> None:
+    """Any thread may be made to collect it, whatever locks it holds, amidst any step."""
+    model, cycle = forerun.load(tiny_folder, dtype="fp32"), list[object]()
+    turns, target = model.target.turns, model.target
+    events = model.stream(PROMPT, max_new_tokens=8)
+    next(events)
+    cycle += [cycle, events]
+    del events
+
+    def collect() -> None:
+        cycle.clear()
+        gc.collect()
+
+    assert target.num_held
+    with turns:
+        if taken == "by its own":
+            collect()
+        else:
+            other = Thread(target=collect, daemon=True)
+            other.start()
+            other.join(20)
+            assert not other.is_alive()
+        assert target.num_held, "a step may be under way"
+    with turns:
+        assert not target.num_held
+
+
+def test_a_drafter_is_made_once_by_all_threads(tiny_folder, monkeypatch) -> None:
+    model, calls, make = forerun.load(tiny_folder, dtype="fp32"), list[str](), registry.make
+
+    def slow(kind: str, spec: str, **options: object) -> object:
+        calls.append(spec)
+        time.sleep(0.1)
+        return make(kind, spec, **options)
+
+    monkeypatch.setattr(registry, "make", slow)
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(model.drafter, ["stand"] * 8, timeout=60))
-    assert len(set(map(id, made))) == 1
+    assert calls == ["stand"] and len(set(map(id, made))) == 1
 
 
 def test_a_call_can_be_reproduced_from_its_seed(model) -> None:

@@ -9,7 +9,6 @@ import pytest
 from fakes import sequence as made
 from forerun import registry
 from forerun.dice import SeededDice
-from forerun.errors import ConfigError
 from forerun.ngrams.sharing import Memories
 from forerun.records import Plan, Sequence
 
@@ -35,8 +34,24 @@ def test_texts_of_a_sequence_that_was_given_up_may_be_replaced(name: str) -> Non
     drafter, seq = registry.make("drafter", f"{name}:scope=tenant"), sequence([1, 2, 3])
     drafter.propose([seq], [Plan(nodes=2)])
     other = drafter.snapshot()
-    with pytest.raises(ConfigError, match="expected no running request"):
-        drafter.restore(other)
     del seq
     gc.collect()
     drafter.restore(other)
+    assert drafter.snapshot().counts == other.counts
+
+
+@pytest.mark.parametrize("name", ["suffix:scope=tenant", "sam:scope=tenant,bias=0"])
+def test_a_running_sequence_goes_on_whole_where_texts_are_replaced(name: str) -> None:
+    """As a memory begins while it runs: it drafts from what was loaded; what it says is kept."""
+    drafter, other = (registry.make("drafter", name) for _ in range(2))
+    before, seq = sequence([1, 2, 3, 4, 5, 6, 7, 8]), sequence([9, 1, 2])
+    other.propose([before], [Plan(nodes=2)])
+    other.finish(before)
+    drafter.start(seq)
+    assert not len(drafter.propose([seq], [Plan(nodes=2)])[0])
+    drafter.restore(other.snapshot())
+    seq.tokens += [3, 4]
+    assert drafter.propose([seq], [Plan(nodes=2, depth=2)])[0].tokens.tolist() == [5, 6]
+    drafter.finish(seq)
+    counts = drafter.snapshot().counts
+    assert counts == {"tokens": 8 + 5, "texts": 2}

@@ -64,14 +64,17 @@ import signal, sys, time
 from unittest.mock import patch
 from forerun.cli.main import main
 
+came = signal.SIGINT
+{before}
+
 class Dies:
     def __del__(self):
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(came)
 
 def work(args):
     try:
         Dies()
-        time.sleep({seconds})
+        {then}
     finally:
         print("cleaned up")
     return 0
@@ -81,13 +84,58 @@ with patch("forerun.cli.main._run", work):
 """
 
 
-@pytest.mark.parametrize("seconds", [60, 0])
-def test_ctrl_c_that_falls_into_a_finalizer_ends_the_command_as_elsewhere(seconds: int) -> None:
-    """Blocks end as they should, and a command that sleeps, or is at its end, hears of it too."""
+IN_THE_BACKGROUND = "came = signal.SIGTERM; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+FINALIZERS = {
+    "a command that sleeps": ("", "time.sleep(60)"),
+    "one at its end": ("", "pass"),
+    "SIGTERM in a job in the background": (IN_THE_BACKGROUND, "time.sleep(60)"),
+    "a system whose threads take no signals": (
+        "del signal.pthread_kill",
+        "[time.sleep(0.1) for _ in range(600)]",
+    ),
+}
+
+
+@pytest.mark.parametrize("which", FINALIZERS)
+def test_ctrl_c_that_falls_into_a_finalizer_ends_the_command_as_elsewhere(which: str) -> None:
+    """Blocks end as they should."""
+    before, then = FINALIZERS[which]
     began = time.monotonic()
-    done = ended(IN_A_FINALIZER.format(seconds=seconds))
+    done = ended(IN_A_FINALIZER.format(before=before, then=then))
     assert (done.returncode, done.stdout, done.stderr) == (130, "cleaned up\n", LAST)
     assert time.monotonic() - began < 30
+
+
+HELD = """
+import signal
+from forerun.cli.endings import kin_of_ctrl_c
+from forerun.interrupts import uninterrupted
+
+{before}
+try:
+    with kin_of_ctrl_c():
+        with uninterrupted(), uninterrupted():
+            signal.raise_signal(signal.{first})
+            signal.raise_signal(signal.{second})
+            print("saved")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize("before", ["", "signal.signal(signal.SIGINT, signal.SIG_IGN)"])
+@pytest.mark.parametrize(("first", "second"), [("SIGTERM", "SIGHUP"), ("SIGHUP", "SIGINT")])
+def test_what_must_not_be_divided_is_not_by_any_of_them(
+    before: str, first: str, second: str
+) -> None:
+    done = ended(HELD.format(before=before, first=first, second=second))
+    assert (done.returncode, done.stdout) == (0, "saved\ninterrupted\n"), done.stderr
+
+
+def test_who_answers_in_a_way_of_their_own_does_so_after_the_block() -> None:
+    before = "signal.signal(signal.SIGTERM, lambda *_: print('heard'))"
+    done = ended(HELD.format(before=before, first="SIGTERM", second="SIGTERM"))
+    assert (done.returncode, done.stdout) == (0, "saved\nheard\n"), done.stderr
 
 
 @pytest.mark.parametrize("ignores", [False, True])

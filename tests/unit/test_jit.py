@@ -50,17 +50,30 @@ def test_a_row_that_is_fetched_need_not_exist() -> None:
     assert "prefetch" in asks.inspect_asm(asks.signatures[0])
 
 
+KERNELS = """
+from numba import njit
+
+@njit(cache=True)
+def twice(x):
+    return 2 * x
+
+@njit(cache=True)
+def fourfold(x):
+    return twice(twice(x))
+"""
+
+
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """One that counts as ours, with a cache of its own, not compiled yet."""
     name = f"kernel_{tmp_path.name}"
-    code = "from numba import njit\n\n@njit(cache=True)\ndef twice(x):\n    return 2 * x\n"
-    (tmp_path / f"{name}.py").write_text(code)
+    (tmp_path / f"{name}.py").write_text(KERNELS)
     monkeypatch.setenv("NUMBA_CACHE_DIR", "")
     monkeypatch.syspath_prepend(str(tmp_path))
-    twice = import_module(name).twice
-    twice.py_func.__module__ = f"forerun.{name}"
-    return twice
+    module = import_module(name)
+    for kernel in (module.twice, module.fourfold):
+        kernel.py_func.__module__ = f"forerun.{name}"
+    return module.twice
 
 
 def test_a_kernel_that_cannot_be_kept_runs_and_that_is_said_once(
@@ -83,16 +96,11 @@ def test_a_kernel_that_cannot_be_kept_runs_and_that_is_said_once(
 
 @pytest.mark.parametrize("is_default", [True, False])
 def test_ctrl_c_waits_for_the_end_of_a_compilation_unless_it_is_answered_otherwise(
-    kernel: Any, monkeypatch: pytest.MonkeyPatch, is_default: bool
+    kernel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_default: bool
 ) -> None:
     """Callbacks of the compiler drop what a handler raises; the kernel could then not be kept."""
-    compile_, answers = kernel._compiler.compile, list[int]()
-
-    def interrupted(*given: object) -> object:
-        os.kill(os.getpid(), signal.SIGINT)
-        return compile_(*given)
-
-    monkeypatch.setattr(kernel._compiler, "compile", interrupted)
+    answers = list[int]()
+    interrupt(kernel, monkeypatch)
     handler = signal.default_int_handler if is_default else lambda number, _: answers.append(number)
     before = signal.signal(signal.SIGINT, handler)
     try:
@@ -104,3 +112,33 @@ def test_ctrl_c_waits_for_the_end_of_a_compilation_unless_it_is_answered_otherwi
     finally:
         signal.signal(signal.SIGINT, before)
     assert answers == [] if is_default else answers == [signal.SIGINT]
+    assert len(list(tmp_path.rglob("*.nbi"))) == 1, "it was kept"
+
+
+def test_ctrl_c_waits_for_the_kernel_that_calls_the_one_being_compiled(
+    kernel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt(kernel, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        kernel.py_func.__globals__["fourfold"](2)
+    assert len(list(tmp_path.rglob("*.nbi"))) == 2
+
+
+def test_ctrl_c_is_not_lost_where_a_compilation_fails(
+    kernel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt(kernel, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        kernel(None)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def interrupt(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes whenever this kernel is compiled."""
+    compile_ = kernel._compiler.compile
+
+    def interrupted(*given: object) -> object:
+        os.kill(os.getpid(), signal.SIGINT)
+        return compile_(*given)
+
+    monkeypatch.setattr(kernel._compiler, "compile", interrupted)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +22,11 @@ from forerun.engine.api import Model, load
 from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.memories import Kept
 from forerun.models.identity import model_hash, model_name, tokenizer_hash
+from forerun.ngrams import files
 from forerun.ngrams.files import Origin
 from forerun.records import Plan, Sequence
 from forerun.sampling import Sampling
+from forerun.turns import Turns
 
 ORIGIN = Origin("t" * 64, (("tiny", "m" * 64),))
 
@@ -261,6 +268,109 @@ def test_a_second_block_is_refused_until_the_first_ends(tmp_path: Path) -> None:
     assert memories.read(one).snapshot.counts["tokens"] == 60
     with Kept(one, drafter, ORIGIN):
         pass
+
+
+@pytest.mark.parametrize("options", [{"context": 3}, {}])
+@pytest.mark.parametrize("how", ["load", "with"])
+def test_a_refused_file_changes_nothing(tmp_path: Path, options: dict, how: str) -> None:
+    """One of other settings or of another tokenizer, for a drafter or for a whole of several."""
+    path, drafter, seq = tmp_path / "a.mem", Stand(), sequence([1], "g")
+    origin = ORIGIN if options else replace(ORIGIN, tokenizer="u" * 64)
+    Kept(path, taught(**options | {"entries": 10}), origin).save()
+    whole = registry.make("drafter", "fuse", parts=("prompt_lookup", drafter))
+    drafter.start(seq)
+    memory = drafter.memory(seq)
+    memory.update([1], [2], [1.0])
+    for one in (drafter, whole):
+        kept = Kept(path, one, ORIGIN)
+        with pytest.raises(ConfigError, match="another tokenizer|context=3"):
+            kept.load() if how == "load" else kept.__enter__()
+        assert drafter.memory(seq) is memory and len(memory) == 1
+        assert drafter._keys(seq) == Stand()._keys(seq) and not one.kept
+
+
+def test_what_was_loaded_stays_loaded_where_a_block_is_refused(tmp_path: Path) -> None:
+    path, drafter = tmp_path / "a.mem", Stand(context=2, entries=4)
+    Kept(path, taught(), ORIGIN).save()
+    (kept := Kept(path, drafter, ORIGIN)).load()
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataError, match="cut off"):
+        kept.__enter__()
+    assert drafts(drafter) == drafts(taught()) and drafter.kept == {""}
+
+
+def test_a_drafter_lets_go_at_the_end_of_a_block_whatever_becomes_of_the_file(
+    tmp_path: Path,
+) -> None:
+    folder, drafter, seq = tmp_path / "gone", Stand(), sequence([1], "g")
+    folder.mkdir()
+    with pytest.raises(CapacityError), Kept(folder / "a.mem", drafter, ORIGIN):
+        drafter.memory(seq).update([1], [2], [1.0])
+        folder.rmdir()
+    assert drafter._keys(seq) == Stand()._keys(seq) and not drafter.kept
+    with Kept(tmp_path / "a.mem", drafter, ORIGIN):
+        pass
+
+
+def test_a_block_that_is_interrupted_before_it_begins_has_not_begun(tmp_path: Path) -> None:
+    """Wherever that is: after every line of what begins it."""
+    path = tmp_path / "a.mem"
+    Kept(path, taught(), ORIGIN).save()
+
+    def interrupt(number: int) -> Callable[..., Any]:
+        lines = itertools.count(1)
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            if frame.f_code is not Kept.__enter__.__code__:
+                return None
+            if event == "line" and next(lines) == number:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return trace
+
+        return trace
+
+    before = sys.gettrace()
+    for number in itertools.count(1):
+        drafter = Stand(context=2, entries=4)
+        kept = Kept(path, drafter, ORIGIN)
+        sys.settrace(interrupt(number))
+        try:
+            with kept:
+                sys.settrace(before)
+            break
+        except KeyboardInterrupt:
+            sys.settrace(before)
+        with kept:
+            pass
+        assert drafter._keys(sequence([1])) == Stand()._keys(sequence([1])) and not drafter.kept
+    assert number > 9
+
+
+def test_nobody_waits_while_a_file_is_read_or_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, free = Turns(), list[bool]()
+
+    def is_free() -> bool:
+        if is_mine := turns.acquire(blocking=False):
+            turns.release()
+        return is_mine
+
+    def watched(does: Callable[..., object]) -> Callable[..., object]:
+        def watch(*given: object) -> object:
+            with ThreadPoolExecutor(1) as other:
+                free.append(other.submit(is_free).result(10))
+            return does(*given)
+
+        return watch
+
+    for name in ("read", "write"):
+        monkeypatch.setattr(files, name, watched(getattr(files, name)))
+    for _ in range(2):
+        with Kept(tmp_path / "a.mem", taught(), ORIGIN, turns):
+            pass
+    assert free == [True] * 3
 
 
 def test_saving_by_hand_what_was_not_kept_is_refused(tiny: Model, tmp_path: Path) -> None:

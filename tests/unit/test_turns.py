@@ -115,6 +115,45 @@ def test_a_finalizer_that_comes_while_a_turn_is_waited_for_has_its_own() -> None
     assert is_free(turns)
 
 
+def test_what_is_due_soon_is_done_with_the_next_turn_and_never_waits() -> None:
+    turns, done = Turns(), list[str]()
+    turns.soon(lambda: done.append("at once"))
+    assert done == ["at once"] and is_free(turns)
+
+    def of_another_thread() -> None:
+        turns.soon(lambda: done.append("after another's turn"))
+        turns.soon(lambda: done.append("in order"))
+
+    with turns:
+        turns.soon(lambda: done.append("not amidst its own turn"))
+        assert ended(of_another_thread)
+        with turns:
+            assert done == ["at once"]
+    with turns:
+        assert done[1:] == ["not amidst its own turn", "after another's turn", "in order"]
+    turns.soon(lambda: turns.soon(lambda: done.append("and what that wants")))
+    assert done[4:] == ["and what that wants"] and is_free(turns)
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_an_error_of_what_was_due_gives_the_turn_back(is_taken: bool) -> None:
+    turns, done = Turns(), list[int]()
+
+    def fail() -> None:
+        raise ValueError
+
+    if is_taken:
+        with turns:
+            turns.soon(fail)
+            turns.soon(lambda: done.append(1))
+        with pytest.raises(ValueError):
+            turns.__enter__()
+    else:
+        with pytest.raises(ValueError):
+            turns.soon(fail)
+    assert is_free(turns) and done == [1] * is_taken
+
+
 def test_copies_share_and_deep_copies_do_not() -> None:
     held = {"turns": Turns()}
     assert copy.copy(held)["turns"] is held["turns"]

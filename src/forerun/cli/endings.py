@@ -11,18 +11,18 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from forerun.cli import streams
-from forerun.interrupts import answered
+from forerun.interrupts import KIN, answered, answers
 
 SOON = 0.01  # seconds, in which a finalizer has ended
 
 
 @contextmanager
 def ending_at_once(line: str) -> Iterator[None]:
-    """Ctrl-C ends the process with a last line and status 130, whatever is under way.
+    """Ctrl-C and its kin end the process with a last line and status 130, whatever is under way.
 
     For code that drops exceptions, as compilers called back from C do, and loses nothing.
     """
-    with answered(lambda: _end_at_once(line)):
+    with answered(lambda _: _end_at_once(line)):
         yield
 
 
@@ -62,11 +62,10 @@ def kin_of_ctrl_c() -> Iterator[None]:
 
     One that is ignored, as by nohup, stays so.
     """
-    kinds = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
     is_main = threading.current_thread() is threading.main_thread()
-    mine = [kind for kind in kinds if is_main and signal.getsignal(kind) is signal.SIG_DFL]
+    mine = [kind for kind in KIN if is_main and signal.getsignal(kind) is signal.SIG_DFL]
     for kind in mine:
-        signal.signal(kind, _hear_kin)
+        signal.signal(kind, signal.default_int_handler)
     try:
         yield
     finally:
@@ -74,15 +73,13 @@ def kin_of_ctrl_c() -> Iterator[None]:
             signal.signal(kind, signal.SIG_DFL)
 
 
-def _hear_kin(*_: object) -> None:
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of jobs in the background
-        raise KeyboardInterrupt
-    signal.raise_signal(signal.SIGINT)
-
-
 def _sent_again() -> threading.Timer:
-    """Ctrl-C for this thread, soon."""
-    timer = threading.Timer(SOON, signal.pthread_kill, [threading.get_ident(), signal.SIGINT])
+    """Ctrl-C for this thread, soon; or of its kin what is answered: jobs in the background."""
+    kind = next(iter(answers()), signal.SIGINT)
+    if hasattr(signal, "pthread_kill"):  # which wakes a thread that waits
+        timer = threading.Timer(SOON, signal.pthread_kill, [threading.get_ident(), kind])
+    else:
+        timer = threading.Timer(SOON, signal.raise_signal, [kind])
     timer.daemon = True
     timer.start()
     return timer

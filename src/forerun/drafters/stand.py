@@ -215,10 +215,10 @@ class Stand(Drafter):
         return memory_rows.to_snapshot("stand", rows, self.settings, counts, chances)
 
     def restore(self, snapshot: Snapshot, tenant: str = "") -> None:
-        self.keep(tenant)
         snapshot.expect("stand")
         snapshot.check(self.settings)
         rows, chances = memory_rows.from_snapshot(snapshot)
+        self.keep(tenant)
         memory = self._memories.renew(self._kept_key(tenant))
         memory.chances = chances
         self._memories.make_room(memory.growth(len(rows.keys)))

@@ -248,10 +248,12 @@ class Model:
 
         What several drafters hold together stands at the first of them.
         """
-        report = dict(getattr(self.target, "memory_report", dict)())
+        with self.target.turns:
+            report = dict(getattr(self.target, "memory_report", dict)())
+            held = {spec: part.memory_report() for spec, part in list(self._drafters.items())}
         seen: set[Hashable] = set()
-        for spec, drafter in self._drafters.items():
-            for part, size in drafter.memory_report().items():
+        for spec, sizes in held.items():
+            for part, size in sizes.items():
                 key = getattr(size, "key", (spec, part))
                 if key not in seen:
                     report[f"{spec}: {part}"] = size

@@ -123,17 +123,17 @@ class Run:
             while self._queue():
                 running = list(self.engine.scheduler.running)
                 yield running, self.engine.step()
-        finally:  # also when the caller stops early: nothing may stay in the drafter or the cache
-            self._abandon()
+        finally:  # also when the caller stops early, or a finalizer does for it
+            self._left = iter(())
+            self.model.target.turns.soon(self._abandon)
 
     def _abandon(self) -> None:
-        self._left = iter(())
+        """Nothing may stay in the drafter or the cache."""
         scheduler = self.engine.scheduler
-        with self.model.target.turns:
-            for seq in [*scheduler.running, *scheduler.waiting]:
-                self.engine.cancel(seq)
-            self.engine.retire()
-            self.forget()
+        for seq in [*scheduler.running, *scheduler.waiting]:
+            self.engine.cancel(seq)
+        self.engine.retire()
+        self.forget()
 
     def forget(self) -> None:
         """The drafter loses what it learned of these prompts only."""

@@ -111,7 +111,7 @@ class Responses(Generic[Own, Common]):
             self._num_unread = 0
             self._largest = -1
         self._target = weakref.ref(target)
-        self._check()
+        self._check(self._largest)
 
     def join(self, seq: Sequence) -> None:
         """A sequence that `gather` may read; nothing is read now."""
@@ -182,23 +182,28 @@ class Responses(Generic[Own, Common]):
         return pack(self.name, [] if store is None else store.held())
 
     def restore(self, snapshot: Snapshot, tenant: str) -> None:
-        """A tenant's store holds the texts of a snapshot, and nothing else."""
+        """A tenant's store holds the texts of a snapshot, and nothing else.
+
+        Into it sequences that run are read anew, when they next draft.
+        """
         self.keep(tenant)
         snapshot.expect(self.name)
         key, texts = self._kept_key(tenant), unpack(snapshot)
-        if len(self._users.get(key, ())):
-            raise ConfigError("expected no running request, whose texts would be lost; wait for it")
-        self._largest = max(self._largest, int(snapshot.arrays["tokens"].max(initial=-1)))
-        self._check()
+        largest = int(snapshot.arrays["tokens"].max(initial=-1))
+        self._check(largest)
+        self._largest = max(self._largest, largest)
+        for seq in self._users.get(key, ()):
+            self._readers.pop(seq, None)
         self.forget(key)
         for text in texts:
             self._add(key, text)
 
-    def _check(self) -> None:
+    def _check(self, largest: int) -> None:
+        """Raises ConfigError where the target has no such token."""
         target = None if self._target is None else self._target()
-        if target is not None and self._largest >= target.vocab_size:
+        if target is not None and largest >= target.vocab_size:
             raise ConfigError(
-                f"the texts to be restored hold token {self._largest}, but the ids of this model "
+                f"the texts to be restored hold token {largest}, but the ids of this model "
                 f"end at {target.vocab_size - 1}; use a memory of the same tokenizer"
             )
 

@@ -125,9 +125,10 @@ class Kept:
 
     In a `with` it is loaded where there is a file, and saved at the end, also when an error or
     Ctrl-C ends the block: what was learned until then is true. A file that could not be loaded is
-    left alone, and so is the drafter. Until the end, whatever becomes of the file, the drafter
-    hears every token, also where nothing is drafted, and no second `with` may begin for the same
-    drafter and tenant. turns: those of who else uses it; files are read and written without.
+    left alone, and so is the drafter. Until the end the drafter hears every token, also where
+    nothing is drafted, and no second `with` may begin for the same drafter and tenant. What could
+    not be saved stays in the drafter, for another file to take. turns: those of who else uses it;
+    files are read and written without.
     """
 
     def __init__(
@@ -211,8 +212,10 @@ class Kept:
             with uninterrupted():
                 try:
                     self.after = self.save()
-                finally:
-                    self._end()
+                except BaseException:
+                    self._end(was_kept=True)  # another file may take what was learned
+                    raise
+                self._end()
         except Exception as failure:  # what ended the block goes on; both are told
             if error is None:
                 raise

@@ -299,17 +299,16 @@ def test_what_was_loaded_stays_loaded_where_a_block_is_refused(tmp_path: Path) -
     assert drafts(drafter) == drafts(taught()) and drafter.kept == {""}
 
 
-def test_a_drafter_lets_go_at_the_end_of_a_block_whatever_becomes_of_the_file(
-    tmp_path: Path,
-) -> None:
+def test_what_a_block_could_not_save_another_file_takes(tmp_path: Path) -> None:
     folder, drafter, seq = tmp_path / "gone", Stand(), sequence([1], "g")
     folder.mkdir()
     with pytest.raises(CapacityError), Kept(folder / "a.mem", drafter, ORIGIN):
         drafter.memory(seq).update([1], [2], [1.0])
         folder.rmdir()
-    assert drafter._keys(seq) == Stand()._keys(seq) and not drafter.kept
-    with Kept(tmp_path / "a.mem", drafter, ORIGIN):
+    assert Kept(tmp_path / "a.mem", drafter, ORIGIN).save().snapshot.counts["tokens"] == 1
+    with Kept(tmp_path / "b.mem", drafter, ORIGIN):
         pass
+    assert drafter._keys(seq) == Stand()._keys(seq) and not drafter.kept
 
 
 def test_a_block_that_is_interrupted_before_it_begins_has_not_begun(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ typedef struct {
     int64_t stride, act_kind, activation;
 } FN(Sink);
 
-/* Sums [rows][blocks][VECS] of the rows from `row` on, of which the first `done` are where they belong. */
+/* Sums [rows][blocks][VECS] of the rows from `row` on, of which the first `done` are where they
+   belong. */
 typedef struct {
     const FN(Sink) *sink;
     const Linear *w;

@@ -111,7 +111,7 @@ static int64_t place_of(const Linear *w, int64_t o, int64_t i) {
    powers of two. */
 static Linear weight(int64_t n, int64_t k, int64_t kind, int is_gated, int64_t scaled, int *whole) {
     Linear w = {.n = n, .k = k, .groups = (n + GROUP - 1) / GROUP, .kind = kind,
-                .is_gated = is_gated, .is_streamed = draw(2)};
+                .is_gated = is_gated, .is_streamed = draw(2), .fetched = 1 + draw(2)};
     const int64_t wide = kind == BF16_PAIRS ? 2 : kind == INT8_PAIRS ? 4 : 1;
     const int64_t bytes = w.groups * GROUP * up_to(k, wide) * size_of(kind);
     void *packed = memset(take(bytes), 0, (size_t)bytes);

@@ -80,6 +80,24 @@ def test_limits_are_positive_and_finite(monkeypatch: pytest.MonkeyPatch) -> None
     assert all(0 < value < math.inf for value in found.values())
 
 
+@pytest.mark.parametrize(
+    ("size", "is_roomy"), [("32K", False), ("48K", True), ("64K", True), (None, False)]
+)
+def test_a_first_cache_is_roomy_from_48_kib_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: str | None, is_roomy: bool
+) -> None:
+    caches = [("1", "Instruction", "64K"), ("2", "Unified", "1024K")]
+    if size:
+        caches.insert(0, ("1", "Data", size))
+    for i, told in enumerate(caches):
+        folder = tmp_path / f"index{i}"
+        folder.mkdir()
+        for name, text in zip(("level", "type", "size"), told, strict=True):
+            (folder / name).write_text(f"{text}\n")
+    monkeypatch.setattr(pages, "CACHES", tmp_path)
+    assert pages.is_roomy.__wrapped__() == is_roomy
+
+
 def test_the_buffer_exceeds_the_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, size in (("index0", "32K\n"), ("index3", "2M\n")):
         (tmp_path / name).mkdir()

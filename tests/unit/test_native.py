@@ -118,12 +118,12 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(
     level: str, k: int, rounding: str, threads: None
 ) -> None:
     """Every number of rows, none included, has the bits of 200; so has a row alone, and so have
-    weights that come from memory."""
+    weights that come from memory, whichever cache they are fetched into."""
     packed = Packed(random(192, k, dtype=torch.bfloat16), rounding=Rounding.parse(rounding))
     x = random(200, k, dtype=torch.bfloat16, seed=1).float()
     whole = packed.product(x)
-    for is_streamed in (False, True):
-        packed.record.is_streamed = is_streamed
+    for is_streamed, level_of_cache in ((False, 1), (True, 1), (True, 2)):
+        packed.record.is_streamed, packed.record.fetched = is_streamed, level_of_cache
         for rows in (*range(70), 96, 97, 128, 129, 161):
             assert torch.equal(packed.product(x[:rows]), whole[:rows])
             assert torch.equal(packed.product(x[rows : rows + 1])[0], whole[rows])

@@ -54,22 +54,28 @@ def test_pass_matches_torch(case: str, dtype: str, tmp_path: Path) -> None:
             assert error <= most
 
 
-@pytest.mark.parametrize("cache", [1, 1 << 40])
+@pytest.mark.parametrize(
+    ("cache", "is_roomy", "fetched"), [(1, True, 1), (1, False, 2), (1 << 40, False, 1)]
+)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("case", ["llama", "gemma2", "olmo2"])
 def test_rows_do_not_depend_on_their_company(
     case: str,
     dtype: str,
     cache: int,
+    is_roomy: bool,
+    fetched: int,
     tmp_path: Path,
     threads: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A node of a tree in a batch has the bits of a plain step over the same text, whether the
-    weights fit into the processor's cache or not."""
+    weights fit into the processor's cache or not, and whichever they are fetched into."""
     monkeypatch.setattr(decoder, "cache_bytes", lambda: cache)
+    monkeypatch.setattr(decoder, "is_roomy", lambda: is_roomy)
     runner, _ = runners(case, tmp_path, dtype)
-    assert runner.decode._record.head.is_streamed == (cache == 1)
+    head = runner.decode._record.head
+    assert (head.is_streamed, head.fetched) == (cache == 1, fetched)
     text, other = prompt(90, seed=1), prompt(21, seed=2)
     seq, tree = sequence(text), branching()
     rows = forward(runner, [seq, sequence(other)], [tree, branching()])[0].logits.clone()

@@ -30,7 +30,7 @@ from forerun.native.layout import (
     Pass,
 )
 from forerun.native.packing import KINDS, row_stride
-from forerun.native.pages import cache_bytes
+from forerun.native.pages import cache_bytes, is_roomy
 
 if TYPE_CHECKING:
     from forerun.engine.cache import Cache
@@ -218,6 +218,7 @@ class NativeDecoder:
     def _linear(self, linear: Any) -> Any:
         self._kept.append(linear.packed)
         linear.packed.record.is_streamed = self._is_streamed
+        linear.packed.record.fetched = 2 if self._is_streamed and not is_roomy() else 1
         return linear.packed.record
 
     def _norm(self, norm: RMSNorm | LayerNorm | None) -> Any:

@@ -29,6 +29,7 @@ Linear = _record(
     scaled=c_int64,
     num_scales=c_int64,
     is_streamed=c_int64,
+    fetched=c_int64,
 )
 Norm = _record("Norm", weight=c_void_p, bias=c_void_p, is_layer=c_int64, eps=c_double)
 Layer = _record(

@@ -1,15 +1,17 @@
-"""What memory is like: large pages, where the system gives them, and the largest cache."""
+"""What memory is like: large pages, where the system gives them, and the sizes of caches."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from torch import Tensor
 
 HUGE = 1 << 21  # bytes of a large page
+ROOMY = 48 << 10  # bytes of a first cache
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _madvise = getattr(ctypes.CDLL(None), "madvise", None)
 
@@ -23,12 +25,26 @@ def in_large_pages(fresh: Tensor) -> None:
         _madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_HUGEPAGE)
 
 
-def cache_bytes() -> int:
-    """The largest cache of the first core; 0 where the system does not say."""
+def cache_bytes(level: int | None = None) -> int:
+    """The first core's largest cache, or its data cache of a level; 0 where the system does not
+    say."""
     sizes = [0]
-    for file in CACHES.glob("index*/size"):
+    for folder in CACHES.glob("index*"):
         with suppress(OSError, ValueError):
-            text = file.read_text().strip()
+            if level and _read(folder / "level", folder / "type") != [str(level), "Data"]:
+                continue
+            (text,) = _read(folder / "size")
             unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
             sizes.append(int(text.rstrip("KMG")) * unit)
     return max(sizes)
+
+
+def _read(*files: Path) -> list[str]:
+    return [file.read_text().strip() for file in files]
+
+
+@cache
+def is_roomy() -> bool:
+    """Whether the first cache has room for weights that are fetched ahead of their use, beside the
+    inputs: with 48 KiB (Zen 5), not with 32 KiB (Zen 4)."""
+    return cache_bytes(level=1) >= ROOMY

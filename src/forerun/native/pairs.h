@@ -4,12 +4,18 @@
    Two shapes of a tile ask so. A tall one takes one block after another, with a register for each of
    up to 28 rows. A wide one takes two or four blocks side by side, which loads inputs less often;
    while it multiplies them it asks for the blocks that come next, line by line in the order in which
-   they lie. All is fetched into the first cache: from the second it would come too late. */
+   they lie. All is fetched into the first cache where that is roomy, else into the second. */
 
 #define TALL_ROWS 28
 #define WIDE_ROWS 14
 #define FEW_ROWS 8   /* most that are tall where weights come from memory: they leave time to load */
 #define STREAM 8192  /* bytes that fetching runs ahead of a tall tile */
+
+/* `level` stays the same for all of a tile. */
+INLINE void FN(ask)(const char *at, int64_t level) {
+    if (level == 1) __builtin_prefetch(at, 0, 3);
+    else __builtin_prefetch(at, 0, 2);
+}
 
 /* far: where fetching begins, in bytes from the tile's first weight, and its bytes for each pair. */
 INLINE void FN(wide_tile)(const int R, const int B, const Linear *w, const void *x, int64_t stride,
@@ -19,7 +25,7 @@ INLINE void FN(wide_tile)(const int R, const int B, const Linear *w, const void 
     const uint32_t *from = (const uint32_t *)w->weight + block * step + first / 2 * LANES;
     const uint32_t *in = (const uint32_t *)x + first / 2;
     const char *soon = (const char *)from + far[0];
-    const int64_t hop = far[1];
+    const int64_t hop = far[1], level = w->fetched;
     vec acc[WIDE_ROWS][4];
 #pragma GCC unroll 14
     for (int r = 0; r < R; r++)
@@ -29,7 +35,7 @@ INLINE void FN(wide_tile)(const int R, const int B, const Linear *w, const void 
         __m512bh part[4];
 #pragma GCC unroll 4
         for (int b = 0; b < B; b++) {
-            __builtin_prefetch(soon + 64 * b);
+            FN(ask)(soon + 64 * b, level);
             part[b] = (__m512bh)_mm512_loadu_si512(from + b * step + i * LANES);
         }
 #pragma GCC unroll 14
@@ -51,6 +57,7 @@ INLINE void FN(tall_tile)(const int R, const Linear *w, const void *x, int64_t s
                           int64_t block, int64_t first, int64_t count, const int64_t *far,
                           vec *out) {
     const int64_t pairs = (count + 1) / 2, step = (w->k + 1) / 2 * LANES, ahead = far[0];
+    const int64_t level = w->fetched;
     int64_t next = 2 * stride, third = 6 * stride; /* bytes from the first row of four */
     __asm__("" : "+r"(next), "+r"(third));
     for (int b = 0; b < 2; b++) {
@@ -64,7 +71,7 @@ INLINE void FN(tall_tile)(const int R, const Linear *w, const void *x, int64_t s
 #pragma GCC unroll 28
         for (int r = 0; r < R; r++) acc[r] = (vec){0};
         for (; at < end; at += 64) {
-            __builtin_prefetch(at + ahead);
+            FN(ask)(at + ahead, level);
             const __m512bh part = (__m512bh)_mm512_loadu_si512(at);
 #pragma GCC unroll 28
             for (int r = 0; r < R; r++) {

@@ -23,11 +23,11 @@ enum { NO_QK_NORM = 0, HEAD_QK_NORM = 1, WIDTH_QK_NORM = 2 };
    and a magnitude; bias and scale are padded.
    scale [num_scales][groups * 64]: one for every `scaled` inputs of an output; NULL: none.
    gated: blocks alternate between 16 gate rows and 16 up rows. streamed: the model's weights do not
-   fit into the processor's caches. */
+   fit into the processor's caches. fetched: the cache, 1 or 2, that pairs are fetched into. */
 typedef struct {
     const void *weight;
     const float *bias, *scale;
-    int64_t n, k, groups, kind, is_gated, scaled, num_scales, is_streamed;
+    int64_t n, k, groups, kind, is_gated, scaled, num_scales, is_streamed, fetched;
 } Linear;
 
 typedef struct { /* weight NULL: there is no such norm */

@@ -42,6 +42,7 @@ setup(
                     "isa",
                     "vector",
                     "linear",
+                    "sums",
                     "pairs",
                     "amx",
                     "pieces",

@@ -17,6 +17,7 @@
 
 #undef WIDTH
 #undef VECS
+#undef GATHERED
 #undef vec
 #undef ivec
 #undef uvec

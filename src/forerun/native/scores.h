@@ -181,10 +181,10 @@ INLINE int64_t FN(gather_some)(const int N, const int V, const Model *m, const v
     return d;
 }
 
-/* All of the head: as many vectors at a time as registers hold sums of, then one by one. */
+/* All of the head: some vectors at a time, then, where the head is no multiple, one by one. */
 INLINE void FN(gather)(const int N, const Model *m, const void *cells, const int64_t *index,
                        int64_t num, const float *weights, float *const *states) {
-    const int64_t d = FN(gather_some)(N, WIDTH / 4, m, cells, index, num, weights, states, 0);
+    const int64_t d = FN(gather_some)(N, GATHERED, m, cells, index, num, weights, states, 0);
     FN(gather_some)(N, 1, m, cells, index, num, weights, states, d);
 }
 

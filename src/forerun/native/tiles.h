@@ -13,7 +13,7 @@
 #define WEIGHT_STRIDE (CHUNK + BLOCK) /* an odd count of cache lines */
 #define SCORE_STRIDE (CHUNK + LANES)
 #define GATHERED 4 /* queries that are gathered out of a tile one by one */
-#define EXCHANGE(order, a, b) _mm512_shuffle_f32x4(a, b, order)
+#define QUARTERS(order, a, b) _mm512_shuffle_f32x4(a, b, order)
 
 typedef struct {
     uint16_t queries[MOST_FOLD / LANES][MOST_DIM / BLOCK][LANES * BLOCK];
@@ -349,9 +349,9 @@ static void FN(tile_chunk)(FN(Tiles) *t, const Model *m, const Pass *p, const Pi
 INLINE void FN(in_order)(const float *sums, int64_t dim, float *out) {
     for (int64_t d = 0; d < dim; d += BLOCK) {
         const __m512 low = _mm512_load_ps(sums + d), high = _mm512_load_ps(sums + d + LANES);
-        const __m512 a = EXCHANGE(0x44, low, high), b = EXCHANGE(0xee, low, high);
-        _mm512_storeu_ps(out + d, EXCHANGE(0xd8, a, a));
-        _mm512_storeu_ps(out + d + LANES, EXCHANGE(0xd8, b, b));
+        const __m512 a = QUARTERS(0x44, low, high), b = QUARTERS(0xee, low, high);
+        _mm512_storeu_ps(out + d, QUARTERS(0xd8, a, a));
+        _mm512_storeu_ps(out + d + LANES, QUARTERS(0xd8, b, b));
     }
 }
 

@@ -3,8 +3,10 @@
 
 #if ISA_LEVEL >= 2
 #define WIDTH 16
+#define GATHERED 4 /* vectors whose sums are in registers at a time, for each of some queries */
 #else
 #define WIDTH 8
+#define GATHERED 2
 #endif
 #define VECS (LANES / WIDTH) /* of one weight block */
 typedef float FN(vec) __attribute__((vector_size(4 * WIDTH)));

@@ -265,13 +265,15 @@ def of(
     return {r["unit"]["problem"]: r for r in found if n in (0, r["unit"]["n"])}
 
 
-def interval(pairs: list[tuple], statistic: Callable[[list[tuple]], float]) -> tuple[float, float]:
-    """95 % of bootstrapped values, problems drawn with replacement."""
+def interval(pairs: list[tuple], statistic: Callable[[list[tuple]], float], digits: int) -> str:
+    """95 % of bootstrapped values in brackets, problems drawn with replacement; "" of one."""
+    if len(pairs) < 2:
+        return ""
     rng = np.random.default_rng(0)
     picks = rng.integers(0, len(pairs), (DRAWS, len(pairs)))
     values = [statistic([pairs[i] for i in row]) for row in picks.tolist()]
     low, high = np.quantile(values, (0.025, 0.975))
-    return float(low), float(high)
+    return f" ({low:.{digits}f} to {high:.{digits}f})"
 
 
 def tau(records: list[dict[str, Any]], part: slice = slice(None)) -> float:
@@ -287,11 +289,11 @@ def show_ablations(records: list[dict[str, Any]], methods: dict[str, str]) -> No
     for method in methods:
         mine = of(records, method)
         pairs = [(mine[i], base[i]) for i in base]
-        low, high = interval(pairs, _tau_ratio)
         rows = [*mine.values()]
         parts = [tau(rows, slice(*at)) for at in ((None,), (0, 1), (1, 4), (4, 8))]
         cells = [method, *(f"{value:.2f}" for value in parts)]
-        print(f"| {' | '.join(cells)} | {_tau_ratio(pairs):.3f} ({low:.3f} to {high:.3f}) |")
+        told = f"{_tau_ratio(pairs):.3f}{interval(pairs, _tau_ratio, 3)}"
+        print(f"| {' | '.join(cells)} | {told} |")
 
 
 def _tau_ratio(pairs: list[tuple]) -> float:
@@ -348,8 +350,7 @@ def _percent(rows: list[tuple], at: int) -> str:
     def mean(picked: list[tuple]) -> float:
         return 100 * float(np.mean([row[at] for row in picked]))
 
-    low, high = interval(rows, mean)
-    return f"{mean(rows):.1f} % ({low:.1f} to {high:.1f})"
+    return f"{mean(rows):.1f} %{interval(rows, mean, 1)}"
 
 
 METHODS = {

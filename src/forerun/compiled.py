@@ -97,8 +97,8 @@ class Watch:
 def attend() -> Watch:
     """The one of this process; Numba tells it of compilations, not of what its cache holds.
 
-    Ctrl-C waits until one is kept: callbacks of the compiler would drop it, and leave a kernel
-    that cannot be. Who answers Ctrl-C in another way still does.
+    Ctrl-C and its kin wait until one is kept, if any of them raises KeyboardInterrupt: callbacks
+    of the compiler would drop it, and leave a kernel that cannot be. Else nothing waits.
     """
     from numba.core import event
 

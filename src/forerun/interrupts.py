@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 KIN = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -40,12 +40,12 @@ def answered(answer: Callable[[int], object]) -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C and its kin wait for the end of the block, and are answered then."""
-    came: list[int] = []
-    with answered(came.append):
+    """Ctrl-C and its kin wait for the end of the block, also of one that fails.
+
+    They are answered then, all of them, whatever one of the answers raises.
+    """
+    with ExitStack() as later, answered(lambda kind: later.callback(signal.raise_signal, kind)):
         yield
-    for kind in dict.fromkeys(came):
-        signal.raise_signal(kind)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Many
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from forerun import registry
 from forerun.dice import SeededDice
@@ -31,8 +31,12 @@ if TYPE_CHECKING:
     from forerun.engine.api import Model
 
 log = logging.getLogger("forerun")
-# tenants whose `with` has begun, and their files
-_begun: WeakKeyDictionary[Drafter, dict[str, Path]] = WeakKeyDictionary()
+STAYS = (
+    "what was learned stays in the drafter until a file is loaded: save it first with "
+    "`model.memory(...).save()`"
+)
+# by tenant: whose `with` has begun; held weakly, since a Ctrl-C may leave a block without its end
+_begun: WeakKeyDictionary[Drafter, WeakValueDictionary[str, Kept]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -127,8 +131,8 @@ class Kept:
     Ctrl-C ends the block: what was learned until then is true. A file that could not be loaded is
     left alone, and so is the drafter. Until the end the drafter hears every token, also where
     nothing is drafted, and no second `with` may begin for the same drafter and tenant. What could
-    not be saved stays in the drafter, for another file to take. turns: those of who else uses it;
-    files are read and written without.
+    not be saved stays in the drafter, for `save()` to take; a file that is loaded, also by another
+    `with`, takes its place. turns: those of who else uses it; files are read and written without.
     """
 
     def __init__(
@@ -186,15 +190,15 @@ class Kept:
         self._check_owner()
         try:
             with self._turns:
-                begun = _begun.setdefault(self.drafter, {})
-                if tenant in begun:
+                begun = _begun.setdefault(self.drafter, WeakValueDictionary())
+                if other := begun.get(tenant):
                     raise ConfigError(
                         f"what {name_of(self.drafter)} learns of this tenant is kept in "
-                        f"{begun[tenant]} now; end that `with` first, or name another tenant or "
+                        f"{other.path} now; end that `with` first, or name another tenant or "
                         "another drafter"
                     )
                 was_kept = self._is_kept
-                begun[tenant] = self.path
+                begun[tenant] = self
             if self.path.exists():
                 self.before = self.load()
             else:
@@ -209,18 +213,26 @@ class Kept:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         try:
-            with uninterrupted():
-                try:
-                    self.after = self.save()
-                except BaseException:
-                    self._end(was_kept=True)  # another file may take what was learned
-                    raise
-                self._end()
-        except Exception as failure:  # what ended the block goes on; both are told
+            self._finish(error)
+        finally:  # a Ctrl-C may come before it waits
+            if _begun[self.drafter].get(self.origin.tenant) is self:
+                self._finish(error)
+
+    @uninterrupted()
+    def _finish(self, error: BaseException | None) -> None:
+        """Saves and ends it. What ended the block goes on; both are told."""
+        is_saved = False
+        try:
+            self.after = self.save()
+            is_saved = True
+        except Exception as failure:
             if error is None:
+                failure.add_note(STAYS)
                 raise
             log.error("%s was not saved: %s", self.path, failure)
-            error.add_note(f"{self.path} was not saved: {failure}")
+            error.add_note(f"{self.path} was not saved: {failure}; {STAYS}")
+        finally:
+            self._end(was_kept=not is_saved)
 
     @property
     def _is_kept(self) -> bool:

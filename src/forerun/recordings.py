@@ -135,7 +135,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 def _lines(path: Path, text: str, whole: ValueError) -> Iterator[Any]:
     """The values of JSON lines. whole: what is wrong with the text as one value.
 
-    Raises DataError with the line; a text whose first line is none was meant as one value.
+    Raises DataError with the line; a text whose first line is none may be meant as one value.
     """
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     for number, line in lines:
@@ -143,11 +143,12 @@ def _lines(path: Path, text: str, whole: ValueError) -> Iterator[Any]:
             yield parsed(line)
         except ValueError as error:
             if number == lines[0][0] and isinstance(error, json.JSONDecodeError):
-                raise _no_json(path, whole) from None
+                both = f"{whole}; nor is line {number} by itself: {error.msg}"
+                raise _no_json(path, both) from None
             raise _no_json(f"{path} line {number}", error) from None
 
 
-def _no_json(where: Path | str, error: ValueError) -> DataError:
+def _no_json(where: Path | str, error: ValueError | str) -> DataError:
     return DataError(
         f"{where} is not JSON: {error}; write an object per line, such as "
         '{"prompt": "...", "text": "..."}'

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from threading import RLock
 from typing import TYPE_CHECKING, Any
+
+log = logging.getLogger("forerun")
 
 if TYPE_CHECKING:  # a class that is made in C: what types say of it
 
@@ -47,7 +50,9 @@ class Turns(Lock):
     def soon(self, work: Callable[[], object]) -> None:
         """Does this with a turn: now where it is free, else before anything else is done with it.
 
-        Never waits: finalizers run in any thread, whatever locks it holds, and amidst its turn.
+        Never waits: finalizers run in any thread, whatever locks it holds, and amidst its turn. So
+        what comes while another has the turn is done when somebody takes the next one, if ever; an
+        error of it is logged then, and what Ctrl-C divides is done again: it must bear that.
         """
         self._due.append(work)
         if self._is_owned():
@@ -55,16 +60,25 @@ class Turns(Lock):
         try:
             if not self.acquire(blocking=False):
                 return
-            self._settle()
+            self._settle(work)
         except BaseException:
             if self._is_owned():
                 self.release()
             raise
         self.release()
 
-    def _settle(self) -> None:
+    def _settle(self, own: Callable[[], object] | None = None) -> None:
+        """Does what is due; raises errors of `own` alone."""
         while self._due:
-            self._due.popleft()()
+            work = self._due[0]  # it stays until it is done
+            try:
+                work()
+            except Exception:
+                if work is own:
+                    self._due.popleft()
+                    raise
+                log.exception("what an earlier call left could not be cleared up")
+            self._due.popleft()
 
     def __reduce__(self) -> tuple[type[Turns], tuple[()]]:
         return Turns, ()  # a deep copy of what is used has turns of its own

@@ -42,3 +42,24 @@ def test_methods_of_a_pair_meet_the_same_minutes(monkeypatch: pytest.MonkeyPatch
         assert (one.problem, one.way, one.n) == (other.problem, other.way, other.n)
         assert {one.method, other.method} == {"plain", "STAND"}
     assert units[0].method != units[len(units) // 2].method  # backwards on every other problem
+
+
+@pytest.mark.parametrize("problems", [1, 2])
+def test_one_problem_has_no_interval(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], problems: int
+) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    stand = importlib.import_module("stand")
+    found = {"generated": [9], "passes": [3], "right": [True], "majority": True}
+    made = [
+        found | {"unit": {"method": method, "way": "sequential", "n": 1, "problem": problem}}
+        for method in ("plain", "STAND")
+        for problem in range(problems)
+    ]
+    methods = {"plain": "none", "STAND": "stand"}
+    stand.show_ablations(made, methods)
+    stand.show_accuracy(made, methods)
+    said = capsys.readouterr().out
+    assert said.count(" to 1.000)") == 2 * (problems > 1)
+    assert said.count(" to 100.0)") == 4 * (problems > 1)
+    assert "| 1.000" in said and "| 100.0 %" in said

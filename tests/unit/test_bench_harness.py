@@ -107,6 +107,7 @@ class Fake:
 def no_memory_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "read_bandwidth", lambda threads, **options: 12.5)
     monkeypatch.setattr(machine, "taken", lambda *measured: 0.25)
+    monkeypatch.setattr(machine, "cpu_seconds", lambda: (9.0, 4.0))
 
 
 @pytest.fixture
@@ -174,8 +175,31 @@ def test_a_record_says_what_came(bench: Any) -> None:
         score=0.5,
         majority=1.0,
         memory={"weights": 7},
-        limits={"read_gb_s": 12.5, "taken": 0.25},
+        limits={"read_gb_s": 12.5},  # it took no time in which ticks would tell who took the cores
     )
+
+
+@pytest.mark.parametrize(
+    ("clock", "spent", "told"),
+    [((9.0, 4.0), 0.8, {}), ((9.0, 4.0), 1.5, {"taken": 0.25}), ((0.0, 0.0), 1.5, {})],
+)
+def test_what_others_took_is_told_where_ticks_can_tell(
+    bench: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    clock: tuple[float, float],
+    spent: float,
+    told: dict[str, float],
+) -> None:
+    """Neither of a short record nor of a system that tells no processor time."""
+    now = [0.0]
+
+    def act(contestant: Fake, example: Example) -> None:
+        now[0] += spent
+
+    monkeypatch.setattr("forerun.bench.harness.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(machine, "cpu_seconds", lambda: clock)
+    _, (record,) = bench([Fake("a", [], act)], examples=1)
+    assert record.limits == {"read_gb_s": 12.5} | told
 
 
 def test_seeds_are_those_of_the_prompt_and_the_round(bench: Any) -> None:

@@ -259,6 +259,12 @@ def test_time_of_others_and_of_children_is_told_apart() -> None:
     )
 
 
+def test_others_take_no_more_than_all_cores_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "num_cores", lambda: 2)
+    assert machine.taken((0, 0), (8.0, 1.0), 1.0, 2) == 1.0  # the counters have their own clock
+    assert machine.taken((0, 0), (4.0, 2.0), 2.0, 64) == 0.5  # of two cores, not of 64
+
+
 @pytest.mark.parametrize(
     ("ticks", "patience", "looks"),
     [

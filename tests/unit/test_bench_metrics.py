@@ -98,6 +98,18 @@ def test_tokens_per_second() -> None:
     assert metrics.tokens_per_second([]) is None
 
 
+def test_answers_of_one_token_have_no_speed_without_prefill() -> None:
+    """Nothing but the pass over the prompt: what is left of the seconds is no decoding."""
+    one = SampleRecord(1, 1, 0, 0, 0)
+    mine = [record(m, i, generated=1, samples=[one]) for m in ("plain", "stand") for i in range(2)]
+    assert metrics.tokens_per_second(mine, prefill=False) is None
+    assert metrics.tokens_per_second(mine) == 0.5
+    assert speed_up(mine, "stand", prefill=False) is None
+    two = [record(m, 2) for m in ("plain", "stand")]
+    found = speed_up([*mine, *two], "stand", prefill=False)
+    assert found and [*found.by_prompt] == [("code", 2)]
+
+
 def test_speed_up_is_the_geometric_mean_per_prompt() -> None:
     plain = [record("plain", i, seconds=4.0, prefill_seconds=1.0) for i in range(3)]
     fast = [record("stand", 0, seconds=2.0), record("stand", 1, seconds=0.5, prefill_seconds=0.2)]
@@ -154,6 +166,9 @@ def test_quiet_is_what_the_rest_of_the_run_was() -> None:
     assert kept(read_gb_s=[30.0, 29, 12, 30, 31]) == [0, 3, 4]
     assert kept(read_gb_s=[30.0] * 5, taken=[0.0, 0.02, 0.5, 0.05, 0.12]) == [0, 1, 3]
     assert kept(taken=[0.5, 0.52, 0.48, 0.5, 0.9]) == [0, 1, 2, 3]
+    unknown = [replace(record("m", i), limits={"read_gb_s": 30.0}) for i in range(3)]
+    told = [replace(record("m", i), limits={"taken": 0.5}) for i in range(3, 6)]
+    assert metrics.calm([*unknown, *told]) == [*unknown, *told], "what is unknown is no quiet"
     assert kept(read_gb_s=[]) == []
 
     many = [Record("a", i, "", "", "m", 0, i, 5, 1.0, 9, limits={"taken": 0.0}) for i in range(4)]

@@ -88,6 +88,7 @@ def attempt(folder: Path, what: str) -> bool:
         ({"num_key_value_heads": 3}, "4 heads do not share 3 key-value heads"),
         ({"num_attention_heads": -4}, "num_attention_heads must be an integer .*, got -4"),
         ({"max_position_embeddings": -5}, "max_position_embeddings must be .*, got -5"),
+        ({"head_dim": 0}, "head_dim must be an integer of at least 1, got 0"),
         ({"hidden_size": "48"}, "hidden_size must be an integer .*, got '48'"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers must be .* to 4,096, got 1000000000"),
         ({"rms_norm_eps": NAN}, "rms_norm_eps must be a finite number of at least 0, got nan"),

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lines import at_line
+
+from forerun.interrupts import KIN, answered, uninterrupted
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -135,7 +140,68 @@ def test_what_must_not_be_divided_is_not_by_any_of_them(
 def test_who_answers_in_a_way_of_their_own_does_so_after_the_block() -> None:
     before = "signal.signal(signal.SIGTERM, lambda *_: print('heard'))"
     done = ended(HELD.format(before=before, first="SIGTERM", second="SIGTERM"))
-    assert (done.returncode, done.stdout) == (0, "saved\nheard\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "saved\nheard\nheard\n"), done.stderr
+
+
+@pytest.fixture
+def heard() -> Iterator[list[int]]:
+    """Who answers Ctrl-C and its kin in a way of their own."""
+    found = list[int]()
+    before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, *KIN)}
+    for kind in before:
+        signal.signal(kind, lambda number, _: found.append(number))
+    yield found
+    for kind, handler in before.items():
+        signal.signal(kind, handler)
+
+
+def test_what_came_in_a_block_that_fails_is_answered_too(heard: list[int]) -> None:
+    with pytest.raises(ZeroDivisionError), uninterrupted():
+        signal.raise_signal(KIN[0])
+        raise ZeroDivisionError
+    assert heard == [KIN[0]]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt) as caught, uninterrupted():
+        signal.raise_signal(signal.SIGINT)
+        raise ZeroDivisionError
+    assert isinstance(caught.value.__context__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("first_is_ctrl_c", [True, False])
+def test_all_who_answer_are_asked_whatever_one_of_them_raises(
+    heard: list[int], first_is_ctrl_c: bool
+) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    came = [signal.SIGINT, KIN[0]]
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        for kind in came if first_is_ctrl_c else reversed(came):
+            signal.raise_signal(kind)
+    assert heard == [KIN[0]]
+
+
+def test_an_interrupt_at_the_end_of_a_block_leaves_no_signal_unheard(heard: list[int]) -> None:
+    """At every line of what gives the signals back to who answers them."""
+    kinds, code = [signal.SIGINT, *KIN], answered.__wrapped__.__code__  # type: ignore[attr-defined]
+    own = signal.getsignal(signal.SIGINT)
+
+    def interrupt() -> None:
+        raise ZeroDivisionError
+
+    for number in itertools.count(2):  # at the first it is not over yet
+        try:
+            with answered(lambda _: pytest.fail("the block is over")):
+                sys.settrace(at_line(number, interrupt, code))
+            break
+        except ZeroDivisionError:
+            pass
+        finally:
+            sys.settrace(None)
+        for kind in kinds:
+            signal.raise_signal(kind)
+            signal.signal(kind, own)
+        assert heard == kinds
+        heard.clear()
+    assert number > 4
 
 
 @pytest.mark.parametrize("ignores", [False, True])

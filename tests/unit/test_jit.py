@@ -124,6 +124,22 @@ def test_ctrl_c_waits_for_the_kernel_that_calls_the_one_being_compiled(
     assert len(list(tmp_path.rglob("*.nbi"))) == 2
 
 
+def test_its_kin_wait_as_well_where_ctrl_c_is_ignored(
+    kernel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a job in the background, whose SIGTERM the command line answers as it does Ctrl-C."""
+    interrupt(kernel, monkeypatch, signal.SIGTERM)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    own = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            kernel(2)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGTERM, own)
+    assert len(list(tmp_path.rglob("*.nbi"))) == 1
+
+
 def test_ctrl_c_is_not_lost_where_a_compilation_fails(
     kernel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,12 +149,14 @@ def test_ctrl_c_is_not_lost_where_a_compilation_fails(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def interrupt(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C comes whenever this kernel is compiled."""
+def interrupt(
+    kernel: Any, monkeypatch: pytest.MonkeyPatch, kind: signal.Signals = signal.SIGINT
+) -> None:
+    """Ctrl-C, or one of its kin, comes whenever this kernel is compiled."""
     compile_ = kernel._compiler.compile
 
     def interrupted(*given: object) -> object:
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), kind)
         return compile_(*given)
 
     monkeypatch.setattr(kernel._compiler, "compile", interrupted)

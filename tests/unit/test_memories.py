@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-import sys
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +13,12 @@ from forerun import memories, registry
 from forerun.dice import SeededDice
 from forerun.drafters.stand import Stand
 from forerun.engine.api import Model, load
-from forerun.errors import CapacityError, ConfigError, DataError
+from forerun.errors import ConfigError
 from forerun.memories import Kept
 from forerun.models.identity import model_hash, model_name, tokenizer_hash
-from forerun.ngrams import files
 from forerun.ngrams.files import Origin
 from forerun.records import Plan, Sequence
 from forerun.sampling import Sampling
-from forerun.turns import Turns
 
 ORIGIN = Origin("t" * 64, (("tiny", "m" * 64),))
 
@@ -210,215 +202,6 @@ def test_another_model_is_welcome_with_a_remark(
     assert kept.save().origin.models == (("tiny", "m" * 64), ("big", "n" * 64))
 
 
-def test_around_a_block(tmp_path: Path) -> None:
-    path = tmp_path / "a.mem"
-    with Kept(path, taught(), ORIGIN) as kept:
-        assert kept.before is None
-    assert kept.after and kept.after.snapshot.counts["tokens"] == 60
-    for _ in range(3):  # the same drafter again and again: nothing counts twice
-        with Kept(path, kept.drafter, ORIGIN):
-            pass
-    assert memories.read(path).snapshot.counts["tokens"] == 60
-    created = memories.read(path).origin.created
-    with pytest.raises(KeyboardInterrupt), Kept(path, Stand(context=2, entries=4), ORIGIN) as kept:
-        kept.drafter.memory(sequence([1])).update([1], [2], [1.0])
-        raise KeyboardInterrupt
-    held = memories.read(path)
-    assert held.snapshot.counts["tokens"] == 61 and held.origin.created == created
-
-
-def test_what_is_kept_of_a_tenant_changes_nothing_for_others_or_later(tmp_path: Path) -> None:
-    drafter = Stand()
-    mine, theirs = sequence([1], "g", tenant="a"), sequence([1], "g2", tenant="b")
-    with Kept(tmp_path / "a.mem", drafter, replace(ORIGIN, tenant="a")):
-        drafter.memory(mine).update([1], [2], [1.0])
-        other = drafter.memory(sequence([1], "h", tenant="a"))
-        assert other.behind is drafter.memory(mine).behind
-        assert drafter.memory(sequence([1], "h2", tenant="b")) is not drafter.memory(theirs)
-    assert drafter.scope == "group"
-    assert drafter.memory(sequence([1], "h", tenant="a")) is not drafter.memory(mine)
-    assert not len(drafter.memory(sequence([1], "new", tenant="a")))
-    with Kept(tmp_path / "a.mem", drafter, replace(ORIGIN, tenant="a")):
-        assert len(drafter.memory(sequence([1], "later", tenant="a")).behind) == 1
-
-
-def test_who_runs_when_a_block_begins_or_ends_goes_on(tmp_path: Path) -> None:
-    drafter, seq, other = Stand(), sequence([1], "g"), sequence([1], "g2", tenant="b")
-    drafter.start(seq)
-    drafter.start(other)
-    drafter.memory(seq).update([1], [2], [1.0])
-    theirs = drafter.memory(other)
-    with Kept(tmp_path / "a.mem", drafter, ORIGIN) as kept:
-        drafter.memory(seq).update([1], [3], [1.0])
-    assert kept.after and kept.after.snapshot.counts["tokens"] == 1, "since the block began"
-    assert drafter.memory(seq).behind is None and drafter.memory(other) is theirs
-    drafter.finish(seq)
-    drafter.finish(other)
-    drafter.keep()
-    assert drafter.snapshot().counts["tokens"] == 0
-
-
-def test_a_second_block_is_refused_until_the_first_ends(tmp_path: Path) -> None:
-    drafter, one, two = taught(), tmp_path / "one.mem", tmp_path / "two.mem"
-    with Kept(one, drafter, ORIGIN):
-        with pytest.raises(ConfigError, match=r"kept in .*one.mem now; end that `with` first"):
-            Kept(two, drafter, ORIGIN).__enter__()
-        with Kept(two, drafter, replace(ORIGIN, tenant="b")):
-            pass
-    assert memories.read(one).snapshot.counts["tokens"] == 60
-    with Kept(one, drafter, ORIGIN):
-        pass
-
-
-@pytest.mark.parametrize("options", [{"context": 3}, {}])
-@pytest.mark.parametrize("how", ["load", "with"])
-def test_a_refused_file_changes_nothing(tmp_path: Path, options: dict, how: str) -> None:
-    """One of other settings or of another tokenizer, for a drafter or for a whole of several."""
-    path, drafter, seq = tmp_path / "a.mem", Stand(), sequence([1], "g")
-    origin = ORIGIN if options else replace(ORIGIN, tokenizer="u" * 64)
-    Kept(path, taught(**options | {"entries": 10}), origin).save()
-    whole = registry.make("drafter", "fuse", parts=("prompt_lookup", drafter))
-    drafter.start(seq)
-    memory = drafter.memory(seq)
-    memory.update([1], [2], [1.0])
-    for one in (drafter, whole):
-        kept = Kept(path, one, ORIGIN)
-        with pytest.raises(ConfigError, match="another tokenizer|context=3"):
-            kept.load() if how == "load" else kept.__enter__()
-        assert drafter.memory(seq) is memory and len(memory) == 1
-        assert drafter._keys(seq) == Stand()._keys(seq) and not one.kept
-
-
-def test_what_was_loaded_stays_loaded_where_a_block_is_refused(tmp_path: Path) -> None:
-    path, drafter = tmp_path / "a.mem", Stand(context=2, entries=4)
-    Kept(path, taught(), ORIGIN).save()
-    (kept := Kept(path, drafter, ORIGIN)).load()
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match="cut off"):
-        kept.__enter__()
-    assert drafts(drafter) == drafts(taught()) and drafter.kept == {""}
-
-
-def test_what_a_block_could_not_save_another_file_takes(tmp_path: Path) -> None:
-    folder, drafter, seq = tmp_path / "gone", Stand(), sequence([1], "g")
-    folder.mkdir()
-    with pytest.raises(CapacityError), Kept(folder / "a.mem", drafter, ORIGIN):
-        drafter.memory(seq).update([1], [2], [1.0])
-        folder.rmdir()
-    assert Kept(tmp_path / "a.mem", drafter, ORIGIN).save().snapshot.counts["tokens"] == 1
-    with Kept(tmp_path / "b.mem", drafter, ORIGIN):
-        pass
-    assert drafter._keys(seq) == Stand()._keys(seq) and not drafter.kept
-
-
-def test_a_block_that_is_interrupted_before_it_begins_has_not_begun(tmp_path: Path) -> None:
-    """Wherever that is: after every line of what begins it."""
-    path = tmp_path / "a.mem"
-    Kept(path, taught(), ORIGIN).save()
-
-    def interrupt(number: int) -> Callable[..., Any]:
-        lines = itertools.count(1)
-
-        def trace(frame: FrameType, event: str, _: object) -> Any:
-            if frame.f_code is not Kept.__enter__.__code__:
-                return None
-            if event == "line" and next(lines) == number:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-            return trace
-
-        return trace
-
-    before = sys.gettrace()
-    for number in itertools.count(1):
-        drafter = Stand(context=2, entries=4)
-        kept = Kept(path, drafter, ORIGIN)
-        sys.settrace(interrupt(number))
-        try:
-            with kept:
-                sys.settrace(before)
-            break
-        except KeyboardInterrupt:
-            sys.settrace(before)
-        with kept:
-            pass
-        assert drafter._keys(sequence([1])) == Stand()._keys(sequence([1])) and not drafter.kept
-    assert number > 9
-
-
-def test_nobody_waits_while_a_file_is_read_or_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    turns, free = Turns(), list[bool]()
-
-    def is_free() -> bool:
-        if is_mine := turns.acquire(blocking=False):
-            turns.release()
-        return is_mine
-
-    def watched(does: Callable[..., object]) -> Callable[..., object]:
-        def watch(*given: object) -> object:
-            with ThreadPoolExecutor(1) as other:
-                free.append(other.submit(is_free).result(10))
-            return does(*given)
-
-        return watch
-
-    for name in ("read", "write"):
-        monkeypatch.setattr(files, name, watched(getattr(files, name)))
-    for _ in range(2):
-        with Kept(tmp_path / "a.mem", taught(), ORIGIN, turns):
-            pass
-    assert free == [True] * 3
-
-
-def test_saving_by_hand_what_was_not_kept_is_refused(tiny: Model, tmp_path: Path) -> None:
-    options = {"temperature": 0.0, "max_new_tokens": 9, "drafter": "stand"}
-    memory = tiny.memory(path := tmp_path / "a.mem", drafter="stand")
-    tiny.generate("the cat", **options)
-    with pytest.raises(ConfigError, match="run what is to be learned within `with model.memory"):
-        memory.save()
-    assert not path.exists()
-    with tiny.memory(path, drafter="stand"):
-        tiny.generate("the cat", **options)
-    memory.load()
-    tiny.generate("the dog", **options)
-    assert memory.save().snapshot.counts["tokens"] > 9
-    assert len(repr(memory.save())) < 1000, "no arrays"
-
-
-def test_threads_save_and_generate_side_by_side(tiny: Model, tmp_path: Path) -> None:
-    options = {"max_new_tokens": 9, "drafter": "stand:entries=8", "n": 2}
-
-    def save(number: int) -> int:
-        with tiny.memory(tmp_path / "a.mem", drafter="stand:entries=8", tenant="t") as kept:
-            tiny.generate("the dog", tenant="t", **options)
-        return kept.after.snapshot.counts["tokens"]
-
-    with ThreadPoolExecutor(2) as pool:
-        texts = [pool.submit(tiny.generate, "the cat", tenant="t", **options) for _ in range(20)]
-        counts = [save(number) for number in range(20)]
-        for text in texts:
-            text.result(60)
-    assert counts == sorted(counts) and counts[0] > 0
-
-
-def test_an_error_on_saving_does_not_hide_what_ended_the_block(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = tmp_path / "gone"
-    folder.mkdir()
-    with pytest.raises(ZeroDivisionError) as caught, Kept(folder / "a.mem", taught(), ORIGIN):
-        folder.rmdir()
-        raise ZeroDivisionError
-    assert "a.mem was not saved: cannot write" in caught.value.__notes__[0]
-    assert "was not saved" in caplog.text
-    folder.mkdir()
-    cannot = pytest.raises(CapacityError, match="cannot write")  # alone it is raised itself
-    with cannot, Kept(folder / "a.mem", taught(), ORIGIN):
-        folder.rmdir()
-
-
 def test_what_one_part_has_learned_is_saved_in_its_own_form(tmp_path: Path) -> None:
     path = tmp_path / "a.mem"
     for name in ("fuse", "router"):
@@ -445,18 +228,6 @@ def test_chances_come_back_with_a_memory(tmp_path: Path) -> None:
     found = copy.memory(sequence([1])).chances
     for drawn in (True, False):
         np.testing.assert_allclose(found[drawn].rates, chances[drawn].rates, rtol=1e-6)
-
-
-def test_a_file_that_cannot_be_loaded_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "a.mem"
-    Kept(path, taught(), ORIGIN).save()
-    cut = path.read_bytes()[:-1]
-    path.write_bytes(cut)
-    with pytest.raises(DataError, match="cut off"), Kept(path, taught(1), ORIGIN):
-        raise AssertionError("the block must not begin")
-    assert path.read_bytes() == cut
-    with pytest.raises(DataError, match="no folder"), Kept(tmp_path / "x" / "y", taught(), ORIGIN):
-        raise AssertionError("the block must not begin")
 
 
 def test_merge_and_cap(tmp_path: Path) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from forerun.errors import ConfigError
-from forerun.models.layers import Linear
+from forerun.models.layers import GatedMLP, Linear
 from forerun.native import LEVELS, kernels, layout
 from forerun.native.packing import HUGE, Arena, Packed, Rounding, can_pack, rounded, row_stride
 
@@ -162,6 +164,34 @@ def test_tiny_numbers_do_not_depend_on_the_others(level: str, k: int, rounding: 
     assert (whole != 0).any() and (not packed.takes_bf16 or packed.is_rounded or (whole == 0).any())
     for rows in (1, 2, 3, 4, 5, 17):
         assert torch.equal(packed.product(x[7 : 7 + rows]), whole[7 : 7 + rows])
+
+
+@pytest.mark.parametrize("rows", [1, 512, 513])
+def test_who_computes_products_of_many_rows(
+    level: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels up to 512 rows, with AVX2 any number; beyond, torch, from unpacked weights."""
+    calls: Counter[str] = Counter()
+
+    def counted(name: str) -> None:
+        whole = getattr(Packed, name)
+
+        def call(self: Packed, *given: Any) -> torch.Tensor:
+            calls[name] += 1
+            return whole(self, *given)
+
+        monkeypatch.setattr(Packed, name, call)
+
+    counted("product")
+    counted("unpack")
+    who = "unpack" if rows > 512 and level != "avx2" else "product"
+    down = Linear(random(64, 32, dtype=torch.bfloat16))
+    x = random(rows, 32, dtype=torch.bfloat16, seed=1)
+    down(x)
+    assert calls == {who: 1}
+    gate_up = Linear(random(64, 64, dtype=torch.bfloat16, seed=2), is_gated=True)
+    GatedMLP(gate_up, down, "silu")(down(x))
+    assert calls == {who: 4}
 
 
 def test_types_and_devices_without_kernels_run_on_torch() -> None:

@@ -173,6 +173,7 @@ def test_fields_are_found(tmp_path: Path) -> None:
     [
         ("no json", 'write an object per line, such as {"prompt": "...", "text"'),
         ('{"prompt": "p", "text": "t"}\n{', "line 2 is not JSON"),
+        ("\nno json\n{}", r"a.jsonl is not JSON: .* line 2 .*; nor is line 2 by itself: Expecting"),
         ("[1, 2]", "expected JSON objects"),
         ("[]", "expected JSON objects"),
         ('{"text": "t"}', "record 1 has no text in prompt, question, .* --prompt-field .*: text"),
@@ -185,7 +186,8 @@ def test_fields_are_found(tmp_path: Path) -> None:
         ("[" * 10**5 + "\n{}", "line 1 is not JSON: its brackets are nested too deeply"),
         (
             '{"prompt": "p", "text": "t"\n{"prompt": "q", "text": "t"}',
-            r"a.jsonl is not JSON: Expecting ',' delimiter: line 2 column 1",
+            r"a.jsonl is not JSON: Expecting ',' delimiter: line 2 column 1 .*; nor is line 1 by "
+            "itself: Expecting ',' delimiter",
         ),
         ('[\n{"prompt": "p"},\n]', r"a.jsonl is not JSON: .*: line \d column \d+ \("),
         ('{"data": [\n{"prompt": "p",\n"text": "t"', "a.jsonl is not JSON: .*: line 3 column"),

@@ -21,7 +21,7 @@ from forerun.bench.report import build, write_report
 from forerun.bench.report_setup import DEFINITIONS
 from forerun.bench.results import Manifest, Record
 from forerun.bench.roofline import after_prompts, roofline_fraction
-from forerun.bench.standing import Standing, factor, times
+from forerun.bench.standing import Standing, factor, span, times
 
 
 @pytest.fixture(scope="module")
@@ -359,6 +359,32 @@ def test_samples_that_are_copies_are_pointed_out(temperature: float, n: int) -> 
     text = words(sampling={"temperature": temperature, "n": n, "max_new_tokens": 256})
     said = "> **At temperature 0 the 8 samples of a prompt are the same text."
     assert (said in text) == (temperature == 0 and n > 1)
+
+
+@pytest.mark.parametrize(("threads", "cores"), [(64, 2), (2, 2), (2, None)])
+def test_more_threads_than_cores_are_pointed_out(threads: int, cores: int | None) -> None:
+    text = words(threads=threads, machine={"cores": cores} if cores else {})
+    assert ("> **64 threads on 2 cores: they wait for each other" in text) == (threads == 64)
+
+
+def test_a_factor_that_its_interval_does_not_tell_is_no_headline() -> None:
+    """The speed over a peer differs from prompt to prompt by up to a thousand times."""
+    made = [
+        replace(r, seconds=r.seconds * 1000 ** (r.index % 3 - 1)) if r.method == "vllm" else r
+        for r in records(["plain", "stand", "vllm"])
+        if r.task == "reasoning"
+    ]
+    plan = manifest(methods=["plain", "stand", "vllm"], tasks={"reasoning": {"examples": 10}})
+    found = build(plan, made)
+    over = metrics.speed_up(made, "stand", "vllm")
+    assert over and over.interval and over.interval[1] > 4 * over.interval[0]
+    (big,) = [value for value, said in found.tiles if "over the best peer" in said]
+    assert big == "not told"
+    (line,) = found.headline
+    assert (
+        f"stand against the best peer, vllm: cannot be told ({span(*over.interval)} times" in line
+    )
+    assert ") as fast as our plain decoding" in line, "what is told stays"
 
 
 def test_answers_that_were_cut_stand_beside_accuracy() -> None:

@@ -197,6 +197,15 @@ def test_what_is_saved_comes_back() -> None:
     assert other.follow(running).shared.held()[3:][0].tolist() == [1, 2]
 
 
+def test_who_runs_while_a_memory_is_restored_is_saved_though_it_never_drafts_again() -> None:
+    shared, running = made(), sequence([1], tenant="x")
+    shared.follow(running)
+    shared.restore(pack("log", [np.array([7], np.int32)]), "x")
+    running.tokens += [2, 3]
+    shared.finish(running)
+    assert shared.snapshot("x").arrays["tokens"].tolist() == [7, 1, 2, 3]
+
+
 def test_texts_of_another_target_go() -> None:
     shared, one, two = made(), FakeTarget(table_law(1), vocab=5), FakeTarget(table_law(1), vocab=9)
     shared.bind(one)

@@ -135,23 +135,50 @@ def test_what_is_due_soon_is_done_with_the_next_turn_and_never_waits() -> None:
     assert done[4:] == ["and what that wants"] and is_free(turns)
 
 
-@pytest.mark.parametrize("is_taken", [True, False])
-def test_an_error_of_what_was_due_gives_the_turn_back(is_taken: bool) -> None:
+def fail() -> None:
+    raise ValueError("of another call")
+
+
+def test_an_error_of_what_was_due_gives_the_turn_back() -> None:
+    turns = Turns()
+    with pytest.raises(ValueError):
+        turns.soon(fail)
+    assert is_free(turns)
+    with turns:
+        pass
+
+
+@pytest.mark.parametrize("how", ["with", "soon"])
+def test_an_error_of_what_was_due_is_told_and_spares_who_comes_next(
+    caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    turns, done = Turns(), list[int]()
+    with turns:
+        turns.soon(fail)
+        turns.soon(lambda: done.append(1))
+    if how == "with":
+        with turns:
+            done.append(2)
+    else:
+        turns.soon(lambda: done.append(2))
+    assert done == [1, 2] and "of another call" in caplog.text
+
+
+def test_what_was_due_and_is_interrupted_is_done_in_the_next_turn() -> None:
     turns, done = Turns(), list[int]()
 
-    def fail() -> None:
-        raise ValueError
+    def work() -> None:
+        done.append(1)
+        if len(done) == 1:
+            raise KeyboardInterrupt
 
-    if is_taken:
-        with turns:
-            turns.soon(fail)
-            turns.soon(lambda: done.append(1))
-        with pytest.raises(ValueError):
-            turns.__enter__()
-    else:
-        with pytest.raises(ValueError):
-            turns.soon(fail)
-    assert is_free(turns) and done == [1] * is_taken
+    with turns:
+        turns.soon(work)
+    with pytest.raises(KeyboardInterrupt):
+        turns.__enter__()
+    assert is_free(turns) and done == [1, 1]
+    with turns:
+        assert done == [1, 1]
 
 
 def test_copies_share_and_deep_copies_do_not() -> None:

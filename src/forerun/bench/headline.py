@@ -19,8 +19,10 @@ from forerun.bench.standing import (
     holds_one,
     incomplete,
     interval,
+    is_vague,
     listed,
     skipped,
+    span,
     times,
 )
 from forerun.words import counted
@@ -81,7 +83,7 @@ def tiles(standing: Standing) -> list[tuple[str, str]]:
 
 
 def _tile(speed: SpeedUp, words: str) -> tuple[str, str]:
-    return factor(speed.ratio), words + interval(speed)
+    return "not told" if is_vague(speed) else factor(speed.ratio), words + interval(speed)
 
 
 def best_plain_peer(standing: Standing) -> Entry | None:
@@ -182,6 +184,8 @@ def _over_plain(standing: Standing, own: Entry, speed: SpeedUp) -> str:
 
 
 def _beside(speed: SpeedUp, name: str) -> str:
+    if speed.interval and is_vague(speed):
+        return f"against {name}: cannot be told ({span(*speed.interval)} times as fast)"
     if holds_one(speed):
         return f"cannot be told apart from {name}: {times(speed)}"
     return f"is {times(speed)} as fast as {name}"
@@ -196,7 +200,7 @@ def _against(standing: Standing, mine: Entry, peer: Entry | None) -> str:
     speed = standing.over(mine, peer) if peer else None
     if peer is None or speed is None:
         return "no peer was measured beside it"
-    if speed.ratio < 1 and not holds_one(speed):
+    if speed.ratio < 1 and not holds_one(speed) and not is_vague(speed):
         return (
             f"the best peer, {peer.method}, is faster: {mine.method} reaches {times(speed)} of it"
         )
@@ -216,8 +220,16 @@ def shortfall(name: str, told: Mapping[str, Any]) -> str:
 
 
 def of_the_plan(manifest: Manifest) -> list[str]:
-    """What to know before the first record: prompts that are not measured, samples that are one."""
+    """What to know before the first record: prompts that are not measured, samples that are one,
+    threads without cores."""
     found = [shortfall(name, told) for name, told in manifest.tasks.items()]
+    cores = manifest.machine.get("cores") or manifest.threads
+    if manifest.threads > cores:
+        found.append(
+            f"{manifest.threads} threads on {counted(cores, 'core')}: they wait for each other, "
+            f"those of peers too, so speeds are not those of the machine; --threads {cores} "
+            "measures them."
+        )
     sampling = sampling_of(manifest)
     if sampling.is_greedy and sampling.n > 1:
         found.append(

@@ -32,6 +32,7 @@ LEAST = 256 << 20  # bytes of the buffer that is read
 TIMES_CACHE = 8, 3  # how far it exceeds the caches: as a rule, and where memory is short
 PIECE = 8 << 20  # numbers that are written at once
 COARSE = 0.05  # seconds of processor time that its counters do not tell apart
+TOLD = 1.0  # seconds from which on `taken` means anything: two ticks of 10 ms are 2 % of them
 PATIENCE, LOOK, STILL = 2.0, 0.1, 2  # seconds, seconds, ticks: who took so few is idle
 WIDE = (512, 1024, 2048, 4096, 8192)  # rows and columns of the products
 SLOW = 0.05  # seconds of a product after which no larger one is tried
@@ -140,8 +141,9 @@ def taken(
 ) -> float:
     """Share of the cores for `threads` that other programs took between two `cpu_seconds`."""
     others = (after[0] - before[0]) - (after[1] - before[1])
-    lost = others - seconds * max(num_cores() - threads, 0)  # on cores that were free they may run
-    return lost / (seconds * threads) if lost > COARSE else 0.0
+    cores = min(threads, num_cores())
+    lost = others - seconds * (num_cores() - cores)  # on cores that were free they may run
+    return min(lost / (seconds * cores), 1.0) if lost > COARSE else 0.0
 
 
 def memory_bytes() -> int:

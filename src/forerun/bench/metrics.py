@@ -178,10 +178,13 @@ def tokens_per_second(records: Sequence[Record], *, prefill: bool = True) -> flo
     """G over wall seconds of records that did not fail.
 
     prefill False: the passes that computed the prompts are taken off the seconds (the token that
-    such a pass yields stays counted); None if one of the records does not tell them.
+    such a pass yields stays counted); None if one of the records does not tell them, or if no
+    answer has a second token, as nothing but those passes was done.
     """
     done = [record for record in records if record.error is None]
     if not done or (not prefill and any(r.prefill_seconds is None for r in done)):
+        return None
+    if not prefill and all(r.generated <= len(r.samples) for r in done):
         return None
     taken = 0.0 if prefill else sum(r.prefill_seconds or 0.0 for r in done)
     seconds = sum(record.seconds for record in done) - taken

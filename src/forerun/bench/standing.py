@@ -13,6 +13,8 @@ from forerun.bench.charts import number
 from forerun.bench.metrics import PLAIN, SpeedUp, Totals
 from forerun.bench.results import Manifest, Record, examples_of
 
+VAGUE = 4  # times the lower end of an interval: with an upper end beyond it no factor is told
+
 
 def kind_of(method: str, manifest: Manifest) -> str:
     """Whose method it is: "plain", "own", or "peer"."""
@@ -157,6 +159,11 @@ class Standing:
 def holds_one(speed: SpeedUp) -> bool:
     """Whether the interval leaves open which of the two is faster."""
     return speed.interval is not None and speed.interval[0] <= 1 <= speed.interval[1]
+
+
+def is_vague(speed: SpeedUp) -> bool:
+    """Whether the interval is so wide that the factor within it says nothing."""
+    return speed.interval is not None and speed.interval[1] > VAGUE * speed.interval[0]
 
 
 def times(speed: SpeedUp | None) -> str:

@@ -128,7 +128,7 @@ class Run:
             self.model.target.turns.soon(self._abandon)
 
     def _abandon(self) -> None:
-        """Nothing may stay in the drafter or the cache."""
+        """Nothing may stay in the drafter or the cache. May be interrupted, and done again."""
         scheduler = self.engine.scheduler
         for seq in [*scheduler.running, *scheduler.waiting]:
             self.engine.cancel(seq)

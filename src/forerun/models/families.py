@@ -63,8 +63,7 @@ def plan_for(config: Any, context: int | None = None) -> Plan:
 
 def llama(config: Any, context: int | None) -> DecoderConfig:
     """What most families share; the others change fields of it."""
-    head_dim = getattr(config, "head_dim", None)
-    head_dim = head_dim or config.hidden_size // config.num_attention_heads
+    head_dim = head_size(config)
     inv_freq, scale, limit = rope(config, context)
     return DecoderConfig(
         vocab_size=config.vocab_size,
@@ -229,10 +228,16 @@ def rope(config: Any, context: int | None) -> tuple[Tensor, float, int]:
     return inv_freq, float(scale), limit
 
 
+def head_size(config: Any) -> int:
+    """How many dimensions a head has. Raises ValueError for 0, which other families may write."""
+    size = getattr(config, "head_dim", None)
+    if size == 0:
+        raise ValueError("head_dim must be an integer of at least 1, got 0")
+    return config.hidden_size // config.num_attention_heads if size is None else size
+
+
 def rotary_size(config: Any) -> int:
     """How many dimensions of a head rotate."""
     if config.model_type == "gpt2":
         return 0
-    head_dim = getattr(config, "head_dim", None)
-    head_dim = head_dim or config.hidden_size // config.num_attention_heads
-    return int(head_dim * (config.rope_parameters or {}).get("partial_rotary_factor", 1.0))
+    return int(head_size(config) * (config.rope_parameters or {}).get("partial_rotary_factor", 1.0))

@@ -184,7 +184,7 @@ class Responses(Generic[Own, Common]):
     def restore(self, snapshot: Snapshot, tenant: str) -> None:
         """A tenant's store holds the texts of a snapshot, and nothing else.
 
-        Into it sequences that run are read anew, when they next draft.
+        Into it sequences that run are read anew, when they next draft or when they end.
         """
         self.keep(tenant)
         snapshot.expect(self.name)
@@ -194,6 +194,7 @@ class Responses(Generic[Own, Common]):
         self._largest = max(self._largest, largest)
         for seq in self._users.get(key, ()):
             self._readers.pop(seq, None)
+            self.join(seq)
         self.forget(key)
         for text in texts:
             self._add(key, text)

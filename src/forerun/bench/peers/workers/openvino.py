@@ -3,7 +3,7 @@
 Weights keep the asked dtype (the exporter's own default makes 8 bits of large ones), and so does
 the key-value cache (the CPU plugin's own default is 8 bits): otherwise the law would be another.
 Where the processor does not multiply that dtype, the plugin refuses it: it computes and caches in
-float32 then.
+float32 then, and the note of its versions says so.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.pipeline: Any = None
+        self.notes: list[str] = []
 
     def load(self, mode: str, model: str, dtype: str, threads: int, cache: str, **_: Any) -> None:
         """Exports the checkpoint if that has not been done, and compiles the pipeline."""
@@ -33,7 +34,10 @@ class Worker:
 
         folder = exported(Path(model), dtype, Path(cache))
         able = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-        precision = PRECISION[dtype] if CAPABILITY[dtype] in able else "f32"
+        precision = PRECISION[dtype]
+        if CAPABILITY[dtype] not in able:
+            precision = "f32"
+            self.notes.append(f"computes in float32, as this processor does not in {dtype}")
         scheduler = genai.SchedulerConfig()
         scheduler.cache_size = CACHE_GB
         scheduler.enable_prefix_caching = False  # across calls; samples of one call share anyway

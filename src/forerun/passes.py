@@ -29,12 +29,12 @@ from forerun.sampling import Sampling
 from forerun.tree import EMPTY, Tree, TreeBuilder
 
 ROWS = (1, 2, 3, 5, 7, 9, 13, 17, 25, 33, 49, 65, 97, 129)
-PREFIX = 48  # tokens before the root: few enough that the cache slot is given up gladly
+PREFIX = 48  # tokens of all texts before their roots: the pass over them is not to take long
 LEVELS = 4  # of the trees that are measured
 TRIES = 7  # of each kind of work at least, as far as time allows
 SECONDS = 0.5, 3.0  # of measuring, at least and at most
 CHECK, HOLDS = (3, (0.0, 0.3)), 0.85  # tries and seconds of a check; what a time must not exceed
-FORMAT = 9
+FORMAT = 10
 
 Kind = TypeVar("Kind", tuple[int, int], tuple[int, int, int])
 Pass = tuple[int, int]  # sequences in it, and the rows of all of them
@@ -107,8 +107,9 @@ def bush(nodes: int, vocab: int, levels: int = LEVELS) -> Tree:
 
 def pass_seconds(target: Target, kinds: Many[Pass], tries: int, limits: Limits) -> list[float]:
     """Seconds of passes; rows beyond one of each sequence are a tree of the first one."""
-    length = max(1, min(PREFIX, target.context - LEVELS))
-    texts = [some_text(target, length, i) for i in range(max(num for num, _ in kinds))]
+    most = max(num for num, _ in kinds)
+    length = max(1, min(PREFIX // most, target.context - LEVELS))
+    texts = [some_text(target, length, i) for i in range(most)]
     seqs = [
         Sequence(text, length, Sampling(), SeededDice(i), limit=1, index=i)
         for i, text in enumerate(texts)

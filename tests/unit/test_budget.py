@@ -147,10 +147,12 @@ def test_a_drafter_of_several_is_dearer() -> None:
 
 
 def test_who_never_drafts_is_never_asked() -> None:
+    """Nor is it measured what steps cost."""
     budget, target = Budget(), FakeTarget(table_law(1))
+    target.cost = None
     budget.bind(target, Drafter())
     plans = steps(budget, 0, 200)
-    assert not any(plan.nodes or plan.learns for plan in plans)
+    assert not any(plan.nodes or plan.learns for plan in plans) and target.cost is None
     assert budget._account is None, "nor is an account kept"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from forerun.engine.cost import cost_of
 from forerun.errors import CapacityError
 from forerun.models.load import load_target
 from forerun.passes import curve_of
-from forerun.records import Cost, Step
+from forerun.records import Cost, Sequence, Step
 from forerun.tree import Tree
 
 FLAT = Cost((1, 9, 65), (1.0, 1.0, 8.0))
@@ -173,6 +174,29 @@ def test_texts_of_the_measurement_differ(vocab: int) -> None:
     texts = [passes.some_text(target, 16, i) for i in range(128)]
     assert len(set(map(tuple, texts))) == 128
     assert all(len(text) == 16 and 0 < min(text) <= max(text) < vocab for text in texts)
+
+
+def test_all_texts_of_a_measurement_are_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model of billions on two cores the pass over 400 tokens takes a quarter of a minute."""
+    monkeypatch.setattr(passes, "SECONDS", (0.0, 0.1))
+    new = Counter[Sequence]()
+
+    class Target(FakeTarget):
+        cost = None
+
+        def forward(self, seqs, trees, needs):
+            new.update({seq: len(seq.tokens) for seq in seqs if seq not in new})
+            return super().forward(seqs, trees, needs)
+
+        def release(self, seq) -> None:
+            nums[-1].append(new.pop(seq))
+            if not new:
+                nums.append([])
+
+    nums = [list[int]()]
+    cost_of(Target(table_law(1)))
+    assert [len(num) for num in nums] == [1, cost.SEQS, cost.SEQS, 0]
+    assert max(map(sum, nums)) <= passes.PREFIX
 
 
 def test_trees_of_the_measurement_have_the_wanted_size() -> None:

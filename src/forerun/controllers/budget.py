@@ -107,12 +107,12 @@ class Budget(Controller):
         self._is_idle = False  # the drafter never drafts
 
     def bind(self, target: Target, drafter: Drafter) -> None:
+        self._drafter, self._is_idle = drafter, not drafter.labels
+        if self._is_idle:  # nothing to price: steps need not be measured
+            return
         num = sum(part.learns for part in drafter.within())
         self._expect(cost_of(target).drafted(1 + MANY * max(num - 1, 0)))
-        self._is_idle = not drafter.labels
-        self._drafter = drafter
-        if not self._is_idle:  # compiled before anything waits for it
-            self._best([Luck(Counts(drafter, self.nodes))])
+        self._best([Luck(Counts(drafter, self.nodes))])  # compiled before anything waits for it
         first, back = self._credit(1)
         self._is_broke = first < back  # the first steps are plain, at no cost at all
 

@@ -134,7 +134,7 @@ def _fitted(curve: Cost, beside: dict[Round, float], shared: float, seqs: int) -
 
 def _length(target: Target) -> int:
     """Tokens of a text behind which a draft has room."""
-    return min(PREFIX, target.context - NODES - 2)
+    return min(PREFIX // SEQS, target.context - NODES - 2)
 
 
 def _room(target: Target) -> int:

@@ -8,7 +8,7 @@ Without a folder it takes the embedded reasoner, which is an ordinary Hugging Fa
 import sys
 import time
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import forerun
 from forerun.assets import embedded
@@ -29,6 +29,10 @@ ours_seconds = time.perf_counter() - start
 
 tokenizer = AutoTokenizer.from_pretrained(path)
 reference = AutoModelForCausalLM.from_pretrained(path, dtype="float32")
+# without what the checkpoint says of sampling (penalties, ...): forerun obeys what it is told
+reference.generation_config = GenerationConfig(
+    eos_token_id=list(model.tokenizer.eos_ids) or None, pad_token_id=tokenizer.pad_token_id
+)
 inputs = tokenizer(prompt, return_tensors="pt")
 start = time.perf_counter()
 theirs = reference.generate(**inputs, max_new_tokens=length, do_sample=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,17 @@ def test_a_wrong_word_is_one_line(file: str, word: str, said: str) -> None:
     done = subprocess.run(code, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1 and said in done.stderr
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+def test_transformers_is_compared_without_the_checkpoint_s_own_penalties(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    (folder / "generation_config.json").write_text('{"eos_token_id": 0, "repetition_penalty": 1.9}')
+    code = [sys.executable, FOLDER / "05_huggingface_model.py", folder, "the cat sat"]
+    shown = subprocess.run(code, capture_output=True, text=True, timeout=300).stdout
+    (agree, total) = re.findall(r"(\d+) of (\d+) tokens agree", shown)[0]
+    assert agree == total != "0"
 
 
 def test_the_best_of_n_drafts_from_what_was_said_before() -> None:

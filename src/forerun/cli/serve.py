@@ -174,6 +174,8 @@ def _server(model: Model, settings: Settings, keys: Keys, sockets: list[socket])
 
 def _serve_many(setup: ReplicaSetup, count: int, sockets: list[socket]) -> int:
     """The same with several engines."""
+    from forerun.models.defaults import tell_defaults
+    from forerun.models.identity import local_folder
     from forerun.serving.front import Front
     from forerun.serving.replicas import Replicas
     from forerun.serving.server import Drained
@@ -184,6 +186,8 @@ def _serve_many(setup: ReplicaSetup, count: int, sockets: list[socket]) -> int:
     front = Front(backend, settings)
     started = _started(settings, setup.keys, offer, f", {count} engines")
     try:
+        if folder := local_folder(setup.model):  # nobody hears what the engines log
+            tell_defaults(folder)
         heard = started, _draining(settings)
         return _run(Drained(front, front, settings.drain, sockets, *heard))
     finally:

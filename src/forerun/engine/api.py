@@ -21,6 +21,7 @@ from forerun.engine.run import Event, Run, Sample, record_logprobs
 from forerun.engine.stats import Recorder, Stats
 from forerun.engine.stops import Stops
 from forerun.errors import ConfigError, DataError, UnknownName
+from forerun.models.defaults import tell_defaults
 from forerun.models.folder import dtype_name
 from forerun.models.sizes import Sizes
 from forerun.models.tokenizer import TextStream, Tokenizer
@@ -329,6 +330,7 @@ def load(
     may run at once; their cells are allocated as they come. context: shorter than the model's own,
     to save memory; a longer one is not had, with a warning.
     weights: "int8" rounds them, "int8:128" with a scale per 128 inputs: another law, half the bytes
+    What the checkpoint says of sampling is told in a warning, and not obeyed.
     Raises ModelError with the cause.
     """
     from forerun.models.load import load_target
@@ -339,6 +341,7 @@ def load(
     target = load_target(path, max_seqs=max_seqs, context=context, **options)
     if context is not None and context > target.context:
         log.warning(f"context {context} was asked for; that of this model is {target.context}")
+    tell_defaults(path)
     return Model(target, tokenizer, str(model), device)
 
 

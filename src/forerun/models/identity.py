@@ -31,7 +31,7 @@ def model_hash(name: str, target: Any = None) -> str:
     name: a folder, a hub id or an embedded model; else `target` is asked for its parameters.
     "" where neither can be looked at.
     """
-    folder = _folder(name)
+    folder = local_folder(name)
     parts = _of_folder(folder) if folder else _of_module(getattr(target, "model", None))
     total, is_empty = hashlib.sha256(), True
     for part in parts:
@@ -52,7 +52,7 @@ def is_object(name: str) -> bool:
     return "(\n" in name
 
 
-def _folder(name: str) -> Path | None:
+def local_folder(name: str) -> Path | None:
     """The local folder of a model, without a connection."""
     if is_object(name):
         return None

@@ -21,7 +21,7 @@ def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: P
         half = copy.deepcopy(model).bfloat16()
         half.generation_config = GenerationConfig(
             do_sample=True,
-            temperature=0.6,
+            top_k=0,  # or transformers would take 50: as it stands, the law is that of `Sampling`
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
         )

@@ -42,7 +42,8 @@ def answered(answer: Callable[[int], object]) -> Iterator[None]:
 def uninterrupted() -> Iterator[None]:
     """Ctrl-C and its kin wait for the end of the block, also of one that fails.
 
-    They are answered then, all of them, whatever one of the answers raises.
+    They are answered then, the last first, each whatever another's answer raises; only a Ctrl-C
+    that comes while they are may leave some unanswered.
     """
     with ExitStack() as later, answered(lambda kind: later.callback(signal.raise_signal, kind)):
         yield

@@ -29,7 +29,7 @@ from forerun.sampling import Sampling
 from forerun.tree import EMPTY, Tree, TreeBuilder
 
 ROWS = (1, 2, 3, 5, 7, 9, 13, 17, 25, 33, 49, 65, 97, 129)
-PREFIX = 48  # tokens of all texts before their roots: the pass over them is not to take long
+PREFIX, SHORT = 48, 6  # tokens before the root: alone, and where several run; read in a moment
 LEVELS = 4  # of the trees that are measured
 TRIES = 7  # of each kind of work at least, as far as time allows
 SECONDS = 0.5, 3.0  # of measuring, at least and at most
@@ -108,7 +108,7 @@ def bush(nodes: int, vocab: int, levels: int = LEVELS) -> Tree:
 def pass_seconds(target: Target, kinds: Many[Pass], tries: int, limits: Limits) -> list[float]:
     """Seconds of passes; rows beyond one of each sequence are a tree of the first one."""
     most = max(num for num, _ in kinds)
-    length = max(1, min(PREFIX // most, target.context - LEVELS))
+    length = max(1, min(SHORT if most > 1 else PREFIX, target.context - LEVELS))
     texts = [some_text(target, length, i) for i in range(most)]
     seqs = [
         Sequence(text, length, Sampling(), SeededDice(i), limit=1, index=i)

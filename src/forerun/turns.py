@@ -52,7 +52,8 @@ class Turns(Lock):
 
         Never waits: finalizers run in any thread, whatever locks it holds, and amidst its turn. So
         what comes while another has the turn is done when somebody takes the next one, if ever; an
-        error of it is logged then, and what Ctrl-C divides is done again: it must bear that.
+        error of it is logged then, and what anything but an Exception divides, as Ctrl-C, is done
+        again: it must bear that.
         """
         self._due.append(work)
         if self._is_owned():

@@ -181,7 +181,7 @@ def test_a_record_says_what_came(bench: Any) -> None:
 
 @pytest.mark.parametrize(
     ("clock", "spent", "told"),
-    [((9.0, 4.0), 0.8, {}), ((9.0, 4.0), 1.5, {"taken": 0.25}), ((0.0, 0.0), 1.5, {})],
+    [((9.0, 4.0), 0.8, {}), ((9.0, 4.0), 1.5, {"taken": 0.25}), ((0.0, 4.0), 1.5, {})],
 )
 def test_what_others_took_is_told_where_ticks_can_tell(
     bench: Any,

@@ -52,9 +52,9 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     [
         {},
         {"eos_token_id": [1, 2], "bos_token_id": 1, "pad_token_id": 0, "use_cache": True},
-        {"do_sample": True},
+        {"do_sample": True, "top_k": 0},
         {"temperature": 1, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0},
-        {"do_sample": True, "temperature": None, "top_k": None, "no_repeat_ngram_size": 0},
+        {"do_sample": True, "temperature": None, "top_k": 0, "no_repeat_ngram_size": 0},
         {"num_beams": 1, "typical_p": 1.0, "suppress_tokens": [], "max_length": None},
         {"chat_format": "chatml", "cache_implementation": "hybrid", "top_kk": 3},
     ],
@@ -68,6 +68,8 @@ def test_what_changes_nothing_is_not_told(given: dict[str, Any]) -> None:
     [
         (QWEN, {"temperature": 0.6, "top_k": 20, "top_p": 0.95}, []),
         ({"do_sample": True, "top_k": 50}, {"top_k": 50}, []),
+        ({"do_sample": True, "temperature": 0.6}, {"top_k": 50, "temperature": 0.6}, []),
+        ({"do_sample": True}, {"top_k": 50}, []),
         ({"do_sample": False}, {"temperature": 0}, []),
         ({"do_sample": False, "temperature": 0.7, "top_p": 0.8}, {"temperature": 0}, []),
         ({"temperature": 0.7, "typical_p": 0.9}, {"temperature": 0}, []),
@@ -79,12 +81,12 @@ def test_what_changes_nothing_is_not_told(given: dict[str, Any]) -> None:
         ),
         (
             {"do_sample": True, "min_new_tokens": 600, "suppress_tokens": [3], "stop_strings": "x"},
-            {"min_new_tokens": 600, "banned_tokens": [3], "stop": "x"},
+            {"top_k": 50, "min_new_tokens": 600, "banned_tokens": [3], "stop": "x"},
             [],
         ),
         # of a form, or with a value, that Sampling would refuse
         ({"do_sample": True, "top_k": -1, "temperature": [1]}, {}, ["temperature", "top_k"]),
-        ({"do_sample": True, "min_p": {"a": 1}, "top_p": "x"}, {}, ["top_p", "min_p"]),
+        ({"do_sample": True, "min_p": {"a": 1}, "top_p": "x"}, {"top_k": 50}, ["top_p", "min_p"]),
     ],
 )
 def test_options_for_the_same_are_told(
@@ -121,8 +123,8 @@ def test_one_warning_where_transformers_runs_it(
     (said,) = told(caplog)
     assert said.endswith(
         "sets do_sample=False, num_beams=4; transformers' generate obeys that by default "
-        "(greedily: do_sample is not true), forerun does not; as options here: temperature=0; "
-        "no option for num_beams"
+        "(do_sample is not true: nothing is sampled), forerun does not; as options here: "
+        "temperature=0; no option for num_beams"
     )
 
 
@@ -140,7 +142,7 @@ def test_of_a_loaded_model_its_own_config_counts(
     assert not told(caplog)
 
 
-@pytest.mark.parametrize("said", [None, {"eos_token_id": [0, 3]}, {"do_sample": True}])
+@pytest.mark.parametrize("said", [None, {"eos_token_id": [0, 3]}, {"do_sample": True, "top_k": 0}])
 def test_no_warning_without_fields(
     copy: Any, caplog: pytest.LogCaptureFixture, said: dict[str, Any] | None
 ) -> None:

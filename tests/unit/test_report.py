@@ -387,6 +387,22 @@ def test_a_factor_that_its_interval_does_not_tell_is_no_headline() -> None:
     assert ") as fast as our plain decoding" in line, "what is told stays"
 
 
+@pytest.mark.parametrize("scale", [0.0001, 10000.0])
+def test_who_is_faster_is_told_though_by_how_much_is_not(scale: float) -> None:
+    made = [
+        replace(r, seconds=r.seconds * scale * 10 ** (r.index % 3 - 1)) if r.method == "vllm" else r
+        for r in records(["plain", "stand", "vllm"])
+        if r.task == "reasoning"
+    ]
+    plan = manifest(methods=["plain", "stand", "vllm"], tasks={"reasoning": {"examples": 10}})
+    (line,) = build(plan, made).headline
+    if scale < 1:
+        said = "the best peer, vllm, is faster: stand reaches a share that cannot be told of it"
+    else:
+        said = "stand is faster than the best peer, vllm, by a factor that cannot be told ("
+    assert said in line
+
+
 def test_answers_that_were_cut_stand_beside_accuracy() -> None:
     cut = {"finish": "length", "score": 0.0}
     made = [

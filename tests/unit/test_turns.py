@@ -139,13 +139,14 @@ def fail() -> None:
     raise ValueError("of another call")
 
 
-def test_an_error_of_what_was_due_gives_the_turn_back() -> None:
+def test_an_error_of_what_was_due_gives_the_turn_back(caplog: pytest.LogCaptureFixture) -> None:
     turns = Turns()
     with pytest.raises(ValueError):
         turns.soon(fail)
     assert is_free(turns)
     with turns:
         pass
+    assert not caplog.text, "it is not done again"
 
 
 @pytest.mark.parametrize("how", ["with", "soon"])

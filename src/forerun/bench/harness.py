@@ -216,7 +216,7 @@ class Harness:
         found = self._decoded(names, example, sampling)
         spent = time.perf_counter() - start
         limits = {"read_gb_s": round(read, 3)}
-        if any(before) and spent >= machine.TOLD:  # else who took the cores is not known
+        if before[0] and spent >= machine.TOLD:  # else who took the cores is not known
             taken = machine.taken(before, machine.cpu_seconds(), spent, threads)
             limits["taken"] = round(taken, 3)
         if len(names) > 1:

@@ -184,10 +184,13 @@ def _over_plain(standing: Standing, own: Entry, speed: SpeedUp) -> str:
 
 
 def _beside(speed: SpeedUp, name: str) -> str:
-    if speed.interval and is_vague(speed):
-        return f"against {name}: cannot be told ({span(*speed.interval)} times as fast)"
-    if holds_one(speed):
+    if holds_one(speed) and not is_vague(speed):
         return f"cannot be told apart from {name}: {times(speed)}"
+    if speed.interval and is_vague(speed):
+        if holds_one(speed):
+            return f"against {name}: cannot be told ({span(*speed.interval)} times as fast)"
+        who = "faster" if speed.ratio > 1 else "slower"
+        return f"is {who} than {name}, by a factor that cannot be told ({span(*speed.interval)})"
     return f"is {times(speed)} as fast as {name}"
 
 
@@ -200,10 +203,9 @@ def _against(standing: Standing, mine: Entry, peer: Entry | None) -> str:
     speed = standing.over(mine, peer) if peer else None
     if peer is None or speed is None:
         return "no peer was measured beside it"
-    if speed.ratio < 1 and not holds_one(speed) and not is_vague(speed):
-        return (
-            f"the best peer, {peer.method}, is faster: {mine.method} reaches {times(speed)} of it"
-        )
+    if speed.ratio < 1 and not holds_one(speed):
+        reaches = "a share that cannot be told" if is_vague(speed) else times(speed)
+        return f"the best peer, {peer.method}, is faster: {mine.method} reaches {reaches} of it"
     return f"{mine.method} {_beside(speed, f'the best peer, {peer.method}')}"
 
 

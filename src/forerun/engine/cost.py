@@ -21,7 +21,7 @@ from forerun.dice import SeededDice
 from forerun.engine.guard import Guarded
 from forerun.engine.loop import Engine
 from forerun.errors import CapacityError
-from forerun.passes import PREFIX, Limits, curve_of, fastest, pass_seconds, remembered, some_text
+from forerun.passes import SHORT, Limits, curve_of, fastest, pass_seconds, remembered, some_text
 from forerun.records import Cost, Plan, Sequence, Step
 from forerun.roles import Controller, Target
 from forerun.sampling import Sampling
@@ -134,7 +134,7 @@ def _fitted(curve: Cost, beside: dict[Round, float], shared: float, seqs: int) -
 
 def _length(target: Target) -> int:
     """Tokens of a text behind which a draft has room."""
-    return min(PREFIX // SEQS, target.context - NODES - 2)
+    return min(SHORT, target.context - NODES - 2)
 
 
 def _room(target: Target) -> int:

@@ -39,6 +39,7 @@ OFF = {  # name -> the value that changes nothing; null and what is empty never 
     **dict.fromkeys(("max_length", "max_time")),
     "num_beams": 1,
 }
+TOP_K = 50  # what transformers takes where a file that samples names none
 ROOM = {"max_new_tokens": 1 << 40}  # for a min_new_tokens that is looked at alone
 SHORT = reprlib.Repr()
 SHORT.maxlist, SHORT.maxstring = 16, 80
@@ -47,8 +48,8 @@ SHORT.maxlist, SHORT.maxstring = 16, 80
 class Defaults(NamedTuple):
     """What a generation config changes.
 
-    said: its fields that do; is_greedy: whether transformers takes the likeliest token then;
-    ours: fields of Sampling for the same; rest: names for which, or for whose value, there is none.
+    said: its fields that do; is_greedy: whether transformers does not sample then; ours: fields of
+    Sampling for the same; rest: names for which, or for whose value, there is none.
     """
 
     said: dict[str, Any]
@@ -58,10 +59,13 @@ class Defaults(NamedTuple):
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> Defaults:
-        """As transformers reads it; of what it does not say only that it is greedy."""
+        """As transformers reads it. One that sets nothing here counts as silent, although without
+        do_sample nothing is sampled there."""
         said = {n: given[n] for n in OFF if given.get(n) not in (None, "", [], {}, OFF[n])}
         is_greedy = bool(said) and given.get("do_sample") is not True
         ours: dict[str, Any] = {"temperature": 0} if is_greedy else {}
+        if given.get("do_sample") is True and given.get("top_k") is None:
+            ours["top_k"] = TOP_K
         rest = []
         for name in said:
             if name == "do_sample" or (is_greedy and name in SAMPLED):
@@ -80,11 +84,13 @@ def tell_defaults(model: Any) -> None:
     """
     given, where = _read(model)
     found = Defaults.of(given)
-    if not found.said:
+    if not found.said and not found.ours:
         return
-    greedy = " (greedily: do_sample is not true)" if found.is_greedy else ""
-    text = f"{where} sets {_listed(found.said)}; transformers' generate obeys that by default"
-    text += f"{greedy}, forerun does not"
+    why = " (do_sample is not true: nothing is sampled)" if found.is_greedy else ""
+    what = _listed(found.said or {"do_sample": True})
+    text = (
+        f"{where} sets {what}; transformers' generate obeys that by default{why}, forerun does not"
+    )
     if found.ours:
         text += f"; as options here: {_listed(found.ours)}"
     if found.rest:

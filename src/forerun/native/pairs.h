@@ -13,8 +13,8 @@
 
 /* `level` stays the same for all of a tile. */
 INLINE void FN(ask)(const char *at, int64_t level) {
-    if (level == 1) __builtin_prefetch(at, 0, 3);
-    else __builtin_prefetch(at, 0, 2);
+    if (level == 2) __builtin_prefetch(at, 0, 2);
+    else __builtin_prefetch(at, 0, 3);
 }
 
 /* far: where fetching begins, in bytes from the tile's first weight, and its bytes for each pair. */

@@ -381,9 +381,8 @@ def test_a_factor_that_its_interval_does_not_tell_is_no_headline() -> None:
     (big,) = [value for value, said in found.tiles if "over the best peer" in said]
     assert big == "not told"
     (line,) = found.headline
-    assert (
-        f"stand against the best peer, vllm: cannot be told ({span(*over.interval)} times" in line
-    )
+    told = f"stand cannot be told apart from the best peer, vllm: {span(*over.interval)}"
+    assert told in line
     assert ") as fast as our plain decoding" in line, "what is told stays"
 
 

@@ -184,14 +184,14 @@ def _over_plain(standing: Standing, own: Entry, speed: SpeedUp) -> str:
 
 
 def _beside(speed: SpeedUp, name: str) -> str:
-    if holds_one(speed) and not is_vague(speed):
-        return f"cannot be told apart from {name}: {times(speed)}"
-    if speed.interval and is_vague(speed):
-        if holds_one(speed):
-            return f"against {name}: cannot be told ({span(*speed.interval)} times as fast)"
+    is_wide = is_vague(speed)
+    told = span(*speed.interval) if speed.interval and is_wide else times(speed)
+    if holds_one(speed):
+        return f"cannot be told apart from {name}: {told}"
+    if is_wide:
         who = "faster" if speed.ratio > 1 else "slower"
-        return f"is {who} than {name}, by a factor that cannot be told ({span(*speed.interval)})"
-    return f"is {times(speed)} as fast as {name}"
+        return f"is {who} than {name}, by a factor that cannot be told ({told})"
+    return f"is {told} as fast as {name}"
 
 
 def _plainly(own: Entry) -> str:

@@ -1,4 +1,8 @@
-"""The arithmetic of a decision, compiled: after a pass every line of Python is cold."""
+"""The arithmetic of a decision, compiled: after a pass every line of Python is cold.
+
+Kernels write into arrays of their caller: Numba looks the type of one that it returns up in a
+pickle, each time.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,11 @@ WEIGHT = 4.0  # trials that the first belief in a node stands for
 
 
 @njit(cache=True, nogil=True)
-def believe(counts: np.ndarray, weight: float, first: float, below: float) -> np.ndarray:
-    """What is believed of nodes, [3, N + 1]: acceptance, chance to be made, tokens of that many.
+def believe(
+    counts: np.ndarray, weight: float, first: float, below: float, found: np.ndarray
+) -> None:
+    """Writes what is believed of nodes, [3, N + 1]: acceptance, chance to be made, tokens of that
+    many.
 
     counts: drafts that might have had so many nodes, that had so many, and that had this node
     accepted, [3, N + 1]; weight: of one of now. first, below: acceptance that is believed in at
@@ -18,7 +25,7 @@ def believe(counts: np.ndarray, weight: float, first: float, below: float) -> np
     the one before it.
     """
     num = counts.shape[1] - 1
-    found = np.zeros((3, num + 1))
+    found[:] = 0.0
     asked = tries = 0.0
     for i in range(num - 1, -1, -1):  # a draft of more nodes had this one, too
         asked += counts[0, i + 1] / weight
@@ -32,7 +39,6 @@ def believe(counts: np.ndarray, weight: float, first: float, below: float) -> np
         found[2, i + 1] = found[2, i] + rate
         if i:
             found[1, i] = min(found[1, i], found[1, i - 1])
-    return found
 
 
 @njit(cache=True, nogil=True)
@@ -46,13 +52,15 @@ def choose(
     aside: float,
     plain: float,
     margin: float,
-) -> tuple[np.ndarray, float, float]:
-    """How many nodes each of S sequences drafts, marginal seconds per row, and tokens per second.
+    sizes: np.ndarray,
+) -> tuple[float, float]:
+    """Marginal seconds per row, and tokens per second; `sizes` [S]: how many nodes each of S
+    sequences drafts.
 
     Of the nodes of all the likeliest, as many as make the most tokens per second; none where these
     do not pay with `margin` fewer tokens than hoped for.
 
-    beliefs: what `believe` returns, [S, 3, N + 1]. prices: of each the factor of its luck, seconds
+    beliefs: what `believe` finds, [S, 3, N + 1]. prices: of each the factor of its luck, seconds
     of a draft and of a node, [S, 3]. num: sequences of the step, S or more. roots: rows of a
     pass without drafts. rows, seconds: of passes. aside: seconds beside the pass where anybody
     drafts. plain: tokens per second without drafts.
@@ -78,15 +86,15 @@ def choose(
         speed = (num + hoped) / (whole + beside + aside)
         if speed > best_speed:
             best_speed, best_hoped, best_rows, best_pass, taken = speed, hoped, made, whole, k + 1
-    sizes = np.zeros(size, np.int64)
+    sizes[:] = 0
     if (num + (1 - margin) * best_hoped) * best_speed <= plain * (num + best_hoped):
-        return sizes, 0.0, 0.0
+        return 0.0, 0.0
     firsts = roots
     for k in range(taken):
         sizes[order[k] // nodes] += 1
         firsts += order[k] % nodes == 0
     more = best_pass - _pass(float(firsts), rows, seconds)
-    return sizes, more / max(best_rows - firsts, 1.0), best_speed
+    return more / max(best_rows - firsts, 1.0), best_speed
 
 
 @njit(cache=True, nogil=True)

@@ -23,7 +23,8 @@ class Counts:
     def __init__(self, drafter: Drafter, nodes: int) -> None:
         self.drafter, self.nodes = drafter, nodes
         # drafts that might have had so many nodes, that had so many, and that had this one accepted
-        self.counts = [[0.0] * (nodes + 1) for _ in range(3)]
+        self.counts = np.zeros((3, nodes + 1))
+        self.beliefs = np.empty((3, nodes + 1))
         self.weight = 1.0  # of a draft of now; what was counted before weighs less
         self._hope = Drafter().hope()
         self._is_new = True
@@ -62,7 +63,7 @@ class Counts:
         self._priced -= 1
         self.weight *= KEEP**-drafts
         if self.weight > HEAVY:
-            self.counts = [[each / self.weight for each in row] for row in self.counts]
+            self.counts /= self.weight
             self.weight = 1.0
 
     def review(self, least: int) -> None:
@@ -72,5 +73,5 @@ class Counts:
             self._sum_up()
 
     def _sum_up(self) -> None:
-        self.beliefs = believe(np.array(self.counts), self.weight, *self._hope)
+        believe(self.counts, self.weight, *self._hope, self.beliefs)
         self.gains = self.beliefs[2].tolist()

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from forerun.choosing import WEIGHT, believe, choose
+from forerun.choosing import WEIGHT
+from forerun.choosing import believe as believe_into
+from forerun.choosing import choose as choose_into
 from forerun.counts import HEAVY, KEEP, Counts
 from forerun.records import Cost
 from forerun.roles import Drafter
 
 NODES = 32
 Drafts = list[tuple[int, int, list[int]]]  # asked, made, accepted
+
+
+def believe(counts: np.ndarray, weight: float, first: float, below: float) -> np.ndarray:
+    found = np.full(counts.shape, np.nan)
+    believe_into(counts, weight, first, below, found)
+    return found
+
+
+def choose(beliefs: np.ndarray, *more: Any) -> tuple[list[int], float, float]:
+    sizes = np.full(len(beliefs), -1)
+    per_row, speed = choose_into(beliefs, *more, sizes)
+    return sizes.tolist(), per_row, speed
 
 
 def drafts(rng: np.random.Generator, num: int) -> Drafts:
@@ -106,16 +122,15 @@ def test_both_are_what_numpy_computes(seed: int) -> None:
         0.2,
     )
     wanted = plain_choice(beliefs, prices, num, roots, cost, 0.2)
-    assert sizes.tolist() == wanted[0]
+    assert sizes == wanted[0]
     assert (per_row, speed) == pytest.approx(wanted[1:], rel=1e-9)
 
 
 def chosen(beliefs: np.ndarray, prices: list[list[float]], row: float) -> list[int]:
     """Of passes that cost 1 and so much for every row more."""
     curve = np.array([1.0, 101.0]), np.array([1.0, 1.0 + 100 * row])
-    return choose(beliefs, np.array(prices), len(prices), len(prices), *curve, 0.0, 1.0, 0.2)[
-        0
-    ].tolist()
+    num = len(prices)
+    return choose(beliefs, np.array(prices), num, num, *curve, 0.0, 1.0, 0.2)[0]
 
 
 def test_it_drafts_where_rows_are_cheap_and_not_where_they_are_dear() -> None:
@@ -135,7 +150,7 @@ def test_of_equally_likely_nodes_those_of_the_first_sequence_come_first() -> Non
     step = np.array([1.0, 3.0, 4.0, 100.0]), np.array([1.0, 1.0, 10.0, 1000.0])
     prices = np.array([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
     sizes, *_ = choose(np.array([one, one]), prices, 2, 2, *step, 0.0, 1.0, 0.2)
-    assert sizes.tolist() == [1, 0]
+    assert sizes == [1, 0]
 
 
 def test_a_single_node_is_enough_of_a_tree() -> None:

@@ -278,11 +278,12 @@ class Budget(Controller):
         """
         if not is_probing:
             self._left = REVIEW
-        lucks = list(self._luck.values())
-        if not lucks:  # all came while nothing was drafted, or others plan for them
+        running = [*self._luck.items()]
+        if not running:  # all came while nothing was drafted, or others plan for them
             return
-        for seq, luck in self._luck.items():
+        for seq, luck in running:
             luck.counts = self._of(self._drafter.whose(seq))
+        lucks = [luck for _, luck in running]
         for counts in {luck.counts for luck in lucks}:
             counts.price(self._num)
             counts.review(REVIEW)
@@ -317,7 +318,8 @@ class Budget(Controller):
         num = max(self._num, len(lucks))  # some may have joined just now
         cost, counts, roots = self._cost, [luck.counts for luck in lucks], num - self._common
         prices = [(k.factor, cost.per_draft + k.counts.each, k.counts.per_node) for k in lucks]
-        sizes, per_row, speed = choose(
+        sizes = np.empty(len(lucks), np.int64)
+        per_row, speed = choose(
             np.array([c.beliefs for c in counts]),
             np.array(prices),
             num,
@@ -326,6 +328,7 @@ class Budget(Controller):
             cost.aside(num, 1) - cost.per_draft,
             num / (cost.whole(roots) + cost.aside(num, 0)),
             MARGIN,
+            sizes,
         )
         return sizes.tolist(), per_row, speed
 

@@ -105,6 +105,8 @@ def test_answers_of_one_token_have_no_speed_without_prefill() -> None:
     assert metrics.tokens_per_second(mine, prefill=False) is None
     assert metrics.tokens_per_second(mine) == 0.5
     assert speed_up(mine, "stand", prefill=False) is None
+    both = [*mine[:2], record("plain", 2)]
+    assert metrics.tokens_per_second(both, prefill=False) == 17 / (6 - 3 * 0.5)
     two = [record(m, 2) for m in ("plain", "stand")]
     found = speed_up([*mine, *two], "stand", prefill=False)
     assert found and [*found.by_prompt] == [("code", 2)]

@@ -79,7 +79,9 @@ class Plan:
 
     def within(self, depth: int) -> Plan:
         """The plan with at most `depth` levels."""
-        return self if self.depth <= depth else replace(self, depth=max(depth, 0))
+        if self.depth <= depth:
+            return self
+        return Plan(self.nodes, max(depth, 0), self.stop, self.least, self.learns)
 
 
 class Rows:
@@ -159,7 +161,7 @@ def _wide(row: torch.Tensor | np.ndarray) -> np.ndarray:
     return row.detach().cpu().numpy()
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: that would take most of the time of making one, in every step
 class Verdict:
     """Outcome of verification: accepted nodes from the top down, then one correction or bonus."""
 
@@ -172,7 +174,7 @@ class Verdict:
         return [int(tree.tokens[n]) for n in self.nodes] + [self.token]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Step:
     """What one step of the loop did; published to everything that learns or counts."""
 

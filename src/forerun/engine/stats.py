@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -101,8 +103,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self._stats: WeakKeyDictionary[Sequence, Stats] = WeakKeyDictionary()
-        # of a step all but its plans and laws, and the seconds after its verification
-        self._late: list[tuple[Any, ...]] = []
+        self._late: list[tuple[Any, ...]] = []  # what is counted of a step
 
     def of(self, seq: Sequence) -> Stats:
         """Counters of one sequence."""
@@ -110,8 +111,8 @@ class Recorder:
         return self._of(seq)
 
     def __call__(self, step: Step) -> None:
-        lists = step.seqs, step.trees, step.verdicts, step.emitted
-        self._late.append((step.times, perf_counter() - step.clock, *lists))
+        times = {**step.times, "other": perf_counter() - step.clock}
+        self._late.append((step.seqs, times, step.trees, step.verdicts, step.emitted))
         ended = [seq for seq in step.seqs if seq.finish]
         if ended or len(self._late) >= LATE:
             self._catch_up()
@@ -121,14 +122,16 @@ class Recorder:
 
     def _catch_up(self) -> None:
         late, self._late = self._late, []
-        for times, other, seqs, *lists in late:
-            share = [(name, seconds / len(seqs)) for name, seconds in times.items()]
-            share.append(("other", other / len(seqs)))
-            for seq, tree, verdict, emitted in zip(seqs, *lists, strict=True):
-                stats = self._of(seq)
-                for name, seconds in share:  # a pass is shared evenly by its batch
-                    stats.seconds[name] = stats.seconds.get(name, 0.0) + seconds
-                _count(stats, tree, verdict.nodes, len(emitted))
+        for seqs, steps in groupby(late, itemgetter(0)):
+            spent: dict[str, float] = {}
+            for _, times, *lists in steps:
+                for name, seconds in times.items():
+                    spent[name] = spent.get(name, 0.0) + seconds
+                for seq, tree, verdict, emitted in zip(seqs, *lists, strict=True):
+                    _count(self._of(seq), tree, verdict.nodes, len(emitted))
+            share = {name: seconds / len(seqs) for name, seconds in spent.items()}
+            for seq in seqs:  # a pass is shared evenly by its batch
+                self._of(seq).spend(share)
 
     def _of(self, seq: Sequence) -> Stats:
         stats = self._stats.get(seq)

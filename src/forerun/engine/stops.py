@@ -34,8 +34,7 @@ class Stops:
         """A sequence joins; stop strings are looked for in what it has generated before, too."""
         if self._stream:
             self._texts[seq] = text = Text(self._stream, seq.sampling.stop)
-            for token in seq.generated:
-                text.push(token, may_stop=False)
+            text.extend(seq.generated)
 
     def renew(self, seq: Sequence) -> None:
         """Takes back a cut whose tokens were not appended to a sequence that runs."""
@@ -44,15 +43,20 @@ class Stops:
 
     def cut(self, seq: Sequence, tokens: list[int]) -> list[int]:
         """The tokens up to the end of the sequence; sets seq.finish (and seq.end) if it is met."""
-        ends = frozenset() if seq.sampling.ignore_eos else self.eos_ids
-        text, before = self._texts.get(seq), seq.num_generated
+        s, text, before = seq.sampling, self._texts.get(seq), seq.num_generated
+        ends = frozenset() if s.ignore_eos else self.eos_ids
+        is_long = before + len(tokens) >= seq.limit
+        if not (is_long or s.stop or s.stop_token_ids) and ends.isdisjoint(tokens):  # nearly always
+            if text:
+                text.extend(tokens)
+            return tokens
         for count, token in enumerate(tokens, start=1):
             total, kept = before + count, None
             if text and token not in ends:
-                kept = text.push(token, total >= seq.sampling.min_new_tokens)
+                kept = text.push(token, total >= s.min_new_tokens)
             if kept is not None:
                 seq.finish, seq.end = "stop", seq.num_prompt + kept
-            elif token in ends or token in seq.sampling.stop_token_ids:
+            elif token in ends or token in s.stop_token_ids:
                 seq.finish = "stop"
             elif total >= seq.limit:
                 seq.finish = "length"
@@ -105,14 +109,18 @@ class Text:
         self._catch_up()
         return self._begins
 
+    def extend(self, tokens: list[int]) -> None:
+        """Adds tokens at which no stop string is looked for."""
+        self._tokens += tokens
+        if len(self._tokens) - self._done >= LATE:
+            self._catch_up()
+
     def push(self, token: int, may_stop: bool = True) -> int | None:
         """Adds a token; the number of tokens to keep if a stop string has appeared, else None."""
-        self._tokens.append(token)
-        is_watched = self._stop and may_stop
-        if is_watched or len(self._tokens) - self._done >= LATE:
-            self._catch_up()
-        if not is_watched:
+        self.extend([token])
+        if not self._stop or not may_stop:
             return None
+        self._catch_up()
         before = self._begins[-1]
         found = [self._text.find(s, max(0, before - len(s) + 1)) for s in self._stop]
         hits = [at for at in found if at >= 0]

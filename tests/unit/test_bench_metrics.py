@@ -172,6 +172,9 @@ def test_quiet_is_what_the_rest_of_the_run_was() -> None:
     told = [replace(record("m", i), limits={"taken": 0.5}) for i in range(3, 6)]
     assert metrics.calm([*unknown, *told]) == [*unknown, *told], "what is unknown is no quiet"
     assert kept(read_gb_s=[]) == []
+    short = [replace(record("m", i), limits={"read_gb_s": 30.0}) for i in range(20)]
+    long = replace(record("m", 20), limits={"read_gb_s": 30.0, "taken": 0.8})
+    assert metrics.calm([*short, long]) == short, "one that tells is not the measure of itself"
 
     many = [Record("a", i, "", "", "m", 0, i, 5, 1.0, 9, limits={"taken": 0.0}) for i in range(4)]
     few = [replace(r, task="b", limits={"taken": 0.5}) for r in many]

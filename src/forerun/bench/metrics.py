@@ -113,12 +113,13 @@ def disturbed(records: Sequence[Record]) -> list[bool]:
 
     Disturbed: memory read at less than 1 / RESTLESS of the run's quiet speed (its 90th percentile)
     before the record or before the next one, or other programs taking TAKEN more of the cores than
-    in the run's quiet moments (the 10th percentile). Neither looks at the method, but by chance
-    some may meet more of it than others.
+    in the run's quiet moments (the 10th percentile; 0 where less than a tenth of the records tell).
+    Neither looks at the method, but by chance some may meet more of it than others.
     """
     reads, takes = beside(records, "read_gb_s"), beside(records, "taken")
     least = float(np.quantile(reads, 0.9)) / RESTLESS if reads else 0.0
-    most = float(np.quantile(takes, 0.1)) + TAKEN if takes else 0.0
+    are_told = len(takes) >= 0.1 * len(records) > 0
+    most = (float(np.quantile(takes, 0.1)) if are_told else 0.0) + TAKEN
     found = [r.limits or {} for r in records]
     is_read = [limits.get("read_gb_s", least) >= least for limits in found]
     is_ours = [limits.get("taken", most) <= most for limits in found]

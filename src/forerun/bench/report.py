@@ -176,7 +176,7 @@ def _row(row: Sequence[Cell | str], table: Table, is_best: bool) -> str:
     cells = [f'<th scope="row" title="{name}">{_JOINT.sub("<wbr>", name)}</th>']
     for i, cell in enumerate(rest, start=1):
         value = cell.value if isinstance(cell, Cell) else None
-        sort = f' data-value="{value:.12g}"' if value is not None else ""
+        sort = f' data-value="{value!r}"' if value is not None else ""
         empty = ' data-value=""' if shown(cell) == "-" else ""
         cells.append(f"<td{sort or empty}{_kind(table, i)}>{_html(shown(cell))}</td>")
     return f"<tr{best}>{''.join(cells)}</tr>"

@@ -28,15 +28,13 @@ from forerun.roles import Target
 from forerun.sampling import Sampling
 from forerun.tree import EMPTY, Tree, TreeBuilder
 
-# those that say most come first: of a slow model there is time for some only
-ROWS = (1, 17, 49, 5, 2, 3, 7, 9, 13, 25, 33, 65, 97, 129)
-ENOUGH = 4  # kinds of passes that are measured however long they take
+ROWS = (1, 2, 3, 5, 7, 9, 13, 17, 25, 33, 49, 65, 97, 129)
 PREFIX, SHORT = 48, 6  # tokens before the root: alone, and where several run; read in a moment
 LEVELS = 4  # of the trees that are measured
 TRIES = 7  # of each kind of work at least, as far as time allows
 SECONDS = 0.5, 3.0  # of measuring, at least and at most
 CHECK, HOLDS = (3, (0.0, 0.3)), 0.85  # tries and seconds of a check; what a time must not exceed
-FORMAT = 11
+FORMAT = 10
 
 Kind = TypeVar("Kind", tuple[int, int], tuple[int, int, int])
 Pass = tuple[int, int]  # sequences in it, and the rows of all of them
@@ -44,17 +42,15 @@ Limits = tuple[float, float]
 
 
 def curve_of(target: Target) -> Cost:
-    """The curve of a target's passes: known, read from the cache folder, or measured (seconds)."""
+    """The curve of a target's passes: known, read from the cache folder, or measured (a second)."""
     if target.cost is not None:
         return target.cost
     if target.curve is None:
         kinds = [(1, rows) for rows in ROWS]
         seconds = remembered(target, "", kinds, partial(pass_seconds, target))
-        found = sorted(pair for pair in zip(ROWS, seconds, strict=True) if pair[1] < math.inf)
-        rows, times = zip(*found, strict=True)
         # no pass is dearer than a larger one: what is above that was disturbed
-        rising = np.minimum.accumulate(times[::-1])[::-1]
-        target.curve = Cost(rows, tuple(float(s) for s in rising))
+        rising = np.minimum.accumulate(seconds[::-1])[::-1]
+        target.curve = Cost(ROWS, tuple(float(s) for s in rising))
     return target.curve
 
 
@@ -66,15 +62,15 @@ def remembered(
 ) -> list[float]:
     """Seconds of each kind of work with a target: read from the cache folder, or measured.
 
-    `seconds_of` measures kinds with so many tries and within such limits; what it has no time for
-    takes infinitely long. Times of a busy machine are found out by a few tries of the first two
-    kinds, and measured again.
+    `seconds_of` measures kinds with so many tries and within such limits. Times of a busy machine
+    are found out by a few tries of two kinds, and measured again.
     """
     path = cache_folder() / "costs" / f"{_key(target)}{name}.json" if target.shape else None
     known = _read(path, kinds)
     if known is not None:
-        now = seconds_of(kinds[:2], *CHECK)
-        if all(found >= HOLDS * before for found, before in zip(now, known, strict=False)):
+        some = [0, len(kinds) // 2]
+        now = seconds_of([kinds[i] for i in some], *CHECK)
+        if all(found >= HOLDS * known[i] for i, found in zip(some, now, strict=True)):
             return known
     seconds = seconds_of(kinds, TRIES, SECONDS)
     if known is not None:  # other work only slows down
@@ -83,19 +79,12 @@ def remembered(
     return seconds
 
 
-def fastest(
-    works: Many[Callable[[], float]], tries: int, limits: Limits, enough: int | None = None
-) -> list[float]:
-    """The fewest seconds that each work tells; they take turns, so that noise hits all of them.
-
-    enough: of the first works; more are measured as long as there is time. Without it, all are.
-    """
+def fastest(works: Many[Callable[[], float]], tries: int, limits: Limits) -> list[float]:
+    """The fewest seconds that each work tells; they take turns, so that noise hits all of them."""
     found, rounds, started = [math.inf] * len(works), 0, perf_counter()
     least, most = limits
     while True:
         for i, work in enumerate(works):
-            if enough is not None and i >= enough and perf_counter() - started > most:
-                return found
             found[i] = min(found[i], work())
         rounds, seconds = rounds + 1, perf_counter() - started
         if seconds > most or (rounds >= tries and seconds > least):
@@ -136,7 +125,7 @@ def pass_seconds(target: Target, kinds: Many[Pass], tries: int, limits: Limits) 
         run(len(seqs), EMPTY)  # prefill
         trees = [bush(rows - num, target.vocab_size, levels) for num, rows in kinds]
         works = [partial(run, num, tree) for (num, _), tree in zip(kinds, trees, strict=True)]
-        return fastest(works, tries, limits, ENOUGH)
+        return fastest(works, tries, limits)
     finally:
         for seq in seqs:
             target.release(seq)

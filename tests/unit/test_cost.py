@@ -46,8 +46,7 @@ class Timed(FakeTarget):
         super().commit(seqs, trees, verdicts)
 
     def show(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It is the only clock that is read, and there is time for all."""
-        monkeypatch.setattr(passes, "SECONDS", (0.0, 1e9))
+        """It is the only clock that is read."""
         for module in (passes, cost, loop):
             monkeypatch.setattr(module, "perf_counter", lambda: self.clock)
 
@@ -114,33 +113,6 @@ def test_a_pass_is_as_fast_as_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> N
     target = Hit(table_law(1))
     target.show(monkeypatch)
     assert list(curve_of(target).seconds) == [3.0] * len(passes.ROWS)
-
-
-def test_of_a_slow_model_some_passes_are_measured_and_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
-
-    class Slow(Timed):
-        shape, asked = "a slow fake", 0
-
-        def forward(self, seqs, trees, needs):
-            self.asked += 1
-            return super().forward(seqs, trees, needs)
-
-    def found(seconds: float) -> tuple[Cost, int]:
-        target = Slow(table_law(1))
-        target.show(monkeypatch)
-        monkeypatch.setattr(passes, "SECONDS", (0.0, seconds))
-        return curve_of(target), target.asked
-
-    few, asked = found(1.0)
-    assert few.rows == (1, 5, 17, 49) and asked == 1 + passes.ENOUGH, "and what is read at first"
-    assert found(1e9) == (few, 1 + 2), "it is kept, and two are looked at again"
-    next((tmp_path / "costs").iterdir()).unlink()
-    assert found(15.0)[0].rows == (1, 2, 3, 5, 17, 49), "two, and three for every tree"
-    next((tmp_path / "costs").iterdir()).unlink()
-    assert found(1e9)[0].rows == tuple(sorted(passes.ROWS))
 
 
 def test_a_curve_of_one_gpu_does_not_serve_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ def test_a_small_model_says_all_that_it_has_room_for(
         (found,) = model.generate([[7]], drafter=drafter, **GREEDY)
         results[drafter] = [sample.tokens for sample in found.samples]
         assert not found.stats.failures
-    assert model.target.cost.rows == tuple(sorted(passes.ROWS)), "drafts of every size have a price"
+    assert model.target.cost.rows == passes.ROWS, "drafts of every size have a price"
     assert [len(tokens) for tokens in results["none"]] == 2 * [context - 1]
     assert results["stand"] == results["auto"] == results["none"]
 

@@ -1,7 +1,7 @@
 """The arithmetic of a decision, compiled: after a pass every line of Python is cold.
 
-Kernels write into arrays of their caller: Numba looks the type of one that it returns up in a
-pickle, each time.
+Kernels write into arrays of their caller: for the type of each that it returns Numba calls into
+Python.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def choose(
     margin: float,
     sizes: np.ndarray,
 ) -> tuple[float, float]:
-    """Marginal seconds per row, and tokens per second; `sizes` [S]: how many nodes each of S
-    sequences drafts.
+    """Writes into `sizes` [S] how many nodes each of S sequences drafts; returns the marginal
+    seconds per row, and tokens per second.
 
     Of the nodes of all the likeliest, as many as make the most tokens per second; none where these
     do not pay with `margin` fewer tokens than hoped for.

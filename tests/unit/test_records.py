@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fakes import sequence
 from forerun.dice import SeededDice
 from forerun.records import Plan, Step, Verdict
@@ -29,3 +31,10 @@ def test_a_part_of_a_step_has_rows_of_its_own() -> None:
     for rows, nodes in (([1], 2), ([0, 1], 4), ([1, 2], 2), ([0, 1, 2, 3], 4)):
         part = whole.of(rows)
         assert (len(part.seqs), part.num_common, part.num_nodes) == (len(rows), 0, nodes)
+
+
+def test_a_plan_of_another_size_or_depth_keeps_all_else() -> None:
+    plan = Plan(5, 7, lambda q, token: True, 0.25, learns=False)
+    assert plan.sized(3) == replace(plan, nodes=3)
+    assert plan.within(2) == replace(plan, depth=2) and plan.within(-1) == replace(plan, depth=0)
+    assert plan.within(7) is plan

@@ -200,3 +200,18 @@ def test_a_finished_sequence_leaves_though_a_listener_failed() -> None:
         while True:
             engine.step()
     assert engine.step() == [seq] and seq.num_generated == 3
+
+
+def test_late_steps_of_other_sequences_are_shared_by_those() -> None:
+    """Two run, then the second with a third: nobody has ended, all are counted at once."""
+    one, two, three = (sequence([1], 9, SeededDice(k)) for k in range(3))
+    recorder = Recorder()
+    for seqs in ([one, two], [one, two], [two, three]):
+        verdicts = [Verdict([], 7) for _ in seqs]
+        emitted = [[7] for _ in seqs]
+        empty = [EMPTY] * len(seqs)
+        times = {"forward": 2.0}
+        recorder(Step(seqs, [Plan(0)] * 2, empty, [], verdicts, emitted, times))
+    found = [recorder.of(seq) for seq in (one, two, three)]
+    assert [stats.generated for stats in found] == [2, 3, 1]
+    assert [stats.seconds["forward"] for stats in found] == [2.0, 3.0, 1.0]

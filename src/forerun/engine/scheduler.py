@@ -38,7 +38,7 @@ class Scheduler:
     def retire(self) -> tuple[list[Sequence], list[Sequence]]:
         """Removes and returns the sequences that have finished, and those cancelled waiting."""
         ended = [seq for seq in self.running if seq.finish is not None]
-        dropped = [seq for seq in self.waiting if seq.finish is not None] if self.waiting else []
+        dropped = [seq for seq in self.waiting if seq.finish is not None]
         if ended or dropped:
             self.running = [seq for seq in self.running if seq.finish is None]
             self.waiting = deque(seq for seq in self.waiting if seq.finish is None)

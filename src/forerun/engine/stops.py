@@ -31,7 +31,7 @@ class Stops:
         self._texts: WeakKeyDictionary[Sequence, Text] = WeakKeyDictionary()
 
     def start(self, seq: Sequence) -> None:
-        """A sequence joins; stop strings are looked for in what it has generated before, too."""
+        """A sequence joins; a stop string may have begun in what it has generated before."""
         if self._stream:
             self._texts[seq] = text = Text(self._stream, seq.sampling.stop)
             text.extend(seq.generated)
@@ -45,8 +45,8 @@ class Stops:
         """The tokens up to the end of the sequence; sets seq.finish (and seq.end) if it is met."""
         s, text, before = seq.sampling, self._texts.get(seq), seq.num_generated
         ends = frozenset() if s.ignore_eos else self.eos_ids
-        is_long = before + len(tokens) >= seq.limit
-        if not (is_long or s.stop or s.stop_token_ids) and ends.isdisjoint(tokens):  # nearly always
+        is_last = before + len(tokens) >= seq.limit
+        if not (is_last or s.stop or s.stop_token_ids) and ends.isdisjoint(tokens):  # nearly always
             if text:
                 text.extend(tokens)
             return tokens
@@ -110,7 +110,7 @@ class Text:
         return self._begins
 
     def extend(self, tokens: list[int]) -> None:
-        """Adds tokens at which no stop string is looked for."""
+        """Adds tokens; stop strings are not looked for."""
         self._tokens += tokens
         if len(self._tokens) - self._done >= LATE:
             self._catch_up()

@@ -24,6 +24,7 @@ import torch
 
 from forerun.bench import metrics
 from forerun.bench.inflate import inflate
+from forerun.bench.padding import SIZES
 from forerun.bench.results import Record, read_records
 from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.cli.main import main as forerun
@@ -127,7 +128,7 @@ def slug(name: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, help="folder; without it nothing is kept")
-    parser.add_argument("--size", default="own", help="0.1B, 0.3B, 1B; own: not padded")
+    parser.add_argument("--size", default="own", help=f"{', '.join(SIZES)}; own: not padded")
     parser.add_argument("--examples", type=scripts.count, default=2, help="prompts per group")
     parser.add_argument("--tokens", type=scripts.count, default=200, help="longest sample")
     parser.add_argument(

@@ -34,6 +34,7 @@ import torch
 import forerun
 from forerun import registry
 from forerun.bench.inflate import inflate
+from forerun.bench.padding import SIZES
 from forerun.bench.tasks import get_task
 from forerun.sampling import Sampling
 from forerun.search.arithmetic import arithmetic
@@ -375,7 +376,7 @@ def main() -> None:
     parser.add_argument("--methods", help="only these rows, joined by ;")
     parser.add_argument("--model", default="reasoner")
     parser.add_argument("--task", default="reasoning")
-    parser.add_argument("--size", default="own", help="own, or padded: 0.1B, 0.3B, 1B")
+    parser.add_argument("--size", default="own", help=f"own, or padded: {', '.join(SIZES)}")
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--threads", type=scripts.count, default=torch.get_num_threads())
     parser.add_argument("--temperature", type=scripts.measure, default=0.6)

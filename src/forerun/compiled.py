@@ -17,7 +17,7 @@ from forerun.interrupts import answers, uninterrupted
 
 log = logging.getLogger(__name__)
 
-NOTICE = "compiling kernels, once (up to a minute); later runs find them in Numba's cache"
+NOTICE = "compiling kernels, once (a minute or several); later runs find them in Numba's cache"
 UNKEPT = (
     "compiled kernels cannot be kept in {}: {}; every run will compile them anew. Free some space "
     "there, or set NUMBA_CACHE_DIR to a folder that has some"

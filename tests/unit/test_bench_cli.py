@@ -243,7 +243,7 @@ def test_small_and_large_figures_keep_their_digits() -> None:
         for name, spent in seconds.items()
         for i in range(2)
     ]
-    row = bench_show._row("stand", bench_show.figures(made, "stand"))
+    row = bench_show._row("stand", bench_show.figures(made, made, "stand"))
     assert row[2:5] == ["0.0400", "0.00400x", "0.00400 to 0.00400"]
     assert (bench_show.precise(0.00041), bench_show.precise(0.95)) == ("0.000410", "0.950")
 
@@ -269,7 +269,7 @@ def test_a_busy_machine_is_told_and_left_out(
     monkeypatch.setattr(machine, "read_bandwidth", lambda threads, **options: next(speeds))
     status, out, err = bench("--examples", 6)
     assert status == 0, err
-    told = "left out of the figures: 2 of 12 measurements"
+    told = "The times of 2 of 12 measurements"
     assert "The machine was not quiet" in out and told in out
     path = tmp_path / "run" / "records.jsonl"
     records = [json.loads(line) for line in path.read_text().splitlines()]
@@ -465,7 +465,9 @@ def test_a_broken_plan_is_found_before_the_model_is_loaded(
         (("--methods", "plain,stnd"), "unknown method 'stnd'; did you mean 'stand'"),
         (("--methods", "plain,plain"), "named twice"),
         (("--methods", "draft_model"), "needs model"),
-        (("--methods", ""), "--methods names none"),
+        (("--methods", ""), "--methods names none, got ''; give at least one method"),
+        (("--tasks", ""), "--tasks names none, got ''; give at least one task"),
+        (("--peers", ","), "--peers names none, got ','; give at least one peer"),
         (("--peers", "transformrs"), "did you mean 'transformers'"),
         (("--peers", "nope"), "unknown peer 'nope'; known: llama_cpp, openvino, transformers"),
         (("--tasks", "reasonig"), "unknown task 'reasonig'; did you mean 'reasoning'"),
@@ -508,6 +510,8 @@ def test_compare_says_what_became_slower(bench: Call, call: Call, tmp_path: Path
     assert call("bench", "compare", before, after, "--methods", "plain")[0] == 0
     assert call("bench", "compare", before, after, "--methods", "plain,stand")[0] == 1
     (after / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records[:3]))
+    status, _, err = call("bench", "compare", before, before, "--methods", "")
+    assert status == 2 and "--methods names none, got ''; give at least one method" in err
     status, out, _ = call("bench", "compare", before, after, "--max-slowdown", 0.6)
     lacking = "the second run is incomplete: 3 of 4 planned measurements are there"
     assert status == 1 and f"worse: {lacking}" in out and "no ratio is below" in out

@@ -87,7 +87,9 @@ def test_what_a_disturbed_machine_measured_is_left_out() -> None:
         assert is_same == [slow == range(4, 5)] * 2
         return found.remarks[1:]
 
-    assert remarked(range(4, 5)) == ["4 measurements of a disturbed machine are left out"]
+    assert remarked(range(4, 5)) == [
+        "the times of 4 measurements, disturbed more than the rest, do not count"
+    ]
     assert remarked(range(1, 5)) == [
         "the machine of the second run was seldom quiet: all of it counts"
     ]

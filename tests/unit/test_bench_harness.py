@@ -33,6 +33,9 @@ class Words:
     def encode(self, text: str) -> list[str]:
         return text.split()
 
+    def decode(self, ids: list[str]) -> str:
+        return " ".join(ids)
+
 
 class Sums:
     """A task of six prompts in two categories; the later one builds on the answer to the first."""
@@ -64,6 +67,16 @@ class Growing(Sums):
     def example(self, i: int) -> Example:
         example = super().example(i)
         return replace(example, prompt=example.prompt + " and more" * (i == 2))
+
+
+class Turning(Sums):
+    """Its second prompt is a second turn; its third is longer."""
+
+    def example(self, i: int) -> Example:
+        turns = ("first", "", "more") if i == 1 else ()
+        return Example(
+            f"s{i}", " ".join(turns) or "w " * (3 + 9 * i), "2", turns=turns, after=(0,) * (i == 1)
+        )
 
 
 class Fake:
@@ -120,6 +133,7 @@ def bench(tmp_path: Path) -> Callable[..., tuple[Progress, list[Record]]]:
         examples: int = 4,
         rounds: int = 1,
         task: Sums | None = None,
+        context: int = 1000,
         **options: Any,
     ) -> tuple[Progress, list[Record]]:
         task = task or Sums()
@@ -128,12 +142,10 @@ def bench(tmp_path: Path) -> Callable[..., tuple[Progress, list[Record]]]:
             "now", "0.1.0", "", "", {"hash": "h"}, "float32", 1, 0, {"n": 4},
             [c.name for c in contestants], {"sums": part.to_dict()}, rounds,
         )  # fmt: skip
-        model: Any = SimpleNamespace(tokenizer=Words())
+        model: Any = SimpleNamespace(tokenizer=Words(), target=SimpleNamespace(context=context))
         with RunWriter(tmp_path / "run", plan) as writer:
-            sampling = Sampling(n=4, temperature=0.5)
-            harness = Harness(
-                units([part], rounds), contestants, writer, model, sampling, **{"seed": 7} | options
-            )
+            given = {"sampling": Sampling(n=4, temperature=0.5), "seed": 7} | options
+            harness = Harness(units([part], rounds), contestants, writer, model, **given)
             progress = harness.run()
         return progress, read_run(tmp_path / "run")[1]
 
@@ -221,6 +233,18 @@ def test_all_are_warmed_up_on_the_longest_prompt(
     bench([Fake("a", log), Fake("b", log)], task=Growing(), rounds=2)
     assert log[:2] == [("warm", "a", "s2"), ("warm", "b", "s2")]
     assert len(asked) == 4 + 16, "looked for once and in one round, then told in each record"
+
+
+@pytest.mark.parametrize(("context", "length"), [(1000, 48), (150, 20)])
+def test_warm_up_holds_answers_as_long_as_can_be(bench: Any, context: int, length: int) -> None:
+    class Brief(Fake):
+        def warm_up(self, example: Example, sampling: Sampling) -> None:
+            self.log.append(("warm", example.id, len(example.turns[1].split())))
+
+    log: list[Any] = []
+    sampling = Sampling(n=4, max_new_tokens=48)
+    bench([Brief("a", log)], task=Turning(), context=context, sampling=sampling)
+    assert log[0] == ("warm", "s1", length), "a later turn, though its own words are fewer"
 
 
 def test_a_peer_that_breaks_on_the_longest_prompt_is_started_on_the_first(bench: Any) -> None:
@@ -486,8 +510,6 @@ def test_the_hash_is_that_of_the_prompts() -> None:
 def test_counts_are_checked(name: str) -> None:
     with pytest.raises(ConfigError, match=f"--{name} must be at least 1, got 0"):
         check_asked(Asked(["plain"], ["sums"], **{name: 0}))
-    with pytest.raises(ConfigError, match="--methods names none"):
-        check_asked(Asked([], ["sums"]))
     with pytest.raises(ConfigError, match=r"--threads must be at most \d+ here, got 99999"):
         check_asked(Asked(["plain"], ["sums"], threads=99999))
     with pytest.raises(ConfigError, match="--rounds must be at most 65536, got 1000000000; take"):

@@ -191,6 +191,36 @@ def test_kernels_are_divided_by_hand() -> None:
     assert "took longer" in found.notes[1]
 
 
+def test_no_line_is_below_nothing() -> None:
+    for tenths in range(1, 40):
+        clock = Clock()
+        clock.seconds |= {NATIVE: tenths / 10, PYTHON: 1.0}
+        alone = {"qkv": 1.3, "mlp": 2.6, "out": 0.7}  # more than the kernels took in all
+        found = budget(clock, (0.0, 0.0), Measured(steps=1, tokens=1), 4.0, alone)
+        assert all(f"{line.microseconds:.1f}" != "-0.0" for line in found.lines)
+
+
+@pytest.mark.parametrize("drafter", ["none", "stand"])
+def test_with_and_without_timers_the_texts_are_the_same(model: Any, drafter: str) -> None:
+    run, steps = model.run, []
+
+    def watched(prompts: Any, sampling: Sampling, **options: Any) -> Any:
+        steps.append([])
+        given = options.pop("on_step")
+
+        def hear(step: Any) -> None:
+            steps[-1].append([list(tokens) for tokens in step.emitted])
+            given(step)
+
+        return run(prompts, sampling, **options, on_step=hear)
+
+    model.run = watched
+    sampling = Sampling(n=2, temperature=0.7, max_new_tokens=12, seed=0)
+    profile(model, PROMPT, sampling, Parts(drafter), rounds=2)
+    _, bare, timed, other_bare, other_timed = steps
+    assert bare == timed and other_bare == other_timed and bare != other_bare
+
+
 def test_what_takes_much_outside_the_pass_is_flagged() -> None:
     clock = Clock()
     clock.seconds |= {REST: 6.0, "draft": 0.9, "verify": 2.0, PYTHON: 1.1}

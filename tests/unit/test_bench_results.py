@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from forerun.bench import results, run_writer
+from forerun.bench.report import write_report
 from forerun.bench.results import Manifest, Record, SampleRecord, read_run
 from forerun.bench.run_writer import RunWriter
 from forerun.errors import CapacityError, DataError
@@ -174,6 +175,15 @@ def test_a_run_gets_more_rounds_but_not_fewer(folder: Path) -> None:
         ({"methods": ["plain"]}, "methods: ['plain', 'stand', 'peer'] against ['plain']"),
         ({"tasks": {"reasoning": {"examples": 4, "hash": "q"}}}, "tasks.reasoning.hash: 'p'"),
         ({"model": {"name": "m", "hash": "other"}}, "model.hash: 'h' against 'other'"),
+        (
+            {"model": {"name": "big", "hash": "H", "weight_bytes": 9}, "dtype": "float32"},
+            "model: 'm' against 'big'",
+        ),
+        (
+            {"model": {"name": "m", "hash": "h", "weight_bytes": 9}, "dtype": "float32"},
+            "dtype: 'bfloat16' against 'float32'",
+        ),
+        ({"tasks": {"code": {}}}, "tasks: ['reasoning'] against ['code']"),
         ({"texts": True}, "texts: False against True; give --out another folder (--texts is of"),
         ({"optimum": True}, "optimum: False against True"),
         ({"machine": {"cpu": "another", "kernels": "torch"}}, "machine.cpu: 'a cpu'"),
@@ -436,7 +446,8 @@ def test_a_wrong_field_of_the_manifest_is_told_in_words(folder: Path) -> None:
     path.write_text(path.read_text().replace('"threads": 2', '"threads": "two"'))
     with pytest.raises(DataError) as caught:
         read_run(folder)
-    assert str(caught.value) == f"{path}: field 'threads' takes a whole number, got \"two\""
+    said = f"{path}: field 'threads' takes a whole number, got \"two\"; {results.MEND}"
+    assert str(caught.value) == said
 
 
 @pytest.mark.parametrize(
@@ -507,16 +518,18 @@ def test_biases_by_token_are_a_sampling(folder: Path) -> None:
 
 def test_a_file_of_a_run_folder_means_the_folder(folder: Path) -> None:
     assert read_run(folder / "run.json") == read_run(folder / "records.jsonl") == read_run(folder)
+    assert read_run(str(folder)) == read_run(folder)
+    assert write_report(str(folder)) == write_report(folder)
 
 
 def test_not_a_run_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a run folder"):
         read_run(tmp_path)
     (tmp_path / "run.json").write_text("{")
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="cannot be read: .*; put back what it held, or run again"):
         read_run(tmp_path)
     (tmp_path / "run.json").write_text('{"version": 9}')
-    with pytest.raises(DataError, match="expected version 1, got 9"):
+    with pytest.raises(DataError, match="expected version 1, got 9; put back what it held"):
         read_run(tmp_path)
 
 

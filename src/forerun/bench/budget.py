@@ -128,7 +128,7 @@ def _divide(spent: dict[str, float], alone: dict[str, float]) -> tuple[str, ...]
         return ()
     scale = min(1.0, whole / (sum(alone.values()) or whole))  # a busy machine may show nothing
     spent |= {FORWARD + kind: scale * seconds for kind, seconds in alone.items()}
-    spent[FORWARD + "attention, norms, waiting"] = whole - scale * sum(alone.values())
+    spent[FORWARD + "attention, norms, waiting"] = max(0.0, whole - scale * sum(alone.values()))
     del spent[NATIVE]
     said = "the kernels run a pass in one call; qkv, out, mlp and head were measured alone"
     return (said, *(["and took longer so than within it"] if scale < 1 else []))

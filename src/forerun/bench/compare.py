@@ -112,7 +112,8 @@ def compare(
         remarks.append(f"the first run is incomplete: {lacking}")
     quiet = calm(before[1]), calm(after[1])
     if left_out := len(before[1]) + len(after[1]) - sum(map(len, quiet)):
-        remarks.append(f"{left_out} measurements of a disturbed machine are left out")
+        what = counted(left_out, "measurement")
+        remarks.append(f"the times of {what}, disturbed more than the rest, do not count")
     for name, records in zip(ORDER, (before[1], after[1]), strict=True):
         if any(disturbed(records)) and len(calm(records)) == len(records):
             remarks.append(f"the machine of the {name} run was seldom quiet: all of it counts")

@@ -93,12 +93,15 @@ def short(sampling: Sampling, batch: int = 1) -> Sampling:
 
 
 def split_methods(text: str) -> list[str]:
-    """Method names of a comma-separated list, "none" as "plain". Raises ConfigError for twins."""
+    """Method names of a comma-separated list, "none" as "plain". Raises as `split_names` does."""
     return split_names(text, "method", {"none": PLAIN})
 
 
 def split_names(text: str, kind: str, known_as: Mapping[str, str] | None = None) -> list[str]:
-    """Names of a comma-separated list; a piece "key=value" belongs to the name before it."""
+    """Names of a comma-separated list; a piece "key=value" belongs to the name before it.
+
+    Raises ConfigError for a list that names none, or one twice.
+    """
     names: list[str] = []
     for piece in filter(None, (piece.strip() for piece in text.split(","))):
         key, equals, _ = piece.partition("=")
@@ -106,6 +109,11 @@ def split_names(text: str, kind: str, known_as: Mapping[str, str] | None = None)
             names[-1] += ("," if ":" in names[-1] else ":") + piece
         else:
             names.append((known_as or {}).get(piece, piece))
+    if not names:
+        raise ConfigError(
+            f"--{kind}s names none, got {text!r}; give at least one {kind}, or several with commas "
+            "between them"
+        )
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"{kind} {twice[0]!r} is named twice; name every {kind} once")

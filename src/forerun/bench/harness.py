@@ -177,13 +177,21 @@ class Harness:
 
     @cached_property
     def _longest(self) -> Unit:
-        """With the longest prompt; later rounds have the same ones."""
+        """With the longest prompt, full answers counted in; later rounds have the same ones."""
         first = [unit for unit in self.units if unit.round == 0]
-        return max(first, key=lambda unit: self._num_tokens(unit.example))
+        most = self.sampling.max_new_tokens
+        return max(first, key=lambda u: self._num_tokens(u.example) + most * len(u.example.after))
 
     def _warm_up(self, contestant: Contestant, unit: Unit) -> None:
-        """A short run; examples that build on answers are shown without these."""
-        contestant.warm_up(unit.example, self._sampling(unit))
+        """A short run; the answers that an example builds on are taken to be as long as can be."""
+        from forerun.bench.tasks.base import made_up_answers, prepare
+
+        example, tokenizer = unit.example, self.model.tokenizer
+        if example.after:
+            context, most = self.model.target.context, self.sampling.max_new_tokens
+            answers = made_up_answers(example, tokenizer, context, most)
+            example = prepare(unit.task.example(unit.index), tokenizer, answers)
+        contestant.warm_up(example, self._sampling(unit))
 
     def _leave_out(self, name: str, why: str) -> None:
         self.notice(f"{name} is left out: {why}")

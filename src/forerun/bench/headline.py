@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,9 +32,14 @@ MAX_TASKS = 4  # more of them: only those that a peer wins get a line
 
 
 def title(manifest: Manifest) -> str:
-    """The model, and whether it is an inflated one."""
+    """The head of a report: the model."""
+    return f"forerun benchmark: {model_name(manifest)}"
+
+
+def model_name(manifest: Manifest) -> str:
+    """What the model is called, and whether it is an inflated one."""
     name = manifest.model.get("name") or "an unnamed model"
-    return f"forerun benchmark: {name}" + (" (inflated)" if _source(manifest) else "")
+    return f"{name}{' (inflated)' if _source(manifest) else ''}"
 
 
 def _source(manifest: Manifest) -> str:
@@ -68,7 +73,12 @@ def tiles(standing: Standing) -> list[tuple[str, str]]:
     if own and alike and like:
         found.append(_tile(like, f"{own.method} over {alike.method}: what drafts give"))
     elif own and own.speed:
-        found.append(_tile(own.speed, f"{own.method} over {_plainly(own)}"))
+        idle = (
+            ", though it drafted nothing"
+            if own.totals.drafted == 0 and not at_once(own.method)
+            else ""
+        )
+        found.append(_tile(own.speed, f"{own.method} over {_plainly(own)}{idle}"))
     if mine and peer and (speed := standing.over(mine, peer)):
         found.append(_tile(speed, f"{mine.method} over the best peer, {peer.method}"))
     is_told = mine is plain and peer is other
@@ -83,7 +93,8 @@ def tiles(standing: Standing) -> list[tuple[str, str]]:
 
 
 def _tile(speed: SpeedUp, words: str) -> tuple[str, str]:
-    return "not told" if is_vague(speed) else factor(speed.ratio), words + interval(speed)
+    ends = interval(speed) or " (one prompt)"
+    return "not told" if is_vague(speed) else factor(speed.ratio), words + ends
 
 
 def best_plain_peer(standing: Standing) -> Entry | None:
@@ -134,7 +145,10 @@ def _caveats(everything: Standing, by_task: Mapping[str, Standing]) -> list[str]
         if count > 1
     ]
     lines = [f"The best {' and '.join(chosen)}: chosen by these same figures."] if chosen else []
-    sizes = {task: max(e.prompts for e in s.entries) for task, s in by_task.items()}
+    sizes = {
+        task: min((e.speed.prompts for e in s.entries if e.speed and e.is_sound), default=0)
+        for task, s in by_task.items()
+    }
     few = [f"{task} {size}" for task, size in sizes.items() if 1 < size < FEW]
     if few:
         lines.append(f"Intervals over fewer than {FEW} prompts are rough: {', '.join(few)}.")
@@ -270,28 +284,34 @@ def cut_answers(manifest: Manifest, records: Sequence[Record]) -> str:
 
 def _disturbances(manifest: Manifest, records: Sequence[Record]) -> list[str]:
     """How busy the machine was, and what is left out of the figures for that."""
-    there = Counter(record.method for record in records)
-    quiet, takes = Counter(r.method for r in calm(records)), beside(records, "taken") or [0.0]
-    spoiled = {m: there[m] - quiet[m] for m in manifest.methods if there[m] > quiet[m]}
-    if not any(disturbed(records)) and np.median(takes) <= TAKEN:
+    pairs = zip(records, disturbed(records), strict=True)
+    busy = [record for record, is_bad in pairs if is_bad]
+    reads, takes = (beside(records, name) or [0.0] for name in ("read_gb_s", "taken"))
+    if not busy and np.median(takes) <= TAKEN:
         return []
-    reads = beside(records, "read_gb_s") or [0.0]
     others = (
-        f", and other programs took {min(takes):.0%} to {max(takes):.0%} of the cores"
+        f", and other programs took {_among(takes, '{:.0%}'.format)} of the cores"
         if max(takes) >= 0.005
         else ""
     )
+    timed = set(map(id, calm(records)))
+    spoiled = Counter(r.method for r in busy if id(r) not in timed)
+    named = listed({m: spoiled[m] for m in manifest.methods if spoiled[m]})
     what = (
-        f"Disturbed more than the rest, and left out of the figures: "
-        f"{sum(spoiled.values())} of {len(records)} measurements ({listed(spoiled)})."
+        f"The times of {spoiled.total()} of {len(records)} measurements, disturbed more than the "
+        f"rest, do not count ({named})."
         if spoiled
-        else "That was so most of the time, or for all methods in turn: every measurement is in "
-        "the figures."
+        else "That was so most of the time, or for all methods in turn: every time counts."
     )
     return [
-        f"The machine was not quiet: beside the prompts it read between {number(min(reads))} "
-        f"and {number(max(reads))} GB/s{others}. {what}"
+        f"The machine was not quiet: beside the prompts it read {_among(reads, number)} GB/s"
+        f"{others}. {what}"
     ]
+
+
+def _among(values: Sequence[float], form: Callable[[float], str]) -> str:
+    """ "22.3 to 34.8", or "30.5" where both ends read the same."""
+    return " to ".join(dict.fromkeys(form(end) for end in (min(values), max(values))))
 
 
 def _without_plain(records: Sequence[Record]) -> list[str]:

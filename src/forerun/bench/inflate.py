@@ -10,9 +10,8 @@ import json
 import math
 import os
 import shutil
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,16 +48,23 @@ class Inflated:
 
 
 def inflate(
-    source: str | Path, target: Path, size: str, *, dtype: str = "bf16", seed: int = 0
+    source: str | Path,
+    target: str | Path,
+    size: str,
+    *,
+    dtype: str = "bf16",
+    seed: int = 0,
+    report: Callable[[int, int], None] = lambda done, total: None,
 ) -> Inflated:
     """Writes the inflated checkpoint of a folder, a hub id or "reasoner", whole or not at all.
 
-    Raises UnknownName for a size, ModelError for a source that
-    cannot be padded, CapacityError where the disk lacks space, ConfigError if `target` is there.
+    report: hears how many bytes of weights are written, of how many. Raises UnknownName for a size,
+    ModelError for a source that cannot be padded, CapacityError where the disk lacks space,
+    ConfigError if `target` is there, DataError where it cannot be or another process makes it.
     """
     start = time.perf_counter()
     if size.upper() not in SIZES:
-        raise UnknownName.of("size", size, SIZES, f"there are {', '.join(SIZES)}")
+        raise UnknownName(f"unknown size {size!r}; there are {', '.join(SIZES)}")
     if dtype not in DTYPES:
         raise UnknownName.of("dtype", dtype, DTYPES)
     folder = model_folder(embedded(str(source)))
@@ -69,7 +75,7 @@ def inflate(
     _check_room(target, pad.num_bytes)
     with _beside(target) as part:
         with ExitStack() as stack:
-            _write_shards(part, pad, Weights(folder, stack))
+            _write_shards(part, pad, Weights(folder, stack), report)
         name = str(source) if embedded(str(source)) != str(source) else folder.name
         origin = _origin(config) or {"name": name, **asdict(small)}
         (part / "config.json").write_text(json.dumps(grown_config(config, pad, origin), indent=2))
@@ -152,16 +158,21 @@ class Weights:
         return tuple(p for p in LAYER if not p.is_optional or first + p.name in self._where)
 
 
-def _write_shards(part: Path, pad: Padding, weights: Weights) -> None:
+def _write_shards(
+    part: Path, pad: Padding, weights: Weights, report: Callable[[int, int], None]
+) -> None:
     """Writes safetensors shards, holding one in memory, and their index."""
     shards, total = _shards(pad, weights.layer_parts())
     places: dict[str, str] = {}
+    done = 0
+    report(done, total)
     for number, items in enumerate(shards, start=1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         name = name if len(shards) > 1 else "model.safetensors"
         made = {key: pad.grow(key, p, weights[key] if old else None) for key, p, old in items}
         save_file(made, part / name, metadata={"format": "pt"})
         places |= dict.fromkeys(made, name)
+        report(done := done + sum(tensor.nbytes for tensor in made.values()), total)
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": places}
         (part / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
@@ -207,6 +218,7 @@ def _check_room(target: Path, num_bytes: int) -> None:
         raise ConfigError(f"{target} exists; give a folder that does not, or remove it")
     parent = next(p for p in target.absolute().parents if p.exists())
     needed, free = 1.02 * num_bytes + 16e6, shutil.disk_usage(parent).free
+    free += sum(file.stat().st_size for file in _part(target).glob("*"))  # which goes first
     if free < needed:
         raise CapacityError(
             f"the checkpoint takes {needed / 1e9:.1f} GB, but {parent} has {free / 1e9:.1f} GB "
@@ -214,24 +226,52 @@ def _check_room(target: Path, num_bytes: int) -> None:
         )
 
 
+def _part(target: Path) -> Path:
+    """The folder beside `target` in which it is made."""
+    return target.absolute().with_name(f".{target.absolute().name}.part")
+
+
 @contextmanager
 def _beside(target: Path) -> Iterator[Path]:
-    """A folder that becomes `target` when the block has ended without an error."""
+    """A folder that becomes `target` when the block has ended without an error.
+
+    What a process that was killed left in it goes first.
+    """
+    part = _part(target)
+    with _held(part):
+        try:
+            for file in part.iterdir():
+                file.unlink()
+            yield part
+            for file in part.iterdir():
+                file.chmod(0o644)
+            os.replace(part, target)
+        except (OSError, SafetensorError) as error:
+            raise CapacityError(f"cannot write {target}: {error}") from None
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Makes a folder, and holds it for this process where the system can. Raises DataError."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"cannot write beside {target}: {error.strerror}") from None
+        raise DataError(f"cannot make {folder}: {error.strerror}; give another place") from None
     try:
-        yield part
-        part.chmod(0o755)
-        for file in part.iterdir():
-            file.chmod(0o644)
-        os.replace(part, target)
-    except (OSError, SafetensorError) as error:
-        raise CapacityError(f"cannot write {target}: {error}") from None
+        import fcntl
+    except ImportError:  # not on Windows
+        yield
+        return
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # freed however a process ends
+        yield
+    except BlockingIOError:
+        raise DataError(f"another process writes {folder}; wait, or give another place") from None
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        os.close(file)
 
 
 def _card(origin: dict[str, Any], size: str, big: Shape) -> str:

@@ -95,10 +95,11 @@ def at_once(method: str) -> str:
 
 
 def calm(records: Sequence[Record]) -> list[Record]:
-    """Records that no disturbance spoiled, in the same order.
+    """Records whose time no disturbance spoiled, in the same order.
 
-    It spoils none of those that took turns. Where less than half of what some method did of a task
-    would be left, that is how the machine is, and all of that task stays.
+    What time does not enter (counts, rates, scores) all records tell, so every method is told by
+    the same prompts. It spoils none of those that took turns. Where less than half of what some
+    method did of a task would be left, that is how the machine is, and all of that task stays.
     """
     pairs = zip(records, disturbed(records), strict=True)
     kept = [r for r, bad in pairs if r.is_shared or not bad]
@@ -114,7 +115,7 @@ def disturbed(records: Sequence[Record]) -> list[bool]:
     Disturbed: memory read at less than 1 / RESTLESS of the run's quiet speed (its 90th percentile)
     before the record or before the next one, or other programs taking TAKEN more of the cores than
     in the run's quiet moments (the 10th percentile; 0 where less than a tenth of the records tell).
-    Neither looks at the method, but by chance some may meet more of it than others.
+    Neither looks at the method, but long records meet more of it than short ones.
     """
     reads, takes = beside(records, "read_gb_s"), beside(records, "taken")
     least = float(np.quantile(reads, 0.9)) / RESTLESS if reads else 0.0

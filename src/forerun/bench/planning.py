@@ -110,9 +110,6 @@ def check_asked(asked: Asked) -> None:
         raise ConfigError(
             f"--turns must be 0 (whole prompts) or at most {MOST_TURNS} steps, got {asked.turns}"
         )
-    for name, given in (("methods", asked.methods), ("tasks", asked.tasks)):
-        if not given:
-            raise ConfigError(f"--{name} names none; give at least one")
 
 
 def choose(

@@ -40,17 +40,17 @@ def profile(
     *,
     rounds: int = 3,
 ) -> Budget:
-    """The budget of a step after the prompt: `rounds` runs with timers and as many without.
+    """The budget of a step after the prompt: `rounds` runs with timers, each of them also without.
 
     The prompt is computed before.
     """
     start_run = Runs(model, prompt, sampling, parts)
-    start_run.plain()  # computes the prompt, compiles, touches pages
+    start_run.plain(rounds)  # computes the prompt, compiles, touches pages
     cost, clock, bare, timed = calibrate(), Clock(_wait_for(model)), Measured(), Measured()
     with young_garbage():
-        for _ in range(rounds):
-            bare.add(start_run.plain())
-            timed.add(start_run.timed(clock))
+        for number in range(rounds):
+            bare.add(start_run.plain(number))
+            timed.add(start_run.timed(number, clock))
     alone: dict[str, float] = {}
     if NATIVE in clock.seconds:
         from forerun.bench.products import seconds_alone
@@ -61,29 +61,27 @@ def profile(
 
 
 class Runs:
-    """Runs of one prompt, with and without timers."""
+    """Runs of one prompt, with and without timers; those of one number say the same."""
 
     def __init__(self, model: Model, prompt: str, sampling: Sampling, parts: Parts) -> None:
         self.model, self.prompt, self.sampling, self.parts = model, prompt, sampling, parts
-        self._number = 0
 
-    def plain(self) -> Measured:
+    def plain(self, number: int) -> Measured:
         """Timed as a whole, set-up left out."""
-        run, found = self._run()
+        run, found = self._run(number)
         found.seconds = seconds_of(lambda: consume(run))
         return found
 
-    def timed(self, clock: Clock) -> Measured:
+    def timed(self, number: int, clock: Clock) -> Measured:
         """All parts are timed; they are put back afterwards."""
-        run, found = self._run()
+        run, found = self._run(number)
         with wrapped_engine(run, clock), wrapped_target(self.model.target, clock):
             clock.wrap(PYTHON, consume)(run)
         return found
 
-    def _run(self) -> tuple[Run, Measured]:
+    def _run(self, number: int) -> tuple[Run, Measured]:
         found = Measured()
-        self._number += 1
-        sampling = replace(self.sampling, seed=(self.sampling.seed or 0) + self._number)
+        sampling = replace(self.sampling, seed=(self.sampling.seed or 0) + number)
         run = self.model.run(
             [self.prompt],
             sampling,

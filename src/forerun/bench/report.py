@@ -25,7 +25,7 @@ _JOINT = re.compile(r"(?<=[:,+/])(?=.)")  # where a long name of a method may go
 MAX_PICTURES = 6  # tasks with a chart of their own at the top
 
 
-def write_report(run_folder: Path) -> list[Path]:
+def write_report(run_folder: str | Path) -> list[Path]:
     """Writes report.html, report.md and the first picture into the run folder; returns all.
 
     Raises DataError for a folder without a run or with one that cannot be read.
@@ -45,11 +45,15 @@ def write_report(run_folder: Path) -> list[Path]:
 
 def build(manifest: Manifest, records: Sequence[Record]) -> Report:
     """All contents of a report, from the functions of `metrics`, `theory` and `roofline` only."""
-    quiet = calm(records)
-    seen = {record.task for record in quiet}
-    tasks = [task for task in manifest.tasks if task in seen]
-    everything = Standing(manifest, quiet)
-    by_task = {t: Standing(manifest, [r for r in quiet if r.task == t]) for t in tasks}
+    timed = calm(records)
+    everything = Standing(manifest, records, timed)
+    tasks = [task for task in manifest.tasks if any(r.task == task for r in records)]
+    by_task = {
+        task: Standing(
+            manifest, *([r for r in some if r.task == task] for some in (records, timed))
+        )
+        for task in tasks
+    }
     return Report(
         title(manifest),
         tiles(everything),

@@ -10,7 +10,7 @@ from forerun.bench.headline import cut_answers
 from forerun.bench.markdown import Cell, Chart, Section, Table
 from forerun.bench.metrics import PLAIN, SpeedUp
 from forerun.bench.results import Manifest, examples_of
-from forerun.bench.standing import Entry, Standing, factor, times
+from forerun.bench.standing import Entry, Standing, counts, factor, finished, times
 from forerun.bench.theory import Headroom
 from forerun.words import counted
 
@@ -91,7 +91,7 @@ def speed_table(standing: Standing, task: str) -> Table:
     """Tokens per second, speed-ups, tau, rates and accuracy of every method."""
     found = [_speed_row(standing, entry) for entry in standing.entries]
     hidden = {name for name in OPTIONAL if all(row[name] == Cell("-") for row in found)}
-    if len({entry.prompts for entry in standing.entries}) == 1:
+    if {entry.prompts for entry in standing.entries} == {len(finished(standing.records))}:
         hidden.add("prompts")
     columns = [name for name in found[0] if name not in hidden]
     best = [standing.places.get(entry.method) == "fastest" for entry in standing.entries]
@@ -120,7 +120,7 @@ def _speed_row(standing: Standing, entry: Entry) -> dict[str, Cell | str]:
         "at best": percent(head.optimum),
         "one sample": percent(metrics.mean_score(entry.records)),
         "majority": percent(metrics.mean_score(entry.records, "majority")),
-        "prompts": Cell(str(entry.prompts), entry.prompts),
+        "prompts": Cell(counts(entry.prompts, len(finished(entry.records))), entry.prompts),
     }
 
 
@@ -133,12 +133,12 @@ def faster(entry: Entry, speed: SpeedUp | None) -> Cell:
 
 def _category_table(standing: Standing, task: str) -> Table:
     """Speed-ups by level or category, where there is more than one."""
-    names = sorted({r.category for r in standing.records}, key=_natural)
+    names = sorted({r.category for r in standing.timed}, key=_natural)
     if len(names) < 2 or not standing.has_baseline:
         return Table("", [], [])
     rows: list[list[Cell | str]] = []
     for entry in standing.entries:
-        parts = [[r for r in standing.records if r.category == name] for name in names]
+        parts = [[r for r in standing.timed if r.category == name] for name in names]
         found = [metrics.speed_up(part, entry.method) for part in parts]
         rows.append([entry.method, *(faster(entry, speed) for speed in found)])
     heads = [f"level {name}" if name.isdecimal() else name for name in names]
@@ -213,7 +213,7 @@ def _position_table(standing: Standing, task: str) -> Table:
 
 
 def _splits(standing: Standing) -> dict[str, dict[str, float]]:
-    found = {e.method: metrics.time_split(e.records) for e in standing.entries}
+    found = {e.method: metrics.time_split(e.timed) for e in standing.entries}
     return {method: split for method, split in found.items() if split}
 
 

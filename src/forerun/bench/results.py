@@ -18,6 +18,7 @@ from forerun.sampling import Sampling, from_json
 
 VERSION = 1
 MANIFEST, RECORDS = "run.json", "records.jsonl"
+MEND = "put back what it held, or run again with another --out"
 AGAIN = "delete this line, and the same `forerun bench run` measures again what it held"
 
 
@@ -131,8 +132,9 @@ def examples_of(told: Mapping[str, Any]) -> tuple[int, int]:
     return taken, told.get("in_file", taken + told.get("left_out", 0))
 
 
-def run_folder(path: Path) -> Path:
+def run_folder(path: str | Path) -> Path:
     """The run folder that is meant: who names a file in it means the folder."""
+    path = Path(path)
     return path.parent if path.is_file() and (path.parent / MANIFEST).exists() else path
 
 
@@ -140,24 +142,30 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a run folder. Raises DataError."""
     path = folder / MANIFEST
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return _manifest_of(json.loads(path.read_text(encoding="utf-8")), str(path))
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(
             f"{folder} is not a run folder: it has no {MANIFEST}; `forerun bench run --out` "
             "makes one"
         ) from None
+    except DataError as error:
+        raise DataError(f"{error}; {MEND}") from None
     except (ValueError, OSError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
+        raise DataError(f"{path} cannot be read: {error}; {MEND}") from None
+
+
+def _manifest_of(value: Any, where: str) -> Manifest:
+    """The manifest of plain values. Raises DataError naming `where` and the field."""
     found = value.get("version") if isinstance(value, dict) else None
     if isinstance(value, dict) and found != VERSION:
-        raise DataError(f"{path}: expected version {VERSION}, got {found!r}")
-    manifest = from_dict(Manifest, value, str(path))
+        raise DataError(f"{where}: expected version {VERSION}, got {found!r}")
+    manifest = from_dict(Manifest, value, where)
     if wrong := possible.broken(manifest, possible.MANIFEST):
-        raise DataError(f"{path}: {wrong}; use another --out, or mend it")
+        raise DataError(f"{where}: {wrong}")
     try:
         sampling_of(manifest)
     except ConfigError as error:
-        raise DataError(f"{path}: field 'sampling': {error}") from None
+        raise DataError(f"{where}: field 'sampling': {error}") from None
     return manifest
 
 
@@ -212,7 +220,7 @@ def parse_records(data: bytes, name: str, run: Manifest | None = None) -> list[R
     return records
 
 
-def read_run(folder: Path) -> tuple[Manifest, list[Record]]:
+def read_run(folder: str | Path) -> tuple[Manifest, list[Record]]:
     """Manifest and records of a run folder. Raises DataError."""
     folder = run_folder(folder)
     manifest = read_manifest(folder)

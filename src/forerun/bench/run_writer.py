@@ -18,7 +18,7 @@ from forerun.errors import CapacityError, DataError
 from forerun.files import write_whole
 
 PLAN = (
-    *("model", "dtype", "threads", "seed", "sampling", "methods", "tasks", "rounds", "turns"),
+    *("dtype", "model", "threads", "seed", "sampling", "methods", "tasks", "rounds", "turns"),
     *("texts", "optimum"),
 )
 NOT_COMPARED = {"model": ("path", "name"), "tasks": ("in_file",)}  # of a plan, and do not change it
@@ -73,6 +73,9 @@ def difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str | None:
 
     Fields that one of them does not have, or has as None, are not compared.
     """
+    a, b = here.get("model"), there.get("model")
+    if a and b and (found := _difference("model.hash", a.get("hash"), b.get("hash"))):
+        return _difference("model", a.get("name"), b.get("name")) or found  # sizes follow from it
     for name in PLAN:
         pair = here.get(name), there.get(name)
         if None not in pair and (found := _difference(name, *pair)):
@@ -87,6 +90,8 @@ def difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str | None:
 def _difference(name: str, a: Any, b: Any) -> str | None:
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         told = NOT_COMPARED.get(name.partition(".")[0], ())
+        if name == "tasks" and a.keys() != b.keys():
+            return f"{name}: {list(a)} against {list(b)}"
         keys = [key for key in (*a, *b) if key not in told]
         found = (_difference(f"{name}.{key}", a.get(key), b.get(key)) for key in keys)
         return next(filter(None, found), None)

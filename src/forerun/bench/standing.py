@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -52,6 +52,21 @@ def listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
+def by_method(manifest: Manifest, records: Sequence[Record]) -> dict[str, list[Record]]:
+    """The records of every planned method."""
+    return {m: [r for r in records if r.method == m] for m in manifest.methods}
+
+
+def finished(records: Iterable[Record]) -> frozenset[tuple[str, int]]:
+    """Prompts, as (task, index), that did not fail at least once."""
+    return frozenset((r.task, r.index) for r in records if r.error is None)
+
+
+def counts(timed: int, done: int) -> str:
+    """ "9 of 10": prompts whose time counts, of those that were finished; "10" if it is all."""
+    return str(done) if timed == done else f"{timed} of {done}"
+
+
 @dataclass(frozen=True)
 class Entry:
     """One method on some prompts: its records, and what follows from them."""
@@ -59,17 +74,18 @@ class Entry:
     method: str
     kind: str
     records: Sequence[Record]  # its own, failed ones too
-    baseline: Sequence[Record]
+    timed: Sequence[Record]  # those of them whose time counts
+    baseline: Sequence[Record]  # of plain decoding, whose time counts
 
     @cached_property
     def speed(self) -> SpeedUp | None:
         """Over plain decoding, prefill included."""
-        return metrics.ratios(self.records, self.baseline)
+        return metrics.ratios(self.timed, self.baseline)
 
     @cached_property
     def bare(self) -> SpeedUp | None:
         """Over plain decoding, prefill taken off on both sides."""
-        return metrics.ratios(self.records, self.baseline, prefill=False)
+        return metrics.ratios(self.timed, self.baseline, prefill=False)
 
     @cached_property
     def totals(self) -> Totals:
@@ -78,12 +94,12 @@ class Entry:
     @property
     def rate(self) -> float | None:
         """Tokens per second, prefill included, on the prompts that `speed` rests on."""
-        return metrics.tokens_per_second(metrics.compared(self.records, self.baseline))
+        return metrics.tokens_per_second(metrics.compared(self.timed, self.baseline))
 
     @cached_property
     def finished(self) -> frozenset[tuple[str, int]]:
-        """The prompts that it finished at least once."""
-        return frozenset((r.task, r.index) for r in self.records if r.error is None)
+        """The prompts that it finished at least once, with a time that counts."""
+        return finished(self.timed)
 
     @property
     def prompts(self) -> int:
@@ -98,12 +114,15 @@ class Entry:
 class Standing:
     """All methods on the same prompts, and who is the fastest."""
 
-    def __init__(self, manifest: Manifest, records: Sequence[Record]) -> None:
-        self.records = records
-        mine = {m: [r for r in records if r.method == m] for m in manifest.methods}
-        plain = mine.get(PLAIN, [])
+    def __init__(
+        self, manifest: Manifest, records: Sequence[Record], timed: Sequence[Record] | None = None
+    ) -> None:
+        """timed: the records whose time counts; all if not given."""
+        self.records, self.timed = records, records if timed is None else timed
+        here, quiet = by_method(manifest, records), by_method(manifest, self.timed)
+        plain = quiet.get(PLAIN, [])
         self.entries = [
-            Entry(m, kind_of(m, manifest), own, plain) for m, own in mine.items() if own
+            Entry(m, kind_of(m, manifest), own, quiet[m], plain) for m, own in here.items() if own
         ]
         self._over: dict[tuple[str, str], SpeedUp | None] = {}
         self.has_baseline = any(e.method == PLAIN and e.prompts for e in self.entries)
@@ -140,7 +159,7 @@ class Standing:
         """How many times faster one is than another, on the prompts of both."""
         pair = here.method, there.method
         if pair not in self._over:
-            self._over[pair] = metrics.ratios(here.records, there.records)
+            self._over[pair] = metrics.ratios(here.timed, there.timed)
         return self._over[pair]
 
     @cached_property

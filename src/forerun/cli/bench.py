@@ -6,6 +6,7 @@ gone or fails; 2: bad input; 130: interrupted.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -115,7 +116,7 @@ def run(
     from forerun.bench.planning import Asked
     from forerun.sampling import Sampling
 
-    for name in split_names(peers, "peer"):
+    for name in split_names(peers, "peer") if peers else ():
         parse_peer(name)
     usual = 1 if temperature == 0 else SAMPLES  # greedy ones are all the same
     asked = Asked(
@@ -162,11 +163,11 @@ def compare(
         bool, typer.Option("--relative", help="Compare speed-ups over plain decoding.")
     ] = False,
     methods: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--methods", help="What to compare, as plain,stand; without it all of the first run."
         ),
-    ] = "",
+    ] = None,
     is_json: options.Json = False,
 ) -> None:
     """Check whether a run became slower.
@@ -184,7 +185,7 @@ def compare(
         read_run(after),
         max_slowdown=max_slowdown,
         relative=relative,
-        only=split_methods(methods),
+        only=() if methods is None else split_methods(methods),
     )
     if is_json:
         print_json(found.to_dict())
@@ -274,9 +275,18 @@ def inflate(
 
     What the model says stays the same: for honest timing, labelled in every report.
     """
-    from forerun.bench.inflate import inflate as pad
+    from forerun.cli.endings import ending_at_once
+    from forerun.cli.index_show import Bars
 
-    made = pad(source, target, size, dtype=dtype, seed=seed)
+    with ending_at_once(options.UNBEGUN):  # imports may drop a Ctrl-C or die of it
+        from forerun.bench.inflate import inflate as pad
+    try:
+        with Bars() as bars:
+            report = partial(bars.report, "inflate")
+            made = pad(source, target, size, dtype=dtype, seed=seed, report=report)
+    except KeyboardInterrupt:
+        notice("interrupted: nothing is left of it; the same command starts again")
+        raise typer.Exit(130) from None
     typer.echo(f"{made.folder}: {made.num_bytes / 2**20:.0f} MiB in {made.seconds:.1f} s")
 
 

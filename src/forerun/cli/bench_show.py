@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from forerun.bench import metrics
 from forerun.bench.charts import number
 from forerun.bench.scoring import last_line
-from forerun.bench.standing import factor, skipped, span
+from forerun.bench.standing import counts, factor, finished, skipped, span
 from forerun.cli.options import PATIENCE
 from forerun.cli.output import console, notice
 from forerun.words import counted
@@ -104,20 +104,19 @@ def left(seconds: float | None) -> str:
 
 
 def summary(manifest: Manifest, records: list[Record]) -> dict[str, Any]:
-    """Figures per task and method, of what a quiet machine measured, and notes; plain values."""
+    """Figures per task and method, and notes; plain values."""
     from forerun.bench.headline import alerts, cut_answers
 
-    quiet = metrics.calm(records)
-    cut = {t: cut_answers(manifest, [r for r in quiet if r.task == t]) for t in manifest.tasks}
+    cut = {t: cut_answers(manifest, [r for r in records if r.task == t]) for t in manifest.tasks}
     notes = [f"{task}: {line}" for task, line in cut.items() if line]
+    timed = metrics.calm(records)
+
+    def told(task: str) -> dict[str, Any]:
+        mine, swift = ([r for r in some if r.task == task] for some in (records, timed))
+        return {method: figures(mine, swift, method) for method in manifest.methods}
+
     return {
-        "tasks": {
-            task: {
-                method: figures([r for r in quiet if r.task == task], method)
-                for method in manifest.methods
-            }
-            for task in manifest.tasks
-        },
+        "tasks": {task: told(task) for task in manifest.tasks},
         "rounds": manifest.rounds,
         "disturbed": sum(metrics.disturbed(records)),
         "limits": manifest.limits,
@@ -127,27 +126,33 @@ def summary(manifest: Manifest, records: list[Record]) -> dict[str, Any]:
     }
 
 
-def figures(records: list[Record], method: str) -> dict[str, Any]:
-    """Speed, speed-up, tau, rates, accuracy and failures of one method; plain values."""
-    mine = [record for record in records if record.method == method]
-    plain = [record for record in records if record.method == metrics.PLAIN]
+def figures(records: list[Record], timed: list[Record], method: str) -> dict[str, Any]:
+    """Speed, speed-up, tau, rates, accuracy and failures of one method; plain values.
+
+    timed: the records whose time counts.
+    """
+    mine, swift, plain = (
+        [r for r in some if r.method == name]
+        for some, name in ((records, method), (timed, method), (timed, metrics.PLAIN))
+    )
     found = metrics.totals(metrics.samples_of(mine))
     speed_ups = {}
     for name, prefill in (("speed_up", True), ("speed_up_without_prefill", False)):
-        up = metrics.speed_up(records, method, prefill=prefill)
+        up = metrics.speed_up(timed, method, prefill=prefill)
         speed_ups[name] = up and {
             "ratio": up.ratio, "interval": up.interval, "prompts": up.prompts
         }  # fmt: skip
     return speed_ups | {
-        "prompts": len({(r.task, r.index) for r in mine if r.error is None}),
+        "prompts": len(finished(mine)),
+        "prompts_timed": len(finished(swift)),
         "measured": sum(record.error is None for record in mine),
         "failed": sum(record.error is not None for record in mine),
-        "tokens_per_second": metrics.tokens_per_second(metrics.compared(mine, plain)),
+        "tokens_per_second": metrics.tokens_per_second(metrics.compared(swift, plain)),
         "tau": found.tau,
         "acceptance_rate": found.acceptance_rate,
         "examined_rate": found.examined_rate,
         "per_position": found.per_position,
-        "time": metrics.time_split(mine),
+        "time": metrics.time_split(swift),
         "score": metrics.mean_score(mine),
         "majority": metrics.mean_score(mine, "majority"),
     }
@@ -161,10 +166,12 @@ COLUMNS = (
 
 def show_summary(out: Console, manifest: Manifest, records: list[Record]) -> None:
     """One table per task, and what is wrong with the run."""
+    from forerun.bench.headline import model_name
+
     found = summary(manifest, records)
     for task, methods in found["tasks"].items():
         threads = counted(manifest.threads, "thread")
-        title = f"{task}, {manifest.model['name']}, {manifest.dtype}, {threads}"
+        title = f"{task}, {model_name(manifest)}, {manifest.dtype}, {threads}"
         title += f", {manifest.rounds} rounds" if manifest.rounds > 1 else ""
         rows = [_row(method, figure) for method, figure in methods.items()]
         out.print(make_table(title, COLUMNS, rows))
@@ -179,7 +186,7 @@ def _row(method: str, figure: dict[str, Any]) -> list[str]:
     rate = figure["tokens_per_second"]
     return [
         method,
-        str(figure["prompts"]),
+        counts(figure["prompts_timed"], figure["prompts"]),
         "-" if rate is None else number(rate),
         factor(up["ratio"]) if up else "-",
         span(*up["interval"]) if up and up["interval"] else "-",
@@ -221,7 +228,9 @@ def show_comparison(out: Console, found: Comparison, max_slowdown: float, relati
     below = "a ratio" if any(change.ratio < limit for change in found.changes) else "no ratio"
     said = f"{below} is below {limit:.3f}"
     if below == "a ratio" and not found.is_slower:
-        said += ", but its interval holds 1; more prompts (--examples) or --rounds make it narrower"
+        said += (
+            ", but not beyond doubt; more prompts (--examples) or --rounds give a narrower interval"
+        )
     if rows:
         out.print(f"slower: {said}" if found.is_slower else said, soft_wrap=True)
     for loss in found.losses:

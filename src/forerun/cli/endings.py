@@ -14,15 +14,21 @@ from forerun.cli import streams
 from forerun.interrupts import KIN, answered, answers
 
 SOON = 0.01  # seconds, in which a finalizer has ended
+_came: list[int] = []  # of the kin, since a command began
+
+
+def interrupted() -> int:
+    """The exit status of what was interrupted, as shells have it: 128 and the signal's number."""
+    return 128 + (_came[0] if _came else signal.SIGINT)
 
 
 @contextmanager
 def ending_at_once(line: str) -> Iterator[None]:
-    """Ctrl-C and its kin end the process with a last line and status 130, whatever is under way.
+    """Ctrl-C and its kin end the process with a last line and their status, whatever is under way.
 
     For code that drops exceptions, as compilers called back from C do, and loses nothing.
     """
-    with answered(lambda _: _end_at_once(line)):
+    with answered(lambda kind: _end_at_once(line, 128 + kind)):
         yield
 
 
@@ -30,7 +36,7 @@ def ending_at_once(line: str) -> Iterator[None]:
 def ending_dropped(line: str) -> Iterator[None]:
     """A Ctrl-C that Python drops is not lost.
 
-    Dropped by a callback from C it ends the process, with a last line and status 130: compilers
+    Dropped by a callback from C it ends the process, with a last line and its status: compilers
     would go on without what they were to be given, and crash. Dropped by a finalizer it comes again
     in a moment, as KeyboardInterrupt, so that blocks end as they should.
     """
@@ -41,7 +47,7 @@ def ending_dropped(line: str) -> Iterator[None]:
         if not issubclass(dropped.exc_type, KeyboardInterrupt):
             before(dropped)
         elif "ctypes" in (dropped.err_msg or ""):  # "... on calling ctypes callback function"
-            _end_at_once(line)
+            _end_at_once(line, interrupted())
         else:  # raised here it would be dropped once more
             again.append(_sent_again())
 
@@ -64,8 +70,14 @@ def kin_of_ctrl_c() -> Iterator[None]:
     """
     is_main = threading.current_thread() is threading.main_thread()
     mine = [kind for kind in KIN if is_main and signal.getsignal(kind) is signal.SIG_DFL]
+    _came.clear()
+
+    def hear(kind: int, frame: Any) -> None:
+        _came.append(kind)
+        signal.default_int_handler(kind, frame)
+
     for kind in mine:
-        signal.signal(kind, signal.default_int_handler)
+        signal.signal(kind, hear)
     try:
         yield
     finally:
@@ -85,8 +97,8 @@ def _sent_again() -> threading.Timer:
     return timer
 
 
-def _end_at_once(line: str) -> NoReturn:
+def _end_at_once(line: str, status: int) -> NoReturn:
     try:
-        streams.end(line, 130)
+        streams.end(line, status)
     finally:
-        os._exit(130)
+        os._exit(status)

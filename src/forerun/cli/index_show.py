@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from forerun.ngrams.store import Manifest
 
 EVERY = 10.0  # seconds between lines where there is no terminal
-UNITS = {"tokenise": ("bytes", 1e6, "MB"), "check": ("bytes", 1e6, "MB")}
+UNITS = dict.fromkeys(("tokenise", "check", "inflate"), ("bytes", 1e6, "MB"))
 
 
 class Bars:

@@ -1,8 +1,8 @@
 """The `forerun` command: finds the subcommand, and turns errors into one line and a status.
 
-Status 0: done; 1: `verify` found a violation; 2: bad input; 70: a bug of forerun; 130: interrupted;
-141: nobody reads the output. Subcommands are imported when they are called, so that --help and
-`methods` answer at once.
+Status 0: done; 1: `verify` found a violation; 2: bad input; 70: a bug of forerun; 130: interrupted,
+143 by SIGTERM, 129 by SIGHUP; 141: nobody reads the output. Subcommands are imported when they are
+called, so that --help and `methods` answer at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import typer
 from forerun import __version__
 from forerun.cli import streams
 from forerun.cli.commands import Commands
-from forerun.cli.endings import ending_dropped, kin_of_ctrl_c
+from forerun.cli.endings import ending_dropped, interrupted, kin_of_ctrl_c
 from forerun.errors import DataError, ForerunError
 
 COMMANDS = {
@@ -106,9 +106,9 @@ def main(argv: Many[str] | None = None) -> int:
             with ending_dropped(INTERRUPTED), kin_of_ctrl_c():
                 status = _run(args)
                 sys.stdout.flush()
-            return status
+            return interrupted() if status == 130 else status
         except (KeyboardInterrupt, EOFError, typer.Abort):
-            return streams.end(INTERRUPTED, 130)
+            return streams.end(INTERRUPTED, interrupted())
         except (BrokenPipeError, SystemExit) as end:  # rich makes an exit of a broken pipe
             if not isinstance(end, OSError) and not isinstance(end.__context__, BrokenPipeError):
                 raise

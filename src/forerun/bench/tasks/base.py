@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from forerun.errors import ConfigError
 
 SPEAKERS = ("User: {}", "Assistant: {}")  # where a model has no chat template
+SPARE = 128  # tokens of the context that made-up answers leave
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,16 @@ def prepare(example: Example, tokenizer: Any, answers: Sequence[str] = ()) -> Ex
         return replace(example, turns=turns, prompt=chat_text(tokenizer, turns))
     prompt = example.prompt if turns == example.turns else plain_text(turns)
     return replace(example, turns=turns, prompt=prompt)
+
+
+def made_up_answers(example: Example, tokenizer: Any, context: int, longest: int) -> list[str]:
+    """One for every answer that a prepared example builds on, of its own words.
+
+    Each of `longest` tokens, or what a context of so many has room for.
+    """
+    ids, after = tokenizer.encode(example.prompt), len(example.after)
+    num = max(0, min(longest, (context - len(ids) - SPARE) // after))
+    return [tokenizer.decode((ids * (num // len(ids) + 1))[:num])] * after
 
 
 def plain_text(turns: Sequence[str]) -> str:

@@ -262,7 +262,7 @@ def test_more_rounds_go_on_in_the_same_folder(bench: Call, tmp_path: Path) -> No
     assert "more rounds, not fewer" in bench("--rounds", 1)[2]
 
 
-def test_a_busy_machine_is_told_and_left_out(
+def test_a_busy_machine_is_told_and_its_times_do_not_count(
     bench: Call, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     speeds = iter([30.0, *[30.0] * 4, 4.0, *[30.0] * 7])  # before the run, then beside each record

@@ -75,7 +75,7 @@ def test_one_prompt_has_no_interval_and_shows_nothing() -> None:
     assert not found.is_slower
 
 
-def test_what_a_disturbed_machine_measured_is_left_out() -> None:
+def test_times_that_a_busy_machine_spoiled_do_not_count() -> None:
     before = run({"plain": [1.0] * 5, "stand": [0.5] * 5})
     manifest, records = run({"plain": [1.0] * 4 + [9.0], "stand": [0.5] * 4 + [9.0]})
 
@@ -91,7 +91,7 @@ def test_what_a_disturbed_machine_measured_is_left_out() -> None:
         "the times of 4 measurements, disturbed more than the rest, do not count"
     ]
     assert remarked(range(1, 5)) == [
-        "the machine of the second run was seldom quiet: all of it counts"
+        "the machine of the second run was seldom quiet: every time counts"
     ]
 
 
@@ -137,7 +137,7 @@ def test_a_method_without_common_prompts_is_remarked() -> None:
     manifest, records = run({"plain": [1.0], "stand": [1.0]})
     failed = [replace(r, error="broke") if r.method == "stand" else r for r in records]
     found = compare((manifest, failed), BEFORE)
-    assert "stand: no prompt was finished in both runs" in found.remarks
+    assert "stand: no prompt has a time that counts in both runs" in found.remarks
     with pytest.raises(DataError, match="nothing can be compared"):
         compare((manifest, []), BEFORE)
     with pytest.raises(DataError, match="share no method"):

@@ -526,10 +526,10 @@ def test_not_a_run_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a run folder"):
         read_run(tmp_path)
     (tmp_path / "run.json").write_text("{")
-    with pytest.raises(DataError, match="cannot be read: .*; put back what it held, or run again"):
+    with pytest.raises(DataError, match="cannot be read: .*; run again with another --out, or put"):
         read_run(tmp_path)
     (tmp_path / "run.json").write_text('{"version": 9}')
-    with pytest.raises(DataError, match="expected version 1, got 9; put back what it held"):
+    with pytest.raises(DataError, match="expected version 1, got 9; run again with another --out"):
         read_run(tmp_path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
 from collections import namedtuple
@@ -250,6 +251,19 @@ def test_two_at_once_do_not_meet(tmp_path, monkeypatch, small_sizes):
 
     monkeypatch.setattr(module, "save_file", beside)
     assert (inflate(source, tmp_path / "big", "X2").folder / "config.json").exists()
+
+
+def test_what_the_next_process_makes_there_stays(tmp_path, monkeypatch, small_sizes):
+    """It may begin as soon as this one's folder is in its place."""
+    source, replace = make_checkpoint("llama", tmp_path / "small"), os.replace
+
+    def followed(part, target):
+        replace(part, target)
+        part.mkdir()
+
+    monkeypatch.setattr(module.os, "replace", followed)
+    inflate(source, tmp_path / "big", "X2")
+    assert (tmp_path / ".big.part").exists()
 
 
 def test_ctrl_c_leaves_nothing_and_says_so(tmp_path, monkeypatch, capsys):

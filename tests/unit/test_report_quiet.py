@@ -103,10 +103,45 @@ def test_noise_does_not_enter_counts_and_accuracies(
         assert noisy[name] == calm[name]
     assert noisy["prompts_timed"] == 9 and noisy["speed_up"] != calm["speed_up"]
     row = report(busy, methods=["plain", "stand"])[0].table("method", "by")["stand"]
-    assert row["prompts"][0] == "9 of 10"
+    assert row["prompts"][0] == "9 of 10" and row["place"][0] == "fastest"
     assert [float(row[name][1] or 0) for name in ("tau", "A/D")] == pytest.approx(
         [calm["tau"], calm["acceptance_rate"]]
     )
+
+
+def test_a_failure_is_none_of_the_times_that_are_left() -> None:
+    """Half of stand's records failed and the others were disturbed: their times are all it has."""
+    made = [r for r in records() if r.method in ("plain", "stand") and r.task == "reasoning"]
+    mine = [i for i, r in enumerate(made) if r.method == "stand"]
+    for i in mine[:5]:
+        made[i] = replace(made[i], error="broke", samples=[])
+    made = [replace(r, limits={"taken": float(i in mine[5:])}) for i, r in enumerate(made)]
+    assert metrics.calm(made) == made
+
+
+def test_who_failed_is_behind_whose_time_does_not_count(
+    report: Callable[..., tuple[Page, str]],
+) -> None:
+    made = [r for r in records() if r.method in ("plain", "stand") and r.task == "reasoning"]
+    for i, r in enumerate(made):
+        hit = r.index == 9 and r.method == "plain"
+        error = "broke" if r.index == 9 and r.method == "stand" else None
+        made[i] = replace(r, limits={"taken": float(hit)}, error=error)
+    page, _ = report(made, methods=["plain", "stand"])
+    rows = page.table("method", "by")
+    assert [rows[m]["place"][0] for m in ("plain", "stand")] == ["fastest", ""]
+    assert [rows[m]["prompts"][0] for m in ("plain", "stand")] == ["9 of 10", "9"]
+
+
+@pytest.mark.parametrize("prompts", [1, 4])
+def test_few_prompts_are_pointed_out_without_plain_decoding(
+    report: Callable[..., tuple[Page, str]], prompts: int
+) -> None:
+    names = ("stand", "vllm")
+    made = [r for r in records() if r.method in names and r.task == "reasoning"]
+    _, text = report([r for r in made if r.index < prompts], methods=[*names])
+    said = "One prompt gives no interval" if prompts == 1 else "are rough: reasoning 4."
+    assert said in text
 
 
 @pytest.mark.parametrize(("hit", "stays"), [(2, False), (3, True)])

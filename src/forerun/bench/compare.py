@@ -77,8 +77,8 @@ def compare(
 
     relative: speed-ups over plain decoding of the same run instead of tokens per second, so that a
     machine that was busier the second time counts less. only: the methods of the first run that are
-    compared, and asked for in the second; without it, all. What a disturbed machine measured is
-    left out, if that is less than half of a task, and remarked. Raises DataError for runs that did
+    compared, and asked for in the second; without it, all. Times that a busy machine spoiled do
+    not count, as in reports, and are remarked. Raises DataError for runs that did
     not do the same, UnknownName for a method that the first run has not.
     """
     if not 0 <= max_slowdown < 1:
@@ -116,19 +116,19 @@ def compare(
         remarks.append(f"the times of {what}, disturbed more than the rest, do not count")
     for name, records in zip(ORDER, (before[1], after[1]), strict=True):
         if any(disturbed(records)) and len(calm(records)) == len(records):
-            remarks.append(f"the machine of the {name} run was seldom quiet: all of it counts")
+            remarks.append(f"the machine of the {name} run was seldom quiet: every time counts")
     for method in methods:
         found = change_of(*quiet, method, relative=relative)
         if found is None:
-            remarks.append(f"{method}: no prompt was finished in both runs")
+            remarks.append(f"{method}: no prompt has a time that counts in both runs")
         else:
             said = SLOWER if found.ratio < 1 - max_slowdown else "ok"
             said = UNSHOWN if found.interval is None or holds_one(found) else said
             changes.append(Change(method, found.ratio, found.interval, found.prompts, said))
     if not changes and not losses:
         raise DataError(
-            "no method finished a prompt in both runs, so nothing can be compared; `forerun bench "
-            "report` shows what failed"
+            "no method has a prompt whose time counts in both runs, so nothing can be compared; "
+            "`forerun bench report` shows what failed and what was disturbed"
         )
     return Comparison(changes, remarks, losses)
 

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-import numpy as np
+from collections.abc import Mapping
 
 from forerun.bench.charts import number
-from forerun.bench.metrics import PLAIN, TAKEN, SpeedUp, at_once, beside, calm, cut, disturbed
-from forerun.bench.results import Manifest, Record, examples_of, sampling_of
+from forerun.bench.metrics import SpeedUp, at_once
+from forerun.bench.results import Manifest, examples_of, sampling_of
 from forerun.bench.standing import (
     Entry,
     Standing,
     awaited,
     factor,
     holds_one,
-    incomplete,
     interval,
     is_vague,
-    listed,
     skipped,
     span,
     times,
@@ -145,10 +139,7 @@ def _caveats(everything: Standing, by_task: Mapping[str, Standing]) -> list[str]
         if count > 1
     ]
     lines = [f"The best {' and '.join(chosen)}: chosen by these same figures."] if chosen else []
-    sizes = {
-        task: min((e.speed.prompts for e in s.entries if e.speed and e.is_sound), default=0)
-        for task, s in by_task.items()
-    }
+    sizes = {task: _fewest(standing) for task, standing in by_task.items()}
     few = [f"{task} {size}" for task, size in sizes.items() if 1 < size < FEW]
     if few:
         lines.append(f"Intervals over fewer than {FEW} prompts are rough: {', '.join(few)}.")
@@ -157,6 +148,12 @@ def _caveats(everything: Standing, by_task: Mapping[str, Standing]) -> list[str]
             f"One prompt gives no interval, so what it shows may be chance: {', '.join(single)}."
         )
     return lines
+
+
+def _fewest(standing: Standing) -> int:
+    """Prompts of the interval that rests on the fewest, of methods that finished any."""
+    found = [e.speed.prompts if e.speed else e.timed_prompts for e in standing.entries]
+    return min(filter(None, found), default=0)
 
 
 def _is_lost(standing: Standing) -> bool:
@@ -221,105 +218,3 @@ def _against(standing: Standing, mine: Entry, peer: Entry | None) -> str:
         reaches = "a share that cannot be told" if is_vague(speed) else times(speed)
         return f"the best peer, {peer.method}, is faster: {mine.method} reaches {reaches} of it"
     return f"{mine.method} {_beside(speed, f'the best peer, {peer.method}')}"
-
-
-def shortfall(name: str, told: Mapping[str, Any]) -> str:
-    """Which prompts of a task are not measured, and why; "" where all are."""
-    taken, whole = examples_of(told)
-    if taken == whole:
-        return ""
-    left_out = told.get("left_out", 0)
-    why = [f"{left_out} too long for the context"] if left_out else []
-    if beyond := whole - taken - left_out:
-        why.append(f"{beyond} beyond --examples")
-    return f"{name}: {taken} of {counted(whole, 'prompt')} take part; {', '.join(why)}."
-
-
-def of_the_plan(manifest: Manifest) -> list[str]:
-    """What to know before the first record: prompts that are not measured, samples that are one,
-    threads without cores."""
-    found = [shortfall(name, told) for name, told in manifest.tasks.items()]
-    cores = manifest.machine.get("cores") or manifest.threads
-    if manifest.threads > cores:
-        found.append(
-            f"{manifest.threads} threads on {counted(cores, 'core')}: they wait for each other, "
-            f"those of peers too, so speeds are not those of the machine; --threads {cores} "
-            "measures them."
-        )
-    sampling = sampling_of(manifest)
-    if sampling.is_greedy and sampling.n > 1:
-        found.append(
-            f"At temperature 0 the {sampling.n} samples of a prompt are the same text. A drafter "
-            "that learns from one finds it again in the next, so speed-ups are those of copies; "
-            "-n 1 measures each text once."
-        )
-    return [line for line in found if line]
-
-
-def alerts(manifest: Manifest, records: Sequence[Record]) -> list[str]:
-    """What keeps the figures from being those of the whole run, or of different texts."""
-    said = of_the_plan(manifest)
-    if lacking := incomplete(manifest, records):
-        said.append(f"Incomplete: {lacking}. The figures cover what is there.")
-    said += _disturbances(manifest, records)
-    said += _without_plain(records)
-    revisions = dict.fromkeys([manifest.git, *(one.get("git", "") for one in manifest.resumed)])
-    if len(revisions) > 1:
-        named = ", ".join(one or "unknown" for one in revisions)
-        said.append(f"Measured by more than one revision of forerun: {named}.")
-    return said
-
-
-def cut_answers(manifest: Manifest, records: Sequence[Record]) -> str:
-    """Whose answers to a task the limit of tokens ended, as far as that costs score; "" if none."""
-    by_method = {m: cut(r for r in records if r.method == m) for m in manifest.methods}
-    told = [f"{m} {ended} of {scored}" for m, (ended, scored) in by_method.items() if ended]
-    if not told:
-        return ""
-    return (
-        f"Answers cut by --max-new-tokens ({manifest.sampling.get('max_new_tokens')}), which count "
-        f"as wrong or for what they hold: {', '.join(told)}."
-    )
-
-
-def _disturbances(manifest: Manifest, records: Sequence[Record]) -> list[str]:
-    """How busy the machine was, and what is left out of the figures for that."""
-    pairs = zip(records, disturbed(records), strict=True)
-    busy = [record for record, is_bad in pairs if is_bad]
-    reads, takes = (beside(records, name) or [0.0] for name in ("read_gb_s", "taken"))
-    if not busy and np.median(takes) <= TAKEN:
-        return []
-    others = (
-        f", and other programs took {_among(takes, '{:.0%}'.format)} of the cores"
-        if max(takes) >= 0.005
-        else ""
-    )
-    timed = set(map(id, calm(records)))
-    spoiled = Counter(r.method for r in busy if id(r) not in timed)
-    named = listed({m: spoiled[m] for m in manifest.methods if spoiled[m]})
-    what = (
-        f"The times of {spoiled.total()} of {len(records)} measurements, disturbed more than the "
-        f"rest, do not count ({named})."
-        if spoiled
-        else "That was so most of the time, or for all methods in turn: every time counts."
-    )
-    return [
-        f"The machine was not quiet: beside the prompts it read {_among(reads, number)} GB/s"
-        f"{others}. {what}"
-    ]
-
-
-def _among(values: Sequence[float], form: Callable[[float], str]) -> str:
-    """ "22.3 to 34.8", or "30.5" where both ends read the same."""
-    return " to ".join(dict.fromkeys(form(end) for end in (min(values), max(values))))
-
-
-def _without_plain(records: Sequence[Record]) -> list[str]:
-    """Where there are no speed-ups, because plain decoding did not run or finish."""
-    plain = [record for record in records if record.method == PLAIN]
-    if not plain:
-        return ["Plain decoding is not among the records, so there are no speed-ups."]
-    finished = {record.task for record in plain if record.error is None}
-    bare = [task for task in dict.fromkeys(r.task for r in records) if task not in finished]
-    where = f" of {', '.join(bare)}" if finished else ""
-    return [f"Plain decoding finished no prompt{where}, so there are no speed-ups."] if bare else []

@@ -246,10 +246,11 @@ def _beside(target: Path) -> Iterator[Path]:
             for file in part.iterdir():
                 file.chmod(0o644)
             os.replace(part, target)
-        except (OSError, SafetensorError) as error:
-            raise CapacityError(f"cannot write {target}: {error}") from None
-        finally:
+        except BaseException as error:  # once it is in place another process may make its own
             shutil.rmtree(part, ignore_errors=True)
+            if isinstance(error, OSError | SafetensorError):
+                raise CapacityError(f"cannot write {target}: {error}") from None
+            raise
 
 
 @contextmanager

@@ -103,7 +103,9 @@ def calm(records: Sequence[Record]) -> list[Record]:
     """
     pairs = zip(records, disturbed(records), strict=True)
     kept = [r for r, bad in pairs if r.is_shared or not bad]
-    left, all_ = (Counter((r.task, r.method) for r in some) for some in (kept, records))
+    left, all_ = (
+        Counter((r.task, r.method) for r in some if r.error is None) for some in (kept, records)
+    )
     whole = {key[0] for key, count in all_.items() if 2 * left[key] < count}
     ids = set(map(id, kept))
     return [r for r in records if r.task in whole or id(r) in ids]

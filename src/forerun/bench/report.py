@@ -10,8 +10,9 @@ from string import Template
 
 from forerun.bench import report_setup as setup
 from forerun.bench import results
+from forerun.bench.alerts import alerts
 from forerun.bench.charts import DEFS, STYLE, standalone
-from forerun.bench.headline import alerts, context, headline, remarks, tiles, title
+from forerun.bench.headline import context, headline, remarks, tiles, title
 from forerun.bench.markdown import Cell, Chart, Report, Section, Table, clean, render, shown
 from forerun.bench.metrics import calm
 from forerun.bench.report_tasks import speed_chart, task_section

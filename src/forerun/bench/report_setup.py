@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from forerun.bench import metrics, theory
+from forerun.bench.alerts import among
 from forerun.bench.charts import Line, lines, number
 from forerun.bench.markdown import Cell, Chart, Section, Table
 from forerun.bench.report_tasks import figure, percent
@@ -33,6 +34,9 @@ DEFINITIONS = (
      "to one of them, and how many would have under the best rule for these drafts that judges "
      "positions one by one"),
     ("acceptance by position", "drafts accepted at depth i over S: unconditional, as in vLLM"),
+    ("times that count", "those of records beside which the machine was not disturbed more than "
+     "in the rest of the run; speeds and the split of time rest on them, all else on all records"),
+    ("prompts", "finished at least once; 9 of 10: those of them with a time that counts"),
     ("tokens/s", "generated tokens over wall time, prefill included, of the prompts and rounds "
      "that plain decoding has as well: those of the speed-up"),
     ("speed-up", "tokens per second over our own plain decoding on the same prompt; geometric mean "
@@ -64,7 +68,7 @@ def cost_section(manifest: Manifest, records: Sequence[Record]) -> Section:
     charts = [_cost_chart(manifest)] if manifest.cost_curve else []
     quiet = metrics.calm(records)
     tables = [_cost_table(manifest), _roofline_table(manifest, quiet)]
-    tables.append(_prediction_table(manifest, quiet))
+    tables.append(_prediction_table(manifest, records, quiet))
     prose += _contradiction(manifest, quiet)
     if any(cell.value and cell.value > 1 for cell in _shares(tables)):
         prose.append(_above(manifest))
@@ -112,10 +116,8 @@ def _shares(tables: Sequence[Table]) -> list[Cell]:
 
 def _drift(records: Sequence[Record]) -> str:
     """How far the reading speed, measured again and again, moved during the run."""
-    found = [r.limits["read_gb_s"] for r in records if r.limits and "read_gb_s" in r.limits]
-    if not found:
-        return ""
-    return f" Beside the prompts, reading was {number(min(found))} to {number(max(found))} GB/s."
+    found = metrics.beside(records, "read_gb_s")
+    return f" Beside the prompts, reading was {among(found, number)} GB/s." if found else ""
 
 
 def _roofline(manifest: Manifest, rows: int) -> float | None:
@@ -176,7 +178,9 @@ def _roofline_table(manifest: Manifest, records: Sequence[Record]) -> Table:
     return Table("Fraction of the roofline, average pass of the run", columns, rows)
 
 
-def _prediction_table(manifest: Manifest, records: Sequence[Record]) -> Table:
+def _prediction_table(
+    manifest: Manifest, records: Sequence[Record], timed: Sequence[Record]
+) -> Table:
     """tau and speed-up as predicted from counts and the cost curve, beside what was measured."""
     rows: list[list[Cell | str]] = []
     for task in manifest.tasks:
@@ -188,7 +192,7 @@ def _prediction_table(manifest: Manifest, records: Sequence[Record]) -> Table:
             # the curve is that of our own passes over one sequence
             is_told = kind_of(method, manifest) == "own" and not metrics.at_once(method)
             promise = theory.predicted_speed_up(totals, manifest.cost_curve)
-            speed = metrics.speed_up([r for r in records if r.task == task], method, prefill=False)
+            speed = metrics.speed_up([r for r in timed if r.task == task], method, prefill=False)
             rows.append(
                 [
                     f"{task}, {method}",

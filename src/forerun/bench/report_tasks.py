@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from forerun.bench import metrics
+from forerun.bench.alerts import cut_answers
 from forerun.bench.charts import Bar, Line, Stack, bars, lines, number, stacks
-from forerun.bench.headline import cut_answers
 from forerun.bench.markdown import Cell, Chart, Section, Table
 from forerun.bench.metrics import PLAIN, SpeedUp
 from forerun.bench.results import Manifest, examples_of
@@ -91,7 +91,7 @@ def speed_table(standing: Standing, task: str) -> Table:
     """Tokens per second, speed-ups, tau, rates and accuracy of every method."""
     found = [_speed_row(standing, entry) for entry in standing.entries]
     hidden = {name for name in OPTIONAL if all(row[name] == Cell("-") for row in found)}
-    if {entry.prompts for entry in standing.entries} == {len(finished(standing.records))}:
+    if {e.timed_prompts for e in standing.entries} == {len(finished(standing.records))}:
         hidden.add("prompts")
     columns = [name for name in found[0] if name not in hidden]
     best = [standing.places.get(entry.method) == "fastest" for entry in standing.entries]
@@ -104,7 +104,6 @@ def speed_table(standing: Standing, task: str) -> Table:
 
 
 def _speed_row(standing: Standing, entry: Entry) -> dict[str, Cell | str]:
-    done = entry.prompts > 0
     totals, head = entry.totals, Headroom.of(entry.records)
     return {
         "method": entry.method,
@@ -113,14 +112,14 @@ def _speed_row(standing: Standing, entry: Entry) -> dict[str, Cell | str]:
         "tokens/s": figure(entry.rate),
         "speed-up": faster(entry, entry.speed),
         "without prefill": faster(entry, entry.bare),
-        "tau": figure(totals.tau if done else None),
-        "A/D": percent(totals.acceptance_rate if done else None),
-        "A/E": percent(totals.examined_rate if done else None),
+        "tau": figure(totals.tau),
+        "A/D": percent(totals.acceptance_rate),
+        "A/E": percent(totals.examined_rate),
         "per position": percent(head.acceptance),
         "at best": percent(head.optimum),
         "one sample": percent(metrics.mean_score(entry.records)),
         "majority": percent(metrics.mean_score(entry.records, "majority")),
-        "prompts": Cell(counts(entry.prompts, len(finished(entry.records))), entry.prompts),
+        "prompts": Cell(counts(entry.timed_prompts, entry.prompts), entry.timed_prompts),
     }
 
 

@@ -18,7 +18,7 @@ from forerun.sampling import Sampling, from_json
 
 VERSION = 1
 MANIFEST, RECORDS = "run.json", "records.jsonl"
-MEND = "put back what it held, or run again with another --out"
+MEND = "run again with another --out, or put back what it held"
 AGAIN = "delete this line, and the same `forerun bench run` measures again what it held"
 
 
@@ -150,7 +150,9 @@ def read_manifest(folder: Path) -> Manifest:
         ) from None
     except DataError as error:
         raise DataError(f"{error}; {MEND}") from None
-    except (ValueError, OSError, RecursionError) as error:
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}; {MEND}") from None
 
 

@@ -58,7 +58,7 @@ def by_method(manifest: Manifest, records: Sequence[Record]) -> dict[str, list[R
 
 
 def finished(records: Iterable[Record]) -> frozenset[tuple[str, int]]:
-    """Prompts, as (task, index), that did not fail at least once."""
+    """Prompts, as (task, index), that were finished at least once."""
     return frozenset((r.task, r.index) for r in records if r.error is None)
 
 
@@ -98,12 +98,17 @@ class Entry:
 
     @cached_property
     def finished(self) -> frozenset[tuple[str, int]]:
-        """The prompts that it finished at least once, with a time that counts."""
-        return finished(self.timed)
+        """The prompts that it finished at least once."""
+        return finished(self.records)
 
     @property
     def prompts(self) -> int:
         return len(self.finished)
+
+    @property
+    def timed_prompts(self) -> int:
+        """Of these, those that have a time which counts."""
+        return len(finished(self.timed))
 
     @property
     def is_sound(self) -> bool:

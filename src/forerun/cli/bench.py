@@ -285,6 +285,8 @@ def inflate(
             report = partial(bars.report, "inflate")
             made = pad(source, target, size, dtype=dtype, seed=seed, report=report)
     except KeyboardInterrupt:
+        if target.exists():  # it came when all was done
+            raise
         notice("interrupted: nothing is left of it; the same command starts again")
         raise typer.Exit(130) from None
     typer.echo(f"{made.folder}: {made.num_bytes / 2**20:.0f} MiB in {made.seconds:.1f} s")

@@ -135,8 +135,8 @@ class Bench:
         )
 
     def _decode(self, writer: RunWriter, chosen: list[Chosen]) -> None:
+        from forerun.bench.alerts import of_the_plan
         from forerun.bench.harness import Harness
-        from forerun.bench.headline import of_the_plan
         from forerun.bench.planning import units
         from forerun.cli.bench_show import Ticker
 

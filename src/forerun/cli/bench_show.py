@@ -105,7 +105,7 @@ def left(seconds: float | None) -> str:
 
 def summary(manifest: Manifest, records: list[Record]) -> dict[str, Any]:
     """Figures per task and method, and notes; plain values."""
-    from forerun.bench.headline import alerts, cut_answers
+    from forerun.bench.alerts import alerts, cut_answers
 
     cut = {t: cut_answers(manifest, [r for r in records if r.task == t]) for t in manifest.tasks}
     notes = [f"{task}: {line}" for task, line in cut.items() if line]

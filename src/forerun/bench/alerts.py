@@ -1,0 +1,112 @@
+"""What keeps the figures of a run from being those of all of it, on a quiet machine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from forerun.bench.charts import number
+from forerun.bench.metrics import PLAIN, TAKEN, beside, calm, cut, disturbed
+from forerun.bench.results import Manifest, Record, examples_of, sampling_of
+from forerun.bench.standing import incomplete, listed
+from forerun.words import counted
+
+
+def shortfall(name: str, told: Mapping[str, Any]) -> str:
+    """Which prompts of a task are not measured, and why; "" where all are."""
+    taken, whole = examples_of(told)
+    if taken == whole:
+        return ""
+    left_out = told.get("left_out", 0)
+    why = [f"{left_out} too long for the context"] if left_out else []
+    if beyond := whole - taken - left_out:
+        why.append(f"{beyond} beyond --examples")
+    return f"{name}: {taken} of {counted(whole, 'prompt')} take part; {', '.join(why)}."
+
+
+def of_the_plan(manifest: Manifest) -> list[str]:
+    """What to know before the first record: prompts that are not measured, samples that are one,
+    threads without cores."""
+    found = [shortfall(name, told) for name, told in manifest.tasks.items()]
+    cores = manifest.machine.get("cores") or manifest.threads
+    if manifest.threads > cores:
+        found.append(
+            f"{manifest.threads} threads on {counted(cores, 'core')}: they wait for each other, "
+            f"those of peers too, so speeds are not those of the machine; --threads {cores} "
+            "measures them."
+        )
+    sampling = sampling_of(manifest)
+    if sampling.is_greedy and sampling.n > 1:
+        found.append(
+            f"At temperature 0 the {sampling.n} samples of a prompt are the same text. A drafter "
+            "that learns from one finds it again in the next, so speed-ups are those of copies; "
+            "-n 1 measures each text once."
+        )
+    return [line for line in found if line]
+
+
+def alerts(manifest: Manifest, records: Sequence[Record]) -> list[str]:
+    """What keeps the figures from being those of the whole run, or of different texts."""
+    said = of_the_plan(manifest)
+    if lacking := incomplete(manifest, records):
+        said.append(f"Incomplete: {lacking}. The figures cover what is there.")
+    said += _disturbances(manifest, records)
+    said += _without_plain(records)
+    revisions = dict.fromkeys([manifest.git, *(one.get("git", "") for one in manifest.resumed)])
+    if len(revisions) > 1:
+        named = ", ".join(one or "unknown" for one in revisions)
+        said.append(f"Measured by more than one revision of forerun: {named}.")
+    return said
+
+
+def cut_answers(manifest: Manifest, records: Sequence[Record]) -> str:
+    """Whose answers to a task the limit of tokens ended, as far as that costs score; "" if none."""
+    by_method = {m: cut(r for r in records if r.method == m) for m in manifest.methods}
+    told = [f"{m} {ended} of {scored}" for m, (ended, scored) in by_method.items() if ended]
+    if not told:
+        return ""
+    return (
+        f"Answers cut by --max-new-tokens ({manifest.sampling.get('max_new_tokens')}), which count "
+        f"as wrong or for what they hold: {', '.join(told)}."
+    )
+
+
+def _disturbances(manifest: Manifest, records: Sequence[Record]) -> list[str]:
+    """How busy the machine was, and whose times do not count for that."""
+    pairs = zip(records, disturbed(records), strict=True)
+    busy = [record for record, is_bad in pairs if is_bad]
+    reads, takes = (beside(records, name) for name in ("read_gb_s", "taken"))
+    if not busy and (not takes or np.median(takes) <= TAKEN):
+        return []
+    seen = [f"it read {among(reads, number)} GB/s"] if reads else []
+    if takes and max(takes) >= 0.005:
+        seen.append(f"other programs took {among(takes, '{:.0%}'.format)} of the cores")
+    timed = set(map(id, calm(records)))
+    spoiled = Counter(r.method for r in busy if id(r) not in timed)
+    named = listed({m: spoiled[m] for m in manifest.methods if spoiled[m]})
+    what = (
+        f"The times of {spoiled.total()} of {len(records)} measurements, disturbed more than the "
+        f"rest, do not count ({named})."
+        if spoiled
+        else "That was so most of the time, or for all methods in turn: every time counts."
+    )
+    return [f"The machine was not quiet: beside the prompts {', and '.join(seen)}. {what}"]
+
+
+def among(values: Sequence[float], form: Callable[[float], str]) -> str:
+    """ "22.3 to 34.8", or "30.5" where both ends read the same."""
+    return " to ".join(dict.fromkeys(form(end) for end in (min(values), max(values))))
+
+
+def _without_plain(records: Sequence[Record]) -> list[str]:
+    """Where there are no speed-ups, because plain decoding did not run or finish."""
+    plain = [record for record in records if record.method == PLAIN]
+    if not plain:
+        return ["Plain decoding is not among the records, so there are no speed-ups."]
+    finished = {record.task for record in plain if record.error is None}
+    bare = [task for task in dict.fromkeys(r.task for r in records) if task not in finished]
+    where = f" of {', '.join(bare)}" if finished else ""
+    return [f"Plain decoding finished no prompt{where}, so there are no speed-ups."] if bare else []

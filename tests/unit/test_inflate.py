@@ -228,7 +228,7 @@ def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path, monkeypatch, small
 
 def test_what_a_killed_process_left_goes_first(tmp_path, monkeypatch, small_sizes):
     source, big = make_checkpoint("llama", tmp_path / "small"), tmp_path / "big"
-    left = tmp_path / ".big.part"
+    left = tmp_path / ".big.forerun-inflate"
     left.mkdir()
     (left / "model-00001-of-00032.safetensors").write_bytes(bytes(30_000_000))
     usage = namedtuple("usage", "total used free")
@@ -245,7 +245,9 @@ def test_two_at_once_do_not_meet(tmp_path, monkeypatch, small_sizes):
     source, save = make_checkpoint("llama", tmp_path / "small"), module.save_file
 
     def beside(*given, **named):
-        with pytest.raises(DataError, match=r"another process writes .*\.big\.part; wait"):
+        with pytest.raises(
+            DataError, match=r"another process writes .*\.big\.forerun-inflate; wait"
+        ):
             inflate(source, tmp_path / "big", "X2")
         save(*given, **named)
 
@@ -263,12 +265,12 @@ def test_what_the_next_process_makes_there_stays(tmp_path, monkeypatch, small_si
 
     monkeypatch.setattr(module.os, "replace", followed)
     inflate(source, tmp_path / "big", "X2")
-    assert (tmp_path / ".big.part").exists()
+    assert (tmp_path / ".big.forerun-inflate").exists()
 
 
 def test_ctrl_c_leaves_nothing_and_says_so(tmp_path, monkeypatch, capsys):
     def interrupted(*given, **named):
-        assert (tmp_path / ".big.part").exists()
+        assert (tmp_path / ".big.forerun-inflate").exists()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "save_file", interrupted)
@@ -284,7 +286,7 @@ def test_an_existing_target_is_kept(tmp_path, small_sizes):
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="exists"):
         inflate(source, tmp_path / "file", "X2")
-    with pytest.raises(DataError, match=r"cannot make .*\.big\.part: .*another place"):
+    with pytest.raises(DataError, match=r"cannot make .*\.big\.forerun-inflate: .*another place"):
         inflate(source, tmp_path / "file" / "big", "X2")
     (tmp_path / "empty").mkdir()
     assert (inflate(source, tmp_path / "empty", "X2").folder / "config.json").exists()

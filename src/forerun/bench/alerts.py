@@ -83,16 +83,21 @@ def _disturbances(manifest: Manifest, records: Sequence[Record]) -> list[str]:
         return []
     seen = [f"it read {among(reads, number)} GB/s"] if reads else []
     if takes and max(takes) >= 0.005:
-        seen.append(f"other programs took {among(takes, '{:.0%}'.format)} of the cores")
+        lost = among(takes, "{:.0%}".format)
+        seen.append(f"{lost} of the cores were lost to other programs or while it was halted")
     timed = set(map(id, calm(records)))
     spoiled = Counter(r.method for r in busy if id(r) not in timed)
     named = listed({m: spoiled[m] for m in manifest.methods if spoiled[m]})
-    what = (
+    told = [
         f"The times of {spoiled.total()} of {len(records)} measurements, disturbed more than the "
         f"rest, do not count ({named})."
-        if spoiled
-        else "That was so most of the time, or for all methods in turn: every time counts."
-    )
+    ] * bool(spoiled)
+    if staying := len(busy) - spoiled.total():
+        told.append(
+            f"The times of {staying} that were disturbed count all the same, as less than half of "
+            "a task would be left, or as all methods met it in turn."
+        )
+    what = " ".join(told) or "It was so throughout: every time counts."
     return [f"The machine was not quiet: beside the prompts {', and '.join(seen)}. {what}"]
 
 

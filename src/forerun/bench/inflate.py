@@ -227,8 +227,8 @@ def _check_room(target: Path, num_bytes: int) -> None:
 
 
 def _part(target: Path) -> Path:
-    """The folder beside `target` in which it is made."""
-    return target.absolute().with_name(f".{target.absolute().name}.part")
+    """The folder beside `target` in which it is made; by its name nobody else's."""
+    return target.absolute().with_name(f".{target.absolute().name}.forerun-inflate")
 
 
 @contextmanager

@@ -139,10 +139,15 @@ def _family(columns: slice) -> dict[str, int]:
 def taken(
     before: tuple[float, float], after: tuple[float, float], seconds: float, threads: int
 ) -> float:
-    """Share of the cores for `threads` that other programs took between two `cpu_seconds`."""
-    others = (after[0] - before[0]) - (after[1] - before[1])
+    """Share of the cores for `threads` that was lost between two `cpu_seconds`.
+
+    To other programs, or because we were halted: who decodes keeps a core busy.
+    """
+    ours = after[1] - before[1]
+    others = (after[0] - before[0]) - ours
     cores = min(threads, num_cores())
-    lost = others - seconds * (num_cores() - cores)  # on cores that were free they may run
+    free = seconds * (num_cores() - cores)  # on cores that were free they may run
+    lost = max(others - free, seconds - ours)
     return min(lost / (seconds * cores), 1.0) if lost > COARSE else 0.0
 
 

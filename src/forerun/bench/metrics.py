@@ -98,36 +98,52 @@ def calm(records: Sequence[Record]) -> list[Record]:
     """Records whose time no disturbance spoiled, in the same order.
 
     What time does not enter (counts, rates, scores) all records tell, so every method is told by
-    the same prompts. It spoils none of those that took turns. Where less than half of what some
-    method did of a task would be left, that is how the machine is, and all of that task stays.
+    the same prompts. Nothing spoils those that took turns. First those go whose cores others took,
+    then those whose memory was slow; where less than half of what some method did of a task would
+    be left, that is how the machine is, and nothing more of that task goes.
     """
-    pairs = zip(records, disturbed(records), strict=True)
-    kept = [r for r, bad in pairs if r.is_shared or not bad]
-    left, all_ = (
-        Counter((r.task, r.method) for r in some if r.error is None) for some in (kept, records)
-    )
-    whole = {key[0] for key, count in all_.items() if 2 * left[key] < count}
-    ids = set(map(id, kept))
-    return [r for r in records if r.task in whole or id(r) in ids]
+    kept = list(records)
+    for spoiled in crowded(records), starved(records):
+        pairs = zip(records, spoiled, strict=True)
+        bad = {id(r) for r, is_bad in pairs if is_bad and not r.is_shared}
+        left, all_ = (
+            Counter((r.task, r.method) for r in some if r.error is None)
+            for some in ([r for r in kept if id(r) not in bad], records)
+        )
+        whole = {key[0] for key, count in all_.items() if 2 * left[key] < count}
+        kept = [r for r in kept if r.task in whole or id(r) not in bad]
+    return kept
 
 
 def disturbed(records: Sequence[Record]) -> list[bool]:
     """Of each record, whether the machine was not quiet; those that failed tell no time.
 
-    Disturbed: memory read at less than 1 / RESTLESS of the run's quiet speed (its 90th percentile)
-    before the record or before the next one, or other programs taking TAKEN more of the cores than
-    in the run's quiet moments (the 10th percentile; 0 where less than a tenth of the records tell).
-    Neither looks at the method, but long records meet more of it than short ones.
+    Neither rule looks at the method, but long records meet more of it than short ones.
     """
-    reads, takes = beside(records, "read_gb_s"), beside(records, "taken")
-    least = float(np.quantile(reads, 0.9)) / RESTLESS if reads else 0.0
+    return [a or b for a, b in zip(crowded(records), starved(records), strict=True)]
+
+
+def crowded(records: Sequence[Record]) -> list[bool]:
+    """Of each record, whether it lacked TAKEN more of the cores than in the run's quiet moments.
+
+    These are the 10th percentile; 0 where less than a tenth of the records tell.
+    """
+    takes = beside(records, "taken")
     are_told = len(takes) >= 0.1 * len(records) > 0
     most = (float(np.quantile(takes, 0.1)) if are_told else 0.0) + TAKEN
-    found = [r.limits or {} for r in records]
-    is_read = [limits.get("read_gb_s", least) >= least for limits in found]
-    is_ours = [limits.get("taken", most) <= most for limits in found]
-    quiet = map(all, zip(is_read, [*is_read, True][1:], is_ours, strict=True))
-    return [r.error is None and not good for r, good in zip(records, quiet, strict=True)]
+    return [r.error is None and (r.limits or {}).get("taken", most) > most for r in records]
+
+
+def starved(records: Sequence[Record]) -> list[bool]:
+    """Of each record, whether memory was slow before it or before the next one.
+
+    Slow: read at less than 1 / RESTLESS of the run's quiet speed, its 90th percentile.
+    """
+    reads = beside(records, "read_gb_s")
+    least = float(np.quantile(reads, 0.9)) / RESTLESS if reads else 0.0
+    slow = [(r.limits or {}).get("read_gb_s", least) < least for r in records]
+    pairs = zip(records, slow, [*slow, False][1:], strict=True)
+    return [r.error is None and (before or after) for r, before, after in pairs]
 
 
 def beside(records: Iterable[Record], name: str) -> list[float]:

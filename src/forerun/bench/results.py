@@ -57,7 +57,7 @@ class Record:
     score: float | None = None  # mean over samples
     majority: float | None = None  # score of the commonest answer
     memory: dict[str, int] = field(default_factory=dict)  # bytes by part
-    # beside it: read_gb_s; taken, share of cores by others, if known; in_turns, methods sharing it
+    # beside it: read_gb_s; taken, share of cores lost, if known; in_turns, methods sharing it
     limits: dict[str, float] | None = None
     error: str | None = None  # last lines of a contestant that failed; figures are then 0
     headroom: dict[str, float] | None = None  # positions examined, accepted, best, unknown

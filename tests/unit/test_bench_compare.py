@@ -91,7 +91,8 @@ def test_times_that_a_busy_machine_spoiled_do_not_count() -> None:
         "the times of 4 measurements, disturbed more than the rest, do not count"
     ]
     assert remarked(range(1, 5)) == [
-        "the machine of the second run was seldom quiet: every time counts"
+        "the machine of the second run was disturbed, most of the time or for all in turn: every "
+        "time counts"
     ]
 
 
@@ -140,6 +141,11 @@ def test_a_method_without_common_prompts_is_remarked() -> None:
     assert "stand: no prompt has a time that counts in both runs" in found.remarks
     with pytest.raises(DataError, match="nothing can be compared"):
         compare((manifest, []), BEFORE)
+    nothing = compare(BEFORE, (BEFORE[0], []))
+    assert nothing.losses == [
+        "the second run is incomplete: 0 of 6 planned measurements are there; missing: plain 3, "
+        "stand 3"
+    ]
     with pytest.raises(DataError, match="share no method"):
         compare(run({"vllm": [1.0]}), BEFORE)
     with pytest.raises(ConfigError, match="--max-slowdown"):
@@ -177,7 +183,9 @@ def test_one_method_is_compared_relative_to_plain_decoding() -> None:
     after = run({"plain": [2.0, 2.0, 2.0], "stand": [1.0, 1.0, 1.0]})
     found = compare(BEFORE, after, relative=True, only=["stand"])
     assert [(c.method, c.ratio) for c in found.changes] == [("stand", pytest.approx(1.0))]
-    with pytest.raises(DataError, match="share no method beside plain: plain and plain; run both"):
+    with pytest.raises(
+        DataError, match="--relative divides by plain decoding, and there is no other"
+    ):
         compare(BEFORE, after, relative=True, only=["plain"])
     with pytest.raises(DataError, match="share no method: stand and none; run both"):
         compare(BEFORE, run({"plain": [1.0]}), only=["stand"])

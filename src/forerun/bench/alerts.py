@@ -83,8 +83,7 @@ def _disturbances(manifest: Manifest, records: Sequence[Record]) -> list[str]:
         return []
     seen = [f"it read {among(reads, number)} GB/s"] if reads else []
     if takes and max(takes) >= 0.005:
-        lost = among(takes, "{:.0%}".format)
-        seen.append(f"{lost} of the cores were lost to other programs or while it was halted")
+        seen.append(lost_cores(*takes))
     timed = set(map(id, calm(records)))
     spoiled = Counter(r.method for r in busy if id(r) not in timed)
     named = listed({m: spoiled[m] for m in manifest.methods if spoiled[m]})
@@ -99,6 +98,11 @@ def _disturbances(manifest: Manifest, records: Sequence[Record]) -> list[str]:
         )
     what = " ".join(told) or "It was so throughout: every time counts."
     return [f"The machine was not quiet: beside the prompts {', and '.join(seen)}. {what}"]
+
+
+def lost_cores(*taken: float) -> str:
+    """Shares of the cores that were lost, in words."""
+    return f"{among(taken, '{:.0%}'.format)} of the cores were lost to other programs or to halts"
 
 
 def among(values: Sequence[float], form: Callable[[float], str]) -> str:

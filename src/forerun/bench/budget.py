@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from forerun.records import Step
 
 LIMIT = 0.10  # share of a step above which a part outside the pass is flagged
+APART = 0.15  # between a step with timers, their cost taken off, and one without
 FORWARD = "forward: "
 REST = FORWARD + "rest"
 NATIVE = FORWARD + "native kernels"
@@ -117,8 +118,20 @@ def budget(
         1e6 * total / steps,
         1e6 * bare,
         timers / (total + timers),
-        notes,
+        (*notes, *_apart(total / steps, bare)),
     )
+
+
+def _apart(step: float, bare: float) -> list[str]:
+    """That a step took much longer, or less, with timers than without."""
+    apart = step / bare - 1 if bare else 0.0
+    if abs(apart) <= APART:
+        return []
+    more = "more" if apart > 0 else "less"
+    return [
+        f"steps with timers took {abs(apart):.0%} {more} time than those without: the machine "
+        "changed meanwhile, and shares may be those of its moods; measure again, with more --rounds"
+    ]
 
 
 def _divide(spent: dict[str, float], alone: dict[str, float]) -> tuple[str, ...]:

@@ -92,6 +92,16 @@ def compare(
     methods = [
         m for m in before[0].methods if m in after[0].methods and (m != PLAIN or not relative)
     ]
+    if not before[1]:
+        raise DataError(
+            "the first run has no records, so nothing can be compared; the same `forerun bench "
+            "run` goes on with it"
+        )
+    if relative and before[0].methods == [PLAIN]:
+        raise DataError(
+            "--relative divides by plain decoding, and there is no other method to compare; leave "
+            "it out, or name another method"
+        )
     if not methods:
         beside = " beside plain" if relative else ""
         raise DataError(
@@ -116,7 +126,10 @@ def compare(
         remarks.append(f"the times of {what}, disturbed more than the rest, do not count")
     for name, records in zip(ORDER, (before[1], after[1]), strict=True):
         if any(disturbed(records)) and len(calm(records)) == len(records):
-            remarks.append(f"the machine of the {name} run was seldom quiet: every time counts")
+            remarks.append(
+                f"the machine of the {name} run was disturbed, most of the time or for all in "
+                "turn: every time counts"
+            )
     for method in methods:
         found = change_of(*quiet, method, relative=relative)
         if found is None:

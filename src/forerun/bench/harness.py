@@ -220,12 +220,10 @@ class Harness:
         threads = self.writer.manifest.threads
         machine.settle()  # a peer's threads spin on for a moment, and take from what is read
         read = machine.read_bandwidth(threads, tries=QUICK, device=self._device)
-        before, start = machine.cpu_seconds(), time.perf_counter()
+        watch = machine.Watch(threads)
         found = self._decoded(names, example, sampling)
-        spent = time.perf_counter() - start
-        limits = {"read_gb_s": round(read, 3)}
-        if before[0] and spent >= machine.TOLD:  # else who took the cores is not known
-            taken = machine.taken(before, machine.cpu_seconds(), spent, threads)
+        taken, limits = watch.taken(), {"read_gb_s": round(read, 3)}
+        if taken is not None:
             limits["taken"] = round(taken, 3)
         if len(names) > 1:
             limits["in_turns"] = len(names)

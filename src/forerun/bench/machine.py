@@ -151,6 +151,20 @@ def taken(
     return min(lost / (seconds * cores), 1.0) if lost > COARSE else 0.0
 
 
+class Watch:
+    """Looks at the cores for `threads` from now on."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads, self._before, self._start = threads, cpu_seconds(), time.perf_counter()
+
+    def taken(self) -> float | None:
+        """The share that was lost so far; None before TOLD seconds, or if the system says none."""
+        spent = time.perf_counter() - self._start
+        if not self._before[0] or spent < TOLD:
+            return None
+        return taken(self._before, cpu_seconds(), spent, self._threads)
+
+
 def memory_bytes() -> int:
     """Memory of the machine; 0 where the system does not say."""
     total = first_values(Path("/proc/meminfo")).get("MemTotal", "0 kB")

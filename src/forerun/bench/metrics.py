@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -126,12 +126,23 @@ def disturbed(records: Sequence[Record]) -> list[bool]:
 def crowded(records: Sequence[Record]) -> list[bool]:
     """Of each record, whether it lacked TAKEN more of the cores than in the run's quiet moments.
 
-    These are the 10th percentile; 0 where less than a tenth of the records tell.
+    These are the 10th percentile; 0 where less than a tenth of the records tell. A record that is
+    too short to tell lacked what both the last one that does before it and the next one lacked.
     """
     takes = beside(records, "taken")
     are_told = len(takes) >= 0.1 * len(records) > 0
     most = (float(np.quantile(takes, 0.1)) if are_told else 0.0) + TAKEN
-    return [r.error is None and (r.limits or {}).get("taken", most) > most for r in records]
+    before, after = _last_taken(records), [*_last_taken(records[::-1])][::-1]
+    lacks = map(min, before, after)
+    return [r.error is None and lack > most for r, lack in zip(records, lacks, strict=True)]
+
+
+def _last_taken(records: Iterable[Record]) -> Iterator[float]:
+    """What each record says that it lacked of the cores, else the last one that does; else 0."""
+    last = 0.0
+    for record in records:
+        last = (record.limits or {}).get("taken", last)
+        yield last
 
 
 def starved(records: Sequence[Record]) -> list[bool]:

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from forerun.bench import machine
+from forerun.bench.alerts import lost_cores
 from forerun.bench.budget import (
     COUNTING,
     FORWARD,
@@ -22,6 +24,7 @@ from forerun.bench.budget import (
     Measured,
     budget,
 )
+from forerun.bench.metrics import TAKEN
 from forerun.bench.timers import Clock, Patches, calibrate, seconds_of, young_garbage
 from forerun.sampling import Sampling
 
@@ -44,20 +47,26 @@ def profile(
 
     The prompt is computed before.
     """
+    import torch
+
     start_run = Runs(model, prompt, sampling, parts)
     start_run.plain(rounds)  # computes the prompt, compiles, touches pages
     cost, clock, bare, timed = calibrate(), Clock(_wait_for(model)), Measured(), Measured()
+    watch = machine.Watch(torch.get_num_threads())
     with young_garbage():
         for number in range(rounds):
             bare.add(start_run.plain(number))
             timed.add(start_run.timed(number, clock))
+    taken = watch.taken() or 0.0
     alone: dict[str, float] = {}
     if NATIVE in clock.seconds:
         from forerun.bench.products import seconds_alone
 
         target: Any = model.target
         alone = seconds_alone(target.model, max(round(timed.rows / max(timed.steps, 1)), 1))
-    return budget(clock, cost, timed, bare.seconds / max(bare.steps, 1), alone)
+    found = budget(clock, cost, timed, bare.seconds / max(bare.steps, 1), alone)
+    unquiet = [f"{lost_cores(taken)}: this machine was not quiet"] * (taken > TAKEN)
+    return replace(found, notes=(*found.notes, *unquiet))
 
 
 class Runs:

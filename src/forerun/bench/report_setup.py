@@ -36,7 +36,8 @@ DEFINITIONS = (
     ("acceptance by position", "drafts accepted at depth i over S: unconditional, as in vLLM"),
     ("times that count", "those of records beside which the machine was not disturbed more than "
      "in the rest of the run; speeds and the split of time rest on them, all else on all records"),
-    ("prompts", "finished at least once; 9 of 10: those of them with a time that counts"),
+    ("where the time goes", "of the records that tokens/s rests on; of each: seconds, all samples"),
+    ("prompts", "finished at least once; 9 of 10: those of them that the speeds rest on"),
     ("tokens/s", "generated tokens over wall time, prefill included, of the prompts and rounds "
      "that plain decoding has as well: those of the speed-up"),
     ("speed-up", "tokens per second over our own plain decoding on the same prompt; geometric mean "

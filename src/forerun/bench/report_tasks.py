@@ -212,7 +212,7 @@ def _position_table(standing: Standing, task: str) -> Table:
 
 
 def _splits(standing: Standing) -> dict[str, dict[str, float]]:
-    found = {e.method: metrics.time_split(e.timed) for e in standing.entries}
+    found = {e.method: metrics.time_split(e.compared) for e in standing.entries}
     return {method: split for method, split in found.items() if split}
 
 
@@ -228,11 +228,11 @@ def _split_chart(standing: Standing, task: str) -> Chart | None:
 
 
 def _split_table(standing: Standing, task: str) -> Table:
-    splits = _splits(standing)
+    splits, sizes = _splits(standing), {e.method: len(e.compared) for e in standing.entries}
     names = list(next(iter(splits.values()))) if splits else []
     rows: list[list[Cell | str]] = []
     for method, split in splits.items():
-        whole = sum(split.values())
+        whole, num = sum(split.values()), sizes[method]
         shares = [percent(metrics.ratio(split.get(name), whole)) for name in names]
-        rows.append([method, *shares, figure(whole, " s")])
-    return Table(f"{task}: where the time goes", ["method", *names, "all"], rows)
+        rows.append([method, *shares, figure(metrics.ratio(whole, num), " s")])
+    return Table(f"{task}: where the time goes", ["method", *names, "of each"], rows)

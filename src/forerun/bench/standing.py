@@ -91,10 +91,15 @@ class Entry:
     def totals(self) -> Totals:
         return metrics.totals(metrics.samples_of(self.records))
 
+    @cached_property
+    def compared(self) -> Sequence[Record]:
+        """The records that `speed` rests on; without one, all whose time counts."""
+        return metrics.compared(self.timed, self.baseline)
+
     @property
     def rate(self) -> float | None:
-        """Tokens per second, prefill included, on the prompts that `speed` rests on."""
-        return metrics.tokens_per_second(metrics.compared(self.timed, self.baseline))
+        """Tokens per second, prefill included."""
+        return metrics.tokens_per_second(self.compared)
 
     @cached_property
     def finished(self) -> frozenset[tuple[str, int]]:
@@ -107,8 +112,8 @@ class Entry:
 
     @property
     def timed_prompts(self) -> int:
-        """Of these, those that have a time which counts."""
-        return len(finished(self.timed))
+        """Of these, those whose time counts: towards `speed`, where there is one."""
+        return len(finished(self.compared))
 
     @property
     def is_sound(self) -> bool:

@@ -135,7 +135,7 @@ def figures(records: list[Record], timed: list[Record], method: str) -> dict[str
         [r for r in some if r.method == name]
         for some, name in ((records, method), (timed, method), (timed, metrics.PLAIN))
     )
-    found = metrics.totals(metrics.samples_of(mine))
+    found, swift = metrics.totals(metrics.samples_of(mine)), metrics.compared(swift, plain)
     speed_ups = {}
     for name, prefill in (("speed_up", True), ("speed_up_without_prefill", False)):
         up = metrics.speed_up(timed, method, prefill=prefill)
@@ -147,7 +147,7 @@ def figures(records: list[Record], timed: list[Record], method: str) -> dict[str
         "prompts_timed": len(finished(swift)),
         "measured": sum(record.error is None for record in mine),
         "failed": sum(record.error is not None for record in mine),
-        "tokens_per_second": metrics.tokens_per_second(metrics.compared(swift, plain)),
+        "tokens_per_second": metrics.tokens_per_second(swift),
         "tau": found.tau,
         "acceptance_rate": found.acceptance_rate,
         "examined_rate": found.examined_rate,

@@ -53,7 +53,7 @@ class Board:
     outcomes: list[Outcome] = field(default_factory=list)
     tokens: int = 0
     start: float = field(default_factory=time.perf_counter)
-    taken: float = 0.0  # share of the cores that other programs took
+    taken: float = 0.0  # share of the cores that was lost
 
     def __call__(self, step: Step) -> None:
         self.tokens += sum(map(len, step.emitted))
@@ -167,8 +167,7 @@ def _run(model: Any, asked: Sampling, batch: int, board: Board, results: Results
     err = console(stderr=True)
     warm_up(model, task.example(board.num_problems), board.arms, asked, batch=batch)
     examples = [task.example(i) for i in range(board.num_problems)]
-    before, start = machine.cpu_seconds(), time.perf_counter()
-    board.start = start
+    board.start, watch = time.perf_counter(), machine.Watch(torch.get_num_threads())
     try:
         with Live(board, console=err, refresh_per_second=4, transient=True) as live:
             live.auto_refresh = err.is_terminal
@@ -179,8 +178,7 @@ def _run(model: Any, asked: Sampling, batch: int, board: Board, results: Results
                 if not err.is_terminal:
                     notice(_line(done))
     finally:
-        spent, threads = time.perf_counter() - start, torch.get_num_threads()
-        board.taken = machine.taken(before, machine.cpu_seconds(), spent, threads)
+        board.taken = watch.taken() or 0.0
 
 
 def _line(done: Outcome) -> str:
@@ -192,6 +190,7 @@ def _line(done: Outcome) -> str:
 
 
 def _report(board: Board, n: int, is_json: bool) -> None:
+    from forerun.bench.alerts import lost_cores
     from forerun.bench.headline import FEW
     from forerun.bench.metrics import TAKEN
     from forerun.demo import summary
@@ -222,7 +221,7 @@ def _report(board: Board, n: int, is_json: bool) -> None:
     )
     out.print(f"both sides draw from the same law: {chance}")
     if board.taken > TAKEN:
-        out.print(f"other programs took {board.taken:.0%} of the cores: this machine was not quiet")
+        out.print(f"{lost_cores(board.taken)}: this machine was not quiet")
 
 
 def _table(found: dict[str, Any], arms: tuple[str, str], n: int) -> Table:

@@ -30,9 +30,15 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 def cannot_write(path: Path, error: OSError) -> CapacityError:
     """What is said where nothing else is kept that a user should know of."""
+    is_other = isinstance(error, IsADirectoryError | NotADirectoryError | FileExistsError)
+    advice = (
+        "move away what has that name"
+        if is_other
+        else "free some space, make the folder writable, or use a copy of it elsewhere"
+    )
     return CapacityError(
-        f"cannot write {path.name} into the folder {path.parent}: {error.strerror or error}; free "
-        "some space, make the folder writable, or use a copy of it elsewhere"
+        f"cannot write {path.name} into the folder {path.parent}: {error.strerror or error}; "
+        f"{advice}"
     )
 
 

@@ -635,3 +635,6 @@ def test_answers_in_spec_bench_format(call: Call, quick: None, tiny: Path, tmp_p
     status, out, err = call("bench", "answers", run, "--method", "stand", "--out", tmp_path / "z")
     said = "1 of 3 questions left out, without an answer to every turn: 7 (turn 1 was not measured)"
     assert (status, err) == (0, said + "\n") and "2 answers of stand" in out
+    questions.rename(tmp_path / "elsewhere.jsonl")
+    status, _, err = call("bench", "answers", run, "--method", "stand", "--out", tmp_path / "w")
+    assert status == 2 and "do this from the folder where it was made, or put them there" in err

@@ -12,7 +12,7 @@ from tiny import make_tiny
 
 import forerun
 from forerun import shaping
-from forerun.bench import timers
+from forerun.bench import machine, timers
 from forerun.bench.budget import COUNTING, LIMIT, NATIVE, PYTHON, REST, Measured, budget
 from forerun.bench.own import Parts
 from forerun.bench.profile import consume, profile
@@ -231,6 +231,31 @@ def test_what_takes_much_outside_the_pass_is_flagged() -> None:
     assert found.step_microseconds == pytest.approx(1e6)
     assert found.outside_share == pytest.approx(0.4)
     assert found.to_dict()["outside_share"] == found.outside_share
+    assert found.notes == ()
+
+
+def test_steps_that_took_much_longer_with_timers_are_remarked() -> None:
+    clock = Clock()
+    clock.seconds |= {REST: 6.0, PYTHON: 1.0}
+
+    def said(bare: float) -> tuple[str, ...]:
+        return budget(clock, (0.0, 0.0), Measured(steps=10, tokens=30), bare).notes
+
+    assert said(0.7) == said(0.65) == ()
+    (more,), (less,) = said(0.5), said(1.0)
+    assert more.startswith("steps with timers took 40% more time than those without")
+    assert less.startswith("steps with timers took 30% less time")
+
+
+def test_a_machine_that_was_not_quiet_is_remarked(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampling, parts = Sampling(temperature=0.0, max_new_tokens=8), Parts("none")
+    for lost, said in ((None, []), (0.05, []), (0.4, ["40%"])):
+        monkeypatch.setattr(machine.Watch, "taken", lambda self, lost=lost: lost)
+        notes = profile(model, PROMPT, sampling, parts, rounds=1).notes
+        found = [note for note in notes if note.endswith("this machine was not quiet")]
+        assert [note.split()[0] for note in found] == said
 
 
 def test_models_that_transformers_runs_have_one_line_for_the_pass(tmp_path: Path) -> None:

@@ -421,7 +421,7 @@ def test_counts_that_no_run_has_are_refused(
     "changes",
     [
         {"samples": [SampleRecord(7, 3, 9, 4)]},  # as peers tell: depths and examined are unknown
-        {"samples": [SampleRecord(7, 3, 0, 0, 0)], "seconds": 0, "prefill_seconds": 0},
+        {"samples": [SampleRecord(7, 3, 0, 0, 0)], "prefill_seconds": 0},
         {"samples": [], "error": "it broke", "seconds": 0.0, "generated": 0},
         {"error": "it broke", "generated": 0},
         {"headroom": BESIDE, "limits": {"read_gb_s": 30, "taken": -0.0}},
@@ -563,7 +563,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     path.write_text("")
     with pytest.raises(CapacityError) as caught:
         run_writer.write_manifest(path, plan())
-    said = f"cannot write run.json into the folder {path}: File exists; free some space, make"
+    said = f"cannot write run.json into the folder {path}: File exists; move away what"
     assert str(caught.value).startswith(said)
 
 

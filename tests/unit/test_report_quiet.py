@@ -124,6 +124,35 @@ def test_slow_memory_everywhere_does_not_bring_back_lost_cores(
     assert f"The times of {slow} that were disturbed count all the same" in text
 
 
+def test_a_short_record_between_two_crowded_ones_was_crowded() -> None:
+    """Records of less than a second do not tell who took the cores beside them."""
+    made = [r for r in records() if r.method in ("plain", "stand") and r.task == "reasoning"]
+    lost = {0: 0.0, 3: 0.6, 5: 0.5, 6: 0.0, 9: 0.7}
+    found = [replace(r, limits={"taken": lost[i]} if i in lost else {}) for i, r in enumerate(made)]
+    crowded = [i for i, bad in enumerate(metrics.crowded(found)) if bad]
+    assert crowded == [3, 4, 5, 9]  # not 7 and 8, nor what comes after the last that tells
+
+
+def test_a_speed_and_its_prompts_are_of_the_same_records(
+    report: Callable[..., tuple[Page, str]],
+) -> None:
+    """What plain decoding has no time of is in no speed-up: two of plain's were disturbed."""
+    made = [r for r in records() if r.method in ("plain", "stand") and r.task == "reasoning"]
+    bad = [i for i, r in enumerate(made) if r.method == "plain" and r.index in (2, 5)]
+    bad += [i for i, r in enumerate(made) if r.method == "stand" and r.index == 7]
+    busy = [replace(r, limits={"taken": float(i in bad)}) for i, r in enumerate(made)]
+    found = figures(busy, metrics.calm(busy), "stand")
+    assert found["prompts_timed"] == found["speed_up"]["prompts"] == 7
+    page, _ = report(busy, methods=["plain", "stand"])
+    rows = page.table("method", "by")
+    assert [rows[name]["prompts"][0] for name in ("plain", "stand")] == ["8 of 10", "7 of 10"]
+    kept = [r for r in made if r.method == "stand" and r.index not in (2, 5, 7)]
+    split = metrics.time_split(kept)
+    assert found["time"] == split
+    each = page.table("method", "draft")["stand"]["of each"]
+    assert float(each[1] or 0) == pytest.approx(sum(split.values()) / 7)
+
+
 def test_a_failure_is_none_of_the_times_that_are_left() -> None:
     """Half of stand's records failed and the others were disturbed: their times are all it has."""
     made = [r for r in records() if r.method in ("plain", "stand") and r.task == "reasoning"]

@@ -106,6 +106,17 @@ def test_colons_in_paths_are_no_categories(tmp_path):
     assert len(get_task(f"spec_bench:{path}")) == 5
 
 
+def test_categories_may_hold_what_paths_do(tmp_path):
+    line = {"question_id": 1, "turns": ["the cat"]}
+    named = [line | {"category": "C/C++"}, line | {"category": "é x", "question_id": 2}]
+    path = write_lines(tmp_path / "q.jsonl", named)
+    assert len(get_task(f"spec_bench:{path}:C/C++")) == 1
+    with pytest.raises(DataError, match="cannot read .*nothing.jsonl: No such file"):
+        get_task(f"spec_bench:{tmp_path}/nothing.jsonl")
+    with pytest.raises(DataError, match="cannot read .*no:thing/q.jsonl: No such file"):
+        get_task(f"spec_bench:{tmp_path}/no:thing/q.jsonl")
+
+
 @pytest.mark.parametrize(
     ("line", "hint"),
     [

@@ -14,6 +14,8 @@ from forerun.bench.results import Manifest, Record, examples_of, sampling_of
 from forerun.bench.standing import incomplete, listed
 from forerun.words import counted
 
+FEW = 10  # prompts, below which a bootstrap interval is too narrow
+
 
 def shortfall(name: str, told: Mapping[str, Any]) -> str:
     """Which prompts of a task are not measured, and why; "" where all are."""
@@ -60,6 +62,17 @@ def alerts(manifest: Manifest, records: Sequence[Record]) -> list[str]:
         named = ", ".join(one or "unknown" for one in revisions)
         said.append(f"Measured by more than one revision of forerun: {named}.")
     return said
+
+
+def rough(sizes: Mapping[str, int]) -> list[str]:
+    """What rests on few prompts. sizes: by task, those of the interval that rests on the fewest."""
+    found = []
+    if few := {task: size for task, size in sizes.items() if 1 < size < FEW}:
+        found.append(f"Intervals over fewer than {FEW} prompts are rough: {listed(few)}.")
+    if single := [task for task, size in sizes.items() if size == 1]:
+        names = ", ".join(single)
+        found.append(f"One prompt gives no interval, so what it shows may be chance: {names}.")
+    return found
 
 
 def cut_answers(manifest: Manifest, records: Sequence[Record]) -> str:

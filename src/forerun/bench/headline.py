@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from forerun.bench.alerts import rough
 from forerun.bench.charts import number
 from forerun.bench.metrics import SpeedUp, at_once
 from forerun.bench.results import Manifest, examples_of, sampling_of
@@ -21,7 +22,6 @@ from forerun.bench.standing import (
 )
 from forerun.words import counted
 
-FEW = 10  # prompts, below which a bootstrap interval is too narrow
 MAX_TASKS = 4  # more of them: only those that a peer wins get a line
 
 
@@ -140,14 +140,7 @@ def _caveats(everything: Standing, by_task: Mapping[str, Standing]) -> list[str]
     ]
     lines = [f"The best {' and '.join(chosen)}: chosen by these same figures."] if chosen else []
     sizes = {task: _fewest(standing) for task, standing in by_task.items()}
-    few = [f"{task} {size}" for task, size in sizes.items() if 1 < size < FEW]
-    if few:
-        lines.append(f"Intervals over fewer than {FEW} prompts are rough: {', '.join(few)}.")
-    if single := [task for task, size in sizes.items() if size == 1]:
-        lines.append(
-            f"One prompt gives no interval, so what it shows may be chance: {', '.join(single)}."
-        )
-    return lines
+    return lines + rough(sizes)
 
 
 def _fewest(standing: Standing) -> int:

@@ -172,6 +172,11 @@ def by_trajectory(records: Iterable[Record]) -> dict[str, Totals]:
     return {name: totals(samples) for name, samples in groups.items()}
 
 
+def kind_name(category: str) -> str:
+    """What a level or a category is called: "level 3", "writing"."""
+    return f"level {category}" if category.isdecimal() else category
+
+
 def group_of(number: int) -> str:
     """The name of the group of a trajectory, counted from 1."""
     for low, high in GROUPS:

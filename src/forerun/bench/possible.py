@@ -93,7 +93,7 @@ RECORD = (
         lambda x, r: x <= r.headroom["examined"] * ROUNDED,
     ),
 )
-TIMED = (  # of records whose seconds are told, not 0
+TIMED = (  # of records without an error, and of others that tell seconds
     between(SHORTEST, LONGEST, "seconds"),
     Rule(("prefill_seconds",), "less than 'seconds', {0.seconds}", lambda x, r: x < r.seconds),
     Rule(
@@ -147,7 +147,7 @@ def impossible(record: Record, run: Manifest | None = None) -> str:
         if found := broken(sample, SAMPLE + of_sample):
             return f", sample {i}: {found}"
     rules = RECORD + of_record
-    rules += TIMED if record.seconds else ()
+    rules += TIMED if record.seconds or record.error is None else ()
     rules += FINISHED if record.error is None else ()
     found = broken(record, rules)
     return found and f": {found}"

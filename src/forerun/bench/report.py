@@ -85,18 +85,12 @@ def _pictures(everything: Standing, by_task: dict[str, Standing]) -> list[Chart]
 
 
 def _check(folder: Path, records: Sequence[Record]) -> None:
-    """Refuses what cannot be one run's figures. Raises DataError."""
+    """Raises DataError where there is nothing to report."""
     if not records:
         raise DataError(
             f"{folder} has no records yet; start or resume its `forerun bench run`, "
             "and report after the first prompt"
         )
-    for number, record in enumerate(records, start=1):
-        if record.error is None and not record.seconds:
-            raise DataError(
-                f"{folder / results.RECORDS}, record {number}: expected seconds above 0, got "
-                f"{record.seconds}"
-            )
 
 
 def page(report: Report) -> str:

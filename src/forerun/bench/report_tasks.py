@@ -140,7 +140,7 @@ def _category_table(standing: Standing, task: str) -> Table:
         parts = [[r for r in standing.timed if r.category == name] for name in names]
         found = [metrics.speed_up(part, entry.method) for part in parts]
         rows.append([entry.method, *(faster(entry, speed) for speed in found)])
-    heads = [f"level {name}" if name.isdecimal() else name for name in names]
+    heads = map(metrics.kind_name, names)
     return Table(f"{task}: speed-up by level or category", ["method", *heads], rows)
 
 

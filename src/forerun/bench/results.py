@@ -209,7 +209,10 @@ def parse_records(data: bytes, name: str, run: Manifest | None = None) -> list[R
             raise DataError(
                 f"{where}: expected one JSON object per line: {error}; {AGAIN}"
             ) from None
-        record = record_of(value, where)
+        try:
+            record = record_of(value, where)
+        except DataError as error:
+            raise DataError(f"{error}; {AGAIN}") from None
         if found := possible.impossible(record, run):
             raise DataError(f"{where}{found}; {AGAIN}")
         if record.key in seen:

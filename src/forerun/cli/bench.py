@@ -199,7 +199,7 @@ def profile(
     ctx: typer.Context,
     model: options.ModelName = "reasoner",
     drafter: Annotated[
-        str, typer.Option("--drafter", "-d", help="Method, as stand:context=4,nodes=32.")
+        str, typer.Option("--drafter", "-d", help="One method, as stand:context=4,nodes=32.")
     ] = "stand",
     task: Annotated[str, typer.Option("--task", help="Where the prompt comes from.")] = "reasoning",
     n: options.Number = 4,
@@ -216,12 +216,16 @@ def profile(
 
     What takes much time outside the target's pass is flagged.
     """
+    from forerun.bench.contestants import split_methods
     from forerun.bench.machine import usual_threads
     from forerun.bench.own import parts_of
     from forerun.bench.planning import Asked, check_asked
     from forerun.bench.tasks import get_task
+    from forerun.errors import ConfigError
     from forerun.sampling import Sampling
 
+    if len(names := split_methods(drafter)) > 1:
+        raise ConfigError(f"a profile is of one drafter, got {', '.join(names)}; name one of them")
     parts = parts_of(drafter)
     sampling = Sampling(temperature, max_new_tokens=max_new_tokens, n=n, seed=seed)
     threads = usual_threads() if threads is None else threads

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from forerun.bench import metrics
@@ -86,7 +86,8 @@ class Ticker:
 
 def record_line(record: Record) -> str:
     """What was just measured."""
-    head = f"{record.task} {record.index} ({record.category}) {record.method}: "
+    kind = metrics.kind_name(record.category)
+    head = f"{record.task} {record.index} ({kind}) {record.method}: "
     if record.error is not None:
         return head + "failed: " + last_line(record.error)
     rate = metrics.tokens_per_second([record])
@@ -105,7 +106,7 @@ def left(seconds: float | None) -> str:
 
 def summary(manifest: Manifest, records: list[Record]) -> dict[str, Any]:
     """Figures per task and method, and notes; plain values."""
-    from forerun.bench.alerts import alerts, cut_answers
+    from forerun.bench.alerts import alerts, cut_answers, rough
 
     cut = {t: cut_answers(manifest, [r for r in records if r.task == t]) for t in manifest.tasks}
     notes = [f"{task}: {line}" for task, line in cut.items() if line]
@@ -115,15 +116,22 @@ def summary(manifest: Manifest, records: list[Record]) -> dict[str, Any]:
         mine, swift = ([r for r in some if r.task == task] for some in (records, timed))
         return {method: figures(mine, swift, method) for method in manifest.methods}
 
+    tasks = {task: told(task) for task in manifest.tasks}
+    sizes = {task: fewest(methods.values()) for task, methods in tasks.items()}
     return {
-        "tasks": {task: told(task) for task in manifest.tasks},
+        "tasks": tasks,
         "rounds": manifest.rounds,
         "disturbed": sum(metrics.disturbed(records)),
         "limits": manifest.limits,
         "cost_curve": manifest.cost_curve,
         "left_out": skipped(manifest),
-        "notes": notes + alerts(manifest, records),
+        "notes": notes + alerts(manifest, records) + rough(sizes),
     }
+
+
+def fewest(found: Iterable[dict[str, Any]]) -> int:
+    """Prompts of the speed-up that rests on the fewest; 0 without one."""
+    return min((one["speed_up"]["prompts"] for one in found if one["speed_up"]), default=0)
 
 
 def figures(records: list[Record], timed: list[Record], method: str) -> dict[str, Any]:
@@ -131,11 +139,11 @@ def figures(records: list[Record], timed: list[Record], method: str) -> dict[str
 
     timed: the records whose time counts.
     """
-    mine, swift, plain = (
+    mine, quiet, plain = (
         [r for r in some if r.method == name]
         for some, name in ((records, method), (timed, method), (timed, metrics.PLAIN))
     )
-    found, swift = metrics.totals(metrics.samples_of(mine)), metrics.compared(swift, plain)
+    found, swift = metrics.totals(metrics.samples_of(mine)), metrics.compared(quiet, plain)
     speed_ups = {}
     for name, prefill in (("speed_up", True), ("speed_up_without_prefill", False)):
         up = metrics.speed_up(timed, method, prefill=prefill)

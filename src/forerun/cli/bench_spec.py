@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,9 @@ from forerun.cli import options
 from forerun.cli.output import console, notice, print_json
 from forerun.errors import ConfigError, DataError, UnknownName
 from forerun.words import counted
+
+if TYPE_CHECKING:
+    from forerun.bench.tasks.spec_bench import Question
 
 TASK = "spec_bench:"
 FEW = 3  # ids that a message names
@@ -29,7 +32,6 @@ def answers(
     """
     from forerun.bench import spec_bench
     from forerun.bench.results import read_run
-    from forerun.bench.tasks.spec_bench import SpecBenchTask
 
     if out.exists():
         raise ConfigError(f"{out} is there already; give --out another name, or remove it first")
@@ -48,7 +50,7 @@ def answers(
     lines, gone = [], list[str]()
     for task in tasks:
         mine = [r for r in records if (r.task, r.method, r.round) == (task, method, number)]
-        questions = SpecBenchTask.of_path(task.removeprefix(TASK)).questions
+        questions = _questions(task.removeprefix(TASK))
         lines += spec_bench.answers(questions, mine, method)
         gone += spec_bench.unanswered(questions, mine)
     if not lines:
@@ -60,6 +62,19 @@ def answers(
         whole = counted(len(lines) + len(gone), "question")
         notice(f"{len(gone)} of {whole} left out, without an answer to every turn: {_few(gone)}")
     typer.echo(f"{out}: {counted(len(lines), 'answer')} of {method}")
+
+
+def _questions(path: str) -> list[Question]:
+    """The questions of a run's task; it has their path as it was given."""
+    from forerun.bench.tasks.spec_bench import SpecBenchTask
+
+    try:
+        return SpecBenchTask.of_path(path).questions
+    except DataError as error:
+        raise DataError(
+            f"{error}. So the run was told where its questions are: do this from the folder where "
+            "it was made, or put them there"
+        ) from None
 
 
 def spec(

@@ -190,8 +190,7 @@ def _line(done: Outcome) -> str:
 
 
 def _report(board: Board, n: int, is_json: bool) -> None:
-    from forerun.bench.alerts import lost_cores
-    from forerun.bench.headline import FEW
+    from forerun.bench.alerts import FEW, lost_cores
     from forerun.bench.metrics import TAKEN
     from forerun.demo import summary
 

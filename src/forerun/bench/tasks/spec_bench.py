@@ -36,11 +36,11 @@ class SpecBenchTask:
 
     @classmethod
     def of_path(cls, text: str) -> SpecBenchTask:
-        """The task of the text after `spec_bench:`."""
+        """The task of the text after `spec_bench:`; paths may hold colons, categories slashes."""
         path, _, category = text.rpartition(":")
-        if not path or Path(text).expanduser().exists() or "/" in category:
-            return cls(text)
-        return cls(path, category)
+        whole, part = (Path(name).expanduser().exists() for name in (text, path))
+        is_part = part if whole != part else "/" not in category
+        return cls(path, category) if path and not whole and is_part else cls(text)
 
     def __len__(self) -> int:
         """Number of turns of all questions."""

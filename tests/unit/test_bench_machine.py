@@ -256,6 +256,8 @@ def test_time_of_others_and_of_children_is_told_apart() -> None:
     assert machine.taken((0, 0), (2.04, 2.0), 2.0, cores) == 0.0  # counters are coarse
     halted = machine.taken((0, 0), (3.0, 3.0), 23.0, cores)  # for twenty of these seconds
     assert halted == pytest.approx(20.0 / (23.0 * cores))
+    beside = machine.taken((0, 0), (23.0 + 3.0, 3.0), 23.0, cores)  # with another program
+    assert beside == pytest.approx(min((23.0 + 20.0) / (23.0 * cores), 1.0))
     assert machine.taken((5, 1), (5 + 2.0 * cores, 3.0), 2.0, 1) == pytest.approx(
         (2.0 * cores - 2.0 - 2.0 * (cores - 1)) / 2.0
     )

@@ -295,11 +295,11 @@ def test_time_is_the_real_one_again() -> None:
     assert timers.time is time
 
 
-def test_kernels_that_took_no_time_alone_leave_all_to_the_rest() -> None:
+def test_kernels_that_took_no_time_alone_are_not_told_apart() -> None:
     """As their differences may come out on a busy machine."""
     clock = Clock()
     clock.seconds |= {NATIVE: 6.0, PYTHON: 1.0}
     found = budget(clock, (0.0, 0.0), Measured(steps=1, tokens=1), 4.0, {"qkv": 0.0, "mlp": 0.0})
     lines = {line.name: line.microseconds for line in found.lines}
-    assert lines["forward: attention, norms, waiting"] == pytest.approx(6e6)
-    assert lines["forward: qkv"] == 0.0
+    assert lines == {NATIVE: pytest.approx(6e6), PYTHON: pytest.approx(1e6)}
+    assert any(note.endswith("not told apart") for note in found.notes)

@@ -153,6 +153,20 @@ def test_a_speed_and_its_prompts_are_of_the_same_records(
     assert float(each[1] or 0) == pytest.approx(sum(split.values()) / 7)
 
 
+def test_who_drafted_nothing_is_no_faster_than_plain_decoding(
+    report: Callable[..., tuple[Page, str]],
+) -> None:
+    """It does the same: what its times differ by is the machine's."""
+    made = [r for r in records() if r.method in ("plain", "stand") and r.task == "reasoning"]
+    idle = {"drafted": 0, "accepted": 0, "examined": 0, "per_position": []}
+    made = [
+        replace(r, samples=[replace(s, **idle) for s in r.samples]) if r.method == "stand" else r
+        for r in made
+    ]
+    rows = report(made, methods=["plain", "stand"])[0].table("method", "by")
+    assert [rows[name]["place"][0] for name in ("plain", "stand")] == ["tied", "fastest"]
+
+
 def test_a_failure_is_none_of_the_times_that_are_left() -> None:
     """Half of stand's records failed and the others were disturbed: their times are all it has."""
     made = [r for r in records() if r.method in ("plain", "stand") and r.task == "reasoning"]

@@ -282,6 +282,8 @@ def test_json_lines_hold_prompts_or_turns(tmp_path):
         ('{"prompt": ""}', "line 2: prompt must be a text"),
         ('{"prompt": 5}', "line 2: prompt must be a text"),
         ('{"prompt": "\\ud800"}', "line 2: prompt is no Unicode text"),
+        ('{"prompt": "a", "id": "\\ud800"}', "line 2: id is no Unicode text"),
+        ('{"prompt": "a", "category": "\\ud800"}', "line 2: category is no Unicode text"),
         ('{"turns": []}', "line 2: turns must be a list"),
         ('{"turns": ["a", "b"]}', "line 2: turns must end with the user's"),
         ('{"id": "x"}', "line 2 needs either"),

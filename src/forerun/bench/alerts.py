@@ -14,6 +14,7 @@ from forerun.bench.results import Manifest, Record, examples_of, sampling_of
 from forerun.bench.standing import incomplete, listed
 from forerun.words import counted
 
+SHORT = 0.1  # seconds of a record: a few slices of a scheduler
 FEW = 10  # prompts, below which a bootstrap interval is too narrow
 
 
@@ -55,8 +56,10 @@ def alerts(manifest: Manifest, records: Sequence[Record]) -> list[str]:
     said = of_the_plan(manifest)
     if lacking := incomplete(manifest, records):
         said.append(f"Incomplete: {lacking}. The figures cover what is there.")
-    said += _disturbances(manifest, records)
+    said += _disturbances(manifest, records) + _short(records)
     said += _without_plain(records)
+    if any("--retry" in str(one.get("command")) for one in manifest.resumed):
+        said.append("What had failed was measured again later (--retry), not beside the others.")
     revisions = dict.fromkeys([manifest.git, *(one.get("git", "") for one in manifest.resumed)])
     if len(revisions) > 1:
         named = ", ".join(one or "unknown" for one in revisions)
@@ -64,12 +67,13 @@ def alerts(manifest: Manifest, records: Sequence[Record]) -> list[str]:
     return said
 
 
-def rough(sizes: Mapping[str, int]) -> list[str]:
-    """What rests on few prompts. sizes: by task, those of the interval that rests on the fewest."""
+def rough(sizes: Mapping[str, Sequence[int]]) -> list[str]:
+    """What rests on few prompts. sizes: by task, how many the speed of each method rests on."""
     found = []
-    if few := {task: size for task, size in sizes.items() if 1 < size < FEW}:
+    least = {task: min((n for n in some if n > 1), default=FEW) for task, some in sizes.items()}
+    if few := {task: size for task, size in least.items() if size < FEW}:
         found.append(f"Intervals over fewer than {FEW} prompts are rough: {listed(few)}.")
-    if single := [task for task, size in sizes.items() if size == 1]:
+    if single := [task for task, some in sizes.items() if 1 in some]:
         names = ", ".join(single)
         found.append(f"One prompt gives no interval, so what it shows may be chance: {names}.")
     return found
@@ -96,7 +100,8 @@ def _disturbances(manifest: Manifest, records: Sequence[Record]) -> list[str]:
         return []
     seen = [f"it read {among(reads, number)} GB/s"] if reads else []
     if takes and max(takes) >= 0.005:
-        seen.append(lost_cores(*takes))
+        few = f", as {len(takes)} of them tell" if len(takes) < len(records) else ""
+        seen.append(lost_cores(*takes) + few)
     timed = set(map(id, calm(records)))
     spoiled = Counter(r.method for r in busy if id(r) not in timed)
     named = listed({m: spoiled[m] for m in manifest.methods if spoiled[m]})
@@ -111,6 +116,17 @@ def _disturbances(manifest: Manifest, records: Sequence[Record]) -> list[str]:
         )
     what = " ".join(told) or "It was so throughout: every time counts."
     return [f"The machine was not quiet: beside the prompts {', and '.join(seen)}. {what}"]
+
+
+def _short(records: Sequence[Record]) -> list[str]:
+    """That most records are over before a disturbance shows."""
+    found = [record.seconds for record in records if record.error is None]
+    if not found or (typical := float(np.median(found))) >= SHORT:
+        return []
+    return [
+        f"Half of the measurements take less than {number(1000 * typical)} ms, in which one moment "
+        "of another program decides: longer texts, or more of them (-n), tell more."
+    ]
 
 
 def lost_cores(*taken: float) -> str:

@@ -139,7 +139,9 @@ def _divide(spent: dict[str, float], alone: dict[str, float]) -> tuple[str, ...]
     whole = spent.get(NATIVE, 0.0)
     if not alone or not whole:
         return ()
-    scale = min(1.0, whole / (sum(alone.values()) or whole))  # a busy machine may show nothing
+    if not any(alone.values()):
+        return ("qkv, out, mlp and head, measured alone, took no time that shows: not told apart",)
+    scale = min(1.0, whole / sum(alone.values()))
     spent |= {FORWARD + kind: scale * seconds for kind, seconds in alone.items()}
     spent[FORWARD + "attention, norms, waiting"] = max(0.0, whole - scale * sum(alone.values()))
     del spent[NATIVE]

@@ -71,9 +71,13 @@ class Harness:
         self.contestants = {contestant.name: contestant for contestant in contestants}
         self.failures: Counter[str] = Counter()
         told = writer.manifest.peers.items()  # before this process
-        self.restarts = {n: v.get(RESTARTS, 0) for n, v in told if isinstance(v, dict)}
-        if retry:
-            writer.drop(self._failed())
+        ran = {record.method for record in writer.done}  # who was left out later begins anew
+        self.restarts = {
+            name: found.get(RESTARTS, 0) if isinstance(found, dict) else int(name in ran)
+            for name, found in told
+        }
+        if again := self._again(retry):
+            writer.drop(again)
         self.records = {record.key: record for record in writer.done}
         self.wanted = {(u.task_name, i) for u in units for i in u.example.after}
 
@@ -101,19 +105,24 @@ class Harness:
             with suppress(Exception):
                 contestant.close()
 
-    def _failed(self) -> list[Record]:
-        """What has failed, with those who took turns with it, and what builds on its answer."""
-        failed = {r.prompt_key for r in self.writer.done if r.error is not None}
+    def _again(self, retry: bool) -> list[Record]:
+        """What is measured anew: who took turns with one whose line was lost; on `retry` what has
+        failed, with those who took turns with it; and what builds on an answer of these."""
+        done = self.writer.done
+        together = Counter(r.prompt_key for r in done if r.is_shared)
+        parted = {r.prompt_key for r in done if 0 < together[r.prompt_key] < r.in_turns}
+        failed = {r.prompt_key for r in done if retry and r.error is not None}
+        gone = parted | failed
         built: set[tuple[str, int, int]] = set()
         for unit in self.units:
-            if any((unit.task_name, i, unit.round) in failed | built for i in unit.example.after):
+            if any((unit.task_name, i, unit.round) in gone | built for i in unit.example.after):
                 built.add((unit.task_name, unit.index, unit.round))
         return [
             r
-            for r in self.writer.done
-            if r.error is not None
+            for r in done
+            if (retry and r.error is not None)
             or r.prompt_key in built
-            or (r.is_shared and r.prompt_key in failed)
+            or (r.is_shared and r.prompt_key in gone)
         ]
 
     def _missing(self, unit: Unit) -> list[str]:

@@ -129,7 +129,8 @@ def remarks(manifest: Manifest, everything: Standing, by_task: Mapping[str, Stan
 
 def _caveats(everything: Standing, by_task: Mapping[str, Standing]) -> list[str]:
     """Choices made after the fact, and intervals that rest on little."""
-    counts = {kind: sum(e.kind == kind for e in everything.entries) for kind in ("own", "peer")}
+    ranked = [e.kind for e in everything.entries if everything.is_ranked(e)]
+    counts = {kind: ranked.count(kind) for kind in ("own", "peer")}
     chosen = [
         f"of {count} {words}"
         for count, words in (
@@ -139,14 +140,12 @@ def _caveats(everything: Standing, by_task: Mapping[str, Standing]) -> list[str]
         if count > 1
     ]
     lines = [f"The best {' and '.join(chosen)}: chosen by these same figures."] if chosen else []
-    sizes = {task: _fewest(standing) for task, standing in by_task.items()}
-    return lines + rough(sizes)
+    return lines + rough({task: _sizes(standing) for task, standing in by_task.items()})
 
 
-def _fewest(standing: Standing) -> int:
-    """Prompts of the interval that rests on the fewest, of methods that finished any."""
-    found = [e.speed.prompts if e.speed else e.timed_prompts for e in standing.entries]
-    return min(filter(None, found), default=0)
+def _sizes(standing: Standing) -> list[int]:
+    """Prompts that the speed of each method rests on."""
+    return [e.timed_prompts for e in standing.entries]
 
 
 def _is_lost(standing: Standing) -> bool:
@@ -206,7 +205,8 @@ def _plainly(own: Entry) -> str:
 def _against(standing: Standing, mine: Entry, peer: Entry | None) -> str:
     speed = standing.over(mine, peer) if peer else None
     if peer is None or speed is None:
-        return "no peer was measured beside it"
+        some = any(e.kind == "peer" and e.prompts for e in standing.entries)
+        return "no peer finished all prompts" if some else "no peer was measured beside it"
     if speed.ratio < 1 and not holds_one(speed):
         reaches = "a share that cannot be told" if is_vague(speed) else times(speed)
         return f"the best peer, {peer.method}, is faster: {mine.method} reaches {reaches} of it"

@@ -141,13 +141,13 @@ def taken(
 ) -> float:
     """Share of the cores for `threads` that was lost between two `cpu_seconds`.
 
-    To other programs, or because we were halted: who decodes keeps a core busy.
+    To other programs, and while we were halted: who decodes keeps a core busy.
     """
     ours = after[1] - before[1]
     others = (after[0] - before[0]) - ours
     cores = min(threads, num_cores())
     free = seconds * (num_cores() - cores)  # on cores that were free they may run
-    lost = max(others - free, seconds - ours)
+    lost = max(others - free, 0.0) + max(seconds - ours, 0.0)
     return min(lost / (seconds * cores), 1.0) if lost > COARSE else 0.0
 
 

@@ -32,7 +32,7 @@ DEFINITIONS = (
      "whose walk ended in a rejection"),
     ("per position, at best", "with --optimum: of the positions that had drafts, how many went on "
      "to one of them, and how many would have under the best rule for these drafts that judges "
-     "positions one by one"),
+     "positions one by one, on average: by chance fewer than did"),
     ("acceptance by position", "drafts accepted at depth i over S: unconditional, as in vLLM"),
     ("times that count", "those of records beside which the machine was not disturbed more than "
      "in the rest of the run; speeds and the split of time rest on them, all else on all records"),

@@ -78,9 +78,14 @@ class Record:
         return sum(sum(sample.seconds.values()) for sample in self.samples)
 
     @property
+    def in_turns(self) -> int:
+        """How many took turns, itself counted; 0 where nobody did."""
+        return int((self.limits or {}).get("in_turns", 0))
+
+    @property
     def is_shared(self) -> bool:
         """Whether others took turns with it: what disturbed it disturbed them as well."""
-        return bool(self.limits and self.limits.get("in_turns", 0) > 1)
+        return self.in_turns > 1
 
     @property
     def prompt_key(self) -> tuple[str, int, int]:

@@ -182,7 +182,13 @@ class Standing:
         if entry is first:
             return "fastest"
         found = self.over(entry, first) if self.is_ranked(entry) else None
-        return "tied" if found and holds_one(found) else ""
+        return "tied" if found and (holds_one(found) or _are_plain(entry, first)) else ""
+
+
+def _are_plain(*entries: Entry) -> bool:
+    """Whether all are ours and drafted nothing, as many answers at once: the same work."""
+    ours = all(e.kind != "peer" and e.totals.drafted == 0 for e in entries)
+    return ours and len({metrics.at_once(e.method) for e in entries}) == 1
 
 
 def holds_one(speed: SpeedUp) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from forerun.bench import metrics
@@ -117,7 +117,7 @@ def summary(manifest: Manifest, records: list[Record]) -> dict[str, Any]:
         return {method: figures(mine, swift, method) for method in manifest.methods}
 
     tasks = {task: told(task) for task in manifest.tasks}
-    sizes = {task: fewest(methods.values()) for task, methods in tasks.items()}
+    sizes = {t: [one["prompts_timed"] for one in some.values()] for t, some in tasks.items()}
     return {
         "tasks": tasks,
         "rounds": manifest.rounds,
@@ -127,11 +127,6 @@ def summary(manifest: Manifest, records: list[Record]) -> dict[str, Any]:
         "left_out": skipped(manifest),
         "notes": notes + alerts(manifest, records) + rough(sizes),
     }
-
-
-def fewest(found: Iterable[dict[str, Any]]) -> int:
-    """Prompts of the speed-up that rests on the fewest; 0 without one."""
-    return min((one["speed_up"]["prompts"] for one in found if one["speed_up"]), default=0)
 
 
 def figures(records: list[Record], timed: list[Record], method: str) -> dict[str, Any]:
@@ -197,7 +192,7 @@ def _row(method: str, figure: dict[str, Any]) -> list[str]:
         counts(figure["prompts_timed"], figure["prompts"]),
         "-" if rate is None else number(rate),
         factor(up["ratio"]) if up else "-",
-        span(*up["interval"]) if up and up["interval"] else "-",
+        span(*up["interval"]) if up and up["interval"] and method != metrics.PLAIN else "-",
         factor(bare["ratio"]) if bare else "-",
         shown(figure["tau"], ".2f"),
         shown(figure["acceptance_rate"], ".0%"),

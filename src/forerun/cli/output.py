@@ -28,7 +28,8 @@ def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, highlight=False, width=None if stream.isatty() else WIDE)
+    width = None if stream.isatty() else WIDE
+    return Console(file=stream, highlight=False, emoji=False, width=width)
 
 
 def painted(text: str, style: str, *, stderr: bool = False) -> None:

@@ -51,6 +51,11 @@ def check(where: str, name: str, text: Any) -> str:
     """The value if it is a text that any tokenizer can encode. Raises DataError."""
     if not isinstance(text, str) or not text.strip():
         raise DataError(f"{where}: {name} must be a text that is not empty, got {text!r}")
+    return encoded(where, name, text)
+
+
+def encoded(where: str, name: str, text: str) -> str:
+    """The text if it can be written as UTF-8. Raises DataError."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -12,7 +12,7 @@ from typing import Any
 from forerun.errors import DataError, UnknownName
 
 from .base import Example, plain_text
-from .base_lines import check, objects, read_text, texts
+from .base_lines import check, encoded, objects, read_text, texts
 
 FIELDS = {"prompt": str, "turns": list, "id": str, "category": str, "answer": str}
 
@@ -68,8 +68,10 @@ def _example(where: str, i: int, value: dict[str, Any]) -> Example:
     if len(turns) % 2 == 0 and turns:
         raise DataError(f"{where}: turns must end with the user's, got {len(turns)} turns")
     prompt = plain_text(turns) if turns else check(where, "prompt", value["prompt"])
-    rest = {k: str(value[k]) for k in ("answer", "category") if value.get(k) is not None}
-    name = str(value.get("id", i))
-    return Example(
-        name, prompt, rest.get("answer", ""), category=rest.get("category", ""), turns=turns
-    )
+    rest = {
+        k: encoded(where, k, str(value[k]))
+        for k in ("id", "answer", "category")
+        if value.get(k) is not None
+    }
+    name, answer = rest.get("id", str(i)), rest.get("answer", "")
+    return Example(name, prompt, answer, category=rest.get("category", ""), turns=turns)

@@ -13,7 +13,7 @@ from typing import Any
 from forerun.errors import DataError, UnknownName
 
 from .base import Example, plain_text
-from .base_lines import check, objects, texts
+from .base_lines import check, encoded, objects, texts
 
 MT_BENCH = "mt_bench"
 MT_CATEGORIES = frozenset(
@@ -108,7 +108,7 @@ def question_id(where: str, value: dict[str, Any]) -> int | str:
     name = value.get("question_id")
     if isinstance(name, bool) or not isinstance(name, int | str) or name == "":
         raise DataError(f"{where}: question_id must be a number or a text, got {name!r}")
-    return name
+    return encoded(where, "question_id", name) if isinstance(name, str) else name
 
 
 def _question(where: str, value: dict[str, Any]) -> Question:

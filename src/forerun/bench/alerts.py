@@ -100,15 +100,17 @@ def _disturbances(manifest: Manifest, records: Sequence[Record]) -> list[str]:
         return []
     seen = [f"it read {among(reads, number)} GB/s"] if reads else []
     if takes and max(takes) >= 0.005:
-        few = f", as {len(takes)} of them tell" if len(takes) < len(records) else ""
-        seen.append(lost_cores(*takes) + few)
+        told_by = f" (told by {len(takes)} of {len(records)})" if len(takes) < len(records) else ""
+        seen.append(lost_cores(*takes) + told_by)
     timed = set(map(id, calm(records)))
     spoiled = Counter(r.method for r in busy if id(r) not in timed)
     named = listed({m: spoiled[m] for m in manifest.methods if spoiled[m]})
-    told = [
-        f"The times of {spoiled.total()} of {len(records)} measurements, disturbed more than the "
-        f"rest, do not count ({named})."
-    ] * bool(spoiled)
+    told = []
+    if spoiled:
+        told.append(
+            f"The times of {spoiled.total()} of {len(records)} measurements, disturbed more than "
+            f"the rest, do not count ({named})."
+        )
     if staying := len(busy) - spoiled.total():
         told.append(
             f"The times of {staying} that were disturbed count all the same, as less than half of "

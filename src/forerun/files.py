@@ -30,10 +30,10 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 def cannot_write(path: Path, error: OSError) -> CapacityError:
     """What is said where nothing else is kept that a user should know of."""
-    is_other = isinstance(error, IsADirectoryError | NotADirectoryError | FileExistsError)
+    is_taken = isinstance(error, IsADirectoryError | FileExistsError)
     advice = (
         "move away what has that name"
-        if is_other
+        if is_taken
         else "free some space, make the folder writable, or use a copy of it elsewhere"
     )
     return CapacityError(

@@ -161,7 +161,7 @@ def test_who_fails_while_taking_turns_is_recorded_and_the_others_go_on(
     mended = read_run(tmp_path / "run")[1]
     assert len(mended) == 6 and not any(record.error for record in mended)
     assert all(record.is_shared for record in mended), "who took turns is measured anew together"
-    assert "measured again later (--retry), not beside the others" in bench(*again)[1]
+    assert "6 measurements were made anew later, after a failure" in bench(*again)[1]
 
 
 def test_who_took_turns_with_a_lost_line_is_measured_anew(bench: Call, tmp_path: Path) -> None:
@@ -651,4 +651,4 @@ def test_answers_in_spec_bench_format(call: Call, quick: None, tiny: Path, tmp_p
     assert (status, err) == (0, said + "\n") and "2 answers of stand" in out
     questions.rename(tmp_path / "elsewhere.jsonl")
     status, _, err = call("bench", "answers", run, "--method", "stand", "--out", tmp_path / "w")
-    assert status == 2 and "do this from the folder where it was made, or put them there" in err
+    assert status == 2 and "run this there, or put the file at that path" in err

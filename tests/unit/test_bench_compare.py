@@ -91,8 +91,8 @@ def test_times_that_a_busy_machine_spoiled_do_not_count() -> None:
         "the times of 4 measurements, disturbed more than the rest, do not count"
     ]
     assert remarked(range(1, 5)) == [
-        "the machine of the second run was disturbed, most of the time or for all in turn: every "
-        "time counts"
+        "the times of 10 measurements of the second run count though disturbed, as less than half "
+        "would be left, or as all met it in turn"
     ]
 
 

@@ -305,6 +305,17 @@ def test_how_often_a_peer_began_anew_is_told(bench: Any, tmp_path: Path) -> None
     assert read_run(tmp_path / "run")[0].peers["b"] == {"b": "1.0", "restarts": 1 + 2}
 
 
+def test_a_peer_that_was_left_out_begins_anew(bench: Any, tmp_path: Path) -> None:
+    def act(self: Fake, example: Example) -> None:
+        raise PeerError("it broke")
+
+    log: list[Any] = []
+    bench([Fake("a", log), Fake("b", log, act)], examples=3)
+    assert isinstance(read_run(tmp_path / "run")[0].peers["b"], str)
+    bench([Fake("a", log), Fake("b", log)], examples=3, retry=True)
+    assert read_run(tmp_path / "run")[0].peers["b"] == {"b": "1.0", "restarts": 1}
+
+
 def test_what_cannot_be_is_recorded_as_a_failure(bench: Any) -> None:
     class Odd(Fake):
         def run(self, example: Example, sampling: Sampling) -> Outcome:

@@ -257,7 +257,8 @@ def test_time_of_others_and_of_children_is_told_apart() -> None:
     halted = machine.taken((0, 0), (3.0, 3.0), 23.0, cores)  # for twenty of these seconds
     assert halted == pytest.approx(20.0 / (23.0 * cores))
     beside = machine.taken((0, 0), (23.0 + 3.0, 3.0), 23.0, cores)  # with another program
-    assert beside == pytest.approx(min((23.0 + 20.0) / (23.0 * cores), 1.0))
+    idle = min(20.0, 23.0 * cores - 26.0) if cores > 1 else 0.0
+    assert beside == pytest.approx(min((23.0 + idle) / (23.0 * cores), 1.0))
     assert machine.taken((5, 1), (5 + 2.0 * cores, 3.0), 2.0, 1) == pytest.approx(
         (2.0 * cores - 2.0 - 2.0 * (cores - 1)) / 2.0
     )
@@ -267,6 +268,9 @@ def test_others_take_no_more_than_all_cores_that_there_are(monkeypatch: pytest.M
     monkeypatch.setattr(machine, "num_cores", lambda: 2)
     assert machine.taken((0, 0), (8.0, 1.0), 1.0, 2) == 1.0  # the counters have their own clock
     assert machine.taken((0, 0), (4.0, 2.0), 2.0, 64) == 0.5  # of two cores, not of 64
+    assert machine.taken((0, 0), (4.0, 1.0), 2.0, 1) == 0.5  # what another has is lost once
+    monkeypatch.setattr(machine, "num_cores", lambda: 1)
+    assert machine.taken((0, 0), (2.0, 1.0), 2.0, 1) == 0.5
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from report_page import Page
 from sample_run import manifest, records
 
 from forerun.bench import metrics
+from forerun.bench.alerts import alerts
 from forerun.bench.results import Record, SampleRecord
 from forerun.cli.bench_show import figures
 
@@ -149,22 +150,64 @@ def test_a_speed_and_its_prompts_are_of_the_same_records(
     kept = [r for r in made if r.method == "stand" and r.index not in (2, 5, 7)]
     split = metrics.time_split(kept)
     assert found["time"] == split
-    each = page.table("method", "draft")["stand"]["of each"]
+    each = page.table("method", "draft")["stand"]["s per prompt"]
     assert float(each[1] or 0) == pytest.approx(sum(split.values()) / 7)
 
 
+@pytest.mark.parametrize(("times", "places"), [(1.0, ["tied", "fastest"]), (9.0, ["fastest", ""])])
 def test_who_drafted_nothing_is_no_faster_than_plain_decoding(
-    report: Callable[..., tuple[Page, str]],
+    report: Callable[..., tuple[Page, str]], times: float, places: list[str]
 ) -> None:
-    """It does the same: what its times differ by is the machine's."""
+    """It does the same, so what makes it faster is the machine's; what looks cost is its own."""
     made = [r for r in records() if r.method in ("plain", "stand") and r.task == "reasoning"]
     idle = {"drafted": 0, "accepted": 0, "examined": 0, "per_position": []}
-    made = [
-        replace(r, samples=[replace(s, **idle) for s in r.samples]) if r.method == "stand" else r
+    mine = {
+        r.key: replace(
+            r, seconds=times * r.seconds, samples=[replace(s, **idle) for s in r.samples]
+        )
         for r in made
-    ]
-    rows = report(made, methods=["plain", "stand"])[0].table("method", "by")
-    assert [rows[name]["place"][0] for name in ("plain", "stand")] == ["tied", "fastest"]
+        if r.method == "stand"
+    }
+    rows = report([mine.get(r.key, r) for r in made], methods=["plain", "stand"])[0]
+    found = rows.table("method", "by")
+    assert [found[name]["place"][0] for name in ("plain", "stand")] == places
+
+
+def test_who_looks_at_short_records_is_told() -> None:
+    made = [r for r in records() if r.method in ("plain", "stand")]
+    short = [replace(r, seconds=0.02) for r in made]
+    said = "Half of the measurements take less than 20.0 ms, in which one moment of another program"
+    assert not any(said[:30] in line for line in alerts(manifest(), made))
+    assert any(line.startswith(said) for line in alerts(manifest(), short))
+
+
+def test_only_neighbours_tell_of_a_short_record() -> None:
+    made = [r for r in records() if r.method in ("plain", "stand") and r.task == "reasoning"]
+    lost = {0: 0.0, 4: 0.5, 10: 0.4, 15: 0.0}
+    found = [replace(r, limits={"taken": lost[i]} if i in lost else {}) for i, r in enumerate(made)]
+    assert [i for i, bad in enumerate(metrics.crowded(found)) if bad] == [4, 10]
+
+
+def test_a_peer_without_a_common_time_is_told_apart_from_none(
+    report: Callable[..., tuple[Page, str]],
+) -> None:
+    names = ["plain", "stand", "vllm"]
+    made = [r for r in records() if r.method in names and r.task == "reasoning" and r.index < 2]
+    lost = {("plain", 0), ("stand", 0), ("vllm", 1)}
+    apart = [replace(r, limits={"taken": 0.9 * ((r.method, r.index) in lost)}) for r in made]
+    said = "no prompt has a time of both it and the best peer, vllm, that counts"
+    assert said in report(apart, methods=names)[1]
+
+
+def test_a_peer_that_missed_a_prompt_was_measured_all_the_same(
+    report: Callable[..., tuple[Page, str]],
+) -> None:
+    names = ["plain", "stand", "vllm"]
+    made = [r for r in records() if r.method in names and r.task == "reasoning" and r.index < 2]
+    broke = {"error": "it broke", "samples": [], "generated": 0}
+    fails = [r.method == "vllm" and r.index == 0 for r in made]
+    part = [replace(r, **broke) if bad else r for r, bad in zip(made, fails, strict=True)]
+    assert "no peer finished all prompts" in report(part, methods=names)[1]
 
 
 def test_a_failure_is_none_of_the_times_that_are_left() -> None:

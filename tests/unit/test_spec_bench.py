@@ -113,6 +113,7 @@ def test_categories_may_hold_what_paths_do(tmp_path):
     assert len(get_task(f"spec_bench:{path}:C/C++")) == 1
     with pytest.raises(DataError, match="cannot read .*nothing.jsonl: No such file"):
         get_task(f"spec_bench:{tmp_path}/nothing.jsonl")
+    (tmp_path / "no").mkdir()
     with pytest.raises(DataError, match="cannot read .*no:thing/q.jsonl: No such file"):
         get_task(f"spec_bench:{tmp_path}/no:thing/q.jsonl")
 

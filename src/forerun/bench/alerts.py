@@ -58,8 +58,9 @@ def alerts(manifest: Manifest, records: Sequence[Record]) -> list[str]:
         said.append(f"Incomplete: {lacking}. The figures cover what is there.")
     said += _disturbances(manifest, records) + _short(records)
     said += _without_plain(records)
-    if any("--retry" in str(one.get("command")) for one in manifest.resumed):
-        said.append("What had failed was measured again later (--retry), not beside the others.")
+    if again := sum(int(one.get("again", 0)) for one in manifest.resumed):
+        are = f"{counted(again, 'measurement')} {'was' if again == 1 else 'were'}"
+        said.append(f"{are} made anew later, after a failure or with a line that was lost.")
     revisions = dict.fromkeys([manifest.git, *(one.get("git", "") for one in manifest.resumed)])
     if len(revisions) > 1:
         named = ", ".join(one or "unknown" for one in revisions)
@@ -68,7 +69,7 @@ def alerts(manifest: Manifest, records: Sequence[Record]) -> list[str]:
 
 
 def rough(sizes: Mapping[str, Sequence[int]]) -> list[str]:
-    """What rests on few prompts. sizes: by task, how many the speed of each method rests on."""
+    """What rests on few prompts. sizes: by task, those of each interval."""
     found = []
     least = {task: min((n for n in some if n > 1), default=FEW) for task, some in sizes.items()}
     if few := {task: size for task, size in least.items() if size < FEW}:

@@ -130,7 +130,7 @@ def _apart(step: float, bare: float) -> list[str]:
     more = "more" if apart > 0 else "less"
     return [
         f"steps with timers took {abs(apart):.0%} {more} time than those without: the machine "
-        "changed meanwhile, and shares may be those of its moods; measure again, with more --rounds"
+        "changed meanwhile, or what timers cost was misjudged; measure again, with more --rounds"
     ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from forerun.bench.alerts import rough
 from forerun.bench.charts import number
-from forerun.bench.metrics import SpeedUp, at_once
+from forerun.bench.metrics import PLAIN, SpeedUp, at_once
 from forerun.bench.results import Manifest, examples_of, sampling_of
 from forerun.bench.standing import (
     Entry,
@@ -144,8 +144,8 @@ def _caveats(everything: Standing, by_task: Mapping[str, Standing]) -> list[str]
 
 
 def _sizes(standing: Standing) -> list[int]:
-    """Prompts that the speed of each method rests on."""
-    return [e.timed_prompts for e in standing.entries]
+    """Prompts that what is said of each method but plain decoding rests on."""
+    return [e.timed_prompts for e in standing.entries if e.method != PLAIN]
 
 
 def _is_lost(standing: Standing) -> bool:
@@ -204,9 +204,11 @@ def _plainly(own: Entry) -> str:
 
 def _against(standing: Standing, mine: Entry, peer: Entry | None) -> str:
     speed = standing.over(mine, peer) if peer else None
-    if peer is None or speed is None:
+    if peer is None:
         some = any(e.kind == "peer" and e.prompts for e in standing.entries)
         return "no peer finished all prompts" if some else "no peer was measured beside it"
+    if speed is None:
+        return f"no prompt has a time of both it and the best peer, {peer.method}, that counts"
     if speed.ratio < 1 and not holds_one(speed):
         reaches = "a share that cannot be told" if is_vague(speed) else times(speed)
         return f"the best peer, {peer.method}, is faster: {mine.method} reaches {reaches} of it"

@@ -143,11 +143,11 @@ def taken(
 
     To other programs, and while we were halted: who decodes keeps a core busy.
     """
-    ours = after[1] - before[1]
-    others = (after[0] - before[0]) - ours
+    busy, ours = (end - start for start, end in zip(before, after, strict=True))
+    halted = min(max(seconds - ours, 0.0), max(seconds * num_cores() - busy, 0.0))
     cores = min(threads, num_cores())
     free = seconds * (num_cores() - cores)  # on cores that were free they may run
-    lost = max(others - free, 0.0) + max(seconds - ours, 0.0)
+    lost = max(busy - ours - free, 0.0) + halted
     return min(lost / (seconds * cores), 1.0) if lost > COARSE else 0.0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,7 +20,8 @@ PLAIN = "plain"  # the baseline: our own decoding without drafts
 GROUPS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64))  # trajectories, from 1
 DRAWS = 2000  # of the bootstrap
 RESTLESS = 1.5  # how often the reading speed beside a record goes into that of quiet moments
-TAKEN = 0.1  # how much more of the cores others take beside a record than in quiet moments
+TAKEN = 0.1  # how much more of the cores is lost beside a record than in quiet moments
+NEAR = 2  # records: how far what one lacked of the cores tells of others
 PARTS = ("draft", "forward", "verify", "other")
 
 
@@ -98,7 +99,7 @@ def calm(records: Sequence[Record]) -> list[Record]:
     """Records whose time no disturbance spoiled, in the same order.
 
     What time does not enter (counts, rates, scores) all records tell, so every method is told by
-    the same prompts. Nothing spoils those that took turns. First those go whose cores others took,
+    the same prompts. Nothing spoils those that took turns. First those go that lacked cores,
     then those whose memory was slow; where less than half of what some method did of a task would
     be left, that is how the machine is, and nothing more of that task goes.
     """
@@ -127,22 +128,22 @@ def crowded(records: Sequence[Record]) -> list[bool]:
     """Of each record, whether it lacked TAKEN more of the cores than in the run's quiet moments.
 
     These are the 10th percentile; 0 where less than a tenth of the records tell. A record that is
-    too short to tell lacked what both the last one that does before it and the next one lacked.
+    too short to tell lacked what one before it and one after it lacked, at most NEAR away.
     """
     takes = beside(records, "taken")
     are_told = len(takes) >= 0.1 * len(records) > 0
     most = (float(np.quantile(takes, 0.1)) if are_told else 0.0) + TAKEN
-    before, after = _last_taken(records), [*_last_taken(records[::-1])][::-1]
-    lacks = map(min, before, after)
+    told = [(r.limits or {}).get("taken") for r in records]
+    lacks = [
+        min(_first(told[i::-1][: NEAR + 1]), _first(told[i : i + NEAR + 1]))
+        for i in range(len(told))
+    ]
     return [r.error is None and lack > most for r, lack in zip(records, lacks, strict=True)]
 
 
-def _last_taken(records: Iterable[Record]) -> Iterator[float]:
-    """What each record says that it lacked of the cores, else the last one that does; else 0."""
-    last = 0.0
-    for record in records:
-        last = (record.limits or {}).get("taken", last)
-        yield last
+def _first(values: Iterable[float | None]) -> float:
+    """The first that is told, else 0."""
+    return next((value for value in values if value is not None), 0.0)
 
 
 def starved(records: Sequence[Record]) -> list[bool]:
@@ -190,8 +191,7 @@ def time_split(records: Iterable[Record]) -> dict[str, float]:
 
     Only of records whose samples all tell their times; empty if there are none.
     """
-    known = [r for r in records if r.error is None and r.samples]
-    known = [r for r in known if all(sample.seconds for sample in r.samples)]
+    known = [record for record in records if tells_parts(record)]
     if not known:
         return {}
     split = dict.fromkeys(PARTS, 0.0)
@@ -201,6 +201,12 @@ def time_split(records: Iterable[Record]) -> dict[str, float]:
                 split[name] = split.get(name, 0.0) + seconds
     split["outside"] = max(sum(r.seconds for r in known) - sum(split.values()), 0.0)
     return split
+
+
+def tells_parts(record: Record) -> bool:
+    """Whether it finished, and all its samples tell what their time went to."""
+    samples = record.samples
+    return record.error is None and bool(samples) and all(sample.seconds for sample in samples)
 
 
 def cut(records: Iterable[Record]) -> tuple[int, int]:

@@ -36,7 +36,8 @@ DEFINITIONS = (
     ("acceptance by position", "drafts accepted at depth i over S: unconditional, as in vLLM"),
     ("times that count", "those of records beside which the machine was not disturbed more than "
      "in the rest of the run; speeds and the split of time rest on them, all else on all records"),
-    ("where the time goes", "of the records that tokens/s rests on; of each: seconds, all samples"),
+    ("where the time goes", "of the records that the speeds rest on; s per prompt: all samples, a "
+     "round"),
     ("prompts", "finished at least once; 9 of 10: those of them that the speeds rest on"),
     ("tokens/s", "generated tokens over wall time, prefill included, of the prompts and rounds "
      "that plain decoding has as well: those of the speed-up"),
@@ -44,7 +45,8 @@ DEFINITIONS = (
      "over prompts, in brackets its 95 % bootstrap interval over prompts"),
     ("without prefill", "the same, the passes that computed the prompt taken off on both sides"),
     ("fastest, tied", "fastest: the highest speed-up of those that finished the most prompts; "
-     "tied: the interval of its speed over the fastest, prompt by prompt, holds 1"),
+     "tied: the interval of its speed over the fastest, prompt by prompt, holds 1, or that one "
+     "drafted nothing, and this is plain decoding"),
     ("predicted tau", "1 + the sum of the rates by position"),
     ("c(N)", "time of a pass over N rows over that of one row"),
     ("roofline", "the shortest time of a pass: bytes of weights and keys and values over the "

@@ -228,11 +228,12 @@ def _split_chart(standing: Standing, task: str) -> Chart | None:
 
 
 def _split_table(standing: Standing, task: str) -> Table:
-    splits, sizes = _splits(standing), {e.method: len(e.compared) for e in standing.entries}
+    splits = _splits(standing)
+    sizes = {e.method: sum(map(metrics.tells_parts, e.compared)) for e in standing.entries}
     names = list(next(iter(splits.values()))) if splits else []
     rows: list[list[Cell | str]] = []
     for method, split in splits.items():
         whole, num = sum(split.values()), sizes[method]
         shares = [percent(metrics.ratio(split.get(name), whole)) for name in names]
-        rows.append([method, *shares, figure(metrics.ratio(whole, num), " s")])
-    return Table(f"{task}: where the time goes", ["method", *names, "of each"], rows)
+        rows.append([method, *shares, figure(metrics.ratio(whole, num))])
+    return Table(f"{task}: where the time goes", ["method", *names, "s per prompt"], rows)

@@ -116,7 +116,7 @@ class Manifest:
     limits: dict[str, float] = field(default_factory=dict)  # read_gb_s, gflop_s
     cost_curve: dict[str, float] = field(default_factory=dict)  # nodes -> seconds of a pass
     peers: dict[str, Any] = field(default_factory=dict)  # name -> versions, or why it was skipped
-    resumed: list[dict[str, Any]] = field(default_factory=list)  # created, git, command
+    resumed: list[dict[str, Any]] = field(default_factory=list)  # created, git, command, again
     version: int = VERSION
 
 

@@ -173,6 +173,8 @@ class RunWriter:
         except OSError as error:
             raise CapacityError(f"cannot write {path}: {error.strerror}; it is as it was") from None
         os.close(self._file)
+        if self._resumed is not None:
+            self._resumed["again"] = len(self.done) - len(kept)
         self._file, self.done = file, kept
 
     def update(self, manifest: Manifest) -> None:

@@ -174,7 +174,7 @@ class Standing:
 
     @cached_property
     def places(self) -> dict[str, str]:
-        """By method: "fastest", "tied" (the paired interval to the fastest holds 1), or ""."""
+        """By method: "fastest", "tied" with it, or ""."""
         first = self.best()
         return {} if first is None else {e.method: self._place(e, first) for e in self.entries}
 
@@ -182,13 +182,13 @@ class Standing:
         if entry is first:
             return "fastest"
         found = self.over(entry, first) if self.is_ranked(entry) else None
-        return "tied" if found and (holds_one(found) or _are_plain(entry, first)) else ""
+        return "tied" if found and (holds_one(found) or _did_as(first, entry)) else ""
 
 
-def _are_plain(*entries: Entry) -> bool:
-    """Whether all are ours and drafted nothing, as many answers at once: the same work."""
-    ours = all(e.kind != "peer" and e.totals.drafted == 0 for e in entries)
-    return ours and len({metrics.at_once(e.method) for e in entries}) == 1
+def _did_as(first: Entry, entry: Entry) -> bool:
+    """Whether the first drafted nothing, so that it did what plain decoding, the other one, did."""
+    name = ":".join(filter(None, (PLAIN, metrics.at_once(first.method))))
+    return first.kind == "own" and first.totals.drafted == 0 and entry.method == name
 
 
 def holds_one(speed: SpeedUp) -> bool:

@@ -117,7 +117,14 @@ def summary(manifest: Manifest, records: list[Record]) -> dict[str, Any]:
         return {method: figures(mine, swift, method) for method in manifest.methods}
 
     tasks = {task: told(task) for task in manifest.tasks}
-    sizes = {t: [one["prompts_timed"] for one in some.values()] for t, some in tasks.items()}
+    sizes = {
+        task: [
+            figure["speed_up"]["prompts"]
+            for method, figure in found.items()
+            if figure["speed_up"] and method != metrics.PLAIN
+        ]
+        for task, found in tasks.items()
+    }
     return {
         "tasks": tasks,
         "rounds": manifest.rounds,
@@ -138,7 +145,7 @@ def figures(records: list[Record], timed: list[Record], method: str) -> dict[str
         [r for r in some if r.method == name]
         for some, name in ((records, method), (timed, method), (timed, metrics.PLAIN))
     )
-    found, swift = metrics.totals(metrics.samples_of(mine)), metrics.compared(quiet, plain)
+    found, compared = metrics.totals(metrics.samples_of(mine)), metrics.compared(quiet, plain)
     speed_ups = {}
     for name, prefill in (("speed_up", True), ("speed_up_without_prefill", False)):
         up = metrics.speed_up(timed, method, prefill=prefill)
@@ -147,15 +154,15 @@ def figures(records: list[Record], timed: list[Record], method: str) -> dict[str
         }  # fmt: skip
     return speed_ups | {
         "prompts": len(finished(mine)),
-        "prompts_timed": len(finished(swift)),
+        "prompts_timed": len(finished(compared)),
         "measured": sum(record.error is None for record in mine),
         "failed": sum(record.error is not None for record in mine),
-        "tokens_per_second": metrics.tokens_per_second(swift),
+        "tokens_per_second": metrics.tokens_per_second(compared),
         "tau": found.tau,
         "acceptance_rate": found.acceptance_rate,
         "examined_rate": found.examined_rate,
         "per_position": found.per_position,
-        "time": metrics.time_split(swift),
+        "time": metrics.time_split(compared),
         "score": metrics.mean_score(mine),
         "majority": metrics.mean_score(mine, "majority"),
     }

@@ -66,15 +66,15 @@ def answers(
 
 def _questions(path: str) -> list[Question]:
     """The questions of a run's task; it has their path as it was given."""
-    from forerun.bench.tasks.spec_bench import SpecBenchTask
+    from forerun.bench.tasks.spec_bench import SpecBenchTask, divided
 
-    try:
-        return SpecBenchTask.of_path(path).questions
-    except DataError as error:
+    file = divided(path)[0]
+    if not file.is_file():
         raise DataError(
-            f"{error}. So the run was told where its questions are: do this from the folder where "
-            "it was made, or put them there"
-        ) from None
+            f"the run names its questions as {file}, seen from the folder where it was started; "
+            "run this there, or put the file at that path"
+        )
+    return SpecBenchTask.of_path(path).questions
 
 
 def spec(

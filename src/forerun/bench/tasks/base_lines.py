@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import DataError
-from forerun.files import parsed
+from forerun.files import check_text, parsed
 
 
 def read_text(path: Path) -> str:
@@ -56,8 +56,5 @@ def check(where: str, name: str, text: Any) -> str:
 
 def encoded(where: str, name: str, text: str) -> str:
     """The text if it can be written as UTF-8. Raises DataError."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(f"{where}: {name} is no Unicode text: {error.reason}") from None
+    check_text(f"{where}: {name}", text)
     return text

@@ -36,11 +36,8 @@ class SpecBenchTask:
 
     @classmethod
     def of_path(cls, text: str) -> SpecBenchTask:
-        """The task of the text after `spec_bench:`; paths may hold colons, categories slashes."""
-        path, _, category = text.rpartition(":")
-        whole, part = (Path(name).expanduser().exists() for name in (text, path))
-        is_part = part if whole != part else "/" not in category
-        return cls(path, category) if path and not whole and is_part else cls(text)
+        """The task of the text after `spec_bench:`."""
+        return cls(*divided(text))
 
     def __len__(self) -> int:
         """Number of turns of all questions."""
@@ -70,6 +67,15 @@ class SpecBenchTask:
     def read(self, text: str) -> None:
         """No final answer to vote on."""
         return None
+
+
+def divided(text: str) -> tuple[Path, str]:
+    """Path and category of "PATH" or "PATH:CATEGORY"; paths may hold colons, categories slashes."""
+    path, _, category = text.rpartition(":")
+    whole, part = (Path(name).expanduser() for name in (text, path))
+    if path and not whole.is_file() and (part.is_file() or "/" not in category):
+        return part, category
+    return whole, ""
 
 
 @dataclass(frozen=True)

@@ -498,6 +498,7 @@ def test_a_wrong_field_of_the_manifest_is_told_in_words(folder: Path) -> None:
             for rows in ("one", "0", "01", "\u0663", "9" * 5000)
         ),
         ({"peers": {"vllm": {"restarts": 0.5}}}, "'vllm': 'restarts' takes whole numbers from 0"),
+        ({"resumed": [{"again": "few"}]}, "0: 'again' takes whole numbers from 0"),
         ({"peers": {"vllm": 3}}, "field 'peers': 'vllm' takes an object of versions"),
         ({"machine": {"cache_bytes": "x"}}, "field 'machine': 'cache_bytes' takes finite"),
     ],

@@ -89,6 +89,33 @@ def compare(
             raise UnknownName.of("method of the first run", name, before[0].methods)
     if only:
         before, after = _limited(before, only), _limited(after, only)
+    methods = _compared(before, after, relative)
+    losses, unsure = new_failures(before, after)
+    changes, remarks = [], differences(before[0], after[0]) + unsure
+    if alone := [m for m in after[0].methods if m not in before[0].methods]:
+        remarks.append(f"only in the second run, not compared: {', '.join(alone)}")
+    if lacking := incomplete(*before):
+        remarks.append(f"the first run is incomplete: {lacking}")
+    quiet = calm(before[1]), calm(after[1])
+    remarks += _disturbances((before[1], after[1]), quiet)
+    for method in methods:
+        found = change_of(*quiet, method, relative=relative)
+        if found is None:
+            remarks.append(f"{method}: no prompt has a time that counts in both runs")
+        else:
+            said = SLOWER if found.ratio < 1 - max_slowdown else "ok"
+            said = UNSHOWN if found.interval is None or holds_one(found) else said
+            changes.append(Change(method, found.ratio, found.interval, found.prompts, said))
+    if not changes and not losses:
+        raise DataError(
+            "no method has a prompt whose time counts in both runs, so nothing can be compared; "
+            "`forerun bench report` shows what failed and what was disturbed"
+        )
+    return Comparison(changes, remarks, losses)
+
+
+def _compared(before: Run, after: Run, relative: bool) -> list[str]:
+    """The methods of both runs. Raises DataError where nothing can be compared."""
     methods = [
         m for m in before[0].methods if m in after[0].methods and (m != PLAIN or not relative)
     ]
@@ -114,36 +141,22 @@ def compare(
                 f"the {name} run has no records of plain decoding, which --relative divides by; "
                 "leave it out, or run both with plain among the --methods"
             )
-    losses, unsure = new_failures(before, after)
-    changes, remarks = [], differences(before[0], after[0]) + unsure
-    if alone := [m for m in after[0].methods if m not in before[0].methods]:
-        remarks.append(f"only in the second run, not compared: {', '.join(alone)}")
-    if lacking := incomplete(*before):
-        remarks.append(f"the first run is incomplete: {lacking}")
-    quiet = calm(before[1]), calm(after[1])
-    if left_out := len(before[1]) + len(after[1]) - sum(map(len, quiet)):
+    return methods
+
+
+def _disturbances(runs: Sequence[list[Record]], quiet: Sequence[list[Record]]) -> list[str]:
+    """Whose times a busy machine spoiled, and whose count all the same; quiet: those that count."""
+    said = []
+    if left_out := sum(map(len, runs)) - sum(map(len, quiet)):
         what = counted(left_out, "measurement")
-        remarks.append(f"the times of {what}, disturbed more than the rest, do not count")
-    for name, records, kept in zip(ORDER, (before[1], after[1]), quiet, strict=True):
+        said.append(f"the times of {what}, disturbed more than the rest, do not count")
+    for name, records, kept in zip(ORDER, runs, quiet, strict=True):
         if staying := sum(disturbed(records)) - len(records) + len(kept):
-            remarks.append(
+            said.append(
                 f"the times of {counted(staying, 'measurement')} of the {name} run count though "
                 "disturbed, as less than half would be left, or as all met it in turn"
             )
-    for method in methods:
-        found = change_of(*quiet, method, relative=relative)
-        if found is None:
-            remarks.append(f"{method}: no prompt has a time that counts in both runs")
-        else:
-            said = SLOWER if found.ratio < 1 - max_slowdown else "ok"
-            said = UNSHOWN if found.interval is None or holds_one(found) else said
-            changes.append(Change(method, found.ratio, found.interval, found.prompts, said))
-    if not changes and not losses:
-        raise DataError(
-            "no method has a prompt whose time counts in both runs, so nothing can be compared; "
-            "`forerun bench report` shows what failed and what was disturbed"
-        )
-    return Comparison(changes, remarks, losses)
+    return said
 
 
 def _limited(run: Run, only: Collection[str]) -> Run:

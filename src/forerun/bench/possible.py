@@ -112,7 +112,7 @@ FINISHED = (  # of records without an error
 )
 MANIFEST = (
     counts(1, "threads", "rounds", f"tasks.{LENGTH}"),
-    counts(0, "turns", "peers.*.restarts"),
+    counts(0, "turns", "peers.*.restarts", "resumed.*.again"),
     Rule(("seed",), "whole numbers from 0", lambda x, _: x >= 0),
     Rule(
         ("tasks.*",),

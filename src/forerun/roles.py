@@ -34,6 +34,7 @@ class Target(ABC):
     shape: str = ""  # all that a pass's time hangs on, beside the machine; empty: not known
     curve: Cost | None = None  # of its passes alone, once they were measured
     cost: Cost | None = None  # of steps, likewise
+    is_slow_at_first = False  # whether a pass of a new shape takes longer, and no later one
     gives: frozenset[str] = frozenset({"hidden", "probes"})  # of what others may need of a pass
 
     turns: Turns  # held for a step, and by all else that uses it, its twins or their drafters

@@ -8,6 +8,7 @@ import pytest
 import torch
 from parity import sequence
 
+from forerun.engine import cache as cache_module
 from forerun.engine.cache import (
     DEAR,
     MAX_KEPT,
@@ -304,6 +305,18 @@ def test_without_room_to_spare_only_what_is_needed_is_taken(
     monkeypatch.setattr("forerun.engine.cache.available_bytes", lambda device: 100 * size)
     c.reserve(c.sync(sequence([1])), 100)
     assert c.data.shape[1:3] == (1, 100)
+
+
+@pytest.mark.parametrize(("free", "size"), [(1 << 30, (3, 2048)), (1 << 20, (1, 256))])
+def test_on_a_gpu_cells_are_taken_at_once_where_memory_is_ample(
+    free: int, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Since graphs know them by their addresses; "meta" has no memory, and is no CPU either."""
+    monkeypatch.setattr(cache_module, "available_bytes", lambda _: free)
+    kind = {"dtype": torch.float32, "device": torch.device("meta")}
+    c = Cache(1, 1, 16, max_slots=3, max_cells=4096, **kind)  # type: ignore[arg-type]
+    c.reserve(Slot(0), 5)
+    assert c.size == (1, *size)
 
 
 def test_long_lists_are_compared_again_where_they_may_differ() -> None:

@@ -16,7 +16,7 @@ from forerun.engine import cost, loop
 from forerun.engine.cost import cost_of
 from forerun.errors import CapacityError
 from forerun.models.load import load_target
-from forerun.passes import curve_of
+from forerun.passes import curve_of, pass_seconds
 from forerun.records import Cost, Sequence, Step
 from forerun.tree import Tree
 
@@ -49,6 +49,21 @@ class Timed(FakeTarget):
         """It is the only clock that is read."""
         for module in (passes, cost, loop):
             monkeypatch.setattr(module, "perf_counter", lambda: self.clock)
+
+
+class Recording(Timed):
+    """The first pass over so many rows takes a hundred seconds longer."""
+
+    is_slow_at_first = True
+
+    def __init__(self, *law):
+        super().__init__(*law)
+        self.seen = set()
+
+    def forward(self, seqs, trees, needs):
+        self.clock += 100 * (len(trees[0]) not in self.seen)
+        self.seen.add(len(trees[0]))
+        return super().forward(seqs, trees, needs)
 
 
 class Shaped(FakeTarget):
@@ -137,6 +152,18 @@ def test_a_curve_is_of_its_number_type_and_threads(
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
     keys |= {passes._key(half), passes._key(brain)}
     assert len(keys) == 4
+
+
+def test_the_first_pass_of_a_shape_is_not_counted_where_it_is_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is compiled, or recorded, then."""
+    target = Recording(table_law(1))
+    target.show(monkeypatch)
+    kinds = [(1, 3), (1, 5)]
+    assert pass_seconds(target, kinds, 1, (0.0, 0.0)) == [3.0, 3.0]
+    target.is_slow_at_first, target.seen = False, set()
+    assert pass_seconds(target, kinds, 1, (0.0, 0.0)) == [103.0, 103.0]
 
 
 def test_a_folder_that_cannot_be_written_costs_a_measurement(

@@ -333,6 +333,14 @@ class TestContestant:
         with pytest.raises(SkippedPeer, match="could not be installed: no wheel"):
             contestants.make("vllm", None, setup).start()  # type: ignore[arg-type]
 
+    def test_it_is_told_the_device_or_cannot_run_there(self, contestant, monkeypatch) -> None:
+        one = contestant("fake:plain")
+        monkeypatch.setattr(one, "setup", replace(one.setup, device="cuda:0"))
+        with pytest.raises(SkippedPeer, match="runs on cpu, and the model is on cuda:0; .*cpu"):
+            one.start()
+        assert one._load_fields()["device"] == "cuda:0"
+        assert catalog.PEERS["transformers"].devices == ("cpu", "cuda")
+
     def test_a_draft_of_another_vocabulary(self, contestant, monkeypatch) -> None:
         modes = {"plain": Mode(), "draft": Mode(needs_draft=True)}
         monkeypatch.setitem(catalog.PEERS, "fake", Peer((), modes, ""))

@@ -35,6 +35,7 @@ class Setup:
     threads: int
     context: int | None = None
     environments: Path | None = None  # where the peers' virtual environments are
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)

@@ -286,12 +286,16 @@ def _buffer() -> np.ndarray:
 
 
 def _read_cuda(device: str, tries: int) -> float:
-    """GB/s of a sum over a GiB of a GPU's memory."""
+    """GB/s of a GPU's memory: the faster of a sum and of a copy, which reads and writes."""
     import torch
 
-    x = torch.ones(1 << 28, dtype=torch.float32, device=device)
-    seconds = best_seconds(lambda: x.sum(), tries, device)
-    return x.nbytes / seconds / 1e9
+    from forerun.engine.room import available_bytes
+
+    size = min(1 << 32, available_bytes(torch.device(device)) // 8)
+    x = torch.ones(size // 4, dtype=torch.float32, device=device)
+    read = x.nbytes / best_seconds(x.sum, tries, device)
+    y = torch.empty_like(x)
+    return max(read, 2 * x.nbytes / best_seconds(lambda: y.copy_(x), tries, device)) / 1e9
 
 
 def product_rate(dtype: torch.dtype, *, tries: int = 5, device: str = "cpu") -> float:

@@ -33,6 +33,7 @@ class Bench:
         from forerun.bench.run_writer import check_plan
         from forerun.bench.tasks import get_task
         from forerun.models.folder import model_folder
+        from forerun.models.load import choose_device
 
         planning.check_asked(asked)
         self.asked, self.out = asked, out
@@ -44,7 +45,9 @@ class Bench:
         check_folder(out)
         check_plan(out, planning.plan_of(asked))
         self.path = model_folder(embedded(asked.model))
-        setup = contestants.Setup(self.path, asked.dtype, asked.threads, environments=peers_dir)
+        device = str(choose_device(asked.device))
+        how = asked.dtype, asked.threads
+        setup = contestants.Setup(self.path, *how, device=device, environments=peers_dir)
         makers = [cache(self._twin) if asked.turns else self._model for _ in asked.methods]
         pairs = zip(asked.methods, makers, strict=True)
         self.contestants = [contestants.make(name, model, setup) for name, model in pairs]

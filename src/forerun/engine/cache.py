@@ -25,6 +25,7 @@ from forerun.records import Sequence
 TAIL = 64  # tokens compared again where a list that was synced before has grown
 DEAR = 64  # tokens that are worth a slot of their own
 MAX_KEPT = 4  # free slots that are kept for the conversations they hold
+AT_ONCE = 2048  # cells of a slot on a GPU from the start: graphs are recorded anew when they move
 SHARE = 0.25  # of memory that slots may take, so that conversations are kept
 
 
@@ -298,10 +299,18 @@ class Cache(Slots):
         ample_room = room if room == slots else min(self.max_slots, max(2 * slots, room))
         ample = min(self.max_cells, max(2 * have, 256)) if length > have else have
         tail = self.data.shape[3:]
+        if self.device.type != "cpu" and self._may_take_all(length):
+            ample_room, ample = self.max_slots, min(self.max_cells, max(2 * have, AT_ONCE))
         try:
             self._grow((layers, ample_room, max(length, ample), *tail))
         except CapacityError:  # no room to spare: only what is needed
             self._grow((layers, room, length, *tail))
+
+    def _may_take_all(self, cells: int) -> bool:
+        """Whether all slots, with so many cells at least, take SHARE of memory at most."""
+        layers, _, _, *cell = self.data.shape
+        size = layers * self.max_slots * max(cells, AT_ONCE) * math.prod(cell) * self.dtype.itemsize
+        return size <= SHARE * (available_bytes(self.device) + self.nbytes)
 
     def prepare(self, cells: int) -> None:
         """Takes a part of the memory that comes next where a pass needs more than half the cells.

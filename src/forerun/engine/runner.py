@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun import gpu
 from forerun.engine.attention import TorchDecoder
 from forerun.engine.cache import Cache, Slot, Slots
 from forerun.engine.work import Work, warm_up
@@ -28,6 +29,7 @@ from forerun.roles import Path, Target
 from forerun.tree import Tree
 
 if TYPE_CHECKING:
+    from forerun.gpu.graphs import GraphDecoder
     from forerun.models.transformer import Transformer
 
 CHUNK = 512  # most rows of one prefill pass
@@ -219,6 +221,7 @@ class ModelRunner(Runner):
             device=model.device,
         )
         self.decode = decoder(model)
+        self.is_slow_at_first = model.device.type == "cuda"
 
     def memory_report(self) -> dict[str, int]:
         """Bytes of weights, cache cells, and scratch: kept draft logits, buffers, masks."""
@@ -239,12 +242,19 @@ class ModelRunner(Runner):
         return found
 
 
-def decoder(model: Transformer) -> NativeDecoder | TorchDecoder:
+def decoder(model: Transformer) -> NativeDecoder | TorchDecoder | GraphDecoder:
     """What computes the passes of a model: our kernels where they cover it, else torch."""
-    lack = lacking(model)
-    if not lack:
-        return NativeDecoder(model)
-    if model.device.type == "cpu":
+    if model.device.type == "cuda":
+        lack = gpu.lacking(model.config)
+        if not lack:
+            from forerun.gpu.graphs import GraphDecoder  # which needs Triton
+
+            return GraphDecoder(model)
+    else:
+        lack = lacking(model)
+        if not lack:
+            return NativeDecoder(model)
+    if model.device.type in ("cpu", "cuda"):
         say_once(lack)
     return TorchDecoder(model)
 

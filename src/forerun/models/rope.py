@@ -32,7 +32,7 @@ class Rope:
     def rows(self, positions: Tensor, top: int) -> tuple[Tensor, Tensor]:
         """cos and sin, each [R, 1, head_dim]; top: a bound on the positions."""
         if top >= len(self._table):
-            self._grow(max(256, 2 * top))
+            self.reach(max(256, 2 * top))
         rows = self._table.index_select(0, positions)
         return rows.narrow(1, 0, 1), rows.narrow(1, 1, 1)
 
@@ -40,6 +40,12 @@ class Rope:
         """cos and sin of every position, fp32 [length, 2, head_dim / 2]."""
         angles = torch.arange(length, dtype=torch.float32)[:, None] * self._freq
         return torch.stack((angles.cos() * self._scale, angles.sin() * self._scale), 1)
+
+    def reach(self, length: int) -> Tensor:
+        """The table that `rows` reads, [n, 2, head_dim] with n >= length; it then stays there."""
+        if length > len(self._table):
+            self._grow(length)
+        return self._table
 
     def _grow(self, length: int) -> None:
         cos, sin = self.table(length).unbind(1)

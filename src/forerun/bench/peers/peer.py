@@ -108,9 +108,15 @@ class PeerContestant:
         mode = self.kind.mode(self.parts.mode)
         if reason := problem(self.folder, self.parts.peer, mode.extra):
             raise SkippedPeer(reason)
+        if self.setup.device.partition(":")[0] not in self.kind.devices:
+            raise SkippedPeer(
+                f"what is installed runs on {'/'.join(self.kind.devices)}, and the model is on "
+                f"{self.setup.device}; with --device cpu both run there"
+            )
         if self._host is None:
             own = () if self.kind.shares_model else (self.parts.mode, *self.parts.options.items())
-            key = (self.python, self.worker, self.setup.model, self.setup.dtype, own)
+            setup = self.setup
+            key = (self.python, self.worker, setup.model, setup.dtype, setup.device, own)
             self._host = _shared.setdefault(key, Shared(key))
             self._host.users += 1
         try:
@@ -177,6 +183,7 @@ class PeerContestant:
             "model": str(model),
             "dtype": self._dtype(),
             "threads": self.setup.threads,
+            "device": self.setup.device,
             "context": self._context(),
             "cache": str(cache),
             "draft": self._draft() if needs_draft else None,

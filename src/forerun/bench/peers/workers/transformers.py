@@ -14,7 +14,10 @@ class Watch:
     """Counts passes of the target, and the rows and seconds of the one that reads the prompt."""
 
     def __init__(self, model: Any) -> None:
+        import torch
+
         self.rows: list[int] = []
+        self._wait = torch.cuda.synchronize if model.device.type == "cuda" else lambda: None
         self.prefill_seconds = self._start = 0.0
         model.register_forward_pre_hook(self._before, with_kwargs=True)
         model.register_forward_hook(self._after)
@@ -22,10 +25,13 @@ class Watch:
     def _before(self, _: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
         self.rows.append(ids.shape[1])
+        if len(self.rows) == 1:
+            self._wait()
         self._start = time.perf_counter()
 
     def _after(self, *_: Any) -> None:
         if len(self.rows) == 1:
+            self._wait()
             self.prefill_seconds += time.perf_counter() - self._start
 
     def drafted(self, num_prompt: int) -> int:
@@ -42,17 +48,19 @@ class Worker:
         self.model: Any = None
         self.draft: Any = None
 
-    def load(self, mode: str, model: str, dtype: str, threads: int, draft: str, **_: Any) -> None:
+    def load(
+        self, mode: str, model: str, dtype: str, threads: int, device: str, draft: str, **_: Any
+    ) -> None:
         """Loads the model once, and the draft for mode "assisted" (None for the others)."""
         import torch
 
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
         if self.model is None:
-            self.model = self._loaded(model, dtype)
+            self.model = self._loaded(model, dtype, device)
             self.watch = Watch(self.model)
         if mode == "assisted" and self.draft is None:
-            self.draft = self._loaded(draft, dtype)
+            self.draft = self._loaded(draft, dtype, device)
 
     def run(
         self,
@@ -93,7 +101,7 @@ class Worker:
 
         self.watch.rows, self.watch.prefill_seconds = [], 0.0
         torch.manual_seed(seed)
-        ids = torch.tensor([prompt] * num_rows)
+        ids = torch.tensor([prompt] * num_rows, device=self.model.device)
         rows = self.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -138,10 +146,12 @@ class Worker:
             pad_token_id=sampling["ends"][0] if sampling["ends"] else 0,
         )
 
-    def _loaded(self, folder: str, dtype: str) -> Any:
+    def _loaded(self, folder: str, dtype: str, device: str) -> Any:
         import torch
         from transformers import AutoModelForCausalLM, GenerationConfig
 
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+        kind = getattr(torch, dtype)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=kind)
+        model = model.to(device).eval()
         model.generation_config = GenerationConfig()  # or generate() would fill gaps from it
         return model

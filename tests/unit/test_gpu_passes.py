@@ -1,0 +1,190 @@
+"""Passes as a GPU runs them against torch's: where there is one on it, with CUDA graphs; elsewhere
+by Triton's interpreter, kernel by kernel."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from parity import VOCAB, branching, forward, prompt, saved, sequence
+
+from forerun import gpu
+from forerun.engine.attention import TorchDecoder
+from forerun.engine.runner import ModelRunner
+from forerun.models import layers
+from forerun.models.load import load_target
+from forerun.native.decoder import say_once
+from forerun.tree import EMPTY, Tree, TreeBuilder
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"  # asked when Triton and the kernels are imported
+pytest.importorskip("triton")
+
+from forerun.gpu import bodies  # noqa: E402
+from forerun.gpu.graphs import GraphDecoder  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")
+SMALL = {"head_dim": 16, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+LLAMAS = {  # with products and norms of ours
+    "llama": {},
+    "llama-biased-tied": {},
+    "llama-wide": {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2},
+    "mistral": {"sliding_window": 256, "max_position_embeddings": 512},
+    "qwen2": {"use_sliding_window": False},
+}
+OTHERS = {
+    "qwen3": {},
+    "gemma2": {"num_hidden_layers": 2, "sliding_window": 256, "max_position_embeddings": 512},
+    "olmo2": {},
+    "gpt2": {"n_embd": 32, "n_head": 2, "n_layer": 1},
+}
+
+
+@pytest.fixture(autouse=True)
+def _plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights as a GPU holds them, on a CPU too."""
+    monkeypatch.setattr(layers, "can_pack", lambda _: False)
+    monkeypatch.setattr(layers, "HAS_BLOCKED", False)
+
+
+def runners(case: str, folder: Path, dtype: str, **options: int) -> tuple[ModelRunner, ModelRunner]:
+    """The same checkpoint as graphs and on torch."""
+    family = case.partition("-")[0]
+    saved(case, folder, **({} if family == "gpt2" else SMALL) | options)
+    ours, plain = (load_target(folder, dtype=dtype, device=DEVICE) for _ in range(2))
+    assert not gpu.lacking(ours.model.config)
+    ours.decode, plain.decode = GraphDecoder(ours.model), TorchDecoder(plain.model)
+    return ours, plain
+
+
+def error(ours: ModelRunner, plain: ModelRunner, seqs: list, trees: list[Tree]) -> float:
+    """The largest difference of logits and hidden rows, over the largest of either."""
+    needs, worst = frozenset({"hidden"}), 0.0
+    found = [r.forward(s, trees, needs) for r, s in zip((ours, plain), seqs, strict=True)]
+    for got, want in zip(*found, strict=True):
+        for a, b in ((got.logits, want.logits), (got.hidden, want.hidden)):
+            assert a is not None and b is not None
+            a, b = a.double().cpu(), b.double().cpu()
+            worst = max(worst, float((a - b).abs().max() / b.abs().max()))
+    assert ours.decode.is_trusted
+    return worst
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [*((case, "fp16") for case in LLAMAS), *((case, "fp32") for case in ("llama", *OTHERS))],
+)
+def test_pass_matches_torch(case: str, dtype: str, tmp_path: Path) -> None:
+    """One row twice, a step of several texts, a tree, and a ragged batch of them."""
+    ours, plain = runners(case, tmp_path, dtype, **{**LLAMAS, **OTHERS}[case])
+    most = 1e-5 if dtype == "fp32" else 1e-2
+    lengths = [(300 if "max_position_embeddings" in LLAMAS.get(case, {}) else 70), 5, 33]
+    seqs = [[sequence(prompt(n, seed=n)) for n in lengths] for _ in range(2)]
+    for trees in ([EMPTY], [EMPTY], [EMPTY] * 3, [branching()], [branching(), EMPTY, bush(20)]):
+        some = [row[: len(trees)] for row in seqs]
+        assert error(ours, plain, some, trees) <= most
+        for seq in some[0] + some[1]:
+            seq.tokens.append(7)
+
+
+def bush(nodes: int) -> Tree:
+    """More rows than one tile has."""
+    tree = TreeBuilder()
+    for node in range(nodes):
+        tree.add(3 + node, node - 1 if node % 3 else -1)
+    return tree.build()
+
+
+def test_accepted_nodes_are_found_again(tmp_path: Path) -> None:
+    """What a tree's rows have written is read by later passes, moved or not."""
+    ours, plain = runners("llama", tmp_path, "fp16")
+    seqs, tree = [[sequence(prompt(20))] for _ in range(2)], branching()
+    path = tree.path(len(tree) - 1)
+    for _ in range(3):
+        assert error(ours, plain, seqs, [tree]) <= 1e-2
+        for (seq,) in seqs:
+            seq.tokens += [*path, 9]
+
+
+def test_paths_that_grow_match_torch(tmp_path: Path) -> None:
+    """As draft models ask for them: nodes below nodes of earlier passes."""
+    ours, plain = runners("llama", tmp_path, "fp16")
+    seqs = [sequence(prompt(20)), sequence(prompt(20))]
+    for paths in ([()], [(4,), (5,)], [(4, 6), (4, 7), (5, 8)]):
+        got, want = (
+            runner.rows_at([(seq, path) for path in paths])
+            for runner, seq in zip((ours, plain), seqs, strict=True)
+        )
+        assert float((got.cpu() - want.float().cpu()).abs().max()) <= 1e-2 * float(want.abs().max())
+
+
+def test_cells_that_move_are_followed(tmp_path: Path) -> None:
+    """A text that outgrows its cells, and a twin with cells of its own."""
+    ours, plain = runners("llama", tmp_path, "fp16", max_position_embeddings=1024)
+    twin = ours.twin()
+    seqs = [[sequence(prompt(250))] for _ in range(3)]
+    for _ in range(3):
+        assert error(ours, plain, seqs[:2], [EMPTY]) <= 1e-2
+        assert error(twin, plain, [seqs[2], seqs[1]], [EMPTY]) <= 1e-2
+        for (seq,) in seqs:
+            seq.tokens += prompt(200, seed=len(seq.tokens))
+
+
+def test_tokens_without_a_row_are_refused(tmp_path: Path) -> None:
+    ours, _ = runners("llama", tmp_path, "fp16")
+    forward(ours, [seq := sequence([3, 4])], [EMPTY])
+    seq.tokens.append(VOCAB)
+    with pytest.raises(IndexError, match=f"token {VOCAB}"):
+        forward(ours, [seq], [EMPTY])
+
+
+def test_kernels_that_say_something_else_than_torch_are_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What they said is not passed on, and it is said once."""
+    say_once.cache_clear()
+    ours, plain = runners("llama", tmp_path, "fp16")
+    own = bodies.Attention.look
+    monkeypatch.setattr(bodies.Attention, "look", lambda *args: own(*args) * -1)
+    seqs = [sequence(prompt(20)), sequence(prompt(20))]
+    for _ in range(2):
+        pairs = zip((ours, plain), seqs, strict=True)
+        (got,), (want,) = (forward(runner, [seq], [EMPTY]) for runner, seq in pairs)
+        assert torch.equal(got.logits.float(), want.logits.float())
+        for seq in seqs:
+            seq.tokens.append(7)
+    assert not ours.decode.is_trusted
+    assert sum("do not say what torch says" in text for text in caplog.messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("case", "options", "reason"),
+    [
+        ("qwen3_moe", {}, "experts"),
+        ("llama", {"head_dim": 48}, "a head size of 48"),
+        ("mistral", {"sliding_window": 64}, "a window of 64"),
+    ],
+)
+def test_what_graphs_lack_is_said(case: str, options: dict, reason: str, tmp_path: Path) -> None:
+    saved(case, tmp_path, **SMALL | options)
+    assert reason in gpu.lacking(load_target(tmp_path, dtype="fp32").model.config)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="records graphs, which takes a GPU")
+def test_what_is_recorded_says_what_is_run(tmp_path: Path) -> None:
+    """After others were recorded too, whose memory the first must not share."""
+    ours, plain = runners("llama", tmp_path, "fp16")
+    ours.warm_up()
+    for num in (1, 3, 2, 1, 3):
+        seqs = [[sequence(prompt(20 + i, seed=i)) for i in range(num)] for _ in range(2)]
+        for trees in ([EMPTY] * num, [bush(20)] + [EMPTY] * (num - 1)):
+            for _ in range(3):
+                assert error(ours, plain, seqs, trees) <= 1e-2
+                torch.empty(1 << 20, device=DEVICE).fill_(np.nan)
+    graphs = ours.decode._graphs[ours.cache].shapes.values()
+    assert graphs and all(one.graph is not None for one in graphs)

@@ -127,7 +127,7 @@ class GraphDecoder:
         return one
 
     def _agrees(self, works: Many[Work], cache: Cache, hidden: Tensor, logits: Tensor) -> bool:
-        """Whether torch says the same, but for rounding; if not, all passes are torch's from then on.
+        """Whether torch says the same, but for rounding; else all passes are torch's from then on.
 
         Asked when a shape is new, since kernels that a compiler or a GPU gets wrong say nothing.
         """

@@ -23,7 +23,8 @@ class Counts:
     def __init__(self, drafter: Drafter, nodes: int) -> None:
         self.drafter, self.nodes = drafter, nodes
         # drafts that might have had so many nodes, that had so many, and that had this one accepted
-        self.counts = np.zeros((3, nodes + 1))
+        # (arrays are dearer to change item by item)
+        self.counts = [[0.0] * (nodes + 1) for _ in range(3)]
         self.beliefs = np.empty((3, nodes + 1))
         self.weight = 1.0  # of a draft of now; what was counted before weighs less
         self._hope = Drafter().hope()
@@ -63,7 +64,7 @@ class Counts:
         self._priced -= 1
         self.weight *= KEEP**-drafts
         if self.weight > HEAVY:
-            self.counts /= self.weight
+            self.counts = [[count / self.weight for count in row] for row in self.counts]
             self.weight = 1.0
 
     def review(self, least: int) -> None:
@@ -73,5 +74,5 @@ class Counts:
             self._sum_up()
 
     def _sum_up(self) -> None:
-        believe(self.counts, self.weight, *self._hope, self.beliefs)
+        believe(np.array(self.counts), self.weight, *self._hope, self.beliefs)
         self.gains = self.beliefs[2].tolist()

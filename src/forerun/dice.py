@@ -32,7 +32,7 @@ class Dice(Protocol):
 class SeededDice:
     """Reproducible dice over one stream of uniforms in [0, 1)."""
 
-    BLOCK = 4096
+    BLOCK = 1024
 
     def __init__(self, *seed: int) -> None:
         self._seed = seed
@@ -43,6 +43,11 @@ class SeededDice:
     def _rng(self) -> np.random.Generator:
         """Made when first asked for: it takes longer than to make a sequence."""
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(self._seed)))
+
+    def ready(self) -> None:
+        """Makes the generator now: after another that takes a tenth of what it does behind a pass,
+        which makes its code cold."""
+        _ = self._rng
 
     def peek(self, count: int) -> np.ndarray:
         """The next `count` uniforms, not yet used up. Shape [count]."""

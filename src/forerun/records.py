@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from forerun.shaping import Laws
 
 
+FLOAT32 = np.dtype(np.float32)
+
+
 @dataclass(eq=False)
 class Sequence:
     """One trajectory: its tokens, its randomness, what the user asked of it."""
@@ -37,6 +40,7 @@ class Sequence:
     end: int | None = None  # where a stop string cut the tokens off, if one did
     states: tuple[Any, ...] = ()  # one per shaper of the engine
     logprobs: list[dict[int, float]] = field(default_factory=list)  # per generated token
+    text: Any = field(default=None, init=False, repr=False)  # as `Stops` reads it
 
     @property
     def generated(self) -> list[int]:
@@ -51,7 +55,7 @@ class Sequence:
     @property
     def num_left(self) -> int:
         """How many tokens may still be generated."""
-        return self.limit - self.num_generated
+        return self.limit + self.num_prompt - len(self.tokens)
 
 
 def never(q: Proposal, token: int) -> bool:
@@ -102,11 +106,8 @@ class Rows:
         probes: torch.Tensor | np.ndarray | None = None,
     ) -> None:
         self.hidden, self._given, self._probes = hidden, logits, probes
-
-    @property
-    def is_away(self) -> bool:
-        """Whether the logits lie on an accelerator."""
-        return not isinstance(self._given, np.ndarray) and not self._given.is_cpu
+        # whether the logits lie on an accelerator
+        self.is_away = not isinstance(logits, np.ndarray) and not logits.is_cpu
 
     @cached_property
     def logits(self) -> torch.Tensor:
@@ -126,7 +127,7 @@ class Rows:
     def contiguous(self) -> np.ndarray | None:
         """The logits if NumPy reads them in place, as float32 without gaps; else None."""
         given = self._given
-        if not isinstance(given, np.ndarray) or given.dtype != np.float32:
+        if not isinstance(given, np.ndarray) or given.dtype != FLOAT32:
             return None
         return given if given.flags.c_contiguous else None
 
@@ -171,6 +172,8 @@ class Verdict:
 
     def tokens(self, tree: Tree) -> list[int]:
         """The tokens that it adds to the sequence."""
+        if not self.nodes:
+            return [self.token]
         return [int(tree.tokens[n]) for n in self.nodes] + [self.token]
 
 
@@ -197,7 +200,7 @@ class Step:
     @property
     def num_nodes(self) -> int:
         """Nodes that were computed; those of a tree that several have count once."""
-        sizes = [len(tree) for tree in self.trees]
+        sizes = [len(tree.tokens) for tree in self.trees]
         if not self.leads:
             return sum(sizes)
         largest: dict[int, int] = {}
@@ -256,7 +259,9 @@ class Cost:
         """
         each = self.per_seq * seqs + self.per_draft * drafts
         drafting = self.drafting * min(drafts, 1.0)
-        return self.per_step + each + max(drafting + self.per_look * looks, self.vain(looks))
+        if looks:
+            drafting = max(drafting + self.per_look * looks, self.vain(looks))
+        return self.per_step + each + drafting
 
     def drafted(self, times: float) -> Cost:
         """The same with a drafter that costs so many times as much."""

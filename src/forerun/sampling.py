@@ -76,6 +76,12 @@ class Sampling:
         return self.temperature == 0.0
 
     @property
+    def is_tempered(self) -> bool:
+        """Whether of what acts on logits last there is nothing but a temperature above 0."""
+        is_cut = self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+        return self.temperature != 0.0 and not is_cut
+
+    @property
     def adjusts(self) -> bool:
         """Whether any parameter changes logits before the temperature."""
         return bool(

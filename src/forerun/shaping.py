@@ -54,8 +54,7 @@ class Laws:
         """Laws [n + 1, V] of the root and all nodes where their rows lie; None where more shapes
         them than a temperature above 0."""
         s, logits = self.sampling, self.rows.logits
-        is_cut = s.top_k > 0 or s.top_p < 1.0 or s.min_p > 0.0
-        if s.is_greedy or is_cut or not self._is_plain or type(self.rows) is not Rows:
+        if not s.is_tempered or not self._is_plain or type(self.rows) is not Rows:
             return None
         wide = logits if logits.element_size() >= 4 else logits.float()
         return (wide / max(s.temperature, 1e-30)).softmax(-1)
@@ -63,11 +62,8 @@ class Laws:
     def unshaped(self) -> np.ndarray | None:
         """Logits [n + 1, V] of the root and all nodes, contiguous float32 in main memory; None
         where they are not, or more shapes them than a temperature above 0."""
-        s, rows = self.sampling, self.rows
-        is_cut = s.top_k > 0 or s.top_p < 1.0 or s.min_p > 0.0
-        if s.is_greedy or is_cut or not self._is_plain or type(rows) is not Rows:
-            return None
-        return rows.contiguous
+        is_plain = self._is_plain and self.sampling.is_tempered
+        return self.rows.contiguous if is_plain and type(self.rows) is Rows else None
 
     def hold(self, nodes: list[int], probs: np.ndarray) -> None:
         """Keeps the laws [k, V] of some nodes, which somebody has computed from `unshaped`."""

@@ -7,7 +7,8 @@ Numba calls the C library's exp once per entry; this one is arithmetic that vect
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from forerun.jit import bare
 
 LOWEST = np.float32(-87.0)
 LOG2E = np.float32(1.4426950408889634)
@@ -21,7 +22,7 @@ LEAST = np.int32(-0x00800000)  # bits of -inf
 LEAST_KEY, ZERO_BITS = LEAST ^ ABS, np.int32(0)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def softmax_into(logits: np.ndarray, inverse: float, out: np.ndarray, bits: np.ndarray) -> bool:
     """exp(inverse * logits), normalised, into `out`; all contiguous float32 [V].
 
@@ -40,7 +41,7 @@ def softmax_into(logits: np.ndarray, inverse: float, out: np.ndarray, bits: np.n
     return True
 
 
-@njit(cache=True, nogil=True)
+@bare
 def _top(bits: np.ndarray) -> tuple[np.int32, bool]:
     """The bits of the largest of some float32, and whether all are numbers, it finite.
 
@@ -53,7 +54,7 @@ def _top(bits: np.ndarray) -> tuple[np.int32, bool]:
     return top ^ ((top >> SIGN) & ABS), bool(top != LEAST_KEY and largest < INFINITE)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def _exps(
     logits: np.ndarray, highest: np.float32, inverse: np.float32, out: np.ndarray, bits: np.ndarray
 ) -> None:
@@ -68,7 +69,7 @@ def _exps(
         bits[i] = (np.int32(power) + np.int32(127)) << np.int32(23)
 
 
-@njit(cache=True, nogil=True, fastmath={"reassoc", "nsz", "contract"})
+@bare(fastmath={"reassoc", "nsz", "contract"})
 def _scaled(values: np.ndarray, powers: np.ndarray) -> np.float32:
     """Puts the powers in, and sums."""
     total = ZERO

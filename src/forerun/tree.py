@@ -202,7 +202,7 @@ def points(tokens: np.ndarray, parents: np.ndarray) -> Tree:
 def signed(tree: Tree, name: str) -> Tree:
     """The tree, of which every node now comes from the drafter `name`, unless it told before."""
     if not tree.sources:
-        tree.sources = (name,) * len(tree)
+        tree.sources = (name,) * len(tree.tokens)
     return tree
 
 

@@ -41,7 +41,8 @@ class Turns(Lock):
             else:
                 with self._next:
                     self.acquire()
-                self._settle()
+                if self._due:
+                    self._settle()
         except BaseException:
             if is_again or self._is_owned():
                 self.release()

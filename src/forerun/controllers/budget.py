@@ -140,7 +140,7 @@ class Budget(Controller):
             return
         num = len(step.seqs)
         self._sober += 1
-        common = step.num_common
+        common = step.num_common if step.leads else 0
         if (num, common) != (self._num, self._common):
             self._resize(num, common)
         if self._is_broke:  # most steps where drafts do not pay: as little as can be
@@ -173,7 +173,9 @@ class Budget(Controller):
                 looks += 1
             elif plan.learns:
                 hears += 1
-        saved = ALLOWED * self._plain - self._hearing(hears)
+        saved = ALLOWED * self._plain
+        if hears:
+            saved -= self._hearing(hears)
         if looks:
             saved += self._settle(step, looks)
         else:
@@ -184,8 +186,9 @@ class Budget(Controller):
     def _settle(self, step: Step, looks: int) -> float:
         """What a step with looks teaches; the seconds that it has saved."""
         num = len(step.seqs)
-        sizes = [len(tree) for tree in step.trees]
-        rows, drafts = num - self._common + step.num_nodes, sum(map(bool, sizes))
+        sizes = [len(tree.tokens) for tree in step.trees]
+        nodes = step.num_nodes if step.leads else sum(sizes)
+        rows, drafts = num - self._common + nodes, sum(map(bool, sizes))
         tokens = sum(map(len, step.emitted))
         self._vain = 0 if drafts else self._vain + 1
         if self._vain:
@@ -267,8 +270,8 @@ class Budget(Controller):
         return counts
 
     def _learn(self, luck: Luck, asked: int, size: int, accepted: list[int]) -> None:
-        luck.promised = _mean(luck.promised, luck.counts.gains[size], FAST)
-        luck.accepted = _mean(luck.accepted, len(accepted), FAST)
+        luck.promised = FAST * luck.promised + (1 - FAST) * luck.counts.gains[size]
+        luck.accepted = FAST * luck.accepted + (1 - FAST) * len(accepted)
         luck.counts.add(asked, size, accepted)
 
     def _decide(self, *, is_probing: bool = False) -> None:
@@ -335,7 +338,3 @@ class Budget(Controller):
     def _resting(self, others: int) -> Plan:
         """Of those that rest some may listen, beside so many others."""
         return LISTEN if self._hearing(1 + others) <= LEARNING[1] * self._plain else NOTHING
-
-
-def _mean(old: float, new: float, keep: float) -> float:
-    return keep * old + (1 - keep) * new

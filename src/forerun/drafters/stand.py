@@ -149,7 +149,7 @@ class Stand(Drafter):
 
     def memory(self, seq: Sequence) -> LogitMemory:
         """The memory that a sequence drafts from: its own, with that of a wide scope behind it."""
-        *wide, own = [self._memories[key] for key in self._keys(seq)]
+        *wide, own = map(self._memories.__getitem__, self._keys(seq))
         if wide:
             own.lean_on(wide[0])
         return own
@@ -163,7 +163,7 @@ class Stand(Drafter):
         return grow([seq], [plan], [dice], Recall(self), dynamic)[0]
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
-        return [self._propose(seq, plan) for seq, plan in zip(seqs, plans, strict=True)]
+        return list(map(self._propose, seqs, plans))
 
     def observe(self, step: Step) -> None:
         self.hear([step])
@@ -336,13 +336,14 @@ class Stand(Drafter):
         """The memory of each sequence; that of a group is looked up once."""
         found: dict[Sequence, LogitMemory] = {}
         known: dict[tuple[str, Hashable], LogitMemory] = {}
-        for seq in (seq for step in steps for seq in step.seqs):
-            if seq in found:
-                continue
-            mark = (seq.tenant, seq if seq.group is None else seq.group)
-            if self.scope == "request" or mark not in known:
-                known[mark] = self.memory(seq)
-            found[seq] = known[mark]
+        for step in steps:
+            for seq in step.seqs:
+                if seq in found:
+                    continue
+                mark = (seq.tenant, seq if seq.group is None else seq.group)
+                if self.scope == "request" or mark not in known:
+                    known[mark] = self.memory(seq)
+                found[seq] = known[mark]
         return found
 
     def _learns_model(self, seq: Sequence) -> bool:

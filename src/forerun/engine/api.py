@@ -155,8 +155,10 @@ class Model:
             raise ConfigError(f"numbers of prompts are whole and at least 0, got {numbers!r}")
         given = [replace(s, **overrides) for s in given]
         recorder = Recorder()
-        heard: list[Callable[[Step], None]] = [record_logprobs, recorder]
-        heard[1:1] = [on_step] if on_step else []
+        heard: list[Callable[[Step], None]] = []
+        if any(s.logprobs is not None for s in given):
+            heard.append(record_logprobs)
+        heard += [on_step, recorder] if on_step else [recorder]
         chosen = self.drafter(drafter)
         engine = self._engine(chosen, verifier, controller, shapers, heard, batch)
         is_lent = isinstance(drafter, str) and tenant not in chosen.kept

@@ -121,12 +121,11 @@ class Guarded(Drafter):
         return trees
 
     def observe(self, step: Step) -> None:
-        kept = self.drafter.kept
-        rows = [
-            i
-            for i, plan in enumerate(step.plans)
-            if plan.nodes > 0 or plan.learns or step.seqs[i].tenant in kept
-        ]
+        kept, rows, was_asked = self.drafter.kept, list[int](), False
+        for i, plan in enumerate(step.plans):
+            if plan.nodes > 0 or plan.learns or step.seqs[i].tenant in kept:
+                rows.append(i)
+                was_asked = was_asked or plan.nodes > 0
         if not rows:
             return
         self._late.append((step, rows))
@@ -134,7 +133,7 @@ class Guarded(Drafter):
         if not may_wait or any(map(len, step.trees)):
             self._catch_up()
             return
-        self._is_due = self._is_due or any(step.plans[i].nodes > 0 for i in rows)
+        self._is_due = self._is_due or was_asked
         steps, size = LATE
         held = len(step.laws) * step.laws[0].rows.nbytes
         if len(self._late) >= steps or len(self._late) * held >= size:
@@ -176,7 +175,9 @@ class Guarded(Drafter):
         try:
             found = self.drafter.propose(seqs, plans)
             _check(found, plans, self._vocab)
-            return [signed(tree, self.name) for tree in found]
+            for tree in found:
+                signed(tree, self.name)
+            return list(found)
         except Exception as error:
             if len(seqs) == 1:
                 self._note(error, seqs)

@@ -6,13 +6,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from itertools import repeat
 from time import perf_counter
 from typing import Any
 
+from forerun.dice import Dice
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.stops import Stops
 from forerun.errors import ConfigError
-from forerun.records import Rows, Sequence, Step
+from forerun.records import Rows, Sequence, Step, Verdict
 from forerun.roles import Controller, Drafter, Shaper, Target, Verifier, name_of
 from forerun.shaping import Laws, advance
 from forerun.tree import Tree
@@ -80,14 +82,18 @@ class Engine:
         t1 = perf_counter()
         found = self.target.forward(seqs, probed, self.needs)  # one tree-attention pass
         t2 = perf_counter()
-        leads = _leads(found)
+        # what follows enters few functions, comprehensions too: a pass has made their code cold
+        leads = _leads(found) if len(found) > 1 else ()
         if self.has_probes:
             found = [part.split(len(tree)) for part, tree in zip(found, trees, strict=True)]
-        laws = [Laws(*part, self.shapers) for part in zip(found, seqs, trees, strict=True)]
-        verdicts = self.verifier.verify_all(trees, laws, [seq.dice for seq in seqs])
+        laws = list(map(Laws, found, seqs, trees, repeat(self.shapers)))
+        dice, starts = list[Dice](), list[int]()
+        for seq in seqs:
+            dice.append(seq.dice)
+            starts.append(len(seq.tokens))
+        verdicts = self.verifier.verify_all(trees, laws, dice)
         t3 = perf_counter()
-        drawn = [v.tokens(tree) for v, tree in zip(verdicts, trees, strict=True)]
-        starts = [len(seq.tokens) for seq in seqs]
+        drawn = list(map(Verdict.tokens, verdicts, trees))
         emitted = self._extend(seqs, drawn)
         self.target.commit(seqs, probed, verdicts)
         times = {"draft": t1 - t0, "forward": t2 - t1, "verify": t3 - t2}
@@ -126,8 +132,8 @@ class Engine:
     def _extend(self, seqs: list[Sequence], drawn: list[list[int]]) -> list[list[int]]:
         """Appends to each what comes before its end, if that lies among its tokens."""
         try:
-            kept = [self.stops.cut(seq, tokens) for seq, tokens in zip(seqs, drawn, strict=True)]
-            states = [self._advanced(seq, more) for seq, more in zip(seqs, kept, strict=True)]
+            kept = list(map(self.stops.cut, seqs, drawn))
+            states = list(map(self._advanced, seqs, kept))
         except Exception:
             for seq in seqs:
                 self.stops.renew(seq)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from forerun.sampling import Sampling
 
 FAR = 64  # characters of a text for every token that the context holds
+TOGETHER = 16  # trajectories whose dice are made ready at once
 _numbers = itertools.count()
 log = logging.getLogger("forerun")
 
@@ -90,9 +91,10 @@ class Run:
 
     def __iter__(self) -> Iterator[Sample]:
         """Steps the engine to the end; yields finished samples."""
-        with closing(self.steps()) as steps:
-            for samples in steps:
-                yield from samples
+        with closing(self._steps()) as steps:
+            for _, ended in steps:
+                for seq in ended:
+                    yield self._sample(seq, self.engine.stops.text(seq))
 
     def steps(self) -> Generator[list[Sample], None, None]:
         """Steps the engine to the end; yields after each step the samples that it finished."""
@@ -162,10 +164,12 @@ class Run:
     def _queue(self) -> bool:
         """As many wait as may run, and no more are made: n may be huge. Is anything left to do?"""
         scheduler = self.engine.scheduler
-        free = max(scheduler.max_seqs - len(scheduler.waiting), 0)
-        for seq in itertools.islice(self._left, free):
+        while len(scheduler.waiting) < scheduler.max_seqs:
+            seq = next(self._left, None)
+            if seq is None:
+                break
             self.engine.submit(seq)
-        return not scheduler.is_idle
+        return bool(scheduler.running or scheduler.waiting)
 
     def _first(self, i: int, prompt: str | list[int], sampling: Sampling) -> Sequence:
         """The first trajectory of a prompt that can be served."""
@@ -212,8 +216,8 @@ class Run:
         """Every trajectory, prompt by prompt, with randomness of its own."""
         for number, first in zip(numbers, firsts, strict=True):
             seed = self.seed if first.sampling.seed is None else first.sampling.seed
-            for k in range(first.sampling.n):
-                own, dice = list(first.tokens), SeededDice(seed, number, k)
+            for k, dice in enumerate(_dice(seed, number, first.sampling)):
+                own = list(first.tokens)
                 yield replace(first, tokens=own, dice=dice, index=k, logprobs=[])
 
     def _sample(self, seq: Sequence, text: str) -> Sample:
@@ -222,6 +226,17 @@ class Run:
         stats = self.recorder.of(seq)
         stats.failures = self.engine.drafter.failures.get(seq, 0)  # type: ignore[attr-defined]
         return Sample(_prompt(seq), seq.index, text, tokens, seq.finish or "", stats, logprobs)
+
+
+def _dice(seed: int, number: int, sampling: Sampling) -> Iterator[SeededDice]:
+    """The randomness of every trajectory of a prompt; some are made ready at once."""
+    for start in range(0, sampling.n, TOGETHER):
+        several = range(start, min(start + TOGETHER, sampling.n))
+        found = [SeededDice(seed, number, k) for k in several]
+        if not sampling.is_greedy:
+            for dice in found:
+                dice.ready()
+        yield from found
 
 
 def _prompt(seq: Sequence) -> int:

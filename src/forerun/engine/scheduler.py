@@ -37,8 +37,11 @@ class Scheduler:
 
     def retire(self) -> tuple[list[Sequence], list[Sequence]]:
         """Removes and returns the sequences that have finished, and those cancelled waiting."""
-        ended = [seq for seq in self.running if seq.finish is not None]
-        dropped = [seq for seq in self.waiting if seq.finish is not None]
+        ended, dropped = list[Sequence](), list[Sequence]()
+        for seqs, gone in (self.running, ended), (self.waiting, dropped):
+            for seq in seqs:
+                if seq.finish is not None:
+                    gone.append(seq)
         if ended or dropped:
             self.running = [seq for seq in self.running if seq.finish is None]
             self.waiting = deque(seq for seq in self.waiting if seq.finish is None)

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from forerun.records import Sequence, Step
 from forerun.tree import Tree
 
-LATE = 16  # steps
+LATE = 64  # steps
 COUNTS = ("passes", "drafted", "accepted", "examined", "generated")
 
 
@@ -113,10 +113,13 @@ class Recorder:
     def __call__(self, step: Step) -> None:
         times = {**step.times, "other": perf_counter() - step.clock}
         self._late.append((step.seqs, times, step.trees, step.verdicts, step.emitted))
-        ended = [seq for seq in step.seqs if seq.finish]
-        if ended or len(self._late) >= LATE:
-            self._catch_up()
-        for seq in ended:
+        is_due = len(self._late) >= LATE
+        for seq in step.seqs:
+            is_due = is_due or seq.finish is not None
+        if not is_due:
+            return
+        self._catch_up()
+        for seq in step.seqs:
             if seq.end is not None:  # a stop string reached back: what it cut off is no output
                 self._of(seq).generated -= len(seq.tokens) - seq.end
 
@@ -124,14 +127,17 @@ class Recorder:
         late, self._late = self._late, []
         for seqs, steps in groupby(late, itemgetter(0)):
             spent: dict[str, float] = {}
+            counters = list(map(self._of, seqs))
             for _, times, *lists in steps:
                 for name, seconds in times.items():
                     spent[name] = spent.get(name, 0.0) + seconds
-                for seq, tree, verdict, emitted in zip(seqs, *lists, strict=True):
-                    _count(self._of(seq), tree, verdict.nodes, len(emitted))
-            share = {name: seconds / len(seqs) for name, seconds in spent.items()}
-            for seq in seqs:  # a pass is shared evenly by its batch
-                self._of(seq).spend(share)
+                for stats, tree, verdict, emitted in zip(counters, *lists, strict=True):
+                    stats.passes += 1
+                    stats.generated += len(emitted)
+                    if len(tree.tokens):
+                        _count(stats, tree, verdict.nodes, len(emitted))
+            for stats in counters:  # a pass is shared evenly by its batch
+                stats.spend({name: seconds / len(seqs) for name, seconds in spent.items()})
 
     def _of(self, seq: Sequence) -> Stats:
         stats = self._stats.get(seq)
@@ -141,14 +147,11 @@ class Recorder:
 
 
 def _count(stats: Stats, tree: Tree, nodes: list[int], emitted: int) -> None:
-    """Adds a step that accepted nodes of a tree."""
-    stats.passes += 1
-    stats.generated += emitted
-    if not len(tree):
-        return
+    """Adds the draft of a step that accepted nodes of it."""
+    size = len(tree.tokens)
     accepted = min(len(nodes), emitted)
     is_whole = emitted > len(nodes)  # not cut off within the draft
-    stats.drafted += len(tree)
+    stats.drafted += size
     stats.accepted += accepted
     stats.examined += accepted + (is_whole and _was_rejected(tree, nodes))
     for depth in range(1, accepted + 1):
@@ -156,8 +159,8 @@ def _count(stats: Stats, tree: Tree, nodes: list[int], emitted: int) -> None:
     if not tree.sources:
         return
     name = tree.sources[0]
-    if tree.sources.count(name) == len(tree):
-        stats.drafted_by[name] += len(tree)
+    if tree.sources.count(name) == size:
+        stats.drafted_by[name] += size
         stats.accepted_by[name] += accepted
         return
     stats.drafted_by.update(tree.sources)

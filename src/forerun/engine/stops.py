@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from typing import Protocol
-from weakref import WeakKeyDictionary
 
 from forerun.records import Sequence
 
@@ -28,13 +27,12 @@ class Stops:
     def __init__(self, eos_ids: Many[int] = (), stream: Callable[[], Stream] | None = None) -> None:
         self.eos_ids = frozenset(eos_ids)
         self._stream = stream
-        self._texts: WeakKeyDictionary[Sequence, Text] = WeakKeyDictionary()
 
     def start(self, seq: Sequence) -> None:
         """A sequence joins; a stop string may have begun in what it has generated before."""
-        if self._stream:
-            self._texts[seq] = text = Text(self._stream, seq.sampling.stop)
-            text.extend(seq.generated)
+        seq.text = Text(self._stream, seq.sampling.stop) if self._stream else None
+        if seq.text:
+            seq.text.extend(seq.generated)
 
     def renew(self, seq: Sequence) -> None:
         """Takes back a cut whose tokens were not appended to a sequence that runs."""
@@ -43,7 +41,7 @@ class Stops:
 
     def cut(self, seq: Sequence, tokens: list[int]) -> list[int]:
         """The tokens up to the end of the sequence; sets seq.finish (and seq.end) if it is met."""
-        s, text, before = seq.sampling, self._texts.get(seq), seq.num_generated
+        s, text, before = seq.sampling, seq.text, len(seq.tokens) - seq.num_prompt
         ends = frozenset() if s.ignore_eos else self.eos_ids
         is_last = before + len(tokens) >= seq.limit
         if not (is_last or s.stop or s.stop_token_ids) and ends.isdisjoint(tokens):  # nearly always
@@ -66,12 +64,12 @@ class Stops:
 
     def text(self, seq: Sequence) -> str:
         """The text generated so far, without what a stop string cut off."""
-        text = self._texts.get(seq)
+        text = seq.text
         return text.so_far(seq.finish is not None) if text else ""
 
     def begins(self, seq: Sequence) -> list[int]:
         """Where in the text each token begins; a token that ends a text may be left out."""
-        text = self._texts.get(seq)
+        text = seq.text
         return text.begins if text else []
 
     def finish(self, seq: Sequence) -> None:

@@ -168,7 +168,8 @@ class TextStream:
 
     def flush(self) -> str:
         """What is held back, as far as it can be decoded."""
-        return self._advance(self._tokenizer.decode(self._ids)) if self._ids else ""
+        is_whole = self._known == len(self._ids)
+        return "" if is_whole else self._advance(self._tokenizer.decode(self._ids))
 
     def _advance(self, text: str) -> str:
         piece, start = text[len(self._text) :], self._ids[self._known :]

@@ -7,6 +7,7 @@ same uniforms in the same order (tests compare them node by node).
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from numba import njit
 from forerun.jit import bare, copy
 from forerun.ngrams.kernels import Arrays, Table, Temper, fill_context, look_up
 from forerun.template import Shape
-from forerun.tree import POINT, SWOR, Tree
+from forerun.tree import EMPTY, POINT, SWOR, Tree
 
 
 class Buffers(NamedTuple):
@@ -31,6 +32,7 @@ class Buffers(NamedTuple):
     cells: np.ndarray  # int8 [N], where growers know them
 
 
+TOLD = replace(EMPTY, cells=np.empty(0, np.int8))  # a tree without nodes, of which all is told
 # Buffers of trees up to MOST_SPARE nodes are made TOGETHER: in code that a pass has made cold one
 # costs as much as sixteen. Their sizes are multiples of SIZES. A kept tree keeps its neighbours.
 TOGETHER, SIZES, MOST_SPARE = 16, 8, 64
@@ -101,15 +103,21 @@ def _made(num: int, nodes: int, entries: int) -> list[Buffers]:
 
 
 def tree_of(out: Buffers, nodes: int, rows: int, *, has_cells: bool = False) -> Tree:
-    """The first `nodes` nodes and `rows` proposals."""
+    """The first `nodes` nodes and `rows` proposals; buffers without any are spare again."""
+    size = len(out.tokens)
+    if not nodes:
+        if size <= MOST_SPARE:
+            _spare[size, len(out.q_ids) // (size + 1)].append(out)
+        return TOLD if has_cells else EMPTY
+    filled = out.starts.item(rows)
     return Tree(
         tokens=out.tokens[:nodes],
         parents=out.parents[:nodes],
         laws=out.laws[:nodes],
         rows=out.rows[:nodes],
         starts=out.starts[: rows + 1],
-        q_ids=out.q_ids[: out.starts[rows]],
-        q_probs=out.q_probs[: out.starts[rows]],
+        q_ids=out.q_ids[:filled],
+        q_probs=out.q_probs[:filled],
         cells=out.cells[:nodes] if has_cells else None,
     )
 

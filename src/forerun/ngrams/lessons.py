@@ -32,7 +32,7 @@ class Lessons:
         self._places: list[int] = []  # see kernels.Lessons
         self._nodes: list[int] = []  # by row
         self._laws: list[Many[np.ndarray] | np.ndarray] = []  # by lesson and row, [V] each
-        self._raw: list[bool] = []  # by row: logits, whose softmax is the law
+        self._raw: list[bool] = []  # by lesson: logits, whose softmax is the law
         self._tokens: list[int] = []  # of all trees
         self._parents: list[int] = []
         self._takers: dict[LogitMemory, int] = {}  # memories, numbered; what is behind goes first
@@ -53,7 +53,7 @@ class Lessons:
         row, node, takers = len(self._nodes), len(self._tokens), self._takers
         self._nodes.extend(nodes)
         self._laws.append(laws)
-        self._raw += [is_raw] * (len(self._nodes) - row)
+        self._raw.append(is_raw)
         if len(tree):
             self._tokens += tree.tokens.tolist()
             self._parents += tree.parents.tolist()
@@ -85,22 +85,34 @@ class Lessons:
         """The largest probabilities of every law: ids and probabilities [R, K]."""
         ids = np.empty((len(self._nodes), entries), np.int32)
         probs = np.empty((len(self._nodes), entries), np.float32)
-        if self._num == 1 and not self._raw[0] and isinstance(self._laws[0], np.ndarray):
-            select_rows(self._laws[0], ids, probs)
-            return ids, probs
-        laws = list(chain.from_iterable(self._laws))
-        num, most, start = len(laws), max(1, BLOCK // len(laws[0])), 0
-        while start < num:
-            is_raw, stop = self._raw[start], min(start + most, num)
-            if (not is_raw) in self._raw[start:stop]:  # rows of one kind are read together
-                stop = self._raw.index(not is_raw, start)
-            rows = laws[start:stop]
-            whole = np.concatenate(rows) if len(rows) > 1 or is_raw else rows[0]
-            block = whole.reshape(len(rows), -1)
-            if is_raw:  # as `sampling.softmax` does, bit for bit
-                block -= np.maximum.reduce(block, 1, keepdims=True)
-                np.exp(block, out=block)
-                block /= np.add.reduce(block, 1, keepdims=True)
-            select_rows(block, ids[start:stop], probs[start:stop])
-            start = stop
+        lesson = at = 0
+        while lesson < self._num:
+            first, is_raw, rows = lesson, self._raw[lesson], self._laws[lesson]
+            lesson, stop = lesson + 1, at + len(rows)
+            if not is_raw and isinstance(rows, np.ndarray):  # read where they lie
+                select_rows(rows, ids[at:stop], probs[at:stop])
+            else:
+                while lesson < self._num and self._raw[lesson] == is_raw:
+                    lesson += 1
+                several = list(chain.from_iterable(self._laws[first:lesson]))
+                stop = at + len(several)
+                _select_copies(several, ids[at:stop], probs[at:stop], is_raw=is_raw)
+            at = stop
         return ids, probs
+
+
+def _select_copies(
+    laws: list[np.ndarray], ids: np.ndarray, probs: np.ndarray, *, is_raw: bool
+) -> None:
+    """`select_rows` of laws [V] that lie apart, or of the softmax of logits; ids, probs [n, K]."""
+    most = max(1, BLOCK // len(laws[0]))
+    for start in range(0, len(laws), most):
+        rows = laws[start : start + most]
+        whole = np.concatenate(rows) if len(rows) > 1 or is_raw else rows[0]
+        block = whole.reshape(len(rows), -1)
+        if is_raw:  # as `sampling.softmax` does, bit for bit
+            block -= np.maximum.reduce(block, 1, keepdims=True)
+            np.exp(block, out=block)
+            block /= np.add.reduce(block, 1, keepdims=True)
+        stop = start + len(rows)
+        select_rows(block, ids[start:stop], probs[start:stop])

@@ -85,12 +85,13 @@ class Session:
     ) -> None:
         own: Any = [prompt if isinstance(prompt, str) else list(prompt)]
         self.notes: list[str] = []
-        run = model.run(own, sampling, batch=self._seats(model, batch), **options | {"n": 1})
+        asked = options | {"n": 1}
+        if logprobs and asked.get("logprobs", getattr(sampling, "logprobs", None)) is None:
+            asked["logprobs"] = 0
+        run = model.run(own, sampling, batch=self._seats(model, batch), **asked)
         self.model, self.engine, self.recorder = model, run.engine, run.recorder
         self._forget = run.forget
         self.pattern = run.engine.scheduler.waiting.popleft()  # checked, and never started
-        if logprobs and self.pattern.sampling.logprobs is None:
-            self.pattern.sampling = replace(self.pattern.sampling, logprobs=0)
         self.seed, self.prompt_index, self._dice = run.seed, prompt_index, dice
         tokens = self.pattern.tokens
         self.prompt = prompt if isinstance(prompt, str) else model.tokenizer.decode(tokens)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from forerun.dice import Dice, SeededDice
 from forerun.errors import ConfigError, LawError
+from forerun.jit import bare
 from forerun.records import Verdict
 from forerun.roles import Verifier
 from forerun.sampling import argmax
@@ -207,7 +207,7 @@ def arrays(tree: Tree) -> tuple[np.ndarray, ...]:
     return (tree.tokens, tree.parents, tree.laws, tree.rows, tree.starts, tree.q_ids, tree.q_probs)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def conditional(
     ids: np.ndarray, probs: np.ndarray, x: int, is_swor: bool, marks: np.ndarray
 ) -> tuple[float, float]:
@@ -226,7 +226,7 @@ def conditional(
     return q_x, total
 
 
-@njit(cache=True, nogil=True, fastmath={"reassoc", "nsz", "contract"})
+@bare(fastmath={"reassoc", "nsz", "contract"})
 def mass_of(weights: np.ndarray) -> float:
     """The sum of some weights in float64."""
     total = 0.0

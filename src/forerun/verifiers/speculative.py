@@ -14,10 +14,10 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from forerun.dice import Dice, SeededDice
-from forerun.records import Verdict
+from forerun.jit import bare
+from forerun.records import FLOAT32, Verdict
 from forerun.shaping import Laws
 from forerun.softmax_kernel import softmax_into
 from forerun.tree import EMPTY, POINT, SWOR, Tree
@@ -35,17 +35,44 @@ from forerun.verifiers.base import (
     reject_recursively,
 )
 
+INT32 = np.dtype(np.int32)  # NumPy looks up a type, not a dtype
+NO_NODES = np.empty(0, INT32)
 CANCELLED = 1 / 16  # below this share of the mass before, a difference is summed anew
 
 
 class Scratch(NamedTuple):
-    """Working memory for one vocabulary; `marks` is all 0 between calls."""
+    """Working memory for one vocabulary, all in one array; `marks` is all 0 between calls."""
 
+    unit: np.ndarray  # float64 [1], the mass of a chosen token
     weights: np.ndarray  # float64 [V], the residual where marked CHANGED
+    sums: np.ndarray  # float64 [V / BLOCK], masses of blocks
     marks: np.ndarray  # uint8 [V]
     marked: np.ndarray  # int32 [V], which tokens have a mark
-    sums: np.ndarray  # float64 [V / BLOCK], masses of blocks
     bits: np.ndarray  # int32 [V], of a softmax
+
+
+@bare
+def places(vocab: int) -> tuple[int, int, int, int, int, int]:
+    """Where the arrays of a `Scratch` end in one of float64."""
+    weights = 1 + vocab
+    sums = weights + (vocab + BLOCK - 1) // BLOCK
+    marks = sums + vocab // 8 + 1
+    marked = marks + vocab // 2 + 1
+    return 1, weights, sums, marks, marked, marked + vocab // 2 + 1
+
+
+@bare
+def scratch(room: np.ndarray, vocab: int) -> Scratch:
+    """The arrays that lie in `room`: a kernel is told of one in a fraction of the time."""
+    unit, weights, sums, marks, marked, bits = places(vocab)
+    return Scratch(
+        room[:unit],
+        room[unit:weights],
+        room[weights:sums],
+        room[sums:marks].view(np.uint8)[:vocab],
+        room[marks:marked].view(np.int32)[:vocab],
+        room[marked:bits].view(np.int32)[:vocab],
+    )
 
 
 class Speculative(Walk):
@@ -68,17 +95,31 @@ class Speculative(Walk):
         logits = laws.unshaped()
         if logits is None:
             return super().verify(tree, laws, dice)
-        nodes, vocab = len(tree), logits.shape[1]
+        nodes, vocab = len(tree.tokens), logits.shape[1]
         uniforms = dice.peek(2 * nodes + 1)
-        probs = np.empty((nodes + 1, vocab), np.float32)
-        kept = np.empty(nodes + 1, np.int32)
+        probs = np.empty(logits.shape, FLOAT32)
+        kept = np.empty(nodes, INT32) if nodes else NO_NODES
         inverse = 1.0 / max(laws.sampling.temperature, 1e-30)
-        flat, room = arrays(tree), self._room(vocab)
-        count, token, used, mass = walk(logits, inverse, probs, kept, uniforms, *flat, *room)
+        (room,) = self._rooms.get(vocab) or self._room(vocab)
+        count, token, used, mass = walk(
+            logits,
+            inverse,
+            probs,
+            kept,
+            uniforms,
+            tree.tokens,
+            tree.parents,
+            tree.laws,
+            tree.rows,
+            tree.starts,
+            tree.q_ids,
+            tree.q_probs,
+            room,
+        )
         if not mass > 0.0:  # a law or a draft is broken: said by the way of single nodes
             return super().verify(tree, laws, dice)
         dice.skip(used)
-        nodes_kept = kept[:count].tolist()
+        nodes_kept = kept[:count].tolist() if count else []
         laws.hold([-1, *nodes_kept], probs)
         return Verdict(nodes_kept, token)
 
@@ -86,20 +127,16 @@ class Speculative(Walk):
         return reject_recursively(tree, laws, dice)
 
     @staticmethod
-    def new_room(vocab: int) -> Scratch:
-        return Scratch(
-            np.zeros(vocab),
-            np.zeros(vocab, np.uint8),
-            np.zeros(vocab, np.int32),
-            np.zeros((vocab + BLOCK - 1) // BLOCK),
-            np.empty(vocab, np.int32),
-        )
+    def new_room(vocab: int) -> tuple[np.ndarray]:
+        room = np.zeros(places(vocab)[-1])
+        room[0] = 1.0
+        return (room,)
 
     def verify_all(self, trees: Many[Tree], laws: Many[Laws], dice: Many[Dice]) -> list[Verdict]:
         # all rows of a pass lie in one place
         is_away = laws[0].rows.is_away if self.tensors is None else self.tensors
-        if not is_away:
-            return super().verify_all(trees, laws, dice)
+        if not is_away:  # `super` is a call more, of code that a pass has made cold
+            return list(map(self.verify, trees, laws, dice))
         rows = [
             law.on_device() if isinstance(own, SeededDice) else None
             for law, own in zip(laws, dice, strict=True)
@@ -135,7 +172,7 @@ def _warm_up_walk() -> None:
     walk(row, 1.0, row.copy(), ints, uniforms, *flat, *room)
 
 
-@njit(cache=True, nogil=True)
+@bare
 def walk(
     logits: np.ndarray,
     inverse: float,
@@ -149,11 +186,7 @@ def walk(
     starts: np.ndarray,
     q_ids: np.ndarray,
     q_probs: np.ndarray,
-    weights: np.ndarray,
-    marks: np.ndarray,
-    marked: np.ndarray,
-    sums: np.ndarray,
-    bits: np.ndarray,
+    room: np.ndarray,
 ) -> tuple[int, int, int, float]:
     """All of `judge` from the root down, over the softmax of inverse * logits [n + 1, V].
 
@@ -161,9 +194,9 @@ def walk(
     Returns how many there are, the token behind them, the uniforms used, and a mass that is NaN
     where anything is broken: nothing then counts.
     """
-    node, count, used = -1, 0, 0
-    while softmax_into(logits[node + 1], inverse, probs[count], bits):
-        child, token, used, mass, bad = judge(
+    own, node, count, used = scratch(room, logits.shape[1]), -1, 0, 0
+    while softmax_into(logits[node + 1], inverse, probs[count], own.bits):
+        child, token, used, mass, bad = descend(
             probs[count],
             node,
             uniforms,
@@ -175,11 +208,7 @@ def walk(
             starts,
             q_ids,
             q_probs,
-            weights,
-            marks,
-            marked,
-            sums,
-            bits,
+            own,
         )
         if bad >= 0 or not 0.0 < mass < math.inf:
             break
@@ -190,7 +219,7 @@ def walk(
     return 0, 0, 0, math.nan
 
 
-@njit(cache=True, nogil=True)
+@bare
 def judge(
     p: np.ndarray,
     node: int,
@@ -203,21 +232,47 @@ def judge(
     starts: np.ndarray,
     q_ids: np.ndarray,
     q_probs: np.ndarray,
-    weights: np.ndarray,
-    marks: np.ndarray,
-    marked: np.ndarray,
-    sums: np.ndarray,
-    bits: np.ndarray,
+    room: np.ndarray,
 ) -> tuple[int, int, int, float, int]:
     """Tries the children of `node` in the order drawn against its law p [V]: see `Walk`."""
-    room = Scratch(weights, marks, marked, sums, bits)
+    return descend(
+        p,
+        node,
+        uniforms,
+        used,
+        tokens,
+        parents,
+        laws,
+        rows,
+        starts,
+        q_ids,
+        q_probs,
+        scratch(room, len(p)),
+    )
+
+
+@bare
+def descend(
+    p: np.ndarray,
+    node: int,
+    uniforms: np.ndarray,
+    used: int,
+    tokens: np.ndarray,
+    parents: np.ndarray,
+    laws: np.ndarray,
+    rows: np.ndarray,
+    starts: np.ndarray,
+    q_ids: np.ndarray,
+    q_probs: np.ndarray,
+    room: Scratch,
+) -> tuple[int, int, int, float, int]:
+    """`judge`, its room named."""
     outcome, token, mass, num_marked, bad = EMITTED, 0, 1.0, 0, -1
-    unit = np.ones(1)
     for child in range(node + 1, len(tokens)):
         if parents[child] != node:
             continue
         x, is_swor = tokens[child], laws[child] == SWOR
-        ids, probs = tokens[child : child + 1], unit
+        ids, probs = tokens[child : child + 1], room.unit
         if laws[child] != POINT:
             part = slice(starts[rows[child]], starts[rows[child] + 1])
             ids, probs = q_ids[part], q_probs[part]
@@ -244,14 +299,14 @@ def judge(
     return outcome, token, used, mass, bad
 
 
-@njit(cache=True, nogil=True)
+@bare
 def weight_of(p: np.ndarray, room: Scratch, token: int) -> float:
     """The unnormalised residual at one token."""
     weight, changed = np.float64(p[token]), room.weights[token]  # loads first: see block_mass
     return changed if room.marks[token] & CHANGED else weight
 
 
-@njit(cache=True, nogil=True)
+@bare
 def mark(room: Scratch, token: int, bit: int, num_marked: int) -> int:
     """Sets a mark; returns how many tokens have one."""
     if room.marks[token] == 0:
@@ -261,7 +316,7 @@ def mark(room: Scratch, token: int, bit: int, num_marked: int) -> int:
     return num_marked
 
 
-@njit(cache=True, nogil=True)
+@bare
 def remaining(
     p: np.ndarray,
     ids: np.ndarray,
@@ -289,7 +344,7 @@ def remaining(
     return kept
 
 
-@njit(cache=True, nogil=True)
+@bare
 def subtract(
     p: np.ndarray,
     ids: np.ndarray,
@@ -308,7 +363,7 @@ def subtract(
     return num_marked
 
 
-@njit(cache=True, nogil=True)
+@bare
 def pick(p: np.ndarray, room: Scratch, uniform: float, num_marked: int) -> tuple[int, float]:
     """The token where the running sum of the weights passes uniform x mass, and the mass."""
     total, is_many = 0.0, num_marked > len(room.sums)
@@ -341,7 +396,7 @@ def pick(p: np.ndarray, room: Scratch, uniform: float, num_marked: int) -> tuple
     return last, total
 
 
-@njit(cache=True, nogil=True, fastmath={"reassoc", "nsz", "contract"})
+@bare(fastmath={"reassoc", "nsz", "contract"})
 def block_mass(p: np.ndarray, weights: np.ndarray, marks: np.ndarray) -> float:
     """The sum of the weights of a block of tokens, those marked IN_Q left out."""
     total = 0.0

@@ -34,7 +34,7 @@ class Target(ABC):
     shape: str = ""  # all that a pass's time hangs on, beside the machine; empty: not known
     curve: Cost | None = None  # of its passes alone, once they were measured
     cost: Cost | None = None  # of steps, likewise
-    is_slow_at_first = False  # whether a pass of a new shape takes longer, and no later one
+    is_slow_at_first = False  # whether the first pass of a shape is slower than later ones
     gives: frozenset[str] = frozenset({"hidden", "probes"})  # of what others may need of a pass
 
     turns: Turns  # held for a step, and by all else that uses it, its twins or their drafters

@@ -311,7 +311,8 @@ def test_without_room_to_spare_only_what_is_needed_is_taken(
 def test_on_a_gpu_cells_are_taken_at_once_where_memory_is_ample(
     free: int, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Since graphs know them by their addresses; "meta" has no memory, and is no CPU either."""
+    """Since graphs know them by their addresses; "meta" is a device without memory."""
+    monkeypatch.setattr(cache_module, "RECORDED", ("meta",))
     monkeypatch.setattr(cache_module, "available_bytes", lambda _: free)
     kind = {"dtype": torch.float32, "device": torch.device("meta")}
     c = Cache(1, 1, 16, max_slots=3, max_cells=4096, **kind)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from forerun.records import Sequence
 TAIL = 64  # tokens compared again where a list that was synced before has grown
 DEAR = 64  # tokens that are worth a slot of their own
 MAX_KEPT = 4  # free slots that are kept for the conversations they hold
-AT_ONCE = 2048  # cells of a slot on a GPU from the start: graphs are recorded anew when they move
+RECORDED, AT_ONCE = ("cuda",), 2048  # where graphs know cells by addresses: cells from the start
 SHARE = 0.25  # of memory that slots may take, so that conversations are kept
 
 
@@ -275,9 +275,7 @@ class Cache(Slots):
     def can_keep_more(self) -> bool:
         """Even if all slots grew to the whole context they would take SHARE of memory at most."""
         layers, _, _, *cell = self.data.shape
-        size = (len(self.slots) + 1) * self.max_cells * layers * math.prod(cell)
-        size *= self.dtype.itemsize
-        return size <= SHARE * (available_bytes(self.device) + self.nbytes)
+        return self._is_share((layers, len(self.slots) + 1, self.max_cells, *cell))
 
     def move(self, slot: Slot, source: list[int], start: int) -> None:
         cells = self._words[:, slot.index]
@@ -299,17 +297,18 @@ class Cache(Slots):
         ample_room = room if room == slots else min(self.max_slots, max(2 * slots, room))
         ample = min(self.max_cells, max(2 * have, 256)) if length > have else have
         tail = self.data.shape[3:]
-        if self.device.type != "cpu" and self._may_take_all(length):
-            ample_room, ample = self.max_slots, min(self.max_cells, max(2 * have, AT_ONCE))
+        if self.device.type in RECORDED:
+            all_at_once = self.max_slots, max(length, min(self.max_cells, max(2 * have, AT_ONCE)))
+            if self._is_share((layers, *all_at_once, *tail)):
+                ample_room, ample = all_at_once
         try:
             self._grow((layers, ample_room, max(length, ample), *tail))
         except CapacityError:  # no room to spare: only what is needed
             self._grow((layers, room, length, *tail))
 
-    def _may_take_all(self, cells: int) -> bool:
-        """Whether all slots, with so many cells at least, take SHARE of memory at most."""
-        layers, _, _, *cell = self.data.shape
-        size = layers * self.max_slots * max(cells, AT_ONCE) * math.prod(cell) * self.dtype.itemsize
+    def _is_share(self, shape: tuple[int, ...]) -> bool:
+        """Whether cells of this shape take SHARE of memory at most."""
+        size = math.prod(shape) * self.dtype.itemsize
         return size <= SHARE * (available_bytes(self.device) + self.nbytes)
 
     def prepare(self, cells: int) -> None:

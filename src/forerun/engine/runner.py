@@ -119,7 +119,10 @@ class Runner(Target):
             _keep(todo, torch.as_tensor(logits), "logits")
             if self.keeps_hidden:
                 _keep(todo, hidden, "hidden")
-        return torch.stack([_known(works[seq].slot, path) for seq, path in requests])
+        rows = [_known(works[seq].slot, path) for seq, path in requests]
+        if len({row.device for row in rows}) > 1:  # kept by passes of few logits, and of many
+            rows = [row.float().cpu() for row in rows]
+        return torch.stack(rows)
 
     def hidden_at(self, seq: Sequence, path: Path) -> Tensor:
         """Hidden row [d] after seq.tokens + path, which `rows_at` was asked for in this step."""
@@ -210,7 +213,6 @@ class ModelRunner(Runner):
         self.model = model
         self.vocab_size = c.vocab_size
         self.context = min(context or c.context, c.context)
-        self.shape = repr((c, model.dtype, model.device, model.nbytes))
         self.cache: Cache = Cache(
             c.num_layers,
             c.num_kv_heads,
@@ -221,6 +223,8 @@ class ModelRunner(Runner):
             device=model.device,
         )
         self.decode = decoder(model)
+        how = type(self.decode).__name__
+        self.shape = repr((c, model.dtype, model.device, model.nbytes, how))
         self.is_slow_at_first = model.device.type == "cuda"
 
     def memory_report(self) -> dict[str, int]:
@@ -245,7 +249,7 @@ class ModelRunner(Runner):
 def decoder(model: Transformer) -> NativeDecoder | TorchDecoder | GraphDecoder:
     """What computes the passes of a model: our kernels where they cover it, else torch."""
     if model.device.type == "cuda":
-        lack = gpu.lacking(model.config)
+        lack = gpu.why_not(model.device) or gpu.lacking(model.config)
         if not lack:
             from forerun.gpu.graphs import GraphDecoder  # which needs Triton
 

@@ -32,6 +32,7 @@ def body(model: Transformer, cache: Cache, shape: Shape, described: Tensor) -> B
     """The one for a model and a shape."""
     c = model.config
     is_llama = (c.norm, c.norms, c.qk_norm, c.is_gated) == ("rms", "pre", "", True)
+    is_llama = is_llama and c.embed_scale is None and c.logit_softcap is None
     if not is_llama or model.rope is None or model.dtype.itemsize > 2:
         return Body(model, cache, shape, described)
     return (OneRow if shape.rows == 1 else FewRows)(model, cache, shape, described)
@@ -45,7 +46,7 @@ class Attention:
         self.config, self.cells = c, cache.data
         self.num_heads, self.kv_heads, self.dim = c.num_heads, c.num_kv_heads, c.head_dim
         self.strides = cache.data.stride(3), cache.data.stride(4)
-        self.has_pdl = has_pdl(model.device)
+        self.has_pdl = can_overlap(model.device)
         self.splits = max(1, min(MOST_SPLITS, PROGRAMS // (shape.tiles * self.kv_heads)))
         width, parts = self.num_heads * self.dim, shape.rows * self.num_heads * self.splits
         self.out = torch.zeros(shape.rows, width, dtype=model.dtype, device=model.device)
@@ -71,9 +72,10 @@ class Attention:
             q, q.stride(0), self.cells[layer], self.described, self.out, self.partial, self.states,
             shape.rows, self.splits, self.config.attn_scale, cap or 0.0, window or 0, *self.strides,
             self.num_heads, D=self.dim, ROWS=together, FOLD=fold, FP=padded,
-            BN=CELLS,
+            BN=CELLS if q.dtype.itemsize == 2 else CELLS // 2,
             IS_SPLIT=self.splits > 1, CAP=cap is not None, WINDOW=window is not None,
-            IEEE=q.dtype == torch.float32, **launch(self.has_pdl, 8 if is_tall else 4),
+            IEEE=q.dtype == torch.float32, num_stages=2,
+            **launch(self.has_pdl, 8 if is_tall else 4),
         )  # fmt: skip
         if self.splits > 1:
             kernels.combine[(shape.rows * self.num_heads,)](
@@ -91,19 +93,22 @@ class Body:
         self.attention = Attention(model, cache, shape, described)
         self.ids = described[HEAD : HEAD + shape.rows]
         self.positions = described[HEAD + shape.rows : HEAD + 2 * shape.rows]
+        # no graph sees the table of rope move
+        self.top = min(cache.max_cells, model.config.context) - 1
+        self.rope = None if model.rope is None else model.rope.reach(self.top + 1)
 
     def __call__(self) -> tuple[Tensor, Tensor]:
         """Hidden rows [R, d] and logits [R, V]."""
-        top = self.model.config.context - 1
-        hidden = self.model(self.ids, self.positions, top, self.attention)
+        hidden = self.model(self.ids, self.positions, self.top, self.attention)
         return hidden, self.model.logits(hidden)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the buffers that persist."""
         parts = [*vars(self).values(), *vars(self.attention).values()]
+        shared = {id(part) for part in (self.rope, self.attention.cells)}
         own = {id(part): part.nbytes for part in parts if isinstance(part, Tensor)}
-        return sum(own.values()) - self.attention.cells.nbytes
+        return sum(size for part, size in own.items() if part not in shared)
 
 
 class FewRows(Body):
@@ -116,8 +121,7 @@ class FewRows(Body):
         self.x = torch.zeros(shape.rows, c.hidden_size, device=model.device)
         self.normed = torch.zeros(shape.rows, c.hidden_size, **kind)  # type: ignore[call-overload]
         self.inner = torch.zeros(shape.rows, c.mlp_size, **kind)  # type: ignore[call-overload]
-        assert model.rope is not None
-        self.rope, self.has_pdl = model.rope.reach(c.context), self.attention.has_pdl
+        self.has_pdl = self.attention.has_pdl
 
     def __call__(self) -> tuple[Tensor, Tensor]:
         """Hidden rows [R, d] and logits [R, V]."""
@@ -134,11 +138,10 @@ class FewRows(Body):
     def _embedded(self) -> Tensor:
         """fp32 [R, d]."""
         table = self.model.embed if self.model.embed is not None else self.model.head.weight
-        d, scale = self.x.shape[1], self.model.config.embed_scale
+        d = self.x.shape[1]
         kernels.embed[(self.shape.rows,)](
-            table, self.described, self.x, d, 1.0 if scale is None else scale,
-            BLOCK=power_of_two(d), **launch(self.has_pdl, 4),
-        )  # fmt: skip
+            table, self.described, self.x, d, BLOCK=power_of_two(d), **launch(self.has_pdl, 4)
+        )
         return self.x
 
     def _norm(self, x: Tensor, delta: Tensor | None, norm: Any) -> Tensor:
@@ -168,7 +171,7 @@ class FewRows(Body):
 
 
 class OneRow(FewRows):
-    """Five kernels per layer: norms, rope, gates and sums are parts of the products."""
+    """Six kernels a layer: norms, rope, gates and sums are parts of the products."""
 
     def __init__(self, model: Transformer, cache: Cache, shape: Shape, described: Tensor) -> None:
         super().__init__(model, cache, shape, described)
@@ -177,7 +180,7 @@ class OneRow(FewRows):
 
     def __call__(self) -> tuple[Tensor, Tensor]:
         """Hidden row [1, d] and logits [1, V], fp32."""
-        x, cap = self._embedded(), self.model.config.logit_softcap
+        x = self._embedded()
         for i, layer in enumerate(self.model.layers):
             mlp = layer.mlp
             assert isinstance(mlp, GatedMLP)
@@ -187,7 +190,7 @@ class OneRow(FewRows):
             self._product(self.inner, mlp.down, x, adds=True)
         hidden = self._norm(x, None, self.model.norm)
         self._product(hidden, self.model.head, self.out)
-        return hidden, self.out if cap is None else (self.out / cap).tanh_().mul_(cap)
+        return hidden, self.out
 
     def _heads(self, i: int, x: Tensor, layer: Layer) -> None:
         """Queries of the normed row into `q`, keys and values into cells."""
@@ -248,6 +251,6 @@ def launch(has_pdl: bool, warps: int) -> dict[str, Any]:
     return {**told, "launch_pdl": True} if has_pdl else told
 
 
-def has_pdl(device: torch.device) -> bool:
+def can_overlap(device: torch.device) -> bool:
     """Whether a kernel may begin before the one ahead of it has ended: Hopper and later."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor
 
 from forerun.engine.attention import TorchDecoder
-from forerun.engine.work import packed
+from forerun.engine.work import Packed, packed
+from forerun.errors import in_a_line
 from forerun.gpu.bodies import Body, body
 from forerun.gpu.layout import HEAD, PER_ROW, Shape, describe, fits, shape_of
 from forerun.native.decoder import say_once
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
     from forerun.engine.work import Work
     from forerun.models.transformer import Transformer
 
-HOST = 1 << 20  # bytes of fp32 logits up to which they come to the host, where a step is fastest
-ROUNDING = 0.1  # of the norm of all numbers; half precisions differ by .02, mistakes by 1
+HOST = 1 << 20  # bytes of fp32 logits up to which they come to the host, and are verified there
+ROUNDING = 0.1  # of a row's norm; half precisions differ by .02, mistakes by 1
+ONE_AT_A_TIME = Lock()  # graphs of one process that are recorded
 BOTH = frozenset({"hidden", "logits"})
 Found = tuple[Tensor, Tensor]  # hidden rows [R, d] and logits [R, V]
 
@@ -48,62 +51,54 @@ class Recorded:
         self.graph.replay()
         return self.found
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers, and of what the graph leaves."""
+        return self.body.nbytes + sum(part.nbytes for part in self.found or ())
+
 
 @dataclass
 class Graphs:
     """What is recorded of passes on the cells at some address, with memory that all share."""
 
-    place: tuple[Any, ...]  # address and size of the cells
+    place: tuple[int, ...]  # address and size of the cells
     shapes: dict[Shape, Recorded] = field(default_factory=dict)
     pool: Any = None
 
 
 class GraphDecoder:
-    """Runs packed rows of all sequences through a decoder on a GPU."""
+    """Runs packed rows of all sequences through a decoder on a GPU.
+
+    When a shape is new, torch computes the same pass, and its result counts. If they differ by more
+    than rounding, or anything fails, all passes are torch's from then on, and it is said once.
+    """
 
     def __init__(self, model: Transformer) -> None:
         self.model, self.torch = model, TorchDecoder(model)
-        self.is_trusted = True  # as long as every shape says what torch says
+        self.is_trusted = True
         self._graphs: WeakKeyDictionary[Cache, Graphs] = WeakKeyDictionary()
-        if model.rope is not None:
-            model.rope.reach(model.config.context)  # no graph sees it move
 
     @property
     def nbytes(self) -> int:
         """Bytes of masks, and of what passes of recorded shapes work in."""
         found = (one for graphs in self._graphs.values() for one in graphs.shapes.values())
-        return self.torch.nbytes + sum(one.body.nbytes for one in found)
+        return self.torch.nbytes + sum(one.nbytes for one in found)
 
-    @torch.inference_mode()
     def __call__(
         self, works: Many[Work], cache: Cache, needs: frozenset[str], table: Tensor | None = None
     ) -> tuple[Tensor, Tensor | np.ndarray]:
         """As `TorchDecoder`; small logits come as fp32 on the host."""
-        if table is not None or "logits" not in needs or not fits(works) or not self.is_trusted:
-            return self.torch(works, cache, needs, table)
-        shape, vocab = shape_of(works), self.model.config.vocab_size
-        slots, cells = cache.strides[1:3]
-        rows = packed(works, (slots, cells), vocab, 1)
-        if rows.wrong >= 0:
-            token = rows.numbers[rows.wrong]
-            raise IndexError(f"token {token} has no embedding: there are {vocab}")
-        num_rows = sum(work.num_rows for work in works)
-        given, shapes = describe(shape, rows, num_rows, slots), self._shapes(cache)
-        is_new = shape not in shapes
-        if is_new:
-            shapes[shape] = self._recorded(cache, shape, given)
-        else:
+        place = self.model.device
+        with torch.inference_mode(), torch.cuda.device(place if place.type == "cuda" else -1):
+            shapes = self._shapes(cache)  # lets go of those whose cells have moved
+            if table is not None or "logits" not in needs or not fits(works) or not self.is_trusted:
+                return self.torch(works, cache, needs, table)
+            shape = shape_of(works)
+            if shape not in shapes:
+                return self._first(works, cache, shape, needs)
+            rows, given = self._described(works, cache, shape)
             shapes[shape].described.copy_(torch.from_numpy(given))
-        hidden, logits = shapes[shape].run()
-        first, num = HEAD + (PER_ROW - 1) * shape.rows, len(rows.logits)
-        wanted = shapes[shape].described[first : first + num]
-        if is_new and not self._agrees(works, cache, hidden[wanted], logits[wanted]):
-            return self.torch(works, cache, needs)
-        hidden = hidden.index_select(0, wanted) if "hidden" in needs else hidden[:0]
-        if num * vocab * 4 > HOST:
-            return hidden, logits.index_select(0, wanted)
-        logits = logits[:num] if num == num_rows else logits.index_select(0, wanted)
-        return hidden, logits.float().cpu().numpy()
+            return self._wanted(shapes[shape], shape, given, len(rows.logits), needs)
 
     def _shapes(self, cache: Cache) -> dict[Shape, Recorded]:
         """What is recorded for a cache; nothing once its cells have moved."""
@@ -113,27 +108,71 @@ class GraphDecoder:
             graphs = self._graphs[cache] = Graphs(place)
         return graphs.shapes
 
+    def _described(
+        self, works: Many[Work], cache: Cache, shape: Shape
+    ) -> tuple[Packed, np.ndarray]:
+        """The rows of a pass, and its array. Raises IndexError for ids without an embedding."""
+        (slots, cells), vocab = cache.strides[1:3], self.model.config.vocab_size
+        rows = packed(works, (slots, cells), vocab, 1)
+        if rows.wrong >= 0:
+            token = rows.numbers[rows.wrong]
+            raise IndexError(f"token {token} has no embedding: there are {vocab}")
+        return rows, describe(shape, rows, sum(work.num_rows for work in works), slots)
+
+    def _wanted(
+        self, one: Recorded, shape: Shape, given: np.ndarray, num: int, needs: frozenset[str]
+    ) -> tuple[Tensor, Tensor | np.ndarray]:
+        """Hidden rows, if needed, and logits of the `num` wanted rows, which outlive the pass."""
+        hidden, logits = one.run()
+        first = HEAD + (PER_ROW - 1) * shape.rows
+        wanted = one.described[first : first + num]
+        hidden = hidden.index_select(0, wanted) if "hidden" in needs else hidden[:0]
+        if num * logits.shape[1] * 4 > HOST:
+            return hidden, logits.index_select(0, wanted)
+        logits = logits[:num] if num == given[0] else logits.index_select(0, wanted)
+        return hidden, logits.float().cpu().numpy()
+
+    def _first(
+        self, works: Many[Work], cache: Cache, shape: Shape, needs: frozenset[str]
+    ) -> tuple[Tensor, Tensor]:
+        """A pass of a new shape by torch, and whether ours says the same: only then it is kept."""
+        rows, given = self._described(works, cache, shape)
+        found, why = None, "on this GPU they do not say what torch says"
+        try:
+            one = self._recorded(cache, shape, given)
+            found = self._wanted(one, shape, given, len(rows.logits), BOTH)
+        except Exception as fault:  # no compiler, no memory, a GPU that cannot: torch goes on
+            why = f"{type(fault).__name__}: {in_a_line(fault)}"
+        told = self.torch(works, cache, BOTH)  # the last to write the cells
+        if found and all(_alike(torch.as_tensor(a), b) for a, b in zip(found, told, strict=True)):
+            self._shapes(cache)[shape] = one
+        else:
+            self.is_trusted = False
+            self._graphs.clear()
+            say_once(why)
+        return (told[0] if "hidden" in needs else told[0][:0]), told[1]
+
     def _recorded(self, cache: Cache, shape: Shape, given: np.ndarray) -> Recorded:
         """Passes of a shape, the next of which is described; on a GPU as a graph."""
         described = torch.from_numpy(given).to(self.model.device)
         one = Recorded(described, body(self.model, cache, shape, described))
         if described.is_cuda:
             one.run()  # compiles kernels, and reserves memory, which no graph can
-            torch.cuda.synchronize(self.model.device)
-            graph, graphs = torch.cuda.CUDAGraph(), self._graphs[cache]
-            with torch.cuda.graph(graph, pool=graphs.pool, capture_error_mode="thread_local"):
+            torch.cuda.synchronize()
+            graph, graphs, stream = torch.cuda.CUDAGraph(), self._graphs[cache], torch.cuda.Stream()
+            how = {"pool": graphs.pool, "capture_error_mode": "thread_local"}
+            with (
+                ONE_AT_A_TIME,
+                torch.cuda.stream(torch.cuda.current_stream()),  # which one that fails leaves
+                torch.cuda.graph(graph, stream=stream, **how),
+            ):
                 one.found = one.body()
             one.graph, graphs.pool = graph, graph.pool()
         return one
 
-    def _agrees(self, works: Many[Work], cache: Cache, hidden: Tensor, logits: Tensor) -> bool:
-        """Whether torch says the same, but for rounding; else all passes are torch's from then on.
 
-        Asked when a shape is new, since kernels that a compiler or a GPU gets wrong say nothing.
-        """
-        told = self.torch(works, cache, BOTH)
-        for ours, theirs in zip((hidden, logits), told, strict=True):
-            if not (ours.float() - theirs.float()).norm() <= ROUNDING * theirs.float().norm():
-                self.is_trusted = False
-                say_once("on this GPU they do not say what torch says")
-        return self.is_trusted
+def _alike(ours: Tensor, theirs: Tensor) -> bool:
+    """Whether every row [V] says the same but for rounding."""
+    wide = theirs.float()
+    far = (ours.to(wide.device).float() - wide).norm(dim=-1)
+    return bool((far <= ROUNDING * wide.norm(dim=-1)).all())

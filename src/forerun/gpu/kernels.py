@@ -16,6 +16,11 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
+from forerun.gpu import layout
+
+HEAD, PER_ROW = tl.constexpr(layout.HEAD), tl.constexpr(layout.PER_ROW)
+TILE, WORDS, BITS = (tl.constexpr(n) for n in (layout.TILE, layout.WORDS, layout.BITS))
+
 
 @triton.jit
 def _wait(PDL: tl.constexpr):
@@ -94,7 +99,8 @@ def project(
 ):  # fmt: skip
     """y [N] = W x + bias, added to y with ADD.
 
-    ACT: weight [2 N, K] has gate rows, then up rows, and y is act(gate x) * up x.
+    ACT, which goes without ADD: weight [2 N, K] has gate rows, then up rows, and y is act(gate x) *
+    up x.
     """
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     held = tl.minimum(n, N - 1)  # rows beyond the last one read it once more
@@ -154,7 +160,7 @@ def project_heads(
     """
     BLOCKS: tl.constexpr = D // 2 // P
     lane, at = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS * P + tl.arange(0, P)
-    place, cell = tl.load(described + 3), tl.load(described + 4)
+    place, cell = tl.load(described + HEAD + 1), tl.load(described + HEAD + 2)
     cos_a, cos_b, sin_a, sin_b = _turn(rope, place, at, lane < heads + kv_heads, D)
     low = lane * D + at
     w = weight + low.to(tl.int64) * K
@@ -175,7 +181,8 @@ def turn_heads(
     """The same for qkv [R, heads + 2 kv_heads, D] that has been computed; a program per head."""
     row, lane, at = tl.program_id(0), tl.program_id(1), tl.arange(0, D // 2)
     is_row = row < tl.load(described)
-    place, cell = tl.load(described + 2 + R + row), tl.load(described + 2 + 2 * R + row)
+    told = described + HEAD + row
+    place, cell = tl.load(told + R), tl.load(told + 2 * R)
     cos_a, cos_b, sin_a, sin_b = _turn(rope, place, at, lane < heads + kv_heads, D)
     _wait(PDL)
     if is_row:
@@ -194,18 +201,18 @@ def write_cells(
     if row < tl.load(described):
         found = tl.load(qkv + (row * (heads + 2 * kv_heads) + heads + lane) * D + d)
         two, head = lane // kv_heads, lane % kv_heads
-        cell = tl.load(described + 2 + 2 * R + row)
+        cell = tl.load(described + HEAD + 2 * R + row)
         tl.store(cells + cell + two * two_stride + head * head_stride + d, found)
 
 
 @triton.jit
-def embed(table, described, x, d, scale, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """x [R, d] fp32: the rows of the table [V, d] that ids name, times scale; a program per row."""
+def embed(table, described, x, d, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """x [R, d] fp32: the rows of the table [V, d] that ids name; a program per row."""
     row, at = tl.program_id(0), tl.arange(0, BLOCK)
-    token = tl.load(described + 2 + row)
+    token = tl.load(described + HEAD + row)
     found = tl.load(table + token * d + at, at < d, 0.0).to(tl.float32)
     _wait(PDL)
-    tl.store(x + row * d + at, found * scale, at < d)
+    tl.store(x + row * d + at, found, at < d)
 
 
 @triton.jit
@@ -235,6 +242,16 @@ def gate_and_up(both, y, N, BLOCK: tl.constexpr, ACT: tl.constexpr, PDL: tl.cons
     tl.store(y + row * N + at, (_gate(gate, ACT) * up).to(y.dtype.element_ty), at < N)
 
 
+@triton.jit
+def _sees_own(described, R, row, is_row, own, inside):
+    """Which cells own [N] after the base rows [M] see: their bits, where both are there."""
+    words = described + HEAD + PER_ROW * R + row * WORDS
+    at = tl.maximum(own, 0)
+    there = is_row[:, None] & (inside & (own >= 0))[None, :]
+    word = tl.load(words[:, None] + (at // BITS)[None, :], there, 0)
+    return ((word >> (at % BITS)[None, :]) & 1) != 0
+
+
 @triton.jit(do_not_specialize=["R", "splits"])
 def attend(
     q, q_stride, cells, described, out, partial, states, R, splits, scale, cap, window, two_stride,
@@ -251,14 +268,14 @@ def attend(
     2].
     """
     tile, kv, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    entry = described + 2 + 8 * R + tile * 5
+    entry = described + HEAD + (PER_ROW + WORDS) * R + tile * TILE
     first, num = tl.load(entry).to(tl.int32), tl.load(entry + 1).to(tl.int32)
     slot = tl.multiple_of(tl.load(entry + 2), 16)  # whole cells, so that loads are wide
     base, stop = tl.load(entry + 3).to(tl.int32), tl.load(entry + 4).to(tl.int32)
     m, d, n = tl.arange(0, ROWS * FP), tl.arange(0, D), tl.arange(0, BN)
     row, head = first + m // FP, kv * FOLD + m % FP
     is_row = (m // FP < num) & (m % FP < FOLD)
-    place = tl.load(described + 2 + R + row, is_row, 0)
+    place = tl.load(described + HEAD + R + row, is_row, 0)
     part = tl.cdiv(tl.cdiv(stop, splits), BN) * BN
     low, high = split * part, tl.minimum(split * part + part, stop)
     top = tl.full([ROWS * FP], -float("inf"), tl.float32)
@@ -289,13 +306,7 @@ def attend(
         if WINDOW:
             sees = sees & (place[:, None] - cell[None, :] < window)
         if start + BN > base:
-            own = tl.maximum(cell - base, 0)
-            word = tl.load(
-                described + 2 + 4 * R + row[:, None] * 4 + (own // 64)[None, :],
-                is_row[:, None] & ((cell >= base) & (cell < high))[None, :],
-                0,
-            )
-            sees = sees | (((word >> (own % 64)[None, :]) & 1) != 0)
+            sees = sees | _sees_own(described, R, row, is_row, cell - base, cell < high)
         scores = tl.where(sees & (cell < high)[None, :], scores, -float("inf"))
         peak = tl.maximum(top, tl.max(scores, 1))
         safe = tl.where(peak == -float("inf"), 0.0, peak)  # a row that sees nothing here

@@ -108,7 +108,7 @@ class Transformer:
             freq = torch.tensor(config.inv_freq)
             size, scale = config.head_dim, config.rope_scale
             self.rope = Rope(freq, size, scale, self.dtype, self.device)
-        self.embed_scale = (
+        self._embed_scale = (
             None
             if config.embed_scale is None
             else torch.tensor(config.embed_scale, dtype=self.dtype, device=self.device)
@@ -132,8 +132,8 @@ class Transformer:
         """
         c = self.config
         x = self.rows(ids) if table is None else F.embedding(ids, table)
-        if self.embed_scale is not None:
-            x = x * self.embed_scale
+        if self._embed_scale is not None:
+            x = x * self._embed_scale
         cos = sin = None
         if self.positions is not None:
             x = x + F.embedding(positions, self.positions)

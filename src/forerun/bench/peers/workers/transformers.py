@@ -7,6 +7,7 @@ since its candidate generators work on a batch of one.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 
@@ -17,7 +18,8 @@ class Watch:
         import torch
 
         self.rows: list[int] = []
-        self._wait = torch.cuda.synchronize if model.device.type == "cuda" else lambda: None
+        is_away, wait = model.device.type == "cuda", partial(torch.cuda.synchronize, model.device)
+        self._wait = wait if is_away else lambda: None
         self.prefill_seconds = self._start = 0.0
         model.register_forward_pre_hook(self._before, with_kwargs=True)
         model.register_forward_hook(self._after)

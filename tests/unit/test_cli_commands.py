@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from command import Call, records
 from tiny import make_tiny
 
-from forerun import catalog
+from forerun import catalog, gpu
 from forerun.bench import machine
 from forerun.cli import doctor
 from forerun.cli.output import Results
@@ -242,3 +243,18 @@ def test_doctor_reports(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "read_bandwidth", refuse)
     _, out, _ = call("doctor")
     assert "torch" in out and "not measured: no room" in out and "advice" in out
+
+
+def test_doctor_says_what_runs_passes_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (3 << 30, 4 << 30))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    free, passes = "a GPU, 3.0 of 4.0 GiB free", "torch: FORERUN_GRAPHS is not on"
+    assert doctor._gpu() == {"cuda:0": free, "passes on cuda:0": passes}
+    monkeypatch.setenv("FORERUN_GRAPHS", "on")
+    monkeypatch.setattr(gpu, "find_spec", lambda _: object())
+    assert doctor._gpu()["passes on cuda:0"] == "torch: a GPU is older than Ampere"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert doctor._gpu()["passes on cuda:0"] == "CUDA graphs"

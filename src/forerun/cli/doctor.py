@@ -88,6 +88,8 @@ def _processor() -> dict[str, Any]:
 def _gpu() -> dict[str, str]:
     import torch
 
+    from forerun import gpu
+
     if not torch.cuda.is_available():
         built = torch.version.cuda
         return {"cuda": "none: torch sees no GPU" if built else "none: torch is built for CPUs"}
@@ -96,6 +98,8 @@ def _gpu() -> dict[str, str]:
         free, total = torch.cuda.mem_get_info(i)
         name = torch.cuda.get_device_name(i)
         found[f"cuda:{i}"] = f"{name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+        why = gpu.why_not(torch.device("cuda", i))
+        found[f"passes on cuda:{i}"] = f"torch: {why}" if why else "CUDA graphs"
     return found
 
 

@@ -3,7 +3,6 @@ one, elsewhere by Triton's interpreter."""
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,8 +11,6 @@ import torch
 import torch.nn.functional as F
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"  # asked when Triton and the kernels are imported
 pytest.importorskip("triton")
 
 from forerun.engine.cache import Slot  # noqa: E402

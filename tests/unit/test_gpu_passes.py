@@ -3,7 +3,6 @@ by Triton's interpreter, kernel by kernel."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +19,6 @@ from forerun.native.decoder import say_once
 from forerun.tree import EMPTY, Tree, TreeBuilder
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"  # asked when Triton and the kernels are imported
 pytest.importorskip("triton")
 
 from forerun.gpu import bodies, graphs  # noqa: E402

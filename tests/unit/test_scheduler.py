@@ -357,3 +357,24 @@ def test_all_listeners_hear_a_step_whatever_one_of_them_does():
     with pytest.raises(RuntimeError, match="deaf"):
         engine.step()
     assert [step.emitted for step in heard] == [[seq.generated]] and seq.num_generated == 1
+
+
+@pytest.mark.parametrize("num", [1, 3])
+def test_parts_that_answer_for_too_few_or_too_many_end_the_step_before_a_text_grows(num: int):
+    class Verifier(Recursive):
+        def verify_all(self, trees, laws, dice):
+            return (super().verify_all(trees, laws, dice) * 2)[:num]
+
+    class Target(FakeTarget):
+        def forward(self, seqs, trees, needs):
+            return (super().forward(seqs, trees, needs) * 2)[:num]
+
+    for target, verifier in ((FakeTarget, Verifier), (Target, Recursive)):
+        parts = target(table_law(1)), Plain(), verifier(), Fixed()
+        engine = Engine(*parts, max_seqs=2)
+        seqs = [sequence([0], 4, SeededDice(i), index=i) for i in range(2)]
+        for seq in seqs:
+            engine.submit(seq)
+        with pytest.raises(ValueError, match="zip"):
+            engine.step()
+        assert [seq.tokens for seq in seqs] == [[0], [0]]

@@ -15,8 +15,10 @@ import forerun
 from forerun.drafters.stand import Stand
 from forerun.engine.api import Model
 from forerun.errors import ConfigError, UnknownName
+from forerun.sampling import Sampling
 from forerun.search.arithmetic import arithmetic, numbers, value
 from forerun.search.dvts import dvts
+from forerun.search.session import Session
 from forerun.search.step_beam import step_beam
 from forerun.search.steps import BranchesLost, by_rank
 
@@ -287,3 +289,12 @@ def test_values_and_numbers() -> None:
     assert value("(200 + 80 + 10) / 2") == 145
     assert value("2 ** 9") is None and value("__import__") is None and value("1 / 0") is None
     assert numbers("a third of 1,200, or 2.5") == {3, 1200, value("2.5")}
+
+
+@pytest.mark.parametrize("given", [Sampling(logprobs=5), [Sampling(logprobs=5)]])
+def test_log_probabilities_that_are_asked_for_are_more_than_the_search_needs(
+    model: Model, given: Any
+) -> None:
+    session = Session(model, "1+1=", given, logprobs=True)
+    assert session.pattern.sampling.logprobs == 5
+    assert Session(model, "1+1=", None, logprobs=True).pattern.sampling.logprobs == 0

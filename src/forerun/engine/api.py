@@ -139,7 +139,7 @@ class Model:
         if not isinstance(tenant, str):
             raise ConfigError(f"tenant must be a string, got {tenant!r}; '' is for one alone")
         texts = _as_list(prompts)
-        given = _as_samplings(sampling)
+        given = as_samplings(sampling)
         given = given * len(texts) if len(given) == 1 else given
         if len(given) != len(texts):
             raise ConfigError(
@@ -305,7 +305,8 @@ def _as_prompt(i: int, prompt: Any) -> str | list[int]:
         ) from None
 
 
-def _as_samplings(sampling: Samplings) -> list[Sampling]:
+def as_samplings(sampling: Samplings) -> list[Sampling]:
+    """A list of what was given; the default if that was nothing. Raises ConfigError."""
     if sampling is None:
         return [Sampling()]
     given = list(sampling) if isinstance(sampling, Iterable) else [sampling]

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from itertools import repeat
 from time import perf_counter
 from typing import Any
 
@@ -14,7 +13,7 @@ from forerun.dice import Dice
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.stops import Stops
 from forerun.errors import ConfigError
-from forerun.records import Rows, Sequence, Step, Verdict
+from forerun.records import Rows, Sequence, Step
 from forerun.roles import Controller, Drafter, Shaper, Target, Verifier, name_of
 from forerun.shaping import Laws, advance
 from forerun.tree import Tree
@@ -86,14 +85,16 @@ class Engine:
         leads = _leads(found) if len(found) > 1 else ()
         if self.has_probes:
             found = [part.split(len(tree)) for part, tree in zip(found, trees, strict=True)]
-        laws = list(map(Laws, found, seqs, trees, repeat(self.shapers)))
-        dice, starts = list[Dice](), list[int]()
-        for seq in seqs:
+        laws, dice, starts = list[Laws](), list[Dice](), list[int]()
+        for rows, seq, tree in zip(found, seqs, trees, strict=True):
+            laws.append(Laws(rows, seq, tree, self.shapers))
             dice.append(seq.dice)
             starts.append(len(seq.tokens))
         verdicts = self.verifier.verify_all(trees, laws, dice)
         t3 = perf_counter()
-        drawn = list(map(Verdict.tokens, verdicts, trees))
+        drawn = list[list[int]]()
+        for verdict, tree in zip(verdicts, trees, strict=True):
+            drawn.append(verdict.tokens(tree))
         emitted = self._extend(seqs, drawn)
         self.target.commit(seqs, probed, verdicts)
         times = {"draft": t1 - t0, "forward": t2 - t1, "verify": t3 - t2}

@@ -83,12 +83,15 @@ class Session:
         dice: Callable[..., Dice] = SeededDice,
         **options: Any,
     ) -> None:
+        from forerun.engine.api import as_samplings
+
         own: Any = [prompt if isinstance(prompt, str) else list(prompt)]
         self.notes: list[str] = []
         asked = options | {"n": 1}
-        if logprobs and asked.get("logprobs", getattr(sampling, "logprobs", None)) is None:
+        given = as_samplings(sampling)
+        if logprobs and asked.get("logprobs", given[0].logprobs if given else None) is None:
             asked["logprobs"] = 0
-        run = model.run(own, sampling, batch=self._seats(model, batch), **asked)
+        run = model.run(own, given, batch=self._seats(model, batch), **asked)
         self.model, self.engine, self.recorder = model, run.engine, run.recorder
         self._forget = run.forget
         self.pattern = run.engine.scheduler.waiting.popleft()  # checked, and never started

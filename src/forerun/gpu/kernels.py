@@ -262,11 +262,9 @@ def attend(
 ):  # fmt: skip
     """softmax(scale q k + mask) v of a tile of rows, a key head, one of `splits` parts of cells.
 
-    q [R, heads, D], rows q_stride apart; out [R, heads, D]. A row sees all cells before the base,
-    or those of the last `window`, and those from there on whose bit is set. IS_SPLIT: sums that are
-    not divided go to partial [R, heads, splits, D], maxima and totals to states [R, heads, splits,
-    2].
-    """
+    q [R, heads, D], rows q_stride apart; out [R, heads, D]. A row sees cells before the base, or
+    the last `window`, and later ones whose bit is set. IS_SPLIT: sums, not divided, go to partial
+    [R, heads, splits, D], maxima and totals to states [R, heads, splits, 2]."""
     tile, kv, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     entry = described + HEAD + (PER_ROW + WORDS) * R + tile * TILE
     first, num = tl.load(entry).to(tl.int32), tl.load(entry + 1).to(tl.int32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from forerun.native import kernels
 from forerun.sampling import Sampling
 
 PROMPT = "the cat sat on the mat and"
+BARE = Measured(seconds=8.0, forward=6.0, steps=2)
 
 
 class Time:
@@ -145,7 +147,8 @@ def test_a_budget_covers_the_step_and_leaves_no_trace(model: Any, drafter: str) 
     assert found.tokens == 2 * 2 * 12 and 0 < found.timer_share < 1
     assert found.bare_microseconds > 0
     outside = 1 - sum(line.share for line in found.lines if line.name.startswith("forward"))
-    assert found.outside_share == pytest.approx(outside)
+    assert found.outside_lines == pytest.approx(outside)
+    assert found.outside_share == found.bare_outside and 0 < found.outside_share < 1
 
 
 @pytest.mark.skipif(not kernels(), reason="no native kernels here")
@@ -172,7 +175,7 @@ def test_kernels_are_divided_by_hand() -> None:
     clock = Clock()
     clock.seconds |= {NATIVE: 6.0, REST: 1.0, PYTHON: 1.0}
     run, alone = Measured(steps=2, tokens=2), {"qkv": 1.0, "mlp": 1.5}
-    found = budget(clock, (0.0, 0.0), run, 4.0, alone)
+    found = budget(clock, (0.0, 0.0), run, BARE, alone)
     lines = {line.name: line.microseconds for line in found.lines}
     assert lines == pytest.approx(
         {
@@ -184,7 +187,7 @@ def test_kernels_are_divided_by_hand() -> None:
         }
     )
     slow = {"qkv": 2.0, "mlp": 4.0}  # more than the kernels took in all: scaled down
-    found = budget(clock, (0.0, 0.0), run, 4.0, slow)
+    found = budget(clock, (0.0, 0.0), run, BARE, slow)
     lines = {line.name: line.microseconds for line in found.lines}
     assert (lines["forward: qkv"], lines["forward: mlp"]) == pytest.approx((1e6, 2e6))
     assert lines["forward: attention, norms, waiting"] == pytest.approx(0.0)
@@ -196,7 +199,7 @@ def test_no_line_is_below_nothing() -> None:
         clock = Clock()
         clock.seconds |= {NATIVE: tenths / 10, PYTHON: 1.0}
         alone = {"qkv": 1.3, "mlp": 2.6, "out": 0.7}  # more than the kernels took in all
-        found = budget(clock, (0.0, 0.0), Measured(steps=1, tokens=1), 4.0, alone)
+        found = budget(clock, (0.0, 0.0), Measured(steps=1, tokens=1), BARE, alone)
         assert all(f"{line.microseconds:.1f}" != "-0.0" for line in found.lines)
 
 
@@ -224,21 +227,58 @@ def test_with_and_without_timers_the_texts_are_the_same(model: Any, drafter: str
 def test_what_takes_much_outside_the_pass_is_flagged() -> None:
     clock = Clock()
     clock.seconds |= {REST: 6.0, "draft": 0.9, "verify": 2.0, PYTHON: 1.1}
-    found = budget(clock, (0.0, 0.0), Measured(steps=10, tokens=30), bare=0.9)
+    run, bare = Measured(steps=10, tokens=30), Measured(seconds=9.0, forward=6.3, steps=10)
+    found = budget(clock, (0.0, 0.0), run, bare)
     flagged = {line.name for line in found.lines if line.is_flagged}
     assert LIMIT == 0.10 and flagged == {"verify", PYTHON}
     assert [line.name for line in found.lines] == ["draft", REST, "verify", PYTHON]
     assert found.step_microseconds == pytest.approx(1e6)
-    assert found.outside_share == pytest.approx(0.4)
+    assert found.outside_lines == pytest.approx(0.4)
+    assert found.bare_microseconds == pytest.approx(9e5)
+    assert found.outside_share == found.bare_outside == pytest.approx(0.3)
     assert found.to_dict()["outside_share"] == found.outside_share
     assert found.notes == ()
+    found = budget(clock, (0.0, 0.0), run, bare, is_told=False)
+    assert found.bare_outside is None and found.outside_share == found.outside_lines
+
+
+@pytest.mark.parametrize(("where", "least", "most"), [("commit", 0.6, 1.0), ("forward", 0.0, 0.4)])
+def test_the_share_without_timers_is_that_of_what_takes_long(
+    model: Any, monkeypatch: pytest.MonkeyPatch, where: str, least: float, most: float
+) -> None:
+    work = getattr(model.target, where)
+
+    def slowly(*args: Any) -> Any:
+        time.sleep(0.02)
+        return work(*args)
+
+    monkeypatch.setattr(model.target, where, slowly)
+    sampling = Sampling(temperature=0.0, max_new_tokens=12, ignore_eos=True)
+    found = profile(model, PROMPT, sampling, Parts("none"), rounds=1)
+    assert found.bare_outside is not None and least < found.bare_outside < most
+    assert found.bare_microseconds > 20_000
+
+
+def test_what_counting_takes_belongs_to_no_step() -> None:
+    class Slow:
+        def __len__(self) -> int:
+            time.sleep(0.05)
+            return 3
+
+    step: Any = SimpleNamespace(trees=[Slow()], emitted=[[1, 2]], times={"forward": 0.01})
+    found, start = Measured(), time.perf_counter()
+    found.count(step)
+    spent = time.perf_counter() - start + found.seconds
+    assert (found.steps, found.rows, found.tokens, found.forward) == (1, 4, 2, 0.01)
+    assert found.seconds <= -0.05 and 0 <= spent < 0.05
 
 
 def test_steps_that_took_much_longer_with_timers_are_remarked() -> None:
     clock = Clock()
     clock.seconds |= {REST: 6.0, PYTHON: 1.0}
 
-    def said(bare: float) -> tuple[str, ...]:
+    def said(seconds: float) -> tuple[str, ...]:
+        bare = Measured(seconds=10 * seconds, steps=10)
         return budget(clock, (0.0, 0.0), Measured(steps=10, tokens=30), bare).notes
 
     assert said(0.7) == said(0.65) == ()
@@ -299,7 +339,7 @@ def test_kernels_that_took_no_time_alone_are_not_told_apart() -> None:
     """As their differences may come out on a busy machine."""
     clock = Clock()
     clock.seconds |= {NATIVE: 6.0, PYTHON: 1.0}
-    found = budget(clock, (0.0, 0.0), Measured(steps=1, tokens=1), 4.0, {"qkv": 0.0, "mlp": 0.0})
+    found = budget(clock, (0.0, 0.0), Measured(steps=1, tokens=1), BARE, {"qkv": 0.0, "mlp": 0.0})
     lines = {line.name: line.microseconds for line in found.lines}
     assert lines == {NATIVE: pytest.approx(6e6), PYTHON: pytest.approx(1e6)}
     assert any(note.endswith("not told apart") for note in found.notes)

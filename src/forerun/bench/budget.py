@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from forerun.bench.timers import Clock
@@ -50,33 +51,48 @@ class Budget:
     tokens: int
     step_microseconds: float  # sum of the lines
     bare_microseconds: float  # a step without timers, measured in turn with the others
+    bare_outside: float | None  # its share outside the pass; None where a pass ends unseen
     timer_share: float  # of a timed step, taken off above
     notes: tuple[str, ...] = ()
 
     @property
     def outside_share(self) -> float:
-        """Share of everything that is not the target's pass."""
+        """Share of everything that is not the target's pass, of steps without timers if known.
+
+        With timers it is more than what they are known to cost: most of them lie outside the pass,
+        and each is code that the pass has made cold.
+        """
+        return self.outside_lines if self.bare_outside is None else self.bare_outside
+
+    @property
+    def outside_lines(self) -> float:
+        """The same by the lines."""
         return sum(line.share for line in self.lines if not line.name.startswith(FORWARD))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return asdict(self) | {"outside_share": self.outside_share}
+        shares = {"outside_share": self.outside_share, "outside_lines": self.outside_lines}
+        return asdict(self) | shares
 
 
 @dataclass
 class Measured:
     """One run."""
 
-    seconds: float = 0.0
+    seconds: float = 0.0  # what counting took left out
+    forward: float = 0.0  # of these, in passes, as the engine itself tells
     steps: int = 0
     tokens: int = 0
     rows: int = 0  # of all passes
 
     def count(self, step: Step) -> None:
         """Listener: one more step of the run."""
+        start = perf_counter()
         self.steps += 1
         self.rows += sum(1 + len(tree) for tree in step.trees)
         self.tokens += sum(map(len, step.emitted))
+        self.forward += step.times["forward"]
+        self.seconds -= perf_counter() - start
 
     def add(self, other: Measured) -> None:
         """Adds another run's figures."""
@@ -88,13 +104,15 @@ def budget(
     clock: Clock,
     cost: tuple[float, float],
     run: Measured,
-    bare: float,
+    bare: Measured,
     alone: dict[str, float] | None = None,
+    *,
+    is_told: bool = True,
 ) -> Budget:
     """The lines of a profile in the order in which a step goes.
 
-    bare: seconds of a step without timers. alone: seconds per step of kinds of layers within native
-    kernels.
+    bare: the same texts without timers. alone: seconds per step of kinds of layers within native
+    kernels. is_told: whether `bare` knows when passes end; a device may compute on.
     """
     spent, steps = clock.corrected(cost), max(run.steps, 1)
     spent.pop(COUNTING, None)
@@ -116,9 +134,10 @@ def budget(
         steps,
         run.tokens,
         1e6 * total / steps,
-        1e6 * bare,
+        1e6 * bare.seconds / max(bare.steps, 1),
+        1 - bare.forward / bare.seconds if is_told and bare.seconds else None,
         timers / (total + timers),
-        (*notes, *_apart(total / steps, bare)),
+        (*notes, *_apart(total / steps, bare.seconds / max(bare.steps, 1))),
     )
 
 

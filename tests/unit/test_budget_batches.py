@@ -21,7 +21,8 @@ from forerun.controllers.budget import (
     Budget,
 )
 from forerun.dice import SeededDice
-from forerun.records import Cost, Plan, Step, Verdict
+from forerun.records import Cost, Plan, Sequence, Step, Verdict
+from forerun.roles import Drafter
 from forerun.tree import EMPTY, chain
 
 
@@ -280,3 +281,28 @@ def test_those_that_are_left_are_decided_anew() -> None:
         budget.finish(seq)
     few = [one_step(budget, seqs[:5], 1) for _ in range(3)]
     assert all(plan.nodes for plan in few[-1])
+
+
+@pytest.mark.parametrize("is_dear", [True, False])
+def test_who_drafts_is_asked_only_when_somebody_may(is_dear: bool) -> None:
+    """That alone was a hundredth of a short answer, where sixteen at once never draft."""
+
+    class Asked(Free):
+        asked = 0
+
+        def whose(self, seq: Sequence) -> Drafter:
+            self.asked += 1
+            return self
+
+    drafter, look = Asked(), (0.5 if is_dear else 0.1) * LOOK
+    budget = bound(Cost((1, 200), (1.0, 1.0), per_look=look), drafter)
+    seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(16)]
+    first = [budget.plan(seq) for seq in seqs]
+    assert drafter.asked == 0 and all(plan.is_empty and plan.learns for plan in first)
+    ended, *others = seqs
+    budget.finish(ended)
+    for _ in range(8):
+        plans = one_step(budget, others, 4)
+    assert (drafter.asked == 0) == is_dear
+    assert any(plan.nodes for plan in plans) != is_dear
+    assert set(budget._luck) == (set() if is_dear else set(others)) and ended not in budget._unmet

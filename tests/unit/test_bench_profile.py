@@ -12,12 +12,13 @@ import pytest
 from tiny import make_tiny
 
 import forerun
-from forerun import shaping
+from forerun import bench, shaping
 from forerun.bench import machine, timers
 from forerun.bench.budget import COUNTING, LIMIT, NATIVE, PYTHON, REST, Measured, budget
 from forerun.bench.own import Parts
-from forerun.bench.profile import consume, profile
+from forerun.bench.profile import Runs, consume, profile
 from forerun.bench.timers import Clock, Patches, calibrate
+from forerun.engine import loop
 from forerun.engine.attention import Pass
 from forerun.models import layers
 from forerun.models.layers import GatedMLP, Linear, RMSNorm
@@ -147,8 +148,8 @@ def test_a_budget_covers_the_step_and_leaves_no_trace(model: Any, drafter: str) 
     assert found.tokens == 2 * 2 * 12 and 0 < found.timer_share < 1
     assert found.bare_microseconds > 0
     outside = 1 - sum(line.share for line in found.lines if line.name.startswith("forward"))
-    assert found.outside_lines == pytest.approx(outside)
-    assert found.outside_share == found.bare_outside and 0 < found.outside_share < 1
+    assert found.outside_share == pytest.approx(outside)
+    assert found.bare_outside is not None and 0 < found.bare_outside < 1
 
 
 @pytest.mark.skipif(not kernels(), reason="no native kernels here")
@@ -233,44 +234,72 @@ def test_what_takes_much_outside_the_pass_is_flagged() -> None:
     assert LIMIT == 0.10 and flagged == {"verify", PYTHON}
     assert [line.name for line in found.lines] == ["draft", REST, "verify", PYTHON]
     assert found.step_microseconds == pytest.approx(1e6)
-    assert found.outside_lines == pytest.approx(0.4)
+    assert found.outside_share == pytest.approx(0.4)
     assert found.bare_microseconds == pytest.approx(9e5)
-    assert found.outside_share == found.bare_outside == pytest.approx(0.3)
+    assert found.bare_outside == pytest.approx(0.3)
     assert found.to_dict()["outside_share"] == found.outside_share
     assert found.notes == ()
-    found = budget(clock, (0.0, 0.0), run, bare, is_told=False)
-    assert found.bare_outside is None and found.outside_share == found.outside_lines
+    assert budget(clock, (0.0, 0.0), run, Measured()).bare_outside is None
 
 
-@pytest.mark.parametrize(("where", "least", "most"), [("commit", 0.6, 1.0), ("forward", 0.0, 0.4)])
-def test_the_share_without_timers_is_that_of_what_takes_long(
-    model: Any, monkeypatch: pytest.MonkeyPatch, where: str, least: float, most: float
+def test_the_share_without_timers_is_that_of_all_but_the_pass(
+    model: Any, monkeypatch: pytest.MonkeyPatch, fake_time: Time
 ) -> None:
-    work = getattr(model.target, where)
+    for module in (loop, bench.budget):
+        monkeypatch.setattr(module, "perf_counter", fake_time.perf_counter)
+    for where, seconds in ("forward", 1.0), ("commit", 3.0):
+        monkeypatch.setattr(model.target, where, slowly(model.target, where, seconds, fake_time))
+    sampling = Sampling(temperature=0.0, max_new_tokens=12, ignore_eos=True)
+    found = profile(model, PROMPT, sampling, Parts("none"), rounds=2)
+    assert found.bare_outside == pytest.approx(0.75) and found.steps == 24
+    assert found.bare_microseconds == pytest.approx(4e6)
+    assert found.outside_share == pytest.approx(0.75)
 
-    def slowly(*args: Any) -> Any:
-        time.sleep(0.02)
+
+def slowly(owner: Any, name: str, seconds: float, clock: Time) -> Any:
+    work = getattr(owner, name)
+
+    def slow(*args: Any) -> Any:
+        clock.sleep(seconds)
         return work(*args)
 
-    monkeypatch.setattr(model.target, where, slowly)
-    sampling = Sampling(temperature=0.0, max_new_tokens=12, ignore_eos=True)
-    found = profile(model, PROMPT, sampling, Parts("none"), rounds=1)
-    assert found.bare_outside is not None and least < found.bare_outside < most
-    assert found.bare_microseconds > 20_000
+    return slow
 
 
-def test_what_counting_takes_belongs_to_no_step() -> None:
+@pytest.mark.parametrize("is_away", [False, True])
+def test_what_counting_takes_belongs_to_no_step(
+    monkeypatch: pytest.MonkeyPatch, fake_time: Time, is_away: bool
+) -> None:
+    monkeypatch.setattr(bench.budget, "perf_counter", fake_time.perf_counter)
+
     class Slow:
         def __len__(self) -> int:
-            time.sleep(0.05)
+            fake_time.sleep(0.5)
             return 3
 
-    step: Any = SimpleNamespace(trees=[Slow()], emitted=[[1, 2]], times={"forward": 0.01})
-    found, start = Measured(), time.perf_counter()
-    found.count(step)
-    spent = time.perf_counter() - start + found.seconds
-    assert (found.steps, found.rows, found.tokens, found.forward) == (1, 4, 2, 0.01)
-    assert found.seconds <= -0.05 and 0 <= spent < 0.05
+    law: Any = SimpleNamespace(rows=SimpleNamespace(is_away=is_away))
+    step: Any = SimpleNamespace(
+        trees=[Slow()], emitted=[[1, 2]], times={"forward": 1.5}, laws=[law]
+    )
+
+    class Counted(Runs):
+        def _run(self, number: int) -> Any:
+            found = Measured()
+
+            def run() -> Any:
+                for _ in range(4):
+                    fake_time.sleep(2.0)
+                    found.count(step)
+                    yield
+
+            return run(), found
+
+    bare = Counted(None, PROMPT, Sampling(), Parts("none")).plain(0)  # type: ignore[arg-type]
+    assert (bare.steps, bare.rows, bare.tokens) == (4, 16, 8)
+    assert (bare.seconds, bare.counting, bare.forward) == (8.0, 2.0, 6.0)
+    clock = Clock()
+    clock.seconds |= {REST: 1.0, PYTHON: 1.0}
+    assert budget(clock, (0.0, 0.0), bare, bare).bare_outside == (None if is_away else 0.25)
 
 
 def test_steps_that_took_much_longer_with_timers_are_remarked() -> None:

@@ -51,36 +51,32 @@ class Budget:
     tokens: int
     step_microseconds: float  # sum of the lines
     bare_microseconds: float  # a step without timers, measured in turn with the others
-    bare_outside: float | None  # its share outside the pass; None where a pass ends unseen
+    bare_outside: float | None  # its share outside the pass; None: a device may compute on
     timer_share: float  # of a timed step, taken off above
     notes: tuple[str, ...] = ()
 
     @property
     def outside_share(self) -> float:
-        """Share of everything that is not the target's pass, of steps without timers if known.
+        """Share of everything that is not the target's pass, by the lines.
 
-        With timers it is more than what they are known to cost: most of them lie outside the pass,
-        and each is code that the pass has made cold.
+        Mostly above `bare_outside`: what a timer costs is measured while its code is warm, and most
+        of them lie behind a pass, which has made it cold.
         """
-        return self.outside_lines if self.bare_outside is None else self.bare_outside
-
-    @property
-    def outside_lines(self) -> float:
-        """The same by the lines."""
         return sum(line.share for line in self.lines if not line.name.startswith(FORWARD))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        shares = {"outside_share": self.outside_share, "outside_lines": self.outside_lines}
-        return asdict(self) | shares
+        return asdict(self) | {"outside_share": self.outside_share}
 
 
 @dataclass
 class Measured:
     """One run."""
 
-    seconds: float = 0.0  # what counting took left out
+    seconds: float = 0.0  # what counting took left out; of a timed run its clock knows them
     forward: float = 0.0  # of these, in passes, as the engine itself tells
+    counting: float = 0.0
+    away: int = 0  # steps whose logits lie on a device, which may compute on
     steps: int = 0
     tokens: int = 0
     rows: int = 0  # of all passes
@@ -92,7 +88,8 @@ class Measured:
         self.rows += sum(1 + len(tree) for tree in step.trees)
         self.tokens += sum(map(len, step.emitted))
         self.forward += step.times["forward"]
-        self.seconds -= perf_counter() - start
+        self.away += any(law.rows.is_away for law in step.laws)
+        self.counting += perf_counter() - start
 
     def add(self, other: Measured) -> None:
         """Adds another run's figures."""
@@ -106,17 +103,16 @@ def budget(
     run: Measured,
     bare: Measured,
     alone: dict[str, float] | None = None,
-    *,
-    is_told: bool = True,
 ) -> Budget:
     """The lines of a profile in the order in which a step goes.
 
     bare: the same texts without timers. alone: seconds per step of kinds of layers within native
-    kernels. is_told: whether `bare` knows when passes end; a device may compute on.
+    kernels.
     """
     spent, steps = clock.corrected(cost), max(run.steps, 1)
     spent.pop(COUNTING, None)
     total, timers = sum(spent.values()) or 1.0, clock.overhead(cost)
+    untimed = bare.seconds / max(bare.steps, 1)
     calls = {name: clock.calls[name] / steps for name in spent}
     notes = _divide(spent, {kind: steps * seconds for kind, seconds in (alone or {}).items()})
 
@@ -134,10 +130,10 @@ def budget(
         steps,
         run.tokens,
         1e6 * total / steps,
-        1e6 * bare.seconds / max(bare.steps, 1),
-        1 - bare.forward / bare.seconds if is_told and bare.seconds else None,
+        1e6 * untimed,
+        1 - bare.forward / bare.seconds if bare.steps and not bare.away else None,
         timers / (total + timers),
-        (*notes, *_apart(total / steps, bare.seconds / max(bare.steps, 1))),
+        (*notes, *_apart(total / steps, untimed)),
     )
 
 

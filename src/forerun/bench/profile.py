@@ -51,8 +51,7 @@ def profile(
 
     start_run = Runs(model, prompt, sampling, parts)
     start_run.plain(rounds)  # computes the prompt, compiles, touches pages
-    wait, cost, bare, timed = _wait_for(model), calibrate(), Measured(), Measured()
-    clock = Clock(wait)
+    cost, clock, bare, timed = calibrate(), Clock(_wait_for(model)), Measured(), Measured()
     watch = machine.Watch(torch.get_num_threads())
     with young_garbage():
         for number in range(rounds):
@@ -65,7 +64,7 @@ def profile(
 
         target: Any = model.target
         alone = seconds_alone(target.model, max(round(timed.rows / max(timed.steps, 1)), 1))
-    found = budget(clock, cost, timed, bare, alone, is_told=wait is None)
+    found = budget(clock, cost, timed, bare, alone)
     unquiet = [f"{lost_cores(taken)}: this machine was not quiet"] * (taken > TAKEN)
     return replace(found, notes=(*found.notes, *unquiet))
 
@@ -79,7 +78,7 @@ class Runs:
     def plain(self, number: int) -> Measured:
         """Timed as a whole, set-up left out."""
         run, found = self._run(number)
-        found.seconds += seconds_of(lambda: consume(run))
+        found.seconds = seconds_of(lambda: consume(run)) - found.counting
         return found
 
     def timed(self, number: int, clock: Clock) -> Measured:

@@ -266,14 +266,15 @@ def show_budget(out: Console, found: Budget) -> None:
     ]
     columns = "part", "microseconds", "share", "calls", ""
     out.print(make_table(f"one step of {found.steps}", columns, rows))
-    where = "" if found.bare_outside is None else f", {found.bare_outside:.1%} of them outside it"
+    bare = found.bare_outside
+    share = "" if bare is None else f", {bare:.1%} of them outside the target's pass"
     out.print(
-        f"{found.step_microseconds:.0f} microseconds a step, {found.outside_lines:.1%} of them "
-        f"outside the target's pass; {found.tokens / found.steps:.2f} tokens a step"
+        f"{found.bare_microseconds:.0f} microseconds a step without timers{share}; "
+        f"{found.tokens / found.steps:.2f} tokens a step"
     )
     out.print(
-        f"without timers {found.bare_microseconds:.0f} microseconds in the same run{where}; timers "
-        f"cost {found.timer_share:.1%}, which is taken off"
+        f"{found.step_microseconds:.0f} microseconds in the lines above, {found.outside_share:.1%} "
+        f"of them outside the pass; timers cost {found.timer_share:.1%}, which is taken off"
     )
     for note in found.notes:
         out.print(note)

@@ -90,9 +90,9 @@ class Budget(Controller):
         self._probe = Plan(min(PROBE, nodes), depth)
         self._drafter = Drafter()
         self._counts: dict[Drafter, Counts] = {}
+        self._unasked = Counts(self._drafter, nodes)  # of sequences until something is decided
         self._expect(Cost((1, 2), (1.0, 1.0)))
         self._luck: WeakKeyDictionary[Sequence, Luck] = WeakKeyDictionary()
-        self._unmet: list[Sequence] = []  # those of the first step, until something is decided
         self._num, self._plain = 0, 0.0  # sequences in the last step; its seconds without drafts
         self._common = 0  # of them those that took rows of others; the rest are roots
         self._settled = 0  # roots as they last were when all was begun anew
@@ -113,7 +113,8 @@ class Budget(Controller):
             return
         num = sum(part.learns for part in drafter.within())
         self._expect(cost_of(target).drafted(1 + MANY * max(num - 1, 0)))
-        self._best([Luck(Counts(drafter, self.nodes))])  # compiled before anything waits for it
+        self._unasked = Counts(drafter, self.nodes)
+        self._best([Luck(self._unasked)])  # compiled before anything waits for it
         first, back = self._credit(1)
         self._is_broke = first < back  # the first steps are plain, at no cost at all
 
@@ -122,11 +123,11 @@ class Budget(Controller):
             return NOTHING
         luck = self._luck.get(seq)
         if luck is None:
-            if not self._num:  # nothing is priced: the first step shows how many run
-                self._unmet.append(seq)
-                return LISTEN
-            luck = self._meet(seq)
-            self._decide(is_probing=True)
+            luck = self._luck[seq] = Luck(self._unasked)
+            if self._idle >= PATIENCE[0]:
+                self._idle = self._pause  # what other texts taught since then may help this one
+            if self._num:  # else nothing is priced: the first step shows how many run
+                self._decide(is_probing=True)
         elif self._num and not self._wait and luck.counts.drafter is not self._drafter.whose(seq):
             self._decide(is_probing=True)
         if luck.plan.is_empty:
@@ -156,8 +157,6 @@ class Budget(Controller):
 
     def finish(self, seq: Sequence) -> None:
         self._luck.pop(seq, None)
-        if seq in self._unmet:
-            self._unmet.remove(seq)
         if self._owed:  # it has taught what the next one may try
             more = min(max(self._credit(1)[0], FIRST[1]), self._owed)
             self._owed -= more
@@ -265,12 +264,6 @@ class Budget(Controller):
         if not self._is_broke:
             self._decide()
 
-    def _meet(self, seq: Sequence) -> Luck:
-        luck = self._luck[seq] = Luck(self._of(self._drafter.whose(seq)))
-        if self._idle >= PATIENCE[0]:
-            self._idle = self._pause  # what other texts taught since then may help this one
-        return luck
-
     def _of(self, drafter: Drafter) -> Counts:
         """What is known of one of those that draft."""
         counts = self._counts.get(drafter)
@@ -290,9 +283,6 @@ class Budget(Controller):
         """
         if not is_probing:
             self._left = REVIEW
-        for seq in self._unmet:
-            self._meet(seq)
-        self._unmet.clear()
         running = [*self._luck.items()]
         if not running:  # all came while nothing was drafted, or others plan for them
             return

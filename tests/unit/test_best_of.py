@@ -37,6 +37,16 @@ def test_the_samples_are_those_of_generate(model: Model, batch: int) -> None:
     assert found.stats.generated == plain.stats.generated
 
 
+@pytest.mark.parametrize("select", ["majority", "likelihood"])
+def test_log_probabilities_are_those_of_generate(model: Model, select: str) -> None:
+    (plain,) = model.generate(PROMPT, n=2, batch=1, logprobs=2, **FEW)
+    found = best_of(model, PROMPT, n=2, logprobs=2, select=select, parse=first_word, **FEW)
+    for own, other in zip(found.samples, plain.samples, strict=True):
+        assert own.logprobs and other.logprobs and len(own.logprobs) == len(own.tokens)
+        for top, expected in zip(own.logprobs, other.logprobs, strict=True):
+            assert len(top) >= 2 and top == pytest.approx(expected, abs=1e-4)
+
+
 def test_the_prompt_is_computed_once(model: Model) -> None:
     prompt = "one two three four five six seven eight nine ten and then ten nine eight"
     length = len(model.tokenizer.encode(prompt))

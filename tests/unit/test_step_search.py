@@ -295,6 +295,8 @@ def test_values_and_numbers() -> None:
 def test_log_probabilities_that_are_asked_for_are_more_than_the_search_needs(
     model: Model, given: Any
 ) -> None:
-    session = Session(model, "1+1=", given, logprobs=True)
+    session = Session(model, "1+1=", given, needs_logprobs=True)
     assert session.pattern.sampling.logprobs == 5
-    assert Session(model, "1+1=", None, logprobs=True).pattern.sampling.logprobs == 0
+    assert Session(model, "1+1=", None, needs_logprobs=True).pattern.sampling.logprobs == 0
+    session = Session(model, "1+1=", None, needs_logprobs=True, logprobs=3)
+    assert session.pattern.sampling.logprobs == 3

@@ -94,7 +94,7 @@ def best_of(
     judge = _judge(select, scorer)
     _check(n, alone, early_stop, select)
     needs = judge is not None and judge.needs_logprobs
-    with Session(model, prompt, sampling, batch=batch, logprobs=needs, **options) as session:
+    with Session(model, prompt, sampling, batch=batch, needs_logprobs=needs, **options) as session:
         done: list[Sample] = []
         try:
             for sample in _samples(session, n, alone):

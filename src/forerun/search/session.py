@@ -79,7 +79,7 @@ class Session:
         batch: int = 1,
         delimiters: tuple[str, ...] = (),
         prompt_index: int = 0,
-        logprobs: bool = False,
+        needs_logprobs: bool = False,
         dice: Callable[..., Dice] = SeededDice,
         **options: Any,
     ) -> None:
@@ -89,7 +89,7 @@ class Session:
         self.notes: list[str] = []
         asked = options | {"n": 1}
         given = as_samplings(sampling)
-        if logprobs and asked.get("logprobs", given[0].logprobs if given else None) is None:
+        if needs_logprobs and asked.get("logprobs", given[0].logprobs if given else None) is None:
             asked["logprobs"] = 0
         run = model.run(own, given, batch=self._seats(model, batch), **asked)
         self.model, self.engine, self.recorder = model, run.engine, run.recorder

@@ -269,7 +269,7 @@ def search(
         prompt,
         batch=plan.n if batch is None else batch,
         delimiters=as_delimiters(step_end),
-        logprobs=judge.needs_logprobs,
+        needs_logprobs=judge.needs_logprobs,
         **options,
     ) as session:
         return grow(method, session, judge, plan, groups, keep)

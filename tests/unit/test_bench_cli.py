@@ -545,7 +545,10 @@ def test_profile_prints_a_budget(call: Call, quick: None, tiny: Path, prompts: P
     for part in ("draft", "forward: ", "verify", "Python rest"):
         assert part in out
     said = " ".join(out.split())
-    assert re.search("step without timers, [0-9.]+% of them outside the target's pass; 1", said)
+    assert re.search(
+        "step without timers, [0-9.]+% of them outside the target's pass .the share to quote.; 1",
+        said,
+    )
     assert re.search("in the lines above, [0-9.]+% of them outside the pass; timers cost", said)
     status, out, _ = call("bench", "profile", *words, "--drafter", "plain", "--json")
     assert status == 0 and json.loads(out)["lines"]

@@ -267,7 +267,11 @@ def show_budget(out: Console, found: Budget) -> None:
     columns = "part", "microseconds", "share", "calls", ""
     out.print(make_table(f"one step of {found.steps}", columns, rows))
     bare = found.bare_outside
-    share = "" if bare is None else f", {bare:.1%} of them outside the target's pass"
+    share = (
+        ""
+        if bare is None
+        else f", {bare:.1%} of them outside the target's pass (the share to quote)"
+    )
     out.print(
         f"{found.bare_microseconds:.0f} microseconds a step without timers{share}; "
         f"{found.tokens / found.steps:.2f} tokens a step"

@@ -14,8 +14,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from forerun.bench.metrics import geometric_mean, interval
 from forerun.engine.stats import Stats
 from forerun.records import Step
 from forerun.sampling import Sampling
@@ -132,8 +131,8 @@ def summary(outcomes: Many[Outcome], arms: tuple[str, str]) -> dict[str, Any]:
     return {
         "problems": len(done),
         "arms": {arm: figures([by_arm[arm][i] for i in done]) for arm in arms},
-        "speed_up": _geometric(ratios),
-        "speed_up_interval": _bootstrap(ratios),
+        "speed_up": geometric_mean(ratios) if ratios else None,
+        "speed_up_interval": interval(ratios),
     }
 
 
@@ -165,16 +164,3 @@ def figures(outcomes: Many[Outcome]) -> dict[str, Any]:
             for name, s in by_trajectory(outcomes).items()
         },
     }
-
-
-def _geometric(ratios: list[float]) -> float | None:
-    return float(np.exp(np.mean(np.log(ratios)))) if ratios else None
-
-
-def _bootstrap(ratios: list[float], draws: int = 2000) -> tuple[float, float] | None:
-    """95 % interval of the geometric mean, problems drawn with replacement."""
-    if len(ratios) < 2:
-        return None
-    picks = np.random.default_rng(0).integers(0, len(ratios), (draws, len(ratios)))
-    low, high = np.quantile(np.exp(np.log(ratios)[picks].mean(axis=1)), (0.025, 0.975))
-    return float(low), float(high)

@@ -31,7 +31,6 @@ def test_a_restless_machine_and_few_prompts_are_pointed_out(
     found = metrics.speed_up(quiet, "stand")
     assert found and found.ratio < 4 and f"stand is {found.ratio:.2f}x (" in text
     assert float(page.table("method", "by")["stand"]["speed-up"][1] or 0) < 4
-    assert "Intervals over fewer than 10 prompts are rough: reasoning 8, code 6." in text
     assert "chosen by these same figures" not in text  # there was no choice
 
 
@@ -235,14 +234,13 @@ def test_who_failed_is_behind_whose_time_does_not_count(
 
 
 @pytest.mark.parametrize("prompts", [1, 4])
-def test_few_prompts_are_pointed_out_without_plain_decoding(
+def test_one_prompt_is_pointed_out_without_plain_decoding(
     report: Callable[..., tuple[Page, str]], prompts: int
 ) -> None:
     names = ("stand", "vllm")
     made = [r for r in records() if r.method in names and r.task == "reasoning"]
     _, text = report([r for r in made if r.index < prompts], methods=[*names])
-    said = "One prompt gives no interval" if prompts == 1 else "are rough: reasoning 4."
-    assert said in text
+    assert ("One prompt gives no interval" in text) == (prompts == 1)
 
 
 @pytest.mark.parametrize(("hit", "stays"), [(2, False), (3, True)])

@@ -15,7 +15,6 @@ from forerun.bench.standing import incomplete, listed
 from forerun.words import counted
 
 SHORT = 0.1  # seconds of a record: a few slices of a scheduler
-FEW = 10  # prompts, below which a bootstrap interval is too narrow
 
 
 def shortfall(name: str, told: Mapping[str, Any]) -> str:
@@ -56,7 +55,7 @@ def alerts(manifest: Manifest, records: Sequence[Record]) -> list[str]:
     said = of_the_plan(manifest)
     if lacking := incomplete(manifest, records):
         said.append(f"Incomplete: {lacking}. The figures cover what is there.")
-    said += _disturbances(manifest, records) + _short(records)
+    said += _disturbances(manifest, records) + short(records)
     said += _without_plain(records)
     if again := sum(int(one.get("again", 0)) for one in manifest.resumed):
         are = f"{counted(again, 'measurement')} {'was' if again == 1 else 'were'}"
@@ -68,16 +67,12 @@ def alerts(manifest: Manifest, records: Sequence[Record]) -> list[str]:
     return said
 
 
-def rough(sizes: Mapping[str, Sequence[int]]) -> list[str]:
-    """What rests on few prompts. sizes: by task, those of each interval."""
-    found = []
-    least = {task: min((n for n in some if n > 1), default=FEW) for task, some in sizes.items()}
-    if few := {task: size for task, size in least.items() if size < FEW}:
-        found.append(f"Intervals over fewer than {FEW} prompts are rough: {listed(few)}.")
-    if single := [task for task, some in sizes.items() if 1 in some]:
-        names = ", ".join(single)
-        found.append(f"One prompt gives no interval, so what it shows may be chance: {names}.")
-    return found
+def lone(sizes: Mapping[str, Sequence[int]]) -> list[str]:
+    """What rests on one prompt. sizes: by task, the prompts of each speed-up."""
+    single = [task for task, some in sizes.items() if 1 in some]
+    if not single:
+        return []
+    return [f"One prompt gives no interval, so what it shows may be chance: {', '.join(single)}."]
 
 
 def cut_answers(manifest: Manifest, records: Sequence[Record]) -> str:
@@ -121,7 +116,7 @@ def _disturbances(manifest: Manifest, records: Sequence[Record]) -> list[str]:
     return [f"The machine was not quiet: beside the prompts {', and '.join(seen)}. {what}"]
 
 
-def _short(records: Sequence[Record]) -> list[str]:
+def short(records: Sequence[Record]) -> list[str]:
     """That most records are over before a disturbance shows."""
     found = [record.seconds for record in records if record.error is None]
     if not found or (typical := float(np.median(found))) >= SHORT:

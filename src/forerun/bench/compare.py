@@ -5,11 +5,12 @@ What the second run does no longer, as a method that fails there, counts as much
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from forerun.bench.metrics import PLAIN, SpeedUp, bootstrap, calm, disturbed, geometric_mean, ratios
+from forerun.bench.alerts import short
+from forerun.bench.metrics import PLAIN, SpeedUp, calm, disturbed, geometric_mean, interval, ratios
 from forerun.bench.results import Manifest, Record, examples_of
 from forerun.bench.scoring import last_line
 from forerun.bench.standing import awaited, holds_one, incomplete, skipped
@@ -29,7 +30,7 @@ class Change:
 
     method: str
     ratio: float  # geometric mean over prompts
-    interval: tuple[float, float] | None  # 95 %, bootstrap over prompts; None for one prompt
+    interval: tuple[float, float] | None  # 95 %, over prompts; None for one
     prompts: int
     # SLOWER beyond what is allowed; UNSHOWN where the interval holds 1 or there is none; or "ok"
     verdict: str
@@ -83,7 +84,8 @@ def compare(
     """
     if not 0 <= max_slowdown < 1:
         raise ConfigError(f"--max-slowdown must be in [0, 1), got {max_slowdown}")
-    check_same(before[0], after[0])
+    after = _renamed(after, before[0].tasks)
+    _check_same(before, after)
     for name in only:
         if name not in before[0].methods:
             raise UnknownName.of("method of the first run", name, before[0].methods)
@@ -91,13 +93,8 @@ def compare(
         before, after = _limited(before, only), _limited(after, only)
     methods = _compared(before, after, relative)
     losses, unsure = new_failures(before, after)
-    changes, remarks = [], differences(before[0], after[0]) + unsure
-    if alone := [m for m in after[0].methods if m not in before[0].methods]:
-        remarks.append(f"only in the second run, not compared: {', '.join(alone)}")
-    if lacking := incomplete(*before):
-        remarks.append(f"the first run is incomplete: {lacking}")
     quiet = calm(before[1]), calm(after[1])
-    remarks += _disturbances((before[1], after[1]), quiet)
+    changes, remarks = [], _remarks(before, after, quiet) + unsure
     for method in methods:
         found = change_of(*quiet, method, relative=relative)
         if found is None:
@@ -111,7 +108,26 @@ def compare(
             "no method has a prompt whose time counts in both runs, so nothing can be compared; "
             "`forerun bench report` shows what failed and what was disturbed"
         )
+    slower = [change.method for change in changes if change.is_slower]
+    if PLAIN in slower and len(slower) > 1:
+        remarks.append(
+            "plain decoding is slower, too, as on a busier machine: --relative compares speed-ups "
+            "over it"
+        )
     return Comparison(changes, remarks, losses)
+
+
+def _remarks(before: Run, after: Run, quiet: Sequence[list[Record]]) -> list[str]:
+    """What else differs, is missing or was disturbed; quiet: the records of both that count."""
+    said = differences(before[0], after[0])
+    if alone := [m for m in after[0].methods if m not in before[0].methods]:
+        said.append(f"only in the second run, not compared: {', '.join(alone)}")
+    if lacking := incomplete(*before):
+        said.append(f"the first run is incomplete: {lacking}")
+    said += _disturbances((before[1], after[1]), quiet)
+    for name, records in zip(ORDER, quiet, strict=True):
+        said += [f"the {name} run: {line}" for line in short(records)]
+    return said
 
 
 def _compared(before: Run, after: Run, relative: bool) -> list[str]:
@@ -196,22 +212,32 @@ def new_failures(before: Run, after: Run) -> tuple[list[str], list[str]]:
     return losses, unsure
 
 
-def check_same(a: Manifest, b: Manifest) -> None:
+def _renamed(run: Run, tasks: Mapping[str, Mapping[str, Any]]) -> Run:
+    """The run with its tasks named as those, of other names, that have the same prompts: a file of
+    prompts may have moved."""
+    manifest, records = run
+    known = {told.get("hash"): name for name, told in tasks.items() if name not in manifest.tasks}
+    names = {
+        name: known.pop(told["hash"])
+        for name, told in manifest.tasks.items()
+        if name not in tasks and told.get("hash") in known
+    }
+    mine = {names.get(name, name): told for name, told in manifest.tasks.items()}
+    moved = [replace(r, task=names.get(r.task, r.task)) for r in records] if names else records
+    return replace(manifest, tasks=mine), moved
+
+
+def _check_same(before: Run, after: Run) -> None:
     """Refuses runs of different prompts, models or settings, and says which. Raises DataError."""
+    a, b = before[0], after[0]
     if not a.tasks.keys() & b.tasks.keys():
         raise DataError(
             f"the runs share no task: {_names(a.tasks)} and {_names(b.tasks)}; run both with the "
             "same --tasks"
         )
-    for name in a.tasks.keys() | b.tasks.keys():
-        sides = [run.tasks.get(name, {}) for run in (a, b)]
-        hashes = [side.get("hash") for side in sides]
-        if hashes[0] != hashes[1]:
-            counts = " and ".join(counted(examples_of(side)[0], "prompt") for side in sides)
-            raise DataError(
-                f"the runs have different prompts in task {name!r} ({counts}); run both with the "
-                "same --tasks and --examples"
-            )
+    for name in dict.fromkeys([*a.tasks, *b.tasks]):
+        if a.tasks.get(name, {}).get("hash") != b.tasks.get(name, {}).get("hash"):
+            raise DataError(_unlike(name, before, after))
     if a.model.get("hash") != b.model.get("hash"):
         models = " and ".join(repr(run.model.get("name")) for run in (a, b))
         raise DataError(f"the runs have different models: {models}; run both with the same --model")
@@ -223,9 +249,35 @@ def check_same(a: Manifest, b: Manifest) -> None:
                 keys = [k for k in here.keys() | there.keys() if here.get(k) != there.get(k)]
                 what = ", ".join(f"{k} {here.get(k)!r} and {there.get(k)!r}" for k in sorted(keys))
             raise DataError(
-                f"the runs differ in {what}, so they cannot be compared; do one of them again as "
-                f"the other was done: `{a.command}`"
+                f"the runs differ in {what}, so they cannot be compared; do one of them again, "
+                f"into another --out, as the other was done: `{a.command}`"
             )
+
+
+def _unlike(name: str, *runs: Run) -> str:
+    """How the prompts of a task differ between two runs."""
+    counts = [examples_of(run.tasks.get(name, {}))[0] for run, _ in runs]
+    told = f"the runs have different prompts in task {name!r}"
+    if counts[0] != counts[1]:
+        numbers = " and ".join(counted(count, "prompt") for count in counts)
+        return f"{told} ({numbers}); run both with the same --tasks and --examples"
+    seen = [
+        {r.index: (r.id, r.num_prompt_tokens) for r in found if r.task == name} for _, found in runs
+    ]
+    first = min(
+        (i for i in seen[0].keys() & seen[1].keys() if seen[0][i] != seen[1][i]), default=None
+    )
+    where = (
+        ""
+        if first is None
+        else ": prompt {} is {!r} of {} tokens, and {!r} of {}".format(
+            first, *seen[0][first], *seen[1][first]
+        )
+    )
+    return (
+        f"{told} ({counted(counts[0], 'prompt')} in both, whose contents differ{where}); run both "
+        "with the same file, or the same version of forerun"
+    )
 
 
 def _names(found: Iterable[str]) -> str:
@@ -257,7 +309,7 @@ def change_of(
     values = list(found.values())
     if not values:
         return None
-    return SpeedUp(geometric_mean(values), bootstrap(values, geometric_mean), found)
+    return SpeedUp(geometric_mean(values), interval(values), found)
 
 
 def _of(records: Sequence[Record], method: str) -> list[Record]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from forerun.bench.alerts import rough
+from forerun.bench.alerts import lone
 from forerun.bench.charts import number
 from forerun.bench.metrics import PLAIN, SpeedUp, at_once
 from forerun.bench.results import Manifest, examples_of, sampling_of
@@ -128,7 +128,7 @@ def remarks(manifest: Manifest, everything: Standing, by_task: Mapping[str, Stan
 
 
 def _caveats(everything: Standing, by_task: Mapping[str, Standing]) -> list[str]:
-    """Choices made after the fact, and intervals that rest on little."""
+    """Choices made after the fact, and what rests on one prompt."""
     ranked = [e.kind for e in everything.entries if everything.is_ranked(e)]
     counts = {kind: ranked.count(kind) for kind in ("own", "peer")}
     chosen = [
@@ -140,7 +140,7 @@ def _caveats(everything: Standing, by_task: Mapping[str, Standing]) -> list[str]
         if count > 1
     ]
     lines = [f"The best {' and '.join(chosen)}: chosen by these same figures."] if chosen else []
-    return lines + rough({task: _sizes(standing) for task, standing in by_task.items()})
+    return lines + lone({task: _sizes(standing) for task, standing in by_task.items()})
 
 
 def _sizes(standing: Standing) -> list[int]:

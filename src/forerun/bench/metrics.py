@@ -7,9 +7,10 @@ over S. A figure that a contestant does not tell is None, never 0.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +20,9 @@ from forerun.bench.results import Record, SampleRecord
 PLAIN = "plain"  # the baseline: our own decoding without drafts
 GROUPS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64))  # trajectories, from 1
 DRAWS = 2000  # of the bootstrap
+FEW = 10  # values, below which a bootstrap interval is too narrow
+# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom, up to FEW - 2
+STUDENT = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060)
 RESTLESS = 1.5  # how often the reading speed beside a record goes into that of quiet moments
 TAKEN = 0.1  # how much more of the cores is lost beside a record than in quiet moments
 NEAR = 2  # records: how far what one lacked of the cores tells of others
@@ -238,7 +242,7 @@ class SpeedUp:
     """How many times faster than the baseline on the same prompts."""
 
     ratio: float  # geometric mean over prompts
-    interval: tuple[float, float] | None  # 95 %, bootstrap over prompts; None for one prompt
+    interval: tuple[float, float] | None  # 95 %, as `interval` has it; None for one prompt
     by_prompt: dict[tuple[str, int], float]  # (task, index) -> ratio, rounds pooled
 
     @property
@@ -276,7 +280,7 @@ def ratios(
     values = list(by_prompt.values())
     if not values:
         return None
-    return SpeedUp(geometric_mean(values), bootstrap(values, geometric_mean), by_prompt)
+    return SpeedUp(geometric_mean(values), interval(values), by_prompt)
 
 
 def compared(here: Sequence[Record], there: Iterable[Record]) -> Sequence[Record]:
@@ -291,19 +295,22 @@ def geometric_mean(values: Sequence[float] | np.ndarray) -> float:
     return float(np.exp(np.mean(np.log(values))))
 
 
-def bootstrap(
-    values: Sequence[float],
-    statistic: Callable[[Sequence[float]], float],
-    draws: int = DRAWS,
-    level: float = 0.95,
-) -> tuple[float, float] | None:
-    """Percentile interval of a statistic, values drawn with replacement; the same every time."""
-    if len(values) < 2:
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """95 % interval of the geometric mean; the same every time, None for fewer than two values.
+
+    Percentiles of a bootstrap. Of fewer than FEW values, among which a bootstrap sees too little of
+    their spread: Student's t of their logarithms.
+    """
+    if (count := len(values)) < 2:
         return None
-    rng, all_values = np.random.default_rng(0), np.asarray(values, dtype=float)
-    picks = rng.integers(0, len(values), (draws, len(values)))
-    found = [statistic(drawn) for drawn in all_values[picks]]
-    low, high = np.quantile(found, ((1 - level) / 2, (1 + level) / 2))
+    logs = np.log(np.asarray(values, dtype=float))
+    if count < FEW:
+        middle, error = logs.mean(), logs.std(ddof=1) / math.sqrt(count)
+        ends = np.array([middle - STUDENT[count - 2] * error, middle + STUDENT[count - 2] * error])
+    else:
+        picks = np.random.default_rng(0).integers(0, count, (DRAWS, count))
+        ends = np.quantile(logs[picks].mean(axis=1), (0.025, 0.975))
+    low, high = np.exp(ends)
     return float(low), float(high)
 
 

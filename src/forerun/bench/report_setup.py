@@ -42,7 +42,8 @@ DEFINITIONS = (
     ("tokens/s", "generated tokens over wall time, prefill included, of the prompts and rounds "
      "that plain decoding has as well: those of the speed-up"),
     ("speed-up", "tokens per second over our own plain decoding on the same prompt; geometric mean "
-     "over prompts, in brackets its 95 % bootstrap interval over prompts"),
+     "over prompts, in brackets its 95 % interval over prompts: by bootstrap, below 10 prompts by "
+     "Student's t of the logarithms"),
     ("without prefill", "the same, the passes that computed the prompt taken off on both sides"),
     ("fastest, tied", "fastest: the highest speed-up of those that finished the most prompts; "
      "tied: the interval of its speed over the fastest, prompt by prompt, holds 1, or that one "

@@ -106,7 +106,7 @@ def left(seconds: float | None) -> str:
 
 def summary(manifest: Manifest, records: list[Record]) -> dict[str, Any]:
     """Figures per task and method, and notes; plain values."""
-    from forerun.bench.alerts import alerts, cut_answers, rough
+    from forerun.bench.alerts import alerts, cut_answers, lone
 
     cut = {t: cut_answers(manifest, [r for r in records if r.task == t]) for t in manifest.tasks}
     notes = [f"{task}: {line}" for task, line in cut.items() if line]
@@ -132,7 +132,7 @@ def summary(manifest: Manifest, records: list[Record]) -> dict[str, Any]:
         "limits": manifest.limits,
         "cost_curve": manifest.cost_curve,
         "left_out": skipped(manifest),
-        "notes": notes + alerts(manifest, records) + rough(sizes),
+        "notes": notes + alerts(manifest, records) + lone(sizes),
     }
 
 

@@ -190,13 +190,11 @@ def _line(done: Outcome) -> str:
 
 
 def _report(board: Board, n: int, is_json: bool) -> None:
-    from forerun.bench.alerts import FEW, lost_cores
-    from forerun.bench.metrics import TAKEN
+    from forerun.bench.alerts import lost_cores
+    from forerun.bench.metrics import FEW, TAKEN
     from forerun.demo import summary
 
     found = summary(board.outcomes, board.arms) | {"taken": round(board.taken, 3)}
-    if found["problems"] < FEW:  # an interval would be too narrow, an accuracy chance
-        found["speed_up_interval"] = None
     if is_json:
         print_json(found)
         return
@@ -207,12 +205,12 @@ def _report(board: Board, n: int, is_json: bool) -> None:
     out.print(_table(found, board.arms, n))
     out.print(_by_trajectory(found, board.arms[1]))
     problems = counted(found["problems"], "problem")
-    if found["speed_up_interval"]:
-        interval = "95 % interval {:.2f} to {:.2f}".format(*found["speed_up_interval"])
+    ends = found["speed_up_interval"]
+    interval = "95 % interval {:.2f} to {:.2f}".format(*ends) if ends else "one gives no interval"
+    if found["problems"] >= FEW:
         points = f"{100 / found['problems'] ** 0.5:.0f} points"
         chance = f"by chance alone their majorities differ by some {points} on so few problems"
     else:
-        interval = "too few for an interval"
         chance = f"accuracies are shown from {FEW} problems on, fewer tell chance only"
     out.print(
         f"[bold]speed-up {found['speed_up']:.2f}x[/] (geometric mean of {problems}; {interval}; "
@@ -226,6 +224,8 @@ def _report(board: Board, n: int, is_json: bool) -> None:
 def _table(found: dict[str, Any], arms: tuple[str, str], n: int) -> Table:
     from rich.table import Table
 
+    from forerun.bench.metrics import FEW
+
     table = Table(title=f"best of {n} on {counted(found['problems'], 'held-out problem')}")
     table.add_column("")
     figures = [found["arms"][arm] for arm in arms]
@@ -235,7 +235,7 @@ def _table(found: dict[str, Any], arms: tuple[str, str], n: int) -> Table:
         "accuracy of one sample": [f"{f['accuracy_one']:.1%}" for f in figures],
         f"accuracy of majority@{n}": [f"{f['accuracy_majority']:.1%}" for f in figures],
     }
-    rows = (accuracy if found["speed_up_interval"] else {}) | {
+    rows = (accuracy if found["problems"] >= FEW else {}) | {
         "tokens per second": [f"{f['wall_tokens_per_second']:.0f}" for f in figures],
         "tau (tokens per pass)": [f"{f['stats']['tau']:.2f}" for f in figures],
         "acceptance of drafted": [f"{f['stats']['acceptance_rate']:.1%}" for f in figures],

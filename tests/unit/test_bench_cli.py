@@ -480,9 +480,9 @@ def test_a_broken_plan_is_found_before_the_model_is_loaded(
         (("--methods", "plain,stnd"), "unknown method 'stnd'; did you mean 'stand'"),
         (("--methods", "plain,plain"), "named twice"),
         (("--methods", "draft_model"), "needs model"),
-        (("--methods", ""), "--methods names none, got ''; give at least one method"),
-        (("--tasks", ""), "--tasks names none, got ''; give at least one task"),
-        (("--peers", ","), "--peers names none, got ','; give at least one peer"),
+        (("--methods", ""), "no method is named, got ''; give at least one"),
+        (("--tasks", ""), "no task is named, got ''; give at least one"),
+        (("--peers", ","), "no peer is named, got ','; give at least one"),
         (("--peers", "transformrs"), "did you mean 'transformers'"),
         (("--peers", "nope"), "unknown peer 'nope'; known: llama_cpp, openvino, transformers"),
         (("--tasks", "reasonig"), "unknown task 'reasonig'; did you mean 'reasoning'"),
@@ -526,7 +526,7 @@ def test_compare_says_what_became_slower(bench: Call, call: Call, tmp_path: Path
     assert call("bench", "compare", before, after, "--methods", "plain,stand")[0] == 1
     (after / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records[:3]))
     status, _, err = call("bench", "compare", before, before, "--methods", "")
-    assert status == 2 and "--methods names none, got ''; give at least one method" in err
+    assert status == 2 and "no method is named, got ''; give at least one" in err
     status, out, _ = call("bench", "compare", before, after, "--max-slowdown", 0.6)
     lacking = "the second run is incomplete: 3 of 4 planned measurements are there"
     assert status == 1 and f"worse: {lacking}" in out and "no ratio is below" in out
@@ -554,6 +554,8 @@ def test_profile_prints_a_budget(call: Call, quick: None, tiny: Path, prompts: P
     assert status == 0 and json.loads(out)["lines"]
     status, _, err = call("bench", "profile", *words, "--rounds", 10**9)
     assert status == 2 and "--rounds must be at most 65536" in err
+    status, _, err = call("bench", "profile", "--drafter", "")
+    assert status == 2 and "no method is named, got ''" in err
     status, _, err = call("bench", "profile", "--drafter", "stand:nods=3")
     assert status == 2 and "did you mean 'nodes'" in err
 

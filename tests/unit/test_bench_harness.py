@@ -292,7 +292,9 @@ def test_how_often_a_peer_began_anew_is_told(bench: Any, tmp_path: Path) -> None
             raise PeerError("it broke")
 
     log: list[Any] = []
-    bench([Fake("a", log), Fake("b", log, act)], examples=2)
+    said: list[str] = []
+    bench([Fake("a", log), Fake("b", log, act)], examples=2, notice=said.append)
+    assert said == ["starting a", "starting b", "b is started again"]
     assert read_run(tmp_path / "run")[0].peers == {
         "a": {"a": "1.0"},
         "b": {"b": "1.0", "restarts": 1},

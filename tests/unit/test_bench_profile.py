@@ -148,8 +148,9 @@ def test_a_budget_covers_the_step_and_leaves_no_trace(model: Any, drafter: str) 
     assert found.tokens == 2 * 2 * 12 and 0 < found.timer_share < 1
     assert found.bare_microseconds > 0
     outside = 1 - sum(line.share for line in found.lines if line.name.startswith("forward"))
-    assert found.outside_share == pytest.approx(outside)
+    assert found.outside_lines == pytest.approx(outside)
     assert found.bare_outside is not None and 0 < found.bare_outside < 1
+    assert [name for name, line in lines.items() if line.calls is None] == [PYTHON]
 
 
 @pytest.mark.skipif(not kernels(), reason="no native kernels here")
@@ -167,7 +168,9 @@ def test_native_kernels_are_divided_by_kind(tmp_path: Path) -> None:
     found = profile(loaded, PROMPT, sampling, Parts("stand"), rounds=1)
     assert library.forerun_pass is before  # type: ignore[union-attr]
     kinds = {line.name.removeprefix("forward: ") for line in found.lines if "forward" in line.name}
-    assert kinds == {"qkv", "out", "mlp", "head", "attention, norms, waiting", "rest"}
+    told = "took longer so" not in found.notes[0]  # else it is not known what is left for these
+    assert kinds - {"attention, norms, waiting"} == {"qkv", "out", "mlp", "head", "rest"}
+    assert ("attention, norms, waiting" in kinds) == told
     assert "measured alone" in found.notes[0]
     assert sum(line.share for line in found.lines) == pytest.approx(1.0)
 
@@ -191,8 +194,8 @@ def test_kernels_are_divided_by_hand() -> None:
     found = budget(clock, (0.0, 0.0), run, BARE, slow)
     lines = {line.name: line.microseconds for line in found.lines}
     assert (lines["forward: qkv"], lines["forward: mlp"]) == pytest.approx((1e6, 2e6))
-    assert lines["forward: attention, norms, waiting"] == pytest.approx(0.0)
-    assert "took longer" in found.notes[1]
+    assert "forward: attention, norms, waiting" not in lines
+    assert "took longer" in found.notes[0]
 
 
 def test_no_line_is_below_nothing() -> None:
@@ -234,12 +237,13 @@ def test_what_takes_much_outside_the_pass_is_flagged() -> None:
     assert LIMIT == 0.10 and flagged == {"verify", PYTHON}
     assert [line.name for line in found.lines] == ["draft", REST, "verify", PYTHON]
     assert found.step_microseconds == pytest.approx(1e6)
-    assert found.outside_share == pytest.approx(0.4)
+    assert found.outside_lines == pytest.approx(0.4)
     assert found.bare_microseconds == pytest.approx(9e5)
     assert found.bare_outside == pytest.approx(0.3)
-    assert found.to_dict()["outside_share"] == found.outside_share
+    assert found.outside_share == found.to_dict()["outside_share"] == found.bare_outside
     assert found.notes == ()
-    assert budget(clock, (0.0, 0.0), run, Measured()).bare_outside is None
+    away = budget(clock, (0.0, 0.0), run, Measured())
+    assert away.bare_outside is None and away.outside_share == away.outside_lines
 
 
 def test_the_share_without_timers_is_that_of_all_but_the_pass(
@@ -253,7 +257,7 @@ def test_the_share_without_timers_is_that_of_all_but_the_pass(
     found = profile(model, PROMPT, sampling, Parts("none"), rounds=2)
     assert found.bare_outside == pytest.approx(0.75) and found.steps == 24
     assert found.bare_microseconds == pytest.approx(4e6)
-    assert found.outside_share == pytest.approx(0.75)
+    assert found.outside_lines == pytest.approx(0.75)
 
 
 def slowly(owner: Any, name: str, seconds: float, clock: Time) -> Any:

@@ -155,3 +155,13 @@ class TestGguf:
             gguf.check({"model_type": "llama", "rope_parameters": {"rope_type": "yarn"}})
         with pytest.raises(NotImplementedError, match="no place"):
             gguf.renamed("model.layers.0.self_attn.q_norm.weight", np.ones(4), config)
+
+
+def test_a_library_that_is_not_there_is_not_preloaded(tmp_path: Path) -> None:
+    assert "LD_PRELOAD" not in install.env_of(tmp_path, "vllm")
+    library = tmp_path / "vllm" / "lib" / "libiomp5.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    found = install.env_of(tmp_path, "vllm")
+    assert found["LD_PRELOAD"] == str(library) and "VLLM_CACHE_ROOT" in found
+    assert install.env_of(tmp_path, "transformers").keys().isdisjoint({"LD_PRELOAD"})

@@ -303,3 +303,10 @@ def test_empty_or_binary_files_are_refused(tmp_path, name, data):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DataError, match="is empty|not UTF-8"):
         get_task(f"file:{tmp_path / name}")
+
+
+def test_the_line_that_is_not_utf8_is_named(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"prompt": "a"}\r\n\n{"prompt": "\xff"}\n')
+    with pytest.raises(DataError, match="a.jsonl line 3 is not UTF-8 text: invalid start byte"):
+        get_task(f"file:{path}")

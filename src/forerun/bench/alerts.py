@@ -33,13 +33,7 @@ def of_the_plan(manifest: Manifest) -> list[str]:
     """What to know before the first record: prompts that are not measured, samples that are one,
     threads without cores."""
     found = [shortfall(name, told) for name, told in manifest.tasks.items()]
-    cores = manifest.machine.get("cores") or manifest.threads
-    if manifest.threads > cores:
-        found.append(
-            f"{manifest.threads} threads on {counted(cores, 'core')}: they wait for each other, "
-            f"those of peers too, so speeds are not those of the machine; --threads {cores} "
-            "measures them."
-        )
+    found.append(crowded(manifest.threads, manifest.machine.get("cores")))
     sampling = sampling_of(manifest)
     if sampling.is_greedy and sampling.n > 1:
         found.append(
@@ -48,6 +42,16 @@ def of_the_plan(manifest: Manifest) -> list[str]:
             "-n 1 measures each text once."
         )
     return [line for line in found if line]
+
+
+def crowded(threads: int, cores: int | None) -> str:
+    """That there are more threads than cores, if they are known; else ""."""
+    if not cores or threads <= cores:
+        return ""
+    return (
+        f"{threads} threads on {counted(cores, 'core')}: they wait for each other, those of peers "
+        f"too, so speeds are not those of the machine; --threads {cores} measures them."
+    )
 
 
 def alerts(manifest: Manifest, records: Sequence[Record]) -> list[str]:

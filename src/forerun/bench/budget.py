@@ -56,7 +56,7 @@ class Budget:
     notes: tuple[str, ...] = ()
 
     @property
-    def outside_share(self) -> float:
+    def outside_lines(self) -> float:
         """Share of everything that is not the target's pass, by the lines.
 
         Mostly above `bare_outside`: what a timer costs is measured while its code is warm, and most
@@ -64,9 +64,16 @@ class Budget:
         """
         return sum(line.share for line in self.lines if not line.name.startswith(FORWARD))
 
+    @property
+    def outside_share(self) -> float:
+        """The share to quote: that without timers, where it is known."""
+        return self.outside_lines if self.bare_outside is None else self.bare_outside
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return asdict(self) | {"outside_share": self.outside_share}
+        return asdict(self) | {
+            "outside_lines": self.outside_lines, "outside_share": self.outside_share
+        }  # fmt: skip
 
 
 @dataclass
@@ -113,7 +120,7 @@ def budget(
     spent.pop(COUNTING, None)
     total, timers = sum(spent.values()) or 1.0, clock.overhead(cost)
     untimed = bare.seconds / max(bare.steps, 1)
-    calls = {name: clock.calls[name] / steps for name in spent}
+    calls = {name: clock.calls[name] / steps for name in spent if name != PYTHON}
     notes = _divide(spent, {kind: steps * seconds for kind, seconds in (alone or {}).items()})
 
     def line(name: str) -> Line:
@@ -158,7 +165,9 @@ def _divide(spent: dict[str, float], alone: dict[str, float]) -> tuple[str, ...]
         return ("qkv, out, mlp and head, measured alone, took no time that shows: not told apart",)
     scale = min(1.0, whole / sum(alone.values()))
     spent |= {FORWARD + kind: scale * seconds for kind, seconds in alone.items()}
-    spent[FORWARD + "attention, norms, waiting"] = max(0.0, whole - scale * sum(alone.values()))
     del spent[NATIVE]
     said = "the kernels run a pass in one call; qkv, out, mlp and head were measured alone"
-    return (said, *(["and took longer so than within it"] if scale < 1 else []))
+    if scale < 1:
+        return (f"{said}, and took longer so: nothing is left to tell of attention and norms",)
+    spent[FORWARD + "attention, norms, waiting"] = max(0.0, whole - sum(alone.values()))
+    return (said,)

@@ -112,8 +112,8 @@ def split_names(text: str, kind: str, known_as: Mapping[str, str] | None = None)
             names.append((known_as or {}).get(piece, piece))
     if not names:
         raise ConfigError(
-            f"--{kind}s names none, got {text!r}; give at least one {kind}, or several with commas "
-            "between them"
+            f"no {kind} is named, got {text!r}; give at least one, or several with commas between "
+            "them"
         )
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

@@ -26,7 +26,7 @@ from forerun.bench.possible import impossible
 from forerun.bench.progress import Progress
 from forerun.bench.results import Record
 from forerun.bench.run_writer import RunWriter
-from forerun.bench.scoring import last_lines, majority_score, mean, scored
+from forerun.bench.scoring import last_line, last_lines, majority_score, mean, scored
 from forerun.errors import ForerunError
 from forerun.sampling import Sampling
 
@@ -177,9 +177,11 @@ class Harness:
             self._warm_up(contestant, self._longest)
         except SkippedPeer:
             raise
-        except Exception:
+        except Exception as problem:
             if isinstance(contestant, Own):
                 raise
+            why = last_line(last_lines(problem))
+            self.notice(f"{contestant.name} broke on the longest prompt and is started again: {why}")
             contestant.close()
             contestant.start()
             self._warm_up(contestant, self.units[0])
@@ -296,6 +298,7 @@ class Harness:
         try:
             if self.failures[name] >= MOST_FAILURES:
                 raise ForerunError(f"failed {MOST_FAILURES} times in a row: {error}")
+            self.notice(f"{name} is started again")
             contestant.start()
             self._warm_up(contestant, self.units[0])
         except Exception as problem:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from forerun.bench import machine
-from forerun.bench.alerts import lost_cores
+from forerun.bench.alerts import crowded, lost_cores
 from forerun.bench.budget import (
     COUNTING,
     FORWARD,
@@ -52,7 +52,8 @@ def profile(
     start_run = Runs(model, prompt, sampling, parts)
     start_run.plain(rounds)  # computes the prompt, compiles, touches pages
     cost, clock, bare, timed = calibrate(), Clock(_wait_for(model)), Measured(), Measured()
-    watch = machine.Watch(torch.get_num_threads())
+    threads = torch.get_num_threads()
+    watch = machine.Watch(threads)
     with young_garbage():
         for number in range(rounds):
             bare.add(start_run.plain(number))
@@ -65,8 +66,9 @@ def profile(
         target: Any = model.target
         alone = seconds_alone(target.model, max(round(timed.rows / max(timed.steps, 1)), 1))
     found = budget(clock, cost, timed, bare, alone)
-    unquiet = [f"{lost_cores(taken)}: this machine was not quiet"] * (taken > TAKEN)
-    return replace(found, notes=(*found.notes, *unquiet))
+    unquiet = f"{lost_cores(taken)}: this machine was not quiet" if taken > TAKEN else ""
+    told = (*found.notes, unquiet, crowded(threads, machine.num_cores()))
+    return replace(found, notes=tuple(filter(None, told)))
 
 
 class Runs:

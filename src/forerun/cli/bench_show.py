@@ -265,7 +265,7 @@ def show_budget(out: Console, found: Budget) -> None:
         for line in found.lines
     ]
     columns = "part", "microseconds", "share", "calls", ""
-    out.print(make_table(f"one step of {found.steps}", columns, rows))
+    out.print(make_table(f"a step, mean of {found.steps}", columns, rows))
     bare = found.bare_outside
     share = (
         ""
@@ -277,7 +277,7 @@ def show_budget(out: Console, found: Budget) -> None:
         f"{found.tokens / found.steps:.2f} tokens a step"
     )
     out.print(
-        f"{found.step_microseconds:.0f} microseconds in the lines above, {found.outside_share:.1%} "
+        f"{found.step_microseconds:.0f} microseconds in the lines above, {found.outside_lines:.1%} "
         f"of them outside the pass; timers cost {found.timer_share:.1%}, which is taken off"
     )
     for note in found.notes:

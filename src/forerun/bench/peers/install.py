@@ -26,6 +26,7 @@ from forerun.files import write_whole
 
 DEFAULT_FOLDER = Path(".peers")
 STATE = "peers.json"
+PRELOAD = "LD_PRELOAD"
 PIP = ("-m", "pip", "--disable-pip-version-check")
 LIST = (
     "import json, importlib.metadata as m; "
@@ -44,9 +45,12 @@ def python_of(folder: Path, name: str) -> Path:
 
 
 def env_of(folder: Path, name: str) -> dict[str, str]:
-    """What a peer's process wants to find in its environment."""
+    """What a peer's process wants to find in its environment; no library that is not there."""
     home, cache = python_of(folder, name).parent.parent, folder.absolute() / "cache" / name
-    return {key: text.format(home=home, cache=cache) for key, text in PEERS[name].env.items()}
+    found = {key: text.format(home=home, cache=cache) for key, text in PEERS[name].env.items()}
+    if not Path(found.get(PRELOAD, "")).is_file():
+        found.pop(PRELOAD, None)
+    return found
 
 
 def read_state(folder: Path) -> dict[str, dict[str, Any]]:

@@ -12,11 +12,13 @@ from forerun.files import check_text, parsed
 def read_text(path: Path) -> str:
     """UTF-8 text with plain line ends. Raises DataError."""
     try:
-        return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+        data = path.read_bytes()
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}; check the path") from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text: {error.reason} at {error.start}") from None
+        at = 1 + data.count(b"\n", 0, error.start)
+        raise DataError(f"{path} line {at} is not UTF-8 text: {error.reason}") from None
 
 
 def objects(path: Path) -> list[tuple[str, dict[str, Any]]]:

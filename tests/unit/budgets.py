@@ -71,6 +71,7 @@ class Dear(Drafter):
     """Any draft costs as much as ten steps; counts how often that is asked."""
 
     labels = frozenset({"point"})
+    price = 10.0
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, int]] = []  # nodes, sequences
@@ -78,7 +79,7 @@ class Dear(Drafter):
 
     def seconds(self, nodes: int, num: int = 1) -> float:
         self.asked.append((nodes, num))
-        return 10.0
+        return self.price
 
     def hope(self, num: int = 1) -> tuple[float, float]:
         self.hoped.append(num)

@@ -204,6 +204,7 @@ def test_credit_is_shared_and_less_where_looks_of_all_are_dear(
 def test_texts_whose_looks_are_dear_are_left_alone_at_first(num: int) -> None:
     """Nothing is asked, drafted or learned until what is allowed has made up a credit."""
     drafter, target, budget = Dear(), FakeTarget(table_law(1)), Budget()
+    drafter.price = 0.0
     target.cost = Cost((1, 200), (1.0, 1.0), looking=6 * LOOK)
     budget.bind(target, drafter)
     seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(num)]
@@ -214,6 +215,26 @@ def test_texts_whose_looks_are_dear_are_left_alone_at_first(num: int) -> None:
     assert not drafter.asked and not drafter.hoped
     later = [plan for _ in range(5) for plan in one_step(budget, seqs, 0, is_known=False)]
     assert any(plan.nodes for plan in later), "a probe"
+
+
+@pytest.mark.parametrize("reading", [0.0, 1.0])
+def test_what_a_probe_costs_is_saved_up_before(reading: float) -> None:
+    """A draft model that reads sixteen texts of forty tokens gives none of them its price back."""
+
+    class Reads(Dear):
+        price = 0.3
+
+        def reading(self, seq: Sequence) -> float:
+            return reading
+
+    budget = bound(Cost((1, 200), (1.0, 1.0)), Reads())
+    seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(16)]
+    lacking = reading + REVIEW * 0.3 - min(FIRST[0], TOGETHER / 16)
+    waits = round(lacking / ALLOWED)
+    early = [plan for _ in range(waits - 2) for plan in one_step(budget, seqs, 0)]
+    assert not any(plan.nodes for plan in early)
+    later = [plan for _ in range(10) for plan in one_step(budget, seqs, 0)]
+    assert sum(plan.nodes > 0 for plan in later) >= 1, "a probe"
 
 
 def test_where_looks_are_dear_nothing_is_forgiven_as_texts_end() -> None:
@@ -300,7 +321,7 @@ def test_who_drafts_is_asked_only_when_somebody_may(is_dear: bool) -> None:
     seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(16)]
     for _ in range(2):  # the first step may fail, and be planned again
         first = [budget.plan(seq) for seq in seqs]
-    assert drafter.asked == 0 and all(plan.is_empty and plan.learns for plan in first)
+    assert drafter.asked == 0 and not any(plan.nodes or plan.learns for plan in first)
     ended, *others = seqs
     budget.finish(ended)
     for _ in range(8):

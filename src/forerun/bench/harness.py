@@ -181,7 +181,9 @@ class Harness:
             if isinstance(contestant, Own):
                 raise
             why = last_line(last_lines(problem))
-            self.notice(f"{contestant.name} broke on the longest prompt and is started again: {why}")
+            self.notice(
+                f"{contestant.name} broke on the longest prompt and is started again: {why}"
+            )
             contestant.close()
             contestant.start()
             self._warm_up(contestant, self.units[0])

@@ -21,8 +21,9 @@ seconds in which plain decoding would have made the same tokens. Only a little c
 first and with every step; to a lone text in parts as those before it end. At first it is little
 where looks are dear beside a plain step: short answers of a tiny model stay plain. While the
 account is overdrawn all is plain decoding, and the controller does next to nothing: on a tiny model
-its own work would cost more than the drafts. No clock is read while it runs: the same costs, texts
-and seeds give the same plans.
+its own work would cost more than the drafts. What a probe of a draft model costs, which has to read
+the text first, is saved up before. No clock is read while it runs: the same costs, texts and seeds
+give the same plans.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Luck:
     """How one sequence fares beside what its drafts promised; means over recent drafts."""
 
     counts: Counts  # of who drafts for it
-    plan: Plan = LISTEN
+    plan: Plan = NOTHING
     reading: float = 0.0  # seconds of the next draft that go to what was not read of its text
     promised: float = 1.0
     accepted: float = 1.0
@@ -294,8 +295,8 @@ class Budget(Controller):
             counts.review(REVIEW)
         sizes, per_row, speed = self._best(lucks)
         plans: dict[tuple[int, Counts], Plan] = {}  # most are alike
-        resting: list[Luck] = []
-        for luck, size in zip(lucks, sizes, strict=True):
+        resting: list[tuple[Sequence, Luck]] = []
+        for (seq, luck), size in zip(running, sizes, strict=True):
             if luck.plan is self._probe:
                 if size:
                     self._pause = max(self._pause // 4, PATIENCE[0])
@@ -303,20 +304,29 @@ class Budget(Controller):
                     continue
             if not size:
                 luck.plan = self._resting(len(resting))
-                resting.append(luck)
+                resting.append((seq, luck))
                 continue
             kind = size, luck.counts
             if kind not in plans:
                 least = BARGAIN * speed * (per_row + luck.counts.per_node)
                 plans[kind] = Plan(size, self.depth, least=least)
             luck.plan = plans[kind]
-        if resting and self._idle >= self._pause:
-            self._idle, self._pause = 0, min(2 * self._pause, PATIENCE[1])
-            self._probes += 1
-            luck = min(reversed(resting), key=lambda luck: luck.probe)  # the newest, if any is
-            luck.plan, luck.probe = self._probe, self._probes
-            resting.remove(luck)
         self._rests = bool(resting)
+        if resting and self._idle >= self._pause:
+            # the newest, if any is
+            self._try(*min(reversed(resting), key=lambda pair: pair[1].probe))
+            self._rests = len(resting) > 1
+
+    def _try(self, seq: Sequence, luck: Luck) -> None:
+        """A probe by one that rests, up to the next decision; the account has to hold its price."""
+        drafter = luck.counts.drafter
+        price = drafter.reading(seq) + REVIEW * drafter.seconds(self._probe.nodes)
+        if price > max(self._account or 0.0, 0.0):
+            self._is_broke, self._back = True, min(price / self._plain, MOST_SAVED / 2)
+            return
+        self._idle, self._pause = 0, min(2 * self._pause, PATIENCE[1])
+        self._probes += 1
+        luck.plan, luck.probe = self._probe, self._probes
 
     def _best(self, lucks: list[Luck]) -> tuple[list[int], float, float]:
         """Nodes of each sequence, seconds of a row more, and tokens per second."""

@@ -217,24 +217,74 @@ def test_texts_whose_looks_are_dear_are_left_alone_at_first(num: int) -> None:
     assert any(plan.nodes for plan in later), "a probe"
 
 
-@pytest.mark.parametrize("reading", [0.0, 1.0])
-def test_what_a_probe_costs_is_saved_up_before(reading: float) -> None:
-    """A draft model that reads sixteen texts of forty tokens gives none of them its price back."""
+class Reads(Dear):
+    """A draft model: reads a text before its first draft for it."""
 
-    class Reads(Dear):
-        price = 0.3
+    price = 0.3
 
-        def reading(self, seq: Sequence) -> float:
-            return reading
+    def __init__(self, reading: float, dear: Many[Sequence] = ()) -> None:
+        super().__init__()
+        self.first, self.dear, self.cheap = reading, dear, Free()
 
-    budget = bound(Cost((1, 200), (1.0, 1.0)), Reads())
+    def whose(self, seq: Sequence) -> Drafter:
+        return self if not self.dear or seq in self.dear else self.cheap
+
+    def reading(self, seq: Sequence) -> float:
+        return self.first
+
+
+def decisions(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Grows with each."""
+    made, decide = list[bool](), budget._decide
+
+    def noted(*, is_probing: bool = False) -> None:
+        made.append(is_probing)
+        decide(is_probing=is_probing)
+
+    monkeypatch.setattr(budget, "_decide", noted)
+    return made
+
+
+@pytest.mark.parametrize("reading", [0.0, 1.0, 40.0])
+def test_the_price_of_a_probe_is_saved_up_before(
+    reading: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen for whom a draft costs more than it can bring: one probe, as soon as it is paid for,
+    and next to no work until then."""
+    budget = bound(Cost((1, 200), (1.0, 1.0)), Reads(reading))
+    made = decisions(budget, monkeypatch)
     seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(16)]
     lacking = reading + REVIEW * 0.3 - min(FIRST[0], TOGETHER / 16)
     waits = round(lacking / ALLOWED)
     early = [plan for _ in range(waits - 2) for plan in one_step(budget, seqs, 0)]
-    assert not any(plan.nodes for plan in early)
-    later = [plan for _ in range(10) for plan in one_step(budget, seqs, 0)]
-    assert sum(plan.nodes > 0 for plan in later) >= 1, "a probe"
+    assert not any(plan.nodes for plan in early) and len(made) <= 3
+    later = [one_step(budget, seqs, 0) for _ in range(10)]
+    probed = [sum(plan.nodes > 0 for plan in plans) for plans in later]
+    assert max(probed) == 1 and sum(map(bool, probed)) <= REVIEW, probed
+
+
+@pytest.mark.parametrize("price", [0.3, 2.0])
+def test_who_drafts_with_profit_goes_on_while_another_cannot_be_tried(price: float) -> None:
+    seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(4)]
+    drafter = Reads(2.0, dear=seqs[-1:])
+    drafter.price = price
+    budget = bound(Cost((1, 200), (1.0, 1.0)), drafter)
+    steps = [one_step(budget, seqs, [3, 3, 3, 0]) for _ in range(400)]
+    drafted = [all(plan.nodes for plan in plans[:3]) for plans in steps]
+    assert sum(drafted) > 390
+    assert any(plans[3].nodes for plans in steps), "the others have earned a probe"
+
+
+def test_plans_of_a_step_that_has_begun_hold_though_a_newcomer_cannot_be_tried() -> None:
+    drafter = Reads(2.0)
+    budget = bound(Cost((1, 200), (1.0, 1.0)), drafter)
+    seqs = [sequence((0, 1), 10**6, SeededDice(0), index=k) for k in range(3)]
+    one_step(budget, seqs[:2], 0)
+    budget._account = 1.0  # the price of a probe is 3.2
+    budget._is_broke = False
+    before = [budget.plan(seq).nodes for seq in seqs[:2]]
+    budget.plan(seqs[2])
+    assert not budget._is_broke and before == [budget.plan(seq).nodes for seq in seqs[:2]]
 
 
 def test_where_looks_are_dear_nothing_is_forgiven_as_texts_end() -> None:

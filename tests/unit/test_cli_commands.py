@@ -172,6 +172,7 @@ def test_demo_counts_both_arms(call: Call, tmp_path: Path, monkeypatch: pytest.M
     found = json.loads(text)
     assert found["taken"] == 0.3
     assert found["problems"] == 2 and found["speed_up"] > 0
+    assert found["speed_up_interval"][0] < found["speed_up"] < found["speed_up_interval"][1]
     assert found["arms"]["none"]["stats"]["tau"] == 1.0
     arms = [r["arm"] for r in records(out.read_text())]
     assert sorted(arms[:2]) == sorted(arms[2:]) == ["none", "stand"]

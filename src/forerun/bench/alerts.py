@@ -33,7 +33,7 @@ def of_the_plan(manifest: Manifest) -> list[str]:
     """What to know before the first record: prompts that are not measured, samples that are one,
     threads without cores."""
     found = [shortfall(name, told) for name, told in manifest.tasks.items()]
-    found.append(crowded(manifest.threads, manifest.machine.get("cores")))
+    found.append(too_many_threads(manifest.threads, manifest.machine.get("cores")))
     sampling = sampling_of(manifest)
     if sampling.is_greedy and sampling.n > 1:
         found.append(
@@ -44,13 +44,13 @@ def of_the_plan(manifest: Manifest) -> list[str]:
     return [line for line in found if line]
 
 
-def crowded(threads: int, cores: int | None) -> str:
-    """That there are more threads than cores, if they are known; else ""."""
+def too_many_threads(threads: int, cores: int | None) -> str:
+    """That they wait for each other, if there are more than cores and these are known; else ""."""
     if not cores or threads <= cores:
         return ""
     return (
-        f"{threads} threads on {counted(cores, 'core')}: they wait for each other, those of peers "
-        f"too, so speeds are not those of the machine; --threads {cores} measures them."
+        f"{threads} threads on {counted(cores, 'core')}: they wait for each other, so speeds are "
+        f"not those of the machine; --threads {cores} measures them."
     )
 
 

@@ -84,7 +84,7 @@ def compare(
     """
     if not 0 <= max_slowdown < 1:
         raise ConfigError(f"--max-slowdown must be in [0, 1), got {max_slowdown}")
-    after = _renamed(after, before[0].tasks)
+    after, moved = _renamed(after, before[0].tasks)
     _check_same(before, after)
     for name in only:
         if name not in before[0].methods:
@@ -94,7 +94,7 @@ def compare(
     methods = _compared(before, after, relative)
     losses, unsure = new_failures(before, after)
     quiet = calm(before[1]), calm(after[1])
-    changes, remarks = [], _remarks(before, after, quiet) + unsure
+    changes, remarks = [], moved + _remarks(before, after, quiet) + unsure
     for method in methods:
         found = change_of(*quiet, method, relative=relative)
         if found is None:
@@ -126,7 +126,8 @@ def _remarks(before: Run, after: Run, quiet: Sequence[list[Record]]) -> list[str
         said.append(f"the first run is incomplete: {lacking}")
     said += _disturbances((before[1], after[1]), quiet)
     for name, records in zip(ORDER, quiet, strict=True):
-        said += [f"the {name} run: {line}" for line in short(records)]
+        of_some = [record for record in records if record.method in after[0].methods]
+        said += [f"{line} (the {name} run)" for line in short(of_some)]
     return said
 
 
@@ -212,19 +213,23 @@ def new_failures(before: Run, after: Run) -> tuple[list[str], list[str]]:
     return losses, unsure
 
 
-def _renamed(run: Run, tasks: Mapping[str, Mapping[str, Any]]) -> Run:
+def _renamed(run: Run, tasks: Mapping[str, Mapping[str, Any]]) -> tuple[Run, list[str]]:
     """The run with its tasks named as those, of other names, that have the same prompts: a file of
-    prompts may have moved."""
+    prompts may have moved. And a remark on each."""
     manifest, records = run
-    known = {told.get("hash"): name for name, told in tasks.items() if name not in manifest.tasks}
+    known: dict[str, list[str]] = {}
+    for name, told in tasks.items():
+        if name not in manifest.tasks:
+            known.setdefault(told["hash"], []).append(name)
     names = {
-        name: known.pop(told["hash"])
+        name: known[told["hash"]].pop(0)
         for name, told in manifest.tasks.items()
-        if name not in tasks and told.get("hash") in known
+        if name not in tasks and known.get(told["hash"])
     }
     mine = {names.get(name, name): told for name, told in manifest.tasks.items()}
     moved = [replace(r, task=names.get(r.task, r.task)) for r in records] if names else records
-    return replace(manifest, tasks=mine), moved
+    said = [f"{new} of the second run has the prompts of {old}" for new, old in names.items()]
+    return (replace(manifest, tasks=mine), moved), said
 
 
 def _check_same(before: Run, after: Run) -> None:
@@ -235,12 +240,12 @@ def _check_same(before: Run, after: Run) -> None:
             f"the runs share no task: {_names(a.tasks)} and {_names(b.tasks)}; run both with the "
             "same --tasks"
         )
-    for name in dict.fromkeys([*a.tasks, *b.tasks]):
-        if a.tasks.get(name, {}).get("hash") != b.tasks.get(name, {}).get("hash"):
-            raise DataError(_unlike(name, before, after))
     if a.model.get("hash") != b.model.get("hash"):
         models = " and ".join(repr(run.model.get("name")) for run in (a, b))
         raise DataError(f"the runs have different models: {models}; run both with the same --model")
+    for name in dict.fromkeys([*a.tasks, *b.tasks]):
+        if a.tasks.get(name, {}).get("hash") != b.tasks.get(name, {}).get("hash"):
+            raise DataError(_unlike(name, before, after))
     for name in SAME:
         here, there = getattr(a, name), getattr(b, name)
         if here != there:
@@ -256,24 +261,24 @@ def _check_same(before: Run, after: Run) -> None:
 
 def _unlike(name: str, *runs: Run) -> str:
     """How the prompts of a task differ between two runs."""
-    counts = [examples_of(run.tasks.get(name, {}))[0] for run, _ in runs]
     told = f"the runs have different prompts in task {name!r}"
+    sides = [run.tasks.get(name) for run, _ in runs]
+    if missing := [which for which, side in zip(ORDER, sides, strict=True) if side is None]:
+        return f"{told}, which the {missing[0]} run has not; run both with the same --tasks"
+    counts = [examples_of(side or {})[0] for side in sides]
     if counts[0] != counts[1]:
         numbers = " and ".join(counted(count, "prompt") for count in counts)
         return f"{told} ({numbers}); run both with the same --tasks and --examples"
     seen = [
-        {r.index: (r.id, r.num_prompt_tokens) for r in found if r.task == name} for _, found in runs
+        {r.index: (r.id, r.num_prompt_tokens) for r in records if r.task == name}
+        for _, records in runs
     ]
-    first = min(
-        (i for i in seen[0].keys() & seen[1].keys() if seen[0][i] != seen[1][i]), default=None
-    )
-    where = (
-        ""
-        if first is None
-        else ": prompt {} is {!r} of {} tokens, and {!r} of {}".format(
-            first, *seen[0][first], *seen[1][first]
-        )
-    )
+    unlike = [i for i in seen[0].keys() & seen[1].keys() if seen[0][i] != seen[1][i]]
+    where = ""
+    if unlike:  # later turns hold answers, so this may be one of those that do not differ
+        at = min(unlike)
+        here, there = ("{!r} of {} tokens".format(*side[at]) for side in seen)
+        where = f", perhaps at prompt {at}: {here}, and {there}"
     return (
         f"{told} ({counted(counts[0], 'prompt')} in both, whose contents differ{where}); run both "
         "with the same file, or the same version of forerun"

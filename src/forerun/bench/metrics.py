@@ -296,10 +296,10 @@ def geometric_mean(values: Sequence[float] | np.ndarray) -> float:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """95 % interval of the geometric mean; the same every time, None for fewer than two values.
+    """95 % interval of the geometric mean of positive values; None for fewer than two of them.
 
-    Percentiles of a bootstrap. Of fewer than FEW values, among which a bootstrap sees too little of
-    their spread: Student's t of their logarithms.
+    Percentiles of a bootstrap, the same every time; of fewer than FEW values, whose spread that
+    shows too little, Student's t of their logarithms.
     """
     if (count := len(values)) < 2:
         return None

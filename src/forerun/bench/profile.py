@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from forerun.bench import machine
-from forerun.bench.alerts import crowded, lost_cores
+from forerun.bench.alerts import lost_cores, too_many_threads
 from forerun.bench.budget import (
     COUNTING,
     FORWARD,
@@ -67,7 +67,7 @@ def profile(
         alone = seconds_alone(target.model, max(round(timed.rows / max(timed.steps, 1)), 1))
     found = budget(clock, cost, timed, bare, alone)
     unquiet = f"{lost_cores(taken)}: this machine was not quiet" if taken > TAKEN else ""
-    told = (*found.notes, unquiet, crowded(threads, machine.num_cores()))
+    told = (*found.notes, unquiet, too_many_threads(threads, machine.num_cores()))
     return replace(found, notes=tuple(filter(None, told)))
 
 

@@ -21,9 +21,9 @@ seconds in which plain decoding would have made the same tokens. Only a little c
 first and with every step; to a lone text in parts as those before it end. At first it is little
 where looks are dear beside a plain step: short answers of a tiny model stay plain. While the
 account is overdrawn all is plain decoding, and the controller does next to nothing: on a tiny model
-its own work would cost more than the drafts. What a probe of a draft model costs, which has to read
-the text first, is saved up before. No clock is read while it runs: the same costs, texts and seeds
-give the same plans.
+its own work would cost more than the drafts. So it is where all rest and the account does not hold
+the price of the next probe: a draft model has to read the text first. No clock is read while it
+runs: the same costs, texts and seeds give the same plans.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ FIRST = 8.0, 2.0  # of the credit: at most at first; to a lone one at least as i
 LOOK = 0.06  # of a plain step: where looks of all cost more there is less at first
 ALLOWED, MOST_SAVED = 0.005, 32.0  # plain steps, with every step and at most
 BACK = 0.5  # plain steps on the account before drafts come back
+SAVED = 0.1  # plain steps, at least, between two tries to pay for a probe
 BEGIN = 4.0  # looks, before the first: all that a drafter begins with costs about as much
 SOBER = 50  # steps between two times that a debt is forgiven since the sequences have changed
 NOTHING, LISTEN = Plan(0, learns=False), Plan(0)
@@ -105,7 +106,7 @@ class Budget(Controller):
         self._account: float | None = None  # seconds; none before the first step
         self._owed = 0.0  # plain steps: credit of a lone sequence that is still to come
         self._sober = SOBER  # steps since a debt was forgiven
-        self._is_broke, self._back = False, BACK
+        self._is_broke, self._back = False, BACK  # all is plain until so much is on the account
         self._is_idle = False  # the drafter never drafts
 
     def bind(self, target: Target, drafter: Drafter) -> None:
@@ -313,20 +314,25 @@ class Budget(Controller):
             luck.plan = plans[kind]
         self._rests = bool(resting)
         if resting and self._idle >= self._pause:
-            # the newest, if any is
-            self._try(*min(reversed(resting), key=lambda pair: pair[1].probe))
-            self._rests = len(resting) > 1
+            pair = min(reversed(resting), key=lambda pair: pair[1].probe)  # who waits the longest
+            if self._try(*pair):
+                self._rests = len(resting) > 1
+            elif len(resting) < len(running):  # the others earn the price: asked again later
+                self._idle = 0
+            elif not is_probing:  # else some have plans already; the next decision is none
+                self._is_broke = True
 
-    def _try(self, seq: Sequence, luck: Luck) -> None:
-        """A probe by one that rests, up to the next decision; the account has to hold its price."""
-        drafter = luck.counts.drafter
+    def _try(self, seq: Sequence, luck: Luck) -> bool:
+        """A probe by one that rests, until the next decision, if the account holds its price."""
+        drafter, held = luck.counts.drafter, max(self._account or 0.0, 0.0)
         price = drafter.reading(seq) + REVIEW * drafter.seconds(self._probe.nodes)
-        if price > max(self._account or 0.0, 0.0):
-            self._is_broke, self._back = True, min(price / self._plain, MOST_SAVED / 2)
-            return
+        if price > held:
+            self._back = max(price, held + SAVED * self._plain) / self._plain
+            return False
         self._idle, self._pause = 0, min(2 * self._pause, PATIENCE[1])
         self._probes += 1
         luck.plan, luck.probe = self._probe, self._probes
+        return True
 
     def _best(self, lucks: list[Luck]) -> tuple[list[int], float, float]:
         """Nodes of each sequence, seconds of a row more, and tokens per second."""

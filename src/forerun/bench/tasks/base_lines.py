@@ -12,12 +12,11 @@ from forerun.files import check_text, parsed
 def read_text(path: Path) -> str:
     """UTF-8 text with plain line ends. Raises DataError."""
     try:
-        data = path.read_bytes()
-        return data.decode("utf-8-sig").replace("\r\n", "\n")
+        return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}; check the path") from None
     except UnicodeDecodeError as error:
-        at = 1 + data.count(b"\n", 0, error.start)
+        at = 1 + error.object.count(b"\n", 0, error.start)  # without what a mark at the start took
         raise DataError(f"{path} line {at} is not UTF-8 text: {error.reason}") from None
 
 

@@ -102,7 +102,7 @@ def test_seeding_a_real_model_changes_no_greedy_text(tiny: Model) -> None:
 def test_a_real_model_teaches_its_own_laws_at_the_prompt(tiny: Model) -> None:
     drafter = Stand(seed_from_prompt=True, scope="tenant", context=1, entries=256)
     tokens = tiny.tokenizer.encode("the cat sat on the dog " * 4)
-    tiny.generate([tokens], drafter=drafter, max_new_tokens=1, seed=0)
+    tiny.generate([tokens], drafter=drafter, controller="fixed", max_new_tokens=1, seed=0)
     memory = drafter.memory(sequence(tokens)).behind
     assert memory is not None
     assert memory.observed == len(tokens)  # the prompt's, and the first step's

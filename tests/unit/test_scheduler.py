@@ -256,7 +256,7 @@ def test_a_stop_string_cuts_ids_text_and_logprobs_together():
 def test_prompts_of_different_calls_never_share_a_group():
     model, groups = model_of(), Groups()
     for _ in range(100):
-        model.generate("a", drafter=groups, max_new_tokens=1)
+        model.generate("a", drafter=groups, max_new_tokens=3, ignore_eos=True)
     assert len(set(groups.groups)) == 100
 
 

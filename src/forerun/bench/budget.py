@@ -161,8 +161,8 @@ def _divide(spent: dict[str, float], alone: dict[str, float]) -> tuple[str, ...]
     whole = spent.get(NATIVE, 0.0)
     if not alone or not whole:
         return ()
-    if not any(alone.values()):
-        return ("qkv, out, mlp and head, measured alone, took no time that shows: not told apart",)
+    if not all(alone.values()):
+        return ("qkv, out, mlp or head, measured alone, took no time that shows: not told apart",)
     scale = min(1.0, whole / sum(alone.values()))
     spent |= {FORWARD + kind: scale * seconds for kind, seconds in alone.items()}
     del spent[NATIVE]

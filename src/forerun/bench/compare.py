@@ -125,7 +125,7 @@ def _remarks(before: Run, after: Run, quiet: Sequence[list[Record]]) -> list[str
     if lacking := incomplete(*before):
         said.append(f"the first run is incomplete: {lacking}")
     said += _disturbances((before[1], after[1]), quiet)
-    for name, records in zip(ORDER, quiet, strict=True):
+    for name, (_, records) in zip(ORDER, (before, after), strict=True):
         of_some = [record for record in records if record.method in after[0].methods]
         said += [f"{line} (the {name} run)" for line in short(of_some)]
     return said

@@ -35,8 +35,8 @@ Size = Annotated[
     str,
     typer.Option(
         "--size",
-        help="Pad the model to this size (30M, 0.1B, 0.3B): the same answers at the cost of a "
-        "model of that size; own: as it is.",
+        help="Pad the model to this size (30M, 0.1B, 0.3B, 1B, 8B): the same answers at the cost "
+        "of a model of that size; own: as it is.",
     ),
 ]
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import forerun
+from forerun.drafters.draft_model import DraftModel
 from forerun.records import Plan
 from forerun.roles import Drafter
 from served import SHORT, TEXT, check_clean, scripted, thread
@@ -80,6 +81,8 @@ def test_a_draft_model_without_room_costs_its_drafts_only(
     methods = {"two": f"draft_model:model={tiny_chat}"}
     spec = {"method": "two", "statistics": True}
     body = SHORT | {"ignore_eos": True, "speculation": spec}
+    # as large as its target it would not be tried in a short text, as that could never pay
+    monkeypatch.setattr(DraftModel, "seconds", lambda self, nodes, num=1: 0.0)
     with thread(model, methods=methods, max_seqs=2) as served:
         batch = served.server.service.worker._batch
         target, draft = model.target.cache, batch.router.parts["two"].drafter.runner.cache

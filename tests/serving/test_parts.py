@@ -221,14 +221,14 @@ def test_every_sequence_drafts_by_its_own_method() -> None:
 def test_who_never_drafts_is_never_planned_for() -> None:
     """No plan, no decision about one, no step to learn from: plain decoding costs no more."""
     router = Router({"none": registry.make("drafter", "none"), "a": Chain(0)})
-    plans = Plans("budget", router)
+    plans = Plans("fixed", router)
     target = FakeTarget(table_law(1))
     router.bind(target)
     plans.bind(target, router)
     seqs = [sequence([0, 1], 6, SeededDice(i)) for i in range(2)]
     for seq, name in zip(seqs, ("none", "a"), strict=True):
         plans.assign([seq], name, None, is_own=False)
-    assert plans.plan(seqs[0]) == Plan(0, learns=False) and plans.plan(seqs[1]).learns
+    assert plans.plan(seqs[0]) == Plan(0, learns=False) and plans.plan(seqs[1]).nodes
 
 
 def test_what_strangers_have_in_common_changes_no_plan_of_a_seed() -> None:

@@ -158,7 +158,8 @@ def test_prefill_is_the_first_pass_only(model: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["stand", "draft_model:model=DRAFT,grower=greedy_mix,verifier=transport"]
+    "name",
+    ["stand", "draft_model:model=DRAFT,grower=greedy_mix,verifier=transport,controller=fixed"],
 )
 def test_the_optimum_is_computed_on_request(name: str) -> None:
     import forerun

@@ -45,9 +45,9 @@ class SeededDice:
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(self._seed)))
 
     def ready(self) -> None:
-        """Makes the generator now: after another that takes a tenth of what it does behind a pass,
-        which makes its code cold."""
-        _ = self._rng
+        """Draws the first block now: after another that takes a tenth of what it does behind a
+        pass, which makes its code cold."""
+        self.peek(1)
 
     def peek(self, count: int) -> np.ndarray:
         """The next `count` uniforms, not yet used up. Shape [count]."""

@@ -41,6 +41,7 @@ class Sequence:
     states: tuple[Any, ...] = ()  # one per shaper of the engine
     logprobs: list[dict[int, float]] = field(default_factory=list)  # per generated token
     text: Any = field(default=None, init=False, repr=False)  # as `Stops` reads it
+    begun: Any = field(default=None, init=False, repr=False)  # the guard whose drafter has begun it
 
     @property
     def generated(self) -> list[int]:
@@ -73,7 +74,7 @@ class Plan:
     least: float = 0.0  # smallest chance of acceptance worth a node; for growers that know chances
     learns: bool = True  # whether the drafter hears of this step even if it has nothing to draft
 
-    @property
+    @cached_property
     def is_empty(self) -> bool:
         return self.nodes <= 0 or self.depth <= 0
 
@@ -172,9 +173,7 @@ class Verdict:
 
     def tokens(self, tree: Tree) -> list[int]:
         """The tokens that it adds to the sequence."""
-        if not self.nodes:
-            return [self.token]
-        return [int(tree.tokens[n]) for n in self.nodes] + [self.token]
+        return [*map(tree.tokens.item, self.nodes), self.token]
 
 
 @dataclass

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -71,11 +72,11 @@ class Sampling:
                 "the one or the other"
             )
 
-    @property
+    @cached_property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
 
-    @property
+    @cached_property
     def is_tempered(self) -> bool:
         """Whether of what acts on logits last there is nothing but a temperature above 0."""
         is_cut = self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0

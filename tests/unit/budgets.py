@@ -32,6 +32,8 @@ def together(budget: Budget, num: int, accepted: int, count: int) -> list[list[P
     found = []
     for _ in range(count):
         found.append(one_step(budget, seqs, accepted))
+    for seq in seqs:
+        budget.finish(seq)
     return found
 
 

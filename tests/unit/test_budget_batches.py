@@ -380,11 +380,12 @@ def test_who_drafts_is_asked_only_when_somebody_may(is_dear: bool) -> None:
     assert any(plan.nodes for plan in plans) != is_dear
 
 
-def test_a_controller_holds_no_sequence_that_others_have_let_go() -> None:
+def test_a_controller_holds_no_sequence_that_has_ended() -> None:
     budget = bound(Cost((1, 200), (1.0, 1.0)))
     seq = sequence((0, 1), 10**6, SeededDice(0))
     gone = weakref.ref(seq)
     for _ in range(2):
         budget.plan(seq)
+    budget.finish(seq)
     del seq
     assert gone() is None

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -94,7 +93,7 @@ class Budget(Controller):
         self._counts: dict[Drafter, Counts] = {}
         self._unasked = Counts(self._drafter, nodes)  # of sequences until something is decided
         self._expect(Cost((1, 2), (1.0, 1.0)))
-        self._luck: WeakKeyDictionary[Sequence, Luck] = WeakKeyDictionary()
+        self._luck: dict[Sequence, Luck] = {}  # of running ones
         self._num, self._plain = 0, 0.0  # sequences in the last step; its seconds without drafts
         self._common = 0  # of them those that took rows of others; the rest are roots
         self._settled = 0  # roots as they last were when all was begun anew
@@ -216,7 +215,10 @@ class Budget(Controller):
             text = seq if seq.group is None else seq.group
             readings[text] = max(readings.get(text, 0.0), luck.reading)
             heard[counts] = heard.get(counts, 0) + 1
-            self._learn(luck, plan.nodes, min(size, self.nodes), verdict.nodes)
+            size = min(size, self.nodes)
+            luck.promised = FAST * luck.promised + (1 - FAST) * counts.gains[size]
+            luck.accepted = FAST * luck.accepted + (1 - FAST) * len(verdict.nodes)
+            counts.add(plan.nodes, size, verdict.nodes)
         spent += sum(readings.values())
         for counts, count in heard.items():
             counts.decay(count)
@@ -272,11 +274,6 @@ class Budget(Controller):
         if counts is None:
             counts = self._counts[drafter] = Counts(drafter, self.nodes)
         return counts
-
-    def _learn(self, luck: Luck, asked: int, size: int, accepted: list[int]) -> None:
-        luck.promised = FAST * luck.promised + (1 - FAST) * luck.counts.gains[size]
-        luck.accepted = FAST * luck.accepted + (1 - FAST) * len(accepted)
-        luck.counts.add(asked, size, accepted)
 
     def _decide(self, *, is_probing: bool = False) -> None:
         """What all draft until the next decision: what pays best, nothing, or a probe.

@@ -170,14 +170,17 @@ class Stand(Drafter):
 
     def hear(self, steps: Many[Step]) -> None:
         """Texts that share a memory teach it step by step, however late: its bits rest on order."""
-        lessons, memories = self._lessons(), self._memories_of(steps)
+        memories = self._memories_of(steps)
+        lessons = Lessons(self._memories, is_once=self.update_from == "tree")
         for step in steps:
             if self.choice == "measured":  # before anything is learned from this step
                 for i, seq in enumerate(step.seqs):
                     self._compare(seq, step, i)
-            for i, seq in enumerate(step.seqs):
-                if len(step.trees[i]) or self._refit:
-                    self._judge(memories[seq], step, i)
+            for i, (seq, tree) in enumerate(zip(step.seqs, step.trees, strict=True)):
+                if len(tree.tokens):
+                    self._count(memories[seq], tree, step.verdicts[i].nodes)
+                if self._refit and self._filled.get(seq) is tree.tokens:
+                    self._refit.count(tree, step.verdicts[i].nodes, step.plans[i])
                 self._learn(lessons, memories[seq], step, i)
         lessons.teach()
         if self._refit and self._refit.is_due:  # between steps: trees under way keep their places
@@ -301,14 +304,6 @@ class Stand(Drafter):
     def _is_own(self, tree: Tree) -> bool:
         return tree.sources.count(name_of(self)) == len(tree.sources)
 
-    def _judge(self, memory: LogitMemory, step: Step, i: int) -> None:
-        """What the tree of sequence i tells of later ones."""
-        tree, nodes = step.trees[i], step.verdicts[i].nodes
-        if len(tree):
-            self._count(memory, tree, nodes)
-        if self._refit and self._filled.get(step.seqs[i]) is tree.tokens:
-            self._refit.count(tree, nodes, step.plans[i])
-
     def _learn(self, lessons: Lessons, memory: LogitMemory, step: Step, i: int) -> None:
         """Adds the laws at visited nodes of sequence i (and, from the tree, at all others)."""
         seq, tree, laws, nodes = step.seqs[i], step.trees[i], step.laws[i], step.visited(i)
@@ -324,13 +319,11 @@ class Stand(Drafter):
         """Learns at all prompt positions but the last, whose law the first step sees."""
         is_raw, memory = self._learns_model(seq), self.memory(seq)
         for at, tree, rows in prompt_rows(self._target, seq):
-            lessons, nodes = self._lessons(), range(-1, len(rows) - 1)
+            lessons = Lessons(self._memories, is_once=self.update_from == "tree")
+            nodes = range(-1, len(rows) - 1)
             laws = rows if is_raw else [to_probs(row, seq.sampling) for row in rows]
             lessons.add(memory, seq.tokens, at, tree, nodes, laws, is_raw=is_raw)
             lessons.teach()
-
-    def _lessons(self) -> Lessons:
-        return Lessons(self._memories, is_once=self.update_from == "tree")
 
     def _memories_of(self, steps: Many[Step]) -> dict[Sequence, LogitMemory]:
         """The memory of each sequence; that of a group is looked up once."""

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Set
 from collections.abc import Sequence as Many
 from typing import TypeVar
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from forerun.errors import CapacityError, ConfigError, ForerunError
 from forerun.records import Plan, Sequence, Step
@@ -54,7 +54,6 @@ class Guarded(Drafter):
         self._is_one = kind.whose is Drafter.whose  # whoever is asked, it drafts itself
         self._reads = kind.reading is not Drafter.reading
         self.failures: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
-        self._begun: WeakSet[Sequence] = WeakSet()  # running ones that it was asked to draft for
         self._late: list[tuple[Step, list[int]]] = []  # unheard steps, and who is to be learned
         self._is_due = False  # whether somebody was asked in one of them
         self._seen: Counter[str] = Counter()
@@ -109,7 +108,8 @@ class Guarded(Drafter):
         if asked and self._late:
             self._catch_up()
         for i in asked:
-            self._begin(seqs[i])
+            if seqs[i].begun is not self:
+                self._begin(seqs[i])
         if len(asked) == len(seqs):
             return self._propose(seqs, plans)
         trees = [EMPTY] * len(seqs)
@@ -145,7 +145,8 @@ class Guarded(Drafter):
         steps = [step if len(rows) == len(step.seqs) else step.of(rows) for step, rows in late]
         for step in steps:
             for seq in step.seqs:
-                self._begin(seq)
+                if seq.begun is not self:
+                    self._begin(seq)
         try:
             self.drafter.hear(steps)
         except Exception as error:
@@ -154,8 +155,8 @@ class Guarded(Drafter):
     def finish(self, seq: Sequence) -> None:
         if self._late:
             self._catch_up()
-        if seq in self._begun:
-            self._begun.discard(seq)
+        if seq.begun is self:
+            seq.begun = None
             self._try(lambda: self.drafter.finish(seq), [seq])
 
     def forget(self, group: Hashable) -> None:
@@ -167,14 +168,14 @@ class Guarded(Drafter):
         return self.drafter.memory_report()
 
     def _begin(self, seq: Sequence) -> None:
-        if seq not in self._begun:
-            self._begun.add(seq)
-            self._try(lambda: self.drafter.start(seq), [seq])
+        seq.begun = self
+        self._try(lambda: self.drafter.start(seq), [seq])
 
     def _propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
         try:
             found = self.drafter.propose(seqs, plans)
-            _check(found, plans, self._vocab)
+            if self._vocab is not None:
+                _check(found, plans, self._vocab)
             for tree in found:
                 signed(tree, self.name)
             return list(found)
@@ -219,7 +220,7 @@ def _can_draft(kind: type[Drafter]) -> bool:
     return kind.propose is not Drafter.propose or kind.propose_one is not Drafter.propose_one
 
 
-def _check(found: object, plans: Many[Plan], vocab: int | None) -> None:
+def _check(found: object, plans: Many[Plan], vocab: int) -> None:
     """Raises TypeError for what is not a tree for each plan.
 
     vocab: ValueError for ids that are not in 0..vocab - 1 and for more than was planned, if told.

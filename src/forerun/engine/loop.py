@@ -52,6 +52,7 @@ class Engine:
         self.has_probes = "probes" in verifier.needs
         self.scheduler = Scheduler(max_seqs)
         self._cancelled: deque[Sequence] = deque()  # by any thread; only ours writes seq.finish
+        self._has_ended = False  # whether somebody has finished since the last `retire`
 
     def submit(self, seq: Sequence) -> None:
         """Queues a sequence. Raises ConfigError if the verifier cannot serve its sampling."""
@@ -65,12 +66,12 @@ class Engine:
         """
         with self.target.turns:
             t0 = perf_counter()
-            cancelled = self.retire()
+            gone = self.retire()
             seqs = list(self.scheduler.admit(self._start))
             if not seqs:
-                return cancelled
+                return gone
             self.round(seqs, t0)
-            return cancelled + self.retire()
+            return gone + self.retire()
 
     def round(self, seqs: list[Sequence], start: float | None = None) -> None:
         """One round for some of the running ones: their texts grow together, or not at all."""
@@ -111,6 +112,8 @@ class Engine:
 
     def retire(self) -> list[Sequence]:
         """Lets finished and cancelled sequences leave; returns them."""
+        if not (self._has_ended or self._cancelled):
+            return []
         while self._cancelled:
             seq = self._cancelled.popleft()
             seq.finish = seq.finish or "cancelled"
@@ -120,6 +123,7 @@ class Engine:
             self.controller.finish(seq)
             self.stops.finish(seq)
             self.target.release(seq)
+        self._has_ended = False
         return ended + dropped
 
     def _probe(self, seq: Sequence, tree: Tree) -> Tree:
@@ -142,6 +146,7 @@ class Engine:
         for seq, more, state in zip(seqs, kept, states, strict=True):
             seq.tokens += more
             seq.states = state
+            self._has_ended = self._has_ended or seq.finish is not None
         return kept
 
     def _advanced(self, seq: Sequence, tokens: list[int]) -> tuple[Any, ...]:

@@ -121,10 +121,12 @@ class Run:
 
     def _steps(self) -> Generator[tuple[list[Sequence], list[Sequence]], None, None]:
         """Those that ran before each step, and those that ended with it."""
+        scheduler, ended = self.engine.scheduler, list[Sequence]()
         try:
-            while self._queue():
-                running = list(self.engine.scheduler.running)
-                yield running, self.engine.step()
+            while (scheduler.running and not ended) or self._queue():  # who waits, if one has ended
+                running = list(scheduler.running)
+                ended = self.engine.step()
+                yield running, ended
         finally:  # also when the caller stops early, or a finalizer does for it
             self._left = iter(())
             self.model.target.turns.soon(self._abandon)

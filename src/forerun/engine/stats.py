@@ -126,18 +126,18 @@ class Recorder:
     def _catch_up(self) -> None:
         late, self._late = self._late, []
         for seqs, steps in groupby(late, itemgetter(0)):
-            spent: dict[str, float] = {}
-            counters = list(map(self._of, seqs))
-            for _, times, *lists in steps:
-                for name, seconds in times.items():
-                    spent[name] = spent.get(name, 0.0) + seconds
-                for stats, tree, verdict, emitted in zip(counters, *lists, strict=True):
-                    stats.passes += 1
-                    stats.generated += len(emitted)
+            _, times, *lists = zip(*steps, strict=True)
+            # a pass is shared evenly by its batch
+            spent = {name: sum(map(itemgetter(name), times)) / len(seqs) for name in times[0]}
+            columns = [zip(*rows, strict=True) for rows in lists]  # by sequence, then by step
+            for seq, trees, verdicts, emitted in zip(seqs, *columns, strict=True):
+                stats = self._of(seq)
+                stats.passes += len(times)
+                stats.generated += sum(map(len, emitted))
+                stats.spend(spent)
+                for tree, verdict, tokens in zip(trees, verdicts, emitted, strict=True):
                     if len(tree.tokens):
-                        _count(stats, tree, verdict.nodes, len(emitted))
-            for stats in counters:  # a pass is shared evenly by its batch
-                stats.spend({name: seconds / len(seqs) for name, seconds in spent.items()})
+                        _count(stats, tree, verdict.nodes, len(tokens))
 
     def _of(self, seq: Sequence) -> Stats:
         stats = self._stats.get(seq)

@@ -173,7 +173,7 @@ class TextStream:
 
     def _advance(self, text: str) -> str:
         piece, start = text[len(self._text) :], self._ids[self._known :]
-        tail = self._tokenizer.decode(start)
+        tail = self._tokenizer.decode(start) if self._known else text
         if tail:  # else it is all special or stripped, and the window must begin further left
             self._ids, text = start, tail
         self._known, self._text = len(self._ids), text

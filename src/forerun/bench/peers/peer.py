@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,7 +128,7 @@ class PeerContestant:
     def warm_up(self, example: Example, sampling: Sampling) -> None:
         """A short run that is not counted, in the shape of the counted ones."""
         few = short(sampling)
-        few = Sampling(**{**vars(few), "n": sampling.n}) if self.parts.batch else few
+        few = replace(few, n=sampling.n) if self.parts.batch else few
         self._warmed = self._asked(example.prompt, few)
         self._ready().request("warm_up", RUN, **self._warmed)
 
@@ -141,7 +141,7 @@ class PeerContestant:
 
     def first_tokens(self, prompt: str | list[int], sampling: Sampling, n: int) -> list[int]:
         """The first token of n samples."""
-        asked = self._asked(prompt, Sampling(**{**vars(sampling), "n": n, "min_new_tokens": 0}))
+        asked = self._asked(prompt, replace(sampling, n=n, min_new_tokens=0))
         return self._ready().request("first_tokens", RUN, **asked)["tokens"]
 
     def close(self) -> None:
@@ -218,7 +218,7 @@ class PeerContestant:
     def _asked(self, prompt: str | list[int], sampling: Sampling) -> dict[str, Any]:
         """Fields of a run. Raises SkippedPeer for what peers do not all have."""
         plain = Sampling()
-        for name, value in vars(sampling).items():
+        for name, value in asdict(sampling).items():
             if name not in TAKEN and value != getattr(plain, name) and name != "min_new_tokens":
                 raise SkippedPeer(f"peers are not asked for {name}={value!r}")
         if sampling.min_new_tokens > 1:

@@ -36,7 +36,7 @@ class SeededDice:
 
     def __init__(self, *seed: int) -> None:
         self._seed = seed
-        self._block = np.empty(0)  # drawn when first asked for: many sequences may wait
+        self._block = np.empty(0)
         self._at = 0
 
     @cached_property
@@ -45,8 +45,8 @@ class SeededDice:
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(self._seed)))
 
     def ready(self) -> None:
-        """Draws the first block now: after another that takes a tenth of what it does behind a
-        pass, which makes its code cold."""
+        """Draws the first block now: after another's that takes a fraction of what it does behind
+        a pass, which makes its code cold."""
         self.peek(1)
 
     def peek(self, count: int) -> np.ndarray:

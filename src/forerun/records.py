@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from forerun.dice import Dice
+    from forerun.roles import Drafter
     from forerun.sampling import Sampling
     from forerun.shaping import Laws
 
@@ -41,7 +42,7 @@ class Sequence:
     states: tuple[Any, ...] = ()  # one per shaper of the engine
     logprobs: list[dict[int, float]] = field(default_factory=list)  # per generated token
     text: Any = field(default=None, init=False, repr=False)  # as `Stops` reads it
-    begun: Any = field(default=None, init=False, repr=False)  # the guard whose drafter has begun it
+    begun_by: set[Drafter] = field(default_factory=set, init=False, repr=False)  # see `Guarded`
 
     @property
     def generated(self) -> list[int]:
@@ -173,7 +174,7 @@ class Verdict:
 
     def tokens(self, tree: Tree) -> list[int]:
         """The tokens that it adds to the sequence."""
-        return [*map(tree.tokens.item, self.nodes), self.token]
+        return [*map(int, map(tree.tokens.__getitem__, self.nodes)), self.token]
 
 
 @dataclass

@@ -380,12 +380,18 @@ def test_who_drafts_is_asked_only_when_somebody_may(is_dear: bool) -> None:
     assert any(plan.nodes for plan in plans) != is_dear
 
 
-def test_a_controller_holds_no_sequence_that_has_ended() -> None:
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_a_controller_holds_no_sequence_that_has_ended_or_is_of_an_earlier_engine(
+    is_given_up: bool,
+) -> None:
     budget = bound(Cost((1, 200), (1.0, 1.0)))
     seq = sequence((0, 1), 10**6, SeededDice(0))
     gone = weakref.ref(seq)
     for _ in range(2):
         budget.plan(seq)
-    budget.finish(seq)
+    if is_given_up:
+        budget.bind(FakeTarget(table_law(1)), Free())
+    else:
+        budget.finish(seq)
     del seq
     assert gone() is None

@@ -204,11 +204,25 @@ def test_a_sequence_that_nobody_finishes_is_not_kept() -> None:
     """Whoever drives the guard may give a sequence up without a word."""
     guarded, seq = Guarded(Says(truth)), sequence([0, 1], 9, SeededDice(0))
     (tree,) = guarded.propose([seq], [Plan(4)])
-    assert len(tree) and seq.begun is guarded
+    assert len(tree) and guarded in seq.begun_by
     given_up = weakref.ref(seq)
     del seq
     gc.collect()
     assert given_up() is None
+
+
+def test_each_of_several_guards_tells_its_drafter_once_that_a_text_begins_and_ends() -> None:
+    told: list[str] = []
+
+    class Tells(Says):
+        def start(self, seq: Sequence) -> None:
+            told.append("start")
+
+        def finish(self, seq: Sequence) -> None:
+            told.append("finish")
+
+    texts, _ = run(Guarded(Fuse(parts=(Guarded(Tells(truth)), Guarded(Tells(wrong))))))
+    assert told == ["start"] * 2 * len(texts) + ["finish"] * 2 * len(texts)
 
 
 def test_an_empty_tree_needs_no_name() -> None:

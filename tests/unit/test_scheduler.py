@@ -19,6 +19,7 @@ from forerun.engine.stops import Stops, Stream
 from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.growers.chain import Chain
 from forerun.growers.iid import Iid
+from forerun.records import Step
 from forerun.roles import Drafter, Shaper
 from forerun.sampling import Sampling
 from forerun.tree import EMPTY
@@ -378,3 +379,17 @@ def test_parts_that_answer_for_too_few_or_too_many_end_the_step_before_a_text_gr
         with pytest.raises(ValueError, match="zip"):
             engine.step()
         assert [seq.tokens for seq in seqs] == [[0], [0]]
+
+
+def test_who_is_ended_by_a_listener_takes_part_in_no_further_step() -> None:
+    """Not the documented way, which is `cancel`; no token may come behind it all the same."""
+    seqs = [sequence((0, 1), 9, SeededDice(i), index=i) for i in range(2)]
+
+    def end_first(step: Step) -> None:
+        seqs[0].finish = "stop"
+
+    engine = Engine(
+        FakeTarget(table_law(1)), Plain(), Recursive(), Fixed(), listeners=[end_first], max_seqs=2
+    )
+    made = run_all(engine, seqs)
+    assert [len(tokens) for tokens in made] == [1, 9]

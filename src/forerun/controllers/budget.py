@@ -110,6 +110,7 @@ class Budget(Controller):
 
     def bind(self, target: Target, drafter: Drafter) -> None:
         self._drafter, self._is_idle = drafter, not drafter.labels
+        self._luck.clear()  # of sequences that were given up elsewhere
         if self._is_idle:  # nothing to price: steps need not be measured
             return
         num = sum(part.learns for part in drafter.within())

@@ -106,6 +106,7 @@ class Stand(Drafter):
             self._fill(found if isinstance(found, Template) else Template.load(FilePath(found)))
         self._filled: WeakKeyDictionary[Sequence, np.ndarray] = WeakKeyDictionary()  # if refit
         self._memories = Memories(context=context, entries=entries, budget=in_bytes(budget_mb))
+        self._is_once = update_from == "tree"  # nodes of a tree may share a context
         self._target: Target | None = None
         self._seeded: set[Hashable] = set()  # groups whose prompt has been learned
 
@@ -171,7 +172,7 @@ class Stand(Drafter):
     def hear(self, steps: Many[Step]) -> None:
         """Texts that share a memory teach it step by step, however late: its bits rest on order."""
         memories = self._memories_of(steps)
-        lessons = Lessons(self._memories, is_once=self.update_from == "tree")
+        lessons = Lessons(self._memories, is_once=self._is_once)
         for step in steps:
             if self.choice == "measured":  # before anything is learned from this step
                 for i, seq in enumerate(step.seqs):
@@ -319,7 +320,7 @@ class Stand(Drafter):
         """Learns at all prompt positions but the last, whose law the first step sees."""
         is_raw, memory = self._learns_model(seq), self.memory(seq)
         for at, tree, rows in prompt_rows(self._target, seq):
-            lessons = Lessons(self._memories, is_once=self.update_from == "tree")
+            lessons = Lessons(self._memories, is_once=self._is_once)
             nodes = range(-1, len(rows) - 1)
             laws = rows if is_raw else [to_probs(row, seq.sampling) for row in rows]
             lessons.add(memory, seq.tokens, at, tree, nodes, laws, is_raw=is_raw)

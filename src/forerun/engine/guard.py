@@ -108,7 +108,7 @@ class Guarded(Drafter):
         if asked and self._late:
             self._catch_up()
         for i in asked:
-            if seqs[i].begun is not self:
+            if self not in seqs[i].begun_by:
                 self._begin(seqs[i])
         if len(asked) == len(seqs):
             return self._propose(seqs, plans)
@@ -145,7 +145,7 @@ class Guarded(Drafter):
         steps = [step if len(rows) == len(step.seqs) else step.of(rows) for step, rows in late]
         for step in steps:
             for seq in step.seqs:
-                if seq.begun is not self:
+                if self not in seq.begun_by:
                     self._begin(seq)
         try:
             self.drafter.hear(steps)
@@ -155,8 +155,8 @@ class Guarded(Drafter):
     def finish(self, seq: Sequence) -> None:
         if self._late:
             self._catch_up()
-        if seq.begun is self:
-            seq.begun = None
+        if self in seq.begun_by:
+            seq.begun_by.discard(self)
             self._try(lambda: self.drafter.finish(seq), [seq])
 
     def forget(self, group: Hashable) -> None:
@@ -168,14 +168,13 @@ class Guarded(Drafter):
         return self.drafter.memory_report()
 
     def _begin(self, seq: Sequence) -> None:
-        seq.begun = self
+        seq.begun_by.add(self)
         self._try(lambda: self.drafter.start(seq), [seq])
 
     def _propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
         try:
             found = self.drafter.propose(seqs, plans)
-            if self._vocab is not None:
-                _check(found, plans, self._vocab)
+            _check(found, plans, self._vocab)
             for tree in found:
                 signed(tree, self.name)
             return list(found)
@@ -220,7 +219,7 @@ def _can_draft(kind: type[Drafter]) -> bool:
     return kind.propose is not Drafter.propose or kind.propose_one is not Drafter.propose_one
 
 
-def _check(found: object, plans: Many[Plan], vocab: int) -> None:
+def _check(found: object, plans: Many[Plan], vocab: int | None) -> None:
     """Raises TypeError for what is not a tree for each plan.
 
     vocab: ValueError for ids that are not in 0..vocab - 1 and for more than was planned, if told.

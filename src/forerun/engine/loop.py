@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from operator import attrgetter
 from time import perf_counter
 from typing import Any
 
@@ -17,6 +18,8 @@ from forerun.records import Rows, Sequence, Step
 from forerun.roles import Controller, Drafter, Shaper, Target, Verifier, name_of
 from forerun.shaping import Laws, advance
 from forerun.tree import Tree
+
+FINISH = attrgetter("finish")
 
 
 class Engine:
@@ -52,12 +55,13 @@ class Engine:
         self.has_probes = "probes" in verifier.needs
         self.scheduler = Scheduler(max_seqs)
         self._cancelled: deque[Sequence] = deque()  # by any thread; only ours writes seq.finish
-        self._has_ended = False  # whether somebody has finished since the last `retire`
+        self._is_due = False  # whether somebody may have ended since the last `retire`
 
     def submit(self, seq: Sequence) -> None:
         """Queues a sequence. Raises ConfigError if the verifier cannot serve its sampling."""
         self.verifier.check(seq.sampling)
         self.scheduler.add(seq)
+        self._is_due = True
 
     def step(self) -> list[Sequence]:
         """One round for every running sequence; returns those that ended since the last one.
@@ -76,6 +80,7 @@ class Engine:
     def round(self, seqs: list[Sequence], start: float | None = None) -> None:
         """One round for some of the running ones: their texts grow together, or not at all."""
         t0 = perf_counter() if start is None else start
+        is_due, self._is_due = self._is_due, True  # until nothing can fail any more
         plans = [self.controller.plan(seq).within(seq.num_left - 1) for seq in seqs]
         trees = self.drafter.propose(seqs, plans)
         probed = list(map(self._probe, seqs, trees)) if self.has_probes else trees
@@ -100,6 +105,7 @@ class Engine:
         self.target.commit(seqs, probed, verdicts)
         times = {"draft": t1 - t0, "forward": t2 - t1, "verify": t3 - t2}
         self._publish(Step(seqs, plans, trees, laws, verdicts, emitted, times, t3, starts, leads))
+        self._is_due = is_due or any(map(FINISH, seqs))
 
     def run(self) -> None:
         """Steps until nothing is left to do."""
@@ -112,7 +118,7 @@ class Engine:
 
     def retire(self) -> list[Sequence]:
         """Lets finished and cancelled sequences leave; returns them."""
-        if not (self._has_ended or self._cancelled):
+        if not (self._is_due or self._cancelled):
             return []
         while self._cancelled:
             seq = self._cancelled.popleft()
@@ -123,7 +129,7 @@ class Engine:
             self.controller.finish(seq)
             self.stops.finish(seq)
             self.target.release(seq)
-        self._has_ended = False
+        self._is_due = False
         return ended + dropped
 
     def _probe(self, seq: Sequence, tree: Tree) -> Tree:
@@ -146,7 +152,6 @@ class Engine:
         for seq, more, state in zip(seqs, kept, states, strict=True):
             seq.tokens += more
             seq.states = state
-            self._has_ended = self._has_ended or seq.finish is not None
         return kept
 
     def _advanced(self, seq: Sequence, tokens: list[int]) -> tuple[Any, ...]:

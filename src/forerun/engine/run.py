@@ -123,7 +123,7 @@ class Run:
         """Those that ran before each step, and those that ended with it."""
         scheduler, ended = self.engine.scheduler, list[Sequence]()
         try:
-            while (scheduler.running and not ended) or self._queue():  # who waits, if one has ended
+            while (scheduler.running and not ended) or self._queue():  # an end makes room
                 running = list(scheduler.running)
                 ended = self.engine.step()
                 yield running, ended

@@ -203,8 +203,10 @@ class Session:
             try:
                 return self.engine.step()
             except CapacityError as cause:
-                self._make_room(cause)
-                return []
+                ended = self.engine.retire()
+                if not ended:  # else cells have become free
+                    self._make_room(cause)
+                return ended
 
     def _make_room(self, cause: CapacityError) -> None:
         """Lets go of kept cells, or else lets half of the sequences wait; raises if one is left.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -218,7 +218,8 @@ class PeerContestant:
     def _asked(self, prompt: str | list[int], sampling: Sampling) -> dict[str, Any]:
         """Fields of a run. Raises SkippedPeer for what peers do not all have."""
         plain = Sampling()
-        for name, value in asdict(sampling).items():
+        for name in Sampling.__dataclass_fields__:
+            value = getattr(sampling, name)
             if name not in TAKEN and value != getattr(plain, name) and name != "min_new_tokens":
                 raise SkippedPeer(f"peers are not asked for {name}={value!r}")
         if sampling.min_new_tokens > 1:

@@ -146,8 +146,10 @@ def make(kind: str, spec: str, /, *args: Any, **extra: Any) -> Any:
     """
     cls, given = resolve(kind, spec)
     known = options(cls)
-    _check_options(kind, parse(spec)[0], extra.keys() - OFFERED, known)
-    return cls(*args, **given | {k: v for k, v in extra.items() if k in known})
+    name, taken = parse(spec)[0], given | {k: v for k, v in extra.items() if k in known}
+    _check_options(kind, name, extra.keys() - OFFERED, known)
+    check_needed(kind, name, taken, known)
+    return cls(*args, **taken)
 
 
 def resolve(kind: str, spec: str) -> tuple[type, dict[str, Any]]:
@@ -168,6 +170,18 @@ def resolve(kind: str, spec: str) -> tuple[type, dict[str, Any]]:
 def _check_options(kind: str, name: str, given: Iterable[str], known: Iterable[str]) -> None:
     for key in sorted(set(given) - set(known)):
         raise UnknownName.of(f"option of {kind} {name!r}:", key, known, f"`forerun methods {name}`")
+
+
+def check_needed(
+    kind: str, name: str, given: Iterable[str], known: Mapping[str, inspect.Parameter]
+) -> None:
+    """Raises ConfigError where an option without a default is not given."""
+    for option, parameter in known.items():
+        if parameter.default is parameter.empty and option not in given:
+            raise ConfigError(
+                f"{kind} {name!r} needs {option}; write {name}:{option}=VALUE "
+                f"(`forerun methods {name}`)"
+            )
 
 
 def parse(spec: str) -> tuple[str, dict[str, str]]:

@@ -186,6 +186,22 @@ def test_stopping_a_stream_early_leaves_nothing_behind(model) -> None:
     assert len(result.samples[0].tokens) == 5
 
 
+def test_a_run_that_was_left_says_so_instead_of_ending(model) -> None:
+    prompts, few = [[5, 6, 7]], Sampling(n=4, max_new_tokens=4)
+    run = model.run(prompts, few, batch=1)
+    first = iter(run)
+    next(first)
+    assert len(list(run)) == 3 and list(run) == []  # while the first lives, and at the end
+    first.close()
+    assert list(run) == []
+    run = model.run(prompts, few, batch=1)
+    next(first := iter(run))
+    first.close()
+    for again in (run, run.steps(), run.events()):
+        with pytest.raises(ConfigError, match="was left before its end"):
+            next(iter(again))
+
+
 def test_trajectories_of_one_prompt_cost_one_prefill(model) -> None:
     prompt = PROMPT + " while the rain fell on the plain"
     length = len(model.tokenizer.encode(prompt))

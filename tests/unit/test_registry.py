@@ -107,6 +107,11 @@ def test_an_option_that_comes_twice_is_refused(spec):
         registry.parse("x:a-b=1,a_b=2")
 
 
+def test_an_option_that_is_needed_is_named():
+    with pytest.raises(ConfigError, match="'draft_model' needs model; write draft_model:model="):
+        registry.make("drafter", "draft_model")
+
+
 def test_a_tokenizer_is_no_option_of_users():
     with pytest.raises(UnknownName, match="unknown option .*'tokenizer'; known: ") as caught:
         registry.resolve("drafter", "auto:tokenizer=x")

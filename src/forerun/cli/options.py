@@ -113,12 +113,7 @@ def _check_part(kind: str, spec: str, here: bool) -> Any:
     """The part, made on trial; None where something that it names takes long to read."""
     cls, given = registry.resolve(kind, spec)
     name, known = registry.parse(spec)[0], registry.options(cls)
-    for option, parameter in known.items():
-        if parameter.default is parameter.empty and option not in given:
-            raise ConfigError(
-                f"{kind} {name!r} needs {option}; write {name}:{option}=VALUE "
-                f"(`forerun methods {name}`)"
-            )
+    registry.check_needed(kind, name, given, known)
     named = {o: what for o, what in registry.named(cls).items() if o in given}
     quick = set(PARTS) | ({"File"} if here else set())
     for option, what in named.items():

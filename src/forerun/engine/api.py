@@ -134,7 +134,7 @@ class Model:
             raise UnknownName.of("option", unknown[0], known)
         if batch is not None and not (_is_whole(batch) and batch >= 1):
             raise ConfigError(
-                f"batch must be at least 1, a whole number, got {batch}; 1 runs one at a time"
+                f"batch must be at least 1, a whole number, got {batch!r}; 1 runs one at a time"
             )
         if not isinstance(tenant, str):
             raise ConfigError(f"tenant must be a string, got {tenant!r}; '' is for one alone")

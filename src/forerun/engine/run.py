@@ -62,7 +62,9 @@ class Run:
     samplings: one for each prompt. numbers: those of the prompts in a larger batch, whose
     randomness they then have; unless told 0, 1, 2 ... is_lent: prompts with a seed draft from what
     this run taught alone, as if they were another tenant's, and that is forgotten with the run.
-    Raises DataError, ConfigError or CapacityError for a prompt that cannot be served.
+    Iterating over it again goes on while the first iterator lives, and is a ConfigError after one
+    that was left before the end. Raises DataError, ConfigError or CapacityError for a prompt that
+    cannot be served.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Run:
         self.prompts, self.tenant = prompts, tenant
         self.seed = next((s.seed for s in samplings if s.seed is not None), secrets.randbits(31))
         self._number = next(_numbers)  # no two runs share a group
+        self._is_done = self._was_left = False  # all samples came; who iterated over it went away
         self._alone = f"{tenant}\0{self._number}" if is_lent else tenant  # tenant of what is seeded
         pairs = zip(prompts, samplings, strict=True)
         firsts = [self._first(i, *pair) for i, pair in enumerate(pairs)]
@@ -121,14 +124,19 @@ class Run:
 
     def _steps(self) -> Generator[tuple[list[Sequence], list[Sequence]], None, None]:
         """Those that ran before each step, and those that ended with it."""
+        if self._was_left:
+            raise ConfigError(
+                "this run was left before its end, and what it had begun is gone; make another one"
+            )
         scheduler, ended = self.engine.scheduler, list[Sequence]()
         try:
             while (scheduler.running and not ended) or self._queue():  # an end makes room
                 running = list(scheduler.running)
                 ended = self.engine.step()
                 yield running, ended
+            self._is_done = True
         finally:  # also when the caller stops early, or a finalizer does for it
-            self._left = iter(())
+            self._left, self._was_left = iter(()), not self._is_done
             self.model.target.turns.soon(self._abandon)
 
     def _abandon(self) -> None:

@@ -1,4 +1,4 @@
-"""A memory that learns a whole batch in one call, beside one that learns its laws one by one."""
+"""A memory that follows texts in one kernel call a step, beside one that learns law by law."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import pytest
 
 from forerun.dice import SeededDice
 from forerun.drafters.stand import Stand
-from forerun.ngrams import kernels
-from forerun.ngrams.lessons import BLOCK
-from forerun.ngrams.selecting import select_top
+from forerun.ngrams.memory import LogitMemory
+from forerun.ngrams.selecting import STRETCH, select_top
 from forerun.records import Plan, Rows, Sequence, Step, Verdict
 from forerun.sampling import Sampling, softmax
 from forerun.shaping import Laws
-from forerun.tree import EMPTY, Tree, TreeBuilder
+from forerun.tree import EMPTY, Tree, TreeBuilder, chain
 
 
 class OneByOne(Stand):
@@ -177,9 +176,9 @@ def test_a_full_memory_evicts_between_the_same_lessons(scope: str) -> None:
     assert evicted > 100
 
 
-def test_laws_that_are_read_one_at_a_time_or_together() -> None:
-    """Longer and shorter than a block, and of both kinds in one step."""
-    for vocab in (BLOCK // 3, BLOCK + 1):
+def test_laws_of_several_vocabularies_and_types() -> None:
+    """Shorter and longer than a stretch, fewer stretches than entries and more."""
+    for vocab in (STRETCH - 1, 3 * STRETCH, 9 * STRETCH + 1):
         ours, theirs = Stand(entries=4), OneByOne(entries=4)
         text = Text(0, vocab, num=5)
         steps = [text.step(drafts=False) for _ in range(3)]
@@ -190,24 +189,20 @@ def test_laws_that_are_read_one_at_a_time_or_together() -> None:
         assert_equal(ours, theirs)
 
 
-def test_a_step_is_learned_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For every memory, as long as nothing has to grow."""
-    calls: list[int] = []  # laws learned by each
-    plain = kernels.teach
-
-    def counted(*given: Any) -> Any:
-        found = plain(*given)
-        calls.append(found[2])
-        return found
-
-    monkeypatch.setattr(kernels, "teach", counted)
-    drafter, text = Stand(scope="tenant"), Text(1, 30, num=8, groups=1)
-    for seq in text.seqs:
-        seq.group = "one"
-    steps = [text.step(drafts=False) for _ in range(5)]
-    drafter.hear(steps)
-    num = sum(len(emitted) > 0 for step in steps for emitted in step.emitted)
-    assert calls == [num, num] and num > 10
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_one_memory_takes_laws_of_one_vocabulary_after_those_of_another(dtype: type) -> None:
+    rng, text = np.random.default_rng(7), list(range(9))
+    ours, theirs = LogitMemory(entries=3), LogitMemory(entries=3)
+    for vocab in (20, 5000, 20, 7):
+        laws = rng.dirichlet(np.ones(vocab), 4).astype(dtype)
+        ours.follow(text, 5, laws)
+        ids, probs = np.zeros((4, 3), np.int32), np.zeros((4, 3), np.float32)
+        for law, *largest in zip(laws, ids, probs, strict=True):
+            select_top(law, *largest)
+        path, nodes = chain(text[5:8]), np.arange(-1, 3, dtype=np.int32)
+        theirs.learn(theirs.context(text[:5]), path, nodes, ids, probs)
+    for mine, its in zip(ours.rows(), theirs.rows(), strict=True):
+        np.testing.assert_array_equal(mine, its)
 
 
 def test_nothing_to_learn() -> None:

@@ -30,14 +30,15 @@ from forerun.growers.gumbel import Gumbel
 from forerun.growers.template import TopTemplate
 from forerun.ngrams import memory_rows
 from forerun.ngrams.kernels import Temper
-from forerun.ngrams.lessons import Lessons
 from forerun.ngrams.memory import NEUTRAL, LogitMemory, context_lengths, warm_up
 from forerun.ngrams.prompts import prompt_rows
+from forerun.ngrams.selecting import select_rows
 from forerun.ngrams.sharing import FAR, SCOPES, WIDE, Memories, in_bytes, kept_key, keys_of
 from forerun.records import Plan, Sequence, Snapshot, Step
 from forerun.registry import File
 from forerun.roles import Drafter, Path, Source, Target, name_of
-from forerun.sampling import to_probs
+from forerun.sampling import softmax, to_probs
+from forerun.shaping import Laws
 from forerun.template import DEFAULT, Template
 from forerun.tree import EMPTY, POINT, Proposal, Tree
 
@@ -106,7 +107,6 @@ class Stand(Drafter):
             self._fill(found if isinstance(found, Template) else Template.load(FilePath(found)))
         self._filled: WeakKeyDictionary[Sequence, np.ndarray] = WeakKeyDictionary()  # if refit
         self._memories = Memories(context=context, entries=entries, budget=in_bytes(budget_mb))
-        self._is_once = update_from == "tree"  # nodes of a tree may share a context
         self._target: Target | None = None
         self._seeded: set[Hashable] = set()  # groups whose prompt has been learned
 
@@ -172,7 +172,6 @@ class Stand(Drafter):
     def hear(self, steps: Many[Step]) -> None:
         """Texts that share a memory teach it step by step, however late: its bits rest on order."""
         memories = self._memories_of(steps)
-        lessons = Lessons(self._memories, is_once=self._is_once)
         for step in steps:
             if self.choice == "measured":  # before anything is learned from this step
                 for i, seq in enumerate(step.seqs):
@@ -182,8 +181,7 @@ class Stand(Drafter):
                     self._count(memories[seq], tree, step.verdicts[i].nodes)
                 if self._refit and self._filled.get(seq) is tree.tokens:
                     self._refit.count(tree, step.verdicts[i].nodes, step.plans[i])
-                self._learn(lessons, memories[seq], step, i)
-        lessons.teach()
+                self._learn(memories[seq], step, i)
         if self._refit and self._refit.is_due:  # between steps: trees under way keep their places
             self._fill(self._refit.ranked())
 
@@ -305,26 +303,49 @@ class Stand(Drafter):
     def _is_own(self, tree: Tree) -> bool:
         return tree.sources.count(name_of(self)) == len(tree.sources)
 
-    def _learn(self, lessons: Lessons, memory: LogitMemory, step: Step, i: int) -> None:
+    def _learn(self, memory: LogitMemory, step: Step, i: int) -> None:
         """Adds the laws at visited nodes of sequence i (and, from the tree, at all others)."""
-        seq, tree, laws, nodes = step.seqs[i], step.trees[i], step.laws[i], step.visited(i)
+        seq, laws, nodes, start = step.seqs[i], step.laws[i], step.visited(i), step.start(i)
         if not nodes:
             return
         if self.update_from == "tree":
-            nodes = [*nodes, *sorted(set(range(-1, len(tree))) - set(nodes))]
-        is_raw = self._learns_model(seq)
-        found = [laws.logits(node) for node in nodes] if is_raw else laws.at(nodes)
-        lessons.add(memory, seq.tokens, step.start(i), tree, nodes, found, is_raw=is_raw)
+            self._learn_tree(memory, seq, start, step.trees[i], laws, nodes)
+            return
+        self._memories.teach(memory, seq.tokens, start, self._rows(seq, laws, nodes))
+
+    def _learn_tree(
+        self,
+        memory: LogitMemory,
+        seq: Sequence,
+        start: int,
+        tree: Tree,
+        laws: Laws,
+        visited: list[int],
+    ) -> None:
+        """Of nodes that share a context the first teaches it, those of the text before others."""
+        nodes = [*visited, *sorted(set(range(-1, len(tree))) - set(visited))]
+        ids = np.empty((len(nodes), self.entries), np.int32)
+        probs = np.empty((len(nodes), self.entries), np.float32)
+        select_rows(self._rows(seq, laws, nodes), ids, probs)
+        for one in (memory.behind, memory):
+            if one is not None:
+                self._memories.enlarge(one, len(nodes) * len(one.lengths))
+        root, where = memory.context(seq.tokens[:start]), np.array(nodes, np.int32)
+        memory.learn(root, tree, where, ids, probs, is_once=True)
+
+    def _rows(self, seq: Sequence, laws: Laws, nodes: list[int]) -> np.ndarray:
+        """What is learned at nodes: laws [n, V]."""
+        if self._learns_model(seq):
+            return np.array([softmax(laws.logits(node)) for node in nodes])
+        found = laws.at(nodes)
+        return found if isinstance(found, np.ndarray) else np.array(found)
 
     def _seed(self, seq: Sequence) -> None:
         """Learns at all prompt positions but the last, whose law the first step sees."""
         is_raw, memory = self._learns_model(seq), self.memory(seq)
-        for at, tree, rows in prompt_rows(self._target, seq):
-            lessons = Lessons(self._memories, is_once=self._is_once)
-            nodes = range(-1, len(rows) - 1)
-            laws = rows if is_raw else [to_probs(row, seq.sampling) for row in rows]
-            lessons.add(memory, seq.tokens, at, tree, nodes, laws, is_raw=is_raw)
-            lessons.teach()
+        for at, rows in prompt_rows(self._target, seq):
+            laws = [softmax(row) if is_raw else to_probs(row, seq.sampling) for row in rows]
+            self._memories.teach(memory, seq.tokens, at, np.array(laws))
 
     def _memories_of(self, steps: Many[Step]) -> dict[Sequence, LogitMemory]:
         """The memory of each sequence; that of a group is looked up once."""

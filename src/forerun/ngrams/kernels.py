@@ -15,6 +15,7 @@ import numpy as np
 from numba import njit
 
 from forerun.jit import bare, copy
+from forerun.ngrams.selecting import PIECE, STRETCH, select_into
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 MIX_A = np.uint64(0xBF58476D1CE4E5B9)
@@ -38,20 +39,6 @@ class Table(NamedTuple):
     stamps: np.ndarray  # int32 [C], clock of the last hit
     ids: np.ndarray  # int32 [C, K]
     probs: np.ndarray  # float32 [C, K], falling, ties by id; the first 0 ends the entry
-
-
-class Lessons(NamedTuple):
-    """R laws of L lessons, each at nodes of a tree below a text."""
-
-    script: np.ndarray  # int32: L places, nodes [R] of their trees, tokens [N], parents [N]
-    num: int  # L
-    ids: np.ndarray  # int32 [R, K]
-    probs: np.ndarray  # float32 [R, K], the largest of each law, as a Table has them
-
-
-# A place: first row, end, first node, end, two memories that learn it, its stamp, and the context
-# above its tree, padded. One array, for each costs a kernel's call more than a lesson does.
-ROW, NODE, WHO, STAMP, ABOVE = 0, 2, 4, 6, 7
 
 
 class Temper(NamedTuple):
@@ -188,55 +175,88 @@ def look_up(
     return snapshot(far, -1 - place, clock, temper, ids, probs, at) if place else 0, level
 
 
-@njit(cache=True, nogil=True)
-def teach(
-    arrays: Arrays,
-    lengths: np.ndarray,
-    script: np.ndarray,
-    num: int,
+class Desk(NamedTuple):
+    """Room to learn in: K entries, contexts of L tokens, S stretches of a vocabulary."""
+
+    lanes: np.ndarray  # [PIECE], of the laws' type as the next three
+    tops: np.ndarray  # [S]
+    bounds: np.ndarray  # [K]
+    held: np.ndarray  # [K], the largest of a law
+    hashes: np.ndarray  # uint64 [L]
+    context: np.ndarray  # int32 [L]
+    new_ids: np.ndarray  # int32 [K]
+    new_probs: np.ndarray  # float32 [K]
+    ids: np.ndarray  # int32 [2 K]
+    probs: np.ndarray  # float32 [2 K]
+
+
+def room(longest: int, entries: int, vocab: int) -> np.ndarray:
+    """What a `desk` is laid out in. float64."""
+    return np.empty(PIECE + -(-vocab // STRETCH) + 6 * (entries + 1) + 2 * longest)
+
+
+@bare
+def desk(room: np.ndarray, longest: int, entries: int, law: np.ndarray) -> Desk:
+    """The arrays that lie in `room`: a kernel is told of one in a fraction of the time."""
+    tops = PIECE + -(-len(law) // STRETCH)
+    bounds, held = tops + entries, tops + 2 * entries
+    hashes = held + longest
+    context = hashes + (longest + 1) // 2
+    half = (entries + 1) // 2
+    new_ids, new_probs = context + half, context + 2 * half
+    ids = new_probs + entries
+    return Desk(
+        room[:PIECE].view(law.dtype),
+        room[PIECE:tops].view(law.dtype),
+        room[tops:bounds].view(law.dtype)[:entries],
+        room[bounds:held].view(law.dtype)[:entries],
+        room[held:hashes].view(np.uint64),
+        room[hashes:context].view(np.int32)[:longest],
+        room[context:new_ids].view(np.int32)[:entries],
+        room[new_ids:new_probs].view(np.float32)[:entries],
+        room[new_probs:ids].view(np.int32),
+        room[ids : ids + entries].view(np.float32),
+    )
+
+
+@bare
+def follow(
+    keys: np.ndarray,
+    counts: np.ndarray,
+    stamps: np.ndarray,
     ids: np.ndarray,
     probs: np.ndarray,
-    who: int,
-    at: int,
+    lengths: np.ndarray,
     clock: int,
-    room: int,
-    is_once: bool,
-) -> tuple[int, int, int, int]:
-    """Learns lessons of memory `who` from the one `at` on, as long as there is room.
+    text: np.ndarray,
+    laws: np.ndarray,
+    room: np.ndarray,
+) -> int:
+    """Averages laws [n, V] into the slots of all contexts that end before them in a text.
 
-    Up to the first that may need more than `room` new keys. clock: of the memory, which then stamps
-    the lessons; -1 if they have stamps. script, num, ids, probs: of `Lessons`. Returns where it
-    stopped, the number of new keys, of laws learned, and the last stamp.
+    The first five: of a Table. text int32 [longest + n - 1], padded in front: law i comes after
+    text[: longest + i]. Returns the number of new keys.
     """
-    width, added, learned, stamp = ABOVE + lengths[0], 0, 0, clock
-    last = script[(num - 1) * width : num * width]
-    nodes = script[num * width :]
-    tokens = nodes[last[ROW + 1] :]
-    parents = tokens[last[NODE + 1] :]
-    for lesson in range(at, num):
-        place = script[lesson * width : (lesson + 1) * width]
-        if place[WHO] != who and place[WHO + 1] != who:
-            continue
-        start, end, first, stop = place[ROW], place[ROW + 1], place[NODE], place[NODE + 1]
-        if added + (end - start) * len(lengths) > room:
-            return lesson, added, learned, stamp
-        if clock >= 0:
-            place[STAMP] = stamp + 1
-        stamp = int(place[STAMP])
-        added += learn(
-            arrays,
-            lengths,
-            stamp,
-            place[ABOVE:],
-            tokens[first:stop],
-            parents[first:stop],
-            nodes[start:end],
-            ids[start:end],
-            probs[start:end],
-            is_once,
-        )
-        learned += end - start
-    return num, added, learned, stamp
+    table, longest, entries, added = (
+        Table(keys, counts, stamps, ids, probs),
+        lengths[0],
+        ids.shape[1],
+        0,
+    )
+    own = desk(room, longest, entries, laws[0])
+    for i in range(len(laws)):
+        own.new_ids[:] = 0
+        own.held[:] = 0.0
+        select_into(laws[i], own.new_ids, own.held, own.tops, own.bounds, own.lanes)
+        copy(own.held, own.new_probs)
+        for j in range(longest):
+            own.context[j] = text[longest - 1 + i - j]
+        known = hash_context(own.context, own.hashes)
+        for n in lengths:
+            if n <= known:
+                key = own.hashes[n - 1]
+                added += observe(table, key, clock, own.new_ids, own.new_probs, own.ids, own.probs)
+    return added
 
 
 @njit(cache=True, nogil=True)
@@ -275,15 +295,33 @@ def learn(
                 if seen[mark] == key:
                     continue
                 seen[mark] = key
-            slot = find(table.keys, key)
-            if table.keys[slot] == EMPTY_KEY:
-                table.keys[slot] = key
-                table.counts[slot] = 0
-                table.probs[slot] = 0.0
-                added += 1
-            average(table, slot, top_ids[i], top_probs[i], ids, probs)
-            table.stamps[slot] = clock
+            added += observe(table, key, clock, top_ids[i], top_probs[i], ids, probs)
     return added
+
+
+@bare
+def observe(
+    table: Table,
+    key: np.uint64,
+    clock: int,
+    new_ids: np.ndarray,
+    new_probs: np.ndarray,
+    ids: np.ndarray,
+    probs: np.ndarray,
+) -> int:
+    """Averages one observation into the slot of a key, hit now; returns how many keys are new.
+
+    ids, probs [2 K]: room to work in.
+    """
+    slot = find(table.keys, key)
+    is_new = table.keys[slot] == EMPTY_KEY
+    if is_new:
+        table.keys[slot] = key
+        table.counts[slot] = 0
+        table.probs[slot] = 0.0
+    average(table, slot, new_ids, new_probs, ids, probs)
+    table.stamps[slot] = clock
+    return int(is_new)
 
 
 @bare

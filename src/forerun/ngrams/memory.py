@@ -11,6 +11,7 @@ where the first knows nothing, and it learns what the first learns.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from functools import cache
 
@@ -19,7 +20,7 @@ import numpy as np
 from forerun.chances import Chances, Gain
 from forerun.errors import ConfigError
 from forerun.ngrams import drafting, growing, kernels, memory_rows
-from forerun.ngrams.kernels import NOTHING, Lessons, Table, Temper, new_table
+from forerun.ngrams.kernels import NOTHING, Table, Temper, new_table
 from forerun.ngrams.selecting import select_rows
 from forerun.records import Plan
 from forerun.template import Shape, grid
@@ -61,6 +62,8 @@ class LogitMemory:
         self.evicted = 0  # contexts dropped so far
         self.observed = 0  # distributions learned so far
         self._size = 0
+        self._vocab = 0  # of the laws that there is room to work on
+        self._room = kernels.room(self.longest, entries, 0)
 
     def __len__(self) -> int:
         """Contexts held."""
@@ -158,87 +161,61 @@ class LogitMemory:
         """
         if self.behind is not None:
             self.behind.learn(root, tree, nodes, top_ids, top_probs, is_once=is_once)
-        self._add(
-            self.clock + 1, root, tree.tokens, tree.parents, nodes, top_ids, top_probs, is_once
-        )
-
-    def take(self, lessons: Lessons, who: int, at: int, *, is_once: bool) -> int:
-        """Learns lessons that are meant for memory `who`, this one, from the one `at` on.
-
-        As `learn` would, but in one kernel call and without what is behind, which has taken them
-        already. Returns where it stopped: at the end, or at the first for which it has to grow.
-        """
-        leads = self.behind is None
-        at, added, learned, stamp = kernels.teach(
-            self.table[:],
-            self.lengths,
-            *lessons,
-            who,
-            at,
-            self.clock if leads else -1,
-            int(FULLEST * len(self.table.keys)) - self._size,
-            is_once,
-        )
-        self._size += added
-        self.observed += learned
-        if learned:
-            self.clock = stamp
-        return at
-
-    def take_one(self, lessons: Lessons, lesson: int, *, is_once: bool) -> None:
-        """Learns the lesson at which `take` stopped: grows, or forgets, for it."""
-        script, width = lessons.script, kernels.ABOVE + self.longest
-        places = script[: lessons.num * width].reshape(-1, width)
-        start, end, first, stop = places[lesson, : kernels.WHO].tolist()
-        nodes = script[lessons.num * width :]
-        tokens = nodes[places[-1, kernels.ROW + 1] :]
-        parents = tokens[places[-1, kernels.NODE + 1] :]
-        if self.behind is None:
-            places[lesson, kernels.STAMP] = self.clock + 1
-        self._add(
-            int(places[lesson, kernels.STAMP]),
-            places[lesson, kernels.ABOVE :],
-            tokens[first:stop],
-            parents[first:stop],
-            nodes[start:end],
-            lessons.ids[start:end],
-            lessons.probs[start:end],
-            is_once,
-        )
-
-    def _add(
-        self,
-        clock: int,
-        root: np.ndarray,
-        tokens: np.ndarray,
-        parents: np.ndarray,
-        nodes: np.ndarray,
-        ids: np.ndarray,
-        probs: np.ndarray,
-        is_once: bool,
-    ) -> None:
-        """One lesson; of more rows than there is room for, in parts."""
-        self.clock = clock
-        self.observed += len(nodes)
-        at_once, lengths = max(1, len(nodes)), len(self.lengths)
-        if self.growth(len(nodes) * lengths):
-            most = max(len(self.table.keys), self.slots_within(self.budget))
-            at_once = max(1, most // (8 * lengths))
-        for start in range(0, len(nodes), at_once):
-            part = slice(start, start + at_once)
-            self._make_room(len(nodes[part]) * lengths)
+        self._tick(len(nodes))
+        for start, stop in self._parts(len(nodes)):
             self._size += kernels.learn(
                 self.table[:],
                 self.lengths,
-                clock,
+                self.clock,
                 root,
-                tokens,
-                parents,
-                nodes[part],
-                ids[part],
-                probs[part],
+                tree.tokens,
+                tree.parents,
+                nodes[start:stop],
+                top_ids[start:stop],
+                top_probs[start:stop],
                 is_once,
             )
+
+    def follow(self, tokens: list[int], before: int, laws: np.ndarray) -> None:
+        """Learns laws [n, V] that came after tokens[:before], tokens[: before + 1] and so on.
+
+        As `learn` would learn the largest of each, in a kernel that finds them as well.
+        """
+        if self.behind is not None:
+            self.behind.follow(tokens, before, laws)
+        num, longest, vocab = len(laws), self.longest, laws.shape[1]
+        text = tokens[max(0, before - longest) : before + num - 1]
+        missing = [-1] * (longest + num - 1 - len(text))
+        above = np.array(missing + text if missing else text, np.int32)
+        if vocab != self._vocab:
+            self._vocab, self._room = vocab, kernels.room(longest, self.entries, vocab)
+        self._tick(num)
+        fits = self._size + num * len(self.lengths) <= FULLEST * len(self.table.keys)
+        for start, stop in ((0, num),) if fits else self._parts(num):
+            self._size += kernels.follow(
+                *self.table,
+                self.lengths,
+                self.clock,
+                above[start : stop + longest - 1],
+                laws[start:stop],
+                self._room,
+            )
+
+    def _tick(self, num: int) -> None:
+        """So many laws are learned at once; what is behind has them already, and its time holds."""
+        self.clock = self.clock + 1 if self.behind is None else self.behind.clock
+        self.observed += num
+
+    def _parts(self, num: int) -> Iterator[tuple[int, int]]:
+        """So many rows, in parts that there is room for, once each is asked for."""
+        at_once, lengths = max(1, num), len(self.lengths)
+        if self.growth(num * lengths):
+            most = max(len(self.table.keys), self.slots_within(self.budget))
+            at_once = max(1, most // (8 * lengths))
+        for start in range(0, num, at_once):
+            stop = min(start + at_once, num)
+            self._make_room((stop - start) * lengths)
+            yield start, stop
 
     def rows(self) -> Table:
         """All that is known, packed: contexts by key, stamps in the order of their last hit."""
@@ -311,11 +288,11 @@ def warm_up() -> None:
     memory = LogitMemory(entries=2)
     for dtype in (np.float32, np.float64):
         ids, probs = np.zeros((1, 2), np.int32), np.zeros((1, 2), np.float32)
-        select_rows(np.array([[0.25, 0.75]], dtype), ids, probs)
+        laws = np.array([[0.25, 0.75]], dtype)
+        select_rows(laws, ids, probs)
+        memory.follow([1, 2], 2, laws)
     root = memory.context([1, 2])
     memory.learn(root, EMPTY, np.array([-1], np.int32), ids, probs)
-    script = np.array([0, 1, 0, 0, 0, -1, 0, *root, -1], np.int32)
-    memory.take(Lessons(script, 1, ids, probs), 0, 0, is_once=False)
     memory.lookup([1, 2])
     memory.draft([1, 2], grid(1).first(1), 1, uniforms=np.full(2, 0.5))
     tree, _ = memory.grow([1, 2], Plan(1, 1), NEUTRAL, np.full(2, 0.5))

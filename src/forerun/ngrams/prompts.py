@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 
 from forerun.records import Sequence
-from forerun.tree import Tree, chain
 
 CHUNK = 64  # rows that are held at once, a vocabulary wide each
 
 
-def prompt_rows(target: Any, seq: Sequence) -> Iterator[tuple[int, Tree, np.ndarray]]:
-    """Logits [m, V] after prompt[:at] and after each of the next m - 1 prompt tokens, a chain.
+def prompt_rows(target: Any, seq: Sequence) -> Iterator[tuple[int, np.ndarray]]:
+    """Logits [m, V] after prompt[:at] and after each of the next m - 1 prompt tokens.
 
-    All positions but the prompt's last, chunk by chunk: (at, the chain, rows). The target computes
+    All positions but the prompt's last, chunk by chunk: (at, rows). The target computes
     the prompt here and keeps its state, so the first pass of `seq` finds most of it done. `target`
     is one whose `rows_at` gives rows after draft paths.
     """
@@ -29,6 +28,6 @@ def prompt_rows(target: Any, seq: Sequence) -> Iterator[tuple[int, Tree, np.ndar
             path = tuple(prompt[at : min(at + CHUNK, len(prompt)) - 1])
             rows = target.rows_at([(probe, path[:n]) for n in range(len(path) + 1)])
             wide = rows.float() if rows.element_size() < 4 else rows
-            yield at, chain(path), wide.cpu().numpy()
+            yield at, wide.cpu().numpy()
     finally:
         target.release(probe)

@@ -57,19 +57,37 @@ def select_top(row: np.ndarray, ids: np.ndarray, probs: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def select_above(row: np.ndarray, ids: np.ndarray, held: np.ndarray) -> None:
+    """`select_into` with room of its own."""
+    tops = np.empty(-(-len(row) // STRETCH), row.dtype)
+    bounds, lanes = np.empty(len(ids), row.dtype), np.empty(PIECE, row.dtype)
+    select_into(row, ids, held, tops, bounds, lanes)
+
+
+@bare
+def select_into(
+    row: np.ndarray,
+    ids: np.ndarray,
+    held: np.ndarray,
+    tops: np.ndarray,
+    bounds: np.ndarray,
+    lanes: np.ndarray,
+) -> None:
     """The K largest entries of row [V] above what `held` begins with, falling, and their ids.
 
     Ties: the lowest ids. One pass, vectorised, finds the largest entry of every stretch. The K-th
     largest of those bounds the result from below, so only stretches that reach it are looked into,
-    about K of them; there pieces are compared with the K-th largest so far.
+    about K of them; there pieces are compared with the K-th largest so far. tops [V / STRETCH],
+    bounds [K], lanes [PIECE]: room to work in, of the row's type.
     """
     entries, vocab, least = len(ids), len(row), held[0]
-    tops, lanes = np.empty(-(-vocab // STRETCH), row.dtype), np.empty(PIECE, row.dtype)
-    for k in range(len(tops)):
+    num = -(-vocab // STRETCH)
+    bounds[:] = -np.inf
+    for k in range(num):
         tops[k] = largest_of(row[k * STRETCH : (k + 1) * STRETCH], lanes)
-    few = len(tops) <= entries
-    bound = row.dtype.type(-np.inf) if few else np.partition(tops, -entries)[-entries]
-    for k in range(len(tops)):
+        if tops[k] > bounds[entries - 1]:
+            insert(bounds, tops[k])
+    bound = bounds[entries - 1]  # -inf where there are fewer
+    for k in range(num):
         if tops[k] < bound or tops[k] <= least:
             continue
         stop = min((k + 1) * STRETCH, vocab)
@@ -78,9 +96,19 @@ def select_above(row: np.ndarray, ids: np.ndarray, held: np.ndarray) -> None:
                 continue
             for i in range(start, min(start + PIECE, stop)):
                 if row[i] > least:
-                    at = entries - 1
-                    while at > 0 and row[i] > held[at - 1]:
-                        ids[at], held[at] = ids[at - 1], held[at - 1]
-                        at -= 1
-                    ids[at], held[at] = i, row[i]
+                    at = insert(held, row[i])
+                    for j in range(entries - 1, at, -1):
+                        ids[j] = ids[j - 1]
+                    ids[at] = i
                     least = held[entries - 1]
+
+
+@bare
+def insert(falling: np.ndarray, value: Any) -> int:
+    """Puts a value among larger ones and equal ones before it; the last one goes."""
+    at = len(falling) - 1
+    while at > 0 and value > falling[at - 1]:
+        falling[at] = falling[at - 1]
+        at -= 1
+    falling[at] = value
+    return at

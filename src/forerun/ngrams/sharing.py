@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from weakref import WeakSet
 
+import numpy as np
+
 from forerun.errors import ConfigError
 from forerun.ngrams.memory import LogitMemory
 from forerun.records import Sequence
@@ -86,6 +88,14 @@ class Memories:
         if users:
             self._users[key] = users
         return self[key]
+
+    def teach(self, memory: LogitMemory, tokens: list[int], before: int, laws: np.ndarray) -> None:
+        """A memory and what is behind it learn laws as `LogitMemory.follow` does, and have room."""
+        num_new = len(laws) * len(memory.lengths)
+        if memory.behind is not None:
+            self.enlarge(memory.behind, num_new)
+        self.enlarge(memory, num_new)
+        memory.follow(tokens, before, laws)
 
     def enlarge(self, memory: LogitMemory, num_new: int) -> None:
         """Lets a memory grow for `num_new` more contexts."""

@@ -5,18 +5,17 @@ from __future__ import annotations
 import gc
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tiny import make_tiny
 
 import forerun
-from forerun import bench, shaping
+from forerun import shaping
 from forerun.bench import machine, timers
-from forerun.bench.budget import COUNTING, LIMIT, NATIVE, PYTHON, REST, Measured, budget
+from forerun.bench.budget import COUNTING, LIMIT, NATIVE, PYTHON, REST, Bare, Measured, budget
 from forerun.bench.own import Parts
-from forerun.bench.profile import Runs, consume, profile
+from forerun.bench.profile import consume, profile
 from forerun.bench.timers import Clock, Patches, calibrate
 from forerun.engine import loop
 from forerun.engine.attention import Pass
@@ -26,7 +25,7 @@ from forerun.native import kernels
 from forerun.sampling import Sampling
 
 PROMPT = "the cat sat on the mat and"
-BARE = Measured(seconds=8.0, forward=6.0, steps=2)
+BARE = Bare(seconds=8.0, forward=6.0)
 
 
 class Time:
@@ -217,7 +216,8 @@ def test_with_and_without_timers_the_texts_are_the_same(model: Any, drafter: str
 
         def hear(step: Any) -> None:
             steps[-1].append([list(tokens) for tokens in step.emitted])
-            given(step)
+            if given is not None:
+                given(step)
 
         return run(prompts, sampling, **options, on_step=hear)
 
@@ -231,7 +231,7 @@ def test_with_and_without_timers_the_texts_are_the_same(model: Any, drafter: str
 def test_what_takes_much_outside_the_pass_is_flagged() -> None:
     clock = Clock()
     clock.seconds |= {REST: 6.0, "draft": 0.9, "verify": 2.0, PYTHON: 1.1}
-    run, bare = Measured(steps=10, tokens=30), Measured(seconds=9.0, forward=6.3, steps=10)
+    run, bare = Measured(steps=10, tokens=30), Bare(seconds=9.0, forward=6.3)
     found = budget(clock, (0.0, 0.0), run, bare)
     flagged = {line.name for line in found.lines if line.is_flagged}
     assert LIMIT == 0.10 and flagged == {"verify", PYTHON}
@@ -242,15 +242,14 @@ def test_what_takes_much_outside_the_pass_is_flagged() -> None:
     assert found.bare_outside == pytest.approx(0.3)
     assert found.outside_share == found.to_dict()["outside_share"] == found.bare_outside
     assert found.notes == ()
-    away = budget(clock, (0.0, 0.0), run, Measured())
+    away = budget(clock, (0.0, 0.0), Measured(away=1, steps=10, tokens=30), bare)
     assert away.bare_outside is None and away.outside_share == away.outside_lines
 
 
 def test_the_share_without_timers_is_that_of_all_but_the_pass(
     model: Any, monkeypatch: pytest.MonkeyPatch, fake_time: Time
 ) -> None:
-    for module in (loop, bench.budget):
-        monkeypatch.setattr(module, "perf_counter", fake_time.perf_counter)
+    monkeypatch.setattr(loop, "perf_counter", fake_time.perf_counter)
     for where, seconds in ("forward", 1.0), ("commit", 3.0):
         monkeypatch.setattr(model.target, where, slowly(model.target, where, seconds, fake_time))
     sampling = Sampling(temperature=0.0, max_new_tokens=12, ignore_eos=True)
@@ -270,40 +269,16 @@ def slowly(owner: Any, name: str, seconds: float, clock: Time) -> Any:
     return slow
 
 
-@pytest.mark.parametrize("is_away", [False, True])
-def test_what_counting_takes_belongs_to_no_step(
-    monkeypatch: pytest.MonkeyPatch, fake_time: Time, is_away: bool
-) -> None:
-    monkeypatch.setattr(bench.budget, "perf_counter", fake_time.perf_counter)
+def test_nothing_of_the_profile_listens_to_runs_without_timers(model: Any) -> None:
+    run, heard = model.run, []
 
-    class Slow:
-        def __len__(self) -> int:
-            fake_time.sleep(0.5)
-            return 3
+    def watched(*given: Any, on_step: Any, **options: Any) -> Any:
+        heard.append(on_step)
+        return run(*given, on_step=on_step, **options)
 
-    law: Any = SimpleNamespace(rows=SimpleNamespace(is_away=is_away))
-    step: Any = SimpleNamespace(
-        trees=[Slow()], emitted=[[1, 2]], times={"forward": 1.5}, laws=[law]
-    )
-
-    class Counted(Runs):
-        def _run(self, number: int) -> Any:
-            found = Measured()
-
-            def run() -> Any:
-                for _ in range(4):
-                    fake_time.sleep(2.0)
-                    found.count(step)
-                    yield
-
-            return run(), found
-
-    bare = Counted(None, PROMPT, Sampling(), Parts("none")).plain(0)  # type: ignore[arg-type]
-    assert (bare.steps, bare.rows, bare.tokens) == (4, 16, 8)
-    assert (bare.seconds, bare.counting, bare.forward) == (8.0, 2.0, 6.0)
-    clock = Clock()
-    clock.seconds |= {REST: 1.0, PYTHON: 1.0}
-    assert budget(clock, (0.0, 0.0), bare, bare).bare_outside == (None if is_away else 0.25)
+    model.run = watched
+    profile(model, PROMPT, Sampling(max_new_tokens=4, seed=0), Parts("none"), rounds=2)
+    assert [hear is None for hear in heard] == [True, True, False, True, False]
 
 
 def test_steps_that_took_much_longer_with_timers_are_remarked() -> None:
@@ -311,7 +286,7 @@ def test_steps_that_took_much_longer_with_timers_are_remarked() -> None:
     clock.seconds |= {REST: 6.0, PYTHON: 1.0}
 
     def said(seconds: float) -> tuple[str, ...]:
-        bare = Measured(seconds=10 * seconds, steps=10)
+        bare = Bare(seconds=10 * seconds)
         return budget(clock, (0.0, 0.0), Measured(steps=10, tokens=30), bare).notes
 
     assert said(0.7) == said(0.65) == ()
@@ -351,9 +326,9 @@ def test_no_step_pays_for_a_collection_of_all_that_was_imported(
 ) -> None:
     frozen: list[int] = []
 
-    def watched(run: Any) -> None:
+    def watched(run: Any) -> Any:
         frozen.append(gc.get_freeze_count())
-        consume(run)
+        return consume(run)
 
     monkeypatch.setattr("forerun.bench.profile.consume", watched)
     before = gc.get_freeze_count()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from forerun.bench.timers import Clock
@@ -77,12 +76,22 @@ class Budget:
 
 
 @dataclass
-class Measured:
-    """One run."""
+class Bare:
+    """Runs without timers, as anybody's run would be: nothing of the profile's listens to them."""
 
-    seconds: float = 0.0  # what counting took left out; of a timed run its clock knows them
+    seconds: float = 0.0
     forward: float = 0.0  # of these, in passes, as the engine itself tells
-    counting: float = 0.0
+
+    def add(self, other: Bare) -> None:
+        """Adds another run's figures."""
+        self.seconds += other.seconds
+        self.forward += other.forward
+
+
+@dataclass
+class Measured:
+    """What timed runs did; their clock knows the seconds."""
+
     away: int = 0  # steps whose logits lie on a device, which may compute on
     steps: int = 0
     tokens: int = 0
@@ -90,36 +99,28 @@ class Measured:
 
     def count(self, step: Step) -> None:
         """Listener: one more step of the run."""
-        start = perf_counter()
         self.steps += 1
         self.rows += sum(1 + len(tree) for tree in step.trees)
         self.tokens += sum(map(len, step.emitted))
-        self.forward += step.times["forward"]
         self.away += any(law.rows.is_away for law in step.laws)
-        self.counting += perf_counter() - start
-
-    def add(self, other: Measured) -> None:
-        """Adds another run's figures."""
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
 
 
 def budget(
     clock: Clock,
     cost: tuple[float, float],
     run: Measured,
-    bare: Measured,
+    bare: Bare,
     alone: dict[str, float] | None = None,
 ) -> Budget:
     """The lines of a profile in the order in which a step goes.
 
-    bare: the same texts without timers. alone: seconds per step of kinds of layers within native
-    kernels.
+    bare: the same texts, and so steps, without timers. alone: seconds per step of kinds of layers
+    within native kernels.
     """
     spent, steps = clock.corrected(cost), max(run.steps, 1)
     spent.pop(COUNTING, None)
     total, timers = sum(spent.values()) or 1.0, clock.overhead(cost)
-    untimed = bare.seconds / max(bare.steps, 1)
+    untimed = bare.seconds / steps
     calls = {name: clock.calls[name] / steps for name in spent if name != PYTHON}
     notes = _divide(spent, {kind: steps * seconds for kind, seconds in (alone or {}).items()})
 
@@ -138,7 +139,7 @@ def budget(
         run.tokens,
         1e6 * total / steps,
         1e6 * untimed,
-        1 - bare.forward / bare.seconds if bare.steps and not bare.away else None,
+        1 - bare.forward / bare.seconds if bare.seconds and not run.away else None,
         timers / (total + timers),
         (*notes, *_apart(total / steps, untimed)),
     )

@@ -20,6 +20,7 @@ from forerun.bench.budget import (
     NATIVE,
     PYTHON,
     REST,
+    Bare,
     Budget,
     Measured,
     budget,
@@ -31,8 +32,9 @@ from forerun.sampling import Sampling
 if TYPE_CHECKING:
     from forerun.bench.own import Parts
     from forerun.engine.api import Model
-    from forerun.engine.run import Run
+    from forerun.engine.run import Run, Sample
     from forerun.models.transformer import Transformer
+    from forerun.records import Step
 
 
 def profile(
@@ -51,13 +53,13 @@ def profile(
 
     start_run = Runs(model, prompt, sampling, parts)
     start_run.plain(rounds)  # computes the prompt, compiles, touches pages
-    cost, clock, bare, timed = calibrate(), Clock(_wait_for(model)), Measured(), Measured()
+    cost, clock, bare, timed = calibrate(), Clock(_wait_for(model)), Bare(), Measured()
     threads = torch.get_num_threads()
     watch = machine.Watch(threads)
     with young_garbage():
         for number in range(rounds):
             bare.add(start_run.plain(number))
-            timed.add(start_run.timed(number, clock))
+            start_run.timed(number, clock, timed)
     taken = watch.taken() or 0.0
     alone: dict[str, float] = {}
     if NATIVE in clock.seconds:
@@ -77,38 +79,34 @@ class Runs:
     def __init__(self, model: Model, prompt: str, sampling: Sampling, parts: Parts) -> None:
         self.model, self.prompt, self.sampling, self.parts = model, prompt, sampling, parts
 
-    def plain(self, number: int) -> Measured:
+    def plain(self, number: int) -> Bare:
         """Timed as a whole, set-up left out."""
-        run, found = self._run(number)
-        found.seconds = seconds_of(lambda: consume(run)) - found.counting
-        return found
+        run = self._run(number)
+        samples: list[Sample] = []
+        seconds = seconds_of(lambda: samples.extend(consume(run)))
+        return Bare(seconds, sum(sample.stats.seconds["forward"] for sample in samples))
 
-    def timed(self, number: int, clock: Clock) -> Measured:
-        """All parts are timed; they are put back afterwards."""
-        run, found = self._run(number)
+    def timed(self, number: int, clock: Clock, found: Measured) -> None:
+        """All parts are timed and counted; they are put back afterwards."""
+        run = self._run(number, found.count)
         with wrapped_engine(run, clock), wrapped_target(self.model.target, clock):
             clock.wrap(PYTHON, consume)(run)
-        return found
 
-    def _run(self, number: int) -> tuple[Run, Measured]:
-        found = Measured()
-        sampling = replace(self.sampling, seed=(self.sampling.seed or 0) + number)
-        run = self.model.run(
+    def _run(self, number: int, on_step: Callable[[Step], None] | None = None) -> Run:
+        return self.model.run(
             [self.prompt],
-            sampling,
+            replace(self.sampling, seed=(self.sampling.seed or 0) + number),
             drafter=self.parts.drafter,
             controller=self.parts.controller,
             verifier=self.parts.verifier,
             batch=self.parts.batch,
-            on_step=found.count,
+            on_step=on_step,
         )
-        return run, found
 
 
-def consume(run: Run) -> None:
+def consume(run: Run) -> list[Sample]:
     """Steps a run to its end."""
-    for _ in run:
-        pass
+    return list(run)
 
 
 @contextmanager

@@ -103,9 +103,9 @@ def test_first_come_first_served_and_never_too_many(max_seqs, lengths):
         scheduler.add(seq)
     gone = []
     while not scheduler.is_idle:
-        running = scheduler.admit(lambda seq: order.append(seq.index))
-        assert 0 < len(running) <= max_seqs
-        for seq in running:
+        scheduler.admit(lambda seq: order.append(seq.index))
+        assert 0 < len(scheduler.running) <= max_seqs
+        for seq in scheduler.running:
             seq.tokens.append(0)
             seq.finish = "length" if seq.num_left == 0 else None
         gone += scheduler.retire()[0]

@@ -283,16 +283,16 @@ class Budget(Controller):
         """
         if not is_probing:
             self._left = REVIEW
-        running = [*self._luck.items()]
+        running, known = [*self._luck.items()], set[Counts]()
         if not running:  # all came while nothing was drafted, or others plan for them
             return
         for seq, luck in running:
-            luck.counts = self._of(self._drafter.whose(seq))
-        lucks = [luck for _, luck in running]
-        for counts in {luck.counts for luck in lucks}:
-            counts.price(self._num)
-            counts.review(REVIEW)
-        sizes, per_row, speed = self._best(lucks)
+            luck.counts = counts = self._of(self._drafter.whose(seq))
+            if counts not in known:
+                known.add(counts)
+                counts.price(self._num)
+                counts.review(REVIEW)
+        sizes, per_row, speed = self._best([*self._luck.values()])
         plans: dict[tuple[int, Counts], Plan] = {}  # most are alike
         resting: list[tuple[Sequence, Luck]] = []
         for (seq, luck), size in zip(running, sizes, strict=True):
@@ -335,11 +335,15 @@ class Budget(Controller):
     def _best(self, lucks: list[Luck]) -> tuple[list[int], float, float]:
         """Nodes of each sequence, seconds of a row more, and tokens per second."""
         num = max(self._num, len(lucks))  # some may have joined just now
-        cost, counts, roots = self._cost, [luck.counts for luck in lucks], num - self._common
-        prices = [(k.factor, cost.per_draft + k.counts.each, k.counts.per_node) for k in lucks]
+        cost, roots = self._cost, num - self._common
+        prices, beliefs = list[tuple[float, float, float]](), list[np.ndarray]()
+        for luck in lucks:
+            counts = luck.counts
+            beliefs.append(counts.beliefs)
+            prices.append((luck.factor, cost.per_draft + counts.each, counts.per_node))
         sizes = np.empty(len(lucks), np.int64)
         per_row, speed = choose(
-            np.array([c.beliefs for c in counts]),
+            np.array(beliefs) if len(beliefs) > 1 else beliefs[0][None],
             np.array(prices),
             num,
             roots,

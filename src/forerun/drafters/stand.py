@@ -137,12 +137,13 @@ class Stand(Drafter):
             self._seeded.add(mark)
 
     def finish(self, seq: Sequence) -> None:
-        if trial := self._trials.pop(seq, None):
+        if self._trials and (trial := self._trials.pop(seq, None)):
             self.memory(seq).gain.learn(seq, trial.difference(seq)[0])
         for key in self._keys(seq):
             self._memories.leave(key, seq)
         self._seeded.discard(seq)
-        self._memories.forget(seq)  # a group's memory stays for trajectories that may still come
+        if seq.group is None or self.scope == "request":
+            self._memories.forget(seq)  # a group's stays for trajectories that may still come
 
     def forget(self, group: Hashable) -> None:
         self._memories.forget(group)
@@ -171,17 +172,22 @@ class Stand(Drafter):
 
     def hear(self, steps: Many[Step]) -> None:
         """Texts that share a memory teach it step by step, however late: its bits rest on order."""
-        memories = self._memories_of(steps)
+        memories: dict[Hashable, LogitMemory] = {}
+        is_shared = self.scope != "request"
         for step in steps:
             if self.choice == "measured":  # before anything is learned from this step
                 for i, seq in enumerate(step.seqs):
                     self._compare(seq, step, i)
             for i, (seq, tree) in enumerate(zip(step.seqs, step.trees, strict=True)):
+                mark = (seq.tenant, seq.group) if is_shared and seq.group is not None else seq
+                memory = memories.get(mark)
+                if memory is None:
+                    memory = memories[mark] = self.memory(seq)
                 if len(tree.tokens):
-                    self._count(memories[seq], tree, step.verdicts[i].nodes)
+                    self._count(memory, tree, step.verdicts[i].nodes)
                 if self._refit and self._filled.get(seq) is tree.tokens:
                     self._refit.count(tree, step.verdicts[i].nodes, step.plans[i])
-                self._learn(memories[seq], step, i)
+                self._learn(memory, step, i)
         if self._refit and self._refit.is_due:  # between steps: trees under way keep their places
             self._fill(self._refit.ranked())
 
@@ -247,7 +253,7 @@ class Stand(Drafter):
         uniforms = seq.dice.peek(plan.nodes * self.entries) if self._draws(seq) else None
         tree, used = self._drafted(seq, seq.tokens, plan, uniforms)
         seq.dice.skip(used)
-        return self._noted(seq, tree)
+        return tree if self._refit is None else self._noted(seq, tree)
 
     def _drafted(
         self, seq: Sequence, tokens: list[int], plan: Plan, uniforms: np.ndarray | None
@@ -347,26 +353,13 @@ class Stand(Drafter):
             laws = [softmax(row) if is_raw else to_probs(row, seq.sampling) for row in rows]
             self._memories.teach(memory, seq.tokens, at, np.array(laws))
 
-    def _memories_of(self, steps: Many[Step]) -> dict[Sequence, LogitMemory]:
-        """The memory of each sequence; that of a group is looked up once."""
-        found: dict[Sequence, LogitMemory] = {}
-        known: dict[tuple[str, Hashable], LogitMemory] = {}
-        for step in steps:
-            for seq in step.seqs:
-                if seq in found:
-                    continue
-                mark = (seq.tenant, seq if seq.group is None else seq.group)
-                if self.scope == "request" or mark not in known:
-                    known[mark] = self.memory(seq)
-                found[seq] = known[mark]
-        return found
-
     def _learns_model(self, seq: Sequence) -> bool:
         return seq.sampling.is_greedy or self._stores_model(seq)
 
     def _stores_model(self, seq: Sequence) -> bool:
         """Whether the law at temperature 1 is stored, whatever the request."""
-        return self.store == "model" or (self.store == "auto" and self._scope(seq.tenant) in WIDE)
+        is_wide = self.scope in WIDE or seq.tenant in self._kept
+        return self.store == "model" or (self.store == "auto" and is_wide)
 
     def _scope(self, tenant: str) -> str:
         return "tenant" if tenant in self._kept else self.scope

@@ -56,6 +56,7 @@ class Guarded(Drafter):
         self.failures: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
         self._late: list[tuple[Step, list[int]]] = []  # unheard steps, and who is to be learned
         self._is_due = False  # whether somebody was asked in one of them
+        self._room = 0  # of how many such as the first is
         self._seen: Counter[str] = Counter()
         self._parts: dict[Drafter, Guarded] = {}  # those that were told of
 
@@ -104,7 +105,10 @@ class Guarded(Drafter):
         self.drafter.warm_up()
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
-        asked = [i for i, plan in enumerate(plans) if not plan.is_empty]
+        asked = list[int]()
+        for i, plan in enumerate(plans):
+            if not plan.is_empty:
+                asked.append(i)
         if asked and self._late:
             self._catch_up()
         for i in asked:
@@ -121,30 +125,33 @@ class Guarded(Drafter):
         return trees
 
     def observe(self, step: Step) -> None:
-        kept, rows, was_asked = self.drafter.kept, list[int](), False
+        kept, rows, num_asked, num_nodes = self.drafter.kept, list[int](), 0, 0
         for i, plan in enumerate(step.plans):
             if plan.nodes > 0 or plan.learns or step.seqs[i].tenant in kept:
                 rows.append(i)
-                was_asked = was_asked or plan.nodes > 0
+                num_asked += plan.nodes > 0
+                num_nodes += len(step.trees[i].tokens)
         if not rows:
             return
         self._late.append((step, rows))
         may_wait = self.drafter.is_patient and step.starts  # else it is told by the text as it is
-        if not may_wait or any(map(len, step.trees)):
+        if num_nodes or not may_wait:
             self._catch_up()
             return
-        self._is_due = self._is_due or was_asked
-        steps, size = LATE
-        held = len(step.laws) * step.laws[0].rows.nbytes
-        if len(self._late) >= steps or len(self._late) * held >= size:
+        self._is_due = self._is_due or num_asked > 0
+        if len(self._late) == 1:
+            steps, size = LATE
+            self._room = min(steps, size // (len(step.laws) * step.laws[0].rows.nbytes))
+        if len(self._late) >= self._room:
             self._catch_up()
 
     def _catch_up(self) -> None:
         """The drafter hears of all steps that wait, in their order."""
         late, self._late, self._is_due = self._late, [], False
-        steps = [step if len(rows) == len(step.seqs) else step.of(rows) for step, rows in late]
-        for step in steps:
-            for seq in step.seqs:
+        steps = list[Step]()
+        for step, rows in late:
+            steps.append(step if len(rows) == len(step.seqs) else step.of(rows))
+            for seq in steps[-1].seqs:
                 if self not in seq.begun_by:
                     self._begin(seq)
         try:
@@ -157,19 +164,28 @@ class Guarded(Drafter):
             self._catch_up()
         if self in seq.begun_by:
             seq.begun_by.discard(self)
-            self._try(lambda: self.drafter.finish(seq), [seq])
+            try:
+                self.drafter.finish(seq)
+            except Exception as error:
+                self._note(error, [seq])
 
     def forget(self, group: Hashable) -> None:
         if self._late:
             self._catch_up()
-        self._try(lambda: self.drafter.forget(group), [])
+        try:
+            self.drafter.forget(group)
+        except Exception as error:
+            self._note(error, [])
 
     def memory_report(self) -> dict[str, int]:
         return self.drafter.memory_report()
 
     def _begin(self, seq: Sequence) -> None:
         seq.begun_by.add(self)
-        self._try(lambda: self.drafter.start(seq), [seq])
+        try:
+            self.drafter.start(seq)
+        except Exception as error:
+            self._note(error, [seq])
 
     def _propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
         try:
@@ -194,12 +210,6 @@ class Guarded(Drafter):
         except Exception as error:
             self._note(error, [])
             return otherwise
-
-    def _try(self, work: Callable[[], None], seqs: Many[Sequence]) -> None:
-        try:
-            work()
-        except Exception as error:
-            self._note(error, seqs)
 
     def _note(self, error: Exception, seqs: Many[Sequence]) -> None:
         for seq in seqs:

@@ -14,7 +14,7 @@ from forerun.dice import Dice
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.stops import Stops
 from forerun.errors import ConfigError
-from forerun.records import Rows, Sequence, Step
+from forerun.records import Plan, Rows, Sequence, Step
 from forerun.roles import Controller, Drafter, Shaper, Target, Verifier, name_of
 from forerun.shaping import Laws, advance
 from forerun.tree import Tree
@@ -71,7 +71,9 @@ class Engine:
         with self.target.turns:
             t0 = perf_counter()
             gone = self.retire()
-            seqs = list(self.scheduler.admit(self._start))
+            if self.scheduler.waiting:
+                self.scheduler.admit(self._start)
+            seqs = list(self.scheduler.running)
             if not seqs:
                 return gone
             self.round(seqs, t0)
@@ -81,7 +83,10 @@ class Engine:
         """One round for some of the running ones: their texts grow together, or not at all."""
         t0 = perf_counter() if start is None else start
         is_due, self._is_due = self._is_due, True  # until nothing can fail any more
-        plans = [self.controller.plan(seq).within(seq.num_left - 1) for seq in seqs]
+        plans = list[Plan]()
+        for seq in seqs:
+            plan = self.controller.plan(seq)
+            plans.append(plan if plan.is_empty else plan.within(seq.num_left - 1))
         trees = self.drafter.propose(seqs, plans)
         probed = list(map(self._probe, seqs, trees)) if self.has_probes else trees
         t1 = perf_counter()
@@ -144,7 +149,10 @@ class Engine:
         """Appends to each what comes before its end, if that lies among its tokens."""
         try:
             kept = list(map(self.stops.cut, seqs, drawn))
-            states = list(map(self._advanced, seqs, kept))
+            states = [seq.states for seq in seqs]
+            for i, (now, tokens) in enumerate(zip(states, kept, strict=True)):
+                if now.count(None) < len(now):
+                    states[i] = self._advanced(now, tokens)
         except Exception:
             for seq in seqs:
                 self.stops.renew(seq)
@@ -154,10 +162,9 @@ class Engine:
             seq.states = state
         return kept
 
-    def _advanced(self, seq: Sequence, tokens: list[int]) -> tuple[Any, ...]:
-        """The states of its shapers after these tokens."""
-        states = seq.states
-        for token in tokens if states.count(None) < len(states) else ():
+    def _advanced(self, states: tuple[Any, ...], tokens: list[int]) -> tuple[Any, ...]:
+        """The states of a sequence's shapers after these tokens."""
+        for token in tokens:
             states = advance(self.shapers, states, token)
         return states
 

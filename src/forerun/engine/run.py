@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Generator, Iterator
 from collections.abc import Sequence as Many
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -227,8 +227,16 @@ class Run:
         for number, first in zip(numbers, firsts, strict=True):
             seed = self.seed if first.sampling.seed is None else first.sampling.seed
             for k, dice in enumerate(_dice(seed, number, first.sampling)):
-                own = list(first.tokens)
-                yield replace(first, tokens=own, dice=dice, index=k, logprobs=[])
+                yield Sequence(
+                    first.tokens.copy(),
+                    first.num_prompt,
+                    first.sampling,
+                    dice,
+                    first.limit,
+                    first.group,
+                    k,
+                    first.tenant,
+                )
 
     def _sample(self, seq: Sequence, text: str) -> Sample:
         tokens = seq.generated

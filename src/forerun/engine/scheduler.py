@@ -27,13 +27,12 @@ class Scheduler:
         """Puts a sequence at the end of the queue."""
         self.waiting.append(seq)
 
-    def admit(self, on_start: Callable[[Sequence], None]) -> list[Sequence]:
-        """Fills the free places from the queue; returns all that run."""
+    def admit(self, on_start: Callable[[Sequence], None]) -> None:
+        """Fills the free places from the queue."""
         while self.waiting and len(self.running) < self.max_seqs:
             seq = self.waiting.popleft()
             on_start(seq)
             self.running.append(seq)
-        return self.running
 
     def retire(self) -> tuple[list[Sequence], list[Sequence]]:
         """Removes and returns the sequences that have finished, and those cancelled waiting."""

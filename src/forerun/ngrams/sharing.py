@@ -39,14 +39,17 @@ class Memories:
 
     def join(self, key: Hashable, seq: Sequence) -> None:
         """A sequence begins to use a memory."""
-        self._users.setdefault(key, WeakSet()).add(seq)
+        if key not in self._users:
+            self._users[key] = WeakSet()
+        self._users[key].add(seq)
 
     def leave(self, key: Hashable, seq: Sequence) -> None:
         """A sequence has ended; its memory may be dropped when room is needed."""
-        users = self._users.get(key, WeakSet())
-        users.discard(seq)
-        if not len(users):
-            self._users.pop(key, None)
+        users = self._users.get(key)
+        if users is not None:
+            users.discard(seq)
+            if not len(users):
+                del self._users[key]
 
     @contextmanager
     def moving(self, tenant: str, keys: Callable[[Sequence], Iterable[Hashable]]) -> Iterator[None]:
@@ -147,8 +150,8 @@ def key_of(scope: str, seq: Sequence) -> Hashable:
 
 def keys_of(scope: str, seq: Sequence) -> tuple[Hashable, ...]:
     """Of the memories that a sequence teaches: the wide one's, then its group's; else one."""
-    key = key_of(scope, seq)  # tenants share no group
-    return (key, ("near", seq.tenant, key_of("group", seq))) if scope in WIDE else (key,)
+    own = seq if scope == "request" or seq.group is None else seq.group  # tenants share no group
+    return (kept_key(scope, seq.tenant), ("near", seq.tenant, own)) if scope in WIDE else (own,)
 
 
 def _near_group(key: Hashable) -> Hashable:

@@ -30,7 +30,7 @@ class Counts:
         self._hope = Drafter().hope()
         self._is_new = True
         self._news = 0  # drafts that beliefs do not know yet
-        self._priced = 0  # steps with drafts for which prices hold
+        self.priced = 0  # steps with drafts for which prices hold
         self.vain = self.each = self.per_node = 0.0
         self._sum_up()
 
@@ -39,7 +39,7 @@ class Counts:
 
         A line is good enough. is_due: even if that was asked for lately.
         """
-        if self._priced > 0 and not is_due:
+        if self.priced > 0 and not is_due:
             return
         if self._is_new:
             self._is_new = False
@@ -47,7 +47,7 @@ class Counts:
             self._sum_up()
         vain, one, many = (self.drafter.seconds(n, num) for n in (0, 1, self.nodes))
         self.per_node = (many - one) / max(self.nodes - 1, 1)
-        self.vain, self.each, self._priced = vain, one - self.per_node, PRICED
+        self.vain, self.each, self.priced = vain, one - self.per_node, PRICED
 
     def add(self, asked: int, size: int, accepted: list[int]) -> None:
         """A draft of `size` nodes, of which some were accepted, where `asked` might have been."""
@@ -61,7 +61,7 @@ class Counts:
 
     def decay(self, drafts: int) -> None:
         """A step with so many drafts is over."""
-        self._priced -= 1
+        self.priced -= 1
         self.weight *= KEEP**-drafts
         if self.weight > HEAVY:
             self.counts = [[count / self.weight for count in row] for row in self.counts]

@@ -8,7 +8,6 @@ uniforms through `peek` and `skip`; a kernel and its plain version therefore agr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -29,6 +28,9 @@ class Dice(Protocol):
         """Up to `count` distinct indices of positive probability, in the order drawn."""
 
 
+NO_BLOCK = np.empty(0)
+
+
 class SeededDice:
     """Reproducible dice over one stream of uniforms in [0, 1)."""
 
@@ -36,13 +38,9 @@ class SeededDice:
 
     def __init__(self, *seed: int) -> None:
         self._seed = seed
-        self._block = np.empty(0)
+        self._rng: np.random.Generator | None = None  # takes longer to make than a sequence
+        self._block = NO_BLOCK
         self._at = 0
-
-    @cached_property
-    def _rng(self) -> np.random.Generator:
-        """Made when first asked for: it takes longer than to make a sequence."""
-        return np.random.Generator(np.random.PCG64(np.random.SeedSequence(self._seed)))
 
     def ready(self) -> None:
         """Draws the first block now: after another's that takes a fraction of what it does behind
@@ -53,6 +51,9 @@ class SeededDice:
         """The next `count` uniforms, not yet used up. Shape [count]."""
         missing = self._at + count - len(self._block)
         if missing > 0:
+            if self._rng is None:
+                seeds = np.random.SeedSequence(self._seed)
+                self._rng = np.random.Generator(np.random.PCG64(seeds))
             fresh = self._rng.random(max(self.BLOCK, missing))
             self._block = np.concatenate([self._block[self._at :], fresh])
             self._at = 0

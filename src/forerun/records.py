@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from forerun.dice import Dice
+    from forerun.engine.stats import Stats
     from forerun.roles import Drafter
     from forerun.sampling import Sampling
     from forerun.shaping import Laws
@@ -43,6 +44,7 @@ class Sequence:
     logprobs: list[dict[int, float]] = field(default_factory=list)  # per generated token
     text: Any = field(default=None, init=False, repr=False)  # as `Stops` reads it
     begun_by: set[Drafter] = field(default_factory=set, init=False, repr=False)  # see `Guarded`
+    counts: dict[Any, Stats] = field(default_factory=dict, init=False, repr=False)  # by `Recorder`
 
     @property
     def generated(self) -> list[int]:
@@ -125,7 +127,6 @@ class Rows:
 
         return None if self._probes is None else torch.as_tensor(self._probes)
 
-    @property
     def contiguous(self) -> np.ndarray | None:
         """The logits if NumPy reads them in place, as float32 without gaps; else None."""
         given = self._given
@@ -174,6 +175,8 @@ class Verdict:
 
     def tokens(self, tree: Tree) -> list[int]:
         """The tokens that it adds to the sequence."""
+        if not self.nodes:
+            return [self.token]
         return [*map(int, map(tree.tokens.__getitem__, self.nodes)), self.token]
 
 

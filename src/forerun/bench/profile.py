@@ -84,7 +84,7 @@ class Runs:
         run = self._run(number)
         samples: list[Sample] = []
         seconds = seconds_of(lambda: samples.extend(consume(run)))
-        return Bare(seconds, sum(sample.stats.seconds["forward"] for sample in samples))
+        return Bare(seconds, sum(sample.stats.seconds.get("forward", 0.0) for sample in samples))
 
     def timed(self, number: int, clock: Clock, found: Measured) -> None:
         """All parts are timed and counted; they are put back afterwards."""

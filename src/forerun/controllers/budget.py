@@ -103,6 +103,7 @@ class Budget(Controller):
         self._probes = 0
         self._rests = False  # whether a sequence rests, so that passes count
         self._account: float | None = None  # seconds; none before the first step
+        self._first = 0.0  # plain steps of credit at first for one alone
         self._owed = 0.0  # plain steps: credit of a lone sequence that is still to come
         self._sober = SOBER  # steps since a debt was forgiven
         self._is_broke, self._back = False, BACK  # all is plain until so much is on the account
@@ -117,8 +118,8 @@ class Budget(Controller):
         self._expect(cost_of(target).drafted(1 + MANY * max(num - 1, 0)))
         self._unasked = Counts(drafter, self.nodes)
         self._best([Luck(self._unasked)])  # compiled before anything waits for it
-        first, back = self._credit(1)
-        self._is_broke = first < back  # the first steps are plain, at no cost at all
+        self._first, back = self._credit(1)
+        self._is_broke = self._first < back  # the first steps are plain, at no cost at all
 
     def plan(self, seq: Sequence) -> Plan:
         if self._is_broke or self._is_idle:
@@ -160,7 +161,7 @@ class Budget(Controller):
     def finish(self, seq: Sequence) -> None:
         self._luck.pop(seq, None)
         if self._owed:  # it has taught what the next one may try
-            more = min(max(self._credit(1)[0], FIRST[1]), self._owed)
+            more = min(max(self._first, FIRST[1]), self._owed)
             self._owed -= more
             self._account = (self._account or 0.0) + more * self._plain / max(self._num, 1)
 
@@ -189,42 +190,44 @@ class Budget(Controller):
 
     def _settle(self, step: Step, looks: int) -> float:
         """What a step with looks teaches; the seconds that it has saved."""
-        num = len(step.seqs)
-        sizes = [len(tree.tokens) for tree in step.trees]
-        nodes = step.num_nodes if step.leads else sum(sizes)
-        rows, drafts = num - self._common + nodes, sum(map(bool, sizes))
-        tokens = sum(map(len, step.emitted))
-        self._vain = 0 if drafts else self._vain + 1
-        if self._vain:
-            longest = self._cost.vain(looks) / (VAIN * self._plain)
-            self._wait = int(min(2.0 ** min(self._vain - 1, 30), max(longest, 1.0))) - 1
-        spent = self._cost.whole(rows) + self._cost.aside(num, drafts, looks - drafts)
+        num, drafts, nodes, tokens, spent = len(step.seqs), 0, 0, 0, 0.0
         heard: dict[Counts, int] = {}
         readings: dict[Hashable, float] = {}  # samples of one prompt read it once
-        for seq, plan, size, verdict in zip(
-            step.seqs, step.plans, sizes, step.verdicts, strict=True
-        ):
+        for i, seq in enumerate(step.seqs):
+            size, asked = len(step.trees[i].tokens), step.plans[i].nodes
+            tokens += len(step.emitted[i])
+            drafts += size > 0
+            nodes += size
             luck = self._luck.get(seq)
-            if luck is None or plan.nodes <= 0 and not size:
+            if luck is None or asked <= 0 and not size:
                 continue
             counts = luck.counts
-            counts.price(num)
+            if counts.priced <= 0:
+                counts.price(num)
             if not size:
                 spent += counts.vain
                 continue
             spent += counts.each + counts.per_node * size
-            text = seq if seq.group is None else seq.group
-            readings[text] = max(readings.get(text, 0.0), luck.reading)
+            if luck.reading:
+                text = seq if seq.group is None else seq.group
+                readings[text] = max(readings.get(text, 0.0), luck.reading)
             heard[counts] = heard.get(counts, 0) + 1
-            size = min(size, self.nodes)
+            size, accepted = min(size, self.nodes), step.verdicts[i].nodes
             luck.promised = FAST * luck.promised + (1 - FAST) * counts.gains[size]
-            luck.accepted = FAST * luck.accepted + (1 - FAST) * len(verdict.nodes)
-            counts.add(plan.nodes, size, verdict.nodes)
-        spent += sum(readings.values())
+            luck.accepted = FAST * luck.accepted + (1 - FAST) * len(accepted)
+            counts.add(asked, size, accepted)
         for counts, count in heard.items():
             counts.decay(count)
-        self._left -= bool(drafts)
-        return self._plain * tokens / num - spent
+        if drafts:
+            self._left -= 1
+            self._vain = 0
+        else:
+            self._vain += 1
+            longest = self._cost.vain(looks) / (VAIN * self._plain)
+            self._wait = int(min(2.0 ** min(self._vain - 1, 30), max(longest, 1.0))) - 1
+        rows = num - self._common + (step.num_nodes if step.leads else nodes)
+        spent += self._cost.whole(rows) + self._cost.aside(num, drafts, looks - drafts)
+        return self._plain * tokens / num - spent - sum(readings.values())
 
     def _hearing(self, hears: int) -> float:
         """Seconds of a step in which so many sequences only learn."""
@@ -283,9 +286,10 @@ class Budget(Controller):
         """
         if not is_probing:
             self._left = REVIEW
-        running, known = [*self._luck.items()], set[Counts]()
+        running = [*self._luck.items()]
         if not running:  # all came while nothing was drafted, or others plan for them
             return
+        known: set[Counts] = set()
         for seq, luck in running:
             luck.counts = counts = self._of(self._drafter.whose(seq))
             if counts not in known:
@@ -336,7 +340,8 @@ class Budget(Controller):
         """Nodes of each sequence, seconds of a row more, and tokens per second."""
         num = max(self._num, len(lucks))  # some may have joined just now
         cost, roots = self._cost, num - self._common
-        prices, beliefs = list[tuple[float, float, float]](), list[np.ndarray]()
+        prices: list[tuple[float, float, float]] = []
+        beliefs: list[np.ndarray] = []
         for luck in lucks:
             counts = luck.counts
             beliefs.append(counts.beliefs)

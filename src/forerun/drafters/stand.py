@@ -108,6 +108,7 @@ class Stand(Drafter):
         self._filled: WeakKeyDictionary[Sequence, np.ndarray] = WeakKeyDictionary()  # if refit
         self._memories = Memories(context=context, entries=entries, budget=in_bytes(budget_mb))
         self._target: Target | None = None
+        self._name = name_of(self)  # in `sources`
         self._seeded: set[Hashable] = set()  # groups whose prompt has been learned
 
     @property
@@ -123,7 +124,7 @@ class Stand(Drafter):
                 f"seed_from_prompt needs a target that gives rows at prompt positions, which "
                 f"{type(target).__name__} does not; leave the option out"
             )
-        self._target = target
+        self._target, self._name = target, name_of(self)
 
     def warm_up(self) -> None:
         warm_up()
@@ -151,9 +152,11 @@ class Stand(Drafter):
 
     def memory(self, seq: Sequence) -> LogitMemory:
         """The memory that a sequence drafts from: its own, with that of a wide scope behind it."""
-        *wide, own = map(self._memories.__getitem__, self._keys(seq))
-        if wide:
-            own.lean_on(wide[0])
+        keys = self._keys(seq)
+        if len(keys) == 1:
+            return self._memories[keys[0]]
+        wide, own = self._memories[keys[0]], self._memories[keys[1]]
+        own.lean_on(wide)
         return own
 
     def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
@@ -300,14 +303,14 @@ class Stand(Drafter):
         """The memory's chances learn what became of nodes that were valued by them."""
         if tree.cells is None:
             return
-        cells = tree.cells_of(name_of(self))
-        own = int(cells.argmax())  # a node of ours, if there is one
+        cells = tree.cells_of(self._name)
+        own = 0 if cells is tree.cells else int(cells.argmax())  # a node of ours, if there is one
         if cells.item(own) >= 0:
             is_drawn = tree.laws.item(own) != POINT
             memory.chances[is_drawn].learn(tree.parents, cells, accepted)
 
     def _is_own(self, tree: Tree) -> bool:
-        return tree.sources.count(name_of(self)) == len(tree.sources)
+        return tree.sources.count(self._name) == len(tree.sources)
 
     def _learn(self, memory: LogitMemory, step: Step, i: int) -> None:
         """Adds the laws at visited nodes of sequence i (and, from the tree, at all others)."""

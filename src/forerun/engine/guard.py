@@ -56,7 +56,7 @@ class Guarded(Drafter):
         self.failures: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
         self._late: list[tuple[Step, list[int]]] = []  # unheard steps, and who is to be learned
         self._is_due = False  # whether somebody was asked in one of them
-        self._room = 0  # of how many such as the first is
+        self._room = 0  # laws more that may wait: of an empty tree all are of one size
         self._seen: Counter[str] = Counter()
         self._parts: dict[Drafter, Guarded] = {}  # those that were told of
 
@@ -105,7 +105,7 @@ class Guarded(Drafter):
         self.drafter.warm_up()
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
-        asked = list[int]()
+        asked: list[int] = []
         for i, plan in enumerate(plans):
             if not plan.is_empty:
                 asked.append(i)
@@ -125,9 +125,10 @@ class Guarded(Drafter):
         return trees
 
     def observe(self, step: Step) -> None:
-        kept, rows, num_asked, num_nodes = self.drafter.kept, list[int](), 0, 0
+        rows: list[int] = []
+        num_asked = num_nodes = 0
         for i, plan in enumerate(step.plans):
-            if plan.nodes > 0 or plan.learns or step.seqs[i].tenant in kept:
+            if plan.nodes > 0 or plan.learns or step.seqs[i].tenant in self.drafter.kept:
                 rows.append(i)
                 num_asked += plan.nodes > 0
                 num_nodes += len(step.trees[i].tokens)
@@ -139,16 +140,17 @@ class Guarded(Drafter):
             self._catch_up()
             return
         self._is_due = self._is_due or num_asked > 0
+        steps, size = LATE
         if len(self._late) == 1:
-            steps, size = LATE
-            self._room = min(steps, size // (len(step.laws) * step.laws[0].rows.nbytes))
-        if len(self._late) >= self._room:
+            self._room = size // step.laws[0].rows.nbytes
+        self._room -= len(step.laws)
+        if len(self._late) >= steps or self._room <= 0:
             self._catch_up()
 
     def _catch_up(self) -> None:
         """The drafter hears of all steps that wait, in their order."""
         late, self._late, self._is_due = self._late, [], False
-        steps = list[Step]()
+        steps: list[Step] = []
         for step, rows in late:
             steps.append(step if len(rows) == len(step.seqs) else step.of(rows))
             for seq in steps[-1].seqs:

@@ -77,13 +77,14 @@ class Engine:
             if not seqs:
                 return gone
             self.round(seqs, t0)
-            return gone + self.retire()
+            ended = self.retire()
+            return gone + ended if ended else gone
 
     def round(self, seqs: list[Sequence], start: float | None = None) -> None:
         """One round for some of the running ones: their texts grow together, or not at all."""
         t0 = perf_counter() if start is None else start
         is_due, self._is_due = self._is_due, True  # until nothing can fail any more
-        plans = list[Plan]()
+        plans: list[Plan] = []
         for seq in seqs:
             plan = self.controller.plan(seq)
             plans.append(plan if plan.is_empty else plan.within(seq.num_left - 1))
@@ -92,18 +93,21 @@ class Engine:
         t1 = perf_counter()
         found = self.target.forward(seqs, probed, self.needs)  # one tree-attention pass
         t2 = perf_counter()
-        # what follows enters few functions, comprehensions too: a pass has made their code cold
+        # what follows enters few functions, comprehensions and `list[...]()` too: a pass has made
+        # their code cold
         leads = _leads(found) if len(found) > 1 else ()
         if self.has_probes:
             found = [part.split(len(tree)) for part, tree in zip(found, trees, strict=True)]
-        laws, dice, starts = list[Laws](), list[Dice](), list[int]()
+        laws: list[Laws] = []
+        dice: list[Dice] = []
+        starts: list[int] = []
         for rows, seq, tree in zip(found, seqs, trees, strict=True):
             laws.append(Laws(rows, seq, tree, self.shapers))
             dice.append(seq.dice)
             starts.append(len(seq.tokens))
         verdicts = self.verifier.verify_all(trees, laws, dice)
         t3 = perf_counter()
-        drawn = list[list[int]]()
+        drawn: list[list[int]] = []
         for verdict, tree in zip(verdicts, trees, strict=True):
             drawn.append(verdict.tokens(tree))
         emitted = self._extend(seqs, drawn)

@@ -73,7 +73,8 @@ class Runner(Target):
         hidden, logits = self.run(works, needs | LOGITS)
         if isinstance(logits, Tensor) and logits.is_cpu and logits.dtype is torch.float32:
             logits = logits.numpy()  # once for all: every way into torch is dear
-        has_hidden, found, firsts, at = "hidden" in needs, [], list[int](), 0
+        has_hidden, found, at = "hidden" in needs, [], 0
+        firsts: list[int] = []
         for i, (tree, lead) in enumerate(zip(trees, leads, strict=True)):
             firsts.append(at if lead == i else firsts[lead])
             part = slice(firsts[i], firsts[i] + 1 + len(tree))

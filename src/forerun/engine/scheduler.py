@@ -36,7 +36,8 @@ class Scheduler:
 
     def retire(self) -> tuple[list[Sequence], list[Sequence]]:
         """Removes and returns the sequences that have finished, and those cancelled waiting."""
-        ended, dropped = list[Sequence](), list[Sequence]()
+        ended: list[Sequence] = []
+        dropped: list[Sequence] = []
         for seqs, gone in (self.running, ended), (self.waiting, dropped):
             for seq in seqs:
                 if seq.finish is not None:

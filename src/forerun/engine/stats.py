@@ -13,7 +13,6 @@ from itertools import groupby
 from operator import itemgetter
 from time import perf_counter
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from forerun.records import Sequence, Step
 from forerun.tree import Tree
@@ -102,7 +101,6 @@ class Recorder:
     """
 
     def __init__(self) -> None:
-        self._stats: WeakKeyDictionary[Sequence, Stats] = WeakKeyDictionary()
         self._late: list[tuple[Any, ...]] = []  # what is counted of a step
 
     def of(self, seq: Sequence) -> Stats:
@@ -140,9 +138,9 @@ class Recorder:
                         _count(stats, tree, verdict.nodes, len(tokens))
 
     def _of(self, seq: Sequence) -> Stats:
-        stats = self._stats.get(seq)
+        stats = seq.counts.get(self)
         if stats is None:
-            stats = self._stats[seq] = Stats()
+            stats = seq.counts[self] = Stats()
         return stats
 
 

@@ -85,7 +85,9 @@ def packed(works: Many[Work], strides: tuple[int, int], num_ids: int, width: int
 
     width: of the logits of each row from `Work.first` on; 0: no row is wanted.
     """
-    heads, ids, parents, cells, num_wanted = list[int](), list[int](), [], 0, 0
+    heads: list[int] = []
+    ids: list[int] = []
+    parents, cells, num_wanted = [], 0, 0
     for work in works:
         num, new, total = len(work.pending), len(work.nodes), len(work.parents)
         heads += work.slot.index, len(work.slot.tokens), num, new, total

@@ -9,12 +9,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from forerun.chances import RANKS, Chances, grade
 from forerun.jit import bare, copy, fetch
 from forerun.ngrams.drafting import Buffers, buffers, run, tree_of
-from forerun.ngrams.kernels import Arrays, Table, Temper, hash_context, home, recall, snapshot
+from forerun.ngrams.kernels import Table, Temper, hash_context, home, recall, snapshot
 from forerun.records import Plan
 from forerun.tree import POINT, SWOR, Tree
 
@@ -36,6 +35,36 @@ class Room(NamedTuple):
     ahead: np.ndarray  # int32 [L], a context that may come
 
 
+def room(nodes: int, entries: int, longest: int) -> np.ndarray:
+    """What a `Room` is laid out in. float64."""
+    rows = nodes + 1
+    return np.empty(rows * (2 + NOTES + longest + entries) + 2 * (entries + longest))
+
+
+@bare
+def laid_out(room: np.ndarray, nodes: int, entries: int, longest: int) -> Room:
+    """The arrays that lie in `room`: a kernel is told of one in a fraction of the time."""
+    rows = nodes + 1
+    value = 2 * rows
+    probs = value + entries
+    hashes = probs + longest
+    contexts = hashes + rows * longest
+    notes = contexts + rows * NOTES
+    order = notes + rows * entries
+    ids = order + entries
+    return Room(
+        room[hashes:contexts].view(np.int32)[: rows * longest].reshape(rows, longest),
+        room[contexts:notes].view(np.int32)[: rows * NOTES].reshape(rows, NOTES),
+        room[notes:order].view(np.int16)[: rows * entries].reshape(rows, entries),
+        room[:rows],
+        room[rows:value],
+        room[order:ids].view(np.int32)[:entries],
+        room[value:probs],
+        room[probs:hashes].view(np.uint64),
+        room[ids : ids + longest].view(np.int32)[:longest],
+    )
+
+
 def grow(
     near: Table,
     far: Table,
@@ -46,6 +75,7 @@ def grow(
     temper: Temper,
     chances: Chances,
     uniforms: np.ndarray | None,
+    room: np.ndarray,
 ) -> tuple[Tree, int]:
     """A tree below the context `root`: at most plan.nodes nodes of chances above plan.least.
 
@@ -53,54 +83,76 @@ def grow(
     Returns the tree, with its cells, and how many uniforms were used: one per entry of every q
     that has children.
     """
-    entries = near.ids.shape[1]
-    out = buffers(plan.nodes, entries)
-    is_drawn = uniforms is not None
-    given = out.q_probs if uniforms is None else uniforms
-    limits = plan.nodes, plan.depth, max(0.0, plan.least)
-    learned = chances.hits, chances.tries
+    out = buffers(plan.nodes, near.ids.shape[1])
     nodes, rows, used = grow_places(
-        (near[:], far[:]), lengths, clock, temper[:], root, limits, learned,
-        is_drawn, given, out[:],
-    )  # fmt: skip
+        *near,
+        *far,
+        lengths,
+        clock,
+        *temper,
+        root,
+        plan.nodes,
+        plan.depth,
+        max(0.0, plan.least),
+        chances.hits,
+        chances.tries,
+        uniforms is not None,
+        out.q_probs if uniforms is None else uniforms,
+        *out,
+        room,
+    )
     return tree_of(out, nodes, rows, has_cells=True), used
 
 
-@njit(cache=True, nogil=True)
+@bare
 def grow_places(
-    arrays: tuple[Arrays, Arrays],
+    near_keys: np.ndarray,
+    near_counts: np.ndarray,
+    near_stamps: np.ndarray,
+    near_ids: np.ndarray,
+    near_probs: np.ndarray,
+    far_keys: np.ndarray,
+    far_counts: np.ndarray,
+    far_stamps: np.ndarray,
+    far_ids: np.ndarray,
+    far_probs: np.ndarray,
     lengths: np.ndarray,
     clock: int,
-    temper: Arrays,
+    power: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
     root: np.ndarray,
-    limits: tuple[int, int, float],
-    chances: tuple[np.ndarray, np.ndarray],
+    most: int,
+    deepest: int,
+    least: float,
+    hits: np.ndarray,
+    tries: np.ndarray,
     is_drawn: bool,
     uniforms: np.ndarray,
-    room: Arrays,
+    tokens: np.ndarray,
+    parents: np.ndarray,
+    laws: np.ndarray,
+    rows: np.ndarray,
+    starts: np.ndarray,
+    q_ids: np.ndarray,
+    q_probs: np.ndarray,
+    cells: np.ndarray,
+    room: np.ndarray,
 ) -> tuple[int, int, int]:
     """Best first; returns the numbers of nodes, proposals and uniforms used.
 
-    The tuples: two Tables, a Temper, most nodes, depth and least chance, hits and tries, Buffers. A
-    node's place is kept, not its q: cold caches cost more than a second look into the slot.
+    Two Tables, a Temper, limits, what was learned of chances, Buffers. A node's place is kept, not
+    its q: cold caches cost more than a second look into the slot.
     """
-    near, far = Table(*arrays[0]), Table(*arrays[1])
-    rows, entries = limits[0] + 1, near.ids.shape[1]
-    work = Room(
-        np.empty((rows, len(root)), np.int32),
-        np.zeros((rows, NOTES), np.int32),
-        np.empty((rows, entries), np.int16),
-        np.zeros(rows),
-        np.zeros(rows),
-        np.empty(entries, np.int32),
-        np.empty(entries),
-        np.empty(len(root), np.uint64),
-        np.empty(len(root), np.int32),
-    )
-    work.contexts[0] = root
+    near = Table(near_keys, near_counts, near_stamps, near_ids, near_probs)
+    far = Table(far_keys, far_counts, far_stamps, far_ids, far_probs)
+    work = laid_out(room, most, near_ids.shape[1], len(root))
+    copy(root, work.contexts[0])
     return fill(
-        near, far, lengths, clock, Temper(*temper), limits, chances, is_drawn, uniforms,
-        Buffers(*room), work,
+        near, far, lengths, clock, Temper(power, top_k, top_p, min_p), (most, deepest, least),
+        (hits, tries), is_drawn, uniforms,
+        Buffers(tokens, parents, laws, rows, starts, q_ids, q_probs, cells), work,
     )  # fmt: skip
 
 
@@ -122,7 +174,8 @@ def fill(
     (most, deepest, least), (hits, tries) = limits, chances
     contexts, notes, order, left, value, ids, probs, hashes, ahead = work
     larger = near if len(near.keys) > len(far.keys) else far
-    left[0] = 1.0
+    left[0], value[0] = 1.0, 0.0
+    notes[0] = 0
     nodes = rows = used = filled = new = 0
     while nodes < most:
         note = notes[new]
@@ -146,7 +199,8 @@ def fill(
         put(out, nodes, token, at - 1, is_drawn, note[ROW])
         out.cells[nodes] = note[GRADE] * RANKS + min(rank, RANKS - 1)
         new = nodes = nodes + 1
-        left[new], notes[new, DEPTH] = value[at], note[DEPTH] + 1
+        notes[new] = 0
+        left[new], value[new], notes[new, DEPTH] = value[at], 0.0, note[DEPTH] + 1
         extend(contexts[at], token, contexts[new])
         note[RANK] = rank = rank + 1
         left[at] -= value[at]

@@ -62,8 +62,9 @@ class LogitMemory:
         self.evicted = 0  # contexts dropped so far
         self.observed = 0  # distributions learned so far
         self._size = 0
-        self._vocab = 0  # of the laws that there is room to work on
-        self._room = kernels.room(self.longest, entries, 0)
+        # room to work in: to follow a text whose laws are so wide, to grow trees of so many nodes
+        self._vocab, self._to_follow = 0, kernels.room(self.longest, entries, 0)
+        self._nodes, self._to_grow = 0, growing.room(0, entries, self.longest)
 
     def __len__(self) -> int:
         """Contexts held."""
@@ -131,8 +132,21 @@ class LogitMemory:
     ) -> tuple[Tree, int]:
         """A tree of the most promising places, and how many uniforms it took (see growing)."""
         root, chances = self.context(tokens), self.chances[uniforms is not None]
+        far = NOTHING if self.behind is None else self.behind.table
+        if plan.nodes > self._nodes:
+            self._nodes = plan.nodes
+            self._to_grow = growing.room(plan.nodes, self.entries, self.longest)
         return growing.grow(
-            *self.tables, self.lengths, self.clock, root, plan, temper, chances, uniforms
+            self.table,
+            far,
+            self.lengths,
+            self.clock,
+            root,
+            plan,
+            temper,
+            chances,
+            uniforms,
+            self._to_grow,
         )
 
     def update(self, tokens: Many[int], ids: Many[int], probs: Many[float]) -> None:
@@ -183,23 +197,25 @@ class LogitMemory:
         """
         if self.behind is not None:
             self.behind.follow(tokens, before, laws)
-        num, longest, vocab = len(laws), self.longest, laws.shape[1]
-        text = tokens[max(0, before - longest) : before + num - 1]
-        missing = [-1] * (longest + num - 1 - len(text))
-        above = np.array(missing + text if missing else text, np.int32)
+        num, vocab = len(laws), laws.shape[1]
+        above = tokens[max(0, before - self.longest) : before + num - 1]
+        if before < self.longest:
+            above = [-1] * (self.longest - before) + above
+        text = np.array(above, np.int32)
         if vocab != self._vocab:
-            self._vocab, self._room = vocab, kernels.room(longest, self.entries, vocab)
+            self._vocab = vocab
+            self._to_follow = kernels.room(self.longest, self.entries, vocab)
         self._tick(num)
-        fits = self._size + num * len(self.lengths) <= FULLEST * len(self.table.keys)
-        for start, stop in ((0, num),) if fits else self._parts(num):
-            self._size += kernels.follow(
-                *self.table,
-                self.lengths,
-                self.clock,
-                above[start : stop + longest - 1],
-                laws[start:stop],
-                self._room,
-            )
+        if self._size + num * len(self.lengths) <= FULLEST * len(self.table.keys):
+            self._average(text, laws)
+            return
+        for start, stop in self._parts(num):
+            self._average(text[start : stop + self.longest - 1], laws[start:stop])
+
+    def _average(self, text: np.ndarray, laws: np.ndarray) -> None:
+        self._size += kernels.follow(
+            *self.table, self.lengths, self.clock, text, laws, self._to_follow
+        )
 
     def _tick(self, num: int) -> None:
         """So many laws are learned at once; what is behind has them already, and its time holds."""

@@ -95,9 +95,9 @@ class Memories:
     def teach(self, memory: LogitMemory, tokens: list[int], before: int, laws: np.ndarray) -> None:
         """A memory and what is behind it learn laws as `LogitMemory.follow` does, and have room."""
         num_new = len(laws) * len(memory.lengths)
-        if memory.behind is not None:
-            self.enlarge(memory.behind, num_new)
-        self.enlarge(memory, num_new)
+        for one in (memory.behind, memory):
+            if one is not None and one.growth(num_new):
+                self.enlarge(one, num_new)
         memory.follow(tokens, before, laws)
 
     def enlarge(self, memory: LogitMemory, num_new: int) -> None:

@@ -122,7 +122,7 @@ def rows_of(model: Any, document: list[int]) -> np.ndarray:
     lead = model.tokenizer.encode("")  # what the model expects before a text
     whole = [*lead, *document]
     seq = Sequence(whole, len(whole), Sampling(), SeededDice(0), limit=0)
-    rows = [log_softmax(row) for _, _, part in prompt_rows(model.target, seq) for row in part]
+    rows = [log_softmax(row) for _, part in prompt_rows(model.target, seq) for row in part]
     return np.array(rows[len(lead) :], np.float32)
 
 

@@ -93,7 +93,7 @@ def half(model: forerun.Model, index: Index, windows: list[list[int]]) -> Cases:
     for window in windows:
         seq = Sequence(window, len(window), Sampling(), SeededDice(0), limit=0)
         # the target may write its next rows over these
-        laws = [softmax(row) for _, _, part in prompt_rows(model.target, seq) for row in part]
+        laws = [softmax(row) for _, part in prompt_rows(model.target, seq) for row in part]
         neural += [law[t] for law, t in zip(laws, window[1:], strict=True)]
     contexts = [window[:i][-64:] for window in windows for i in range(1, len(window))]
     tokens = [token for window in windows for token in window[1:]]

@@ -487,6 +487,7 @@ def test_a_broken_plan_is_found_before_the_model_is_loaded(
         (("--peers", "nope"), "unknown peer 'nope'; known: llama_cpp, openvino, transformers"),
         (("--tasks", "reasonig"), "unknown task 'reasonig'; did you mean 'reasoning'"),
         (("--examples", 0), "--examples must be at least 1"),
+        (("--examples", 10**9), "--examples must be at most 65536, got 1000000000; take fewer"),
         (("--threads", 0), "--threads must be at least 1"),
         (("-n", 10**9), "-n must be at most 65536 samples of a prompt, got 1000000000"),
         (("--temperature", -1), "temperature must be"),

@@ -311,3 +311,12 @@ def test_the_line_that_is_not_utf8_is_named(tmp_path):
     path.write_bytes(mark + b'{"prompt": "a"}\r\n\n{"prompt": "b"}\n\xff\n')
     with pytest.raises(DataError, match="a.jsonl line 4 is not UTF-8 text: invalid start byte"):
         get_task(f"file:{path}")
+
+
+def test_a_file_without_its_kind_is_told_both(tmp_path):
+    file = tmp_path / "q.jsonl"
+    with pytest.raises(UnknownName, match="unknown task"):
+        get_task(str(file))
+    file.write_text('{"prompt": "a"}\n')
+    with pytest.raises(ConfigError, match="q.jsonl is a file; write file:.*, spec_bench:"):
+        get_task(str(file))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 EXAMPLES = 20  # of a task whose examples are generated; a file is measured whole
 MOST_TURNS = 1_000_000  # steps in a turn
 MOST_ROUNDS = 1 << 16  # the prompts of all rounds are listed before the first is decoded
+MOST_EXAMPLES = 1 << 16  # of a task, for the same reason
 MOST_THREADS = 64  # where there are fewer cores: far more of them stall each other
 
 
@@ -103,6 +104,11 @@ def check_asked(asked: Asked) -> None:
         raise ConfigError(
             f"--rounds must be at most {MOST_ROUNDS}, got {asked.rounds}; take fewer, and more "
             "samples of a prompt (-n)"
+        )
+    if asked.examples is not None and asked.examples > MOST_EXAMPLES:
+        raise ConfigError(
+            f"--examples must be at most {MOST_EXAMPLES}, got {asked.examples}; take fewer, and "
+            "more samples of a prompt (-n)"
         )
     if asked.seed < 0:
         raise ConfigError(f"--seed must be at least 0, got {asked.seed}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ConfigError, UnknownName
@@ -35,6 +36,11 @@ def get_task(text: str) -> Task:
     head, _, rest = text.strip().partition(":")
     name = head.replace("-", "_")
     if name not in task_names():
+        if Path(text).is_file():
+            raise ConfigError(
+                f"{text} is a file; write file:{text} if it holds prompts, spec_bench:{text} if "
+                "questions of Spec-Bench"
+            )
         raise UnknownName.of("task", head, task_names())
     cls = _class_of(name)
     if is_file(cls):

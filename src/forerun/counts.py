@@ -34,13 +34,11 @@ class Counts:
         self.vain = self.each = self.per_node = 0.0
         self._sum_up()
 
-    def price(self, num: int, *, is_due: bool = False) -> None:
+    def price(self, num: int) -> None:
         """Asks what drafts cost where so many decode at once, and at first what to hope for.
 
-        A line is good enough. is_due: even if that was asked for lately.
+        A line is good enough.
         """
-        if self.priced > 0 and not is_due:
-            return
         if self._is_new:
             self._is_new = False
             self._hope = self.drafter.hope(num)

@@ -127,6 +127,7 @@ class Rows:
 
         return None if self._probes is None else torch.as_tensor(self._probes)
 
+    @property
     def contiguous(self) -> np.ndarray | None:
         """The logits if NumPy reads them in place, as float32 without gaps; else None."""
         given = self._given

@@ -63,7 +63,7 @@ class Laws:
         """Logits [n + 1, V] of the root and all nodes, contiguous float32 in main memory; None
         where they are not, or more shapes them than a temperature above 0."""
         is_plain = self._is_plain and self.sampling.is_tempered
-        return self.rows.contiguous() if is_plain and type(self.rows) is Rows else None
+        return self.rows.contiguous if is_plain and type(self.rows) is Rows else None
 
     def hold(self, nodes: list[int], probs: np.ndarray) -> None:
         """Keeps the laws [k, V] of some nodes, which somebody has computed from `unshaped`."""

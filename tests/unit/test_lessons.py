@@ -9,6 +9,7 @@ import pytest
 
 from forerun.dice import SeededDice
 from forerun.drafters.stand import Stand
+from forerun.ngrams import growing, kernels
 from forerun.ngrams.memory import LogitMemory
 from forerun.ngrams.selecting import STRETCH, select_top
 from forerun.records import Plan, Rows, Sequence, Step, Verdict
@@ -121,8 +122,9 @@ def assert_equal(ours: Stand, theirs: Stand) -> None:
 
 
 CASES = [
+    {"scope": "group", "entries": 1, "context": (32, 7, 2)},
     {"scope": "group"},
-    {"scope": "request", "context": (3, 1)},
+    {"scope": "request", "context": (3, 1), "entries": 256},
     {"scope": "tenant"},
     {"scope": "global", "entries": 3, "store": "processed"},
     {"scope": "tenant", "update_from": "tree"},
@@ -156,12 +158,12 @@ def test_late_steps_teach_as_at_once(options: dict) -> None:
         assert_equal(late, once)
 
 
-@pytest.mark.parametrize("scope", ["group", "request"])
-def test_a_full_memory_evicts_between_the_same_lessons(scope: str) -> None:
-    """One level: of two, either may be the first to ask for the last room of a budget."""
+@pytest.mark.parametrize("scope", ["group", "request", "tenant", "global"])
+@pytest.mark.parametrize("update_from", ["path", "tree"])
+def test_a_full_memory_evicts_between_the_same_lessons(scope: str, update_from: str) -> None:
     evicted = 0
     for seed in range(4):
-        options = {"scope": scope, "entries": 2, "budget_mb": 0.005}
+        options = {"scope": scope, "entries": 2, "budget_mb": 0.005, "update_from": update_from}
         ours, theirs = Stand(**options), OneByOne(**options)
         text = Text(seed, 60, num=4, groups=1)
         for seq in text.seqs:
@@ -203,6 +205,30 @@ def test_one_memory_takes_laws_of_one_vocabulary_after_those_of_another(dtype: t
         theirs.learn(theirs.context(text[:5]), path, nodes, ids, probs)
     for mine, its in zip(ours.rows(), theirs.rows(), strict=True):
         np.testing.assert_array_equal(mine, its)
+
+
+def spans(room: np.ndarray, parts: tuple[np.ndarray, ...]) -> list[tuple[int, int]]:
+    """Where arrays lie in `room`, in bytes, as they come there."""
+    starts = [part.ctypes.data - room.ctypes.data for part in parts]
+    return sorted((at, at + part.nbytes) for at, part in zip(starts, parts, strict=True))
+
+
+@pytest.mark.parametrize("entries", [1, 2, 7, 10, 256])
+@pytest.mark.parametrize("longest", [1, 2, 3, 4, 31, 32])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_room_is_laid_out_without_overlaps(entries: int, longest: int, dtype: type) -> None:
+    for vocab in (1, 63, 1024, 1025, 300_000):
+        room, law = kernels.new_room(longest, entries, vocab), np.zeros(vocab, dtype)
+        assert_apart(room, kernels.laid_out.py_func(room, longest, entries, law))
+    for nodes in (0, 1, 2, 33):
+        room = growing.new_room(nodes, entries, longest)
+        assert_apart(room, growing.laid_out.py_func(room, nodes, entries, longest))
+
+
+def assert_apart(room: np.ndarray, parts: tuple[np.ndarray, ...]) -> None:
+    found = spans(room, parts)
+    assert found[0][0] >= 0 and found[-1][1] <= room.nbytes
+    assert all(end <= start for (_, end), (start, _) in zip(found, found[1:], strict=False))
 
 
 def test_nothing_to_learn() -> None:

@@ -41,14 +41,18 @@ class RowsTarget(FakeTarget):
 
 
 @pytest.mark.parametrize("length", [1, 2, 64, 65, 66, 150])
-def test_every_prompt_position_but_the_last_teaches_once(length: int) -> None:
+@pytest.mark.parametrize("update_from", ["path", "tree"])
+def test_every_prompt_position_but_the_last_teaches_once(length: int, update_from: str) -> None:
     law, tokens = table_law(5), np.random.default_rng(length).integers(0, 3, length).tolist()
-    drafter, target = Stand(context=2, seed_from_prompt=True), RowsTarget(law)
+    drafter = Stand(context=2, seed_from_prompt=True, update_from=update_from)
+    target = RowsTarget(law)
     drafter.bind(target)
     seq = sequence(tokens)
     drafter.start(seq)
     drafter.start(sequence(tokens))  # another trajectory of the group
     memory = drafter.memory(seq)
+    counts, keys = memory.table.counts, memory.table.keys
+    assert counts[keys != 0].sum() == sum(min(at, 2) for at in range(1, length))
     assert memory.observed == length - 1 == getattr(target, "num_rows", 0)
     for at in range(2, length):  # the law hangs on two tokens, so its means are itself
         q, dense = memory.lookup(tokens[:at]), np.zeros(3)

@@ -247,7 +247,7 @@ class Budget(Controller):
         if not self._settled / 2 < roots < 2 * self._settled:
             self._settled = roots
             for counts in self._counts.values():
-                counts.price(num, is_due=True)
+                counts.price(num)
             if first >= back:  # nothing is forgiven where a try is dear
                 self._renew()
 
@@ -294,7 +294,8 @@ class Budget(Controller):
             luck.counts = counts = self._of(self._drafter.whose(seq))
             if counts not in known:
                 known.add(counts)
-                counts.price(self._num)
+                if counts.priced <= 0:
+                    counts.price(self._num)
                 counts.review(REVIEW)
         sizes, per_row, speed = self._best([*self._luck.values()])
         plans: dict[tuple[int, Counts], Plan] = {}  # most are alike

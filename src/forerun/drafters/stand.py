@@ -256,7 +256,7 @@ class Stand(Drafter):
         uniforms = seq.dice.peek(plan.nodes * self.entries) if self._draws(seq) else None
         tree, used = self._drafted(seq, seq.tokens, plan, uniforms)
         seq.dice.skip(used)
-        return tree if self._refit is None else self._noted(seq, tree)
+        return self._noted(seq, tree)
 
     def _drafted(
         self, seq: Sequence, tokens: list[int], plan: Plan, uniforms: np.ndarray | None
@@ -335,7 +335,8 @@ class Stand(Drafter):
         nodes = [*visited, *sorted(set(range(-1, len(tree))) - set(visited))]
         ids = np.empty((len(nodes), self.entries), np.int32)
         probs = np.empty((len(nodes), self.entries), np.float32)
-        select_rows(self._rows(seq, laws, nodes), ids, probs)
+        for i, node in enumerate(nodes):
+            select_rows(self._rows(seq, laws, [node]), ids[i : i + 1], probs[i : i + 1])
         for one in (memory.behind, memory):
             if one is not None:
                 self._memories.enlarge(one, len(nodes) * len(one.lengths))
@@ -344,17 +345,22 @@ class Stand(Drafter):
 
     def _rows(self, seq: Sequence, laws: Laws, nodes: list[int]) -> np.ndarray:
         """What is learned at nodes: laws [n, V]."""
-        if self._learns_model(seq):
-            return np.array([softmax(laws.logits(node)) for node in nodes])
-        found = laws.at(nodes)
-        return found if isinstance(found, np.ndarray) else np.array(found)
+        is_raw = self._learns_model(seq)
+        found = list(map(laws.logits, nodes)) if is_raw else laws.at(nodes)
+        if isinstance(found, np.ndarray):
+            return found
+        rows = np.empty((len(nodes), len(found[0])), found[0].dtype)
+        for row, given in zip(rows, found, strict=True):
+            row[:] = softmax(given) if is_raw else given
+        return rows
 
     def _seed(self, seq: Sequence) -> None:
         """Learns at all prompt positions but the last, whose law the first step sees."""
         is_raw, memory = self._learns_model(seq), self.memory(seq)
         for at, rows in prompt_rows(self._target, seq):
-            laws = [softmax(row) if is_raw else to_probs(row, seq.sampling) for row in rows]
-            self._memories.teach(memory, seq.tokens, at, np.array(laws))
+            for row in rows:  # logits that nobody else has become laws where they lie
+                row[:] = softmax(row) if is_raw else to_probs(row, seq.sampling)
+            self._memories.teach(memory, seq.tokens, at, rows)
 
     def _learns_model(self, seq: Sequence) -> bool:
         return seq.sampling.is_greedy or self._stores_model(seq)

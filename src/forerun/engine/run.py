@@ -145,6 +145,7 @@ class Run:
         for seq in [*scheduler.running, *scheduler.waiting]:
             self.engine.cancel(seq)
         self.engine.retire()
+        self.recorder.catch_up()
         self.forget()
 
     def forget(self) -> None:

@@ -105,7 +105,7 @@ class Recorder:
 
     def of(self, seq: Sequence) -> Stats:
         """Counters of one sequence."""
-        self._catch_up()
+        self.catch_up()
         return self._of(seq)
 
     def __call__(self, step: Step) -> None:
@@ -116,12 +116,13 @@ class Recorder:
             is_due = is_due or seq.finish is not None
         if not is_due:
             return
-        self._catch_up()
+        self.catch_up()
         for seq in step.seqs:
             if seq.end is not None:  # a stop string reached back: what it cut off is no output
                 self._of(seq).generated -= len(seq.tokens) - seq.end
 
-    def _catch_up(self) -> None:
+    def catch_up(self) -> None:
+        """Counts what waits, which holds its sequences as they hold their counts."""
         late, self._late = self._late, []
         for seqs, steps in groupby(late, itemgetter(0)):
             _, times, *lists = zip(*steps, strict=True)

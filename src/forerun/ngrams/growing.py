@@ -35,7 +35,7 @@ class Room(NamedTuple):
     ahead: np.ndarray  # int32 [L], a context that may come
 
 
-def room(nodes: int, entries: int, longest: int) -> np.ndarray:
+def new_room(nodes: int, entries: int, longest: int) -> np.ndarray:
     """What a `Room` is laid out in. float64."""
     rows = nodes + 1
     return np.empty(rows * (2 + NOTES + longest + entries) + 2 * (entries + longest))

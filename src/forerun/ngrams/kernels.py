@@ -175,7 +175,7 @@ def look_up(
     return snapshot(far, -1 - place, clock, temper, ids, probs, at) if place else 0, level
 
 
-class Desk(NamedTuple):
+class Room(NamedTuple):
     """Room to learn in: K entries, contexts of L tokens, S stretches of a vocabulary."""
 
     lanes: np.ndarray  # [PIECE], of the laws' type as the next three
@@ -190,13 +190,13 @@ class Desk(NamedTuple):
     probs: np.ndarray  # float32 [2 K]
 
 
-def room(longest: int, entries: int, vocab: int) -> np.ndarray:
-    """What a `desk` is laid out in. float64."""
+def new_room(longest: int, entries: int, vocab: int) -> np.ndarray:
+    """What a `Room` is laid out in. float64."""
     return np.empty(PIECE + -(-vocab // STRETCH) + 6 * (entries + 1) + 2 * longest)
 
 
 @bare
-def desk(room: np.ndarray, longest: int, entries: int, law: np.ndarray) -> Desk:
+def laid_out(room: np.ndarray, longest: int, entries: int, law: np.ndarray) -> Room:
     """The arrays that lie in `room`: a kernel is told of one in a fraction of the time."""
     tops = PIECE + -(-len(law) // STRETCH)
     bounds, held = tops + entries, tops + 2 * entries
@@ -205,7 +205,7 @@ def desk(room: np.ndarray, longest: int, entries: int, law: np.ndarray) -> Desk:
     half = (entries + 1) // 2
     new_ids, new_probs = context + half, context + 2 * half
     ids = new_probs + entries
-    return Desk(
+    return Room(
         room[:PIECE].view(law.dtype),
         room[PIECE:tops].view(law.dtype),
         room[tops:bounds].view(law.dtype)[:entries],
@@ -237,13 +237,9 @@ def follow(
     The first five: of a Table. text int32 [longest + n - 1], padded in front: law i comes after
     text[: longest + i]. Returns the number of new keys.
     """
-    table, longest, entries, added = (
-        Table(keys, counts, stamps, ids, probs),
-        lengths[0],
-        ids.shape[1],
-        0,
-    )
-    own = desk(room, longest, entries, laws[0])
+    table = Table(keys, counts, stamps, ids, probs)
+    longest, entries, added = lengths[0], ids.shape[1], 0
+    own = laid_out(room, longest, entries, laws[0])
     for i in range(len(laws)):
         own.new_ids[:] = 0
         own.held[:] = 0.0

@@ -33,7 +33,10 @@ NEUTRAL = Temper()
 
 
 class LogitMemory:
-    """Contexts of the given lengths -> running mean of the `entries` largest probabilities."""
+    """Contexts of the given lengths -> running mean of the `entries` largest probabilities.
+
+    One instance serves one thread at a time: its kernels work in room of its own.
+    """
 
     def __init__(
         self,
@@ -63,8 +66,8 @@ class LogitMemory:
         self.observed = 0  # distributions learned so far
         self._size = 0
         # room to work in: to follow a text whose laws are so wide, to grow trees of so many nodes
-        self._vocab, self._to_follow = 0, kernels.room(self.longest, entries, 0)
-        self._nodes, self._to_grow = 0, growing.room(0, entries, self.longest)
+        self._vocab, self._to_follow = 0, kernels.new_room(self.longest, entries, 0)
+        self._nodes, self._to_grow = 0, growing.new_room(0, entries, self.longest)
 
     def __len__(self) -> int:
         """Contexts held."""
@@ -132,13 +135,11 @@ class LogitMemory:
     ) -> tuple[Tree, int]:
         """A tree of the most promising places, and how many uniforms it took (see growing)."""
         root, chances = self.context(tokens), self.chances[uniforms is not None]
-        far = NOTHING if self.behind is None else self.behind.table
         if plan.nodes > self._nodes:
             self._nodes = plan.nodes
-            self._to_grow = growing.room(plan.nodes, self.entries, self.longest)
+            self._to_grow = growing.new_room(plan.nodes, self.entries, self.longest)
         return growing.grow(
-            self.table,
-            far,
+            *self.tables,
             self.lengths,
             self.clock,
             root,
@@ -204,9 +205,9 @@ class LogitMemory:
         text = np.array(above, np.int32)
         if vocab != self._vocab:
             self._vocab = vocab
-            self._to_follow = kernels.room(self.longest, self.entries, vocab)
+            self._to_follow = kernels.new_room(self.longest, self.entries, vocab)
         self._tick(num)
-        if self._size + num * len(self.lengths) <= FULLEST * len(self.table.keys):
+        if not self.growth(num * len(self.lengths)):
             self._average(text, laws)
             return
         for start, stop in self._parts(num):

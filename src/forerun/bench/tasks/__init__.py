@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import pkgutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ConfigError, UnknownName
@@ -36,7 +36,7 @@ def get_task(text: str) -> Task:
     head, _, rest = text.strip().partition(":")
     name = head.replace("-", "_")
     if name not in task_names():
-        if Path(text).is_file():
+        if os.path.isfile(text.strip()):
             raise ConfigError(
                 f"{text} is a file; write file:{text} if it holds prompts, spec_bench:{text} if "
                 "questions of Spec-Bench"

@@ -195,7 +195,8 @@ def parse(spec: str) -> tuple[str, dict[str, str]]:
         key, equals, value = piece.partition("=")
         key, value = key.strip(), value.strip()
         if not equals or not value:
-            raise ConfigError(f"option {key!r} of {name!r} has no value; write {key}=VALUE")
+            joined = ", or join the values of a list by +, as in 4+3+2" if given else ""
+            raise ConfigError(f"option {key!r} of {name!r} has no value; write {key}=VALUE{joined}")
         key = key.replace("-", "_")
         if key in given:
             raise ConfigError(

@@ -145,6 +145,13 @@ def test_runs_that_did_something_else_are_refused(changes: dict[str, Any], said:
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize("out", ["--out run", "--out=run", "--out='a b'"])
+def test_how_the_other_was_done_is_told_into_another_folder(out: str) -> None:
+    before = run({"plain": [1.0]}, command=f"forerun bench run {out} -n 2 --tasks 'file:a b'")
+    with pytest.raises(DataError, match="`forerun bench run -n 2 --tasks 'file:a b' --out=ANOTHE"):
+        compare(before, run({"plain": [1.0]}, seed=9))
+
+
 def test_prompts_that_differ_are_told_as_far_as_records_do() -> None:
     manifest, records = run({"plain": [1.0] * 3}, tasks={"code": {"examples": 3, "hash": "q"}})
     longer = [replace(r, num_prompt_tokens=7) if r.index == 1 else r for r in records]

@@ -173,7 +173,10 @@ def test_a_run_gets_more_rounds_but_not_fewer(folder: Path) -> None:
         ({"threads": 1}, "threads: 2 against 1"),
         ({"sampling": {"n": 8}}, "sampling.n: 1 against 8"),
         ({"methods": ["plain"]}, "methods: ['plain', 'stand', 'peer'] against ['plain']"),
-        ({"tasks": {"reasoning": {"examples": 4, "hash": "q"}}}, "tasks.reasoning.hash: 'p'"),
+        (
+            {"tasks": {"reasoning": {"examples": 4, "hash": "q"}}},
+            "prompts of task 'reasoning', though",
+        ),
         ({"model": {"name": "m", "hash": "other"}}, "model.hash: 'h' against 'other'"),
         (
             {"model": {"name": "big", "hash": "H", "weight_bytes": 9}, "dtype": "float32"},

@@ -5,6 +5,7 @@ What the second run does no longer, as a method that fails there, counts as much
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -253,10 +254,23 @@ def _check_same(before: Run, after: Run) -> None:
             if isinstance(here, dict):
                 keys = [k for k in here.keys() | there.keys() if here.get(k) != there.get(k)]
                 what = ", ".join(f"{k} {here.get(k)!r} and {there.get(k)!r}" for k in sorted(keys))
+            how = f": `{_elsewhere(a.command)}`" if a.command else ""
             raise DataError(
-                f"the runs differ in {what}, so they cannot be compared; do one of them again, "
-                f"into another --out, as the other was done: `{a.command}`"
+                f"the runs differ in {what}, so they cannot be compared; do one of them again, as "
+                f"the other was done{how}"
             )
+
+
+def _elsewhere(command: str) -> str:
+    """A command of a run, into another folder."""
+    words = iter(shlex.split(command))
+    kept = list[str]()
+    for word in words:
+        if word == "--out":
+            next(words, None)
+        elif not word.startswith("--out="):
+            kept.append(word)
+    return f"{shlex.join(kept)} --out=ANOTHER"
 
 
 def _unlike(name: str, *runs: Run) -> str:

@@ -59,6 +59,12 @@ def _check_same(folder: Path, before: Manifest, plan: Mapping[str, Any]) -> None
     """Raises DataError for another plan; more rounds are the same."""
     more = max(before.rounds, plan.get("rounds", 0))
     if found := difference(vars(replace(before, rounds=more)), plan):
+        if found.startswith("tasks.") and ".hash: " in found:
+            task = found.removeprefix("tasks.").partition(".hash: ")[0]
+            raise DataError(
+                f"{folder} holds a run with other prompts of task {task!r}, though as many; give "
+                "--out another folder"
+            )
         name = found.partition(":")[0]
         why = {"rounds": " (a run may get more rounds, not fewer)"}
         why |= dict.fromkeys(("texts", "optimum"), f" (--{name} is of a whole run)")

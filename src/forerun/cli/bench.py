@@ -209,7 +209,7 @@ def profile(
     threads: Threads = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
-    seed: Seed = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the samples.")] = 0,
     is_json: options.Json = False,
 ) -> None:
     """Show where a step's time goes.
@@ -273,7 +273,7 @@ def inflate(
     target: Annotated[Path, typer.Argument(help="Folder to make.")],
     size: Annotated[str, typer.Option("--size", help="30M, 0.1B, 0.3B, 1B, 8B.")] = "0.3B",
     dtype: Annotated[str, typer.Option("--dtype", help="bf16, fp16, fp32.")] = "bf16",
-    seed: Seed = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the padding.")] = 0,
 ) -> None:
     """Pad a checkpoint to a real size.
 

@@ -25,7 +25,8 @@ UNKEPT = (
 KERNELS = {  # what decoding enters, by module: compiling these compiles what they call
     "forerun.engine.work": ("pack", "lay_out"),
     "forerun.choosing": ("believe", "choose"),
-    "forerun.ngrams.kernels": ("follow", "learn", "look_up"),
+    "forerun.ngrams.kernels": ("learn", "look_up"),
+    "forerun.ngrams.following": ("follow",),
     "forerun.ngrams.selecting": ("select_rows",),
     "forerun.chances": ("count",),
     "forerun.overlay": ("copy_laws", "overlay"),

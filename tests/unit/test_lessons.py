@@ -9,7 +9,7 @@ import pytest
 
 from forerun.dice import SeededDice
 from forerun.drafters.stand import Stand
-from forerun.ngrams import growing, kernels
+from forerun.ngrams import following, growing
 from forerun.ngrams.memory import LogitMemory
 from forerun.ngrams.selecting import STRETCH, select_top
 from forerun.records import Plan, Rows, Sequence, Step, Verdict
@@ -218,8 +218,8 @@ def spans(room: np.ndarray, parts: tuple[np.ndarray, ...]) -> list[tuple[int, in
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_room_is_laid_out_without_overlaps(entries: int, longest: int, dtype: type) -> None:
     for vocab in (1, 63, 1024, 1025, 300_000):
-        room, law = kernels.new_room(longest, entries, vocab), np.zeros(vocab, dtype)
-        assert_apart(room, kernels.laid_out.py_func(room, longest, entries, law))
+        room, law = following.new_room(longest, entries, vocab), np.zeros(vocab, dtype)
+        assert_apart(room, following.laid_out.py_func(room, longest, entries, law))
     for nodes in (0, 1, 2, 33):
         room = growing.new_room(nodes, entries, longest)
         assert_apart(room, growing.laid_out.py_func(room, nodes, entries, longest))

@@ -19,7 +19,7 @@ import numpy as np
 
 from forerun.chances import Chances, Gain
 from forerun.errors import ConfigError
-from forerun.ngrams import drafting, growing, kernels, memory_rows
+from forerun.ngrams import drafting, following, growing, kernels, memory_rows
 from forerun.ngrams.kernels import NOTHING, Table, Temper, new_table
 from forerun.ngrams.selecting import select_rows
 from forerun.records import Plan
@@ -66,7 +66,7 @@ class LogitMemory:
         self.observed = 0  # distributions learned so far
         self._size = 0
         # room to work in: to follow a text whose laws are so wide, to grow trees of so many nodes
-        self._vocab, self._to_follow = 0, kernels.new_room(self.longest, entries, 0)
+        self._vocab, self._to_follow = 0, following.new_room(self.longest, entries, 0)
         self._nodes, self._to_grow = 0, growing.new_room(0, entries, self.longest)
 
     def __len__(self) -> int:
@@ -205,7 +205,7 @@ class LogitMemory:
         text = np.array(above, np.int32)
         if vocab != self._vocab:
             self._vocab = vocab
-            self._to_follow = kernels.new_room(self.longest, self.entries, vocab)
+            self._to_follow = following.new_room(self.longest, self.entries, vocab)
         self._tick(num)
         if not self.growth(num * len(self.lengths)):
             self._average(text, laws)
@@ -214,7 +214,7 @@ class LogitMemory:
             self._average(text[start : stop + self.longest - 1], laws[start:stop])
 
     def _average(self, text: np.ndarray, laws: np.ndarray) -> None:
-        self._size += kernels.follow(
+        self._size += following.follow(
             *self.table, self.lengths, self.clock, text, laws, self._to_follow
         )
 

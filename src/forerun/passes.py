@@ -2,6 +2,9 @@
 
 One measurement serves a model, number type, device and thread count. It is kept in the user's cache
 folder until the same work is found to be clearly faster.
+
+A start measures for two seconds at most (START). A slow model is measured in part: the most useful
+sizes come first, lines join them, and later starts measure the rest.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from time import perf_counter
 from typing import TypeVar
@@ -28,30 +32,42 @@ from forerun.roles import Target
 from forerun.sampling import Sampling
 from forerun.tree import EMPTY, Tree, TreeBuilder
 
-ROWS = (1, 2, 3, 5, 7, 9, 13, 17, 25, 33, 49, 65, 97, 129)
+ROWS = (1, 17, 5, 65, 9, 33, 3, 129, 2, 25, 13, 49, 7, 97)  # the most useful first
+FEW = 2  # sizes that make a curve
 PREFIX, SHORT = 48, 6  # tokens before the root: alone, and where several run; read in a moment
 LEVELS = 4  # of the trees that are measured
 TRIES = 7  # of each kind of work at least, as far as time allows
-SECONDS = 0.5, 3.0  # of measuring, at least and at most
+START = 0.4, 0.7  # seconds of measuring one thing, least and most, before the first text
+FULL = 0.5, 30.0  # the same where nobody waits
 CHECK, HOLDS = (3, (0.0, 0.3)), 0.85  # tries and seconds of a check; what a time must not exceed
-FORMAT = 10
+FORMAT = 11
 
 Kind = TypeVar("Kind", tuple[int, int], tuple[int, int, int])
 Pass = tuple[int, int]  # sequences in it, and the rows of all of them
 Limits = tuple[float, float]
 
 
-def curve_of(target: Target) -> Cost:
-    """The curve of a target's passes: known, read from the cache folder, or measured (a second)."""
+def curve_of(target: Target, limits: Limits | None = None) -> Cost:
+    """The curve of a target's passes: known, read from the cache folder, or measured.
+
+    limits: seconds of measuring, least and most; START unless given.
+    """
     if target.cost is not None:
         return target.cost
     if target.curve is None:
         kinds = [(1, rows) for rows in ROWS]
-        seconds = remembered(target, "", kinds, partial(pass_seconds, target))
-        # no pass is dearer than a larger one: what is above that was disturbed
-        rising = np.minimum.accumulate(seconds[::-1])[::-1]
-        target.curve = Cost(ROWS, tuple(float(s) for s in rising))
+        seconds = remembered(target, "", kinds, partial(pass_seconds, target), limits)
+        target.curve = _curve(dict(zip(ROWS, seconds, strict=True)))
     return target.curve
+
+
+def _curve(seconds: dict[int, float]) -> Cost:
+    """A curve through the measured sizes, rising: what exceeds a larger pass was disturbed."""
+    rows = sorted(num for num, found in seconds.items() if math.isfinite(found))
+    times = np.minimum.accumulate([seconds[num] for num in reversed(rows)])[::-1]
+    if len(rows) < FEW:  # too slow to tell: a row costs as much as the first
+        return Cost((1, 2), (seconds[1], 2 * seconds[1]))
+    return Cost(tuple(rows), tuple(float(s) for s in times))
 
 
 def remembered(
@@ -59,36 +75,46 @@ def remembered(
     name: str,
     kinds: list[Kind],
     seconds_of: Callable[[Many[Kind], int, Limits], list[float]],
+    limits: Limits | None = None,
 ) -> list[float]:
     """Seconds of each kind of work with a target: read from the cache folder, or measured.
 
-    `seconds_of` measures kinds with so many tries and within such limits. Times of a busy machine
-    are found out by a few tries of two kinds, and measured again.
+    `seconds_of` measures kinds with so many tries and within such limits; infinite is what the
+    limits did not reach, which a later call measures. Times of a busy machine are found by a few
+    tries of two kinds, and measured again.
     """
     path = cache_folder() / "costs" / f"{_key(target)}{name}.json" if target.shape else None
     known = _read(path, kinds)
-    if known is not None:
+    if known is not None and all(map(math.isfinite, known)):
         some = [0, len(kinds) // 2]
         now = seconds_of([kinds[i] for i in some], *CHECK)
         if all(found >= HOLDS * known[i] for i, found in zip(some, now, strict=True)):
             return known
-    seconds = seconds_of(kinds, TRIES, SECONDS)
-    if known is not None:  # other work only slows down
-        seconds = list(map(min, seconds, known))
+    order = list(range(len(kinds)))
+    if known is not None:  # kinds that were not reached come first; another load only slows down
+        order.sort(key=lambda i: math.isfinite(known[i]))
+    measured = seconds_of([kinds[i] for i in order], TRIES, limits or START)
+    fresh = dict(zip(order, measured, strict=True))
+    seconds = [min(fresh[i], known[i]) if known else fresh[i] for i in range(len(kinds))]
     _write(path, kinds, seconds)
     return seconds
 
 
 def fastest(works: Many[Callable[[], float]], tries: int, limits: Limits) -> list[float]:
-    """The fewest seconds that each work tells; they take turns, so that noise hits all of them."""
-    found, rounds, started = [math.inf] * len(works), 0, perf_counter()
+    """The fewest seconds that each work tells; they take turns, so that noise hits all of them.
+
+    Infinite for a work that the time limit did not reach; the first one always runs.
+    """
+    found, started = [math.inf] * len(works), perf_counter()
     least, most = limits
-    while True:
+    for rounds in count(1):
         for i, work in enumerate(works):
+            if perf_counter() - started > most and math.isfinite(found[0]):
+                return found
             found[i] = min(found[i], work())
-        rounds, seconds = rounds + 1, perf_counter() - started
-        if seconds > most or (rounds >= tries and seconds > least):
-            return found
+        if rounds >= tries and perf_counter() - started > least:
+            break
+    return found
 
 
 def some_text(target: Target, length: int, first: int = 0) -> list[int]:
@@ -172,7 +198,7 @@ def _read(path: Path | None, kinds: list[Kind]) -> list[float] | None:
     with suppress(OSError, ValueError, KeyError, TypeError):
         if path is not None:
             found = json.loads(path.read_text())
-            seconds = [float(s) for s in found["seconds"]]
+            seconds = [math.inf if s is None else float(s) for s in found["seconds"]]
             told = json.loads(json.dumps(kinds))  # tuples are lists there
             if found["kinds"] == told and len(seconds) == len(kinds) and min(seconds) > 0:
                 return seconds
@@ -183,5 +209,6 @@ def _write(path: Path | None, kinds: list[Kind], seconds: list[float]) -> None:
     if path is None:
         return
     with suppress(OSError):  # a cache that cannot be written costs a measurement, no more
-        text = json.dumps({"kinds": kinds, "seconds": seconds})
+        reached = [s if math.isfinite(s) else None for s in seconds]
+        text = json.dumps({"kinds": kinds, "seconds": reached})
         write_atomically(path, lambda beside: beside.write_text(text))

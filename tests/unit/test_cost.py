@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,9 +47,11 @@ class Timed(FakeTarget):
         super().commit(seqs, trees, verdicts)
 
     def show(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It is the only clock that is read."""
+        """It is the only clock that is read, and its seconds are not long ones."""
         for module in (passes, cost, loop):
             monkeypatch.setattr(module, "perf_counter", lambda: self.clock)
+        monkeypatch.setattr(passes, "START", (0.0, math.inf))
+        monkeypatch.setattr(cost, "SLOW", math.inf)
 
 
 class Recording(Timed):
@@ -83,7 +86,7 @@ def test_a_measured_curve_rises_and_is_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
-    monkeypatch.setattr(passes, "SECONDS", (0.0, 0.2))
+    monkeypatch.setattr(passes, "START", (0.0, 20.0))
     first = cost_of(Shaped(table_law(1)))
     assert first.rows[0] == 1 and list(first.seconds) == sorted(first.seconds)
     assert first.seconds[0] > 0
@@ -130,6 +133,38 @@ def test_a_pass_is_as_fast_as_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> N
     assert list(curve_of(target).seconds) == [3.0] * len(passes.ROWS)
 
 
+def test_a_slow_target_is_measured_in_part_and_the_rest_at_later_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No start waits much longer than its limit, and nothing that was measured is lost."""
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+
+    class Slow(Timed):
+        shape = "a slow fake on a clock"
+
+    def rows_of_a_start() -> tuple[int, ...]:
+        target = Slow(table_law(1))
+        target.show(monkeypatch)
+        monkeypatch.setattr(passes, "START", (0.0, 9.0))
+        found = curve_of(target).rows
+        assert target.clock < 2 + 9 + 3 + 3, "prefill, the limit, a pass over it, slack"
+        return found
+
+    seen = [rows_of_a_start() for _ in range(6)]
+    assert seen[0] == (1, 5, 17, 65)
+    assert all(set(seen[i]) < set(seen[i + 1]) for i in range(3))
+    assert set(seen[-1]) == set(passes.ROWS)
+
+
+def test_a_target_too_slow_for_two_passes_gets_a_curve_that_drafts_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = Timed(table_law(1))
+    target.show(monkeypatch)
+    monkeypatch.setattr(passes, "START", (0.0, 1.0))
+    assert curve_of(target) == Cost((1, 2), (2.0, 4.0))
+
+
 def test_a_curve_of_one_gpu_does_not_serve_another(monkeypatch: pytest.MonkeyPatch) -> None:
     def key(shape: str, gpu: str) -> str:
         target = Shaped(table_law(1))
@@ -161,9 +196,9 @@ def test_the_first_pass_of_a_shape_is_not_counted_where_it_is_slow(
     target = Recording(table_law(1))
     target.show(monkeypatch)
     kinds = [(1, 3), (1, 5)]
-    assert pass_seconds(target, kinds, 1, (0.0, 0.0)) == [3.0, 3.0]
+    assert pass_seconds(target, kinds, 1, (0.0, 999.0)) == [3.0, 3.0]
     target.is_slow_at_first, target.seen = False, set()
-    assert pass_seconds(target, kinds, 1, (0.0, 0.0)) == [103.0, 103.0]
+    assert pass_seconds(target, kinds, 1, (0.0, 999.0)) == [103.0, 103.0]
 
 
 def test_a_folder_that_cannot_be_written_costs_a_measurement(
@@ -171,12 +206,12 @@ def test_a_folder_that_cannot_be_written_costs_a_measurement(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr(passes, "SECONDS", (0.0, 0.1))
+    monkeypatch.setattr(passes, "START", (0.0, 0.1))
     assert cost_of(Shaped(table_law(1))).rows
 
 
 def test_measuring_leaves_no_sequence_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "SECONDS", (0.0, 0.1))
+    monkeypatch.setattr(passes, "START", (0.0, 0.1))
 
     class Target(FakeTarget):
         cost = None
@@ -205,7 +240,7 @@ def test_texts_of_the_measurement_differ(vocab: int) -> None:
 
 def test_all_texts_of_a_measurement_are_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a model of billions on two cores the pass over 400 tokens takes a quarter of a minute."""
-    monkeypatch.setattr(passes, "SECONDS", (0.0, 0.1))
+    monkeypatch.setattr(passes, "START", (0.0, 0.1))
     new = Counter[Sequence]()
 
     class Target(FakeTarget):
@@ -260,7 +295,7 @@ def test_neighbours_that_slow_passes_down_make_no_draft_dear(
 
     target = Shaken(table_law(1))
     target.show(monkeypatch)
-    monkeypatch.setattr(passes, "SECONDS", (0.0, 2000.0))  # few tries
+    monkeypatch.setattr(passes, "START", (0.0, 14000.0))  # few tries
     found = cost_of(target)
     assert (found.per_step, found.per_draft, found.drafting) == (0, 5 * cost.COLD, 0)
     assert found.per_look == found.looking == 0
@@ -278,7 +313,7 @@ def test_a_target_with_room_for_one_is_measured_with_one(monkeypatch: pytest.Mon
             assert len(seqs) == 1
             return super().forward(seqs, trees, needs)
 
-    monkeypatch.setattr(passes, "SECONDS", (0.0, 0.1))
+    monkeypatch.setattr(passes, "START", (0.0, 0.1))
     found = cost_of(Narrow(table_law(1)))
     assert found.per_seq == found.per_draft == 0 and found.per_step > 0
 
@@ -293,7 +328,7 @@ def test_what_rounds_took_is_taken_apart() -> None:
 
 
 def test_rounds_draft_look_and_learn_as_real_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "SECONDS", (0.0, 0.1))
+    monkeypatch.setattr(passes, "START", (0.0, 0.1))
     steps, publish = [], cost.Engine._publish
 
     def heard(engine: cost.Engine, step: Step) -> None:

@@ -100,20 +100,21 @@ class Bench:
             raise typer.Exit(1)
 
     def _model(self) -> Model:
+        """The model of the run; its costs are measured in full before anything is timed."""
+        from forerun.engine.cost import cost_of
+        from forerun.passes import FULL
+
         if self._loaded is None:
             asked = self.asked
             self._loaded = options.load(
                 asked.model, dtype=asked.dtype, device=asked.device, batch=self.batch
             )
+            cost_of(self._loaded.target, FULL)
         return self._loaded
 
     def _twin(self) -> Model:
         """For one of those that decode the same prompt at the same time."""
-        from forerun.engine.cost import cost_of
-
-        model = self._model()
-        cost_of(model.target)  # all go by the same costs
-        return model.twin()
+        return self._model().twin()
 
     def _measure(self, writer: RunWriter) -> None:
         """What is measured once, before the first prompt: the machine's limits and c(N)."""

@@ -9,6 +9,7 @@ takes. What further sequences add within a pass is the difference of two passes 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence as Many
 from contextlib import suppress
@@ -29,24 +30,29 @@ from forerun.sampling import Sampling
 SEQS, NODES = 8, 4  # sequences that run at once where others than one are measured; their drafts
 REST, DRAFT = Plan(0, learns=False), Plan(NODES)
 LOOK = Plan(NODES, least=2.0)  # no node is worth its row
+SLOW = 0.1  # seconds of a pass over SEQS rows; the rest of a step takes less than a millisecond
 COLD = 2.0  # times: a draft among plain steps, over one in rounds that take turns
 
 Round = tuple[int, int, int]  # sequences; how many of them draft; how many look in vain
 
 
-def cost_of(target: Target) -> Cost:
-    """What steps of a target cost: remembered, read from the cache folder, or measured (seconds).
+def cost_of(target: Target, limits: Limits | None = None) -> Cost:
+    """What steps of a target cost: known, read from the cache folder, or measured.
 
+    limits: seconds of each of three measurements, least and most; START unless given. Where they
+    do not suffice, passes are so slow that the rest of a step does not count.
     A target that has no room for others is taken for one that serves one sequence only.
     """
     if target.cost is None:
-        curve, seqs = curve_of(target), _room(target)
-        if seqs:
+        curve, seqs = curve_of(target, limits), _room(target)
+        if seqs and curve.at(seqs) < SLOW:
             kinds, rows_of = _kinds(seqs), sorted({(1, seqs), (seqs, seqs)})
-            seconds = remembered(target, f"-x{seqs}", kinds, partial(_rounds, target, seqs))
-            within = remembered(target, f"-s{seqs}", rows_of, partial(pass_seconds, target))
-            beside = dict(zip(kinds, seconds, strict=True))
-            curve = _fitted(curve, beside, within[-1] - within[0], seqs)
+            rounds, passes = partial(_rounds, target, seqs), partial(pass_seconds, target)
+            seconds = remembered(target, f"-x{seqs}", kinds, rounds, limits)
+            within = remembered(target, f"-s{seqs}", rows_of, passes, limits)
+            if math.isfinite(max(seconds + within)):
+                beside = dict(zip(kinds, seconds, strict=True))
+                curve = _fitted(curve, beside, within[-1] - within[0], seqs)
         target.cost = curve
     return target.cost
 

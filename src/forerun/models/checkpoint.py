@@ -166,8 +166,8 @@ class Parts:
         self, plan: Plan, dtype: torch.dtype, device: torch.device, rounding: Rounding = KEPT
     ) -> None:
         self.plan, self.dtype, self.device, self.rounding = plan, dtype, device, rounding
-        is_native = can_pack(torch.empty(0, dtype=dtype, device=device))
-        self.config = in_lanes(plan.config) if is_native else plan.config  # of what is built
+        self._packs = can_pack(torch.empty(0, dtype=dtype, device=device))
+        self.config = in_lanes(plan.config) if self._packs else plan.config  # of what is built
         self._buffers: dict[str, Tensor] = {}
         self._left = {dest: shape[0] for dest, shape in plan.shapes.items()}
         self._missing = dict.fromkeys(plan.pieces)  # ordered set of names
@@ -194,13 +194,23 @@ class Parts:
                 f"tensor {name} has shape {list(tensor.shape)}, which does not fit the config "
                 f"({list(shape)} for the whole of {piece.dest}); is config.json of this checkpoint?"
             )
-        if piece.dest not in self._buffers:
-            self._buffers[piece.dest] = torch.empty(shape, dtype=self.dtype)
-        self._buffers[piece.dest][piece.row : stop] = tensor
+        if tensor.shape == shape and self._copies_later(piece.dest):
+            self._buffers[piece.dest] = tensor.to(self.dtype)
+        else:
+            if piece.dest not in self._buffers:
+                self._buffers[piece.dest] = torch.empty(shape, dtype=self.dtype)
+            self._buffers[piece.dest][piece.row : stop] = tensor
         self._missing.pop(short, None)
         self._left[piece.dest] -= tensor.shape[0]
         if self._left[piece.dest] == 0:
             self._finish(piece.dest)
+
+    def _copies_later(self, dest: str) -> bool:
+        """Whether packing copies this part, so that it need not be copied out of its file first."""
+        is_lookup = self.plan.config.is_tied and self.rounding == KEPT and dest == "embed"
+        return self._packs and (
+            is_lookup or dest.endswith(".weight") and len(self.plan.shapes[dest]) == 2
+        )
 
     def check(self) -> None:
         """Raises ModelError naming what is missing, Unsupported if a tied head differs."""

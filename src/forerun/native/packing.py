@@ -12,7 +12,9 @@ float) numbers, so they are those of the rounded weight.
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -84,20 +86,40 @@ class Packed:
 
     def _blocks(self, weight: Tensor) -> Tensor:
         """Packed: see the records of types.h for the three orders."""
+        if self.record.kind == INT8_PAIRS:
+            return self._quads(weight)
+        n, dtype = self.shape[0], weight.dtype
+        width = 2 if self.record.kind == BF16_PAIRS else 1
+        if width == 2:
+            weight = _as_pairs(weight)  # [n, k / 2]: a pair moves as one number
+        groups = self.record.groups * GROUP // LANES
+        packed = _taken((groups, weight.shape[1], LANES), weight.dtype)
+        packed[-(-n // LANES) :] = 0
+        if self.is_gated:
+            halves = weight.view(2, -1, LANES, weight.shape[1]).transpose(2, 3)
+            packed[: n // LANES].view(-1, 2, *packed.shape[1:])[:, 0] = halves[0]
+            packed[: n // LANES].view(-1, 2, *packed.shape[1:])[:, 1] = halves[1]
+        else:
+            whole, rest = divmod(n, LANES)
+            packed[:whole] = weight[: n - rest].view(whole, LANES, weight.shape[1]).transpose(1, 2)
+            if rest:
+                packed[whole] = 0
+                packed[whole, :, :rest] = weight[n - rest :].T
+        return packed.view(dtype).view(groups, -1, LANES, width)
+
+    def _quads(self, weight: Tensor) -> Tensor:
+        """int8 weights, packed in the order INT8_PAIRS: sign and magnitude."""
         n, k = self.shape
-        width = {BF16_PAIRS: 2, INT8_PAIRS: 4}.get(self.record.kind, 1)
-        padded = weight.new_zeros(self.record.groups * GROUP, -(-k // width) * width)
+        padded = weight.new_zeros(self.record.groups * GROUP, -(-k // 4) * 4)
         if self.is_gated:
             blocks = padded[:n, :k].view(n // (2 * LANES), 2, LANES, k)
             blocks[:, 0] = weight[: n // 2].view(-1, LANES, k)
             blocks[:, 1] = weight[n // 2 :].view(-1, LANES, k)
         else:
             padded[:n, :k] = weight
-        if self.record.kind != INT8_PAIRS:
-            return _copied(padded.view(len(padded) // LANES, LANES, -1, width).transpose(1, 2))
         magnitudes = padded.abs().view(torch.uint8) | (padded < 0).to(torch.uint8) << 7
-        quads = magnitudes.view(len(padded) // LANES, 4, 4, -1, 2, 2)
-        return _copied(quads.permute(0, 3, 1, 4, 2, 5))
+        quads = magnitudes.view(len(padded) // LANES, 4, 4, -1, 2, 2).permute(0, 3, 1, 4, 2, 5)
+        return _taken(quads.shape, quads.dtype).copy_(quads)
 
     def _ordered(self) -> Tensor:
         """`data` as [n, k] again, halves of a gated weight alternating."""
@@ -200,11 +222,18 @@ def row_stride(k: int) -> int:
     return (lines + 1 - lines % 2) * 2 * LANES
 
 
-def _copied(source: Tensor) -> Tensor:
-    """A contiguous copy, in the arena."""
-    size = source.numel() * source.element_size()
-    copy = ARENA.take(size).view(source.dtype).view(source.shape)
-    return copy.copy_(source)
+def _as_pairs(weight: Tensor) -> Tensor:
+    """A bf16 weight [n, k] as [n, k / 2] int32; an odd k gets a column of zeros."""
+    if weight.shape[1] % 2:
+        weight = torch.nn.functional.pad(weight, (0, 1))
+    if not weight.is_contiguous() or weight.storage_offset() % 2:
+        weight = weight.clone(memory_format=torch.contiguous_format)
+    return weight.view(torch.int32)
+
+
+def _taken(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Unwritten memory of the arena in this shape."""
+    return ARENA.take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
 
 class Arena:

@@ -243,6 +243,7 @@ def _here(
         with ending_at_once("interrupted before anything was begun"):  # they compile
             shapers = _shapers(loaded, given)
         chat = given["chat"]
+        _hint_chat(loaded, jobs, chat, is_json)
         jobs = [replace(job, prompt=_prompt(loaded, job.prompt, chat)) for job in jobs]
         options.warm_up(loaded, **parts)
         how = {"is_quiet": is_json, "stats": output.stats}
@@ -310,8 +311,15 @@ def _controller(spec: str, nodes: int | None, depth: int | None) -> str:
 def _prompt(model: Model, prompt: str | list[int], chat: bool) -> str | list[int]:
     """What the model is really shown."""
     if isinstance(prompt, str) and chat:
-        return model.tokenizer.chat(prompt)
+        return model.chat_prompt(prompt)
     return as_shown(model.name, prompt)
+
+
+def _hint_chat(model: Model, jobs: list[Job], chat: bool, is_quiet: bool) -> None:
+    """Names --chat where a model has a chat template and a prompt looks like plain text."""
+    is_plain = any(isinstance(job.prompt, str) and "<|" not in job.prompt for job in jobs)
+    if is_plain and model.tokenizer.has_chat_template and not chat and not is_quiet:
+        notice("this model has a chat template; --chat applies it to the prompt")
 
 
 def _run(model: Model, jobs: list[Job], how: dict[str, Any], batch: int, output: Output) -> None:

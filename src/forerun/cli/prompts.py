@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
+from forerun.assets import as_problem, is_embedded
 from forerun.errors import ConfigError, DataError, UnknownName
 from forerun.files import check_text, parsed
 from forerun.sampling import Sampling, from_json
@@ -49,23 +50,8 @@ def read_jobs(prompts: Many[str], file: Path | None, sampling: Sampling) -> list
 
 def as_shown(model: str, prompt: str | list[int]) -> str | list[int]:
     """The prompt as a model is shown it: the embedded ones learned problems in one form."""
-    from forerun.bench.tasks.reasoning import PROMPT
-
-    if not isinstance(prompt, str) or not is_embedded(model):
-        return prompt
-    text = prompt.strip()
-    is_problem = text.startswith("Problem:")
-    text = text.removeprefix("Problem:").strip()
-    if not text or (is_problem and "Solution:" in text):
-        return prompt
-    return PROMPT.format(text=text)
-
-
-def is_embedded(model: str) -> bool:
-    """Whether a model's name or folder is one that ships with forerun."""
-    from forerun import assets
-
-    return Path(assets.embedded(model)).resolve().parent == Path(assets.__file__).resolve().parent
+    is_text = isinstance(prompt, str) and is_embedded(model)
+    return as_problem(prompt) if is_text else prompt  # type: ignore[arg-type]
 
 
 def from_stdin() -> str:

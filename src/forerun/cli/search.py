@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun import registry
+from forerun.assets import is_embedded
 from forerun.cli import options
 from forerun.cli import superposed as superposing
 from forerun.cli.memory import check_kept, kept
 from forerun.cli.output import Results, notice, painted, print_json, stats_lines
-from forerun.cli.prompts import Job, as_shown, is_embedded, read_jobs
+from forerun.cli.prompts import Job, as_shown, read_jobs
 from forerun.errors import ConfigError, UnknownName
 from forerun.interrupts import uninterrupted
 from forerun.sampling import MOST_SAMPLES, Sampling

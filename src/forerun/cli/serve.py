@@ -267,7 +267,7 @@ def _load(
 
 def _template(path: Path | None, model: str) -> str | None:
     """The chat template to use; the embedded models, which have none, get their own form."""
-    from forerun.cli.prompts import is_embedded
+    from forerun.assets import is_embedded
 
     if path is None:
         return REASONER if is_embedded(model) else None

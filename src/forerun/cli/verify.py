@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun import registry
+from forerun.assets import is_embedded
 from forerun.cli import options
 from forerun.cli.output import console, notice, print_json
-from forerun.cli.prompts import as_shown, is_embedded, read_jobs
+from forerun.cli.prompts import as_shown, read_jobs
 from forerun.errors import ConfigError
 from forerun.sampling import Sampling
 from forerun.words import counted

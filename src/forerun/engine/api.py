@@ -14,7 +14,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from forerun import compiled, registry
-from forerun.assets import embedded
+from forerun.assets import as_problem, embedded, is_embedded
 from forerun.engine.guard import Guarded
 from forerun.engine.loop import Engine, check_pair
 from forerun.engine.run import Event, Run, Sample, record_logprobs
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("forerun")
 
 Prompts = str | Many[str] | Many[Many[int]]
+Messages = str | list[dict[str, str]]
 Samplings = Sampling | Many[Sampling] | None
 
 
@@ -67,6 +68,7 @@ class Model:
         self._drafters: dict[str, Drafter] = {}
         self._making = Lock()  # of drafters: each is made once
         self._told: set[str] = set()  # verifiers that were warned of
+        self._knows_form = False  # whether the user was warned of a prompt in another form
 
     def generate(
         self, prompts: Prompts, sampling: Samplings = None, **options: Any
@@ -91,6 +93,24 @@ class Model:
                 total.add(sample.stats)
             results.append(Result(prompt, own, run.seed, total))
         return results
+
+    def chat(self, messages: Messages, sampling: Sampling | None = None, **options: Any) -> Result:
+        """The answers to a conversation, or to one user message. `options` are those of `generate`.
+
+        Raises ModelError if the model has no chat template.
+        """
+        prompt: Any = [self.chat_prompt(messages)]
+        return self.generate(prompt, sampling, **options)[0]
+
+    def chat_prompt(self, messages: Messages) -> str | list[int]:
+        """A conversation as the model is shown it, for `generate`, `stream` and `run`.
+
+        Made by the model's chat template; the embedded models take one problem in their own form.
+        Raises ModelError if the model has no chat template.
+        """
+        if isinstance(messages, str) and is_embedded(self.name):
+            return as_problem(messages)
+        return self.tokenizer.chat(messages)
 
     def stream(
         self, prompts: Prompts, sampling: Samplings = None, **options: Any
@@ -139,6 +159,7 @@ class Model:
         if not isinstance(tenant, str):
             raise ConfigError(f"tenant must be a string, got {tenant!r}; '' is for one alone")
         texts = _as_list(prompts)
+        self._check_form(texts)
         given = as_samplings(sampling)
         given = given * len(texts) if len(given) == 1 else given
         if len(given) != len(texts):
@@ -167,6 +188,17 @@ class Model:
         with self.target.turns:
             run.fit(warns=batch is not None)
         return run
+
+    def _check_form(self, prompts: list[str | list[int]]) -> None:
+        """Warns once if an embedded model is shown a text that is not in its form."""
+        if self._knows_form or not is_embedded(self.name):
+            return
+        if any(isinstance(text, str) and as_problem(text) != text for text in prompts):
+            self._knows_form = True
+            log.warning(
+                "the embedded model learned word problems in one form and answers other text with "
+                "nonsense; use model.chat(text), or load another model"
+            )
 
     def _engine(
         self,

@@ -6,6 +6,7 @@ import hashlib
 import random
 import re
 
+from forerun.assets import PROBLEM
 from forerun.errors import ConfigError
 
 from .base import Example
@@ -16,7 +17,6 @@ from .reasoning_text import write_solution
 from .reasoning_words import SETTINGS
 from .reasoning_world import LEVELS, MIX, Shape, Story
 
-PROMPT = "Problem: {text}\nSolution:\n"
 SPLITS = ("train", "heldout")
 _ANSWER = re.compile(r"^Answer: (-?\d+)[ \t]*$", re.MULTILINE)
 
@@ -99,7 +99,7 @@ def _start(rng: random.Random, shape: Shape) -> Story:
 
 def prompt(story: Story) -> str:
     """The problem as the model is shown it; the last line break is a token of its own."""
-    return PROMPT.format(text=" ".join([*story.facts, *story.events, story.question]))
+    return PROBLEM.format(text=" ".join([*story.facts, *story.events, story.question]))
 
 
 def read_answer(text: str) -> str | None:

@@ -1,19 +1,22 @@
-"""Best-of-n beside plain decoding, problem by problem: runs both, counts, and sums up.
+"""Several answers to each prompt, with and without drafts: runs the arms, counts, and sums up.
 
-Both arms see the same problems in the same process, in an order that alternates within every
-level, each with an empty cache, and are scored by the task's own checker. Tokens per second are
-generated tokens over wall time, prefill included.
+All arms see the same prompts in the same process, in an order that changes within every level,
+each with an empty cache. Answers that can be checked are scored. Tokens per second are generated
+tokens over wall time, prefill included.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forerun import assets
 from forerun.bench.metrics import geometric_mean, interval
 from forerun.engine.stats import Stats
 from forerun.records import Step
@@ -28,16 +31,19 @@ if TYPE_CHECKING:
 GROUPS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64))  # trajectories, from 1
 
 
+FEWEST = 5  # prompts, below which no interval is shown
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """One problem solved n times by one arm."""
+    """One prompt answered n times by one arm."""
 
     problem: int
     level: int
     arm: str
     seconds: float
     answers: list[str | None]  # by trajectory
-    expected: str
+    expected: str  # "" where an answer cannot be checked
     stats: list[Stats]  # by trajectory
 
     @property
@@ -69,6 +75,28 @@ class Outcome:
         return {name: getattr(self, name) for name in names} | counts | per_trajectory
 
 
+def held_out(num: int) -> list[Example]:
+    """Word problems that the embedded reasoner was not trained on."""
+    from forerun.bench.tasks.reasoning import ReasoningTask
+
+    task = ReasoningTask("heldout")
+    return [task.example(i) for i in range(num)]
+
+
+def everyday(model: Model) -> list[Example]:
+    """The prompts that ship for the demo, in the model's chat template."""
+    from forerun.bench.tasks.base import Example, plain_text, prepare
+
+    text = (Path(assets.__file__).parent / "demo_prompts.json").read_text(encoding="utf-8")
+    found = [
+        Example(
+            row["name"], plain_text([row["text"]]), "", category=row["name"], turns=(row["text"],)
+        )
+        for row in json.loads(text)
+    ]
+    return [prepare(example, model.tokenizer) for example in found]
+
+
 def solve(
     model: Model,
     example: Example,
@@ -92,9 +120,9 @@ def solve(
 
 
 def warm_up(
-    model: Model, example: Example, arms: tuple[str, str], sampling: Sampling, *, batch: int = 1
+    model: Model, example: Example, arms: Many[str], sampling: Sampling, *, batch: int = 1
 ) -> None:
-    """A short run of both arms that is not counted: kernels, caches and pages are touched."""
+    """A short run of all arms that is not counted: kernels, caches and pages are touched."""
     short = replace(sampling, n=max(2, batch), max_new_tokens=min(64, sampling.max_new_tokens))
     for arm in arms:
         solve(model, example, -1, arm, short, batch=batch)
@@ -103,37 +131,41 @@ def warm_up(
 def compare(
     model: Model,
     examples: Many[Example],
-    arms: tuple[str, str],
+    arms: Many[str],
     sampling: Sampling,
     *,
     batch: int = 1,
     on_step: Callable[[Step], None] | None = None,
 ) -> Iterator[Outcome]:
-    """Both arms on every problem, A B and B A in turn at every level; yields as they finish.
+    """All arms on every prompt, each first in turn at every level; yields as they finish.
 
-    The cache is emptied before each, so that both compute the prompt.
+    The cache is emptied before each, so that all compute the prompt.
     """
     seen: Counter[int] = Counter()
     for i, example in enumerate(examples):
-        turn = (seen[example.level] + example.level) % 2
+        turn = (seen[example.level] + example.level) % len(arms)
         seen[example.level] += 1
-        for arm in arms[::-1] if turn else arms:
+        for arm in (*arms[turn:], *arms[:turn]):
             forget(model)
             yield solve(model, example, i, arm, sampling, batch=batch, on_step=on_step)
 
 
-def summary(outcomes: Many[Outcome], arms: tuple[str, str]) -> dict[str, Any]:
-    """Figures of both arms over the problems that both have finished; plain values."""
+def summary(outcomes: Many[Outcome], arms: Many[str]) -> dict[str, Any]:
+    """Figures of all arms over the prompts that all have finished; plain values.
+
+    The first arm is the baseline; the last one's speed-up also stands at the top.
+    """
     by_arm = {arm: {o.problem: o for o in outcomes if o.arm == arm} for arm in arms}
-    done = sorted(set(by_arm[arms[0]]) & set(by_arm[arms[1]]))
-    pairs = [(by_arm[arms[0]][i], by_arm[arms[1]][i]) for i in done]
-    ratios = [b.tokens_per_second / a.tokens_per_second for a, b in pairs]
-    return {
-        "problems": len(done),
-        "arms": {arm: figures([by_arm[arm][i] for i in done]) for arm in arms},
-        "speed_up": geometric_mean(ratios) if ratios else None,
-        "speed_up_interval": interval(ratios),
-    }
+    done = sorted(set.intersection(*(set(found) for found in by_arm.values())))
+    found = {arm: figures([by_arm[arm][i] for i in done]) for arm in arms}
+    for arm in arms[1:]:
+        ratios = [
+            by_arm[arm][i].tokens_per_second / by_arm[arms[0]][i].tokens_per_second for i in done
+        ]
+        found[arm]["speed_up"] = geometric_mean(ratios) if ratios else None
+        found[arm]["speed_up_interval"] = interval(ratios) if len(ratios) >= FEWEST else None
+    last = {name: found[arms[-1]][name] for name in ("speed_up", "speed_up_interval")}
+    return {"problems": len(done), "arms": found} | last
 
 
 def by_trajectory(outcomes: Many[Outcome]) -> dict[str, Stats]:

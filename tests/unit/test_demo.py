@@ -43,12 +43,31 @@ def test_summary_uses_problems_that_both_arms_finished() -> None:
     found = demo.summary(outcomes, ("none", "stand"))
     assert found["problems"] == 2
     assert found["speed_up"] == pytest.approx(4.0)  # geometric mean of 2 and 8
-    low, high = found["speed_up_interval"]
-    assert low < 2.0 and high > 8.0 and low * high == pytest.approx(16.0)
+    assert found["speed_up_interval"] is None, "of two prompts it says nothing"
     plain, stand = found["arms"]["none"], found["arms"]["stand"]
     assert (plain["accuracy_one"], stand["accuracy_one"]) == (0.5, 0.5)
     assert (plain["accuracy_majority"], stand["accuracy_majority"]) == (0.5, 0.5)
     assert plain["wall_tokens_per_second"] == pytest.approx(40 / 12)
+
+
+def test_each_arm_is_compared_with_the_first() -> None:
+    seconds = {"none": 8.0, "stand": 4.0, "auto": 2.0}
+    outcomes = [outcome(i, arm, s * (1 + i), ["7"]) for i in range(5) for arm, s in seconds.items()]
+    found = demo.summary(outcomes, tuple(seconds))
+    assert found["arms"]["stand"]["speed_up"] == pytest.approx(2.0)
+    assert found["speed_up"] == found["arms"]["auto"]["speed_up"] == pytest.approx(4.0)
+    assert found["speed_up_interval"] == pytest.approx((4.0, 4.0))
+    assert "speed_up" not in found["arms"]["none"]
+
+
+def test_three_arms_take_turns_at_being_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "solve", lambda model, example, i, arm, *_, **__: arm)
+    monkeypatch.setattr(demo, "forget", lambda model: None)
+    arms = ("none", "stand", "auto")
+    seen = list(demo.compare(None, [Example("", "", "")] * 6, arms, Sampling()))  # type: ignore
+    rounds = [seen[at : at + 3] for at in range(0, 18, 3)]
+    assert all(set(one) == set(arms) for one in rounds)
+    assert Counter(one[0] for one in rounds) == dict.fromkeys(arms, 2)
 
 
 def test_summary_of_nothing() -> None:

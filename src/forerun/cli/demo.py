@@ -1,12 +1,17 @@
-"""`forerun demo`: best-of-n on held-out problems, STAND beside plain decoding in the same run."""
+"""`forerun demo`: several answers to each prompt, with and without drafts, in the same run.
+
+A real model answers everyday prompts where one can be had; else the embedded reasoner solves
+held-out problems.
+"""
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,16 +25,38 @@ from forerun.sampling import Sampling
 from forerun.words import counted
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.table import Table
 
+    from forerun.bench.tasks.base import Example
     from forerun.demo import Outcome
-    from forerun.records import Step
+    from forerun.engine.api import Model
+    from forerun.models.tokenizer import TextStream, Tokenizer
+    from forerun.records import Sequence, Step
 
-Problems = Annotated[int, typer.Option("--problems", help="Held-out problems of mixed level.")]
-Number = Annotated[int, typer.Option("-n", help="Samples per problem.")]
-Temperature = Annotated[float, typer.Option("--temperature", "-t", help="Of both.")]
-Tokens = Annotated[int, typer.Option("--max-new-tokens", help="Longest solution.")]
-Seed = Annotated[int, typer.Option("--seed", help="Of both.")]
+Problems = Annotated[
+    int | None,
+    typer.Option("--problems", help="How many prompts: of the reasoner 20 unless given, else all."),
+]
+Number = Annotated[
+    int | None, typer.Option("-n", help="Answers per prompt: of the reasoner 16, else 8.")
+]
+Temperature = Annotated[float, typer.Option("--temperature", "-t", help="Of all.")]
+Tokens = Annotated[
+    int | None,
+    typer.Option("--max-new-tokens", help="Longest answer: of the reasoner 512, else 160."),
+]
+Seed = Annotated[int, typer.Option("--seed", help="Of all.")]
+ModelName = Annotated[
+    str,
+    typer.Option(
+        "--model", "-m", help="Folder, hub id or name; unless given smollm2, else reasoner."
+    ),
+]
+Drafters = Annotated[
+    str,
+    typer.Option("--drafter", help="One drafter; unless given stand, with a real model auto too."),
+]
 
 Size = Annotated[
     str,
@@ -41,60 +68,92 @@ Size = Annotated[
 ]
 
 PLAIN, OWN = "none", "own"
+REAL = "smollm2"  # shown where it is there or can be fetched
 MOST_PROBLEMS = 10_000
+LINES = 6  # of the answer that is being written, shown below the table
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the demo runs: prompts, arms (the baseline first) and sampling."""
+
+    examples: list[Example]
+    warm_up: Example
+    arms: tuple[str, ...]
+    sampling: Sampling
+    batch: int
+    is_scored: bool  # whether answers can be checked
 
 
 @dataclass
 class Board:
-    """What the live view shows: counts so far, and the speed of what runs now."""
+    """What the live view shows: counts so far, and the text and speed of what runs now."""
 
-    arms: tuple[str, str]
-    num_problems: int
+    setup: Setup
+    tokenizer: Tokenizer
     outcomes: list[Outcome] = field(default_factory=list)
     tokens: int = 0
     start: float = field(default_factory=time.perf_counter)
     taken: float = 0.0  # share of the cores that was lost
+    text: str = ""
+    stream: TextStream | None = None
 
     def __call__(self, step: Step) -> None:
         self.tokens += sum(map(len, step.emitted))
+        for seq, tokens in zip(step.seqs, step.emitted, strict=True):
+            if seq is step.seqs[0] and not self.setup.is_scored:
+                self._show(seq, tokens)
+
+    def _show(self, seq: Sequence, tokens: list[int]) -> None:
+        """Adds tokens to the text of the first running answer; a new answer begins a new text."""
+        from forerun.models.tokenizer import TextStream
+
+        if self.stream is None or len(seq.generated) == len(tokens):
+            self.stream, self.text = TextStream(self.tokenizer), ""
+        self.text += self.stream.extend(tokens)
 
     def finish(self, outcome: Outcome) -> None:
-        """A problem is done by one arm."""
+        """A prompt is done by one arm."""
         self.outcomes.append(outcome)
-        self.tokens, self.start = 0, time.perf_counter()
+        self.tokens, self.start, self.stream, self.text = 0, time.perf_counter(), None, ""
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> Group:
+        from rich.console import Group
         from rich.table import Table
+        from rich.text import Text
 
-        table = Table(title=f"problem {len(self.outcomes) // 2 + 1} of {self.num_problems}")
-        for column in ("", "done", "tokens/s", "one sample", "majority"):
+        setup = self.setup
+        number = len(self.outcomes) // len(setup.arms) + 1
+        table = Table(title=f"prompt {number} of {len(setup.examples)}")
+        for column in ("", "done", "tokens/s", *(["one sample", "majority"] * setup.is_scored)):
             table.add_column(column)
-        for arm in self.arms:
+        for arm in setup.arms:
             table.add_row(*self._row(arm))
         now = self.tokens / max(time.perf_counter() - self.start, 1e-9)
         table.caption = f"now {now:.0f} tokens/s"
-        return table
+        return Group(table, Text("\n".join(self.text.splitlines()[-LINES:])))
 
     def _row(self, arm: str) -> list[str]:
         from forerun.demo import figures
 
         mine = [o for o in self.outcomes if o.arm == arm]
+        width = 5 if self.setup.is_scored else 3
         if not mine:
-            return [label(arm), "0", "-", "-", "-"]
+            return [label(arm), "0", "-", "-", "-"][:width]
         f = figures(mine)
         rates = [f"{f['accuracy_one']:.0%}", f"{f['accuracy_majority']:.0%}"]
-        return [label(arm), str(len(mine)), f"{f['wall_tokens_per_second']:.0f}", *rates]
+        return [label(arm), str(len(mine)), f"{f['wall_tokens_per_second']:.0f}", *rates][:width]
 
 
 def command(
     ctx: typer.Context,
-    model: options.ModelName = "reasoner",
+    model: ModelName = "",
     size: Size = "",
-    problems: Problems = 20,
-    n: Number = 16,
+    problems: Problems = None,
+    n: Number = None,
     temperature: Temperature = 0.6,
-    max_new_tokens: Tokens = 512,
-    drafter: options.DrafterSpec = "stand",
+    max_new_tokens: Tokens = None,
+    drafter: Drafters = "",
     batch: options.Batch = 1,
     seed: Seed = 0,
     dtype: options.Dtype = "auto",
@@ -103,36 +162,69 @@ def command(
     out: options.Out = None,
     is_json: options.Json = False,
 ) -> None:
-    """Best-of-n on held-out problems: STAND beside plain decoding.
+    """Several answers to each prompt: STAND and auto compared with plain decoding.
 
-    The embedded reasoner is so small that it sits in the processor's cache, where one row costs as
-    little as its arithmetic; it is padded to 0.1B parameters unless --size says otherwise.
+    A model with a chat template answers everyday prompts. Others, as the embedded reasoner, solve
+    held-out problems. The reasoner is so small that it sits in the processor's cache, where one row
+    costs as little as its arithmetic: it is padded to 0.1B parameters unless --size says otherwise.
     """
-    asked = Sampling(temperature=temperature, max_new_tokens=max_new_tokens, n=n, seed=seed)
-    if not 1 <= problems <= MOST_PROBLEMS:
+    if problems is not None and not 1 <= problems <= MOST_PROBLEMS:
         raise ConfigError(f"--problems must be in 1..{MOST_PROBLEMS}, got {problems}")
     if drafter == PLAIN:
         raise ConfigError("the demo compares a drafter with plain decoding; give --drafter stand")
-    options.check_parts(drafter=drafter)
+    if drafter:
+        options.check_parts(drafter=drafter)
+    model = model or chosen_model()
     options.check_model(model, dtype, device, batch, weights)
-    notice(f"# {options.call_line(ctx)}")
-    board = Board((PLAIN, drafter), problems)
+    notice(f"# {options.call_line(ctx, model=model)}")
     size = size or ("0.1B" if model == "reasoner" else OWN)
     with Results(out) as results, padded(model, size) as folder:
         loaded = options.load(folder, dtype=dtype, device=device, batch=batch, weights=weights)
-        options.warm_up(loaded, drafter=drafter)
+        sampling = partial(Sampling, temperature, seed=seed)
+        setup = _setup(loaded, sampling, drafter, problems, n, max_new_tokens, batch)
+        for arm in setup.arms[1:]:
+            options.warm_up(loaded, drafter=arm)
+        board = Board(setup, loaded.tokenizer)
         try:
-            _run(loaded, asked, batch, board, results)
+            _run(loaded, board, results)
         except KeyboardInterrupt:
-            _report(board, n, is_json)
-            done = len(board.outcomes) // 2
-            notice(f"interrupted: {done} of {counted(problems, 'problem')} finished")
+            _report(board, is_json)
+            done = len(board.outcomes) // len(setup.arms)
+            notice(f"interrupted: {done} of {counted(len(setup.examples), 'prompt')} finished")
             raise typer.Exit(130) from None
         except Exception:  # a full disk, say: what was measured is shown before the error
             if board.outcomes:
-                _report(board, n, is_json)
+                _report(board, is_json)
             raise
-    _report(board, n, is_json)
+    _report(board, is_json)
+
+
+def chosen_model() -> str:
+    """smollm2 where it is there or can be fetched, else the embedded reasoner."""
+    return "reasoner"
+
+
+def _setup(
+    model: Model,
+    sampling: Callable[..., Sampling],
+    drafter: str,
+    problems: int | None,
+    n: int | None,
+    max_new_tokens: int | None,
+    batch: int,
+) -> Setup:
+    """Everyday prompts for a model with a chat template, held-out problems for others."""
+    from forerun.demo import everyday, held_out
+
+    if model.tokenizer.has_chat_template:
+        examples = everyday(model)
+        asked = sampling(n=n or 8, max_new_tokens=max_new_tokens or 160)
+        arms = (PLAIN, drafter) if drafter else (PLAIN, "stand", "auto")
+        return Setup(examples[:problems], examples[0], arms, asked, batch, is_scored=False)
+    examples = held_out((problems or 20) + 1)
+    asked = sampling(n=n or 16, max_new_tokens=max_new_tokens or 512)
+    arms = (PLAIN, drafter or "stand")
+    return Setup(examples[:-1], examples[-1], arms, asked, batch, is_scored=True)
 
 
 @contextmanager
@@ -154,88 +246,100 @@ def label(arm: str) -> str:
     return "plain" if arm == PLAIN else arm
 
 
-def _run(model: Any, asked: Sampling, batch: int, board: Board, results: Results) -> None:
-    """Runs all problems after a warm-up that is not counted."""
+def _run(model: Model, board: Board, results: Results) -> None:
+    """Runs all prompts after a warm-up that is not counted."""
     import torch
     from rich.live import Live
 
     from forerun.bench import machine
-    from forerun.bench.tasks.reasoning import ReasoningTask
     from forerun.demo import compare, warm_up
 
-    task = ReasoningTask("heldout")
-    err = console(stderr=True)
-    warm_up(model, task.example(board.num_problems), board.arms, asked, batch=batch)
-    examples = [task.example(i) for i in range(board.num_problems)]
+    setup, err = board.setup, console(stderr=True)
+    how = {"batch": setup.batch}
+    warm_up(model, setup.warm_up, setup.arms, setup.sampling, **how)
     board.start, watch = time.perf_counter(), machine.Watch(torch.get_num_threads())
+    runs = compare(model, setup.examples, setup.arms, setup.sampling, on_step=board, **how)
     try:
         with Live(board, console=err, refresh_per_second=4, transient=True) as live:
             live.auto_refresh = err.is_terminal
-            for done in compare(model, examples, board.arms, asked, batch=batch, on_step=board):
+            for done in runs:
                 with uninterrupted():
                     board.finish(done)
                     results.write(done.to_dict())
                 if not err.is_terminal:
-                    notice(_line(done))
+                    notice(_line(done, setup))
     finally:
         board.taken = watch.taken() or 0.0
 
 
-def _line(done: Outcome) -> str:
-    return (
-        f"problem {done.problem} (level {done.level}), {label(done.arm)}: {done.num_right} of "
-        f"{len(done.answers)} right, {done.tokens_per_second:.0f} tokens/s, "
-        f"tau {done.total.tau:.2f}"
-    )
+def _line(done: Outcome, setup: Setup) -> str:
+    name = f"problem {done.problem} (level {done.level})"
+    if not setup.is_scored:
+        name = f"prompt {setup.examples[done.problem].id}"
+    right = f"{done.num_right} of {len(done.answers)} right, " if setup.is_scored else ""
+    speed = f"{done.tokens_per_second:.0f} tokens/s, tau {done.total.tau:.2f}"
+    return f"{name}, {label(done.arm)}: {right}{speed}"
 
 
-def _report(board: Board, n: int, is_json: bool) -> None:
+def _report(board: Board, is_json: bool) -> None:
     from forerun.bench.alerts import lost_cores
     from forerun.bench.metrics import FEW, TAKEN
     from forerun.demo import summary
 
-    found = summary(board.outcomes, board.arms) | {"taken": round(board.taken, 3)}
+    setup = board.setup
+    found = summary(board.outcomes, setup.arms) | {"taken": round(board.taken, 3)}
     if is_json:
         print_json(found)
         return
     out = console()
     if not found["problems"]:
-        out.print("no problem was finished by both")
+        out.print("no prompt was finished by all")
         return
-    out.print(_table(found, board.arms, n))
-    out.print(_by_trajectory(found, board.arms[1]))
-    problems = counted(found["problems"], "problem")
-    ends = found["speed_up_interval"]
-    interval = "95 % interval {:.2f} to {:.2f}".format(*ends) if ends else "one gives no interval"
-    if found["problems"] >= FEW:
+    out.print(_table(found, setup))
+    for arm in setup.arms[1:]:
+        out.print(_by_trajectory(found, arm))
+    for arm in setup.arms[1:]:
+        out.print(_speed_up(found, arm))
+    if setup.is_scored and found["problems"] >= FEW:
         points = f"{100 / found['problems'] ** 0.5:.0f} points"
-        chance = f"by chance alone their majorities differ by some {points} on so few problems"
-    else:
-        chance = f"accuracies are shown from {FEW} problems on, fewer tell chance only"
-    out.print(
-        f"[bold]speed-up {found['speed_up']:.2f}x[/] (geometric mean of {problems}; {interval}; "
-        "wall time, prefill included)"
-    )
-    out.print(f"both sides draw from the same law: {chance}")
+        out.print(
+            "both sides draw from the same law: by chance alone their majorities differ by some "
+            f"{points} on so few problems"
+        )
+    elif setup.is_scored:
+        out.print(f"accuracies are shown from {FEW} problems on, fewer tell chance only")
     if board.taken > TAKEN:
         out.print(f"{lost_cores(board.taken)}: this machine was not quiet")
 
 
-def _table(found: dict[str, Any], arms: tuple[str, str], n: int) -> Table:
+def _speed_up(found: dict[str, Any], arm: str) -> str:
+    """The line that sums up one arm; an interval from five prompts on."""
+    figures = found["arms"][arm]
+    ends = figures["speed_up_interval"]
+    interval = "; 95 % interval {:.2f} to {:.2f}".format(*ends) if ends else ""
+    return (
+        f"[bold]{label(arm)}: speed-up {figures['speed_up']:.2f}x[/] (geometric mean of "
+        f"{counted(found['problems'], 'prompt')}{interval}; wall time, prefill included)"
+    )
+
+
+def _table(found: dict[str, Any], setup: Setup) -> Table:
     from rich.table import Table
 
     from forerun.bench.metrics import FEW
 
-    table = Table(title=f"best of {n} on {counted(found['problems'], 'held-out problem')}")
+    n, kind = setup.sampling.n, "held-out problem" if setup.is_scored else "prompt"
+    title = f"best of {n} on" if setup.is_scored else f"{n} answers to each of"
+    table = Table(title=f"{title} {counted(found['problems'], kind)}")
     table.add_column("")
-    figures = [found["arms"][arm] for arm in arms]
-    for arm in arms:
+    figures = [found["arms"][arm] for arm in setup.arms]
+    for arm in setup.arms:
         table.add_column(label(arm), justify="right")
     accuracy = {
         "accuracy of one sample": [f"{f['accuracy_one']:.1%}" for f in figures],
         f"accuracy of majority@{n}": [f"{f['accuracy_majority']:.1%}" for f in figures],
     }
-    rows = (accuracy if found["problems"] >= FEW else {}) | {
+    rows = (accuracy if setup.is_scored and found["problems"] >= FEW else {}) | {
         "tokens per second": [f"{f['wall_tokens_per_second']:.0f}" for f in figures],
         "tau (tokens per pass)": [f"{f['stats']['tau']:.2f}" for f in figures],
         "acceptance of drafted": [f"{f['stats']['acceptance_rate']:.1%}" for f in figures],

@@ -110,11 +110,12 @@ class TestInstall:
 
 class TestGguf:
     @pytest.fixture
-    def gguf(self) -> ModuleType:
+    def gguf(self, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         """The writer's module, loaded as the worker loads it."""
         spec = importlib.util.spec_from_file_location("g", catalog.WORKERS / "llama_gguf.py")
         assert spec and spec.loader
         module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "g", module)
         spec.loader.exec_module(module)
         return module
 
@@ -148,11 +149,15 @@ class TestGguf:
         found = {gguf.renamed(n, a, config)[0] for n, a, _ in gguf.tensors(tiny_folder)}
         assert {"token_embd.weight", "blk.1.attn_k.weight", "output.weight"} <= found
         assert len(found) == 2 * 9 + 3
-        gguf.check(config)
-        with pytest.raises(NotImplementedError, match="only llama"):
-            gguf.check({"model_type": "gpt2"})
+        assert gguf.architecture(config).name == "llama"
+        with pytest.raises(NotImplementedError, match="only llama, .* this is 'gpt2'"):
+            gguf.architecture({"model_type": "gpt2"})
         with pytest.raises(NotImplementedError, match="rope of type 'yarn'"):
-            gguf.check({"model_type": "llama", "rope_parameters": {"rope_type": "yarn"}})
+            gguf.architecture({"model_type": "llama", "rope_parameters": {"rope_type": "yarn"}})
+        with pytest.raises(NotImplementedError, match="sliding window"):
+            gguf.architecture({"model_type": "mistral", "sliding_window": 4096})
+        windows = {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False}
+        assert gguf.architecture(windows).name == "qwen2"
         with pytest.raises(NotImplementedError, match="no place"):
             gguf.renamed("model.layers.0.self_attn.q_norm.weight", np.ones(4), config)
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from forerun.bench import metrics
 from forerun.bench.charts import number
 from forerun.bench.metrics import PLAIN, SpeedUp, Totals
-from forerun.bench.results import Manifest, Record, examples_of
+from forerun.bench.results import Manifest, Record, examples_of, peer_groups
 
 VAGUE = 4  # times the lower end of an interval: with an upper end beyond it no factor is told
 
@@ -38,11 +38,13 @@ def awaited(manifest: Manifest) -> list[str]:
 def incomplete(manifest: Manifest, records: Sequence[Record]) -> str:
     """How many of the planned measurements are there, and whose are missing; "" where all are."""
     each = sum(examples_of(told)[0] for told in manifest.tasks.values()) * manifest.rounds
-    there = Counter(record.method for record in records)
-    missing = {m: each - there[m] for m in awaited(manifest) if there[m] < each}
+    groups = {0} | peer_groups(manifest).keys()  # plain decoding is measured in each
+    wanted = {m: each * (len(groups) if m == PLAIN else 1) for m in awaited(manifest)}
+    there = Counter(r.method for r in records if r.method != PLAIN or r.group in groups)
+    missing = {m: count - there[m] for m, count in wanted.items() if there[m] < count}
     if not missing:
         return ""
-    planned = each * len(awaited(manifest))
+    planned = sum(wanted.values())
     found = planned - sum(missing.values())
     return f"{found} of {planned} planned measurements are there; missing: {listed(missing)}"
 
@@ -166,10 +168,19 @@ class Standing:
         return next((e for e in self.entries if e.method == name and e is not own), None)
 
     def over(self, here: Entry, there: Entry) -> SpeedUp | None:
-        """How many times faster one is than another, on the prompts of both."""
+        """How many times faster one is than another, on the prompts of both.
+
+        Of two that did not run at the same time: the quotient of their speed-ups over plain
+        decoding, each of its own time.
+        """
         pair = here.method, there.method
         if pair not in self._over:
-            self._over[pair] = metrics.ratios(here.timed, there.timed)
+            groups = [{record.group for record in entry.timed} for entry in (here, there)]
+            self._over[pair] = (
+                metrics.quotient(here.speed, there.speed)
+                if groups[0].isdisjoint(groups[1])
+                else metrics.ratios(here.timed, there.timed)
+            )
         return self._over[pair]
 
     @cached_property

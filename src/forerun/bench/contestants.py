@@ -41,7 +41,7 @@ class Setup:
     model: Path  # folder of the checkpoint
     dtype: str  # bf16, fp16, fp32, or auto: the checkpoint's
     threads: int
-    context: int | None = None  # longest sequence; None: what the run needs
+    context: int | None = None  # the most that a sequence may have; None: what the model can
     environments: Path | None = None  # where the peers' virtual environments are
     device: str = "cpu"
 

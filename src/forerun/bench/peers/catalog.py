@@ -41,7 +41,6 @@ class Peer:
     converts: bool = False  # loads a format of its own, which is kept
     devices: tuple[str, ...] = ("cpu",)  # kinds that its packages run on
     base: int = 1 << 30  # bytes of its process beside weights and cache, until it is measured
-    weight_copies: float = 1.0  # bytes in memory per byte of weights
     block: int = 1  # cells that its cache is divided into
     cell_dtype: str = ""  # of its cache, where that is not the model's
 

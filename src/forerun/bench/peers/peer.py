@@ -22,7 +22,7 @@ from forerun.bench.peers.install import DEFAULT_FOLDER, env_of, problem, python_
 from forerun.bench.peers.sizing import (
     USUAL,
     MemoryNeed,
-    cache_bytes,
+    context_of,
     memory_need,
     num_cells,
     remember,
@@ -106,7 +106,7 @@ class PeerContestant:
     def need(self) -> MemoryNeed:
         """Estimate of what its process takes. Raises SkippedPeer where a draft does not fit."""
         return memory_need(
-            self.parts.peer, self._models(), self._dtype(), self._sized(), self.folder
+            self.parts.peer, self._models(), self._dtype(), self._num_cells(), self.folder
         )
 
     def memory_needed(self) -> int:
@@ -241,17 +241,16 @@ class PeerContestant:
         cache = self.cache / digest(model) if self.kind.converts else self.cache
         self._has_converted = self.kind.converts and not any(cache.glob("*"))
         cache.mkdir(parents=True, exist_ok=True)
-        sized = self._sized()
         return {
             "mode": self.parts.mode,
             "model": str(model),
             "dtype": self._dtype(),
             "threads": self.setup.threads,
             "device": self.setup.device,
-            "context": sized.num_tokens,
-            "num_seqs": sized.num_seqs,
-            "num_cells": num_cells(self.kind, sized),
-            "cache_bytes": cache_bytes(self.kind, self._models(), self._dtype(), sized),
+            "context": self._context(),
+            "num_seqs": self.demand.num_seqs,
+            "num_cells": self._num_cells(),
+            "cache_bytes": self.need.cache,
             "cache": str(cache),
             "draft": str(draft[0]) if draft else None,
             "options": dict(self.parts.options),
@@ -263,9 +262,8 @@ class PeerContestant:
         needs_draft = self.kind.mode(self.parts.mode).needs_draft
         return [model, self._draft()] if needs_draft else [model]
 
-    def _sized(self) -> Demand:
-        """What its cache is made for: the run's demand, within the model's context."""
-        return Demand(self.demand.num_seqs, self._context())
+    def _num_cells(self) -> int:
+        return num_cells(self.kind, self.demand, self._context())
 
     def _dtype(self) -> str:
         """ "bfloat16", "float16" or "float32": what was asked for, or the checkpoint's own."""
@@ -275,7 +273,7 @@ class PeerContestant:
     def _context(self) -> int:
         """Tokens of the longest sequence: of the setup, or what the run needs."""
         own = self.config.get("max_position_embeddings", 2048)
-        return min(self.setup.context or self.demand.num_tokens, own)
+        return context_of(self.demand, min(self.setup.context or own, own))
 
     def _draft(self) -> Path:
         """A draft that speaks the same tokens: the one named, or the one that ships with us."""

@@ -1,12 +1,13 @@
 """Memory that a peer needs for a run: weights, key-value cells, and its libraries.
 
-    cells = block * (blocks of the longest sequence * (sequences at once + 1) + 1)
+    context = the longest sequence, rounded up to a power of two: few shapes for peers that compile
+    cells = block * (max(blocks of that sequence * (sequences at once + 1), blocks of context) + 1)
     cache = cells * layers * 2 * KV heads * head dimension * bytes of a number
 
 The sequence and the block beyond those at once are the margin: the prompt's cells stay for its next
-sample, and vLLM keeps one block that no sequence may use. What the libraries take is measured at a
-peer's first start and kept in memory.json beside the environments; before that, the catalog's
-figure counts.
+sample, and vLLM keeps one block that no sequence may use. One whole context is vLLM's own minimum.
+What the libraries take is measured at a peer's first start and kept in memory.json beside the
+environments; before that, the catalog's figure counts.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from forerun.files import write_whole
 
 NUM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SPARE_SEQS, SPARE_BLOCKS = 1, 1
+MIN_CONTEXT = 512  # tokens
 MEASURED = "memory.json"
 USUAL = Demand(num_seqs=8, num_tokens=2048)  # where no run says what it needs
 
@@ -66,29 +68,28 @@ def model_size(folder: Path) -> ModelSize:
     return ModelSize(sum(map(num_parameters, tensor_headers(folder))), cell)
 
 
-def num_cells(peer: Peer, demand: Demand) -> int:
+def context_of(demand: Demand, longest: int) -> int:
+    """Tokens that a sequence may have; longest: what the model can."""
+    return min(longest, max(MIN_CONTEXT, 1 << (demand.num_tokens - 1).bit_length()))
+
+
+def num_cells(peer: Peer, demand: Demand, context: int) -> int:
     """Cells of the cache in whole blocks, with the margin."""
-    blocks = math.ceil(demand.num_tokens / peer.block)
-    return peer.block * (blocks * (demand.num_seqs + SPARE_SEQS) + SPARE_BLOCKS)
-
-
-def cache_bytes(peer: Peer, models: Iterable[Path], dtype: str, demand: Demand) -> int:
-    """Bytes of the cells of a model, and of its draft if there is one."""
-    numbers = sum(model_size(folder).cell for folder in models)
-    return num_cells(peer, demand) * numbers * NUM_BYTES[peer.cell_dtype or dtype]
+    blocks = math.ceil(min(demand.num_tokens, context) / peer.block) * (
+        demand.num_seqs + SPARE_SEQS
+    )
+    return peer.block * (max(blocks, math.ceil(context / peer.block)) + SPARE_BLOCKS)
 
 
 def memory_need(
-    name: str, models: Iterable[Path], dtype: str, demand: Demand, environments: Path
+    name: str, models: Iterable[Path], dtype: str, cells: int, environments: Path
 ) -> MemoryNeed:
-    """What a peer will take for a run."""
-    peer, folders = PEERS[name], list(models)
-    weights = sum(model_size(folder).parameters for folder in folders)
-    base = measured(environments).get(name, peer.base)
+    """What a peer will take for a run. models: the checkpoint, and its draft if there is one."""
+    peer, sizes = PEERS[name], [model_size(folder) for folder in models]
     return MemoryNeed(
-        int(weights * NUM_BYTES[dtype] * peer.weight_copies),
-        cache_bytes(peer, folders, dtype, demand),
-        base,
+        weights=sum(size.parameters for size in sizes) * NUM_BYTES[dtype],
+        cache=cells * sum(size.cell for size in sizes) * NUM_BYTES[peer.cell_dtype or dtype],
+        base=measured(environments).get(name, peer.base),
     )
 
 

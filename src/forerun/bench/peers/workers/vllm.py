@@ -13,6 +13,7 @@ from typing import Any
 
 MEND = Path(__file__).parents[3] / "integrations" / "vllm_mend.py"
 BLOCK = 128  # cells; the catalog counts with the same
+MIN_SEQS = 40  # vLLM compiles for each number anew; unused ones take next to nothing
 
 
 class Worker:
@@ -57,7 +58,7 @@ class Worker:
             skip_tokenizer_init=True,
             dtype=dtype,
             max_model_len=context,
-            max_num_seqs=num_seqs,
+            max_num_seqs=max(MIN_SEQS, num_seqs),
             block_size=BLOCK,
             kv_cache_memory_bytes=cache_bytes,
             speculative_config=speculation,

@@ -88,6 +88,7 @@ def test_what_a_peer_will_take(tmp_path: Path) -> None:
     half = memory_need("llama_cpp", [folder], "float32", 1000, tmp_path)
     assert (half.weights, half.cache) == (35 * 4, 1000 * cell * 2)  # its cells are fp16
     sizing.remember(tmp_path, "vllm", 123_456)
+    sizing.remember(tmp_path, "vllm", 99)  # less, as where a cache is not yet in use
     sizing.remember(tmp_path, "openvino", 5)
     assert memory_need("vllm", [folder], "bfloat16", 1000, tmp_path).base == 123_456
     assert json.loads((tmp_path / MEASURED).read_text()) == {"vllm": 123_456, "openvino": 5}

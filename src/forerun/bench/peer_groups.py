@@ -16,7 +16,7 @@ from forerun.bench.contestants import Contestant
 from forerun.bench.metrics import PLAIN
 from forerun.engine.room import available_bytes
 
-RESERVE_SHARE = 0.05  # of the machine's memory: left to the system and its file cache
+RESERVE_SHARE, RESERVE_BYTES = 0.05, 1 << 30  # of memory, at most: left to the system and its files
 
 
 class PeerGroups:
@@ -55,7 +55,7 @@ class PeerGroups:
         own = max((size for one, size in growth.items() if one not in self.of), default=0)
         peers = sum(size for one, size in growth.items() if one in self.of)
         free = available_bytes(torch.device("cpu")) - own - peers  # our methods share a cache
-        free -= int(RESERVE_SHARE * machine.memory_bytes())
+        free -= min(int(RESERVE_SHARE * machine.memory_bytes()), RESERVE_BYTES)
         if need <= free:
             return ""
         cache = self._contestants[name].memory_plan().get("cache_bytes", 0)

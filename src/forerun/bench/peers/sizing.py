@@ -104,7 +104,8 @@ def measured(environments: Path) -> dict[str, int]:
 
 
 def remember(environments: Path, name: str, base: int) -> None:
-    """Keeps what the libraries of a peer took; without room on the disk, nothing."""
-    known = measured(environments) | {name: base}
+    """Keeps the most that the libraries of a peer took; without room on the disk, nothing."""
+    known = measured(environments)
+    known[name] = max(base, known.get(name, 0))
     with suppress(OSError, CapacityError):
         write_whole(environments / MEASURED, json.dumps(known, indent=1) + "\n")

@@ -168,6 +168,25 @@ def test_a_cache_is_sized_from_the_run(run: Any, log: list[Any]) -> None:
     assert many.demand == Demand(4, harness.SPARE_TOKENS)
 
 
+def test_a_peer_that_no_longer_fits_goes_on_in_a_later_group(run: Any, log: list[Any]) -> None:
+    """It began beside another one, and memory is less when the run goes on."""
+
+    def stops(peer: Fake, example: Any) -> None:
+        if peer.runs == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run([Plain("plain", log), Peer("a", log, 3 * GIB, stops), Peer("b", log, 3 * GIB)])
+    again: list[Any] = []
+    peers = [Peer("a", again, 3 * GIB), Peer("b", again, 3 * GIB)]
+    manifest, records = run([Plain("plain", again), *peers], free=5 * GIB)
+    assert manifest.peer_memory["b"]["group"] == 1 and not incomplete(manifest, records)
+    of_b = {r.index: r.group for r in records if r.method == "b"}
+    assert of_b == {0: 0, 1: 0, 2: 0, 3: 1}  # nothing is measured twice
+    plain = [(r.index, r.group) for r in records if r.method == "plain"]
+    assert sorted(plain) == [(0, 0), (1, 0), (2, 0), (3, 0), (3, 1)]
+
+
 def timed(records: list[Record], seconds: dict[tuple[str, int], float]) -> list[Record]:
     """The records with other times, by method and group."""
     return [

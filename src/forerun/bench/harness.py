@@ -152,9 +152,21 @@ class Harness:
         ]
 
     def _missing(self, unit: Unit, group: int) -> list[str]:
-        """Members of a group whose record of a unit is not there."""
-        members = self.groups.members(group)
-        return [name for name in members if _key(unit, name, group) not in self.records]
+        """Members of a group whose record of a unit is not there.
+
+        A peer is measured once, in whichever group; plain decoding in every group that has a peer's
+        record of the unit, or is to have one.
+        """
+        groups, members = range(self.groups.last + 1), self.groups.members(group)
+        places = {name: groups if name in self.groups.of else (group,) for name in members}
+        found = {
+            name: [at for at in places[name] if _key(unit, name, at) in self.records]
+            for name in members
+        }
+        missing = [name for name in members if not found[name]]
+        if group and not any(found[name] in ([], [group]) for name in self.groups.peers(group)):
+            return []  # its peers have theirs in earlier groups
+        return missing
 
     def _turns(self, unit: Unit, group: int) -> Iterator[list[str]]:
         """Who is to run a unit, in its order, and with whom in turn.

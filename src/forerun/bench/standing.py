@@ -11,7 +11,7 @@ from functools import cached_property
 from forerun.bench import metrics
 from forerun.bench.charts import number
 from forerun.bench.metrics import PLAIN, SpeedUp, Totals
-from forerun.bench.results import Manifest, Record, examples_of, peer_groups
+from forerun.bench.results import Manifest, Record, examples_of
 
 VAGUE = 4  # times the lower end of an interval: with an upper end beyond it no factor is told
 
@@ -36,15 +36,20 @@ def awaited(manifest: Manifest) -> list[str]:
 
 
 def incomplete(manifest: Manifest, records: Sequence[Record]) -> str:
-    """How many of the planned measurements are there, and whose are missing; "" where all are."""
+    """How many of the planned measurements are there, and whose are missing; "" where all are.
+
+    Plain decoding is planned once, and again beside every peer that ran in a later group.
+    """
     each = sum(examples_of(told)[0] for told in manifest.tasks.values()) * manifest.rounds
-    groups = {0} | peer_groups(manifest).keys()  # plain decoding is measured in each
-    wanted = {m: each * (len(groups) if m == PLAIN else 1) for m in awaited(manifest)}
-    there = Counter(r.method for r in records if r.method != PLAIN or r.group in groups)
-    missing = {m: count - there[m] for m, count in wanted.items() if there[m] < count}
+    methods = awaited(manifest)
+    there = Counter(r.method for r in records if r.method != PLAIN or r.group == 0)
+    missing = {m: each - there[m] for m in methods if there[m] < each}
+    beside = {r.pair_key for r in records if r.group and r.method != PLAIN and r.method in methods}
+    if PLAIN in methods and (lost := beside - {r.pair_key for r in records if r.method == PLAIN}):
+        missing[PLAIN] = missing.get(PLAIN, 0) + len(lost)
     if not missing:
         return ""
-    planned = sum(wanted.values())
+    planned = each * len(methods) + (len(beside) if PLAIN in methods else 0)
     found = planned - sum(missing.values())
     return f"{found} of {planned} planned measurements are there; missing: {listed(missing)}"
 

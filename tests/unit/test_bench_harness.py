@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from forerun.bench import machine, planning
-from forerun.bench.contestants import Outcome, PeerError, SkippedPeer
+from forerun.bench.contestants import Demand, Outcome, PeerError, SkippedPeer
 from forerun.bench.harness import Harness
 from forerun.bench.planning import Asked, Chosen, check_asked, choose, prompts_hash, units
 from forerun.bench.progress import Progress
@@ -88,8 +88,23 @@ class Fake:
         self.prompts: list[str] = []
 
     @property
+    def host(self) -> str:
+        return self.name
+
+    is_batched = False
+
+    @property
     def restarts(self) -> int:
         return self.starts - 1
+
+    def size_for(self, demand: Demand) -> None:
+        self.demand = demand
+
+    def memory_needed(self) -> int:
+        return 0
+
+    def memory_plan(self) -> dict[str, int]:
+        return {}
 
     def versions(self) -> dict[str, str]:
         return {self.name: "1.0"}
@@ -232,7 +247,7 @@ def test_all_are_warmed_up_on_the_longest_prompt(
     )
     bench([Fake("a", log), Fake("b", log)], task=Growing(), rounds=2)
     assert log[:2] == [("warm", "a", "s2"), ("warm", "b", "s2")]
-    assert len(asked) == 4 + 16, "looked for once and in one round, then told in each record"
+    assert len(asked) == 4 + 1 + 16, "looked for once and in one round, sized, then in each record"
 
 
 @pytest.mark.parametrize(("context", "length"), [(1000, 48), (150, 20)])
@@ -472,8 +487,8 @@ def test_progress_knows_what_is_left() -> None:
     assert progress.eta == 2 * 1.0 + 3 * 1.0
     progress.finish("b", 3.0)
     assert progress.eta == 2 * 1.0 + 2 * 3.0
-    progress.drop("b")
-    assert (progress.eta, progress.total, progress.done) == (2.0, 4, 2)
+    progress.left.pop("b")  # as one that is left out
+    assert (progress.eta, progress.done) == (2.0, 2)
 
 
 def test_majority() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from parity import branching, forward, prompt, saved, sequence, worst
 from safetensors.torch import load_file, save_file
 from tiny import make_tiny
 
+from forerun.engine.room import check_weights
 from forerun.engine.runner import ModelRunner
 from forerun.errors import CapacityError, ConfigError, ModelError, UnknownName
 from forerun.models.folder import is_hub_id, model_folder
@@ -182,11 +184,37 @@ def test_bad_options(tmp_path: Path) -> None:
             load_target(tmp_path, device="cuda")
 
 
-def test_weights_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved("llama", tmp_path)
-    monkeypatch.setattr("forerun.models.checkpoint.available_bytes", lambda device: 1000)
-    with pytest.raises(CapacityError, match=r"the weights take .* GiB at 4 bytes"):
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])  # by our decoder, by transformers
+def test_weights_that_do_not_fit(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(family, tmp_path)
+    monkeypatch.setattr("forerun.engine.room.available_bytes", lambda device: 1000)
+    with pytest.raises(CapacityError, match=r"the weights take .* GiB at 4 bytes .*; use dtype"):
         load_target(tmp_path)
+
+
+@pytest.mark.parametrize(("size", "is_told"), [(95 << 30, True), (50 << 30, False)])
+def test_weights_that_leave_hardly_any_memory(
+    size: int, is_told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("forerun.engine.room.available_bytes", lambda device: 100 << 30)
+    check_weights(size, torch.device("cpu"), "at 2 bytes each")
+    said = "the weights take 95.0 GiB at 2 bytes each, and 100.0 GiB are free: the machine may swap"
+    assert (said in caplog.text) == is_told
+
+
+def test_a_context_whose_cells_do_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved("llama", tmp_path)
+    layers, _, _, *cell = load_target(tmp_path).cache.data.shape
+    cells = 256 * layers * math.prod(cell) * 4  # all of its context, in float32
+    for free, is_told in ((cells - 1, True), (cells, False)):
+        monkeypatch.setattr("forerun.engine.cache.available_bytes", lambda device, free=free: free)
+        caplog.clear()
+        load_target(tmp_path)
+        assert ("a text of 256 tokens does not fit into memory" in caplog.text) == is_told
 
 
 def test_hub_ids() -> None:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 import runpy
+import signal
+import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +20,7 @@ import pytest
 import forerun
 from forerun.bench import contestants
 from forerun.bench.contestants import PeerError, Setup, SkippedPeer
-from forerun.bench.peers import catalog, install, law, make, parse
+from forerun.bench.peers import catalog, client, install, law, make, parse
 from forerun.bench.peers import peer as peer_module
 from forerun.bench.peers.catalog import Mode, Peer
 from forerun.bench.peers.client import WorkerProcess
@@ -53,7 +58,10 @@ class Worker:
             sys.stderr.flush()
             os._exit(3)
         if mode == "sleeps":
-            time.sleep(60)
+            child = subprocess.Popen(["sleep", "600"])
+            print("children", os.getpid(), child.pid, file=sys.stderr)
+            sys.stderr.flush()
+            time.sleep(600)
         if mode == "loads":
             for i in range(101):
                 sys.stderr.write(f"\\r\\x1b[32m  {i}%|{'#' * (i // 10)}|\\x1b[0m")
@@ -84,6 +92,52 @@ LOADED = {"model": "m", "dtype": "float32", "threads": 1, "context": 8, "cache":
 def asked(n: int = 1, max_new_tokens: int = 2) -> dict:
     """Sampling as it is sent."""
     return {"temperature": 1.0, "seeds": list(range(n)), "max_new_tokens": max_new_tokens}
+
+
+def until(condition: Callable[[], bool], seconds: float = 120.0) -> bool:
+    """Whether a condition came true before a time that it never takes."""
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process computes or sleeps; one that has ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that a process has started, and those that these have."""
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        found = [int(p) for task in tasks for p in (task / "children").read_text().split()]
+    except OSError:
+        return []
+    return found + [each for child in found for each in descendants(child)]
+
+
+@contextmanager
+def interrupted_when(process: WorkerProcess, text: str) -> Iterator[None]:
+    """Ctrl-C as soon as a worker has printed a text."""
+
+    def interrupt() -> None:
+        if until(lambda: text in process.tail()):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    yield
+    thread.join()
+
+
+def pids_told(process: WorkerProcess) -> list[int]:
+    """The process ids in what the fake printed."""
+    line = next(line for line in process.stderr if line.startswith("children"))
+    return [int(word) for word in line.split()[1:]]
 
 
 @pytest.fixture
@@ -202,6 +256,26 @@ class TestFailures:
             "fake failed in run: ValueError: bad weather",
         ]
 
+    def test_an_error_waits_for_what_was_printed_before_it(
+        self, process: WorkerProcess, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also where the thread that reads stderr comes to it after the answer."""
+        is_answered, put = threading.Event(), process._answers.put
+
+        class Late:
+            def sub(self, by: str, text: str) -> str:
+                is_answered.wait(120)
+                return text
+
+        def answered(answer: dict | None) -> None:
+            put(answer)
+            is_answered.set()
+
+        monkeypatch.setattr(client, "COLOURS", Late())
+        monkeypatch.setattr(process._answers, "put", answered)
+        with pytest.raises(PeerError, match="100%"):
+            process.request("run", 120, mode="loads", sampling=asked(), **FIELDS)
+
     def test_an_exception_is_told_beside_what_followed_it(self, process: WorkerProcess) -> None:
         with pytest.raises(PeerError) as caught:
             process.request("run", 30, mode="raises", sampling=asked(), **FIELDS)
@@ -234,6 +308,32 @@ class TestFailures:
         with pytest.raises(PeerError, match="no answer to run in 0.2 s"):
             process.request("run", 0.2, mode="sleeps", sampling=asked(), **FIELDS)
         assert not process.is_alive
+
+    def test_a_worker_that_computes_is_ended_at_once_with_its_children(
+        self, process: WorkerProcess
+    ) -> None:
+        with interrupted_when(process, "children"), pytest.raises(KeyboardInterrupt):
+            process.request("run", 600, mode="sleeps", sampling=asked(), **FIELDS)
+        pids = pids_told(process)
+        process.close(patience=600)  # is not waited for
+        assert not process.is_alive
+        assert until(lambda: not any(map(is_running, pids)))
+
+    def test_no_worker_outlives_a_parent_that_was_killed(self, fake: Path) -> None:
+        code = (
+            "import sys; from pathlib import Path; "
+            "from forerun.bench.peers.client import WorkerProcess\n"
+            f"worker = WorkerProcess(Path(sys.executable), Path({str(fake)!r}))\n"
+            f"worker.request('run', 600, mode='sleeps', sampling={asked()!r}, **{FIELDS!r})\n"
+        )
+        parent = subprocess.Popen([sys.executable, "-c", code])
+        try:
+            assert until(lambda: len(descendants(parent.pid)) == 2)
+            pids = descendants(parent.pid)
+        finally:
+            parent.kill()
+            parent.wait()
+        assert until(lambda: not any(map(is_running, pids)))
 
     def test_a_missing_interpreter(self, fake: Path) -> None:
         with pytest.raises(PeerError, match="cannot start"):

@@ -37,7 +37,7 @@ def test_openvino_computes_in_float32_what_the_processor_does_not_multiply(
     worker = serve.load_worker(WORKERS / "openvino.py")
     for exported in ("bf16", "f16", "f32"):
         (tmp_path / exported).mkdir()
-    worker.load("plain", "model", dtype, 1, str(tmp_path))
+    worker.load("plain", "model", dtype, 1, str(tmp_path), num_cells=64, num_seqs=1)
     assert made[0]["INFERENCE_PRECISION_HINT"] == made[0]["KV_CACHE_PRECISION"] == asked
     is_wider = asked == "f32" and dtype != "float32"
     said = f"computes in float32, as this processor does not in {dtype}"

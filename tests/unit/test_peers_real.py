@@ -1,4 +1,7 @@
-"""The real peers, as far as their environments are there (PEERS_DIR)."""
+"""The real peers, as far as their environments are there (PEERS_DIR).
+
+PEERS_MODELS names folders of checkpoints, with ":" between them, beside the embedded model.
+"""
 
 from __future__ import annotations
 
@@ -8,37 +11,45 @@ from pathlib import Path
 import pytest
 
 import forerun
-from forerun.bench.contestants import Setup, SkippedPeer
+from forerun.bench.contestants import Demand, Setup, SkippedPeer
 from forerun.bench.peers import law, make, methods
 from forerun.bench.tasks.base import Example
 from forerun.sampling import Sampling
 
 PEERS_DIR = Path(os.environ.get("PEERS_DIR", ".peers"))
+MODELS = ["reasoner", *filter(None, os.environ.get("PEERS_MODELS", "").split(":"))]
+TEXT = "Question: Ann has 5 apples and buys 7 more."
+ESTIMATE_MARGIN = 1.25  # what a process may take of its estimate: libraries touch pages later
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("model_name", MODELS)
 @pytest.mark.parametrize("name", methods())
-def test_an_installed_peer(name: str) -> None:
-    """Every mode of every peer that `make peers` installed: its law, its greedy text."""
-    model = forerun.load("reasoner")
-    folder = Path(forerun.assets.embedded("reasoner"))
+def test_an_installed_peer(name: str, model_name: str) -> None:
+    """Every mode of every peer that `make peers` installed: its memory, law and greedy text."""
+    model = forerun.load(model_name, device="cpu")
+    folder = Path(forerun.assets.embedded(model_name))
     one = make(name, Setup(folder, "auto", 2, None, PEERS_DIR))
+    one.size_for(Demand(4 if one.is_batched else 1, 256))
     try:
         one.start()
     except SkippedPeer as reason:
         pytest.skip(str(reason))
     try:
-        prompt = model.tokenizer.encode("Question: Ann has 5 apples and buys 7 more.")
+        example = Example("a", TEXT, "")
         sampling = Sampling(temperature=1.0, max_new_tokens=48, n=4, seed=1)
+        one.warm_up(example, sampling)
+        plan = one.memory_plan()
+        assert plan["process_bytes"] < ESTIMATE_MARGIN * plan["estimate_bytes"]
+        prompt = model.tokenizer.encode(TEXT)
         start = law.widest(model, [prompt], sampling)
         wide = law.first_law(model, start, sampling)
         assert law.check_law(one, wide, start, sampling, n=100).passed
-        outcome = one.run(Example("a", "Question: Ann has 5 apples.", ""), sampling)
+        outcome = one.run(example, sampling)
         assert len(outcome.samples) == 4 and outcome.seconds > 0
-        ids = model.tokenizer.encode("Question: Ann has 5 apples.")
-        assert law.check_texts(model, ids, one.tokens, sampling).passed
-        one.run(Example("a", "Question: Ann has 5 apples.", ""), Sampling(temperature=0.0))
-        length, gap = law.first_difference(model, ids, one.tokens[0])
+        assert law.check_texts(model, prompt, one.tokens, sampling).passed
+        one.run(example, Sampling(temperature=0.0, max_new_tokens=64))
+        length, gap = law.first_difference(model, prompt, one.tokens[0])
         assert length == len(one.tokens[0]) or gap < 0.5  # rounding in bf16
     finally:
         one.close()

@@ -8,9 +8,11 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
+from parity import saved
 
 from forerun.bench.peers import catalog, install, methods, parse
 from forerun.bench.peers.catalog import Mode, Peer
@@ -110,11 +112,12 @@ class TestInstall:
 
 class TestGguf:
     @pytest.fixture
-    def gguf(self) -> ModuleType:
+    def gguf(self, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         """The writer's module, loaded as the worker loads it."""
         spec = importlib.util.spec_from_file_location("g", catalog.WORKERS / "llama_gguf.py")
         assert spec and spec.loader
         module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "g", module)
         spec.loader.exec_module(module)
         return module
 
@@ -148,13 +151,54 @@ class TestGguf:
         found = {gguf.renamed(n, a, config)[0] for n, a, _ in gguf.tensors(tiny_folder)}
         assert {"token_embd.weight", "blk.1.attn_k.weight", "output.weight"} <= found
         assert len(found) == 2 * 9 + 3
-        gguf.check(config)
-        with pytest.raises(NotImplementedError, match="only llama"):
-            gguf.check({"model_type": "gpt2"})
+        assert gguf.architecture(config).name == "llama"
+        with pytest.raises(NotImplementedError, match="only llama, .* this is 'gpt2'"):
+            gguf.architecture({"model_type": "gpt2"})
         with pytest.raises(NotImplementedError, match="rope of type 'yarn'"):
-            gguf.check({"model_type": "llama", "rope_parameters": {"rope_type": "yarn"}})
+            gguf.architecture({"model_type": "llama", "rope_parameters": {"rope_type": "yarn"}})
+        with pytest.raises(NotImplementedError, match="sliding window"):
+            gguf.architecture({"model_type": "mistral", "sliding_window": 4096})
+        layers = ["sliding_attention"] * 5 + ["full_attention"]
+        gemma = {"model_type": "gemma3_text", "layer_types": layers}
+        assert gguf.architecture(gemma).name == "gemma3"
+        local = {"sliding_attention": {"rope_theta": 5e3}}
+        with pytest.raises(NotImplementedError, match="fixed rope_theta"):
+            gguf.architecture(gemma | {"rope_parameters": local})
+        with pytest.raises(NotImplementedError, match="a global layer after every 5"):
+            gguf.architecture(gemma | {"layer_types": layers[::-1]})
+        windows = {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False}
+        assert gguf.architecture(windows).name == "qwen2"
         with pytest.raises(NotImplementedError, match="no place"):
             gguf.renamed("model.layers.0.self_attn.q_norm.weight", np.ones(4), config)
+
+    @pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3-biased", "gemma3_text"])
+    def test_a_file_holds_every_tensor_of_a_checkpoint(
+        self, gguf: ModuleType, case: str, tmp_path: Path
+    ) -> None:
+        library = pytest.importorskip("gguf")
+        options: dict[str, Any] = {"qwen2": {"use_sliding_window": False}}.get(case, {})
+        if case == "gemma3_text":
+            every = [f"{'full' if i == 5 else 'sliding'}_attention" for i in range(7)]
+            options = {"num_hidden_layers": 7, "layer_types": every, "head_dim": 16}
+            options |= {"sliding_window": 8, "tie_word_embeddings": True}
+        state = saved(case, tmp_path, **options).state_dict()
+        gguf.write(tmp_path, tmp_path / "model.gguf", "float32")
+        reader = library.GGUFReader(tmp_path / "model.gguf")
+        kind = gguf.architecture(json.loads((tmp_path / "config.json").read_text()))
+        assert reader.fields["general.architecture"].contents() == kind.name
+        found = {tensor.name: tensor.data.view(np.float32) for tensor in reader.tensors}
+        kept = {n: t for n, t in state.items() if n != "lm_head.weight" or "gemma" not in case}
+        assert len(found) == len(kept)
+        known = library.get_tensor_name_map(getattr(library.MODEL_ARCH, kind.name.upper()), 8)
+        for name, tensor in kept.items():
+            stem, _, part = name.rpartition(".")
+            mine = found[f"{known.get_name(stem)}.{part}"].reshape(tensor.shape)
+            theirs = tensor.numpy() + kind.norm_offset * (stem.endswith("norm"))
+            if kind.is_interleaved and stem.endswith(("q_proj", "k_proj")):
+                theirs = gguf.interleaved(theirs, 12)
+            assert np.array_equal(mine, theirs), name
+        window = reader.fields.get(f"{kind.name}.attention.sliding_window")
+        assert (window.contents() if window else None) == options.get("sliding_window")
 
 
 def test_a_library_that_is_not_there_is_not_preloaded(tmp_path: Path) -> None:

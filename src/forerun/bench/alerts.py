@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from forerun.bench import metrics
 from forerun.bench.charts import number
-from forerun.bench.metrics import PLAIN, TAKEN, beside, calm, cut, disturbed
-from forerun.bench.results import Manifest, Record, examples_of, sampling_of
+from forerun.bench.metrics import PLAIN, TAKEN, beside, calm, cut
+from forerun.bench.results import Manifest, Record, examples_of, peer_groups, sampling_of
 from forerun.bench.standing import incomplete, listed
 from forerun.words import counted
 
@@ -59,6 +60,7 @@ def alerts(manifest: Manifest, records: Sequence[Record]) -> list[str]:
     said = of_the_plan(manifest)
     if lacking := incomplete(manifest, records):
         said.append(f"Incomplete: {lacking}. The figures cover what is there.")
+    said += _memory_pressure(manifest, records) + _groups(manifest)
     said += _disturbances(manifest, records) + short(records)
     said += _without_plain(records)
     if again := sum(int(one.get("again", 0)) for one in manifest.resumed):
@@ -91,9 +93,50 @@ def cut_answers(manifest: Manifest, records: Sequence[Record]) -> str:
     )
 
 
+def _memory_pressure(manifest: Manifest, records: Sequence[Record]) -> list[str]:
+    """That the machine swapped or waited for memory, and which times do not count for that."""
+    pressed = [r for r in records if r.is_short_of_memory]
+    if not pressed:
+        return []
+    swapped, least, stalled = (
+        beside(pressed, name) for name in ("swapped_bytes", "available_bytes", "memory_stalled")
+    )
+    seen = [f"programs waited for it up to {max(stalled):.0%} of the time"]
+    seen += [f"{_megabytes(sum(swapped))} MB were swapped"] if sum(swapped) else []
+    seen += [f"{_megabytes(min(least))} MB were available at the least"] if least else []
+    counts = Counter(r.method for r in pressed)
+    named = listed({m: counts[m] for m in manifest.methods if counts[m]})
+    timed = set(map(id, calm(records)))
+    kept = sum(id(r) in timed for r in pressed)
+    what = "Their times do not count."
+    if kept:
+        what = f"The times of {kept} of them count all the same, as too few would be left."
+    return [
+        f"Memory was short during {len(pressed)} of {len(records)} measurements ({named}): "
+        f"{', '.join(seen)}. {what} End other programs, or name fewer --peers."
+    ]
+
+
+def _megabytes(size: float) -> str:
+    return number(size / 1e6)
+
+
+def _groups(manifest: Manifest) -> list[str]:
+    """That peers did not run at the same time."""
+    groups = list(peer_groups(manifest).values())
+    if len(groups) < 2:
+        return []
+    named = "; ".join(", ".join(names) for names in groups)
+    return [
+        f"Memory had no room for all peers at once, so they ran in {len(groups)} groups, each "
+        f"beside {PLAIN} decoding: {named}. Speed-ups are within a group; two methods of "
+        "different groups are compared by their speed-ups."
+    ]
+
+
 def _disturbances(manifest: Manifest, records: Sequence[Record]) -> list[str]:
     """How busy the machine was, and whose times do not count for that."""
-    pairs = zip(records, disturbed(records), strict=True)
+    pairs = zip(records, metrics.busy(records), strict=True)
     busy = [record for record, is_bad in pairs if is_bad]
     reads, takes = (beside(records, name) for name in ("read_gb_s", "taken"))
     if not busy and (not takes or np.median(takes) <= TAKEN):

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from forerun.bench.alerts import short
-from forerun.bench.metrics import PLAIN, SpeedUp, calm, disturbed, geometric_mean, interval, ratios
+from forerun.bench.metrics import PLAIN, SpeedUp, calm, disturbed, quotient, ratios
 from forerun.bench.results import Manifest, Record, examples_of
 from forerun.bench.scoring import last_line
 from forerun.bench.standing import awaited, holds_one, incomplete, skipped
@@ -319,16 +319,15 @@ def change_of(
 ) -> SpeedUp | None:
     """The ratio of a method, after over before; None if no prompt was finished in both."""
     if not relative:
-        return ratios(_of(after, method), _of(before, method))
-    sides = [ratios(_of(run, method), _of(run, PLAIN)) for run in (before, after)]
-    if sides[0] is None or sides[1] is None:
-        return None
-    both = sorted(sides[0].by_prompt.keys() & sides[1].by_prompt.keys())
-    found = {key: sides[1].by_prompt[key] / sides[0].by_prompt[key] for key in both}
-    values = list(found.values())
-    if not values:
-        return None
-    return SpeedUp(geometric_mean(values), interval(values), found)
+        return ratios(*(_ungrouped(_of(run, method)) for run in (after, before)))
+    sides = [ratios(_of(run, method), _of(run, PLAIN)) for run in (after, before)]
+    return quotient(*sides)
+
+
+def _ungrouped(records: Iterable[Record]) -> list[Record]:
+    """The records as of one group; where plain decoding has several of a prompt, the first one."""
+    first = {r.prompt_key: r for r in sorted(records, key=lambda r: -r.group)}
+    return [replace(record, group=0) for record in first.values()]
 
 
 def _of(records: Sequence[Record], method: str) -> list[Record]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -27,13 +27,21 @@ class PeerError(ForerunError):
 
 
 @dataclass(frozen=True)
+class Demand:
+    """What a run asks of a contestant's key-value cache."""
+
+    num_seqs: int  # at once
+    num_tokens: int  # of the longest prompt and its answer
+
+
+@dataclass(frozen=True)
 class Setup:
     """What a peer needs to take part."""
 
     model: Path  # folder of the checkpoint
     dtype: str  # bf16, fp16, fp32, or auto: the checkpoint's
     threads: int
-    context: int | None = None
+    context: int | None = None  # the most that a sequence may have; None: what the model can
     environments: Path | None = None  # where the peers' virtual environments are
     device: str = "cpu"
 
@@ -55,12 +63,34 @@ class Contestant(Protocol):
     name: str
 
     @property
+    def host(self) -> Hashable:
+        """The process that it runs in, which several may share; None for this one."""
+        ...
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether it decodes the samples of a prompt at the same time."""
+        ...
+
+    @property
     def restarts(self) -> int:
         """How often it had to begin anew, with caches that are cold."""
         ...
 
     def versions(self) -> dict[str, str]:
         """Packages that matter, and their versions."""
+        ...
+
+    def size_for(self, demand: Demand) -> None:
+        """Sets how large its cache will be. To be called before `start`."""
+        ...
+
+    def memory_needed(self) -> int:
+        """Bytes that it will take beyond those that it holds now."""
+        ...
+
+    def memory_plan(self) -> dict[str, int]:
+        """What the run's manifest says of its memory; empty for this process."""
         ...
 
     def start(self) -> None:

@@ -3,6 +3,9 @@ turn, and one record per prompt, method and round as soon as it is there. With `
 decode a prompt at the same time, each on a cache of its own and so many steps before the next goes
 on: a machine that has slow seconds then has them for all.
 
+Peers that do not fit into memory together are measured in groups, one group after the other, each
+beside plain decoding (`peer_groups`). A peer's process ends after its last prompt.
+
 A contestant that fails is recorded with its last lines and the run goes on. A run that ended early
 goes on where it stopped; a drafter that learns across prompts then begins anew.
 """
@@ -10,6 +13,7 @@ goes on where it stopped; a drafter that learns across prompts then begins anew.
 from __future__ import annotations
 
 import gc
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +22,10 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from forerun.bench import machine
-from forerun.bench.contestants import Contestant, Outcome, SkippedPeer
+from forerun.bench import machine, pressure
+from forerun.bench.contestants import Contestant, Demand, Outcome, SkippedPeer
 from forerun.bench.own import Own, Running
+from forerun.bench.peer_groups import PeerGroups
 from forerun.bench.planning import Unit
 from forerun.bench.possible import impossible
 from forerun.bench.progress import Progress
@@ -37,6 +42,8 @@ if TYPE_CHECKING:
 MOST_FAILURES = 2  # in a row, before a peer is not asked again
 QUICK = 2  # tries of the read limit beside every record
 RESTARTS = "restarts"  # in the manifest, beside a peer's versions: how often it began anew
+LESS_MEMORY = "end other programs, or take a smaller model, -n or --max-new-tokens"
+SPARE_TOKENS = 128  # of the longest sequence, whose earlier answers may be tokenised otherwise
 
 
 Listener = Callable[[Record, Progress], None]
@@ -79,6 +86,8 @@ class Harness:
         if again := self._again(retry):
             writer.drop(again)
         self.records = {record.key: record for record in writer.done}
+        self.groups = PeerGroups(self.contestants, writer.manifest.peer_memory)
+        self.running: set[str] = set()  # those that have been started
         self.wanted = {(u.task_name, i) for u in units for i in u.example.after}
 
     def run(self) -> Progress:
@@ -88,13 +97,10 @@ class Harness:
                 for name, found in self.writer.manifest.peers.items():
                     if isinstance(found, str) and name in self.contestants:
                         self._leave_out(name, found)
-            todo = [unit for unit in self.units if self._missing(unit)]
-            if todo:
-                self._start_all()
-            progress = self._progress()
-            for unit in todo:
-                for names in self._groups(unit):
-                    self._run(unit, names, progress)
+            group, progress = 0, self._progress()
+            while group <= self.groups.last:
+                self._run_group(group, progress)
+                group += 1
             return progress
         finally:
             self.close()
@@ -105,51 +111,104 @@ class Harness:
             with suppress(Exception):
                 contestant.close()
 
+    def _run_group(self, group: int, progress: Progress) -> None:
+        """Everything of one group that is not yet recorded."""
+        if not any(self._missing(unit, group) for unit in self.units):
+            return
+        self._start_group(group)
+        self._count(progress)
+        for unit in self.units:
+            for names in self._turns(unit, group):
+                self._run(unit, group, names, progress)
+        for name in self.groups.peers(group):
+            self._end(name)
+
+    def _end(self, name: str) -> None:
+        """Ends a peer's process; methods of ours stay, as others use their weights."""
+        if self.contestants[name].host is not None and name in self.running:
+            self.running.discard(name)
+            with suppress(Exception):
+                self.contestants[name].close()
+
     def _again(self, retry: bool) -> list[Record]:
         """What is measured anew: who took turns with one whose line was lost; on `retry` what has
         failed, with those who took turns with it; and what builds on an answer of these."""
         done = self.writer.done
-        together = Counter(r.prompt_key for r in done if r.is_shared)
-        parted = {r.prompt_key for r in done if 0 < together[r.prompt_key] < r.in_turns}
-        failed = {r.prompt_key for r in done if retry and r.error is not None}
+        together = Counter(r.pair_key for r in done if r.is_shared)
+        parted = {r.pair_key for r in done if 0 < together[r.pair_key] < r.in_turns}
+        failed = {r.pair_key for r in done if retry and r.error is not None}
         gone = parted | failed
+        lost = {key[:3] for key in gone}
         built: set[tuple[str, int, int]] = set()
         for unit in self.units:
-            if any((unit.task_name, i, unit.round) in gone | built for i in unit.example.after):
+            if any((unit.task_name, i, unit.round) in lost | built for i in unit.example.after):
                 built.add((unit.task_name, unit.index, unit.round))
         return [
             r
             for r in done
             if (retry and r.error is not None)
             or r.prompt_key in built
-            or (r.is_shared and r.prompt_key in gone)
+            or (r.is_shared and r.pair_key in gone)
         ]
 
-    def _missing(self, unit: Unit) -> list[str]:
-        """Contestants whose record of a unit is not there."""
-        return [name for name in self.contestants if _key(unit, name) not in self.records]
+    def _missing(self, unit: Unit, group: int) -> list[str]:
+        """Members of a group whose record of a unit is not there.
 
-    def _groups(self, unit: Unit) -> Iterator[list[str]]:
+        A peer is measured once, in whichever group; plain decoding in every group that has a peer's
+        record of the unit, or is to have one.
+        """
+        groups, members = range(self.groups.last + 1), self.groups.members(group)
+        places = {name: groups if name in self.groups.of else (group,) for name in members}
+        found = {
+            name: [at for at in places[name] if _key(unit, name, at) in self.records]
+            for name in members
+        }
+        missing = [name for name in members if not found[name]]
+        if group and not any(found[name] in ([], [group]) for name in self.groups.peers(group)):
+            return []  # its peers have theirs in earlier groups
+        return missing
+
+    def _turns(self, unit: Unit, group: int) -> Iterator[list[str]]:
         """Who is to run a unit, in its order, and with whom in turn.
 
         Asked again each time, as one may drop out.
         """
         order = self.order[::-1] if unit.is_reversed else self.order
         for name in order:
-            missing = [each for each in order if each in self._missing(unit)]
+            left = self._missing(unit, group)
+            missing = [each for each in order if each in left]
             own = [each for each in missing if isinstance(self.contestants[each], Own)]
             if name in missing:
                 yield own if self.turns and name in own else [name]
 
     def _progress(self) -> Progress:
-        left = Counter(name for unit in self.units for name in self._missing(unit))
-        total = len(self.units) * len(self.contestants)
-        return Progress(total, total - left.total(), left=left)
+        progress = Progress(0)
+        groups = range(self.groups.last + 1)
+        whole = len(self.units) * sum(len(self.groups.members(group)) for group in groups)
+        self._count(progress)
+        progress.done = whole - progress.left.total()
+        progress.total = whole
+        return progress
 
-    def _start_all(self) -> None:
-        """Starts and warms everybody; who cannot take part is named in the manifest, with why."""
-        for name in self.order:
-            if name not in self.contestants:
+    def _count(self, progress: Progress) -> None:
+        """Counts what is left to do, as groups change when peers do not fit."""
+        groups = range(self.groups.last + 1)
+        progress.left = Counter(
+            name for group in groups for unit in self.units for name in self._missing(unit, group)
+        )
+        progress.total = progress.done + progress.left.total()
+
+    def _start_group(self, group: int) -> None:
+        """Sizes, starts and warms the members of a group that have something to do.
+
+        Peers that do not fit wait for the next group. Who cannot take part is named in the
+        manifest, with why.
+        """
+        left = {name for unit in self.units for name in self._missing(unit, group)}
+        self._size()
+        names = [name for name in self.order if name in left]
+        for name in sorted(names, key=lambda name: self.contestants[name].host is not None):
+            if name in self.running or not self._has_room(name, group):
                 continue
             self.notice(f"starting {name}")
             contestant = self.contestants[name]
@@ -163,9 +222,53 @@ class Harness:
                 else:
                     self._leave_out(name, "failed to start: " + last_lines(error))
                 continue
+            self.running.add(name)
             if not isinstance(contestant, Own):
                 self._tell(name, contestant.versions())
                 self._tell_restarts(name)
+                self._note_memory(name)
+
+    def _has_room(self, name: str, group: int) -> bool:
+        """Whether a contestant fits beside what runs; a peer that does not is put off or left out.
+
+        What cannot be estimated is tried, and says why it fails.
+        """
+        if self.contestants[name].host is None:
+            return True
+        try:
+            shortage = self.groups.shortage(name, self.running)
+        except Exception:
+            return True
+        if not shortage:
+            return True
+        if any(self.contestants[one].host is not None for one in self.running):
+            self.notice(f"{name} {shortage}: it is measured after the other peers")
+            self.groups.of[name] = group + 1
+            self._note_memory(name)
+        else:
+            self._leave_out(name, f"it {shortage}; {LESS_MEMORY}")
+        return False
+
+    def _size(self) -> None:
+        """Tells everybody how many sequences of which length the run needs at once.
+
+        Who shares a process shares its cache, so that is sized for the one that needs most.
+        """
+        longest = self._num_tokens(self._filled(self._longest)) + self.sampling.max_new_tokens
+        blocks = -(-longest // SPARE_TOKENS) + bool(self._longest.example.after)
+        tokens = min(blocks * SPARE_TOKENS, self.model.target.context)
+        batched = {one.host for one in self.contestants.values() if one.is_batched}
+        for one in self.contestants.values():
+            one.size_for(Demand(self.sampling.n if one.host in batched else 1, tokens))
+
+    def _note_memory(self, name: str) -> None:
+        """A peer's sizes and group go into the manifest."""
+        if plan := self.contestants[name].memory_plan():
+            manifest = self.writer.manifest
+            plan = plan | {"group": self.groups.of[name]}
+            if manifest.peer_memory.get(name) != plan:
+                memory = {**manifest.peer_memory, name: plan}
+                self.writer.update(replace(manifest, peer_memory=memory))
 
     def _begin(self, contestant: Contestant) -> None:
         """Starts it and warms it up on the longest prompt: no record pays for what that makes grow.
@@ -197,17 +300,22 @@ class Harness:
 
     def _warm_up(self, contestant: Contestant, unit: Unit) -> None:
         """A short run; the answers that an example builds on are taken to be as long as can be."""
+        contestant.warm_up(self._filled(unit), self._sampling(unit))
+
+    def _filled(self, unit: Unit) -> Example:
+        """The example of a unit, with made-up answers of full length where it builds on any."""
         from forerun.bench.tasks.base import made_up_answers, prepare
 
         example, tokenizer = unit.example, self.model.tokenizer
-        if example.after:
-            context, most = self.model.target.context, self.sampling.max_new_tokens
-            answers = made_up_answers(example, tokenizer, context, most)
-            example = prepare(unit.task.example(unit.index), tokenizer, answers)
-        contestant.warm_up(example, self._sampling(unit))
+        if not example.after:
+            return example
+        context, most = self.model.target.context, self.sampling.max_new_tokens
+        answers = made_up_answers(example, tokenizer, context, most)
+        return prepare(unit.task.example(unit.index), tokenizer, answers)
 
     def _leave_out(self, name: str, why: str) -> None:
         self.notice(f"{name} is left out: {why}")
+        self.running.discard(name)
         with suppress(Exception):
             self.contestants.pop(name).close()
         self._tell(name, why)
@@ -225,7 +333,7 @@ class Harness:
         if isinstance(told, dict) and again:
             self._tell(name, told | {RESTARTS: again})
 
-    def _run(self, unit: Unit, names: list[str], progress: Progress) -> None:
+    def _run(self, unit: Unit, group: int, names: list[str], progress: Progress) -> None:
         """Runs one contestant on one unit, or several in turn; records what came."""
         began = time.perf_counter()
         sampling, example = self._sampling(unit), self._prepared(unit)
@@ -233,9 +341,10 @@ class Harness:
         threads = self.writer.manifest.threads
         machine.settle()  # a peer's threads spin on for a moment, and take from what is read
         read = machine.read_bandwidth(threads, tries=QUICK, device=self._device)
-        watch = machine.Watch(threads)
+        watch, before, start = machine.Watch(threads), pressure.sample(), time.perf_counter()
         found = self._decoded(names, example, sampling)
         taken, limits = watch.taken(), {"read_gb_s": round(read, 3)}
+        limits |= pressure.found(before, pressure.sample(), time.perf_counter() - start)
         if taken is not None:
             limits["taken"] = round(taken, 3)
         if len(names) > 1:
@@ -245,7 +354,8 @@ class Harness:
             got = found[name]
             outcome, error = (None, last_lines(got)) if isinstance(got, Exception) else (got, None)
             record = self._record(unit, name, example, outcome, error)
-            records.append(replace(record, limits=limits))
+            order = record.order + group * len(self.units) * len(self.order)
+            records.append(replace(record, limits=limits, group=group, order=order))
         self.writer.append(*records)  # who took turns is recorded together
         for record in records:
             self.records[record.key] = record
@@ -257,6 +367,8 @@ class Harness:
                 self._mend(record.method, record.error, progress)
             if record.method in self.contestants:
                 self._tell_restarts(record.method)
+                if progress.left[record.method] <= 0:
+                    self._end(record.method)
 
     def _decoded(
         self, names: list[str], example: Example, sampling: Sampling
@@ -304,8 +416,8 @@ class Harness:
             contestant.start()
             self._warm_up(contestant, self.units[0])
         except Exception as problem:
-            progress.drop(name)
             self._leave_out(name, last_lines(problem))
+            self._count(progress)
 
     @property
     def _device(self) -> str:
@@ -325,8 +437,9 @@ class Harness:
         return prepare(unit.task.example(unit.index), self.model.tokenizer, answers)
 
     def _answer(self, unit: Unit, index: int) -> str:
-        for name in self.order:
-            record = self.records.get((unit.task_name, index, name, unit.round))
+        places = itertools.product(range(self.groups.last + 1), self.order)
+        for group, name in places:
+            record = self.records.get((unit.task_name, index, name, unit.round, group))
             if record and record.samples and record.samples[0].text is not None:
                 return record.samples[0].text
         return ""
@@ -374,5 +487,5 @@ class Harness:
         return len(self.order) - 1 - at if unit.is_reversed else at
 
 
-def _key(unit: Unit, name: str) -> tuple[str, int, str, int]:
-    return unit.task_name, unit.index, name, unit.round
+def _key(unit: Unit, name: str, group: int) -> tuple[str, int, str, int, int]:
+    return unit.task_name, unit.index, name, unit.round, group

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from forerun.bench.alerts import lone
 from forerun.bench.charts import number
 from forerun.bench.metrics import PLAIN, SpeedUp, at_once
-from forerun.bench.results import Manifest, examples_of, sampling_of
+from forerun.bench.results import Manifest, examples_of, peer_groups, sampling_of
 from forerun.bench.standing import (
     Entry,
     Standing,
@@ -51,10 +51,15 @@ def context(manifest: Manifest) -> str:
         f"temperature {sampling_of(manifest).temperature:g}",
         f"{counted(sum(examples_of(t)[0] for t in manifest.tasks.values()), 'prompt')} of "
         f"{', '.join(manifest.tasks)}",
-        f"{counted(len(awaited(manifest)), 'method')} in one interleaved run",
+        f"{counted(len(awaited(manifest)), 'method')} in {_runs(manifest)}",
         f"begun {manifest.created[:10]}, revision {manifest.git or 'unknown'}",
     ]
     return "; ".join(parts) + "."
+
+
+def _runs(manifest: Manifest) -> str:
+    groups = len(peer_groups(manifest))
+    return f"{groups} interleaved groups" if groups > 1 else "one interleaved run"
 
 
 def tiles(standing: Standing) -> list[tuple[str, str]]:

@@ -99,7 +99,7 @@ def cpu_seconds() -> tuple[float, float]:
         return 0.0, 0.0
     times = [list(map(int, words[1:])) for words in lines if words and words[0] in cores]
     busy = sum(sum(row[:3]) + sum(row[5:8]) for row in times)  # neither idle nor waiting for disks
-    return busy / tick, sum(_family(slice(11, 15)).values()) / tick  # ended children's, too
+    return busy / tick, sum(family(slice(11, 15)).values()) / tick  # ended children's, too
 
 
 def settle() -> None:
@@ -118,10 +118,10 @@ def settle() -> None:
 
 def _busy_children() -> dict[str, int]:
     """Ticks of processor time of each process that this one has started; empty if none is told."""
-    return {one: ticks for one, ticks in _family(slice(11, 13)).items() if one != str(os.getpid())}
+    return {one: ticks for one, ticks in family(slice(11, 13)).items() if one != str(os.getpid())}
 
 
-def _family(columns: slice) -> dict[str, int]:
+def family(columns: slice) -> dict[str, int]:
     """The sum of some columns of /proc/PID/stat, of this process and all that it has started."""
     parents, spent = {}, {}
     for file in Path("/proc").glob("[0-9]*/stat"):
@@ -171,13 +171,13 @@ def memory_bytes() -> int:
     return int(total.split()[0]) * 1024
 
 
-def first_values(file: Path) -> dict[str, str]:
+def first_values(file: Path, sign: str = ":") -> dict[str, str]:
     """First value per name of a file of "name: value" lines; empty where there is none."""
     try:
         lines = file.read_text().splitlines()
     except OSError:
         return {}
-    pairs = (line.partition(":") for line in reversed(lines))
+    pairs = (line.partition(sign) for line in reversed(lines))
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 

@@ -103,12 +103,14 @@ def calm(records: Sequence[Record]) -> list[Record]:
     """Records whose time no disturbance spoiled, in the same order.
 
     What time does not enter (counts, rates, scores) all records tell, so every method is told by
-    the same prompts. Nothing spoils those that took turns. First those go that lacked cores,
-    then those whose memory was slow; where less than half of what some method did of a task would
-    be left, that is how the machine is, and nothing more of that task goes.
+    the same prompts. Nothing spoils those that took turns. First those go that were short of
+    memory, then those that lacked cores, then those whose memory was slow; where less than half of
+    what some method did of a task would be left, that is how the machine is, and nothing more of
+    that task goes.
     """
     kept = list(records)
-    for spoiled in crowded(records), starved(records):
+    short = [record.is_short_of_memory for record in records]
+    for spoiled in short, crowded(records), starved(records):
         pairs = zip(records, spoiled, strict=True)
         bad = {id(r) for r, is_bad in pairs if is_bad and not r.is_shared}
         left, all_ = (
@@ -121,10 +123,16 @@ def calm(records: Sequence[Record]) -> list[Record]:
 
 
 def disturbed(records: Sequence[Record]) -> list[bool]:
-    """Of each record, whether the machine was not quiet; those that failed tell no time.
+    """Of each record, whether the machine was busy or short of memory.
 
-    Neither rule looks at the method, but long records meet more of it than short ones.
+    No rule looks at the method, but long records meet more of it than short ones.
     """
+    pairs = zip(records, busy(records), strict=True)
+    return [is_busy or (r.error is None and r.is_short_of_memory) for r, is_busy in pairs]
+
+
+def busy(records: Sequence[Record]) -> list[bool]:
+    """Of each record, whether the machine was not quiet; those that failed tell no time."""
     return [a or b for a, b in zip(crowded(records), starved(records), strict=True)]
 
 
@@ -265,10 +273,13 @@ def speed_up(
 def ratios(
     here: Iterable[Record], there: Iterable[Record], *, prefill: bool = True
 ) -> SpeedUp | None:
-    """Tokens per second here over there, prompt by prompt; only prompts and rounds of both."""
-    sides = [{r.prompt_key: r for r in side if r.error is None} for side in (here, there)]
+    """Tokens per second here over there, prompt by prompt; only prompts and rounds of both.
+
+    Peers that did not run at the same time are in different groups and never paired.
+    """
+    sides = [{r.pair_key: r for r in side if r.error is None} for side in (here, there)]
     both = sorted(sides[0].keys() & sides[1].keys())
-    rounds: dict[tuple[str, int], list[tuple[str, int, int]]] = {}
+    rounds: dict[tuple[str, int], list[tuple[str, int, int, int]]] = {}
     for key in both:
         rounds.setdefault(key[:2], []).append(key)
     by_prompt: dict[tuple[str, int], float] = {}
@@ -277,16 +288,27 @@ def ratios(
         found = ratio(rates[0], rates[1])
         if found:
             by_prompt[prompt] = found
+    return speed_of(by_prompt)
+
+
+def speed_of(by_prompt: dict[tuple[str, int], float]) -> SpeedUp | None:
+    """The speed-up of ratios by prompt; None without any."""
     values = list(by_prompt.values())
-    if not values:
+    return SpeedUp(geometric_mean(values), interval(values), by_prompt) if values else None
+
+
+def quotient(here: SpeedUp | None, there: SpeedUp | None) -> SpeedUp | None:
+    """One speed-up over another, prompt by prompt; None if they share no prompt."""
+    if here is None or there is None:
         return None
-    return SpeedUp(geometric_mean(values), interval(values), by_prompt)
+    both = sorted(here.by_prompt.keys() & there.by_prompt.keys())
+    return speed_of({prompt: here.by_prompt[prompt] / there.by_prompt[prompt] for prompt in both})
 
 
 def compared(here: Sequence[Record], there: Iterable[Record]) -> Sequence[Record]:
     """Those of `here` that a speed-up over `there` rests on; without one, all."""
-    done = {r.prompt_key for r in there if r.error is None}
-    both = [r for r in here if r.error is None and r.prompt_key in done]
+    done = {r.pair_key for r in there if r.error is None}
+    both = [r for r in here if r.error is None and r.pair_key in done]
     return both or here
 
 

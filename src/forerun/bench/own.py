@@ -12,15 +12,16 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from forerun import registry
-from forerun.bench.contestants import Outcome, short
+from forerun.bench.contestants import Demand, Outcome, short
 from forerun.bench.metrics import PLAIN
 from forerun.bench.results import SampleRecord
-from forerun.errors import ConfigError, UnknownName
+from forerun.errors import CapacityError, ConfigError, UnknownName
 from forerun.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -52,10 +53,12 @@ class Own:
     """
 
     restarts = 0
+    host = None
 
     def __init__(self, name: str, model: Callable[[], Model]) -> None:
         self.name, self.model = name, model
         self.parts = parts_of(name)
+        self._demand: Demand | None = None
         self.is_bounded = False  # whether every prompt is decoded again, to compute the optimum
         self._times: Counter[str] = Counter()  # how often a prompt was measured
 
@@ -63,6 +66,26 @@ class Own:
         from forerun import __version__
 
         return {"forerun": __version__}
+
+    @property
+    def is_batched(self) -> bool:
+        return self.parts.batch > 1
+
+    def size_for(self, demand: Demand) -> None:
+        self._demand = demand
+
+    def memory_needed(self) -> int:
+        """Bytes by which the cache will grow; 0 where a run is refused for lack of memory."""
+        target = self.model().target
+        if self._demand is None or not hasattr(target, "check_room"):
+            return 0
+        tokens = min(self._demand.num_tokens, target.context)
+        with suppress(CapacityError):
+            return target.check_room(self.parts.batch, tokens)
+        return 0
+
+    def memory_plan(self) -> dict[str, int]:
+        return {}
 
     def start(self) -> None:
         model = self.model()

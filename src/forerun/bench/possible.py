@@ -82,7 +82,7 @@ SAMPLE = (
     ),
 )
 RECORD = (
-    between(0, LARGEST, "index", "round", "order", "num_prompt_tokens", "generated"),
+    between(0, LARGEST, "index", "round", "order", "num_prompt_tokens", "generated", "group"),
     between(0, LARGEST, "seconds", "prefill_seconds", "memory.*", "limits.*", "headroom.*"),
     between(0, 1, "score", "majority"),
     above_0("limits.read_gb_s"),
@@ -112,7 +112,7 @@ FINISHED = (  # of records without an error
 )
 MANIFEST = (
     counts(1, "threads", "rounds", f"tasks.{LENGTH}"),
-    counts(0, "turns", "peers.*.restarts", "resumed.*.again"),
+    counts(0, "turns", "peers.*.restarts", "resumed.*.again", "peer_memory.*.*"),
     Rule(("seed",), "whole numbers from 0", lambda x, _: x >= 0),
     Rule(
         ("tasks.*",),

@@ -23,10 +23,6 @@ class Progress:
         self.left[method] -= 1
         self.spent[method].append(seconds)
 
-    def drop(self, method: str) -> None:
-        """A contestant is out."""
-        self.total -= self.left.pop(method, 0)
-
     @property
     def eta(self) -> float | None:
         """Seconds that are left, from what each method has taken so far; None before the first."""

@@ -264,6 +264,7 @@ def setup_section(manifest: Manifest) -> Section:
         **{f"model: {n}": value for n, value in manifest.model.items() if n != "path"},
         **{f"machine: {name}": value for name, value in manifest.machine.items()},
         **{f"peer: {n}": v for n, v in manifest.peers.items() if not isinstance(v, str)},
+        **{f"memory of {name}": sizes for name, sizes in manifest.peer_memory.items()},
         **{f"task: {name}": value for name, value in manifest.tasks.items()},
         **{f"resumed {i}": one for i, one in enumerate(manifest.resumed, 1)},
     }
@@ -280,7 +281,8 @@ def _changed(sampling: dict[str, Any]) -> dict[str, Any]:
 def _plain(name: str, value: Any) -> str:
     """A value as people read it: sizes in MB or GB, pairs on one line."""
     if isinstance(value, dict):
-        return ", ".join(f"{key} {one}" for key, one in value.items() if one is not None)
+        pairs = ((key, _plain(key, one)) for key, one in value.items() if one is not None)
+        return ", ".join(f"{key} {one}" for key, one in pairs)
     is_size = name.endswith(("bytes", "memory", "bytes_per_token"))
     if not is_size or not isinstance(value, int):
         return f"{value:,}" if isinstance(value, int) and value > 9999 else str(value)

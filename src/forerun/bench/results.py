@@ -17,6 +17,7 @@ from forerun.errors import ConfigError, DataError, UnknownName
 from forerun.sampling import Sampling, from_json
 
 VERSION = 1
+SHORT_OF_MEMORY = "memory_stalled"  # in a record's limits only where memory was short
 MANIFEST, RECORDS = "run.json", "records.jsonl"
 MEND = "run again with another --out, or put back what it held"
 AGAIN = "delete this line, and the same `forerun bench run` measures again what it held"
@@ -57,15 +58,22 @@ class Record:
     score: float | None = None  # mean over samples
     majority: float | None = None  # score of the commonest answer
     memory: dict[str, int] = field(default_factory=dict)  # bytes by part
-    # beside it: read_gb_s; taken, share of cores lost, if known; in_turns, methods sharing it
+    # beside it: read_gb_s; taken, share of cores lost, if known; in_turns, methods sharing it;
+    # where memory was short, what `pressure.found` says
     limits: dict[str, float] | None = None
     error: str | None = None  # last lines of a contestant that failed; figures are then 0
     headroom: dict[str, float] | None = None  # positions examined, accepted, best, unknown
+    group: int = 0  # of peers that ran at the same time; plain decoding has records in each
 
     @property
-    def key(self) -> tuple[str, int, str, int]:
+    def key(self) -> tuple[str, int, str, int, int]:
         """What this is a record of; no two records of a run share it."""
-        return self.task, self.index, self.method, self.round
+        return self.task, self.index, self.method, self.round, self.group
+
+    @property
+    def is_short_of_memory(self) -> bool:
+        """Whether the machine swapped or waited for memory while it was measured."""
+        return SHORT_OF_MEMORY in (self.limits or {})
 
     @property
     def sampled(self) -> int:
@@ -89,8 +97,13 @@ class Record:
 
     @property
     def prompt_key(self) -> tuple[str, int, int]:
-        """The prompt and round that it is paired by."""
+        """The prompt and round."""
         return self.task, self.index, self.round
+
+    @property
+    def pair_key(self) -> tuple[str, int, int, int]:
+        """What speeds are compared by: prompt, round, and the group that ran at the same time."""
+        return self.task, self.index, self.round, self.group
 
 
 @dataclass(frozen=True)
@@ -117,7 +130,16 @@ class Manifest:
     cost_curve: dict[str, float] = field(default_factory=dict)  # nodes -> seconds of a pass
     peers: dict[str, Any] = field(default_factory=dict)  # name -> versions, or why it was skipped
     resumed: list[dict[str, Any]] = field(default_factory=list)  # created, git, command, again
+    peer_memory: dict[str, dict[str, int]] = field(default_factory=dict)  # name -> sizes, group
     version: int = VERSION
+
+
+def peer_groups(manifest: Manifest) -> dict[int, list[str]]:
+    """The peers that ran at the same time, group by group; one group or none is the rule."""
+    left_out = {name for name, found in manifest.peers.items() if isinstance(found, str)}
+    sizes = {m: size for m, size in manifest.peer_memory.items() if m not in left_out}
+    of = {name: size.get("group", 0) for name, size in sizes.items()}
+    return {group: [m for m in of if of[m] == group] for group in sorted({*of.values()})}
 
 
 def record_of(value: Any, where: str) -> Record:

@@ -36,13 +36,20 @@ def awaited(manifest: Manifest) -> list[str]:
 
 
 def incomplete(manifest: Manifest, records: Sequence[Record]) -> str:
-    """How many of the planned measurements are there, and whose are missing; "" where all are."""
+    """How many of the planned measurements are there, and whose are missing; "" where all are.
+
+    Plain decoding is planned once, and again beside every peer that ran in a later group.
+    """
     each = sum(examples_of(told)[0] for told in manifest.tasks.values()) * manifest.rounds
-    there = Counter(record.method for record in records)
-    missing = {m: each - there[m] for m in awaited(manifest) if there[m] < each}
+    methods = awaited(manifest)
+    there = Counter(r.method for r in records if r.method != PLAIN or r.group == 0)
+    missing = {m: each - there[m] for m in methods if there[m] < each}
+    beside = {r.pair_key for r in records if r.group and r.method != PLAIN and r.method in methods}
+    if PLAIN in methods and (lost := beside - {r.pair_key for r in records if r.method == PLAIN}):
+        missing[PLAIN] = missing.get(PLAIN, 0) + len(lost)
     if not missing:
         return ""
-    planned = each * len(awaited(manifest))
+    planned = each * len(methods) + (len(beside) if PLAIN in methods else 0)
     found = planned - sum(missing.values())
     return f"{found} of {planned} planned measurements are there; missing: {listed(missing)}"
 
@@ -166,10 +173,19 @@ class Standing:
         return next((e for e in self.entries if e.method == name and e is not own), None)
 
     def over(self, here: Entry, there: Entry) -> SpeedUp | None:
-        """How many times faster one is than another, on the prompts of both."""
+        """How many times faster one is than another, on the prompts of both.
+
+        Of two that did not run at the same time: the quotient of their speed-ups over plain
+        decoding, each of its own time.
+        """
         pair = here.method, there.method
         if pair not in self._over:
-            self._over[pair] = metrics.ratios(here.timed, there.timed)
+            groups = [{record.group for record in entry.timed} for entry in (here, there)]
+            self._over[pair] = (
+                metrics.quotient(here.speed, there.speed)
+                if groups[0].isdisjoint(groups[1])
+                else metrics.ratios(here.timed, there.timed)
+            )
         return self._over[pair]
 
     @cached_property

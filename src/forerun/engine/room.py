@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 import torch
 
+from forerun.errors import CapacityError
+
+log = logging.getLogger("forerun")
 UNLIMITED = 1 << 62
+TIGHT_SHARE = 0.9  # of the free memory: weights that take more leave too little for anything else
 V1 = "memory.limit_in_bytes", "memory.usage_in_bytes"
 V2 = "memory.max", "memory.current"
 
@@ -25,6 +30,20 @@ def available_bytes(device: torch.device) -> int:
             if line.startswith("MemAvailable:"):
                 free = min(free, int(line.split()[1]) * 1024)
     return free  # nothing known: let the allocator say no
+
+
+def check_weights(size: int, device: torch.device, how: str) -> None:
+    """Raises CapacityError if weights do not fit into what is free; warns if hardly anything stays.
+
+    how: what the size counts with, as "at 2 bytes each".
+    """
+    free = available_bytes(device)
+    said = f"the weights take {size / 2**30:.1f} GiB {how}, and {free / 2**30:.1f} GiB are free"
+    less = "use dtype 'bf16', weights 'int8', a smaller model, or another device"
+    if size > free:
+        raise CapacityError(f"{said}; {less}")
+    if size > TIGHT_SHARE * free:
+        log.warning("%s: the machine may swap and become very slow; %s", said, less)
 
 
 def container_bytes(

@@ -16,8 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from forerun.engine.room import available_bytes
-from forerun.errors import CapacityError, ModelError
+from forerun.engine.room import check_weights
+from forerun.errors import ModelError
 from forerun.models.families import Plan, Unsupported
 from forerun.models.lanes import in_lanes, widened
 from forerun.models.layers import Experts, GatedMLP, LayerNorm, Linear, PlainMLP, RMSNorm
@@ -148,15 +148,9 @@ def load_decoder(
 
 
 def check_memory(config: DecoderConfig, itemsize: int, device: torch.device) -> None:
-    """Raises CapacityError if the weights do not fit into what is free."""
+    """Raises CapacityError if the weights do not fit into what is free; warns if only just."""
     size = sum(math.prod(shape) for shape in shapes(config).values()) * itemsize
-    free = available_bytes(device)
-    if size > free:
-        raise CapacityError(
-            f"the weights take {size / 2**30:.1f} GiB at {itemsize} bytes each, and "
-            f"{free / 2**30:.1f} GiB are free; use dtype 'bf16', weights 'int8', a smaller model, "
-            "or another device"
-        )
+    check_weights(size, device, f"at {itemsize} bytes each")
 
 
 class Parts:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forerun.engine.room import check_weights
 from forerun.engine.runner import ModelRunner
-from forerun.errors import ConfigError, ModelError, in_a_line
+from forerun.errors import CapacityError, ConfigError, ModelError, in_a_line
 from forerun.models.checkpoint import load_decoder, shard_files, stored_dtype
 from forerun.models.families import Plan, Unsupported, plan_for
 from forerun.models.folder import (
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from forerun.roles import Target
 
 log = logging.getLogger("forerun")
+USUAL_TOKENS = 4096  # of a text, where nobody asks for a context
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -87,8 +89,31 @@ def load_target(
 
         log.info("%s runs on transformers: %s", path_or_model, reason)
         options = {"max_seqs": max_seqs, "context": context}
+        check_files(folder, DTYPES.get(dtype), where)
         return load_hf(folder, DTYPES.get(dtype), where, str(reason), **options)
-    return ModelRunner(decoder, max_seqs=max_seqs, context=context)
+    runner = ModelRunner(decoder, max_seqs=max_seqs, context=context)
+    warn_of_context(runner, context or min(runner.context, USUAL_TOKENS))
+    return runner
+
+
+def check_files(folder: Path, dtype: torch.dtype | None, device: torch.device) -> None:
+    """Raises CapacityError if what the files of a checkpoint hold does not fit into memory."""
+    files = list(folder.glob("*.safetensors"))
+    if not files:
+        return  # of another format, whose size in memory is not known
+    size = sum(path.stat().st_size for path in files)
+    stored = stored_dtype(files)
+    found = dtype or stored
+    size = size * found.itemsize // stored.itemsize
+    check_weights(size, device, f"at {found.itemsize} bytes each")
+
+
+def warn_of_context(runner: ModelRunner, tokens: int) -> None:
+    """Warns if memory has no room for the key-value cells of one text of so many tokens."""
+    try:
+        runner.check_room(1, tokens)
+    except CapacityError as reason:
+        log.warning("a text of %d tokens does not fit into memory: %s", tokens, reason)
 
 
 def planned(folder: Path, context: int | None = None) -> tuple[Plan, Any]:

@@ -40,6 +40,9 @@ class Peer:
     shares_model: bool = False  # all modes in one process
     converts: bool = False  # loads a format of its own, which is kept
     devices: tuple[str, ...] = ("cpu",)  # kinds that its packages run on
+    base: int = 1 << 30  # bytes of its process beside weights and cache, until it is measured
+    block: int = 1  # cells that its cache is divided into
+    cell_dtype: str = ""  # of its cache, where that is not the model's
 
     def mode(self, name: str) -> Mode:
         """The mode of a name that `parse` has checked."""
@@ -77,6 +80,7 @@ PEERS: dict[str, Peer] = {
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_LOGGING_LEVEL": "WARNING",
         },
+        block=128,
         modes={
             PLAIN: Mode(can_batch=True),
             "ngram": Mode({"tokens": 5, "ngram": 5}, can_batch=True),
@@ -94,16 +98,20 @@ PEERS: dict[str, Peer] = {
         },
         probe="import openvino_genai",
         converts=True,
+        block=32,
     ),
     "llama_cpp": Peer(
         packages=("llama-cpp-python==0.3.36", "gguf", "safetensors"),
         build_env={"CMAKE_ARGS": "-DLLAVA_BUILD=OFF"},  # the part for images: a third of the build
         modes={
             PLAIN: Mode(can_batch=True),
+            "f16": Mode(can_batch=True),
             "lookup": Mode({"tokens": 2, "ngram": 2}),  # 2: its own advice for CPUs
         },
         probe="import llama_cpp, gguf",
         converts=True,
+        block=256,
+        cell_dtype="float16",
     ),
 }
 

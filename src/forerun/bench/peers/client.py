@@ -1,7 +1,7 @@
 """A worker process of a peer's own environment, spoken to in JSON lines (workers/serve.py).
 
-Its stderr is read all the time, and its last lines are told when it fails: a worker that dies,
-answers with an error, or does not answer in time is a PeerError. After a timeout it is killed.
+Its stderr is read all the time, and an error quotes its last lines. A worker that dies, answers
+with an error, or does not answer in time is a PeerError. After a timeout it is killed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,15 @@ from typing import IO, Any
 from forerun.bench.contestants import PeerError, SkippedPeer
 
 SERVE = Path(__file__).parent / "workers" / "serve.py"
+MARK = re.compile(r"#forerun-answer (\d+)")  # serve.py writes it to stderr before an error's answer
+READ_SECONDS = 30.0  # how long the end of stderr is waited for; it comes at once, as a rule
 LAST = 11  # lines of stderr that an error shows, beside its own
 RAISED = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b(:.*)?")  # how tracebacks end
 COLOURS = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
-OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_PRELOAD")  # not for another environment
+OURS = (  # not for another environment; the last one would replace the cache size of a run
+    *("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_PRELOAD"),
+    "VLLM_CPU_KVCACHE_SPACE",
+)
 # Thread pools of every library, counted alike; nothing is fetched, nobody is told.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 QUIET = {
@@ -48,6 +53,9 @@ class WorkerProcess:
         self.stderr: deque[str] = deque(maxlen=200)
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._count = 0
+        self._is_busy = False  # an answer is outstanding
+        self._marked = 0  # id of the last answer up to which stderr has been read
+        self._mark_read = threading.Condition()
         command = [str(python), "-P", str(SERVE), str(worker)]
         pipe = subprocess.PIPE
         try:
@@ -81,6 +89,7 @@ class WorkerProcess:
         """The result of one request. Raises SkippedPeer, PeerError."""
         self._count += 1
         line = json.dumps({"id": self._count, "do": verb, **fields})
+        self._is_busy = True
         try:
             assert self._process.stdin
             self._process.stdin.write(line + "\n")
@@ -88,17 +97,22 @@ class WorkerProcess:
         except (OSError, ValueError):
             raise self._died(verb) from None
         answer = self._answer(verb, timeout)
+        self._is_busy = False
         if "skip" in answer:
             raise SkippedPeer(answer["skip"])
         if "error" in answer:
+            self._wait_for_stderr()
             said = self._with_tail(f"{self.name} failed in {verb}: {answer['error']}")
             self.stderr.clear()  # it lives on; what is told once is not told of a later failure
             raise PeerError(said)
         return answer["result"]
 
     def close(self, patience: float = 5.0) -> None:
-        """Asks it to end, and ends it with all that it started if it does not."""
-        if self.is_alive:
+        """Asks it to end, and kills it with all that it started if it does not.
+
+        A worker that is still computing is killed at once: it would not hear the request.
+        """
+        if self.is_alive and not self._is_busy:
             with contextlib.suppress(PeerError, SkippedPeer):
                 self.request("close", patience)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -111,7 +125,7 @@ class WorkerProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         for reader in self._readers:
-            reader.join(1.0)
+            reader.join(READ_SECONDS)
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             with contextlib.suppress(OSError):
                 assert pipe
@@ -150,6 +164,11 @@ class WorkerProcess:
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         return PeerError(self._with_tail(f"{self.name}: the worker died during {verb} ({how})"))
 
+    def _wait_for_stderr(self) -> None:
+        """Waits until all that was printed before the last answer has been read."""
+        with self._mark_read:
+            self._mark_read.wait_for(lambda: self._marked >= self._count, READ_SECONDS)
+
     def _with_tail(self, text: str) -> str:
         """Behind what it wrote, so that the last line says what happened."""
         return f"{self.tail()}\n{text}" if self.stderr else text
@@ -171,6 +190,11 @@ class WorkerProcess:
         is_open = False  # whether the next piece goes over the last one
         with contextlib.suppress(OSError, ValueError):
             for piece in pipe:
+                if mark := MARK.match(piece):
+                    with self._mark_read:
+                        self._marked = int(mark[1])
+                        self._mark_read.notify_all()
+                    continue
                 text = COLOURS.sub("", piece.rstrip("\r\n"))
                 if is_open and text and self.stderr:
                     self.stderr.pop()

@@ -15,10 +15,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.bench.contestants import Outcome, PeerError, Setup, SkippedPeer, short
+from forerun.bench.contestants import Demand, Outcome, PeerError, Setup, SkippedPeer, short
 from forerun.bench.peers.catalog import PEERS, WORKERS, Name
 from forerun.bench.peers.client import WorkerProcess
 from forerun.bench.peers.install import DEFAULT_FOLDER, env_of, problem, python_of
+from forerun.bench.peers.sizing import (
+    USUAL,
+    MemoryNeed,
+    context_of,
+    memory_need,
+    num_cells,
+    remember,
+)
 from forerun.bench.results import SampleRecord
 from forerun.sampling import Sampling
 
@@ -42,6 +50,7 @@ class Shared:
     users: int = 0
     process: WorkerProcess | None = None
     loaded: set[str] = field(default_factory=set)  # modes
+    resident: int = 0  # bytes after the last warm-up
 
     def alive(self, python: Path, worker: Path, threads: int, env: dict[str, str]) -> WorkerProcess:
         """The running worker, started anew if there is none. Raises PeerError."""
@@ -72,8 +81,50 @@ class PeerContestant:
         self.worker = WORKERS / f"{parts.peer}.py"
         self.tokens: list[list[int]] = []  # of the last run's samples
         self._starts = 0  # how often it has loaded the model
+        self.demand = USUAL
+        self.resident: int | None = None  # bytes of the process after the warm-up
         self._host: Shared | None = None
         self._warmed: dict[str, Any] | None = None
+        self._has_converted = False  # at its last start
+
+    @property
+    def host(self) -> tuple:
+        """What tells processes apart: modes of some peers share one, and with them a model."""
+        own = () if self.kind.shares_model else (self.parts.mode, *self.parts.options.items())
+        setup = self.setup
+        return self.python, self.worker, setup.model, setup.dtype, setup.device, own
+
+    @property
+    def is_batched(self) -> bool:
+        return self.parts.batch
+
+    def size_for(self, demand: Demand) -> None:
+        """Sets how many cells its cache gets, and the longest sequence."""
+        self.demand = demand
+
+    @property
+    def need(self) -> MemoryNeed:
+        """Estimate of what its process takes. Raises SkippedPeer where a draft does not fit."""
+        return memory_need(
+            self.parts.peer, self._models(), self._dtype(), self._num_cells(), self.folder
+        )
+
+    def memory_needed(self) -> int:
+        """The estimate, less what its process holds already; 0 where the model is on a GPU."""
+        if self.setup.device != "cpu":
+            return 0
+        shared = _shared.get(self.host)
+        return max(0, self.need.total - (shared.resident if shared else 0))
+
+    def memory_plan(self) -> dict[str, int]:
+        """Sizes for the manifest: what was asked for, estimated, and found after the warm-up."""
+        found = {
+            "num_seqs": self.demand.num_seqs,
+            "context": self._context(),
+            "cache_bytes": self.need.cache,
+            "estimate_bytes": self.need.total,
+        }
+        return found if self.resident is None else found | {"process_bytes": self.resident}
 
     @property
     def restarts(self) -> int:
@@ -114,10 +165,7 @@ class PeerContestant:
                 f"{self.setup.device}; with --device cpu both run there"
             )
         if self._host is None:
-            own = () if self.kind.shares_model else (self.parts.mode, *self.parts.options.items())
-            setup = self.setup
-            key = (self.python, self.worker, setup.model, setup.dtype, setup.device, own)
-            self._host = _shared.setdefault(key, Shared(key))
+            self._host = _shared.setdefault(self.host, Shared(self.host))
             self._host.users += 1
         try:
             self._ready()
@@ -130,7 +178,22 @@ class PeerContestant:
         few = short(sampling)
         few = replace(few, n=sampling.n) if self.parts.batch else few
         self._warmed = self._asked(example.prompt, few)
-        self._ready().request("warm_up", RUN, **self._warmed)
+        answer = self._ready().request("warm_up", RUN, **self._warmed)
+        self.resident = answer["memory"].get("process")
+        if self._host:
+            self._host.resident = self.resident or 0
+        self._remember_base()
+
+    def _remember_base(self) -> None:
+        """Keeps what the libraries take, where one mode alone is loaded and nothing was converted.
+
+        Converting reads the whole checkpoint, which stays in the process.
+        """
+        if self._host is None or self._has_converted or len(self._host.loaded) > 1:
+            return
+        base = (self.resident or 0) - self.need.weights - self.need.cache
+        if base > 0 and self.setup.device == "cpu":
+            remember(self.folder, self.parts.peer, base)
 
     def run(self, example: Example, sampling: Sampling) -> Outcome:
         """Decodes one prompt sampling.n times; what is tokenised and decoded here is not timed."""
@@ -174,9 +237,9 @@ class PeerContestant:
         return process
 
     def _load_fields(self) -> dict[str, Any]:
-        needs_draft = self.kind.mode(self.parts.mode).needs_draft
-        model = Path(self.setup.model).absolute()
+        model, *draft = self._models()
         cache = self.cache / digest(model) if self.kind.converts else self.cache
+        self._has_converted = self.kind.converts and not any(cache.glob("*"))
         cache.mkdir(parents=True, exist_ok=True)
         return {
             "mode": self.parts.mode,
@@ -185,10 +248,22 @@ class PeerContestant:
             "threads": self.setup.threads,
             "device": self.setup.device,
             "context": self._context(),
+            "num_seqs": self.demand.num_seqs,
+            "num_cells": self._num_cells(),
+            "cache_bytes": self.need.cache,
             "cache": str(cache),
-            "draft": self._draft() if needs_draft else None,
+            "draft": str(draft[0]) if draft else None,
             "options": dict(self.parts.options),
         }
+
+    def _models(self) -> list[Path]:
+        """The checkpoint, and the draft where the mode has one."""
+        model = Path(self.setup.model).absolute()
+        needs_draft = self.kind.mode(self.parts.mode).needs_draft
+        return [model, self._draft()] if needs_draft else [model]
+
+    def _num_cells(self) -> int:
+        return num_cells(self.kind, self.demand, self._context())
 
     def _dtype(self) -> str:
         """ "bfloat16", "float16" or "float32": what was asked for, or the checkpoint's own."""
@@ -196,10 +271,11 @@ class PeerContestant:
         return DTYPES.get(self.setup.dtype, own)
 
     def _context(self) -> int:
+        """Tokens of the longest sequence: of the setup, or what the run needs."""
         own = self.config.get("max_position_embeddings", 2048)
-        return min(self.setup.context or own, own)
+        return context_of(self.demand, min(self.setup.context or own, own))
 
-    def _draft(self) -> str:
+    def _draft(self) -> Path:
         """A draft that speaks the same tokens: the one named, or the one that ships with us."""
         from forerun.assets import embedded
 
@@ -213,7 +289,7 @@ class PeerContestant:
                 f"the draft in {folder} has another vocabulary than the model; name one that "
                 f"shares it: {self.parts.peer}:{self.parts.mode},draft=FOLDER"
             )
-        return str(folder.absolute())
+        return folder.absolute()
 
     def _asked(self, prompt: str | list[int], sampling: Sampling) -> dict[str, Any]:
         """Fields of a run. Raises SkippedPeer for what peers do not all have."""

@@ -1,8 +1,10 @@
 """llama.cpp through llama-cpp-python: plain, prompt lookup, and many samples of a prompt at once.
 
-Plain and lookup run the library's own loop, `Llama.generate`; only its sampler chain is put into
-our order, temperature first (its own cuts before it tempers, which is another law). Several samples
-at once use the C interface of the same package: one batch, and one prompt whose cells all share.
+Weights keep the asked dtype; mode "f16" is plain decoding with weights in fp16, the format that
+llama.cpp itself converts to. Plain and lookup run the library's own loop, `Llama.generate`; only
+its sampler chain is put into our order, temperature first (its own cuts before it tempers, which is
+another law). Several samples at once use the C interface of the same package: one batch, and one
+prompt whose cells all share.
 """
 
 from __future__ import annotations
@@ -36,11 +38,14 @@ class Worker:
         options: dict[str, int],
         **_: Any,
     ) -> None:
-        """Writes the GGUF file if that has not been done, and loads it."""
+        """Writes the GGUF file if that has not been done, and loads it.
+
+        context: cells of the one sequence of plain and lookup.
+        """
         import llama_cpp
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-        path = converted(Path(model), dtype, Path(cache))
+        path = converted(Path(model), "float16" if mode == "f16" else dtype, Path(cache))
         draft = None
         if mode == "lookup":
             draft = LlamaPromptLookupDecoding(options["ngram"], options["tokens"])
@@ -53,6 +58,7 @@ class Worker:
             draft_model=draft,
             verbose=False,
         )
+        self.model.scores = Unused()
         print("llama.cpp:", llama_cpp.llama_print_system_info().decode(), file=sys.stderr)
 
     def reset(self, prompt: list[int], sampling: dict[str, Any], batch: bool, **_: Any) -> None:
@@ -101,6 +107,23 @@ class Worker:
             "accepted": min(drafted, max(0, len(tokens) - passes)),
         }
         return sample, model.prefill_seconds
+
+
+class Unused:
+    """Takes the place of the array into which the library copies all logits with a draft.
+
+    It has a row for each token of a batch, so copying fails as soon as a text is longer; and what
+    is copied is read by nobody here.
+    """
+
+    def __getitem__(self, _: Any) -> Unused:
+        return self
+
+    def __setitem__(self, *_: Any) -> None:
+        """Nothing is kept."""
+
+    def reshape(self, _: int) -> Unused:
+        return self
 
 
 def tempered() -> type:
@@ -231,5 +254,6 @@ def beside(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look up their annotations
     spec.loader.exec_module(module)
     return module

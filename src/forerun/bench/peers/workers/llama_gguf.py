@@ -1,14 +1,16 @@
-"""Writes a GGUF file of a llama checkpoint, weights as they are, without a vocabulary.
+"""Writes a GGUF file of a llama, mistral, qwen2, qwen3 or gemma3 checkpoint, without a vocabulary.
 
-llama.cpp rotates neighbouring pairs of a head's channels, Hugging Face the two halves of it, so the
-rows of the query and key projections are interleaved. Token ids go in and out, hence no tokenizer.
+In its llama architecture llama.cpp rotates neighbouring pairs of a head's channels, Hugging Face
+the two halves of it, so there the rows of the query and key projections are interleaved. Token ids
+go in and out, hence no tokenizer.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,36 @@ NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+HEAD_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
+GEMMA_NORMS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 STORED = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}  # bf16 as its bits
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How llama.cpp calls and stores a family."""
+
+    name: str
+    is_interleaved: bool = False  # rows of the query and key projections
+    norm_offset: float = 0.0  # added to the weights of norms
+    names: Mapping[str, str] = field(default_factory=lambda: NAMES)
+    has_local_layers: bool = False  # sliding windows in layers that llama.cpp knows by number
+
+
+ARCHITECTURES = {
+    "llama": Architecture("llama", is_interleaved=True),
+    "mistral": Architecture("llama", is_interleaved=True),
+    "qwen2": Architecture("qwen2"),
+    "qwen3": Architecture("qwen3", names=NAMES | HEAD_NORMS),
+    "gemma3_text": Architecture(
+        "gemma3", norm_offset=1.0, names=NAMES | HEAD_NORMS | GEMMA_NORMS, has_local_layers=True
+    ),
+}
+LOCAL_LAYERS = {"sliding_window_pattern": 6, "rope_theta": 10000.0}  # llama.cpp's, for gemma3
 
 
 def write(model: Path, target: Path, dtype: str) -> None:
@@ -36,17 +67,18 @@ def write(model: Path, target: Path, dtype: str) -> None:
     import gguf
 
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    check(config)
+    kind_of_model = architecture(config)
     kind = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}[dtype]
     beside = target.with_suffix(".part")
-    writer = gguf.GGUFWriter(str(beside), "llama", use_temp_file=True)
+    writer = gguf.GGUFWriter(str(beside), kind_of_model.name, use_temp_file=True)
     describe(writer, config, getattr(gguf.LlamaFileType, f"MOSTLY_{kind}", 0))
     for name, array, stored in tensors(model):
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
         array, own = renamed(name, array, config)[::-1]
         if array.ndim == 1:
-            writer.add_tensor(own, widened(array, stored))
+            offset = kind_of_model.norm_offset if own.endswith("norm.weight") else 0.0
+            writer.add_tensor(own, widened(array, stored) + np.float32(offset))
         else:
             packed = as_kind(array, stored, kind)
             raw = getattr(gguf.GGMLQuantizationType, kind)
@@ -58,22 +90,46 @@ def write(model: Path, target: Path, dtype: str) -> None:
     os.replace(beside, target)
 
 
-def check(config: dict[str, Any]) -> None:
-    """Raises NotImplementedError for what this writer does not know."""
-    if config.get("model_type") != "llama":
+def architecture(config: dict[str, Any]) -> Architecture:
+    """The family of a checkpoint. Raises NotImplementedError for what this writer does not know."""
+    kind = ARCHITECTURES.get(config.get("model_type", ""))
+    if kind is None:
         raise NotImplementedError(
-            f"only llama checkpoints are converted to GGUF, this is {config.get('model_type')!r}"
+            f"only {', '.join(ARCHITECTURES)} checkpoints are converted to GGUF, this is "
+            f"{config.get('model_type')!r}"
         )
-    kind = rope(config).get("rope_type", "default")
-    if kind != "default":
-        raise NotImplementedError(f"rope of type {kind!r} is not converted to GGUF")
+    if (found := rope(config).get("rope_type", "default")) != "default":
+        raise NotImplementedError(f"rope of type {found!r} is not converted to GGUF")
+    if kind.has_local_layers:
+        _check_local_layers(config)
+    elif config.get("sliding_window") and config.get("use_sliding_window", True):
+        raise NotImplementedError("a sliding window is not converted to GGUF")
+    return kind
+
+
+def _check_local_layers(config: dict[str, Any]) -> None:
+    """Raises NotImplementedError where local layers are not those that llama.cpp takes for such."""
+    every = LOCAL_LAYERS["sliding_window_pattern"]
+    usual = ["full" if (i + 1) % every == 0 else "sliding" for i in range(len(_layers(config)))]
+    if _layers(config) != usual:
+        raise NotImplementedError(f"llama.cpp expects a global layer after every {every - 1:g}")
+    local = (config.get("rope_parameters") or {}).get("sliding_attention", {})
+    theta = local.get("rope_theta", config.get("rope_local_base_freq", 10000.0))
+    if theta != LOCAL_LAYERS["rope_theta"]:
+        raise NotImplementedError(f"llama.cpp has a fixed rope_theta of local layers, not {theta}")
+
+
+def _layers(config: dict[str, Any]) -> list[str]:
+    """ "full" or "sliding", by layer."""
+    return [name.removesuffix("_attention") for name in config.get("layer_types", [])]
 
 
 def rope(config: dict[str, Any]) -> dict[str, Any]:
-    """Parameters of the rotary embedding, in the old form or the new."""
+    """Parameters of the rotary embedding, in the old form or the new; of the global layers."""
     scaling = config.get("rope_scaling") or {}
     old = {"rope_theta": config.get("rope_theta", 10000.0)}
-    return {**old, **scaling, **(config.get("rope_parameters") or {})}
+    new = config.get("rope_parameters") or {}
+    return {**old, **scaling, **new.get("full_attention", new)}
 
 
 def head_dim(config: dict[str, Any]) -> int:
@@ -98,6 +154,8 @@ def describe(writer: Any, config: dict[str, Any], file_type: int) -> None:
     writer.add_value_length(head_dim(config))
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("none")
+    if window := config.get("sliding_window"):
+        writer.add_sliding_window(window)
 
 
 def tensors(model: Path) -> Iterator[tuple[str, np.ndarray, str]]:
@@ -119,16 +177,17 @@ def tensors(model: Path) -> Iterator[tuple[str, np.ndarray, str]]:
 
 def renamed(name: str, array: np.ndarray, config: dict[str, Any]) -> tuple[str, np.ndarray]:
     """llama.cpp's name of a tensor, and its rows in llama.cpp's order."""
+    kind = architecture(config)
     stem, _, part = name.removeprefix("model.").rpartition(".")
     prefix = ""
     if stem.startswith("layers."):
         _, layer, stem = stem.split(".", 2)
         prefix = f"blk.{layer}."
-    if stem not in NAMES:
-        raise NotImplementedError(f"tensor {name} has no place in GGUF's llama")
-    if stem in ("self_attn.q_proj", "self_attn.k_proj"):
+    if stem not in kind.names:
+        raise NotImplementedError(f"tensor {name} has no place in GGUF's {kind.name}")
+    if kind.is_interleaved and stem in ("self_attn.q_proj", "self_attn.k_proj"):
         array = interleaved(array, head_dim(config))
-    return f"{prefix}{NAMES[stem]}.{part}", array
+    return f"{prefix}{kind.names[stem]}.{part}", array
 
 
 def interleaved(array: np.ndarray, dim: int) -> np.ndarray:

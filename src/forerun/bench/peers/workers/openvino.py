@@ -15,7 +15,7 @@ from typing import Any
 
 PRECISION = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 CAPABILITY = {"bfloat16": "BF16", "float16": "FP16", "float32": "FP32"}
-CACHE_GB = 1
+BLOCK = 32  # cells; the catalog counts with the same
 
 
 class Worker:
@@ -27,7 +27,17 @@ class Worker:
         self.pipeline: Any = None
         self.notes: list[str] = []
 
-    def load(self, mode: str, model: str, dtype: str, threads: int, cache: str, **_: Any) -> None:
+    def load(
+        self,
+        mode: str,
+        model: str,
+        dtype: str,
+        threads: int,
+        cache: str,
+        num_cells: int,
+        num_seqs: int,
+        **_: Any,
+    ) -> None:
         """Exports the checkpoint if that has not been done, and compiles the pipeline."""
         import openvino
         import openvino_genai as genai
@@ -39,7 +49,8 @@ class Worker:
             precision = "f32"
             self.notes.append(f"computes in float32, as this processor does not in {dtype}")
         scheduler = genai.SchedulerConfig()
-        scheduler.cache_size = CACHE_GB
+        scheduler.num_kv_blocks = num_cells // BLOCK
+        scheduler.max_num_seqs = num_seqs
         scheduler.enable_prefix_caching = False  # across calls; samples of one call share anyway
         properties = {
             "INFERENCE_NUM_THREADS": threads,

@@ -13,7 +13,10 @@ answer {"id", "result"}, {"id", "skip": reason} or {"id", "error": text}. Verbs:
     first_tokens  the same                                                       -> {"tokens": [n]}
     close                                    -> {}, and the process ends
 
-The pipe is kept clean: whatever libraries print, also from C, goes to stderr.
+The pipe is kept clean: whatever libraries print, also from C, goes to stderr. Before an error is
+answered, a line MARK + id is written to stderr: the reader then knows that it has read everything
+that was printed before. When the other end of stdin is closed, as by a parent that was killed, the
+process ends at once with all that it started.
 """
 
 from __future__ import annotations
@@ -23,21 +26,30 @@ import importlib.util
 import json
 import os
 import platform
+import select
+import signal
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
+MARK = "#forerun-answer "  # begins a line of stderr that is for the parent
+
 
 def main() -> None:
     """Answers until "close", or until the other side is gone."""
     asked, told = private_pipes()
+    threading.Thread(target=end_with_parent, args=(asked.fileno(),), daemon=True).start()
     worker = load_worker(Path(sys.argv[1]))
     for line in asked:
         request = json.loads(line)
         verb = request.pop("do")
         reply = {"id": request.pop("id"), **answer(worker, verb, request)}
+        if "error" in reply:
+            sys.stderr.flush()
+            os.write(2, f"\n{MARK}{reply['id']}\n".encode())
         told.write(json.dumps(reply) + "\n")
         told.flush()
         if verb == "close":
@@ -55,6 +67,16 @@ def private_pipes() -> tuple[TextIO, TextIO]:
     os.dup2(2, 1)
     sys.stdout = sys.stderr
     return asked, told
+
+
+def end_with_parent(pipe: int) -> None:
+    """Waits until the writing end of a pipe is closed, then ends the process and its group."""
+    poll = select.poll()
+    poll.register(pipe, 0)  # hang-ups and errors only
+    poll.poll()
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 def load_worker(path: Path) -> Any:

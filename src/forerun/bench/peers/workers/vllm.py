@@ -7,14 +7,13 @@ answers: our own drafters begin anew there too.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from runpy import run_path
 from typing import Any
 
-ROOM = 40  # sequences of full length that the cache holds
 MEND = Path(__file__).parents[3] / "integrations" / "vllm_mend.py"
-NUM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+BLOCK = 128  # cells; the catalog counts with the same
+MIN_SEQS = 40  # vLLM compiles for each number anew; unused ones take next to nothing
 
 
 class Worker:
@@ -32,11 +31,13 @@ class Worker:
         model: str,
         dtype: str,
         context: int,
+        num_seqs: int,
+        cache_bytes: int,
         draft: str | None,
         options: dict[str, int],
         **_: Any,
     ) -> None:
-        """Builds the engine."""
+        """Builds the engine, with a cache of exactly `cache_bytes`."""
         from vllm import LLM
 
         speculation: dict[str, Any] | None = {
@@ -52,14 +53,14 @@ class Worker:
         if speculation:
             speculation["num_speculative_tokens"] = options["tokens"]
             self.notes += mended()
-        folders = [model, draft] if draft else [model]
         self.engine = LLM(
             model=model,
             skip_tokenizer_init=True,
             dtype=dtype,
             max_model_len=context,
-            max_num_seqs=ROOM,
-            kv_cache_memory_bytes=sum(cell_bytes(f, dtype) for f in folders) * context * ROOM,
+            max_num_seqs=max(MIN_SEQS, num_seqs),
+            block_size=BLOCK,
+            kv_cache_memory_bytes=cache_bytes,
             speculative_config=speculation,
             enable_prefix_caching=True,
             disable_log_stats=False,  # or nothing is counted
@@ -163,12 +164,3 @@ def mended() -> list[str]:
     """What was mended in the check of drafts, for the record; see the file itself."""
     mend = run_path(str(MEND))["mend"]  # by its path: forerun is not installed here
     return ["temperature of drafted positions mended (expand_batch_to_tokens)"] if mend() else []
-
-
-def cell_bytes(folder: str, dtype: str) -> int:
-    """Bytes that one token takes in the cache of a model."""
-    config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-    heads = config["num_attention_heads"]
-    width = config.get("head_dim") or config["hidden_size"] // heads
-    values = 2 * (config.get("num_key_value_heads") or heads) * width
-    return values * config["num_hidden_layers"] * NUM_BYTES[dtype]

@@ -1,0 +1,70 @@
+"""Which peers run at the same time, so that what runs together fits into memory.
+
+All of them, as a rule. A peer that does not fit beside those that already run waits for the next
+group, and each group is measured beside plain decoding again. Memory is looked at before every
+start, so what runs already counts as it is, and only the next peer as it is estimated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from forerun.bench import machine
+from forerun.bench.contestants import Contestant
+from forerun.bench.metrics import PLAIN
+from forerun.engine.room import available_bytes
+
+RESERVE_SHARE, RESERVE_BYTES = 0.05, 1 << 30  # of memory, at most: left to the system and its files
+
+
+class PeerGroups:
+    """The group of every peer: 0 for those that run beside all methods of ours."""
+
+    def __init__(
+        self, contestants: Mapping[str, Contestant], known: Mapping[str, Mapping[str, int]]
+    ) -> None:
+        """contestants: all that take part; known: what the manifest says of peers."""
+        self._contestants = contestants
+        self.of = {
+            name: known.get(name, {}).get("group", 0)
+            for name, one in contestants.items()
+            if one.host is not None
+        }
+
+    @property
+    def last(self) -> int:
+        """The number of the last group that has a peer."""
+        return max((self.of[name] for name in self._contestants if name in self.of), default=0)
+
+    def peers(self, group: int) -> list[str]:
+        return [name for name in self._contestants if self.of.get(name) == group]
+
+    def members(self, group: int) -> list[str]:
+        """Who decodes the prompts of a group; a later one without peers has nobody."""
+        if group == 0:
+            return [name for name in self._contestants if self.of.get(name, 0) == 0]
+        peers = self.peers(group)
+        return [name for name in (PLAIN,) if peers and name in self._contestants] + peers
+
+    def shortage(self, name: str, running: Iterable[str]) -> str:
+        """Why a peer cannot start beside what runs, with numbers; "" if it can."""
+        need = self._contestants[name].memory_needed()
+        growth = {one: self._contestants[one].memory_needed() for one in running}
+        own = max((size for one, size in growth.items() if one not in self.of), default=0)
+        peers = sum(size for one, size in growth.items() if one in self.of)
+        free = available_bytes(torch.device("cpu")) - own - peers  # our methods share a cache
+        free -= min(int(RESERVE_SHARE * machine.memory_bytes()), RESERVE_BYTES)
+        if need <= free:
+            return ""
+        cache = self._contestants[name].memory_plan().get("cache_bytes", 0)
+        return (
+            f"needs {gib(need)} of memory, {gib(cache)} of it for its cache, and "
+            f"{gib(max(free, 0))} are free"
+        )
+
+
+def gib(size: int) -> str:
+    """Bytes as "1.5 GiB"."""
+    return f"{size / 2**30:.1f} GiB"

@@ -166,7 +166,6 @@ def check_model(
 
     Of a model on the hub its configuration is fetched, and nothing of one that is not loaded here.
     """
-    from forerun.assets import embedded
     from forerun.models import folder
     from forerun.native.rounding import Rounding
 
@@ -178,7 +177,7 @@ def check_model(
     folder.check_device(device)
     Rounding.parse(weights)
     if here:
-        folder.check_folder(folder.model_folder(embedded(name), folder.CONFIG))
+        folder.check_folder(folder.model_folder(folder.located(name), folder.CONFIG))
 
 
 def load(name: str, *, dtype: str, device: str, batch: int, weights: str = "auto") -> Any:

@@ -14,7 +14,6 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from forerun import compiled, registry
-from forerun.assets import embedded
 from forerun.engine.guard import Guarded
 from forerun.engine.loop import Engine, check_pair
 from forerun.engine.run import Event, Run, Sample, record_logprobs
@@ -22,7 +21,7 @@ from forerun.engine.stats import Recorder, Stats
 from forerun.engine.stops import Stops
 from forerun.errors import ConfigError, DataError, UnknownName
 from forerun.models.defaults import tell_defaults
-from forerun.models.folder import dtype_name
+from forerun.models.folder import dtype_name, located
 from forerun.models.sizes import Sizes
 from forerun.models.tokenizer import TextStream, Tokenizer
 from forerun.records import Step
@@ -338,7 +337,7 @@ def load(
     """
     from forerun.models.load import load_target
 
-    path = embedded(model) if isinstance(model, str) else model
+    path = located(model) if isinstance(model, str) else model
     tokenizer = Tokenizer.load(path)
     options = {"dtype": dtype, "device": device, "weights": weights}
     target = load_target(path, max_seqs=max_seqs, context=context, **options)

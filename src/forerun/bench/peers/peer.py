@@ -20,6 +20,7 @@ from forerun.bench.peers.catalog import PEERS, WORKERS, Name
 from forerun.bench.peers.client import WorkerProcess
 from forerun.bench.peers.install import DEFAULT_FOLDER, env_of, problem, python_of
 from forerun.bench.results import SampleRecord
+from forerun.models.gguf_folder import linked_file
 from forerun.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -112,6 +113,11 @@ class PeerContestant:
             raise SkippedPeer(
                 f"what is installed runs on {'/'.join(self.kind.devices)}, and the model is on "
                 f"{self.setup.device}; with --device cpu both run there"
+            )
+        if linked := linked_file(Path(self.setup.model)):
+            raise SkippedPeer(
+                f"peers read checkpoint folders, and {linked.name} is a GGUF file; give the "
+                "original checkpoint"
             )
         if self._host is None:
             own = () if self.kind.shares_model else (self.parts.mode, *self.parts.options.items())

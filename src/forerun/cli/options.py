@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from forerun.sampling import Sampling
 
 ModelName = Annotated[
-    str, typer.Option("--model", "-m", help="Folder or hub id; without it the embedded reasoner.")
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        help="Folder, hub id, .gguf file or name (`forerun models`); else the reasoner.",
+    ),
 ]
 DrafterSpec = Annotated[
     str, typer.Option("--drafter", "-d", help="Method with options, as stand:context=4,entries=10.")

@@ -326,7 +326,9 @@ def load(
     context: int | None = None,
     weights: str = "auto",
 ) -> Model:
-    """A Model from a folder, a hub id, or "reasoner" (the one that ships with forerun).
+    """A Model from a folder, a hub id, a GGUF file, or a name that `forerun models` lists.
+
+    "reasoner" ships with forerun; `forerun.pull` fetches the others.
 
     dtype: auto (the checkpoint's), bf16, fp16, fp32, or torch's own. max_seqs: most sequences that
     may run at once; their cells are allocated as they come. context: shorter than the model's own,

@@ -67,11 +67,6 @@ def downloads() -> tuple[Download, ...]:
     return tuple(found)
 
 
-def names() -> list[str]:
-    """All names that `find` knows."""
-    return [name for one in downloads() for name in (one.name, *one.aliases)]
-
-
 def find(name: str) -> Download | None:
     """The model of exactly that name, or that alias."""
     return next((one for one in downloads() if name in (one.name, *one.aliases)), None)

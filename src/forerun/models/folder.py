@@ -13,7 +13,7 @@ from typing import Any
 
 from forerun.assets import MODELS, embedded
 from forerun.errors import ConfigError, ModelError, UnknownName, in_a_line, meant
-from forerun.models.downloads import find, pulled_folder
+from forerun.models.downloads import downloads, find, pulled_folder
 from forerun.models.fields import check_fields
 
 CONFIG = ("config.json",)  # of a hub repository: what is looked at before a model is loaded,
@@ -46,6 +46,11 @@ def check_device(name: str) -> None:
         )
 
 
+def known_names() -> list[str]:
+    """Models that are named without a path: embedded ones, and those that can be pulled."""
+    return [*MODELS, *(one.name for one in downloads())]
+
+
 def located(name: str) -> str:
     """What a model's name stands for here; the name itself, where that is for the loader to find.
 
@@ -71,7 +76,8 @@ def model_folder(name: str | Path, wanted: tuple[str, ...] = WANTED) -> Path:
     """
     if not str(name).strip():
         raise ModelError(
-            f"the name of the model is empty; give a folder, a hub id, or {' or '.join(MODELS)}"
+            "the name of the model is empty; give a folder, a hub id, a GGUF file, or one of "
+            f"{', '.join(known_names())}"
         )
     try:
         folder = Path(name).expanduser()
@@ -95,7 +101,7 @@ def model_folder(name: str | Path, wanted: tuple[str, ...] = WANTED) -> Path:
         return pulled
     if not is_hub_id(str(name)):
         raise ModelError(
-            f"there is no model folder {name}; {meant(str(name), MODELS, 'check the path')}"
+            f"there is no model folder {name}; {meant(str(name), known_names(), 'check the path')}"
         )
     return _fetched(str(name), wanted)
 
@@ -118,7 +124,7 @@ def _fetched(name: str, wanted: tuple[str, ...]) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(wanted)))
     except Exception as cause:  # the hub client raises many kinds
         first = str(cause).strip().partition("\n")[0]
-        advice = meant(name, MODELS, "check the spelling or the connection")
+        advice = meant(name, known_names(), "check the spelling or the connection")
         raise ModelError(
             f"{name} is neither a folder here nor a model that the hub could deliver ({first}); "
             f"{advice}"

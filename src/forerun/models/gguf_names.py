@@ -203,6 +203,13 @@ def _without_place(file: GgufFile, name: str) -> ModelError:
     )
 
 
+def hf_shapes(file: GgufFile) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of what `hf_tensors` gives, in its order."""
+    family = family_of(file)
+    pairs = ((hf_name(file, family, name), info.shape) for name, info in file.tensors.items())
+    return {name: shape for name, shape in pairs if name is not None}
+
+
 def hf_tensors(file: GgufFile, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """All tensors one by one, with the names, the values and the order of rows of Hugging Face."""
     family = family_of(file)

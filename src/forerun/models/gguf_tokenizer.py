@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from forerun.errors import ModelError, in_a_line
 from forerun.models.gguf import GgufFile
 from forerun.models.gguf_config import token_id
+from forerun.models.tokenizer import MADE_BY
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer, pre_tokenizers
@@ -132,6 +133,7 @@ def save_tokenizer(file: GgufFile, folder: Path) -> None:
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
+        "made_by": MADE_BY,
         **{name: text for name, text in said.items() if text is not None},
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")

@@ -27,6 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=str(Path(__file__).parents[2] / "shared" / "data"),
         help="folder of real prompts, traces and models; tests that need it skip without it",
     )
+    parser.addoption(
+        "--models-dir",
+        default=str(Path(__file__).parents[1] / "runs" / "models"),
+        help="real models, as NAME.gguf and as folder NAME; tests that need them skip without",
+    )
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +40,15 @@ def data_dir(request: pytest.FixtureRequest) -> Path:
     folder = Path(request.config.getoption("--data-dir"))
     if not folder.is_dir():
         pytest.skip(f"no data folder at {folder}; give --data-dir")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def models_dir(request: pytest.FixtureRequest) -> Path:
+    """The folder of real models, or a skip with the reason."""
+    folder = Path(request.config.getoption("--models-dir"))
+    if not folder.is_dir():
+        pytest.skip(f"no real models at {folder}; give --models-dir")
     return folder
 
 

@@ -1,7 +1,8 @@
 """forerun makes language models decode faster without changing what they say.
 
 >>> import forerun
->>> model = forerun.load()  # the reasoner that ships with forerun; or a folder, or a hub id
+>>> model = forerun.load()  # the reasoner that ships with forerun; a folder, a hub id, a .gguf file
+>>> model = forerun.load(forerun.pull("smollm2"))  # a real model, fetched once
 >>> results = model.generate("...", n=16, temperature=0.6)
 >>> result = forerun.generate("...", temperature=0.6)  # the same in one call, for one prompt
 >>> [row.name for row in forerun.methods() if row.state == "works"]
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from forerun.engine.run import Event, Sample
     from forerun.engine.stats import Stats
     from forerun.errors import ForerunError
+    from forerun.models.pull import pull
     from forerun.sampling import Sampling
 
 __version__ = "0.1.0"
@@ -34,6 +36,7 @@ __all__ = [
     "generate",
     "load",
     "methods",
+    "pull",
 ]
 
 _HOMES = {  # imported when first used: `import forerun` stays cheap
@@ -48,6 +51,7 @@ _HOMES = {  # imported when first used: `import forerun` stays cheap
     "generate": "forerun.engine.api:generate",
     "load": "forerun.engine.api:load",
     "methods": "forerun.catalog:rows",
+    "pull": "forerun.models.pull:pull",
 }
 
 

@@ -233,9 +233,9 @@ def fitted_for(tokenizer: Any) -> Path | None:
 
 def fitted_file(name: str) -> Path | None:
     """The file of the template that was fitted for a model, in its folder or the user's cache."""
-    from forerun.assets import embedded
+    from forerun.models.folder import located
 
-    own = Path(embedded(name)).expanduser() / FILE
+    own = Path(located(name)).expanduser() / FILE
     if own.is_file():
         return own
     cached = cache_file(name)

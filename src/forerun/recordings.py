@@ -85,9 +85,9 @@ def load_tokenizer(name: str) -> Tokenizer:
 
     Raises ModelError or DataError if there is none.
     """
-    from forerun.assets import embedded
+    from forerun.models.folder import located
 
-    path = Path(embedded(name)).expanduser()
+    path = Path(located(name)).expanduser()
     alone = path if path.is_file() else path / "tokenizer.json.gz"
     if not alone.is_file():
         return Tokenizer.load(str(path) if path.is_dir() else name)

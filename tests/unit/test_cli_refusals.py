@@ -131,7 +131,7 @@ EARLY = {
     "--weights int9": "weights must be auto, int8 or int8:INPUTS, got 'int9'; try int8",
     "-m ./nowhere": "there is no model folder ./nowhere; check the path",
     "-m ./reasonr": "there is no model folder ./reasonr; did you mean 'reasoner'?",
-    "-m ''": "the name of the model is empty; give a folder, a hub id, or reasoner or draft",
+    "-m ''": "the name of the model is empty; give a folder, a hub id, a GGUF file",
     f"--batch {10**30}": "--batch must be in 1..2147483647, got 1000",
     "-d stand:context=99999999999": "context takes numbers from -2147483647 to 2147483647, got",
     "-d stand:context=99": "context must be a length or lengths in 1..32, got 99",

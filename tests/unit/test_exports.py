@@ -39,6 +39,7 @@ PUBLIC = {
     "generate",
     "load",
     "methods",
+    "pull",
 }
 
 

@@ -292,13 +292,13 @@ def load(
 
     Raises ConfigError unless they share a vocabulary.
     """
-    from forerun.assets import embedded
     from forerun.engine.api import Model
     from forerun.models.companion import check_vocabulary
+    from forerun.models.folder import located
     from forerun.models.load import load_target
     from forerun.models.tokenizer import Tokenizer
 
-    paths = [embedded(m) if isinstance(m, str) else m for m in (small, large)]
+    paths = [located(m) if isinstance(m, str) else m for m in (small, large)]
     tokenizers = [Tokenizer.load(path) for path in paths]
     check_vocabulary(tokenizers[LARGE], tokenizers[SMALL])
     how: dict[str, Any] = {

@@ -27,7 +27,8 @@ from forerun.errors import CapacityError, ConfigError, DataError, ModelError, Un
 from forerun.models.checkpoint import shard_files
 from forerun.models.companion import companion, name_companion
 from forerun.models.families import Unsupported
-from forerun.models.folder import model_folder
+from forerun.models.folder import located, model_folder
+from forerun.models.gguf_folder import linked_file
 from forerun.models.load import DTYPES
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -67,7 +68,7 @@ def inflate(
         raise UnknownName(f"unknown size {size!r}; there are {', '.join(SIZES)}")
     if dtype not in DTYPES:
         raise UnknownName.of("dtype", dtype, DTYPES)
-    folder = model_folder(embedded(str(source)))
+    folder = model_folder(located(str(source)))
     config, draft = _read_config(folder), _companion(folder)
     small = shape_of(config)
     pad = Padding(small, grown(small, size.upper()), DTYPES[dtype], seed)
@@ -76,7 +77,7 @@ def inflate(
     with _beside(target) as part:
         with ExitStack() as stack:
             _write_shards(part, pad, Weights(folder, stack), report)
-        name = str(source) if embedded(str(source)) != str(source) else folder.name
+        name = str(source) if located(str(source)) != str(source) else folder.name
         origin = _origin(config) or {"name": name, **asdict(small)}
         (part / "config.json").write_text(json.dumps(grown_config(config, pad, origin), indent=2))
         (part / "README.md").write_text(_card(origin, size.upper(), pad.big))
@@ -121,6 +122,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read ({error}); is it a model folder?") from None
+    if linked := linked_file(folder):
+        raise ModelError(f"{linked} is a GGUF file; only checkpoint folders can be padded")
     kind = config.get("model_type")
     if kind not in FAMILIES:
         raise ModelError(f"{folder} is of type {kind!r}; only {', '.join(FAMILIES)} can be padded")

@@ -18,6 +18,8 @@ from forerun.bench import machine
 from forerun.bench.results import Manifest
 from forerun.bench.tasks import is_file
 from forerun.errors import ConfigError, DataError
+from forerun.models.gguf import GgufFile
+from forerun.models.gguf_folder import linked_file
 from forerun.sampling import MOST_SAMPLES, Sampling
 
 if TYPE_CHECKING:
@@ -234,7 +236,9 @@ def describe_model(model: Model, path: Path | None) -> dict[str, Any]:
 
 
 def tensor_headers(folder: Path) -> list[bytes]:
-    """The JSON headers of all safetensors files of a folder."""
+    """The JSON headers of all safetensors files of a folder; of a GGUF file the same of its own."""
+    if linked := linked_file(folder):
+        return [json.dumps({t.name: vars(t) for t in GgufFile(linked).tensors.values()}).encode()]
     headers = []
     for path in sorted(folder.glob("*.safetensors")):
         with open(path, "rb") as file:

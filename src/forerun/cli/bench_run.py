@@ -27,12 +27,11 @@ class Bench:
     """One `forerun bench run`."""
 
     def __init__(self, asked: Asked, out: Path, peers_dir: Path | None) -> None:
-        from forerun.assets import embedded
         from forerun.bench import contestants, planning
         from forerun.bench.own import Own
         from forerun.bench.run_writer import check_plan
         from forerun.bench.tasks import get_task
-        from forerun.models.folder import model_folder
+        from forerun.models.folder import located, model_folder
         from forerun.models.load import choose_device
 
         planning.check_asked(asked)
@@ -44,7 +43,7 @@ class Bench:
         options.check_model(asked.model, asked.dtype, asked.device)
         check_folder(out)
         check_plan(out, planning.plan_of(asked))
-        self.path = model_folder(embedded(asked.model))
+        self.path = model_folder(located(asked.model))
         device = str(choose_device(asked.device))
         how = asked.dtype, asked.threads
         setup = contestants.Setup(self.path, *how, device=device, environments=peers_dir)

@@ -89,13 +89,13 @@ def spec(
 
     Speed-up and mean accepted tokens by category, over the questions that both files answer.
     """
-    from forerun.assets import embedded
     from forerun.bench import spec_bench
     from forerun.bench.fields import shown
+    from forerun.models.folder import located
     from forerun.models.tokenizer import Tokenizer
 
     here, there = spec_bench.read_answers(method), spec_bench.read_answers(baseline)
-    encode = Tokenizer.load(embedded(tokenizer)).encode
+    encode = Tokenizer.load(located(tokenizer)).encode
     found = spec_bench.table(here, there, encode)
     pairs = (here, there), (there, here)
     gone = [[shown(name) for name in spec_bench.unshared(*pair)] for pair in pairs]

@@ -215,7 +215,7 @@ class Terminal:
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="Folder, hub id, or 'reasoner'.")] = "reasoner",
+    model: Annotated[str, typer.Argument(help="Folder, hub id, .gguf file or name.")] = "reasoner",
     system: System = "",
     temperature: Temperature = 0.7,
     max_new_tokens: options.MaxNewTokens = 512,

@@ -19,7 +19,7 @@ import typer
 
 from forerun.cli import options
 from forerun.cli.output import Results, console, notice, print_json
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, ForerunError
 from forerun.interrupts import uninterrupted
 from forerun.sampling import Sampling
 from forerun.words import counted
@@ -200,8 +200,19 @@ def command(
 
 
 def chosen_model() -> str:
-    """smollm2 where it is there or can be fetched, else the embedded reasoner."""
-    return "reasoner"
+    """A real model where it is there or can be fetched, else the embedded reasoner."""
+    from forerun.cli.pull import Line
+    from forerun.models.pull import pull
+
+    line = Line(REAL)
+    try:
+        pull(REAL, report=line.show)
+    except ForerunError as error:
+        line.end()
+        notice(f"{REAL} cannot be fetched, so the embedded reasoner is shown: {error}")
+        return "reasoner"
+    line.end()
+    return REAL
 
 
 def _setup(

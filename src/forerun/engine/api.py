@@ -14,7 +14,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from forerun import compiled, registry
-from forerun.assets import as_problem, embedded, is_embedded
+from forerun.assets import as_problem, is_embedded
 from forerun.engine.guard import Guarded
 from forerun.engine.loop import Engine, check_pair
 from forerun.engine.run import Event, Run, Sample, record_logprobs
@@ -22,7 +22,7 @@ from forerun.engine.stats import Recorder, Stats
 from forerun.engine.stops import Stops
 from forerun.errors import ConfigError, DataError, UnknownName
 from forerun.models.defaults import tell_defaults
-from forerun.models.folder import dtype_name
+from forerun.models.folder import dtype_name, located
 from forerun.models.sizes import Sizes
 from forerun.models.tokenizer import TextStream, Tokenizer
 from forerun.records import Step
@@ -359,7 +359,9 @@ def load(
     context: int | None = None,
     weights: str = "auto",
 ) -> Model:
-    """A Model from a folder, a hub id, or "reasoner" (the one that ships with forerun).
+    """A Model from a folder, a hub id, a GGUF file, or a name that `forerun models` lists.
+
+    "reasoner" ships with forerun; `forerun.pull` fetches the others.
 
     dtype: auto (the checkpoint's), bf16, fp16, fp32, or torch's own. max_seqs: most sequences that
     may run at once; their cells are allocated as they come. context: shorter than the model's own,
@@ -370,7 +372,7 @@ def load(
     """
     from forerun.models.load import load_target
 
-    path = embedded(model) if isinstance(model, str) else model
+    path = located(model) if isinstance(model, str) else model
     tokenizer = Tokenizer.load(path)
     options = {"dtype": dtype, "device": device, "weights": weights}
     target = load_target(path, max_seqs=max_seqs, context=context, **options)

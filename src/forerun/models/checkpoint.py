@@ -1,4 +1,4 @@
-"""Reads safetensors folders tensor by tensor into the decoder's fused parts.
+"""Reads safetensors folders and GGUF files tensor by tensor into the decoder's fused parts.
 
 Shards are mapped, not loaded; every part is filled in its final dtype, and a weight is handed on to
 its `Linear` as soon as it is complete, so memory never holds a second copy of the model.
@@ -19,6 +19,10 @@ from torch import Tensor
 from forerun.engine.room import check_weights
 from forerun.errors import ModelError
 from forerun.models.families import Plan, Unsupported
+from forerun.models.folder import GGUF
+from forerun.models.gguf import GgufFile
+from forerun.models.gguf_folder import linked_file
+from forerun.models.gguf_names import hf_tensors
 from forerun.models.lanes import in_lanes, widened
 from forerun.models.layers import Experts, GatedMLP, LayerNorm, Linear, PlainMLP, RMSNorm
 from forerun.models.names import IGNORED, canonical, lacking, norm_names, shapes
@@ -30,7 +34,9 @@ MOST_HEADER = 100 << 20  # bytes; a longer one is none
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint. Raises Unsupported if there are none."""
+    """The safetensors files of a checkpoint, or its GGUF file. Raises Unsupported without any."""
+    if linked := linked_file(folder):
+        return [linked]
     index = folder / "model.safetensors.index.json"
     if index.exists():
         try:
@@ -49,9 +55,15 @@ def shard_files(folder: Path) -> list[Path]:
     raise Unsupported("there is no model.safetensors")
 
 
-def tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
-    """All tensors of the shards. Raises ModelError naming a file that cannot be read."""
+def tensors(files: list[Path], dtype: torch.dtype = torch.bfloat16) -> Iterator[tuple[str, Tensor]]:
+    """All tensors of the shards. Raises ModelError naming a file that cannot be read.
+
+    dtype: what GGUF weights are dequantised to; those of safetensors come as they are stored.
+    """
     for path in files:
+        if path.suffix.lower() == GGUF:
+            yield from hf_tensors(GgufFile(path), dtype)
+            continue
         try:
             with safe_open(path, framework="pt") as shard:
                 for name in shard.keys():  # noqa: SIM118 - not a dict
@@ -112,6 +124,8 @@ def flaw(tensor: Tensor, dtype: torch.dtype) -> str:
 def _file_of(name: str, files: list[Path]) -> Path:
     """The shard that a tensor is in."""
     for path in files:
+        if path.suffix.lower() == GGUF:
+            return path
         with safe_open(path, framework="pt") as shard:
             if name in shard.keys():  # noqa: SIM118 - not a dict
                 return path
@@ -139,7 +153,7 @@ def load_decoder(
     """
     parts = Parts(plan, dtype, device, rounding)
     check_memory(parts.config, dtype.itemsize if rounding == KEPT else 1, device)
-    for name, tensor in tensors(files):
+    for name, tensor in tensors(files, dtype):
         if canonical(name) in plan.pieces and (found := flaw(tensor, dtype)):
             raise ModelError(f"tensor {name} in {_file_of(name, files)} {found}")
         parts.add(name, tensor)

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from forerun.assets import MODELS, embedded
 from forerun.errors import ConfigError, ModelError
+from forerun.models.folder import located
 
 if TYPE_CHECKING:
     from forerun.engine.runner import ModelRunner
@@ -76,7 +77,7 @@ def shared_draft(target: Target, name: str, tokenizer: Tokenizer | None) -> Mode
     """
     from forerun.models.load import DTYPES
 
-    known, name = _shared.setdefault(target, WeakValueDictionary()), embedded(name)
+    known, name = _shared.setdefault(target, WeakValueDictionary()), located(name)
     if Path(name).is_dir():
         name = str(Path(name).resolve())
     draft = known.get(name)
@@ -106,7 +107,7 @@ def load_draft(
     from forerun.models.load import load_target
     from forerun.models.tokenizer import Tokenizer
 
-    path = embedded(name)
+    path = located(name)
     if tokenizer is not None:
         check_vocabulary(tokenizer, Tokenizer.load(path))
     return load_target(path, dtype=dtype, device=device, max_seqs=max_seqs)  # type: ignore[return-value]

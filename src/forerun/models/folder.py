@@ -11,13 +11,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from forerun.assets import MODELS
+from forerun.assets import MODELS, embedded
 from forerun.errors import ConfigError, ModelError, UnknownName, in_a_line, meant
+from forerun.models.downloads import downloads, find, pulled_folder
 from forerun.models.fields import check_fields
 
 CONFIG = ("config.json",)  # of a hub repository: what is looked at before a model is loaded,
 TOKENIZER = ("*.json", "*.model", "*.txt", "*.jinja")  # what its tokenizer is made of,
 WANTED = (*TOKENIZER, "*.safetensors")  # and all that we use
+GGUF = ".gguf"
 DTYPES = ("auto", "bf16", "fp16", "fp32")
 TORCH_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 # auto, and what torch knows; the kinds of extensions have names of their own
@@ -44,14 +46,38 @@ def check_device(name: str) -> None:
         )
 
 
+def known_names() -> list[str]:
+    """Models that are named without a path: embedded ones, and those that can be pulled."""
+    return [*MODELS, *(one.name for one in downloads())]
+
+
+def located(name: str) -> str:
+    """What a model's name stands for here; the name itself, where that is for the loader to find.
+
+    Of an embedded or a pulled model that is its folder, of a GGUF file the folder made of it; a
+    folder here wins over a pulled model of that name. Raises ModelError for a bad GGUF file.
+    """
+    if name in MODELS:
+        return embedded(name)
+    is_known = find(name) is not None or str(name).lower().endswith(GGUF)
+    return str(model_folder(name)) if is_known and _is_here(name) else name
+
+
+def _is_here(name: str) -> bool:
+    """Whether a name is that of a folder, a file, or a pulled model."""
+    known = find(name)
+    return Path(name).expanduser().exists() or (known is not None and pulled_folder(known).is_dir())
+
+
 def model_folder(name: str | Path, wanted: tuple[str, ...] = WANTED) -> Path:
     """The local folder of a model; `wanted` of a hub id is fetched, or found in the hub's cache.
 
-    Raises ModelError for what is neither.
+    A GGUF file has one in our cache. Raises ModelError for what is none of these.
     """
     if not str(name).strip():
         raise ModelError(
-            f"the name of the model is empty; give a folder, a hub id, or {' or '.join(MODELS)}"
+            "the name of the model is empty; give a folder, a hub id, a GGUF file, or one of "
+            f"{', '.join(known_names())}"
         )
     try:
         folder = Path(name).expanduser()
@@ -62,13 +88,31 @@ def model_folder(name: str | Path, wanted: tuple[str, ...] = WANTED) -> Path:
         ) from None
     if is_folder:
         return folder
+    if folder.suffix.lower() == GGUF:
+        return _of_gguf(folder, is_file)
     if is_file:
-        raise ModelError(f"{name} is a file; give the folder that holds config.json")
+        raise ModelError(
+            f"{name} is a file, and no GGUF file; give the folder that holds config.json"
+        )
+    if known := find(str(name)):
+        pulled = pulled_folder(known)
+        if not pulled.is_dir():
+            raise ModelError(f"{name} is not on this machine yet; run: forerun pull {name}")
+        return pulled
     if not is_hub_id(str(name)):
         raise ModelError(
-            f"there is no model folder {name}; {meant(str(name), MODELS, 'check the path')}"
+            f"there is no model folder {name}; {meant(str(name), known_names(), 'check the path')}"
         )
     return _fetched(str(name), wanted)
+
+
+def _of_gguf(path: Path, is_there: bool) -> Path:
+    """The folder that stands for a GGUF file. Raises ModelError for a bad one, or for none."""
+    if not is_there:
+        raise ModelError(f"there is no file {path}; check the path")
+    from forerun.models.gguf_folder import gguf_folder
+
+    return gguf_folder(path)
 
 
 @cache
@@ -80,7 +124,7 @@ def _fetched(name: str, wanted: tuple[str, ...]) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(wanted)))
     except Exception as cause:  # the hub client raises many kinds
         first = str(cause).strip().partition("\n")[0]
-        advice = meant(name, MODELS, "check the spelling or the connection")
+        advice = meant(name, known_names(), "check the spelling or the connection")
         raise ModelError(
             f"{name} is neither a folder here nor a model that the hub could deliver ({first}); "
             f"{advice}"

@@ -17,6 +17,9 @@ from typing import Any
 import torch
 
 from forerun.errors import ModelError
+from forerun.models.gguf import GgufFile
+from forerun.models.gguf_folder import linked_file
+from forerun.models.gguf_names import hf_tensors
 from forerun.models.hf import HFTarget
 from forerun.models.names import IGNORED, lacking, listed
 
@@ -34,8 +37,12 @@ def load_hf(
     """The transformers model of a folder as a Target. Raises ModelError if it cannot be loaded."""
     from transformers import AutoModelForCausalLM
 
+    linked = linked_file(folder)
     try:
-        model = load_whole(AutoModelForCausalLM, folder, dtype=dtype or "auto")
+        if linked:
+            model = load_gguf(folder, linked, dtype)
+        else:
+            model = load_whole(AutoModelForCausalLM, folder, dtype=dtype or "auto")
     except ModelError:
         raise
     except Exception as cause:  # missing files, unknown types, packages that are not installed
@@ -46,7 +53,18 @@ def load_hf(
     return HFTarget(model.to(device), reason=reason, **options)
 
 
-def load_whole(kind: Any, folder: Path | str, **options: Any) -> Any:
+def load_gguf(folder: Path, path: Path, dtype: torch.dtype | None) -> Any:
+    """The transformers model of a GGUF file, described by the config in `folder`."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder)
+    kind = AutoModelForCausalLM._model_mapping[type(config)]
+    dtype = dtype or config.dtype
+    state = dict(hf_tensors(GgufFile(path), dtype))
+    return load_whole(kind, None, config=config, state_dict=state, dtype=dtype)
+
+
+def load_whole(kind: Any, folder: Path | str | None, **options: Any) -> Any:
     """`kind.from_pretrained(folder, **options)`. Raises ModelError for what would be made up."""
     with _loading, quiet():
         model, told = kind.from_pretrained(
@@ -59,7 +77,7 @@ def load_whole(kind: Any, folder: Path | str, **options: Any) -> Any:
     return model
 
 
-def check_whole(folder: Path | str, model: Any, told: dict[str, Any]) -> None:
+def check_whole(folder: Path | str | None, model: Any, told: dict[str, Any]) -> None:
     """Raises ModelError if weights were made up, or some of the model's own were left out.
 
     told: what transformers says of a load, without what the model's class declares to be no fault.

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.assets import embedded
 from forerun.errors import ModelError
+from forerun.models.folder import located
+from forerun.models.gguf_folder import linked_file
 from forerun.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def model_name(name: str) -> str:
     """A model's name as it is written into files: no folders of this machine."""
     if is_object(name):
         return name.partition("(")[0]
-    return Path(name).resolve().name if Path(name).is_dir() else name
+    return Path(name).resolve().name if Path(name).exists() else name
 
 
 def is_object(name: str) -> bool:
@@ -56,7 +57,7 @@ def local_folder(name: str) -> Path | None:
     """The local folder of a model, without a connection."""
     if is_object(name):
         return None
-    place = Path(embedded(name)).expanduser()
+    place = Path(located(name)).expanduser()
     if place.is_dir():
         return place
     from forerun.models.folder import is_hub_id
@@ -72,7 +73,9 @@ def local_folder(name: str) -> Path | None:
 
 
 def _of_folder(folder: Path) -> Iterator[bytes]:
-    for path in [folder / "config.json", *sorted(folder.glob("*.safetensors"))]:
+    linked = linked_file(folder)
+    weights = [linked] if linked else sorted(folder.glob("*.safetensors"))
+    for path in [folder / "config.json", *weights]:
         try:
             size = path.stat().st_size
             yield f"\0{path.name} {size}\0".encode()

@@ -24,6 +24,7 @@ FILES = (
     "tekken.json",
     "tiktoken.model",
 )
+MADE_BY = "forerun"  # in a tokenizer_config.json that we have written
 BROKEN = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
 
 
@@ -122,13 +123,15 @@ def _class_for(folder: Path) -> Any:
     """Whose `from_pretrained` reads a tokenizer.
 
     Of a llama whose tokenizer needs no class of its own the automatic one comes to the general
-    class, too, after it has imported all that can run the model, which takes seconds.
+    class, too, after it has imported all that can run the model, which takes seconds. What we have
+    written is whole in tokenizer.json: a class of its own would change it.
     """
     with suppress(Exception):  # transformers says what is wrong
         said = json.loads((folder / "tokenizer_config.json").read_text())
         is_general = said["tokenizer_class"] == "PreTrainedTokenizerFast" and "auto_map" not in said
         is_llama = json.loads((folder / "config.json").read_text())["model_type"] == "llama"
-        if is_general and is_llama and (folder / "tokenizer.json").is_file():
+        is_ours = said.get("made_by") == MADE_BY
+        if is_general and (is_llama or is_ours) and (folder / "tokenizer.json").is_file():
             from transformers import PreTrainedTokenizerFast
 
             return PreTrainedTokenizerFast

@@ -229,9 +229,9 @@ def load(spec: Spec) -> Encoder:
         return Function(spec)
     if spec in ("bytes", "ids"):
         return Bytes() if spec == "bytes" else Ids()
-    from forerun.assets import embedded
+    from forerun.models.folder import located
 
-    path = Path(embedded(spec))
+    path = Path(located(spec))
     with reading(path):
         is_file, is_fast = path.is_file(), (path / "tokenizer.json").is_file()
     if is_file:

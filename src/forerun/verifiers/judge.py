@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from forerun.assets import embedded
 from forerun.dice import Dice
 from forerun.errors import ConfigError, ModelError
+from forerun.models.folder import located
 from forerun.records import Verdict
 from forerun.registry import File
 from forerun.roles import Target, Verifier
@@ -112,7 +112,7 @@ def read_head(name: str) -> Head:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    path = Path(embedded(name)).expanduser()
+    path = Path(located(name)).expanduser()
     path = path / NAME if path.is_dir() else path
     try:
         found = load_file(path)

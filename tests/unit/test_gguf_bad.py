@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("gguf", reason="needs the extra gguf")
-
 from gguf_files import write_gguf  # noqa: E402
 from parity import tiny  # noqa: E402
 
@@ -241,5 +238,5 @@ def test_without_the_package(whole: bytes, tmp_path: Path, monkeypatch: pytest.M
         tiny("qwen2", hidden_size=64, intermediate_size=96), tmp_path / "small.gguf", "Q8_0"
     )
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(ModelError, match=r"pip install 'forerun\[gguf\]'"):
+    with pytest.raises(ModelError, match=r"pip install gguf"):
         load_target(path)

@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("gguf", reason="needs the extra gguf")
-
 from gguf_files import write_gguf  # noqa: E402
 from parity import LLAMA3, branching, forward, prompt, sequence, tiny, worst  # noqa: E402
 from tiny import make_tiny  # noqa: E402

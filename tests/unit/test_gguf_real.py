@@ -11,8 +11,6 @@ import pytest
 import torch
 from safetensors import safe_open
 
-pytest.importorskip("gguf", reason="needs the extra gguf")
-
 import forerun  # noqa: E402
 from forerun.models.gguf import GgufFile  # noqa: E402
 from forerun.models.gguf_names import hf_tensors  # noqa: E402

@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer as Fast
-
-pytest.importorskip("gguf", reason="needs the extra gguf")
-
 from convert_stories260k import convert  # noqa: E402
 from gguf_files import write_gguf  # noqa: E402
 from parity import tiny  # noqa: E402
+from tokenizers import Tokenizer as Fast
 
 from forerun.models.gguf import GgufFile  # noqa: E402
 from forerun.models.gguf_names import hf_tensors  # noqa: E402

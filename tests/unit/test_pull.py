@@ -21,9 +21,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("gguf", reason="needs the extra gguf")
-
 from command import Call  # noqa: E402
 from gguf_files import write_gguf  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
@@ -250,7 +247,7 @@ def test_without_pip(shop: Shop, call: Call) -> None:
 
 def test_without_the_package_gguf(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(ModelError, match=r"pip install 'forerun\[gguf\]'"):
+    with pytest.raises(ModelError, match=r"pip install gguf"):
         pull(NAME)
     assert shop.asked() == []
 

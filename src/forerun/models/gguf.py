@@ -117,7 +117,7 @@ def gguf_package() -> Any:
     except ImportError as cause:
         raise ModelError(
             f"GGUF files need the package gguf ({in_a_line(cause)}); "
-            "install it with pip install 'forerun[gguf]'"
+            "install it with pip install gguf"
         ) from None
     return gguf
 

@@ -20,7 +20,6 @@ ARCHS = {
     "mistral": "llama",
     "gemma3_text": "gemma3",
 }  # model type -> architecture, where they differ
-PADS = 100  # tokens of a vocabulary that nobody reads
 
 
 def write_gguf(

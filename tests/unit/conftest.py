@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,25 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         monkeypatch.setattr(sys, "stdin", stream)
 
     return put
+
+
+@pytest.fixture(scope="session")
+def packed_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small GGUF file that `shop` sells in three packages."""
+    from pull_shop import make_gguf
+
+    return make_gguf(tmp_path_factory.mktemp("packed"))
+
+
+@pytest.fixture
+def shop(packed_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A model that `forerun pull` can fetch without a network."""
+    from pull_shop import open_shop
+
+    from forerun.models.downloads import downloads
+
+    yield open_shop(tmp_path, packed_gguf, monkeypatch)
+    downloads.cache_clear()
 
 
 @pytest.fixture

@@ -132,13 +132,52 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
 
 def test_memory_holds_the_model_once(tmp_path: Path) -> None:
     """A tensor is freed before the next one is read."""
-    import gc
     import weakref
 
     path = write_gguf(tiny("llama"), tmp_path / "model.gguf")
     alive: list[weakref.ref[torch.Tensor]] = []
     for _, tensor in hf_tensors(GgufFile(path), torch.bfloat16):
-        gc.collect()
         assert sum(ref() is not None for ref in alive) == 0
         alive = [weakref.ref(tensor)]
         del tensor
+
+
+def test_what_else_reads_model_folders(tmp_path: Path) -> None:
+    """Hashes, counts and names are of the file; padding and peers refuse it by name."""
+    from forerun.bench.contestants import Setup, SkippedPeer, make
+    from forerun.bench.inflate import inflate
+    from forerun.bench.planning import num_parameters, tensor_headers
+    from forerun.models.folder import located, model_folder
+    from forerun.models.identity import model_hash, model_name
+
+    model = tiny("llama")
+    path = write_gguf(model, tmp_path / "model.gguf")
+    folder = model_folder(path)
+    assert located(str(path)) == str(folder) and located("nonsuch.gguf") == "nonsuch.gguf"
+    assert sum(map(num_parameters, tensor_headers(folder))) == model.num_parameters()
+    other = write_gguf(tiny("llama", seed=1), tmp_path / "other.gguf")
+    assert model_hash(str(path)) == model_hash(str(folder)) != model_hash(str(other))
+    assert model_name(str(path)) == "model.gguf"
+    with pytest.raises(forerun.ForerunError, match="model.gguf is a GGUF file"):
+        inflate(str(path), tmp_path / "big", "30M")
+    peer = make("transformers", lambda: None, Setup(folder, "auto", 1, None, tmp_path))  # type: ignore[arg-type, return-value]
+    with pytest.raises(SkippedPeer, match="model.gguf is a GGUF file"):
+        peer.start()
+
+
+def test_commands_take_gguf_files(tmp_path: Path, call: Any) -> None:
+    folder = make_tiny(tmp_path / "tiny")
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    path = write_gguf(model, tmp_path / "tiny.gguf", tokenizer=folder)
+    for words in (
+        ("generate", "-m", path, "-p", "the cat", "--max-new-tokens", 4),
+        ("search", "-m", path, "-p", "the cat", "-n", 2, "--max-new-tokens", 4),
+        ("replay", tmp_path / "traces.jsonl", "--tokenizer", path),
+    ):
+        (tmp_path / "traces.jsonl").write_text('{"prompt": "the cat", "text": "the cat sat on"}\n')
+        status, out, err = call(*words)
+        assert status == 0 and out, err
+    status, out, err = call("generate", "-m", tmp_path / "no.gguf", "-p", "x")
+    assert status == 2 and "there is no file" in err and "no.gguf" in err

@@ -16,13 +16,8 @@ from tokenizers import Tokenizer as Fast
 
 from forerun.models.gguf import GgufFile  # noqa: E402
 from forerun.models.gguf_names import hf_tensors  # noqa: E402
-from forerun.models.gguf_tokenizer import (  # noqa: E402
-    SPLITS,
-    Vocabulary,
-    _pre_tokenizer,
-    build,
-    end_ids,
-)
+from forerun.models.gguf_splits import SPLITS, pre_tokenizer  # noqa: E402
+from forerun.models.gguf_tokenizer import Vocabulary, build, end_ids  # noqa: E402
 from forerun.models.tokenizer import Tokenizer  # noqa: E402
 
 TEXTS = (
@@ -73,7 +68,7 @@ PIECES = {
 def test_splits(name: str) -> None:
     """Pieces of a text by the published rules; ByteLevel spells a space as Ġ, a break as Ċ."""
     text = "I'm OK, HelloWorld'S 12345   6\n\nx"
-    found = [piece for piece, _ in _pre_tokenizer(SPLITS[name]).pre_tokenize_str(text)]
+    found = [piece for piece, _ in pre_tokenizer(SPLITS[name]).pre_tokenize_str(text)]
     assert [p.replace("Ġ", " ").replace("Ċ", "\n") for p in found] == PIECES[name]
 
 

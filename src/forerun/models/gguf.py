@@ -1,6 +1,6 @@
 """A GGUF file: its header, and its tensors dequantised one at a time.
 
-The header is read here, not by the package `gguf`, whose reader takes ten seconds for a vocabulary
+The header is read here, not by the package `gguf`: its reader takes ten seconds for a vocabulary
 of 262k tokens. The package knows the block formats of the quantisation types.
 """
 

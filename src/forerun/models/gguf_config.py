@@ -18,7 +18,7 @@ from forerun.models.gguf import PLAIN, GgufFile
 from forerun.models.gguf_names import FACTORS, FREQS, Fields, check_tensors, family_of
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-GEMMA_27B = (46, 62)  # layers of gemma2 27B and gemma3 27B, whose attention has another scale
+GEMMA_27B = (46, 62)  # layers of gemma2 27B and gemma3 27B: their attention has another scale
 LOCAL_BASE = 10_000.0  # rope base of gemma3's sliding layers
 GLOBAL_EVERY = {"gemma2": 2, "gemma3": 6}  # one layer in so many sees the whole text
 NO_ID = 0xFFFFFFFF

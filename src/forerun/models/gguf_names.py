@@ -227,7 +227,7 @@ def hf_tensors(file: GgufFile, dtype: torch.dtype) -> Iterator[tuple[str, Tensor
 
 
 def _permuted(fields: Fields, family: Family) -> dict[str, int]:
-    """The projections whose rows are reordered, and how many heads they have."""
+    """Projections with reordered rows, and their number of heads."""
     return {"attn_q": fields.heads, "attn_k": fields.kv_heads} if family.is_permuted else {}
 
 

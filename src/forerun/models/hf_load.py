@@ -55,10 +55,10 @@ def load_hf(
 
 def load_gguf(folder: Path, path: Path, dtype: torch.dtype | None) -> Any:
     """The transformers model of a GGUF file, described by the config in `folder`."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    import transformers
 
-    config = AutoConfig.from_pretrained(folder)
-    kind = AutoModelForCausalLM._model_mapping[type(config)]
+    config = transformers.AutoConfig.from_pretrained(folder)
+    kind = getattr(transformers, config.architectures[0])
     dtype = dtype or config.dtype
     state = dict(hf_tensors(GgufFile(path), dtype))
     return load_whole(kind, None, config=config, state_dict=state, dtype=dtype)

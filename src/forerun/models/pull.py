@@ -72,7 +72,7 @@ def pull(name: str, *, report: Report | None = None) -> Path:
         store.mkdir(parents=True, exist_ok=True)
         check_room(download, store)
         file = _joined(download, store, report or (lambda progress: None))
-        _convert(download, file, folder, report or (lambda progress: None))
+        _convert(download, file, store, report or (lambda progress: None))
     except OSError as cause:
         if folder.is_dir():  # another process has pulled it meanwhile
             return folder
@@ -147,19 +147,19 @@ def _joined(download: Download, store: Path, report: Report) -> Path:
         else:
             fetch(part, place, partial(clock.hear, i))
     places = [_place(store, i) for i in range(len(download.parts))]
-    beside = store / "joined"
-    with beside.open("wb") as out:
+    unchecked = store / "joined"
+    with unchecked.open("wb") as out:
         for place in places:
             with place.open("rb") as data:
                 shutil.copyfileobj(data, out, 1 << 22)
-    if digest(beside) != download.sha256:
-        for path in (beside, *places):
+    if digest(unchecked) != download.sha256:
+        for path in (unchecked, *places):
             path.unlink()
         raise ModelError(
             f"the file of {download.name} is another one than it should be, and nothing of it is "
             "kept; run the same again"
         )
-    os.replace(beside, joined)
+    os.replace(unchecked, joined)
     for place in places:
         place.unlink()
     return joined
@@ -187,19 +187,19 @@ class _Clock:
         self.report(Progress(FETCH, i + 1, len(parts), done, total, left))
 
 
-def _convert(download: Download, path: Path, folder: Path, report: Report) -> None:
-    """Makes the folder of a GGUF file: config, bf16 weights, tokenizer, a card."""
+def _convert(download: Download, path: Path, store: Path, report: Report) -> None:
+    """Makes the model's folder of its GGUF file: config, bf16 weights, tokenizer, a card."""
     from forerun.models.gguf import GgufFile
     from forerun.models.gguf_folder import describe
 
     file = GgufFile(path)
-    with tempfile.TemporaryDirectory(prefix=".part-", dir=folder.parent) as made:
+    with tempfile.TemporaryDirectory(prefix=".folder-", dir=store) as made:
         part = Path(made) / "folder"
         part.mkdir()
         describe(file, part)
         _write_weights(file, part / "model.safetensors", report)
         (part / "README.md").write_text(_card(download), encoding="utf-8")
-        os.replace(part, folder)
+        os.replace(part, pulled_folder(download))
 
 
 def _write_weights(file: GgufFile, path: Path, report: Report) -> None:

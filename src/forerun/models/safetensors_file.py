@@ -20,7 +20,7 @@ def write(
     tensors: Iterable[tuple[str, Tensor]],
     report: Callable[[int], None] = lambda done: None,
 ) -> None:
-    """Writes bf16 tensors whose names and shapes are known before, in that order.
+    """Writes bf16 tensors in the order of `shapes`, their names and shapes.
 
     report: hears bytes written. Raises ValueError for a tensor that is not the next one.
     """

@@ -157,6 +157,11 @@ class PeerContestant:
 
     def start(self) -> None:
         """Starts the worker and loads the mode."""
+        if linked := linked_file(Path(self.setup.model)):
+            raise SkippedPeer(
+                f"peers read checkpoint folders, and {linked.name} is a GGUF file; give the "
+                "original checkpoint"
+            )
         mode = self.kind.mode(self.parts.mode)
         if reason := problem(self.folder, self.parts.peer, mode.extra):
             raise SkippedPeer(reason)
@@ -164,11 +169,6 @@ class PeerContestant:
             raise SkippedPeer(
                 f"what is installed runs on {'/'.join(self.kind.devices)}, and the model is on "
                 f"{self.setup.device}; with --device cpu both run there"
-            )
-        if linked := linked_file(Path(self.setup.model)):
-            raise SkippedPeer(
-                f"peers read checkpoint folders, and {linked.name} is a GGUF file; give the "
-                "original checkpoint"
             )
         if self._host is None:
             self._host = _shared.setdefault(self.host, Shared(self.host))

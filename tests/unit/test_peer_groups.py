@@ -118,8 +118,8 @@ def test_what_does_not_fit_is_measured_later_beside_plain_decoding(
     groups = {name: manifest.peer_memory[name]["group"] for name in "abc"}
     assert groups == {"a": 0, "b": 1, "c": 0}
     assert (
-        "b needs 6.0 GiB of memory, 3.0 GiB of it for its cache, and 5.0 GiB are free: it is "
-        "measured after the other peers"
+        "b needs 6.0 GiB of memory (3.0 GiB its cache), 5.0 GiB are free: it is measured after the "
+        "other peers"
     ) in said
     by_group = {g: {r.method for r in records if r.group == g} for g in (0, 1)}
     assert by_group == {0: {"plain", "a", "c"}, 1: {"plain", "b"}}
@@ -133,8 +133,8 @@ def test_what_does_not_fit_is_measured_later_beside_plain_decoding(
 def test_what_never_fits_is_left_out_with_numbers(run: Any, log: list[Any]) -> None:
     manifest, records = run([Plain("plain", log), Peer("a", log, 9 * GIB), Peer("b", log, GIB)])
     assert manifest.peers["a"] == (
-        "it needs 9.0 GiB of memory, 4.5 GiB of it for its cache, and 8.0 GiB are free; end other "
-        "programs, or take a smaller model, -n or --max-new-tokens"
+        "it needs 9.0 GiB of memory (4.5 GiB its cache), 8.0 GiB are free; end other programs, or "
+        "take a smaller model, -n or --max-new-tokens"
     )
     assert {record.method for record in records} == {"plain", "b"}
     assert {record.group for record in records} == {0}
@@ -185,6 +185,11 @@ def test_a_peer_that_no_longer_fits_goes_on_in_a_later_group(run: Any, log: list
     assert of_b == {0: 0, 1: 0, 2: 0, 3: 1}  # nothing is measured twice
     plain = [(r.index, r.group) for r in records if r.method == "plain"]
     assert sorted(plain) == [(0, 0), (1, 0), (2, 0), (3, 0), (3, 1)]
+
+
+def test_sizes_in_messages() -> None:
+    sizes = {0: "0 MiB", -5: "0 MiB", 14 << 20: "14 MiB", GIB: "1.0 GiB", 3 * GIB // 2: "1.5 GiB"}
+    assert {size: peer_groups.shown(size) for size in sizes} == sizes
 
 
 def timed(records: list[Record], seconds: dict[tuple[str, int], float]) -> list[Record]:

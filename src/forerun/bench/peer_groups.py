@@ -16,7 +16,8 @@ from forerun.bench.contestants import Contestant
 from forerun.bench.metrics import PLAIN
 from forerun.engine.room import available_bytes
 
-RESERVE_SHARE, RESERVE_BYTES = 0.05, 1 << 30  # of memory, at most: left to the system and its files
+GIB = 1 << 30
+RESERVE_SHARE, RESERVE_BYTES = 0.05, GIB  # of memory, at most: left to the system and its files
 
 
 class PeerGroups:
@@ -59,12 +60,9 @@ class PeerGroups:
         if need <= free:
             return ""
         cache = self._contestants[name].memory_plan().get("cache_bytes", 0)
-        return (
-            f"needs {gib(need)} of memory, {gib(cache)} of it for its cache, and "
-            f"{gib(max(free, 0))} are free"
-        )
+        return f"needs {shown(need)} of memory ({shown(cache)} its cache), {shown(free)} are free"
 
 
-def gib(size: int) -> str:
-    """Bytes as "1.5 GiB"."""
-    return f"{size / 2**30:.1f} GiB"
+def shown(size: int) -> str:
+    """Bytes as "1.5 GiB", or "14 MiB" where they are fewer."""
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{max(size, 0) >> 20} MiB"

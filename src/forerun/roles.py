@@ -110,6 +110,7 @@ class Drafter:
     alias: str = ""  # its name where others of its class draft beside it
     is_patient: bool = False  # may hear of steps in which it drafted nothing late, before it drafts
     learns: bool = True  # from the texts that it drafts for
+    num_top: int = 0  # largest entries of laws that it learns from; of rows on a device they come
     kept: frozenset[str] = frozenset()  # tenants of whom it hears every step: it is to be saved
 
     def within(self) -> Iterator[Drafter]:

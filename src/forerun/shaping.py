@@ -18,7 +18,7 @@ from forerun.sampling import Sampling, log_softmax, to_probs
 from forerun.tree import Tree
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from forerun.tensor_judge import Tops
 
 
 class Laws:
@@ -36,6 +36,8 @@ class Laws:
         self._logits: dict[int, np.ndarray] = {}
         self._probs: dict[int, np.ndarray] = {}
         self._held: tuple[list[int], np.ndarray] | None = None  # nodes, laws [k, V]
+        self.num_top = 0  # largest entries of every row that somebody learns from, if on a device
+        self.tops: Tops | None = None  # these entries, once they came to the host
 
     def __getitem__(self, node: int) -> np.ndarray:
         if node not in self._probs:
@@ -50,14 +52,11 @@ class Laws:
                 return probs[nodes.index(node)]
         return to_probs(self.logits(node), self.sampling)
 
-    def on_device(self) -> Tensor | None:
-        """Laws [n + 1, V] of the root and all nodes where their rows lie; None where more shapes
-        them than a temperature above 0."""
-        s, logits = self.sampling, self.rows.logits
-        if not s.is_tempered or not self._is_plain or type(self.rows) is not Rows:
-            return None
-        wide = logits if logits.element_size() >= 4 else logits.float()
-        return (wide / max(s.temperature, 1e-30)).softmax(-1)
+    @property
+    def is_bare(self) -> bool:
+        """Whether nothing but a temperature shapes the logits."""
+        is_simple = self.sampling.is_greedy or self.sampling.is_tempered
+        return is_simple and self._is_plain and type(self.rows) is Rows
 
     def unshaped(self) -> np.ndarray | None:
         """Logits [n + 1, V] of the root and all nodes, contiguous float32 in main memory; None
@@ -79,7 +78,7 @@ class Laws:
         """The same shaping of other rows of this tree."""
         other = copy(self)
         other.rows, other._logits, other._probs = rows, {}, {}
-        other._held = None
+        other._held = other.tops = None
         return other
 
     def logits(self, node: int) -> np.ndarray:

@@ -55,10 +55,27 @@ class Forest:
     def to(self, device: torch.device | str) -> Forest:
         """The same on another device."""
         values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name, value in values.items():
-            if isinstance(value, Tensor):
-                values[name] = value.to(device, non_blocking=True)
+        for dtype in (torch.int64, torch.float64):
+            some = {
+                name: value
+                for name, value in values.items()
+                if isinstance(value, Tensor) and value.dtype == dtype
+            }
+            values |= _together(some, torch.device(device))
         return Forest(**values)
+
+
+def _together(tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Tensors of one dtype on a device, by one copy.
+
+    A GPU takes it from pinned memory: from other memory a copy waits for the pass under way.
+    """
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
+    if device.type == "cuda":
+        flat = flat.pin_memory()
+    parts = flat.to(device, non_blocking=True).split([x.numel() for x in tensors.values()])
+    pairs = zip(tensors.items(), parts, strict=True)
+    return {name: part.view(tensor.shape) for (name, tensor), part in pairs}
 
 
 def verdicts(p: Many[Tensor], trees: Many[Tree], dice: Many[SeededDice]) -> list[Verdict]:
@@ -66,12 +83,28 @@ def verdicts(p: Many[Tensor], trees: Many[Tree], dice: Many[SeededDice]) -> list
 
     Raises ConfigError for a law that is none; for a q that is none, see `verifiers.base.refuse`.
     """
+    return verdicts_with(p, trees, dice, None)[0]
+
+
+def verdicts_with(
+    p: Many[Tensor], trees: Many[Tree], dice: Many[SeededDice], more: Tensor | None
+) -> tuple[list[Verdict], np.ndarray]:
+    """The same, and the numbers `more`, float64 [m], which come with the first copy to the host."""
+    if not p:
+        return [], _to_host([], more)[1]
     vocab, itemsize = p[0].shape[1], p[0].element_size()
     sound = [i for i, tree in enumerate(trees) if is_sound(tree, vocab)]
     parts = [[sound[i] for i in part] for part in split([trees[i] for i in sound], vocab, itemsize)]
     found: dict[int, Verdict] = {}
     # all are walked before any dice moves on: a pass that fails leaves them as they were
-    for part, told in [(part, _told(part, p, trees, dice)) for part in parts]:
+    walked, rest = [], np.empty(0)
+    for part in parts:
+        told, others = _told(part, p, trees, dice, more)
+        walked.append((part, told))
+        rest, more = (rest, None) if more is None else (others, None)
+    if more is not None:
+        rest = _to_host([], more)[1]
+    for part, told in walked:
         rows = sum(len(trees[i]) + 1 for i in part)
         at, last = 0, told[rows:].reshape(3, -1).T
         for i, (token, used, mass) in zip(part, last, strict=True):
@@ -84,7 +117,7 @@ def verdicts(p: Many[Tensor], trees: Many[Tree], dice: Many[SeededDice]) -> list
     for i in set(range(len(trees))) - found.keys():  # a drafter's mistake: told where it is met
         laws = dict(enumerate(p[i].cpu().numpy(), start=-1))
         found[i] = reject_recursively(trees[i], laws, dice[i])  # type: ignore[arg-type]
-    return [found[i] for i in range(len(trees))]
+    return [found[i] for i in range(len(trees))], rest
 
 
 def split(trees: Many[Tree], vocab: int, itemsize: int) -> list[list[int]]:
@@ -110,16 +143,28 @@ def split(trees: Many[Tree], vocab: int, itemsize: int) -> list[list[int]]:
 
 
 def _told(
-    part: list[int], p: Many[Tensor], trees: Many[Tree], dice: Many[SeededDice]
-) -> np.ndarray:
+    part: list[int],
+    p: Many[Tensor],
+    trees: Many[Tree],
+    dice: Many[SeededDice],
+    more: Tensor | None,
+) -> tuple[np.ndarray, np.ndarray]:
     """Of the trees of a part: which rows are kept, and what `walk` tells of their ends; [N + 3 B].
 
-    There is one transfer to the host.
+    And `more`: there is one transfer to the host.
     """
     uniforms = [dice[i].peek(len(trees[i]) + 1) for i in part]
     grown = forest([trees[i] for i in part], uniforms, p[0].shape[1]).to(p[0].device)
     kept, ends = walk(torch.cat([p[i] for i in part]), grown)
-    return torch.cat([kept.double(), ends.flatten()]).cpu().numpy()
+    return _to_host([kept.double(), ends.flatten()], more)
+
+
+def _to_host(parts: list[Tensor], more: Tensor | None) -> tuple[np.ndarray, np.ndarray]:
+    """Flat tensors in a row, and one more apart, by one copy; empty where there is nothing."""
+    given = parts if more is None else [*parts, more]
+    told = torch.cat(given).cpu().numpy() if given else np.empty(0)
+    size = sum(len(part) for part in parts)
+    return told[:size], told[size:]
 
 
 def walk(p: Tensor, trees: Forest) -> tuple[Tensor, Tensor]:

@@ -75,6 +75,18 @@ RUNS = (
         (r"build: FM-index", r"count \|", r"locate one \|", r"extract 100 tokens \|"),
     ),
     Run(
+        "gpu",
+        "--smoke --out {out}",
+        (
+            r"\| a \| passes, llama, fp16: largest error",
+            r"\| b \| tiny: c\(4\)",
+            r"\| c \| stand over plain",
+            r"\| d \| stand: a step without timers",
+            r"\| e \| tiny: trained",
+            r"\| f \| passed",
+        ),
+    ),
+    Run(
         "index",
         "--tokens 20000 --queries 20 --threads 1 --corpus {data}/corpora",
         (r"forerun: built", r"forerun +ntd cold", r"forerun +infgram_many", r"searchsorted"),

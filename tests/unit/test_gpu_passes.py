@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from command import Call
 from parity import VOCAB, branching, forward, prompt, saved, sequence
 
 from forerun import gpu
+from forerun.engine import runner
 from forerun.engine.attention import TorchDecoder
 from forerun.engine.runner import ModelRunner
 from forerun.models import layers
@@ -218,10 +220,36 @@ def test_what_graphs_lack_is_said(case: str, options: dict, reason: str, tmp_pat
     assert reason in gpu.lacking(load_target(tmp_path, dtype="fp32").model.config)
 
 
-def test_graphs_are_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    for value, said in (("", "FORERUN_GRAPHS is not on"), ("on", "")):
+def test_graphs_are_on_unless_the_environment_of_a_command_says_off(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "_is_on", True)
+    assert gpu.why_not(torch.device("cpu")) == ""
+    for value, reason in (("off", "CUDA graphs are turned off"), ("", ""), ("on", "")):
         monkeypatch.setenv("FORERUN_GRAPHS", value)
-        assert gpu.why_not(torch.device("cpu")) == said
+        assert call("methods")[0] == 0
+        assert gpu.why_not(torch.device("cpu")) == reason
+    monkeypatch.setenv("FORERUN_GRAPHS", "no")
+    status, out, err = call("methods")
+    assert (status, out) == (2, "")
+    assert err == "error: FORERUN_GRAPHS='no' is neither on nor off; off runs passes on torch\n"
+
+
+def test_a_model_on_a_gpu_runs_on_graphs_and_without_them_on_torch_with_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    say_once.cache_clear()
+    saved("llama", tmp_path, **SMALL)
+    model = load_target(tmp_path, dtype="fp32").model  # type: ignore[attr-defined]
+    caplog.clear()  # of what loading on a CPU says
+    monkeypatch.setattr(model, "device", torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(gpu, "_is_on", True)
+    assert type(runner.decoder(model)) is GraphDecoder and not caplog.messages
+    gpu.use_graphs(False)
+    for _ in range(2):
+        assert type(runner.decoder(model)) is TorchDecoder
+    assert [text.rpartition(": ")[2] for text in caplog.messages] == ["CUDA graphs are turned off"]
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="records graphs, which takes a GPU")

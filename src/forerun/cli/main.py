@@ -16,11 +16,11 @@ from typing import Annotated, Any
 
 import typer
 
-from forerun import __version__
+from forerun import __version__, gpu
 from forerun.cli import streams
 from forerun.cli.commands import Commands
 from forerun.cli.endings import ending_dropped, interrupted, kin_of_ctrl_c
-from forerun.errors import DataError, ForerunError
+from forerun.errors import ConfigError, DataError, ForerunError
 
 COMMANDS = {
     "generate": "Sample from a model, faster, with the law of plain decoding.",
@@ -43,6 +43,7 @@ COMMANDS = {
 }
 INTERRUPTED = "interrupted; what was printed or written by then stays"
 SHOWN = 20  # characters before a fault
+GRAPHS = "FORERUN_GRAPHS"  # the variable that turns CUDA graphs off
 CLOSED = "standard output is closed; send it somewhere, as > FILE or > /dev/null"
 
 
@@ -105,6 +106,7 @@ def main(argv: Many[str] | None = None) -> int:
         try:
             if not is_open:
                 raise DataError(CLOSED)
+            _set_graphs()
             with ending_dropped(INTERRUPTED), kin_of_ctrl_c():
                 status = _run(args)
                 sys.stdout.flush()
@@ -131,6 +133,14 @@ def _run(args: list[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     return status if isinstance(status, int) else 0
+
+
+def _set_graphs() -> None:
+    """Turns CUDA graphs on or off, as the environment says. Raises ConfigError."""
+    value = os.environ.get(GRAPHS) or "on"
+    if value not in ("on", "off"):
+        raise ConfigError(f"{GRAPHS}={value!r} is neither on nor off; off runs passes on torch")
+    gpu.use_graphs(value == "on")
 
 
 def _hush() -> None:

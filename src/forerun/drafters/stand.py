@@ -92,6 +92,7 @@ class Stand(Drafter):
             if value not in _CHOICES[name]:
                 raise ConfigError(f"{name} must be one of {_CHOICES[name]}, got {value!r}")
         self.context, self.entries = context, entries
+        self.num_top = entries
         self.scope, self.store, self.update_from = scope, store, update_from
         self.choice, self.seed_from_prompt = choice, seed_from_prompt
         self.labels = frozenset({"point"} if choice == "top" else {"swor", "point"})
@@ -320,6 +321,10 @@ class Stand(Drafter):
         if self.update_from == "tree":
             self._learn_tree(memory, seq, start, step.trees[i], laws, nodes)
             return
+        if laws.tops is not None:
+            ids, probs = laws.tops.entries(nodes, self.entries, is_raw=self._learns_model(seq))
+            self._learn_entries(memory, seq.tokens[:start], step.trees[i], nodes, ids, probs)
+            return
         self._memories.teach(memory, seq.tokens, start, self._rows(seq, laws, nodes))
 
     def _learn_tree(
@@ -333,15 +338,32 @@ class Stand(Drafter):
     ) -> None:
         """Of nodes that share a context the first teaches it, those of the text before others."""
         nodes = [*visited, *sorted(set(range(-1, len(tree))) - set(visited))]
-        ids = np.empty((len(nodes), self.entries), np.int32)
-        probs = np.empty((len(nodes), self.entries), np.float32)
-        for i, node in enumerate(nodes):
-            select_rows(self._rows(seq, laws, [node]), ids[i : i + 1], probs[i : i + 1])
+        if laws.tops is not None:
+            ids, probs = laws.tops.entries(nodes, self.entries, is_raw=self._learns_model(seq))
+        else:
+            ids = np.empty((len(nodes), self.entries), np.int32)
+            probs = np.empty((len(nodes), self.entries), np.float32)
+            for i, node in enumerate(nodes):
+                select_rows(self._rows(seq, laws, [node]), ids[i : i + 1], probs[i : i + 1])
+        self._learn_entries(memory, seq.tokens[:start], tree, nodes, ids, probs, is_once=True)
+
+    def _learn_entries(
+        self,
+        memory: LogitMemory,
+        tokens: list[int],
+        tree: Tree,
+        nodes: list[int],
+        ids: np.ndarray,
+        probs: np.ndarray,
+        *,
+        is_once: bool = False,
+    ) -> None:
+        """Adds the largest entries of laws, ids and probs [n, K], at nodes of a tree."""
         for one in (memory.behind, memory):
             if one is not None:
                 self._memories.enlarge(one, len(nodes) * len(one.lengths))
-        root, where = memory.context(seq.tokens[:start]), np.array(nodes, np.int32)
-        memory.learn(root, tree, where, ids, probs, is_once=True)
+        root, where = memory.context(tokens), np.array(nodes, np.int32)
+        memory.learn(root, tree, where, ids, probs, is_once=is_once)
 
     def _rows(self, seq: Sequence, laws: Laws, nodes: list[int]) -> np.ndarray:
         """What is learned at nodes: laws [n, V]."""

@@ -230,15 +230,13 @@ class TorchDecoder:
         spans = [works[i].span for i in order]
         ids = [t for i in order for t in (*works[i].pending, *works[i].nodes)]
         positions = np.concatenate([span.positions for span in spans])
-        hidden = m(
-            torch.tensor(ids, device=m.device),
-            torch.from_numpy(positions).to(m.device),
-            int(positions.max()),
-            Pass(spans, cache, m.config, self.masks),
-            table,
-        )
         wanted = _wanted(works, order) if "logits" in needs else np.zeros(0, np.int64)
-        hidden = hidden.index_select(0, torch.from_numpy(wanted).to(m.device))
+        # all copies to a GPU come before its first kernel: a later one would wait for the others
+        given = (np.array(ids), positions, wanted)
+        rows, places, kept = (torch.from_numpy(array).to(m.device) for array in given)
+        attend = Pass(spans, cache, m.config, self.masks)
+        hidden = m(rows, places, int(positions.max()), attend, table)
+        hidden = hidden.index_select(0, kept)
         return hidden, m.logits(hidden)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 from weakref import WeakKeyDictionary, WeakSet, ref
 
+import numpy as np
 import torch
 
 from forerun.engine.cells import Cells
@@ -279,7 +280,10 @@ class Cache(Slots):
 
     def move(self, slot: Slot, source: list[int], start: int) -> None:
         cells = self._words[:, slot.index]
-        cells[:, start : start + len(source)] = cells[:, source]
+        where: Any = np.array(source)
+        if self.device.type != "cpu":
+            where = torch.from_numpy(where).to(self.device)
+        cells[:, start : start + len(source)] = cells[:, where]
 
     def copy(self, slot: Slot, other: Slot, length: int) -> None:
         self.reserve(slot, length)

@@ -53,6 +53,7 @@ class Engine:
         self.listeners = [drafter.observe, controller.observe, *listeners]
         self.needs = drafter.needs | verifier.needs
         self.has_probes = "probes" in verifier.needs
+        self.num_top = max((part.num_top for part in drafter.within()), default=0)
         self.scheduler = Scheduler(max_seqs)
         self._cancelled: deque[Sequence] = deque()  # by any thread; only ours writes seq.finish
         self._is_due = False  # whether somebody may have ended since the last `retire`
@@ -103,6 +104,8 @@ class Engine:
         starts: list[int] = []
         for rows, seq, tree in zip(found, seqs, trees, strict=True):
             laws.append(Laws(rows, seq, tree, self.shapers))
+            if rows.is_away and (plans[len(dice)].learns or not plans[len(dice)].is_empty):
+                laws[-1].num_top = self.num_top
             dice.append(seq.dice)
             starts.append(len(seq.tokens))
         verdicts = self.verifier.verify_all(trees, laws, dice)

@@ -1,42 +1,53 @@
-"""Passes over few rows on a GPU, as CUDA graphs.
-
-FORERUN_GRAPHS=on asks for them: they are off until they have been measured as they are now.
-"""
+"""Passes over few rows on a GPU as CUDA graphs: whether they are used, and what they cannot run."""
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:  # the command line reads the switch before it imports torch
+    import torch
 
-from forerun.gpu.layout import MOST_OWN, power_of_two
-
-if TYPE_CHECKING:
     from forerun.models.transformer import DecoderConfig
 
-MOST_DIM = 128  # larger heads take more shared memory than most GPUs have
-OLDEST = (8, 0)  # compute capability: what the kernels compile for
+MAX_HEAD_DIM = 128  # larger heads take more shared memory than most GPUs have
+MIN_CAPABILITY = (8, 0)  # compute capability: what the kernels compile for
+_is_on = True
+
+
+def use_graphs(on: bool) -> None:
+    """Turns CUDA graphs on (the default) or off for models that are loaded from now on."""
+    global _is_on
+    _is_on = on
+
+
+def uses_graphs() -> bool:
+    """Whether CUDA graphs are turned on."""
+    return _is_on
 
 
 def why_not(device: torch.device) -> str:
-    """Why passes on a GPU are not recorded, whatever the model; empty if they are."""
-    if os.environ.get("FORERUN_GRAPHS") != "on":
-        return "FORERUN_GRAPHS is not on"
+    """The reason why no model on a device runs on CUDA graphs; empty if models may."""
+    import torch
+
+    if not _is_on:
+        return "CUDA graphs are turned off"
     if find_spec("triton") is None:
-        return "triton is not installed"
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < OLDEST:
+        return "triton is not installed; pip install 'forerun[cuda]'"
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
         return f"{torch.cuda.get_device_name(device)} is older than Ampere"
     return ""
 
 
 def lacking(config: DecoderConfig) -> str:
-    """Why no graph can run this decoder; empty if one can."""
+    """The reason why no graph can run a decoder; empty if one can."""
+    from forerun.gpu.layout import MOST_OWN, power_of_two
+
     if config.moe is not None:
         return "experts, which are chosen on the host"
-    if config.head_dim != power_of_two(config.head_dim) or not 16 <= config.head_dim <= MOST_DIM:
-        return f"a head size of {config.head_dim}, no power of two from 16 to {MOST_DIM}"
+    dim = config.head_dim
+    if dim != power_of_two(dim) or not 16 <= dim <= MAX_HEAD_DIM:
+        return f"a head size of {dim}, no power of two from 16 to {MAX_HEAD_DIM}"
     narrow = [window for window in config.windows if window is not None and window < MOST_OWN]
     if narrow:
         return f"a window of {narrow[0]}, below {MOST_OWN}"

@@ -11,10 +11,10 @@ import os
 import re
 from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from forerun import registry
+from forerun import gpu, registry
 from forerun.dice import Dice
 from forerun.errors import ConfigError, ForerunError
 from forerun.ngrams.files import Origin
@@ -55,6 +55,7 @@ class Setup:
     batch: int = 1
     tenant: str = ""
     shapers: Callable[[Model], Many[Shaper]] = no_shapers
+    graphs: bool = field(default_factory=gpu.uses_graphs)  # as in the process that asks
 
 
 class Worker:
@@ -72,6 +73,7 @@ class Worker:
         from forerun.memories import origin_of
 
         s = self.setup
+        gpu.use_graphs(s.graphs)
         if self.threads:
             torch.set_num_threads(self.threads)
         how: dict[str, Any] = {"dtype": s.dtype, "device": s.device, "weights": s.weights}

@@ -13,10 +13,11 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
+from forerun import gpu
 from forerun.errors import CapacityError, ConfigError
 from forerun.integrations.ray_batch import MOST_DEATHS, connect, ray_module, shares
 from forerun.serving.service import Service, settle
@@ -42,11 +43,13 @@ class ReplicaSetup:
     device: str = "auto"
     context: int | None = None
     chat_template: str | None = None
+    graphs: bool = field(default_factory=gpu.uses_graphs)  # as in the process that asks
 
     def service(self) -> Service:
         """The model and all around it, compiled."""
         import forerun
 
+        gpu.use_graphs(self.graphs)
         model = forerun.load(
             self.model,
             dtype=self.dtype,

@@ -78,8 +78,8 @@ def scratch(room: np.ndarray, vocab: int) -> Scratch:
 class Speculative(Walk):
     """One kernel call per visited node. One instance serves one thread.
 
-    tensors: a batch is judged by `tensor_walk` where the rows lie; None: if that is an accelerator.
-    Sequences with more than a temperature are judged on the host.
+    tensors: a batch is judged by `tensor_judge` where the rows lie; None: if that is an
+    accelerator. Sequences with more than a temperature are judged on the host.
     """
 
     def __init__(self, *, tensors: bool | None = None) -> None:
@@ -137,17 +137,14 @@ class Speculative(Walk):
         is_away = laws[0].rows.is_away if self.tensors is None else self.tensors
         if not is_away:  # `super` is a call more, of code that a pass has made cold
             return list(map(self.verify, trees, laws, dice))
-        rows = [
-            law.on_device() if isinstance(own, SeededDice) else None
-            for law, own in zip(laws, dice, strict=True)
-        ]
-        there = [i for i, row in enumerate(rows) if row is not None]
+        pairs = enumerate(zip(laws, dice, strict=True))
+        there = [i for i, (law, own) in pairs if law.is_bare and isinstance(own, SeededDice)]
         if not there:
             return super().verify_all(trees, laws, dice)
-        from forerun import tensor_walk  # compiles kernels of its own
+        from forerun import tensor_judge  # compiles kernels of its own
 
-        chosen = ([part[i] for i in there] for part in (rows, trees, dice))
-        found = dict(zip(there, tensor_walk.verdicts(*chosen), strict=True))  # type: ignore[arg-type]
+        chosen = ([part[i] for i in there] for part in (trees, laws, dice))
+        found = dict(zip(there, tensor_judge.verdicts(*chosen), strict=True))  # type: ignore[arg-type]
         return [
             found[i] if i in found else self.verify(tree, laws[i], dice[i])
             for i, tree in enumerate(trees)

@@ -1,0 +1,1 @@
+"""Parts of benchmarks/gpu.py: each runs in a process of its own under its own time limit."""

@@ -1,0 +1,144 @@
+"""Verdicts of a batch whose logits lie on a device, with one copy to the host.
+
+A sampled sequence is judged by `tensor_walk`, a greedy one by the argmax of every row. What
+drafters learn from, the largest logits of each row, comes in the same copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forerun import tensor_walk
+from forerun.dice import SeededDice
+from forerun.records import Verdict
+from forerun.sampling import argmax
+from forerun.shaping import Laws
+from forerun.tree import Tree
+
+
+@dataclass(frozen=True)
+class Tops:
+    """The largest logits of the root and all nodes of one tree, and what normalises them.
+
+    ids [n + 1, K], logits [n + 1, K], falling; sums [n + 1, 2]: logsumexp of the logits, and of the
+    logits over the temperature.
+    """
+
+    ids: np.ndarray
+    logits: np.ndarray
+    sums: np.ndarray
+    temperature: float
+
+    def entries(self, nodes: list[int], num: int, *, is_raw: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Ids int32 and probabilities float32 [len(nodes), num] of the largest entries, then zeros.
+
+        is_raw: at temperature 1, not at that of the request. Node -1 is the root.
+        """
+        rows, most = np.array(nodes) + 1, min(num, self.ids.shape[1])
+        scale = 1.0 if is_raw else 1.0 / self.temperature
+        exponents = self.logits[rows, :most] * scale - self.sums[rows, 0 if is_raw else 1, None]
+        ids, probs = np.zeros((len(rows), num), np.int32), np.zeros((len(rows), num), np.float32)
+        ids[:, :most], probs[:, :most] = self.ids[rows, :most], np.exp(exponents)
+        return ids, probs
+
+
+def verdicts(trees: Many[Tree], laws: Many[Laws], dice: Many[SeededDice]) -> list[Verdict]:
+    """Verdicts of sequences whose laws are `Laws.is_bare`; sets `Laws.tops` where it is asked for.
+
+    Raises as the plain rules do.
+    """
+    logits = torch.cat([law.rows.logits for law in laws]) if len(laws) > 1 else laws[0].rows.logits
+    logits = logits if logits.element_size() >= 4 else logits.float()  # [N, V]
+    sizes = [len(tree) + 1 for tree in trees]
+    drawn = [i for i, law in enumerate(laws) if not law.sampling.is_greedy]
+    extra = Extra(logits, laws, sizes)
+    p = _probabilities(logits, laws, sizes, drawn)
+    walked, told = tensor_walk.verdicts_with(
+        p, [trees[i] for i in drawn], [dice[i] for i in drawn], extra.packed
+    )
+    found = dict(zip(drawn, walked, strict=True))
+    rows = extra.read(told)
+    for i, law in enumerate(laws):
+        law.tops = rows.tops(i, law) if law.num_top else None
+        if i not in found:
+            found[i] = rows.follow(i, trees[i], law)
+    return [found[i] for i in range(len(trees))]
+
+
+def _probabilities(
+    logits: Tensor, laws: Many[Laws], sizes: list[int], drawn: list[int]
+) -> list[Tensor]:
+    """Laws [n + 1, V] of the sequences whose tokens are drawn."""
+    if not drawn:
+        return []
+    parts = logits.split(sizes)
+    scales = {max(laws[i].sampling.temperature, 1e-30) for i in drawn}
+    if len(scales) == 1 and len(drawn) == len(sizes):  # as a rule: few calls for a whole batch
+        return list((logits / scales.pop()).softmax(-1).split(sizes))
+    return [(parts[i] / max(laws[i].sampling.temperature, 1e-30)).softmax(-1) for i in drawn]
+
+
+class Extra:
+    """What is copied to the host beside the walks: the argmax of rows, and their largest logits."""
+
+    def __init__(self, logits: Tensor, laws: Many[Laws], sizes: list[int]) -> None:
+        self.starts = np.concatenate([[0], np.cumsum(sizes)])
+        self.rows, self.vocab = logits.shape
+        self.most = min(max(law.num_top for law in laws), self.vocab)
+        parts: list[Tensor] = []
+        if any(law.sampling.is_greedy for law in laws):
+            parts += torch.max(logits, -1)  # of equal ones the first
+        if self.most:
+            parts += logits.topk(self.most, -1)
+            own = _scaled(logits, laws, sizes)
+            parts += logits.logsumexp(-1), own.logsumexp(-1)
+        self.widths = [part.shape[1] if part.dim() == 2 else 1 for part in parts]
+        self.packed = torch.cat([part.double().reshape(-1) for part in parts]) if parts else None
+        self._arrays: list[np.ndarray] = []
+
+    def read(self, told: np.ndarray) -> Extra:
+        """The same, with what came to the host."""
+        ends = np.cumsum([self.rows * width for width in self.widths])
+        pieces = np.split(told, ends[:-1]) if self.widths else []
+        pairs = zip(pieces, self.widths, strict=True)
+        self._arrays = [piece.reshape(self.rows, width) for piece, width in pairs]
+        return self
+
+    def tops(self, i: int, law: Laws) -> Tops:
+        """Those of one sequence."""
+        part = slice(self.starts[i], self.starts[i + 1])
+        logits, ids, raw, own = (array[part] for array in self._arrays[-4:])
+        temperature = 1.0 if law.sampling.is_greedy else max(law.sampling.temperature, 1e-30)
+        return Tops(ids, logits, np.concatenate([raw, own], 1), temperature)
+
+    def follow(self, i: int, tree: Tree, law: Laws) -> Verdict:
+        """The greedy verdict: down while a child holds the argmax of its parent's row."""
+        highest, best = (
+            array[self.starts[i] : self.starts[i + 1], 0] for array in self._arrays[:2]
+        )
+        node, kept = -1, list[int]()
+        while True:
+            if not math.isfinite(highest[node + 1]):
+                argmax(law.logits(node))  # says what is wrong
+            token = int(best[node + 1])
+            hits = np.flatnonzero((tree.parents == node) & (tree.tokens == token))
+            if not len(hits):
+                return Verdict(kept, token)
+            node = int(hits[0])
+            kept.append(node)
+
+
+def _scaled(logits: Tensor, laws: Many[Laws], sizes: list[int]) -> Tensor:
+    """Logits over each sequence's temperature; greedy ones as they are."""
+    scales = [1.0 if s.is_greedy else max(s.temperature, 1e-30) for s in (x.sampling for x in laws)]
+    if len(set(scales)) == 1:
+        return logits / scales[0]
+    parts: Any = zip(logits.split(sizes), scales, strict=True)
+    return torch.cat([part / scale for part, scale in parts])

@@ -25,7 +25,8 @@ __all__ = ["get_task", "is_file", "task_names"]
 def task_names() -> list[str]:
     """All tasks, without importing any of them."""
     found = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    return [n for n in found if n != "base" and not any(n.startswith(m + "_") for m in found)]
+    found = [n for n in found if n != "base" and not n.startswith("_")]
+    return [n for n in found if not any(n.startswith(m + "_") for m in found)]
 
 
 def get_task(text: str) -> Task:

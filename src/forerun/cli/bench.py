@@ -264,7 +264,7 @@ def tasks(is_json: options.Json = False) -> None:
         print_json(found)
         return
     for name, text in found.items():
-        typer.echo(f"{name:14} {text}")
+        typer.echo(f"{name:16} {text}")
 
 
 @app.command("inflate")

@@ -66,7 +66,8 @@ def answers(
 
 def _questions(path: str) -> list[Question]:
     """The questions of a run's task; it has their path as it was given."""
-    from forerun.bench.tasks.spec_bench import SpecBenchTask, divided
+    from forerun.bench.tasks.base_file import divided
+    from forerun.bench.tasks.spec_bench import SpecBenchTask
 
     file = divided(path)[0]
     if not file.is_file():

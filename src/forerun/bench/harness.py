@@ -192,8 +192,12 @@ class Harness:
     def _longest(self) -> Unit:
         """With the longest prompt, full answers counted in; later rounds have the same ones."""
         first = [unit for unit in self.units if unit.round == 0]
-        most = self.sampling.max_new_tokens
-        return max(first, key=lambda u: self._num_tokens(u.example) + most * len(u.example.after))
+
+        def size(unit: Unit) -> int:
+            answers = len(unit.example.after) * self._sampling(unit).max_new_tokens
+            return self._num_tokens(unit.example) + answers
+
+        return max(first, key=size)
 
     def _warm_up(self, contestant: Contestant, unit: Unit) -> None:
         """A short run; the answers that an example builds on are taken to be as long as can be."""
@@ -201,7 +205,7 @@ class Harness:
 
         example, tokenizer = unit.example, self.model.tokenizer
         if example.after:
-            context, most = self.model.target.context, self.sampling.max_new_tokens
+            context, most = self.model.target.context, self._sampling(unit).max_new_tokens
             answers = made_up_answers(example, tokenizer, context, most)
             example = prepare(unit.task.example(unit.index), tokenizer, answers)
         contestant.warm_up(example, self._sampling(unit))
@@ -313,7 +317,9 @@ class Harness:
 
     def _sampling(self, unit: Unit) -> Sampling:
         """The sampling of a unit: the same seed for all contestants, another for every prompt."""
-        return replace(self.sampling, seed=self.seed + unit.index + 100_003 * unit.round)
+        longest = unit.max_new_tokens or self.sampling.max_new_tokens
+        seed = self.seed + unit.index + 100_003 * unit.round
+        return replace(self.sampling, seed=seed, max_new_tokens=longest)
 
     def _prepared(self, unit: Unit) -> Example:
         """The example with the answers that it builds on: the first method's first samples."""

@@ -47,6 +47,7 @@ def context(manifest: Manifest) -> str:
     machine = manifest.machine
     place = machine.get("gpu") or machine.get("cpu") or "unknown machine"
     parts = [
+        *filter(None, [suite_words(manifest)]),
         f"{place}, {counted(manifest.threads, 'thread')}, {manifest.dtype}",
         f"temperature {sampling_of(manifest).temperature:g}",
         f"{counted(sum(examples_of(t)[0] for t in manifest.tasks.values()), 'prompt')} of "
@@ -55,6 +56,12 @@ def context(manifest: Manifest) -> str:
         f"begun {manifest.created[:10]}, revision {manifest.git or 'unknown'}",
     ]
     return "; ".join(parts) + "."
+
+
+def suite_words(manifest: Manifest) -> str:
+    """ "suite real (greedy, held_out)"; "" where the tasks are no suite's."""
+    found = manifest.suite
+    return f"suite {found['name']} ({found['mode']}, {found['half']})" if found else ""
 
 
 def tiles(standing: Standing) -> list[tuple[str, str]]:

@@ -148,7 +148,7 @@ def flat(rng: random.Random) -> Record:
     )
     schema = {
         "city": "string",
-        "floor": "string",
+        "floor": 'string such as "first"',
         "rooms": "integer",
         "area_square_metres": "integer",
         "monthly_rent_euros": "integer",

@@ -11,7 +11,14 @@ import numpy as np
 from forerun.bench import metrics
 from forerun.bench.charts import number
 from forerun.bench.metrics import PLAIN, TAKEN, beside, calm, cut
-from forerun.bench.results import Manifest, Record, examples_of, peer_groups, sampling_of
+from forerun.bench.results import (
+    Manifest,
+    Record,
+    examples_of,
+    longest_of,
+    peer_groups,
+    sampling_of,
+)
 from forerun.bench.standing import incomplete, listed
 from forerun.words import counted
 
@@ -82,13 +89,16 @@ def lone(sizes: Mapping[str, Sequence[int]]) -> list[str]:
 
 
 def cut_answers(manifest: Manifest, records: Sequence[Record]) -> str:
-    """Whose answers to a task the limit of tokens ended, as far as that costs score; "" if none."""
+    """How many answers the limit of tokens ended, as far as that costs score; "" if none.
+
+    records: those of one task.
+    """
     by_method = {m: cut(r for r in records if r.method == m) for m in manifest.methods}
     told = [f"{m} {ended} of {scored}" for m, (ended, scored) in by_method.items() if ended]
     if not told:
         return ""
     return (
-        f"Answers cut by --max-new-tokens ({manifest.sampling.get('max_new_tokens')}), which count "
+        f"Answers cut by --max-new-tokens ({longest_of(manifest, records[0].task)}), which count "
         f"as wrong or for what they hold: {', '.join(told)}."
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from forerun.bench.alerts import short
 from forerun.bench.metrics import PLAIN, SpeedUp, calm, disturbed, quotient, ratios
-from forerun.bench.results import Manifest, Record, examples_of
+from forerun.bench.results import Manifest, Record, examples_of, longest_of
 from forerun.bench.scoring import last_line
 from forerun.bench.standing import awaited, holds_one, incomplete, skipped
 from forerun.errors import ConfigError, DataError, UnknownName
@@ -258,6 +258,12 @@ def _check_same(before: Run, after: Run) -> None:
             raise DataError(
                 f"the runs differ in {what}, so they cannot be compared; do one of them again, as "
                 f"the other was done{how}"
+            )
+    for name in a.tasks:
+        if (here := longest_of(a, name)) != (there := longest_of(b, name)):
+            raise DataError(
+                f"the runs differ in max_new_tokens of task {name!r}, {here} and {there}, so they "
+                "cannot be compared; run both with the same"
             )
 
 

@@ -254,8 +254,12 @@ class Harness:
 
         Who shares a process shares its cache, so that is sized for the one that needs most.
         """
-        longest = self._num_tokens(self._filled(self._longest)) + self.sampling.max_new_tokens
-        blocks = -(-longest // SPARE_TOKENS) + bool(self._longest.example.after)
+        first = [unit for unit in self.units if unit.round == 0]
+        longest = max(
+            self._num_tokens(self._filled(unit)) + self._sampling(unit).max_new_tokens
+            for unit in first
+        )
+        blocks = -(-longest // SPARE_TOKENS) + any(unit.example.after for unit in first)
         tokens = min(blocks * SPARE_TOKENS, self.model.target.context)
         batched = {one.host for one in self.contestants.values() if one.is_batched}
         for one in self.contestants.values():
@@ -295,8 +299,12 @@ class Harness:
     def _longest(self) -> Unit:
         """With the longest prompt, full answers counted in; later rounds have the same ones."""
         first = [unit for unit in self.units if unit.round == 0]
-        most = self.sampling.max_new_tokens
-        return max(first, key=lambda u: self._num_tokens(u.example) + most * len(u.example.after))
+
+        def size(unit: Unit) -> int:
+            answers = len(unit.example.after) * self._sampling(unit).max_new_tokens
+            return self._num_tokens(unit.example) + answers
+
+        return max(first, key=size)
 
     def _warm_up(self, contestant: Contestant, unit: Unit) -> None:
         """A short run; the answers that an example builds on are taken to be as long as can be."""
@@ -309,7 +317,7 @@ class Harness:
         example, tokenizer = unit.example, self.model.tokenizer
         if not example.after:
             return example
-        context, most = self.model.target.context, self.sampling.max_new_tokens
+        context, most = self.model.target.context, self._sampling(unit).max_new_tokens
         answers = made_up_answers(example, tokenizer, context, most)
         return prepare(unit.task.example(unit.index), tokenizer, answers)
 
@@ -425,7 +433,9 @@ class Harness:
 
     def _sampling(self, unit: Unit) -> Sampling:
         """The sampling of a unit: the same seed for all contestants, another for every prompt."""
-        return replace(self.sampling, seed=self.seed + unit.index + 100_003 * unit.round)
+        longest = unit.max_new_tokens or self.sampling.max_new_tokens
+        seed = self.seed + unit.index + 100_003 * unit.round
+        return replace(self.sampling, seed=seed, max_new_tokens=longest)
 
     def _prepared(self, unit: Unit) -> Example:
         """The example with the answers that it builds on: the first method's first samples."""

@@ -47,6 +47,7 @@ def context(manifest: Manifest) -> str:
     machine = manifest.machine
     place = machine.get("gpu") or machine.get("cpu") or "unknown machine"
     parts = [
+        *filter(None, [suite_words(manifest)]),
         f"{place}, {counted(manifest.threads, 'thread')}, {manifest.dtype}",
         f"temperature {sampling_of(manifest).temperature:g}",
         f"{counted(sum(examples_of(t)[0] for t in manifest.tasks.values()), 'prompt')} of "
@@ -60,6 +61,12 @@ def context(manifest: Manifest) -> str:
 def _runs(manifest: Manifest) -> str:
     groups = len(peer_groups(manifest))
     return f"{groups} interleaved groups" if groups > 1 else "one interleaved run"
+
+
+def suite_words(manifest: Manifest) -> str:
+    """ "suite real (greedy, held_out)"; "" where the tasks are no suite's."""
+    found = manifest.suite
+    return f"suite {found['name']} ({found['mode']}, {found['half']})" if found else ""
 
 
 def tiles(standing: Standing) -> list[tuple[str, str]]:

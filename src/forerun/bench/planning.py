@@ -23,6 +23,7 @@ from forerun.models.gguf_folder import linked_file
 from forerun.sampling import MOST_SAMPLES, Sampling
 
 if TYPE_CHECKING:
+    from forerun.bench.suite import SuiteRun
     from forerun.bench.tasks.base import Example, Task
     from forerun.engine.api import Model
 
@@ -53,6 +54,7 @@ class Asked:
     turns: int = 0  # steps of one method of ours before the next goes on; 0: whole prompts
     retry: bool = False  # whether what has failed is tried again
     optimum: bool = False  # whether the best possible acceptance is computed, in untimed runs
+    suite: SuiteRun | None = None  # where the tasks, their examples and lengths come from
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Unit:
     example: Example
     round: int
     is_reversed: bool  # B A instead of A B
+    max_new_tokens: int | None = None  # of its task; None: the run's
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ class Chosen:
     task: Task
     examples: list[tuple[int, Example]]
     left_out: int = 0  # prompts that the context has no room for
+    max_new_tokens: int | None = None  # of a suite's task; None: the run's
+    text: str = ""  # of a suite's task, as --tasks has it
 
     def to_dict(self) -> dict[str, Any]:
         """What the manifest says of it."""
@@ -83,6 +88,9 @@ class Chosen:
         found["hash"] = prompts_hash(self.examples)
         if self.left_out:
             found["left_out"] = self.left_out
+        if self.max_new_tokens is not None:
+            made = {"task": self.text, "size": len(self.task)}
+            return found | made | {"max_new_tokens": self.max_new_tokens}
         if is_file(self.task) and len(self.task) > len(self.examples):
             found["in_file"] = len(self.task)
         return found
@@ -127,31 +135,41 @@ def choose(
     model: Model,
     on_prompt: Callable[[str, int, int], None] = lambda name, done, total: None,
 ) -> Chosen:
-    """The first examples of a task whose prompts leave room for what may be generated.
+    """The examples of a task that take part: their prompts leave room for what may be generated.
 
-    on_prompt is told how many are looked at, of how many. Raises DataError if none fits.
+    Of a suite those that it picks, else the first ones. on_prompt is told how many are looked at,
+    of how many. Raises DataError if none fits.
     """
     from forerun.bench.tasks.base import prepare
 
-    room = model.target.context - asked.sampling.max_new_tokens
+    suite, longest = asked.suite, asked.sampling.max_new_tokens
+    if suite:
+        longest = suite.longest(suite.of(name))
+    room = model.target.context - longest
     fitting: list[tuple[int, Example]] = []
-    left_out = 0
-    usual = len(task) if is_file(task) else EXAMPLES
-    total = min(asked.examples or usual, len(task))
-    for i in range(total):
+    indices = _indices(name, task, asked)
+    for done, i in enumerate(indices, start=1):
         example = prepare(task.example(i), model.tokenizer)
         if len(model.tokenizer.encode(example.prompt)) <= room:
             fitting.append((i, example))
-        else:
-            left_out += 1
-        on_prompt(name, i + 1, total)
+        on_prompt(name, done, len(indices))
     if not fitting:
         raise DataError(
             f"no prompt of task {name!r} fits: the context is {model.target.context} and "
-            f"{asked.sampling.max_new_tokens} tokens may be generated; lower --max-new-tokens or "
-            "use another model"
+            f"{longest} tokens may be generated; lower --max-new-tokens or use another model"
         )
-    return Chosen(name, task, fitting, left_out)
+    left_out = len(indices) - len(fitting)
+    if suite is None:
+        return Chosen(name, task, fitting, left_out)
+    return Chosen(name, task, fitting, left_out, longest, suite.of(name).text(suite.folder))
+
+
+def _indices(name: str, task: Task, asked: Asked) -> Sequence[int]:
+    """The examples that are looked at."""
+    if asked.suite:
+        return asked.suite.indices(name, task)
+    usual = len(task) if is_file(task) else EXAMPLES
+    return range(min(asked.examples or usual, len(task)))
 
 
 def units(chosen: Sequence[Chosen], rounds: int) -> list[Unit]:
@@ -168,7 +186,8 @@ def units(chosen: Sequence[Chosen], rounds: int) -> list[Unit]:
                 seen[label] = seen.get(label, 0) + 1
                 at = len(found)
                 is_back = turn % 2 == 1
-                found.append(Unit(at, part.name, part.task, index, example, number, is_back))
+                what = part.name, part.task, index, example
+                found.append(Unit(at, *what, number, is_back, part.max_new_tokens))
     return found
 
 
@@ -194,6 +213,7 @@ def plan_of(asked: Asked) -> dict[str, Any]:
         "turns": asked.turns,
         "texts": asked.texts,
         "optimum": asked.optimum,
+        "suite": asked.suite and asked.suite.to_dict(),
     }
 
 

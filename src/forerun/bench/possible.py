@@ -119,12 +119,17 @@ MANIFEST = (
         "an object with 'examples' and 'hash'",
         lambda x, _: x.keys() >= {"examples", "hash"},
     ),
-    counts(1, "tasks.*.examples", "tasks.*.in_file"),
+    counts(1, "tasks.*.examples", "tasks.*.in_file", "tasks.*.size", "tasks.*.max_new_tokens"),
     counts(0, "tasks.*.left_out"),
+    Rule(
+        ("suite",),
+        "an object with the texts 'name', 'mode' and 'half'",
+        lambda x, _: all(isinstance(x.get(key), str) for key in ("name", "mode", "half")),
+    ),
     between(0, LARGEST, "model.parameters", "model.weight_bytes", "model.context"),
     between(0, LARGEST, "model.pass_bytes", "model.kv_bytes_per_token", "model.flops_per_row"),
     between(0, LARGEST, "machine.cores", "machine.memory", "machine.cache_bytes"),
-    of_type(str, "texts", "model.path", "model.name", "model.hash", "tasks.*.hash"),
+    of_type(str, "texts", "model.path", "model.name", "model.hash", "tasks.*.hash", "tasks.*.task"),
     of_type(str, "texts", "machine.cpu", "machine.gpu", "machine.device", "machine.kernels"),
     of_type(dict | str, "an object of versions, or why it was left out", "peers.*"),
     Rule(
@@ -142,7 +147,7 @@ def impossible(record: Record, run: Manifest | None = None) -> str:
 
     As ": field 'x' takes ..." or ", sample 0: field 'x' takes ...".
     """
-    of_record, of_sample = of_run(run) if run else ((), ())
+    of_record, of_sample = of_run(run, record.task) if run else ((), ())
     for i, sample in enumerate(record.samples):
         if found := broken(sample, SAMPLE + of_sample):
             return f", sample {i}: {found}"
@@ -153,10 +158,14 @@ def impossible(record: Record, run: Manifest | None = None) -> str:
     return found and f": {found}"
 
 
-def of_run(run: Manifest) -> tuple[tuple[Rule, ...], tuple[Rule, ...]]:
-    """Rules for the records of one run, and for their samples: what there was to do."""
+def of_run(run: Manifest, task: str) -> tuple[tuple[Rule, ...], tuple[Rule, ...]]:
+    """Rules for the records of one task in a run, and for their samples: what there was to do."""
     n, longest = run.sampling.get("n"), run.sampling.get("max_new_tokens", LARGEST)
-    sizes = {name: told["examples"] + told.get("left_out", 0) for name, told in run.tasks.items()}
+    longest = run.tasks.get(task, {}).get("max_new_tokens", longest)
+    sizes = {
+        name: found.get("size", found["examples"] + found.get("left_out", 0))
+        for name, found in run.tasks.items()
+    }
     record = (
         Rule(("task",), "the name of a task of run.json", lambda x, _: x in sizes),
         Rule(("method",), "the name of a method of run.json", lambda x, _: x in run.methods),

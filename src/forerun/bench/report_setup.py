@@ -48,6 +48,8 @@ DEFINITIONS = (
     ("fastest, tied", "fastest: the highest speed-up of those that finished the most prompts; "
      "tied: the interval of its speed over the fastest, prompt by prompt, holds 1, or that one "
      "drafted nothing, and this is plain decoding"),
+    ("pass@k", "probability that at least one of k answers is right, without bias: with c "
+     "of n right, 1 - C(n - c, k) / C(n, k); mean over prompts"),
     ("predicted tau", "1 + the sum of the rates by position"),
     ("c(N)", "time of a pass over N rows over that of one row"),
     ("roofline", "the shortest time of a pass: bytes of weights and keys and values over the "
@@ -261,6 +263,7 @@ def setup_section(manifest: Manifest) -> Section:
         "forerun": f"{manifest.forerun}, revision {manifest.git or 'unknown'}",
         "number type, threads, seed": f"{manifest.dtype}, {manifest.threads}, {manifest.seed}",
         "sampling": _changed(manifest.sampling),
+        **({"suite": manifest.suite} if manifest.suite else {}),
         **{f"model: {n}": value for n, value in manifest.model.items() if n != "path"},
         **{f"machine: {name}": value for name, value in manifest.machine.items()},
         **{f"peer: {n}": v for n, v in manifest.peers.items() if not isinstance(v, str)},

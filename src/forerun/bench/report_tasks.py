@@ -9,6 +9,7 @@ from forerun.bench.alerts import cut_answers
 from forerun.bench.charts import Bar, Line, Stack, bars, lines, number, stacks
 from forerun.bench.markdown import Cell, Chart, Section, Table
 from forerun.bench.metrics import PLAIN, SpeedUp
+from forerun.bench.pass_at_k import passes
 from forerun.bench.results import Manifest, examples_of
 from forerun.bench.standing import Entry, Standing, counts, factor, finished, times
 from forerun.bench.theory import Headroom
@@ -64,6 +65,7 @@ def task_section(manifest: Manifest, standing: Standing, task: str) -> Section:
     tables = [
         speed_table(standing, task),
         _category_table(standing, task),
+        _pass_table(standing, task),
         _trajectory_table(standing, task),
         _position_table(standing, task),
         _split_table(standing, task),
@@ -142,6 +144,17 @@ def _category_table(standing: Standing, task: str) -> Table:
         rows.append([entry.method, *(faster(entry, speed) for speed in found)])
     heads = map(metrics.kind_name, names)
     return Table(f"{task}: speed-up by level or category", ["method", *heads], rows)
+
+
+def _pass_table(standing: Standing, task: str) -> Table:
+    """pass@k of every method, where answers are right or wrong and there are several."""
+    found = {entry.method: passes(entry.records) for entry in standing.entries}
+    known = {method: values for method, values in found.items() if values}
+    steps = sorted({k for values in known.values() for k in values})
+    rows: list[list[Cell | str]] = [
+        [method, *(percent(values.get(k)) for k in steps)] for method, values in known.items()
+    ]
+    return Table(f"{task}: pass@k", ["method", *(f"pass@{k}" for k in steps)], rows)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

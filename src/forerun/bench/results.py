@@ -125,6 +125,7 @@ class Manifest:
     turns: int = 0  # steps of one method of ours before the next goes on; 0: whole prompts
     texts: bool | None = None  # whether records keep what was generated; None: not told
     optimum: bool | None = None  # whether every prompt is decoded again for its headroom
+    suite: dict[str, Any] | None = None  # name, mode, half, seed, where the tasks are a suite's
     machine: dict[str, Any] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)  # read_gb_s, gflop_s
     cost_curve: dict[str, float] = field(default_factory=dict)  # nodes -> seconds of a pass
@@ -157,6 +158,12 @@ def examples_of(told: Mapping[str, Any]) -> tuple[int, int]:
     """
     taken = told.get("examples", 0)
     return taken, told.get("in_file", taken + told.get("left_out", 0))
+
+
+def longest_of(manifest: Manifest, task: str) -> int | None:
+    """The most tokens that an answer to a task may have; None where that is not known."""
+    own = manifest.tasks.get(task, {}).get("max_new_tokens")
+    return manifest.sampling.get("max_new_tokens") if own is None else own
 
 
 def run_folder(path: str | Path) -> Path:

@@ -18,10 +18,10 @@ from forerun.errors import CapacityError, DataError
 from forerun.files import write_whole
 
 PLAN = (
-    *("dtype", "model", "threads", "seed", "sampling", "methods", "tasks", "rounds", "turns"),
-    *("texts", "optimum"),
+    *("suite", "dtype", "model", "threads", "seed", "sampling", "methods", "tasks", "rounds"),
+    *("turns", "texts", "optimum"),
 )
-NOT_COMPARED = {"model": ("path", "name"), "tasks": ("in_file",)}  # of a plan, and do not change it
+NOT_COMPARED = {"model": ("path", "name"), "tasks": ("in_file", "size", "task")}  # same prompts
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -6,13 +6,12 @@ gone or fails; 2: bad input; 130: interrupted.
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from forerun.cli import bench_spec, options
+from forerun.cli import bench_spec, bench_suite, bench_tasks, options
 from forerun.cli.commands import Commands
 from forerun.cli.output import console, notice, print_json
 
@@ -35,7 +34,9 @@ Peers = Annotated[
 PeersDir = Annotated[
     Path | None, typer.Option("--peers-dir", help="Where `make peers` put their environments.")
 ]
-Tasks = Annotated[str, typer.Option("--tasks", help="Tasks by name, as reasoning,code.")]
+Tasks = Annotated[
+    str, typer.Option("--tasks", help="Tasks by name, as reasoning,code; of a suite, its names.")
+]
 RunFolder = Annotated[Path, typer.Option("--out", help="Run folder; one that is there goes on.")]
 TopK = Annotated[int, typer.Option("--top-k", help="0: off.")]
 TopP = Annotated[float, typer.Option("--top-p", help="1: off.")]
@@ -103,6 +104,10 @@ def run(
     texts: Texts = False,
     optimum: Optimum = False,
     retry: Retry = False,
+    suite: bench_suite.SuiteName = None,
+    mode: bench_suite.ModeName = None,
+    half: bench_suite.Half = None,
+    data_dir: bench_suite.DataDir = None,
     is_json: options.Json = False,
 ) -> None:
     """Run methods and peers on the same prompts.
@@ -118,12 +123,19 @@ def run(
 
     for name in split_names(peers, "peer") if peers else ():
         parse_peer(name)
-    usual = 1 if temperature == 0 else SAMPLES  # greedy ones are all the same
+    named = split_methods(",".join(filter(None, [methods, peers])))
+    if chosen := bench_suite.chosen(ctx):
+        sampling = bench_suite.sampling(ctx, chosen)
+        named, tasks_named = chosen.methods(named), [task.label for task in chosen.tasks]
+    else:
+        usual = 1 if temperature == 0 else SAMPLES  # greedy ones are all the same
+        sampling = Sampling(temperature, top_k, top_p, max_new_tokens=max_new_tokens, n=n or usual)
+        tasks_named = split_names(tasks, "task")
     asked = Asked(
-        split_methods(",".join(filter(None, [methods, peers]))),
-        split_names(tasks, "task"),
+        named,
+        tasks_named,
         model,
-        Sampling(temperature, top_k, top_p, max_new_tokens=max_new_tokens, n=n or usual),
+        sampling,
         examples,
         rounds,
         usual_threads() if threads is None else threads,
@@ -135,6 +147,7 @@ def run(
         turns,
         retry,
         optimum,
+        chosen,
     )
     from forerun.cli.bench_run import Bench
 
@@ -249,52 +262,7 @@ def profile(
         show_budget(console(), found)
 
 
-@app.command("tasks")
-def tasks(is_json: options.Json = False) -> None:
-    """List the tasks."""
-    from importlib import import_module
-
-    from forerun.bench import tasks as package
-
-    found = {}
-    for name in package.task_names():
-        doc = import_module(f"{package.__name__}.{name}").__doc__ or ""
-        found[name] = " ".join(doc.split("\n\n")[0].split())
-    if is_json:
-        print_json(found)
-        return
-    for name, text in found.items():
-        typer.echo(f"{name:14} {text}")
-
-
-@app.command("inflate")
-def inflate(
-    source: Annotated[str, typer.Argument(help="Folder, hub id, or reasoner.")],
-    target: Annotated[Path, typer.Argument(help="Folder to make.")],
-    size: Annotated[str, typer.Option("--size", help="30M, 0.1B, 0.3B, 1B, 8B.")] = "0.3B",
-    dtype: Annotated[str, typer.Option("--dtype", help="bf16, fp16, fp32.")] = "bf16",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the padding.")] = 0,
-) -> None:
-    """Pad a checkpoint to a real size.
-
-    What the model says stays the same: for honest timing, labelled in every report.
-    """
-    from forerun.cli.endings import ending_at_once
-    from forerun.cli.index_show import Bars
-
-    with ending_at_once(options.UNBEGUN):  # imports may drop a Ctrl-C or die of it
-        from forerun.bench.inflate import inflate as pad
-    try:
-        with Bars() as bars:
-            report = partial(bars.report, "inflate")
-            made = pad(source, target, size, dtype=dtype, seed=seed, report=report)
-    except KeyboardInterrupt:
-        if target.exists():  # it came when all was done
-            raise
-        notice("interrupted: nothing is left of it; the same command starts again")
-        raise typer.Exit(130) from None
-    typer.echo(f"{made.folder}: {made.num_bytes / 2**20:.0f} MiB in {made.seconds:.1f} s")
-
-
+app.command("tasks")(bench_tasks.tasks)
+app.command("inflate")(bench_tasks.inflate)
 app.command("answers")(bench_spec.answers)
 app.command("spec")(bench_spec.spec)

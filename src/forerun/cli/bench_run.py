@@ -36,7 +36,7 @@ class Bench:
 
         planning.check_asked(asked)
         self.asked, self.out = asked, out
-        self.tasks = {name: get_task(name) for name in asked.tasks}
+        self.tasks = {name: get_task(self._text(name)) for name in asked.tasks}
         for name in asked.methods:
             contestants.check_name(name)
         contestants.check_sampling(asked.methods, replace(asked.sampling, seed=asked.seed))
@@ -57,6 +57,11 @@ class Bench:
             options.check_parts(samplings=(asked.sampling,), **specs)
         self.batch = max([1, *(one.parts.batch for one in own)])
         self._loaded: Model | None = None
+
+    def _text(self, name: str) -> str:
+        """A task as `get_task` takes it; those of a suite have names of their own."""
+        suite = self.asked.suite
+        return suite.of(name).text(suite.folder) if suite else name
 
     def run(self, is_json: bool) -> None:
         """Measures, prints a summary; raises typer.Exit: 130 if interrupted, 1 if all failed."""

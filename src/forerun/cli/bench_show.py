@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.bench import metrics
 from forerun.bench.charts import number
+from forerun.bench.pass_at_k import passes
 from forerun.bench.scoring import last_line
 from forerun.bench.standing import counts, factor, finished, skipped, span
 from forerun.cli.options import PATIENCE
@@ -165,6 +166,7 @@ def figures(records: list[Record], timed: list[Record], method: str) -> dict[str
         "time": metrics.time_split(compared),
         "score": metrics.mean_score(mine),
         "majority": metrics.mean_score(mine, "majority"),
+        "pass_at_k": {str(k): value for k, value in passes(mine).items()},
     }
 
 
@@ -183,15 +185,18 @@ def show_summary(out: Console, manifest: Manifest, records: list[Record]) -> Non
         threads = counted(manifest.threads, "thread")
         title = f"{task}, {model_name(manifest)}, {manifest.dtype}, {threads}"
         title += f", {manifest.rounds} rounds" if manifest.rounds > 1 else ""
-        rows = [_row(method, figure) for method, figure in methods.items()]
-        out.print(make_table(title, COLUMNS, rows))
+        most = max((int(k) for one in methods.values() for k in one["pass_at_k"]), default=0)
+        columns = (*COLUMNS[:-1], f"pass@{most}", COLUMNS[-1]) if most else COLUMNS
+        rows = [_row(method, figure, most) for method, figure in methods.items()]
+        out.print(make_table(title, columns, rows))
     for name, why in found["left_out"].items():
         out.print(f"{name} is left out: {last_line(why)}", markup=False)
     for note in found["notes"]:
         out.print(note, markup=False, soft_wrap=True)
 
 
-def _row(method: str, figure: dict[str, Any]) -> list[str]:
+def _row(method: str, figure: dict[str, Any], most: int = 0) -> list[str]:
+    """The cells of a method; most: the k of its pass@k, 0 for none."""
     up, bare = figure["speed_up"], figure["speed_up_without_prefill"]
     rate = figure["tokens_per_second"]
     return [
@@ -206,6 +211,7 @@ def _row(method: str, figure: dict[str, Any]) -> list[str]:
         shown(outside_share(figure["time"]), ".0%"),
         shown(figure["score"], ".0%"),
         shown(figure["majority"], ".0%"),
+        *([shown(figure["pass_at_k"].get(str(most)), ".0%")] if most else []),
         str(figure["failed"] or ""),
     ]
 

@@ -41,16 +41,17 @@ def answers(
         raise UnknownName.of("method of this run", method, manifest.methods)
     if not 0 <= number < manifest.rounds:
         raise ConfigError(f"--round must be from 0 to {manifest.rounds - 1}, got {number}")
-    tasks = [name for name in manifest.tasks if name.startswith(TASK)]
+    named = {name: found.get("task", name) for name, found in manifest.tasks.items()}
+    tasks = {name: text for name, text in named.items() if text.startswith(TASK)}
     if not tasks:
         raise ConfigError(
             f"{folder} has no Spec-Bench task, only {', '.join(manifest.tasks)}; run with "
             f"--tasks {TASK}PATH"
         )
     lines, gone = [], list[str]()
-    for task in tasks:
+    for task, text in tasks.items():
         mine = [r for r in records if (r.task, r.method, r.round) == (task, method, number)]
-        questions = _questions(task.removeprefix(TASK))
+        questions = _questions(text.removeprefix(TASK))
         lines += spec_bench.answers(questions, mine, method)
         gone += spec_bench.unanswered(questions, mine)
     if not lines:
@@ -66,7 +67,8 @@ def answers(
 
 def _questions(path: str) -> list[Question]:
     """The questions of a run's task; it has their path as it was given."""
-    from forerun.bench.tasks.spec_bench import SpecBenchTask, divided
+    from forerun.bench.tasks.base_file import divided
+    from forerun.bench.tasks.spec_bench import SpecBenchTask
 
     file = divided(path)[0]
     if not file.is_file():

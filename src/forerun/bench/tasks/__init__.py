@@ -1,8 +1,8 @@
 """Tasks: numbered prompts, most with a checker, for evaluation, training and timing.
 
 A task is a file, its name is the name that users type, with options as `needles:lengths=2000+8000`
-or, where the task is somebody's file, its path: `file:prompts.jsonl`. Files that begin with another
-file's name and an underscore are its helpers.
+or, where the task is somebody's file, its path: `file:prompts.jsonl`. Helpers are files that begin
+with an underscore, or with another file's name and an underscore.
 """
 
 from __future__ import annotations
@@ -25,7 +25,14 @@ __all__ = ["get_task", "is_file", "task_names"]
 def task_names() -> list[str]:
     """All tasks, without importing any of them."""
     found = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    return [n for n in found if n != "base" and not any(n.startswith(m + "_") for m in found)]
+    helped = [*found, "base"]
+    return [
+        name
+        for name in found
+        if name != "base"
+        and not name.startswith("_")
+        and not any(name.startswith(f"{one}_") for one in helped)
+    ]
 
 
 def get_task(text: str) -> Task:

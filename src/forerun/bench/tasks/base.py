@@ -27,6 +27,7 @@ class Example:
     category: str = ""
     turns: tuple[str, ...] = ()  # user, model, ..., user; "" is an answer that is still to come
     after: tuple[int, ...] = ()  # indices of the examples whose answers those are, in order
+    source: str = ""  # the problem as its file has it, without instructions of ours
 
     @property
     def label(self) -> str:

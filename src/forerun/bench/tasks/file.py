@@ -23,8 +23,9 @@ class FileTask:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
         text = read_text(self.path)
-        name = self.path.stem
-        if self.path.suffix == ".jsonl":
+        plain = Path(self.path.name.removesuffix(".gz"))
+        name = plain.stem
+        if plain.suffix == ".jsonl":
             self.examples = [
                 _example(where, i, v) for i, (where, v) in enumerate(objects(self.path))
             ]

@@ -13,6 +13,7 @@ from typing import Any
 from forerun.errors import DataError, UnknownName
 
 from .base import Example, plain_text
+from .base_file import divided
 from .base_lines import check, encoded, objects, texts
 
 MT_BENCH = "mt_bench"
@@ -58,7 +59,12 @@ class SpecBenchTask:
             category=question.category,
             turns=turns,
             after=tuple(range(i - turn, i)),
+            source=question.turns[0],
         )
+
+    def stratum(self, example: Example) -> str:
+        """The group that Spec-Bench publishes; suites take as many questions of each."""
+        return MT_BENCH if example.category in MT_CATEGORIES else example.category
 
     def score(self, example: Example, text: str) -> None:
         """Spec-Bench judges no answers."""
@@ -67,15 +73,6 @@ class SpecBenchTask:
     def read(self, text: str) -> None:
         """No final answer to vote on."""
         return None
-
-
-def divided(text: str) -> tuple[Path, str]:
-    """Path and category of "PATH" or "PATH:CATEGORY"; paths may hold colons, categories slashes."""
-    path, _, category = text.rpartition(":")
-    whole, part = (Path(name).expanduser() for name in (text, path))
-    if path and not whole.is_file() and (part.is_file() or "/" not in category):
-        return part, category
-    return whole, ""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,71 @@
+"""The options of `forerun bench run` that choose a suite, and what follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forerun.errors import ConfigError
+
+if TYPE_CHECKING:
+    from forerun.bench.suite import SuiteRun
+    from forerun.sampling import Sampling
+
+SuiteName = Annotated[
+    str | None,
+    typer.Option("--suite", help="A fixed choice of tasks: real, or the path of a .toml file."),
+]
+ModeName = Annotated[
+    str | None,
+    typer.Option("--mode", help="Of the suite: greedy, sampled, batched; else its first one."),
+]
+Half = Annotated[
+    str | None,
+    typer.Option("--half", help="Of the suite's examples: tuning, or held_out (the default)."),
+]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="Folder of the files that the suite names.")
+]
+LIMITS = ("examples", "max_new_tokens")  # what lowers a suite's own numbers
+LAW = ("temperature", "top_k", "top_p", "n")  # what replaces its mode's
+
+
+def chosen(ctx: typer.Context) -> SuiteRun | None:
+    """What a run takes of its suite; None without --suite.
+
+    Raises ConfigError, UnknownName, DataError.
+    """
+    from forerun.bench.contestants import split_names
+    from forerun.bench.suite import find_suite, run_of
+    from forerun.bench.suite_examples import HELD_OUT
+
+    given = ctx.params
+    if given["suite"] is None:
+        for name in ("mode", "half", "data_dir"):
+            if given[name] is not None:
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{flag} belongs to a suite; add --suite real, or drop {flag}")
+        return None
+    return run_of(
+        find_suite(given["suite"]),
+        mode=given["mode"],
+        half=given["half"] or HELD_OUT,
+        data_dir=given["data_dir"],
+        only=split_names(given["tasks"], "task") if _is_given(ctx, "tasks") else (),
+        limits={name: given[name] for name in LIMITS if _is_given(ctx, name)},
+    )
+
+
+def sampling(ctx: typer.Context, run: SuiteRun) -> Sampling:
+    """The sampling of the suite's mode; options that were given replace its values."""
+    found = run.suite.modes[run.mode].sampling(run.max_new_tokens)
+    return replace(found, **{name: ctx.params[name] for name in LAW if _is_given(ctx, name)})
+
+
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    """Whether an option is on the command line."""
+    source = ctx.get_parameter_source(name)  # an enum of click's, or of the copy within typer
+    return source is not None and source.name == "COMMANDLINE"

@@ -1,0 +1,57 @@
+"""`forerun bench tasks` and `forerun bench inflate`: what to measure on, and a model of a size."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forerun.cli import options
+from forerun.cli.output import notice, print_json
+
+
+def tasks(is_json: options.Json = False) -> None:
+    """List the tasks."""
+    from importlib import import_module
+
+    from forerun.bench import tasks as package
+
+    found = {}
+    for name in package.task_names():
+        doc = import_module(f"{package.__name__}.{name}").__doc__ or ""
+        found[name] = " ".join(doc.split("\n\n")[0].split())
+    if is_json:
+        print_json(found)
+        return
+    for name, text in found.items():
+        typer.echo(f"{name:16} {text}")
+
+
+def inflate(
+    source: Annotated[str, typer.Argument(help="Folder, hub id, or reasoner.")],
+    target: Annotated[Path, typer.Argument(help="Folder to make.")],
+    size: Annotated[str, typer.Option("--size", help="30M, 0.1B, 0.3B, 1B, 8B.")] = "0.3B",
+    dtype: Annotated[str, typer.Option("--dtype", help="bf16, fp16, fp32.")] = "bf16",
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the padding.")] = 0,
+) -> None:
+    """Pad a checkpoint to a real size.
+
+    What the model says stays the same: for honest timing, labelled in every report.
+    """
+    from forerun.cli.endings import ending_at_once
+    from forerun.cli.index_show import Bars
+
+    with ending_at_once(options.UNBEGUN):  # imports may drop a Ctrl-C or die of it
+        from forerun.bench.inflate import inflate as pad
+    try:
+        with Bars() as bars:
+            report = partial(bars.report, "inflate")
+            made = pad(source, target, size, dtype=dtype, seed=seed, report=report)
+    except KeyboardInterrupt:
+        if target.exists():  # it came when all was done
+            raise
+        notice("interrupted: nothing is left of it; the same command starts again")
+        raise typer.Exit(130) from None
+    typer.echo(f"{made.folder}: {made.num_bytes / 2**20:.0f} MiB in {made.seconds:.1f} s")

@@ -27,6 +27,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=str(Path(__file__).parents[2] / "shared" / "data"),
         help="folder of real prompts, traces and models; tests that need it skip without it",
     )
+    parser.addoption(
+        "--models-dir",
+        help="folder of real model folders, by name; tests that need it skip without it",
+    )
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +40,15 @@ def data_dir(request: pytest.FixtureRequest) -> Path:
     if not folder.is_dir():
         pytest.skip(f"no data folder at {folder}; give --data-dir")
     return folder
+
+
+@pytest.fixture(scope="session")
+def models_dir(request: pytest.FixtureRequest) -> Path:
+    """The folder of real models, or a skip with the reason."""
+    given = request.config.getoption("--models-dir")
+    if given is None or not Path(given).is_dir():
+        pytest.skip(f"no folder of models at {given}; give --models-dir")
+    return Path(given)
 
 
 @pytest.fixture(scope="session")

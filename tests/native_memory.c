@@ -204,6 +204,7 @@ static Model decoder(int64_t level) {
         .activation = draw(4), .qk_norm = draw(3), .act_kind = TAKES_PAIRS(kind) ? BF16 : F32,
         .cell_kind = type == INT8 ? PICK(F32, BF16, F16) : type, .attn_cap = (double)PICK(0, 0, 9),
         .logit_cap = (double)PICK(0, 0, 9), .embed_scale = (double)PICK(1, 8),
+        .logit_scale = 1.0 / (double)PICK(1, 8), .residual_scale = 1.0 / (double)PICK(1, 4),
     };
     m.num_heads = m.num_kv * PICK(1, 2, 3, 7, m.head_dim <= 32 ? 64 : 4);
     m.attn_scale = 1.0 / (double)m.head_dim;
@@ -216,7 +217,7 @@ static Model decoder(int64_t level) {
             .up = weight(m.inner * (1 + is_gated), m.hidden, kind, is_gated, 0, NULL),
             .down = weight(m.hidden, m.inner, kind, 0, 0, NULL),
             .attn = norm(m.hidden, is_layer), .mlp = norm(m.hidden, is_layer),
-            .window = PICK(0, 9, 300),
+            .window = PICK(0, 9, 300), .rope = PICK(0, 1, -1),
         };
         if (is_post) layers[l].post_attn = norm(m.hidden, 0), layers[l].post_mlp = norm(m.hidden, 0);
         if (m.qk_norm == NO_QK_NORM) continue;
@@ -331,7 +332,8 @@ static void check_pass(int64_t level) {
     Pass p = {.num_rows = b.num_rows, .num_spans = b.num_spans, .num_threads = 1, .is_split = 1,
               .ids = exact[0], .positions = exact[1], .wanted = exact[2], .spans = b.spans,
               .num_wanted = b.num_rows, .max_runs = top / RUN + 1,
-              .rope = draw(3) ? numbers((top + 1) * m.head_dim, F32, 64) : NULL};
+              .rope = draw(3) ? numbers(2 * (top + 1) * m.head_dim, F32, 64) : NULL,
+              .rope_stride = (top + 1) * m.head_dim};
     p.cells = lay_out(&b, &m, &p);
     const float *found = logits_of(level, &m, &p, b.cell_of);
     Pass other = p;

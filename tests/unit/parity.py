@@ -49,6 +49,12 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+GEMMA3 = {  # few layers of both kinds, and windows that short texts exceed
+    "head_dim": 16,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "query_pre_attn_scalar": 24,
+}
 CASES: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama-biased-tied": {
@@ -81,6 +87,18 @@ CASES: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 24,
         "attn_logit_softcapping": 2.0,
         "final_logit_softcapping": 1.5,
+    },
+    "gemma3_text": GEMMA3,
+    "gemma3_text-linear": {
+        **GEMMA3,
+        "num_key_value_heads": 1,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        },
+        "attn_logit_softcapping": 2.0,  # without effect in this family
+        "final_logit_softcapping": 1.5,
+        "attention_bias": True,
     },
     "olmo2": {},
     "gpt2": {},

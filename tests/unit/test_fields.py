@@ -39,7 +39,9 @@ def rewritten(folder: Path, **fields: Any) -> Path:
         ("gpt2", "5.0"),
         ("qwen3_moe", "4.40"),
         ("gemma2", "5.0"),
+        ("gemma3_text", "5.0"),
         ("phi3-longrope", "4.40"),
+        ("phi3-partial", "5.0"),
     ],
 )
 def test_no_value_of_a_field_ends_in_an_inner_error(

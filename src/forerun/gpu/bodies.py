@@ -33,7 +33,9 @@ def body(model: Transformer, cache: Cache, shape: Shape, described: Tensor) -> B
     c = model.config
     is_llama = (c.norm, c.norms, c.qk_norm, c.is_gated) == ("rms", "pre", "", True)
     is_llama = is_llama and c.embed_scale is None and c.logit_softcap is None
-    if not is_llama or model.rope is None or model.dtype.itemsize > 2:
+    is_llama = is_llama and (c.logit_divisor, c.residual_scale) == (1, 1)
+    has_one_rope = len(model.ropes) == 1 and not c.layer_ropes
+    if not is_llama or not has_one_rope or model.dtype.itemsize > 2:
         return Body(model, cache, shape, described)
     return (OneRow if shape.rows == 1 else FewRows)(model, cache, shape, described)
 
@@ -93,9 +95,10 @@ class Body:
         self.attention = Attention(model, cache, shape, described)
         self.ids = described[HEAD : HEAD + shape.rows]
         self.positions = described[HEAD + shape.rows : HEAD + 2 * shape.rows]
-        # no graph sees the table of rope move
+        # no graph sees the tables of rope move
         self.top = min(cache.max_cells, model.config.context) - 1
-        self.rope = None if model.rope is None else model.rope.reach(self.top + 1)
+        tables = [rope.reach(self.top + 1) for rope in model.ropes]
+        self.rope = tables[0] if tables else None
 
     def __call__(self) -> tuple[Tensor, Tensor]:
         """Hidden rows [R, d] and logits [R, V]."""

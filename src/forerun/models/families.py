@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from forerun.models.fields import check_decoder
 from forerun.models.layers import GELU_TANH
 from forerun.models.names import Piece, gpt2_pieces, llama_pieces, shapes
-from forerun.models.transformer import DecoderConfig, Moe
+from forerun.models.transformer import DecoderConfig, Moe, RopeConfig
 
 
 class Unsupported(Exception):
@@ -57,14 +56,14 @@ def plan_for(config: Any, context: int | None = None) -> Plan:
         raise Unsupported("the checkpoint is quantised")
     c = FAMILIES[name](config, context)
     check_decoder(c)
-    pieces = dict(gpt2_pieces(c) if name == "gpt2" else llama_pieces(c, name, rotary_size(config)))
+    pieces = dict(gpt2_pieces(c) if name == "gpt2" else llama_pieces(c, name))
     return Plan(c, shapes(c), pieces)
 
 
-def llama(config: Any, context: int | None) -> DecoderConfig:
-    """What most families share; the others change fields of it."""
+def llama(config: Any, context: int | None, act: str = "hidden_act") -> DecoderConfig:
+    """What most families share; the others change fields of it. act: the activation's field."""
     head_dim = head_size(config)
-    inv_freq, scale, limit = rope(config, context)
+    ropes, layer_ropes, limit = rotations(config, context)
     return DecoderConfig(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -76,9 +75,9 @@ def llama(config: Any, context: int | None) -> DecoderConfig:
         context=limit,
         attn_scale=head_dim**-0.5,
         norm_eps=config.rms_norm_eps,
-        act=activation(getattr(config, "hidden_act", "silu")),
-        inv_freq=tuple(inv_freq.tolist()),
-        rope_scale=scale,
+        act=activation(getattr(config, act)),
+        ropes=ropes,
+        layer_ropes=layer_ropes,
         qkv_bias=bool(getattr(config, "attention_bias", False)),
         out_bias=bool(getattr(config, "attention_bias", False)),
         mlp_bias=bool(getattr(config, "mlp_bias", False)),
@@ -129,17 +128,23 @@ def gemma2(config: Any, context: int | None) -> DecoderConfig:
     if getattr(config, "use_bidirectional_attention", None):
         raise Unsupported("bidirectional attention")
     return replace(
-        llama(config, context),
+        llama(config, context, act="hidden_activation"),
         attn_scale=config.query_pre_attn_scalar**-0.5,
         norm_offset=1.0,
         norms="both",
-        act=activation(config.hidden_activation),
         windows=typed_windows(config),
         attn_softcap=config.attn_logit_softcapping,
         logit_softcap=config.final_logit_softcapping,
         embed_scale=config.hidden_size**0.5,
+        rounds_embed_scale=True,
         mlp_bias=False,
     )
+
+
+def gemma3(config: Any, context: int | None) -> DecoderConfig:
+    """gemma2 with a norm on every query and key head, two rotary bases, no caps on attention."""
+    c = gemma2(config, context)  # transformers reads a cap on attention here and applies none
+    return replace(c, qk_norm="head", attn_softcap=None)
 
 
 def olmo2(config: Any, context: int | None) -> DecoderConfig:
@@ -176,6 +181,7 @@ def gpt2(config: Any, context: int | None) -> DecoderConfig:
 
 FAMILIES: dict[str, Callable[[Any, int | None], DecoderConfig]] = {
     "gemma2": gemma2,
+    "gemma3_text": gemma3,
     "gpt2": gpt2,
     "llama": llama,
     "mistral": mistral,
@@ -204,19 +210,43 @@ def typed_windows(config: Any) -> tuple[int | None, ...]:
     return tuple(windows) if any(windows) else ()
 
 
-def rope(config: Any, context: int | None) -> tuple[Tensor, float, int]:
-    """Inverse frequencies, scale of cos and sin, and the longest context they are meant for."""
-    params = config.rope_parameters
+Rotations = tuple[tuple[RopeConfig, ...], tuple[int | None, ...], int]
+
+
+def rotations(config: Any, context: int | None) -> Rotations:
+    """Rotary tables, the table of every layer, and the longest context they are meant for.
+
+    `rope_parameters` is one dict, or one per layer type.
+    """
+    params = config.rope_parameters or {}
+    if not any(isinstance(value, dict) for value in params.values()):
+        table, limit = rope(config, params, context)
+        return (table,), (), limit
+    kinds = sorted(set(config.layer_types))
+    found = [rope(config, params[kind] or {}, context, kind) for kind in kinds]
+    tables = tuple(table for table, _ in found)
+    return tables, tuple(map(kinds.index, config.layer_types)), min(limit for _, limit in found)
+
+
+def rope(
+    config: Any, params: dict[str, Any], context: int | None, layer_type: str | None = None
+) -> tuple[RopeConfig, int]:
+    """The rotary table of these parameters, and the longest context that it is meant for."""
     kind = params.get("rope_type", "default") if params else None
     limit = config.max_position_embeddings
     if kind not in ROPE_TYPES:
         raise Unsupported(f"rope type {kind!r}")
-    if config.model_type != "phi3" and params.get("partial_rotary_factor", 1.0) != 1.0:
+    share = params.get("partial_rotary_factor", 1.0)
+    if not 0 < share <= 1:
+        raise ValueError(f"partial_rotary_factor must be above 0 and at most 1, got {share!r}")
+    if config.model_type != "phi3" and share != 1:
         raise Unsupported("partial rotary embeddings")
-    if kind == "default":
-        dim = rotary_size(config)
+    if kind in ("default", "linear"):
+        dim = int(head_size(config) * share)
         power = torch.arange(0, dim, 2, dtype=torch.float32) / dim
-        return 1.0 / params["rope_theta"] ** power, 1.0, limit
+        inv_freq = 1.0 / params["rope_theta"] ** power
+        inv_freq /= params["factor"] if kind == "linear" else 1.0
+        return RopeConfig(tuple(inv_freq.tolist())), limit
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     wanted = None
@@ -224,8 +254,10 @@ def rope(config: Any, context: int | None) -> tuple[Tensor, float, int]:
         switch = params["original_max_position_embeddings"]
         limit = switch if context is None or context <= switch else limit
         wanted = limit
-    inv_freq, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=wanted)
-    return inv_freq, float(scale), limit
+    inv_freq, scale = ROPE_INIT_FUNCTIONS[kind](
+        config, torch.device("cpu"), seq_len=wanted, layer_type=layer_type
+    )
+    return RopeConfig(tuple(inv_freq.tolist()), float(scale)), limit
 
 
 def head_size(config: Any) -> int:
@@ -234,10 +266,3 @@ def head_size(config: Any) -> int:
     if size == 0:
         raise ValueError("head_dim must be an integer of at least 1, got 0")
     return config.hidden_size // config.num_attention_heads if size is None else size
-
-
-def rotary_size(config: Any) -> int:
-    """How many dimensions of a head rotate."""
-    if config.model_type == "gpt2":
-        return 0
-    return int(head_size(config) * (config.rope_parameters or {}).get("partial_rotary_factor", 1.0))

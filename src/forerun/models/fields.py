@@ -12,7 +12,19 @@ from typing import Any
 MOST = 1 << 24  # of what a config counts; real ones stay far below
 MOST_PARTS = 1 << 12  # that are made one by one, which costs time before a weight is looked at
 MOST_TOKENS = 1 << 40  # of a context
-NESTED = ("text_config", "rope_parameters", "rope_scaling")
+NESTED = (
+    *("text_config", "rope_parameters", "rope_scaling"),
+    *("full_attention", "sliding_attention"),  # of rope_parameters
+)
+ABSENT: dict[str, tuple[str, ...]] = {  # model type -> fields that we ask for and it never has
+    "gemma2": ("mlp_bias",),
+    "gemma3_text": ("mlp_bias",),
+    "mistral": ("attention_bias", "mlp_bias"),
+    "olmo2": ("head_dim", "mlp_bias"),
+    "phi3": ("head_dim", "attention_bias", "mlp_bias"),
+    "qwen2": ("head_dim", "attention_bias", "mlp_bias"),
+    "qwen3": ("mlp_bias",),
+}
 COUNTS: dict[str, tuple[int, int]] = {  # name in config.json -> least, most
     **dict.fromkeys(("vocab_size", "hidden_size", "n_embd"), (1, MOST)),
     **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads"), (1, MOST)),
@@ -27,6 +39,8 @@ SIZES = {  # name -> whether it may be 0
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"), True),
     **dict.fromkeys(("rope_theta", "factor", "query_pre_attn_scalar"), False),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), False),
+    **dict.fromkeys(("attention_multiplier", "logits_scaling"), False),
+    **dict.fromkeys(("embedding_multiplier", "residual_multiplier"), True),
 }
 
 
@@ -63,18 +77,25 @@ def check_decoder(c: Any) -> None:
         value, least = getattr(c, name), 0 if c.moe and name == "mlp_size" else 1
         if type(value) is not int or value < least:
             raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
-    for value in (c.norm_eps, c.attn_scale, c.rope_scale, *(c.inv_freq or ())):
+    needed = [c.norm_eps, c.attn_scale, c.residual_scale, c.logit_divisor]
+    needed += [number for r in c.ropes for number in (r.scale, *r.inv_freq)]
+    optional = [c.attn_softcap, c.logit_softcap, c.embed_scale]
+    for value in (*needed, *(value for value in optional if value is not None)):
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise ValueError(f"a norm, rotation or scale would be computed with {value!r}")
     if c.num_heads % c.num_kv_heads:
         raise ValueError(f"{c.num_heads} heads do not share {c.num_kv_heads} key-value heads")
-    if 2 * len(c.inv_freq or ()) > c.head_dim:
+    if any(2 * len(r.inv_freq) > c.head_dim for r in c.ropes):
         raise ValueError(f"heads have {c.head_dim} dimensions, an odd number or fewer than turn")
     for window in set(c.windows) - {None}:
         if type(window) is not int or window < 1:
             raise ValueError(f"sliding_window must be an integer of at least 1, got {window!r}")
     if len(c.windows) not in (0, c.num_layers):
         raise ValueError(f"layer_types are {len(c.windows)}, and num_hidden_layers {c.num_layers}")
+    if len(c.layer_ropes) not in (0, c.num_layers):
+        raise ValueError(
+            f"no_rope_layers are {len(c.layer_ropes)}, and num_hidden_layers {c.num_layers}"
+        )
     if c.moe and c.moe.num_experts > MOST_PARTS:
         raise ValueError(f"expected at most {MOST_PARTS:,} experts, got {c.moe.num_experts}")
     if c.moe and any(c.moe.layers) and not 1 <= c.moe.top_k <= c.moe.num_experts:

@@ -14,7 +14,7 @@ from typing import Any
 from forerun.assets import MODELS, embedded
 from forerun.errors import ConfigError, ModelError, UnknownName, in_a_line, meant
 from forerun.models.downloads import downloads, find, pulled_folder
-from forerun.models.fields import check_fields
+from forerun.models.fields import ABSENT, check_fields
 
 CONFIG = ("config.json",)  # of a hub repository: what is looked at before a model is loaded,
 TOKENIZER = ("*.json", "*.model", "*.txt", "*.jinja")  # what its tokenizer is made of,
@@ -179,13 +179,15 @@ class Written:
     """What a config.json says in so many words, without transformers: its import takes seconds.
 
     Only for files that a transformers 5 has written, which writes all fields, and as they are
-    used. Whatever else is asked for is `Unsaid`, even where the asker has a default.
+    used. Fields that this kind of model never has are None unless the file has them. Whatever else
+    is asked for is `Unsaid`, even where the asker has a default.
     """
 
     def __init__(self, said: dict[str, Any]) -> None:
         if not said.get("transformers_version", "").startswith("5."):
             raise Unsaid("an older form, or another writer's")
         self.quantization_config = None  # is absent where there is none
+        self.__dict__.update(dict.fromkeys(ABSENT.get(said.get("model_type", ""), ())))
         self.__dict__.update(said)
 
     def __getattr__(self, name: str) -> Any:

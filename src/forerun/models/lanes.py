@@ -27,7 +27,7 @@ CHANNELS = {"gate_up": 0, "up": 0, "down": 1}
 
 def in_lanes(c: DecoderConfig) -> DecoderConfig:
     """The config with whole lanes; `c` itself if the kernels would not run that either."""
-    if c.inv_freq is not None and c.head_dim % 2:  # no halves
+    if c.ropes and c.head_dim % 2:  # no halves
         return c
     if c.qk_norm and c.norm == "layer":  # zeros would move its mean
         return c
@@ -41,7 +41,7 @@ def widened(name: str, part: Tensor, before: DecoderConfig, after: DecoderConfig
     """A part of the decoder, by its name in `names.shapes`, with the zeros of `after` in it."""
     kind = name.split(".")[-2:][0]
     if kind in HEADS:
-        axis, halves = HEADS[kind], 1 if before.inv_freq is None else 2
+        axis, halves = HEADS[kind], 2 if before.ropes else 1
         size, wide = before.head_dim // halves, after.head_dim // halves
     elif kind in CHANNELS:
         axis, size, wide = CHANNELS[kind], before.mlp_size, after.mlp_size

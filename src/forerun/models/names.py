@@ -53,7 +53,7 @@ def shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """Parts of the decoder and their shapes."""
     d = c.hidden_size
     out: dict[str, tuple[int, ...]] = {"embed": (c.vocab_size, d)}
-    if c.inv_freq is None:
+    if not c.ropes:
         out["positions"] = (c.context, d)
     if not c.is_tied:
         out["head.weight"] = (c.vocab_size, d)
@@ -119,7 +119,7 @@ NORMS = {  # checkpoint names by layout
 }
 
 
-def llama_pieces(c: DecoderConfig, family: str, rotary: int) -> Iterator[tuple[str, Piece]]:
+def llama_pieces(c: DecoderConfig, family: str) -> Iterator[tuple[str, Piece]]:
     """Names of all families but gpt2."""
     yield "embed_tokens.weight", Piece("embed")
     yield "norm.weight", Piece("norm.weight")
@@ -127,14 +127,13 @@ def llama_pieces(c: DecoderConfig, family: str, rotary: int) -> Iterator[tuple[s
         yield "lm_head.weight", Piece("head.weight")
     for i in range(c.num_layers):
         at = f"layers.{i}."
-        for name, piece in _layer_pieces(c, i, family == "phi3", rotary):
+        for name, piece in _layer_pieces(c, i, family == "phi3"):
             yield at + name, replace(piece, dest=at + piece.dest)
 
 
-def _layer_pieces(
-    c: DecoderConfig, i: int, is_fused: bool, rotary: int
-) -> Iterator[tuple[str, Piece]]:
+def _layer_pieces(c: DecoderConfig, i: int, is_fused: bool) -> Iterator[tuple[str, Piece]]:
     q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    rotary = 2 * len(c.ropes[0].inv_freq)
     turn = None if rotary == c.head_dim else _turn(c, rotary, is_fused)
     for kind in ("weight", "bias") if c.qkv_bias else ("weight",):
         if is_fused:
@@ -176,7 +175,12 @@ def _turn(c: DecoderConfig, rotary: int, is_fused: bool) -> Callable[[Tensor], T
     num = c.num_heads + c.num_kv_heads
     turned = (torch.arange(num)[:, None] * c.head_dim + order).reshape(-1)
     rows = torch.cat((turned, torch.arange(num * c.head_dim, c.num_lanes * c.head_dim)))
-    return lambda weight: weight.index_select(0, rows)
+
+    def reorder(weight: Tensor) -> Tensor:
+        fits = len(weight) == len(rows)  # a wrong shape is refused by name later
+        return weight.index_select(0, rows) if fits else weight
+
+    return reorder
 
 
 def gpt2_pieces(c: DecoderConfig) -> Iterator[tuple[str, Piece]]:

@@ -32,6 +32,14 @@ class Moe:
 
 
 @dataclass(frozen=True)
+class RopeConfig:
+    """One rotary table: pair i of a head turns by position * inv_freq[i]; scale: of cos and sin."""
+
+    inv_freq: tuple[float, ...]
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
 class DecoderConfig:
     """What differs between the families that this decoder runs."""
 
@@ -51,12 +59,15 @@ class DecoderConfig:
     act: str = "silu"
     is_gated: bool = True
     qk_norm: str = ""  # "head" (qwen3), "width" (olmo2)
-    inv_freq: tuple[float, ...] | None = None  # None: learned positions
-    rope_scale: float = 1.0
+    ropes: tuple[RopeConfig, ...] = ()  # empty: learned positions
+    layer_ropes: tuple[int | None, ...] = ()  # index into ropes, None: no rotation; empty: all 0
     windows: tuple[int | None, ...] = ()  # per layer; empty: all layers see everything
     attn_softcap: float | None = None
     logit_softcap: float | None = None
+    logit_divisor: float = 1.0  # granite
     embed_scale: float | None = None
+    rounds_embed_scale: bool = False  # gemma: the scale itself is rounded to the model's dtype
+    residual_scale: float = 1.0  # granite: of what attention and MLP add
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -71,6 +82,12 @@ class DecoderConfig:
     def window(self, layer: int) -> int | None:
         """How many positions back a layer sees, itself counted; None: all."""
         return self.windows[layer] if self.windows else None
+
+    def rope(self, layer: int) -> int | None:
+        """Index of a layer's rotary table; None: its heads are not rotated."""
+        if not self.ropes:
+            return None
+        return self.layer_ropes[layer] if self.layer_ropes else 0
 
 
 @dataclass
@@ -103,16 +120,13 @@ class Transformer:
         self.config, self.layers, self.norm, self.head = config, layers, norm, head
         self.embed, self.positions = embed, positions
         self.dtype, self.device = head.dtype, head.device
-        self.rope = None
-        if config.inv_freq is not None:
-            freq = torch.tensor(config.inv_freq)
-            size, scale = config.head_dim, config.rope_scale
-            self.rope = Rope(freq, size, scale, self.dtype, self.device)
-        self._embed_scale = (
-            None
-            if config.embed_scale is None
-            else torch.tensor(config.embed_scale, dtype=self.dtype, device=self.device)
-        )
+        self.ropes = [
+            Rope(torch.tensor(r.inv_freq), config.head_dim, r.scale, self.dtype, self.device)
+            for r in config.ropes
+        ]
+        self.embed_scale = config.embed_scale
+        if config.embed_scale is not None and config.rounds_embed_scale:
+            self.embed_scale = torch.tensor(config.embed_scale, dtype=self.dtype).item()
 
     def rows(self, ids: Tensor) -> Tensor:
         """Embeddings [n, d] of token ids, before they are scaled."""
@@ -132,13 +146,11 @@ class Transformer:
         """
         c = self.config
         x = self.rows(ids) if table is None else F.embedding(ids, table)
-        if self._embed_scale is not None:
-            x = x * self._embed_scale
-        cos = sin = None
+        if self.embed_scale is not None:
+            x = x * self.embed_scale
         if self.positions is not None:
             x = x + F.embedding(positions, self.positions)
-        elif self.rope is not None:
-            cos, sin = self.rope.rows(positions, top)
+        turns = [rope.rows(positions, top) for rope in self.ropes]
         shape, half = (len(ids), c.num_lanes, c.head_dim), c.head_dim // 2
         num_rotated = c.num_heads + c.num_kv_heads
         for i, layer in enumerate(self.layers):
@@ -146,21 +158,29 @@ class Transformer:
             qkv = layer.qkv(h).view(shape)
             if layer.q_norm is not None:
                 self._normalise(layer, qkv)
-            if cos is not None:
+            if (rope := c.rope(i)) is not None:
+                cos, sin = turns[rope]
                 qk = qkv.narrow(1, 0, num_rotated)
                 turned = qk.roll(half, -1)
-                qk.mul_(cos).addcmul_(turned, sin)  # type: ignore[arg-type]
+                qk.mul_(cos).addcmul_(turned, sin)
             h = layer.out(attend(i, qkv))
-            x = x + (h if layer.post_attn_norm is None else layer.post_attn_norm(h))
+            x = self._added(x, h if layer.post_attn_norm is None else layer.post_attn_norm(h))
             h = layer.mlp(x if layer.mlp_norm is None else layer.mlp_norm(x))
-            x = x + (h if layer.post_mlp_norm is None else layer.post_mlp_norm(h))
+            x = self._added(x, h if layer.post_mlp_norm is None else layer.post_mlp_norm(h))
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [n, V] of hidden rows [n, d]."""
         logits = self.head(hidden)
+        if self.config.logit_divisor != 1:
+            logits = logits.div_(self.config.logit_divisor)
         cap = self.config.logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    def _added(self, x: Tensor, part: Tensor) -> Tensor:
+        """The residual rows with the output of attention or MLP."""
+        scale = self.config.residual_scale
+        return x + part if scale == 1 else x + part * scale
 
     def _normalise(self, layer: Layer, qkv: Tensor) -> None:
         """QK-norm in place: per head, or over the whole width."""

@@ -7,9 +7,9 @@ INLINE float FN(mean_square)(const float *x, int64_t n) {
     return FN(sum)(total) / (float)n;
 }
 
-/* out += norm(x) if `out` is given, else act = norm(x). */
-static void FN(norm_row)(const Norm *norm, const float *x, int64_t n, float *out, void *act,
-                         int64_t at, int64_t act_kind) {
+/* out += share * norm(x) if `out` is given, else act = norm(x). */
+static void FN(norm_row)(const Norm *norm, const float *x, int64_t n, float *out, float share,
+                         void *act, int64_t at, int64_t act_kind) {
     float mean = 0, square;
     if (norm->is_layer) {
         vec total = {0};
@@ -28,7 +28,7 @@ static void FN(norm_row)(const Norm *norm, const float *x, int64_t n, float *out
     for (int64_t i = 0; i < n; i += WIDTH) {
         vec y = (FN(load)(x + i) - mean) * scale * FN(load)(norm->weight + i);
         if (norm->bias) y += FN(load)(norm->bias + i);
-        if (out) FN(store)(out + i, FN(load)(out + i) + y);
+        if (out) FN(store)(out + i, FN(load)(out + i) + y * share);
         else FN(store_as)(act, at + i, y, act_kind);
     }
 }
@@ -38,7 +38,7 @@ static void FN(norm_rows)(const Model *m, const Pass *p, const Norm *norm, int64
     for (int64_t r = thread; r < p->num_rows; r += p->num_threads) {
         const float *x = p->x + r * m->hidden;
         if (norm->weight) {
-            FN(norm_row)(norm, x, m->hidden, NULL, p->act, r * p->act_stride, m->act_kind);
+            FN(norm_row)(norm, x, m->hidden, NULL, 0, p->act, r * p->act_stride, m->act_kind);
             continue;
         }
         for (int64_t i = 0; i < m->hidden; i += WIDTH)
@@ -48,8 +48,8 @@ static void FN(norm_rows)(const Model *m, const Pass *p, const Norm *norm, int64
 
 static void FN(add_norm_rows)(const Model *m, const Pass *p, const Norm *norm, int64_t thread) {
     for (int64_t r = thread; r < p->num_rows; r += p->num_threads)
-        FN(norm_row)(norm, p->wide + r * p->wide_stride, m->hidden, p->x + r * m->hidden, NULL, 0,
-                     0);
+        FN(norm_row)(norm, p->wide + r * p->wide_stride, m->hidden, p->x + r * m->hidden,
+                     (float)m->residual_scale, NULL, 0, 0);
 }
 
 static void FN(embed_rows)(const Model *m, const Pass *p, int64_t thread) {
@@ -115,8 +115,9 @@ static void FN(place_heads)(const Model *m, const Pass *p, int64_t l, const int6
             for (int64_t i = 0; i < dim; i += WIDTH)
                 FN(store)(x + i, FN(load)(x + i) * scale * FN(load)(weight + i));
         }
-        if (head < turned && p->rope) {
-            const float *cosine = p->rope + p->positions[r] * dim, *sine = cosine + half;
+        if (head < turned && p->rope && layer->rope >= 0) {
+            const float *cosine = p->rope + layer->rope * p->rope_stride + p->positions[r] * dim;
+            const float *sine = cosine + half;
             for (int64_t i = 0; i < half; i++) {
                 const float a = x[i], b = x[i + half];
                 x[i] = a * cosine[i] - b * sine[i];
@@ -169,9 +170,9 @@ static void FN(combine)(const Model *m, const Pass *p, int64_t layer, int64_t th
 static void FN(wanted_rows)(const Model *m, const Pass *p, int64_t thread) {
     for (int64_t i = thread; i < p->num_wanted; i += p->num_threads) {
         const float *x = p->x + p->wanted[i] * m->hidden;
-        FN(norm_row)(&m->norm, x, m->hidden, NULL, p->act, i * p->act_stride, m->act_kind);
+        FN(norm_row)(&m->norm, x, m->hidden, NULL, 0, p->act, i * p->act_stride, m->act_kind);
         if (p->hidden)
-            FN(norm_row)(&m->norm, x, m->hidden, NULL, p->hidden, i * m->hidden, F32);
+            FN(norm_row)(&m->norm, x, m->hidden, NULL, 0, p->hidden, i * m->hidden, F32);
     }
 }
 
@@ -206,10 +207,10 @@ static void FN(pass)(const Model *m, const Pass *given, const int64_t *cell_of, 
         own.num_threads = n;
         const Pass *p = &own;
         const int64_t lanes = (m->num_heads + 2 * m->num_kv) * m->head_dim;
-        FN(Sink) to_qkv = {FN(STORE), p->qkv, NULL, lanes, 0, 0};
-        FN(Sink) to_x = {FN(ADD), p->x, NULL, m->hidden, 0, 0};
-        FN(Sink) to_wide = {FN(STORE), p->wide, NULL, p->wide_stride, 0, 0};
-        FN(Sink) to_act = {0, NULL, p->act, p->act_stride, m->act_kind, m->activation};
+        FN(Sink) to_qkv = {FN(STORE), p->qkv, NULL, lanes, 0, 0, 1};
+        FN(Sink) to_x = {FN(ADD), p->x, NULL, m->hidden, 0, 0, (float)m->residual_scale};
+        FN(Sink) to_wide = {FN(STORE), p->wide, NULL, p->wide_stride, 0, 0, 1};
+        FN(Sink) to_act = {0, NULL, p->act, p->act_stride, m->act_kind, m->activation, 1};
         FN(embed_rows)(m, p, t);
         for (int64_t l = 0; l < m->num_layers; l++) {
             const Layer *layer = &m->layers[l];
@@ -257,7 +258,8 @@ static void FN(pass)(const Model *m, const Pass *given, const int64_t *cell_of, 
         meet(&team);
         FN(wanted_rows)(m, p, t);
         if (p->num_wanted) {
-            FN(Sink) to_logits = {FN(STORE), p->logits, NULL, p->logit_stride, 0, 0};
+            FN(Sink) to_logits = {FN(STORE), p->logits, NULL, p->logit_stride, 0, 0,
+                                  (float)m->logit_scale};
             meet(&team);
             FN(linear)(&m->head, p->act, p->act_stride, p->num_wanted, &to_logits, &team);
             if (m->logit_cap != 0) {
@@ -285,7 +287,7 @@ static void FN(product)(const Linear *w, const void *x, int64_t stride, int64_t 
                         int64_t y_stride, void *act, int64_t act_kind, int64_t activation,
                         int64_t num_threads) {
     const FN(Sink) sink = {w->is_gated ? FN(GATE) : FN(STORE), y, act, y_stride, act_kind,
-                           activation};
+                           activation, 1};
     int64_t counters[2] = {0};
 #pragma omp parallel num_threads((int)num_threads)
     {

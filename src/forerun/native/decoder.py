@@ -85,7 +85,7 @@ class NativeDecoder:
         self._counters_at = self._counters.ctypes.data
         self._no_hidden = torch.empty(0, c.hidden_size, dtype=model.dtype)
         self._embed = None if model.embed is None else model.embed.data_ptr()
-        self._rope, self._rope_at, self._rope_size = torch.empty(0), 0, 0
+        self._ropes, self._ropes_at, self._rope_size = torch.empty(0), 0, 0
         self._rows = self._rows_runs = 0  # that the buffers hold
         self._is_streamed = model.nbytes > (cache_bytes() or USUAL_CACHE)
         self._record = self._describe(model)
@@ -119,7 +119,7 @@ class NativeDecoder:
         work.ids, work.positions, work.wanted = at, at + 8 * num, at + 24 * num
         work.spans = at + 32 * num
         work.num_wanted, work.num_spans = len(rows.logits), len(works)
-        work.rope = self._rope_table(rows.top)
+        work.rope, work.rope_stride = self._rope_tables(rows.top)
         work.cells, work.head_stride = cache.address, cache.strides[4]
         work.layer_stride, work.slot_stride = cache.strides[0], slots
         wide, work.hidden = None, None
@@ -140,7 +140,7 @@ class NativeDecoder:
     @property
     def nbytes(self) -> int:
         """Bytes of the buffers."""
-        return self._rope.nbytes + sum(buffer.nbytes for buffer in self._buffers.values())
+        return self._ropes.nbytes + sum(buffer.nbytes for buffer in self._buffers.values())
 
     def _reserve(self, rows: int, runs: int) -> None:
         """Scratch memory for a pass; it grows and persists."""
@@ -164,14 +164,15 @@ class NativeDecoder:
             self._buffers[name] = held = torch.empty(size + LANES, dtype=dtype)
             setattr(self._work, name, held.data_ptr())
 
-    def _rope_table(self, top: int) -> int | None:
-        rope = self.model.rope
-        if rope is None:
-            return None
+    def _rope_tables(self, top: int) -> tuple[int | None, int]:
+        """Address of all rotary tables for positions up to `top`, and numbers of each."""
+        if not self.model.ropes:
+            return None, 0
         if top >= self._rope_size:
-            self._rope = rope.table(max(256, 2 * top))
-            self._rope_at, self._rope_size = self._rope.data_ptr(), len(self._rope)
-        return self._rope_at
+            self._rope_size = max(256, 2 * top)
+            self._ropes = torch.stack([r.table(self._rope_size) for r in self.model.ropes])
+            self._ropes_at = self._ropes.data_ptr()
+        return self._ropes_at, self._rope_size * self.model.config.head_dim
 
     def _describe(self, model: Transformer) -> Any:
         c = model.config
@@ -191,6 +192,7 @@ class NativeDecoder:
                 q=self._norm(layer.q_norm),
                 k=self._norm(layer.k_norm),
                 window=c.window(i) or 0,
+                rope=-1 if (rope := c.rope(i)) is None else rope,
             )
         self._kept.append(layers)
         return Model(
@@ -207,7 +209,9 @@ class NativeDecoder:
             attn_scale=c.attn_scale,
             attn_cap=c.attn_softcap or 0.0,
             logit_cap=c.logit_softcap or 0.0,
-            embed_scale=1.0 if c.embed_scale is None else c.embed_scale,
+            embed_scale=1.0 if model.embed_scale is None else model.embed_scale,
+            logit_scale=1.0 / c.logit_divisor,
+            residual_scale=c.residual_scale,
             embed=None if model.embed is None else model.embed.data_ptr(),
             places=None if model.positions is None else model.positions.data_ptr(),
             layers=layers,

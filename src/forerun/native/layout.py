@@ -45,6 +45,7 @@ Layer = _record(
     q=Norm,
     k=Norm,
     window=c_int64,
+    rope=c_int64,
 )
 Model = _record(
     "Model",
@@ -54,6 +55,7 @@ Model = _record(
         c_int64,
     ),
     **dict.fromkeys(("attn_scale", "attn_cap", "logit_cap", "embed_scale"), c_double),
+    **dict.fromkeys(("logit_scale", "residual_scale"), c_double),
     embed=c_void_p,
     places=c_void_p,
     layers=POINTER(Layer),
@@ -73,6 +75,7 @@ Pass = _record(
     wanted=c_void_p,
     spans=c_void_p,  # to records of `Span`
     rope=c_void_p,
+    rope_stride=c_int64,
     cells=c_void_p,
     layer_stride=c_int64,
     slot_stride=c_int64,

@@ -29,6 +29,7 @@ typedef struct {
     float *y;
     void *act;
     int64_t stride, act_kind, activation;
+    float scale; /* of what is stored or added */
 } FN(Sink);
 
 /* Sums [rows][blocks][VECS] of the rows from `row` on, of which the first `done` are where they
@@ -55,6 +56,7 @@ INLINE void FN(put)(const FN(Late) *late, int b, int v, int from, int to) {
     const FN(Sink) *s = late->sink;
     const Linear *w = late->w;
     const int step = s->how == FN(GATE) ? 2 : 1;
+    const float share = s->scale;
     const int64_t at = (late->block + b) * LANES + v * WIDTH;
     const int64_t column = (late->block + b) / step * LANES + v * WIDTH;
     vec scale[2] = {FN(set)(1.0f), FN(set)(1.0f)}, bias[2] = {{0}};
@@ -67,9 +69,9 @@ INLINE void FN(put)(const FN(Late) *late, int b, int v, int from, int to) {
         const vec *sums = late->sums + (r * late->blocks + b) * VECS + v;
         const vec sum = sums[0] * scale[0] + bias[0];
         if (s->how == FN(STORE)) {
-            FN(store)(s->y + y, sum);
+            FN(store)(s->y + y, sum * share);
         } else if (s->how == FN(ADD)) {
-            FN(store)(s->y + y, FN(load)(s->y + y) + sum);
+            FN(store)(s->y + y, FN(load)(s->y + y) + sum * share);
         } else if (s->how == FN(ACTIVATE)) {
             FN(store_as)(s->act, y, FN(activate)(sum, s->activation), s->act_kind);
         } else {

@@ -40,6 +40,7 @@ typedef struct {
     Linear qkv, out, up, down;
     Norm attn, post_attn, mlp, post_mlp, q, k;
     int64_t window; /* 0: none */
+    int64_t rope;   /* number of its rotary table; -1: heads are not rotated */
 } Layer;
 
 typedef struct {
@@ -48,6 +49,7 @@ typedef struct {
     int64_t cell_kind; /* of cache cells, embeddings and learned positions */
     int64_t act_kind;  /* of the inputs of linears: F32 or BF16 */
     double attn_scale, attn_cap, logit_cap, embed_scale; /* cap 0: none */
+    double logit_scale, residual_scale; /* before the cap; of what attention and MLP add */
     const void *embed; /* [V, hidden]; NULL: rows are read out of the packed head */
     const void *places; /* [context, hidden], learned positions, or NULL */
     const Layer *layers;
@@ -67,7 +69,8 @@ typedef struct {
     int64_t num_rows, num_wanted, num_spans, num_threads, is_split;
     const int64_t *ids, *positions, *wanted;
     const Span *spans;
-    const float *rope; /* [position][cos, sin][head_dim / 2], or NULL */
+    const float *rope;   /* [table][position][cos, sin][head_dim / 2], or NULL */
+    int64_t rope_stride; /* numbers of a table */
     void *cells;       /* [layers, slots, 2, kv, cells, head_dim] */
     int64_t layer_stride, slot_stride, head_stride;
     /* buffers: see layout.py for their shapes */

@@ -34,6 +34,7 @@ class Target(ABC):
     shape: str = ""  # all that a pass's time hangs on, beside the machine; empty: not known
     curve: Cost | None = None  # of its passes alone, once they were measured
     cost: Cost | None = None  # of steps, likewise
+    is_async = False  # whether a device computes between `launch` and `collect`
     is_slow_at_first = False  # whether the first pass of a shape is slower than later ones
     gives: frozenset[str] = frozenset({"hidden", "probes"})  # of what others may need of a pass
 
@@ -54,6 +55,13 @@ class Target(ABC):
     @abstractmethod
     def forward(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
         """Rows for the root and every node of each tree, in one pass."""
+
+    def launch(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
+        """`forward`, but its rows may be read only after `collect`."""
+        return self.forward(seqs, trees, needs)
+
+    def collect(self) -> None:
+        """Waits for the rows of the last `launch`."""
 
     @abstractmethod
     def commit(self, seqs: Many[Sequence], trees: Many[Tree], verdicts: Many[Verdict]) -> None:
@@ -111,6 +119,7 @@ class Drafter:
     is_patient: bool = False  # may hear of steps in which it drafted nothing late, before it drafts
     learns: bool = True  # from the texts that it drafts for
     num_top: int = 0  # largest entries of laws that it learns from; of rows on a device they come
+    learns_late: bool = False  # may hear of a step after its next draft, while a device computes
     kept: frozenset[str] = frozenset()  # tenants of whom it hears every step: it is to be saved
 
     def within(self) -> Iterator[Drafter]:
@@ -176,6 +185,9 @@ class Drafter:
         """Learns from finished steps, the oldest first; of several none has a draft."""
         for step in steps:
             self.observe(step)
+
+    def overlap(self) -> None:
+        """Does what may be done while the target computes a pass."""
 
     def finish(self, seq: Sequence) -> None:
         """A sequence has ended."""

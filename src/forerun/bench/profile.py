@@ -120,6 +120,8 @@ def wrapped_engine(run: Run, clock: Clock) -> Iterator[None]:
         patch(engine.drafter, "propose", "draft", clock)
         patch(engine.controller, "plan", "plan", clock)
         patch(engine.target, "forward", REST, clock)
+        patch(engine.target, "collect", REST, clock)
+        patch(engine.drafter, "overlap", "learn", clock)
         patch(engine.target, "commit", "commit", clock)
         patch(engine.verifier, "verify", "verify", clock)
         patch(engine.stops, "cut", "tokens and stops", clock)

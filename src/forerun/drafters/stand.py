@@ -93,6 +93,7 @@ class Stand(Drafter):
                 raise ConfigError(f"{name} must be one of {_CHOICES[name]}, got {value!r}")
         self.context, self.entries = context, entries
         self.num_top = entries
+        self.learns_late = choice != "measured" and not refit  # they compare drafts with the text
         self.scope, self.store, self.update_from = scope, store, update_from
         self.choice, self.seed_from_prompt = choice, seed_from_prompt
         self.labels = frozenset({"point"} if choice == "top" else {"swor", "point"})

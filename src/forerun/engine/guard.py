@@ -56,6 +56,7 @@ class Guarded(Drafter):
         self.failures: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
         self._late: list[tuple[Step, list[int]]] = []  # unheard steps, and who is to be learned
         self._is_due = False  # whether somebody was asked in one of them
+        self._defers = False  # whether steps are learned while the next pass is computed
         self._room = 0  # laws more that may wait: of an empty tree all are of one size
         self._seen: Counter[str] = Counter()
         self._parts: dict[Drafter, Guarded] = {}  # those that were told of
@@ -66,6 +67,7 @@ class Guarded(Drafter):
     def bind(self, target: Target) -> None:
         if self._vocab is not None:
             self._vocab = target.vocab_size
+        self._defers = target.is_async and self.drafter.learns_late
         try:
             self.drafter.bind(target)
         except ForerunError:
@@ -109,7 +111,7 @@ class Guarded(Drafter):
         for i, plan in enumerate(plans):
             if not plan.is_empty:
                 asked.append(i)
-        if asked and self._late:
+        if asked and self._late and not self._defers:
             self._catch_up()
         for i in asked:
             if self not in seqs[i].begun_by:
@@ -135,6 +137,8 @@ class Guarded(Drafter):
         if not rows:
             return
         self._late.append((step, rows))
+        if self._defers:
+            return
         may_wait = self.drafter.is_patient and step.starts  # else it is told by the text as it is
         if num_nodes or not may_wait:
             self._catch_up()
@@ -160,6 +164,10 @@ class Guarded(Drafter):
             self.drafter.hear(steps)
         except Exception as error:
             self._note(error, list(dict.fromkeys(seq for step in steps for seq in step.seqs)))
+
+    def overlap(self) -> None:
+        if self._defers and self._late:
+            self._catch_up()
 
     def finish(self, seq: Sequence) -> None:
         if self._late:

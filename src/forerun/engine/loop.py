@@ -92,7 +92,9 @@ class Engine:
         trees = self.drafter.propose(seqs, plans)
         probed = list(map(self._probe, seqs, trees)) if self.has_probes else trees
         t1 = perf_counter()
-        found = self.target.forward(seqs, probed, self.needs)  # one tree-attention pass
+        found = self.target.launch(seqs, probed, self.needs)  # one tree-attention pass
+        self.drafter.overlap()
+        self.target.collect()
         t2 = perf_counter()
         # what follows enters few functions, comprehensions and `list[...]()` too: a pass has made
         # their code cold

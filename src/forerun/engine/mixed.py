@@ -72,6 +72,7 @@ class MixedStream:
             )
         self.cache.reserve(self.slot, work.stop)
         _, logits = self.target.decode([work], self.cache, LOGITS, table)
+        self.target.collect()
         work.keep()
         self.num_passes += 1
         row = torch.as_tensor(logits)[-1]

@@ -225,6 +225,8 @@ class ModelRunner(Runner):
         )
         self.decode = decoder(model)
         how = type(self.decode).__name__
+        self.is_async = model.device.type == "cuda" and how == "GraphDecoder"
+        self._is_launched = False
         self.shape = repr((c, model.dtype, model.device, model.nbytes, how))
         self.is_slow_at_first = model.device.type == "cuda"
 
@@ -241,10 +243,23 @@ class ModelRunner(Runner):
             self.cache.reserve(work.slot, work.stop)
         self.cache.prepare(max(work.stop for work in works))
         found = self.decode(works, self.cache, needs)
+        if not self._is_launched:
+            self.collect()
         for work in works:
             self.num_rows += work.num_rows
             work.keep()
         return found
+
+    def launch(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
+        self._is_launched = True
+        try:
+            return self.forward(seqs, trees, needs)
+        finally:
+            self._is_launched = False
+
+    def collect(self) -> None:
+        if self.is_async:
+            self.decode.wait()  # type: ignore[union-attr]
 
 
 def decoder(model: Transformer) -> NativeDecoder | TorchDecoder | GraphDecoder:

@@ -77,6 +77,7 @@ class GraphDecoder:
         self.model, self.torch = model, TorchDecoder(model)
         self.is_trusted = True
         self._graphs: WeakKeyDictionary[Cache, Graphs] = WeakKeyDictionary()
+        self._copied: torch.cuda.Event | None = None  # when the last logits are on the host
 
     @property
     def nbytes(self) -> int:
@@ -87,7 +88,7 @@ class GraphDecoder:
     def __call__(
         self, works: Many[Work], cache: Cache, needs: frozenset[str], table: Tensor | None = None
     ) -> tuple[Tensor, Tensor | np.ndarray]:
-        """As `TorchDecoder`; small logits come as fp32 on the host."""
+        """As `TorchDecoder`; small logits come as fp32 on the host, valid once `wait` returns."""
         place = self.model.device
         with torch.inference_mode(), torch.cuda.device(place if place.type == "cuda" else -1):
             shapes = self._shapes(cache)  # lets go of those whose cells have moved
@@ -130,7 +131,23 @@ class GraphDecoder:
         if num * logits.shape[1] * 4 > HOST:
             return hidden, logits.index_select(0, wanted)
         logits = logits[:num] if num == given[0] else logits.index_select(0, wanted)
-        return hidden, logits.float().cpu().numpy()
+        return hidden, self._to_host(logits.float())
+
+    def wait(self) -> None:
+        """Until the logits of the last pass are on the host."""
+        if self._copied is not None:
+            self._copied.synchronize()
+            self._copied = None
+
+    def _to_host(self, logits: Tensor) -> np.ndarray:
+        """A copy that is under way: memory of its own, which the next pass leaves as it is."""
+        if not logits.is_cuda:
+            return logits.numpy()
+        host = torch.empty(logits.shape, dtype=logits.dtype, pin_memory=True)
+        host.copy_(logits, non_blocking=True)
+        self._copied = torch.cuda.Event()
+        self._copied.record()
+        return host.numpy()
 
     def _first(
         self, works: Many[Work], cache: Cache, shape: Shape, needs: frozenset[str]
@@ -141,6 +158,7 @@ class GraphDecoder:
         try:
             one = self._recorded(cache, shape, given)
             found = self._wanted(one, shape, given, len(rows.logits), BOTH)
+            self.wait()
         except Exception as fault:  # no compiler, no memory, a GPU that cannot: torch goes on
             why = f"{type(fault).__name__}: {in_a_line(fault)}"
         told = self.torch(works, cache, BOTH)  # the last to write the cells

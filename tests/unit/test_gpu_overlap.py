@@ -1,0 +1,104 @@
+"""What a step teaches is learned while a device computes the next pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forerun import registry
+from forerun.controllers.fixed import Fixed
+from forerun.dice import SeededDice
+from forerun.engine.guard import Guarded
+from forerun.engine.loop import Engine
+from forerun.engine.runner import ModelRunner
+from forerun.models.load import load_target
+from forerun.records import Rows, Sequence
+from forerun.sampling import Sampling
+
+
+class Device(ModelRunner):
+    """A runner whose rows are there when they are collected, as those of a GPU are."""
+
+    def __init__(self, inner: ModelRunner, log: list[str]) -> None:
+        super().__init__(inner.model, max_seqs=8, context=200)
+        self.is_async, self.log = True, log
+        self.pending: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def launch(self, *given: Any) -> list[Rows]:
+        self.log.append("launch")
+        found = super().launch(*given)
+        arrays = [rows.logits.numpy() for rows in found]
+        self.pending = [(values, values.copy()) for values in arrays]
+        for values in arrays:
+            values[:] = np.nan  # not there yet
+        return found
+
+    def collect(self) -> None:
+        if not self._is_launched and self.log[-1:] != ["collect"]:
+            self.log.append("collect")
+        for values, true in self.pending:
+            values[:] = true
+        self.pending.clear()
+
+
+def run(target: ModelRunner, drafter: str, log: list[str]) -> tuple[list[list[int]], Any]:
+    """Texts of four sequences, two after two, of one group; and what drafted."""
+    guarded = Guarded(registry.make("drafter", drafter))
+    own: Any = guarded.drafter
+    hear = own.hear
+    own.hear = lambda steps: log.append("learn") or hear(steps)
+    engine = Engine(
+        target, guarded, registry.make("verifier", "speculative"), Fixed(nodes=6, depth=4),
+        max_seqs=2,
+    )  # fmt: skip
+    for part in (engine.target, engine.drafter, engine.verifier):
+        part.warm_up()
+    seqs = []
+    for i in range(4):
+        sampling = Sampling(temperature=0.0)
+        seqs.append(Sequence([5, 6, 7], 3, sampling, SeededDice(i), 20 + 5 * i, group=1, index=i))
+        engine.submit(seqs[-1])
+    engine.run()
+    return [seq.tokens for seq in seqs], own
+
+
+@pytest.fixture
+def reasoner() -> ModelRunner:
+    found = load_target(registry_path(), dtype="fp32", device="cpu", context=200)
+    assert isinstance(found, ModelRunner)
+    return found
+
+
+def registry_path() -> str:
+    from forerun.assets import embedded
+
+    return embedded("draft")
+
+
+def test_stand_learns_between_launch_and_collect(reasoner: ModelRunner) -> None:
+    """All that it would have learned; texts are those of plain decoding."""
+    log: list[str] = []
+    plain, _ = run(reasoner, "none", [])
+    at_once, early = run(reasoner, "stand", [])
+    texts, late = run(Device(reasoner, log), "stand", log)
+    assert texts == at_once == plain
+
+    inside = " ".join(log).split("collect")
+    assert inside[0].split() == ["launch"]  # nothing is known yet
+    between = [part.split() for part in inside[1:-1]]
+    assert between.count(["launch", "learn"]) > len(between) / 2, log
+    ended = [part for part in between if part[:1] == ["learn"]]  # a text ended: all is learned
+    assert len(ended) == 3 and log[-1] == "learn"
+    seq = Sequence([5, 6, 7], 3, Sampling(temperature=0.0), SeededDice(9), 1, group=1)
+    keys = [np.sort(one.memory(seq).rows().keys) for one in (early, late)]
+    assert len(keys[0]) and np.array_equal(*keys)
+
+
+@pytest.mark.parametrize("drafter", ["suffix", "stand:choice=measured"])
+def test_who_must_know_the_last_step_hears_of_it_first(drafter: str, reasoner: ModelRunner) -> None:
+    log: list[str] = []
+    texts, _ = run(Device(reasoner, log), drafter, log)
+    assert texts == run(reasoner, "none", [])[0]
+    assert "launch learn" not in " ".join(log) and "collect learn" in " ".join(log)

@@ -100,6 +100,28 @@ CASES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 1.5,
         "attention_bias": True,
     },
+    "smollm3": {"no_rope_layers": [1, 0, 1], "attention_bias": True, "mlp_bias": True},
+    "smollm3-windows": {
+        "no_rope_layers": [0, 1, 0, 0],  # more than layers
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "granite": {
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.1,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 7.0,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    "granite-tied": {
+        "head_dim": 16,
+        "tie_word_embeddings": True,
+        "attention_multiplier": 0.25,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 8,
+    },
     "olmo2": {},
     "gpt2": {},
     "qwen3_moe": {

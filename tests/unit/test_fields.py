@@ -20,7 +20,7 @@ VALUES = [0, -5, 7, 10**9, 10**30, NAN, "x", None, [], [1, 2], True]
 OTHERS = (  # fields that we read beside numbers
     *("model_type", "architectures", "dtype", "tie_word_embeddings", "hidden_act", "layer_types"),
     *("attention_bias", "rope_parameters", "sliding_window", "mlp_only_layers", "eos_token_id"),
-    *("activation_function", "quantization_config", "transformers_version"),
+    *("activation_function", "quantization_config", "transformers_version", "no_rope_layers"),
 )
 
 
@@ -42,6 +42,8 @@ def rewritten(folder: Path, **fields: Any) -> Path:
         ("gemma3_text", "5.0"),
         ("phi3-longrope", "4.40"),
         ("phi3-partial", "5.0"),
+        ("granite", "5.0"),
+        ("smollm3", "5.0"),
     ],
 )
 def test_no_value_of_a_field_ends_in_an_inner_error(

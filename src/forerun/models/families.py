@@ -147,6 +147,24 @@ def gemma3(config: Any, context: int | None) -> DecoderConfig:
     return replace(c, qk_norm="head", attn_softcap=None)
 
 
+def smollm3(config: Any, context: int | None) -> DecoderConfig:
+    """llama without rotation in some layers, and windows by layer type."""
+    c = replace(llama(config, context), windows=typed_windows(config))
+    rotates = config.no_rope_layers[: c.num_layers]  # 1: the layer rotates
+    return replace(c, layer_ropes=tuple(0 if flag else None for flag in rotates))
+
+
+def granite(config: Any, context: int | None) -> DecoderConfig:
+    """llama with multipliers of embeddings, attention scores, residual parts and logits."""
+    return replace(
+        llama(config, context),
+        attn_scale=config.attention_multiplier,
+        embed_scale=config.embedding_multiplier,
+        residual_scale=config.residual_multiplier,
+        logit_divisor=config.logits_scaling,
+    )
+
+
 def olmo2(config: Any, context: int | None) -> DecoderConfig:
     """llama with norms after attention and MLP, and QK-norm over the whole width."""
     return replace(llama(config, context), norms="post", qk_norm="width", mlp_bias=False)
@@ -183,6 +201,7 @@ FAMILIES: dict[str, Callable[[Any, int | None], DecoderConfig]] = {
     "gemma2": gemma2,
     "gemma3_text": gemma3,
     "gpt2": gpt2,
+    "granite": granite,
     "llama": llama,
     "mistral": mistral,
     "olmo2": olmo2,
@@ -190,6 +209,7 @@ FAMILIES: dict[str, Callable[[Any, int | None], DecoderConfig]] = {
     "qwen2": qwen2,
     "qwen3": qwen3,
     "qwen3_moe": qwen3_moe,
+    "smollm3": smollm3,
 }
 
 

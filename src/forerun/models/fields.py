@@ -19,11 +19,13 @@ NESTED = (
 ABSENT: dict[str, tuple[str, ...]] = {  # model type -> fields that we ask for and it never has
     "gemma2": ("mlp_bias",),
     "gemma3_text": ("mlp_bias",),
+    "granite": ("head_dim",),
     "mistral": ("attention_bias", "mlp_bias"),
     "olmo2": ("head_dim", "mlp_bias"),
     "phi3": ("head_dim", "attention_bias", "mlp_bias"),
     "qwen2": ("head_dim", "attention_bias", "mlp_bias"),
     "qwen3": ("mlp_bias",),
+    "smollm3": ("head_dim",),
 }
 COUNTS: dict[str, tuple[int, int]] = {  # name in config.json -> least, most
     **dict.fromkeys(("vocab_size", "hidden_size", "n_embd"), (1, MOST)),

@@ -482,6 +482,12 @@ def test_passes_of_a_text_that_vllm_cut_are_not_too_few() -> None:
     assert grown({}, {"accepted_tokens": 26}, 27)["passes"] == 1  # a version that tells no drafts
 
 
+def test_logits_that_nobody_reads_are_not_kept_by_llama_cpp() -> None:
+    """Its own array has a row for each token of a batch, and fails behind the last one."""
+    unused = runpy.run_path(str(catalog.WORKERS / "llama_cpp.py"))["Unused"]()
+    unused[600:603, :].reshape(-1)[::] = np.zeros(3 * 7)
+
+
 class TestLaw:
     def test_a_sampler_passes_and_a_greedy_one_does_not(self, contestant) -> None:
         for name, passed in (("fake", True), ("fake:greedy", False)):

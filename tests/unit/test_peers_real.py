@@ -1,6 +1,6 @@
 """The real peers, as far as their environments are there (PEERS_DIR).
 
-PEERS_MODELS names folders of checkpoints, with ":" between them, beside the embedded model.
+PEERS_MODELS names folders of checkpoints, separated by ":", in addition to the embedded model.
 """
 
 from __future__ import annotations

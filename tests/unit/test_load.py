@@ -194,14 +194,14 @@ def test_weights_that_do_not_fit(
         load_target(tmp_path)
 
 
-@pytest.mark.parametrize(("size", "is_told"), [(95 << 30, True), (50 << 30, False)])
+@pytest.mark.parametrize(("size", "is_warned"), [(95 << 30, True), (50 << 30, False)])
 def test_weights_that_leave_hardly_any_memory(
-    size: int, is_told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    size: int, is_warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("forerun.engine.room.available_bytes", lambda device: 100 << 30)
     check_weights(size, torch.device("cpu"), "at 2 bytes each")
     said = "the weights take 95.0 GiB at 2 bytes each, and 100.0 GiB are free: the machine may swap"
-    assert (said in caplog.text) == is_told
+    assert (said in caplog.text) == is_warned
 
 
 def test_a_context_whose_cells_do_not_fit(
@@ -210,11 +210,11 @@ def test_a_context_whose_cells_do_not_fit(
     saved("llama", tmp_path)
     layers, _, _, *cell = load_target(tmp_path).cache.data.shape
     cells = 256 * layers * math.prod(cell) * 4  # all of its context, in float32
-    for free, is_told in ((cells - 1, True), (cells, False)):
+    for free, is_warned in ((cells - 1, True), (cells, False)):
         monkeypatch.setattr("forerun.engine.cache.available_bytes", lambda device, free=free: free)
         caplog.clear()
         load_target(tmp_path)
-        assert ("a text of 256 tokens does not fit into memory" in caplog.text) == is_told
+        assert ("a text of 256 tokens does not fit into memory" in caplog.text) == is_warned
 
 
 def test_hub_ids() -> None:

@@ -109,7 +109,7 @@ def test_what_fits_runs_together_and_ends_after_its_last_prompt(run: Any, log: l
     }
 
 
-def test_what_does_not_fit_is_measured_later_beside_plain_decoding(
+def test_what_does_not_fit_is_measured_later_with_plain_decoding_again(
     run: Any, log: list[Any]
 ) -> None:
     peers = [Peer("a", log, 3 * GIB), Peer("b", log, 6 * GIB), Peer("c", log, 4 * GIB)]
@@ -123,10 +123,10 @@ def test_what_does_not_fit_is_measured_later_beside_plain_decoding(
     ) in said
     by_group = {g: {r.method for r in records if r.group == g} for g in (0, 1)}
     assert by_group == {0: {"plain", "a", "c"}, 1: {"plain", "b"}}
-    assert sum(r.method == "plain" for r in records) == 8  # every prompt in either group
+    assert sum(r.method == "plain" for r in records) == 8  # every prompt in both groups
     later = [r for r in records if r.group == 1]
     assert records[-8:] == later and {later[i].method for i in (0, 1)} == {"plain", "b"}
-    assert [r.index for r in later] == [0, 0, 1, 1, 2, 2, 3, 3]  # beside it on every prompt
+    assert [r.index for r in later] == [0, 0, 1, 1, 2, 2, 3, 3]  # the two alternate on every prompt
     assert len({record.order for record in records}) == len(records)
 
 
@@ -160,16 +160,21 @@ def test_a_run_that_ended_early_keeps_its_groups(run: Any, log: list[Any]) -> No
 
 
 def test_a_cache_is_sized_from_the_run(run: Any, log: list[Any]) -> None:
-    one, many = Peer("one", log, GIB), Peer("many", log, GIB)
-    many.is_batched = True  # type: ignore[misc]
-    run([Plain("plain", log), one, many])
+    class Same(Peer):
+        """In the process of the other one of its class."""
+
+        host = "both"
+
+    one, many, same = Peer("one", log, GIB), Same("many", log, GIB), Same("same", log, GIB)
+    many.is_batched = True
+    run([Plain("plain", log), one, many, same])
     # the prompts have 4 tokens, answers up to 100; in whole blocks of SPARE_TOKENS
     assert one.demand == Demand(1, harness.SPARE_TOKENS)
-    assert many.demand == Demand(4, harness.SPARE_TOKENS)
+    assert many.demand == same.demand == Demand(4, harness.SPARE_TOKENS)
 
 
 def test_a_peer_that_no_longer_fits_goes_on_in_a_later_group(run: Any, log: list[Any]) -> None:
-    """It began beside another one, and memory is less when the run goes on."""
+    """It started together with another one, and less memory is free when the run goes on."""
 
     def stops(peer: Fake, example: Any) -> None:
         if peer.runs == 3:
@@ -216,7 +221,7 @@ def test_speeds_are_compared_within_a_group(run: Any, log: list[Any]) -> None:
     assert best is by_name["b"]
     assert "in 2 interleaved groups" in context(manifest)
     (line,) = [line for line in alerts(manifest, records) if "no room" in line]
-    assert "2 groups, each beside plain decoding: a; b." in line
+    assert "2 groups, each interleaved with plain decoding: a; b." in line
 
 
 def test_what_is_missing_of_plain_decoding_in_a_later_group(run: Any, log: list[Any]) -> None:
@@ -226,4 +231,4 @@ def test_what_is_missing_of_plain_decoding_in_a_later_group(run: Any, log: list[
     assert incomplete(manifest, [r for r in records if r not in lost]).endswith("missing: plain 1")
     gone = replace(manifest, peers={**manifest.peers, "b": "broke"})
     first = [r for r in records if r.group == 0]
-    assert not incomplete(gone, first)  # nobody is left for whom it would be measured
+    assert not incomplete(gone, first)  # group 1 has no peer left

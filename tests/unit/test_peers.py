@@ -134,7 +134,7 @@ def interrupted_when(process: WorkerProcess, text: str) -> Iterator[None]:
     thread.join()
 
 
-def pids_told(process: WorkerProcess) -> list[int]:
+def printed_pids(process: WorkerProcess) -> list[int]:
     """The process ids in what the fake printed."""
     line = next(line for line in process.stderr if line.startswith("children"))
     return [int(word) for word in line.split()[1:]]
@@ -314,7 +314,7 @@ class TestFailures:
     ) -> None:
         with interrupted_when(process, "children"), pytest.raises(KeyboardInterrupt):
             process.request("run", 600, mode="sleeps", sampling=asked(), **FIELDS)
-        pids = pids_told(process)
+        pids = printed_pids(process)
         process.close(patience=600)  # is not waited for
         assert not process.is_alive
         assert until(lambda: not any(map(is_running, pids)))
@@ -480,6 +480,12 @@ def test_passes_of_a_text_that_vllm_cut_are_not_too_few() -> None:
     assert told == {"passes": 5, "drafted": 28, "accepted": 26, "per_position": depths}
     assert grown(before, after, 60)["passes"] == 60 - 26  # most passes had no draft
     assert grown({}, {"accepted_tokens": 26}, 27)["passes"] == 1  # a version that tells no drafts
+
+
+def test_unread_logits_are_not_kept_by_llama_cpp() -> None:
+    """Its own array has a row for each token of a batch, and fails behind the last one."""
+    unused = runpy.run_path(str(catalog.WORKERS / "llama_cpp.py"))["Unused"]()
+    unused[600:603, :].reshape(-1)[::] = np.zeros(3 * 7)
 
 
 class TestLaw:

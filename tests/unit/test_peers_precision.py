@@ -39,6 +39,8 @@ def test_openvino_computes_in_float32_what_the_processor_does_not_multiply(
         (tmp_path / exported).mkdir()
     worker.load("plain", "model", dtype, 1, str(tmp_path), num_cells=64, num_seqs=1)
     assert made[0]["INFERENCE_PRECISION_HINT"] == made[0]["KV_CACHE_PRECISION"] == asked
+    sizes = made[0]["scheduler_config"]
+    assert (sizes.num_kv_blocks, sizes.max_num_seqs) == (2, 1)  # blocks of 32 cells
     is_wider = asked == "f32" and dtype != "float32"
     said = f"computes in float32, as this processor does not in {dtype}"
     assert serve.hello(worker)["notes"] == [said] * is_wider

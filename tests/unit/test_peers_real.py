@@ -1,11 +1,12 @@
 """The real peers, as far as their environments are there (PEERS_DIR).
 
-PEERS_MODELS names folders of checkpoints, with ":" between them, beside the embedded model.
+PEERS_MODELS names folders of checkpoints, separated by ":", in addition to the embedded model.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def test_an_installed_peer(name: str, model_name: str) -> None:
     model = forerun.load(model_name, device="cpu")
     folder = Path(forerun.assets.embedded(model_name))
     one = make(name, Setup(folder, "auto", 2, None, PEERS_DIR))
-    one.size_for(Demand(4 if one.is_batched else 1, 256))
+    one.size_for(Demand(4 if one.is_batched else 1, 1024))
     try:
         one.start()
     except SkippedPeer as reason:
@@ -48,6 +49,9 @@ def test_an_installed_peer(name: str, model_name: str) -> None:
         outcome = one.run(example, sampling)
         assert len(outcome.samples) == 4 and outcome.seconds > 0
         assert law.check_texts(model, prompt, one.tokens, sampling).passed
+        longer = Example("b", prompt * (700 // len(prompt)), "")  # type: ignore[arg-type]
+        outcome = one.run(longer, replace(sampling, n=1))  # more than a batch of any library
+        assert outcome.samples[0].tokens
         one.run(example, Sampling(temperature=0.0, max_new_tokens=64))
         length, gap = law.first_difference(model, prompt, one.tokens[0])
         assert length == len(one.tokens[0]) or gap < 0.5  # rounding in bf16

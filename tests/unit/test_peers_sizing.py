@@ -100,7 +100,7 @@ EXAMPLE, FEW = Example("a", "the cat", ""), Sampling(n=3, max_new_tokens=4, seed
 Make = Callable[[str], peer_module.PeerContestant]
 
 
-def test_a_peer_is_told_its_sizes(contestant: Make) -> None:  # noqa: F811
+def test_a_worker_gets_its_sizes(contestant: Make) -> None:  # noqa: F811
     one = contestant("fake")
     one.size_for(Demand(3, 70))
     one.start()

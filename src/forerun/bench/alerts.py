@@ -139,7 +139,7 @@ def _groups(manifest: Manifest) -> list[str]:
     named = "; ".join(", ".join(names) for names in groups)
     return [
         f"Memory had no room for all peers at once, so they ran in {len(groups)} groups, each "
-        f"beside {PLAIN} decoding: {named}. Speed-ups are within a group; two methods of "
+        f"interleaved with {PLAIN} decoding: {named}. Speed-ups are within a group; two methods of "
         "different groups are compared by their speed-ups."
     ]
 

@@ -4,7 +4,7 @@ decode a prompt at the same time, each on a cache of its own and so many steps b
 on: a machine that has slow seconds then has them for all.
 
 Peers that do not fit into memory together are measured in groups, one group after the other, each
-beside plain decoding (`peer_groups`). A peer's process ends after its last prompt.
+interleaved with plain decoding (`peer_groups`). A peer's process ends after its last prompt.
 
 A contestant that fails is recorded with its last lines and the run goes on. A run that ended early
 goes on where it stopped; a drafter that learns across prompts then begins anew.
@@ -43,7 +43,7 @@ MOST_FAILURES = 2  # in a row, before a peer is not asked again
 QUICK = 2  # tries of the read limit beside every record
 RESTARTS = "restarts"  # in the manifest, beside a peer's versions: how often it began anew
 LESS_MEMORY = "end other programs, or take a smaller model, -n or --max-new-tokens"
-SPARE_TOKENS = 128  # of the longest sequence, whose earlier answers may be tokenised otherwise
+SPARE_TOKENS = 128  # the longest sequence is rounded up to a multiple, as texts may be retokenised
 
 
 Listener = Callable[[Record, Progress], None]
@@ -201,8 +201,8 @@ class Harness:
     def _start_group(self, group: int) -> None:
         """Sizes, starts and warms the members of a group that have something to do.
 
-        Peers that do not fit wait for the next group. Who cannot take part is named in the
-        manifest, with why.
+        Peers that do not fit wait for the next group. The manifest names those that cannot take
+        part, with the reason.
         """
         left = {name for unit in self.units for name in self._missing(unit, group)}
         self._size()
@@ -229,9 +229,9 @@ class Harness:
                 self._note_memory(name)
 
     def _has_room(self, name: str, group: int) -> bool:
-        """Whether a contestant fits beside what runs; a peer that does not is put off or left out.
+        """Whether a contestant fits into memory; a peer that does not is deferred or left out.
 
-        What cannot be estimated is tried, and says why it fails.
+        A peer without an estimate is started; its own error says why it fails.
         """
         if self.contestants[name].host is None:
             return True
@@ -250,9 +250,9 @@ class Harness:
         return False
 
     def _size(self) -> None:
-        """Tells everybody how many sequences of which length the run needs at once.
+        """Passes the number of concurrent sequences and their length to all contestants.
 
-        Who shares a process shares its cache, so that is sized for the one that needs most.
+        Contestants in one process share its cache: it is sized for the one that needs most.
         """
         first = [unit for unit in self.units if unit.round == 0]
         longest = max(

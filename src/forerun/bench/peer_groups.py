@@ -1,8 +1,8 @@
 """Which peers run at the same time, so that what runs together fits into memory.
 
-All of them, as a rule. A peer that does not fit beside those that already run waits for the next
-group, and each group is measured beside plain decoding again. Memory is looked at before every
-start, so what runs already counts as it is, and only the next peer as it is estimated.
+By default all peers form one group. A peer that does not fit together with those that already run
+waits for the next group. Each group is interleaved with plain decoding again. Memory is read before
+every start: running peers count with what they use, only the next one with its estimate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RESERVE_SHARE, RESERVE_BYTES = 0.05, GIB  # of memory, at most: left to the syst
 
 
 class PeerGroups:
-    """The group of every peer: 0 for those that run beside all methods of ours."""
+    """The group of every peer. Group 0 also holds all methods of ours."""
 
     def __init__(
         self, contestants: Mapping[str, Contestant], known: Mapping[str, Mapping[str, int]]
@@ -43,14 +43,14 @@ class PeerGroups:
         return [name for name in self._contestants if self.of.get(name) == group]
 
     def members(self, group: int) -> list[str]:
-        """Who decodes the prompts of a group; a later one without peers has nobody."""
+        """Contestants of a group: a later one has its peers and plain decoding, or none."""
         if group == 0:
             return [name for name in self._contestants if self.of.get(name, 0) == 0]
         peers = self.peers(group)
         return [name for name in (PLAIN,) if peers and name in self._contestants] + peers
 
     def shortage(self, name: str, running: Iterable[str]) -> str:
-        """Why a peer cannot start beside what runs, with numbers; "" if it can."""
+        """Why a peer does not fit together with what runs, in numbers; "" if it fits."""
         need = self._contestants[name].memory_needed()
         growth = {one: self._contestants[one].memory_needed() for one in running}
         own = max((size for one, size in growth.items() if one not in self.of), default=0)

@@ -38,18 +38,18 @@ def awaited(manifest: Manifest) -> list[str]:
 def incomplete(manifest: Manifest, records: Sequence[Record]) -> str:
     """How many of the planned measurements are there, and whose are missing; "" where all are.
 
-    Plain decoding is planned once, and again beside every peer that ran in a later group.
+    Plain decoding is planned once, and again for every prompt of a later group of peers.
     """
     each = sum(examples_of(told)[0] for told in manifest.tasks.values()) * manifest.rounds
     methods = awaited(manifest)
     there = Counter(r.method for r in records if r.method != PLAIN or r.group == 0)
     missing = {m: each - there[m] for m in methods if there[m] < each}
-    beside = {r.pair_key for r in records if r.group and r.method != PLAIN and r.method in methods}
-    if PLAIN in methods and (lost := beside - {r.pair_key for r in records if r.method == PLAIN}):
+    again = {r.pair_key for r in records if r.group and r.method != PLAIN and r.method in methods}
+    if PLAIN in methods and (lost := again - {r.pair_key for r in records if r.method == PLAIN}):
         missing[PLAIN] = missing.get(PLAIN, 0) + len(lost)
     if not missing:
         return ""
-    planned = each * len(methods) + (len(beside) if PLAIN in methods else 0)
+    planned = each * len(methods) + (len(again) if PLAIN in methods else 0)
     found = planned - sum(missing.values())
     return f"{found} of {planned} planned measurements are there; missing: {listed(missing)}"
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from forerun.roles import Target
 
 log = logging.getLogger("forerun")
-USUAL_TOKENS = 4096  # of a text, where nobody asks for a context
+USUAL_TOKENS = 4096  # of a text, where no context is given
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 

@@ -40,7 +40,7 @@ class Peer:
     shares_model: bool = False  # all modes in one process
     converts: bool = False  # loads a format of its own, which is kept
     devices: tuple[str, ...] = ("cpu",)  # kinds that its packages run on
-    base: int = 1 << 30  # bytes beside weights and cache, for models up to 0.5B, until measured
+    base: int = 1 << 30  # bytes without weights and cache, until measured
     block: int = 1  # cells that its cache is divided into
     cell_dtype: str = ""  # of its cache, where that is not the model's
 

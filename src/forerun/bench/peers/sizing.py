@@ -6,8 +6,8 @@
 
 The sequence and the block beyond those at once are the margin: the prompt's cells stay for its next
 sample, and vLLM keeps one block that no sequence may use. One whole context is vLLM's own minimum.
-What the libraries take is measured at a peer's first start and kept in memory.json beside the
-environments; before that, the catalog's figure counts.
+The memory of the libraries is measured at a peer's first start and kept in memory.json in the
+folder of the environments. Before that, the catalog's figure is used.
 """
 
 from __future__ import annotations

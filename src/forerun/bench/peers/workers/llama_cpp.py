@@ -110,10 +110,10 @@ class Worker:
 
 
 class Unused:
-    """Takes the place of the array into which the library copies all logits with a draft.
+    """Replaces the array into which the library copies all logits when it drafts.
 
-    It has a row for each token of a batch, so copying fails as soon as a text is longer; and what
-    is copied is read by nobody here.
+    That array has one row per token of a batch, so the copy fails once a text is longer. Sampling
+    here does not read it.
     """
 
     def __getitem__(self, _: Any) -> Unused:

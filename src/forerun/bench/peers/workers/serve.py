@@ -8,7 +8,8 @@ NotImplementedError from it means that the peer cannot do this. A request is {"i
 answer {"id", "result"}, {"id", "skip": reason} or {"id", "error": text}. Verbs:
 
     hello                                    -> {"python", "versions", "notes"}
-    load          mode, model, dtype, threads, device, context, cache, draft, options -> {"seconds"}
+    load          mode, model, dtype, threads, device, context, num_seqs, num_cells, cache_bytes,
+                  cache, draft, options                                          -> {"seconds"}
     run, warm_up  mode, prompt, sampling, batch, options                         -> see `measured`
     first_tokens  the same                                                       -> {"tokens": [n]}
     close                                    -> {}, and the process ends

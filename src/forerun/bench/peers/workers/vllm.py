@@ -13,7 +13,7 @@ from typing import Any
 
 MEND = Path(__file__).parents[3] / "integrations" / "vllm_mend.py"
 BLOCK = 128  # cells; the catalog counts with the same
-MIN_SEQS = 40  # vLLM compiles for each number anew; unused ones take next to nothing
+MIN_SEQS = 40  # fixed, as vLLM compiles again for another number; unused ones cost next to nothing
 
 
 class Worker:

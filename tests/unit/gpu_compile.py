@@ -23,14 +23,16 @@ from forerun.engine.cache import Cache
 from forerun.gpu import bodies
 from forerun.gpu.layout import Shape
 from forerun.models.layers import GatedMLP, Linear, RMSNorm
-from forerun.models.transformer import DecoderConfig, Layer, Transformer
+from forerun.models.transformer import DecoderConfig, Layer, RopeConfig, Transformer
 
 META = torch.device("meta")
 LLAMA = DecoderConfig(
     vocab_size=128256, hidden_size=2048, num_layers=1, num_heads=32, num_kv_heads=8, head_dim=64,
-    mlp_size=8192, context=4096, attn_scale=0.125, inv_freq=tuple([1.0] * 32),
+    mlp_size=8192, context=4096, attn_scale=0.125, ropes=(RopeConfig(tuple([1.0] * 32)),),
 )  # fmt: skip
-WIDE = replace(LLAMA, hidden_size=4096, head_dim=128, mlp_size=14336, inv_freq=tuple([1.0] * 64))
+WIDE = replace(
+    LLAMA, hidden_size=4096, head_dim=128, mlp_size=14336, ropes=(RopeConfig(tuple([1.0] * 64)),)
+)
 CASES = [  # name, decoder, number type
     ("heads of 64", LLAMA, torch.bfloat16),
     ("heads of 128", WIDE, torch.bfloat16),

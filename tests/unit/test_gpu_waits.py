@@ -19,14 +19,14 @@ from forerun.engine.guard import Guarded
 from forerun.engine.loop import Engine
 from forerun.engine.runner import ModelRunner
 from forerun.models.layers import GatedMLP, Linear, RMSNorm
-from forerun.models.transformer import DecoderConfig, Layer, Transformer
+from forerun.models.transformer import DecoderConfig, Layer, RopeConfig, Transformer
 from forerun.records import Sequence, Step
 from forerun.sampling import Sampling
 
 VOCAB = 600
 CONFIG = DecoderConfig(
     vocab_size=VOCAB, hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16,
-    mlp_size=48, context=256, attn_scale=0.25, inv_freq=tuple(np.logspace(0, -3, 8).tolist()),
+    mlp_size=48, context=256, attn_scale=0.25, ropes=(RopeConfig(tuple(np.logspace(0, -3, 8).tolist())),),
 )  # fmt: skip
 WAITS = ("number", "shape", "to host")
 

@@ -27,11 +27,10 @@ def test_all_systems_are_listed_once() -> None:
 def test_the_readme_says_what_works() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
     systems = [row for row in ROWS if row.kind == "system"]
-    titles = [row.title for row in systems if row.state == WORKS]
-    said = f"- {len(titles)} of the catalog's {len(systems)} published systems work today: "
-    assert f"{said}{', '.join(titles)}.\n" in readme
-    others = sum(row.state == WORKS for row in ROWS) - len(titles)
-    assert f"So do {others} baselines and methods beside them;" in readme
+    works = sum(row.state == WORKS for row in systems)
+    left = len(systems) - works
+    assert f"all {len(systems)} published systems of the catalog" in readme
+    assert f"{works} work today, {left} are being built" in readme
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

@@ -24,9 +24,10 @@ from forerun.records import Sequence, Step
 from forerun.sampling import Sampling
 
 VOCAB = 600
+ROPE = RopeConfig(tuple(np.logspace(0, -3, 8).tolist()))
 CONFIG = DecoderConfig(
     vocab_size=VOCAB, hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16,
-    mlp_size=48, context=256, attn_scale=0.25, ropes=(RopeConfig(tuple(np.logspace(0, -3, 8).tolist())),),
+    mlp_size=48, context=256, attn_scale=0.25, ropes=(ROPE,),
 )  # fmt: skip
 WAITS = ("number", "shape", "to host")
 

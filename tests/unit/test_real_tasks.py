@@ -92,7 +92,8 @@ def test_empty_and_cut_files_are_named(name: str, data: bytes, hint: str, tmp_pa
         ("gsm8k", {"answer": "#### NaN"}, "line 2: answer must end in '#### NUMBER'"),
         ("humaneval", {"test": ...}, "line 2: field 'test' is missing"),
         ("humaneval", {"entry_point": "sums"}, "line 2: prompt does not define entry_point 'sums'"),
-        ("humaneval", {"test": "pass"}, r"line 2: test must define check\(candidate\)"),
+        ("humaneval", {"test": "pass"}, r"line 2: test must be Python that defines check"),
+        ("humaneval", {"test": "def check("}, "line 2: test must be Python that defines check"),
         ("humaneval", {}, "line 2: task_id 'HumanEval/0' occurs twice"),
         ("mbpp", {"task_id": "11"}, "line 2: task_id must be a whole number"),
         ("mbpp", {"task_id": True}, "line 2: task_id must be a whole number"),
@@ -175,6 +176,9 @@ def test_humaneval_runs_what_the_answer_defines(text: str, score: float, write: 
         ("```python\ndef double(x):\n    return x + x\n```\nDone.", 1.0),
         ("def double(x): return x * 2\n\nassert double(", 1.0),
         ("TWO = 2\ndef double(x): return x * TWO\n", 1.0),
+        ("```python\ndef double(x):\n    return x + x\n\nassert double(2) == 5\n```", 1.0),
+        ("```python\ndef double(x):\n    return x + x\n\nx = double(1 / 0)\n```", 1.0),
+        ("```python\nimport sys\ndef double(x): sys.exit(0)\n```", 0.0),
         ("```python\ndef twice(x):\n    return 2 * x\n```", 0.0),
         ("```python\ndef double(x):\n    return abs(2 * x)\n```", 0.0),
         ("```python\nimport sys\nsys.exit(0)\n```", 0.0),
@@ -203,6 +207,7 @@ def test_programs_are_cut_where_they_are_no_longer_python() -> None:
     assert program("no code", ["f"]) == ""
     nested = "def f(x):\n    return g(x)\n\ndef g(x):\n    return x\n"
     assert completed("def f(x):\n", "f", nested) == nested
+    assert program(f"{nested}\nprint(f(1))\n\ndef h(): pass\n", ["f"]) == nested
     helper = "def g(x):\n    return x\n\n\ndef f(x):\n    '''f'''\n"
     assert completed(helper, "f", "def f(x):\n    return g(x)\n").startswith("def g(x)")
 

@@ -1,4 +1,4 @@
-"""The program that a model's answer states: its code block, or its unfenced lines of code."""
+"""The program that a model's answer states, without its examples, its tests and its prose."""
 
 from __future__ import annotations
 
@@ -8,34 +8,77 @@ import textwrap
 import warnings
 from collections.abc import Iterable
 
+ALWAYS = (ast.Import, ast.ImportFrom, ast.Try, ast.If)  # kept, as they may choose an import
 INDENT = "    "  # of the functions that are to be completed
 _FENCED = re.compile(r"```[ \t]*[\w+-]*[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
 _FIRST_LINE = re.compile(r"^(?:from\s+\w|import\s+\w|(?:async\s+)?def\s+\w|class\s+\w|@\w)", re.M)
 
 
 def program(text: str, names: Iterable[str]) -> str:
-    """The code of an answer: the first block that defines one of the names, or the first block.
+    """What an answer defines that the named functions need.
 
-    Without a block, the whole text if it is Python, else what follows its first line of code. What
-    follows the longest beginning that is Python is dropped: prose, or a line that was cut.
+    Its code is the first block that defines one of the names, or the first block. Without a block,
+    it is the whole text if that is Python, else what follows its first line of code.
     """
     blocks, wanted = fenced(text), list(names)
     if blocks:
-        return longest_python(next((b for b in blocks if defines(b, wanted)), blocks[0]))
+        return needed(next((b for b in blocks if defines(b, wanted)), blocks[0]), wanted)
     first = _FIRST_LINE.search(text)
-    return longest_python(text[first.start() :] if first and not _parses(text) else text)
+    return needed(text[first.start() :] if first and not is_python(text) else text, wanted)
 
 
-def completed(prompt: str, entry_point: str, text: str) -> str:
+def completed(prompt: str, entry_point: str, text: str, others: Iterable[str] = ()) -> str:
     """The program of an answer to a prompt that ends within a function.
 
-    An answer that defines the function replaces it, any other goes on where the prompt ends.
+    An answer that defines the function replaces it, any other goes on where the prompt ends. What
+    the other names need is kept, too.
     """
-    code = program(text, [entry_point])
+    names = [entry_point, *others]
+    code = program(text, names)
     if defines(code, [entry_point]):
-        return prompt[: start_of(prompt, entry_point)] + code
+        return needed(f"{prompt[: start_of(prompt, entry_point)]}\n{code}", names)
     blocks = fenced(text)
-    return prompt + (textwrap.indent(blocks[0], INDENT) if blocks else body(text))
+    return needed(prompt + (textwrap.indent(blocks[0], INDENT) if blocks else body(text)), names)
+
+
+def needed(code: str, names: Iterable[str]) -> str:
+    """The imports of some code, and of its definitions those that the named functions use.
+
+    Examples and tests that the model adds are dropped, and what follows the longest beginning that
+    is Python: prose, or a line that was cut.
+    """
+    tree = _tree(longest_python(code))
+    if tree is None:
+        return ""
+    bound = [(node, _bound(node)) for node in tree.body]
+    used, todo = set[str](), set(names)
+    while todo:
+        used |= todo
+        users = (node for node, made in bound if made & todo)
+        todo = {name for user in users for name in _read(user)} - used
+    tree.body = [node for node, made in bound if isinstance(node, ALWAYS) or made & used]
+    try:
+        return ast.unparse(tree) + "\n" if tree.body else ""
+    except RecursionError:
+        return ""
+
+
+def _read(node: ast.stmt) -> set[str]:
+    """The names that a statement reads and does not bind itself, as a local name or parameter."""
+    names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
+    local = {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
+    local |= {n.id for n in names if isinstance(n.ctx, ast.Store)}
+    return {n.id for n in names if isinstance(n.ctx, ast.Load)} - local
+
+
+def _bound(node: ast.stmt) -> set[str]:
+    """The names that a statement defines or assigns."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {node.name}
+    if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+    return set()
 
 
 def fenced(text: str) -> list[str]:
@@ -66,23 +109,27 @@ def longest_python(code: str) -> str:
     lines = code.rstrip().split("\n")
     for end in range(len(lines), 0, -1):
         part = "\n".join(lines[:end]) + "\n"
-        if _parses(part):
+        if is_python(part):
             return part.lstrip("\n")
     return ""
 
 
 def called(code: str) -> list[str]:
-    """Names of the functions that the code calls, in order."""
-    tree = ast.parse(code)
-    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    """Names of the functions that the code calls, in order; none where it is no Python."""
+    tree = _tree(code)
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)] if tree else []
     return list(dict.fromkeys(func.id for func in calls if isinstance(func, ast.Name)))
 
 
-def _parses(code: str) -> bool:
+def is_python(code: str) -> bool:
+    """Whether the code parses."""
+    return _tree(code) is not None
+
+
+def _tree(code: str) -> ast.Module | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes
-            ast.parse(code)
+            return ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
+        return None

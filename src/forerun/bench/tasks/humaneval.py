@@ -10,7 +10,7 @@ from typing import Any
 
 from forerun.errors import DataError
 
-from ._python_answer import completed, defines
+from ._python_answer import called, completed, defines, is_python
 from ._sandbox import check_supported, run_tests
 from .base import Example
 from .base_file import FromFile, once
@@ -45,17 +45,17 @@ class HumanEvalTask(FromFile):
     def score(self, example: Example, text: str) -> float:
         """1.0 where the tests pass, else 0.0."""
         problem = self.problems[example.id]
-        name = problem["entry_point"]
-        program = completed(problem["prompt"], name, text)
-        return float(run_tests(program, f"{problem['test']}\n\ncheck({name})\n").passed)
+        name, tests = problem["entry_point"], problem["test"]
+        program = completed(problem["prompt"], name, text, called(tests))
+        return float(run_tests(program, f"{tests}\n\ncheck({name})\n").passed)
 
 
 def _problem(where: str, value: dict[str, Any]) -> dict[str, str]:
     problem = {name: field(where, value, name) for name in FIELDS}
     if not defines(problem["prompt"], [problem["entry_point"]]):
         raise DataError(f"{where}: prompt does not define entry_point {problem['entry_point']!r}")
-    if "def check(" not in problem["test"]:
-        raise DataError(f"{where}: test must define check(candidate)")
+    if "def check(" not in problem["test"] or not is_python(problem["test"]):
+        raise DataError(f"{where}: test must be Python that defines check(candidate)")
     return problem
 
 

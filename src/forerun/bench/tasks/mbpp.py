@@ -6,13 +6,12 @@ problems are those of the published test split.
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 from typing import Any
 
 from forerun.errors import DataError, UnknownName
 
-from ._python_answer import called, program
+from ._python_answer import called, is_python, program
 from ._sandbox import check_supported, run_tests
 from .base import Example
 from .base_file import FromFile, divided, once
@@ -77,10 +76,8 @@ def _example(where: str, value: dict[str, Any]) -> tuple[Example, str]:
     setup = value.get("test_setup_code", "")
     if not isinstance(setup, str):
         raise DataError(f"{where}: test_setup_code must be a text, got {setup!r}")
-    try:
-        ast.parse(tests)
-    except SyntaxError as error:
-        raise DataError(f"{where}: test_list is not Python: {error.msg}") from None
+    if not is_python(tests):
+        raise DataError(f"{where}: test_list is not Python: {tests!r}")
     example = Example(
         f"mbpp-{number}",
         COMPLETION.format(text=text, tests=tests),

@@ -35,7 +35,8 @@ def body(model: Transformer, cache: Cache, shape: Shape, described: Tensor) -> B
     is_llama = is_llama and c.embed_scale is None and c.logit_softcap is None
     if not is_llama or model.rope is None or model.dtype.itemsize > 2:
         return Body(model, cache, shape, described)
-    return (OneRow if shape.rows == 1 else FewRows)(model, cache, shape, described)
+    is_one = shape.rows == 1 and not any(one.is_quantized for one in model.linears())
+    return (OneRow if is_one else FewRows)(model, cache, shape, described)
 
 
 class Attention:

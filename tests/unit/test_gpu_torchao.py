@@ -28,7 +28,7 @@ ERRORS = {"int8": 0.01, "fp8": 0.04}  # of a product of random numbers
 @pytest.mark.parametrize("weights", ["fp8", "int4", "int4:64"])
 def test_on_a_cpu_they_are_refused_with_a_way_out(weights: str, tmp_path: Path) -> None:
     saved("llama", tmp_path)
-    said = f"weights '{weights}' cannot be used on cpu: .* need a GPU; use int8"
+    said = f"weights '{weights}' cannot be used on cpu: .* fp8 and int4 need CUDA; use int8"
     with pytest.raises(ConfigError, match=said):
         load_target(tmp_path, weights=weights, device="cpu")
     with pytest.raises(ConfigError, match="need a checkpoint to read"):
@@ -91,29 +91,64 @@ def test_products_are_near_those_of_the_whole_weight(weights: str, bias: bool) -
     assert 0 < float((got - want).norm() / want.norm()) < ERRORS[weights]
 
 
-@has_torchao
-@pytest.mark.parametrize("weights", ERRORS)
-@pytest.mark.parametrize("case", ["llama", "llama-biased-tied"])
-def test_a_model_with_such_weights_says_nearly_the_same(
-    weights: str, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a GPU, on a CPU; a tied table is kept for looking up, and the head is rounded."""
-    saved(case, tmp_path, hidden_size=64, intermediate_size=128)
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of a CPU are held as those of a GPU are."""
     for module in (layers, checkpoint):
         monkeypatch.setattr(module, "can_pack", lambda _: False)
     made = Linear.__init__
     monkeypatch.setattr(
         Linear, "__init__", lambda *given, **how: made(*given, **(how | {"pack": False}))
     )
-    plan, _ = planned(tmp_path)
-    files = checkpoint.shard_files(tmp_path)
-    device, runners = torch.device("cpu"), []
-    for rounding in (KEPT, Rounding.parse(weights)):
-        model = checkpoint.load_decoder(plan, files, torch.bfloat16, device, rounding)
-        assert all(one.is_quantized == (rounding != KEPT) for one in model.linears())
-        runners.append(ModelRunner(model, context=64))
-        runners[-1].decode = TorchDecoder(model)
+
+
+def runner(folder: Path, dtype: torch.dtype, rounding: Rounding) -> ModelRunner:
+    """A checkpoint whose weights are held so, on torch."""
+    plan, _ = planned(folder)
+    files = checkpoint.shard_files(folder)
+    model = checkpoint.load_decoder(plan, files, dtype, torch.device("cpu"), rounding)
+    assert all(one.is_quantized == (rounding != KEPT) for one in model.linears())
+    found = ModelRunner(model, context=64)
+    found.decode = TorchDecoder(model)
+    return found
+
+
+@has_torchao
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("weights", ERRORS)
+@pytest.mark.parametrize("case", ["llama", "llama-biased-tied"])
+def test_a_model_with_such_weights_says_nearly_the_same(
+    weights: str, case: str, tmp_path: Path
+) -> None:
+    """A tied table is kept for looking up, and the head is rounded."""
+    saved(case, tmp_path, hidden_size=64, intermediate_size=128)
+    roundings = KEPT, Rounding.parse(weights)
+    runners = [runner(tmp_path, torch.bfloat16, rounding) for rounding in roundings]
     assert runners[1].model.nbytes < runners[0].model.nbytes
     (want,), (got,) = (forward(one, [sequence(prompt(20))], [EMPTY]) for one in runners)
     off = (got.logits.float() - want.logits.float()).norm() / want.logits.float().norm()
     assert 0 < float(off) < 6 * ERRORS[weights]
+
+
+@has_torchao
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_passes_of_such_a_model_are_graphs_around_products_of_torchao(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    from forerun.gpu.bodies import FewRows
+    from forerun.gpu.graphs import GraphDecoder
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 16}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+    saved("llama", tmp_path, **sizes)
+    ours, plain = (runner(tmp_path, torch.float16, Rounding.parse("int8")) for _ in range(2))
+    ours.decode = GraphDecoder(ours.model)
+    seqs = [sequence(prompt(20)) for _ in range(2)]
+    for _ in range(3):  # the prompt, one row, one row; of a new shape the rows are torch's
+        pairs = zip((ours, plain), seqs, strict=True)
+        (got,), (want,) = (forward(one, [seq], [EMPTY]) for one, seq in pairs)
+        torch.testing.assert_close(got.logits.float(), want.logits.float(), rtol=1e-2, atol=1e-2)
+        for seq in seqs:
+            seq.tokens.append(7)
+    (shapes,) = (held.shapes for held in ours.decode._graphs.values())
+    assert ours.decode.is_trusted and {shape.rows for shape in shapes} == {1, 32}
+    assert {type(one.body) for one in shapes.values()} == {FewRows}

@@ -20,7 +20,7 @@ from forerun.native.rounding import Rounding
 def why_not(rounding: Rounding, device: torch.device, dtype: torch.dtype | None = None) -> str:
     """The reason why weights cannot be held so on a device, with a way out; empty if they can."""
     if device.type != "cuda":
-        return "fp8 and int4 need a GPU; use int8, which runs on a CPU, or auto"
+        return "int8 needs a CPU or CUDA, fp8 and int4 need CUDA; use int8 on a CPU, or auto"
     if find_spec("torchao") is None:
         return "on a GPU they need torchao; pip install 'forerun[torchao]', or use auto"
     if rounding.bits == 8 and rounding.scaled:

@@ -278,7 +278,7 @@ def test_a_rounded_product_is_that_of_the_rounded_weight(
             assert close(packed.product(x), want, dtype)
 
 
-@pytest.mark.parametrize("text", ["int4", "int8:7", "int8:33", "int8:x"])
+@pytest.mark.parametrize("text", ["int3", "int8:7", "int8:33", "int8:x", "int4:7", "fp8:128"])
 def test_unknown_weights_are_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         Rounding.parse(text)

@@ -52,7 +52,10 @@ Dtype = Annotated[
 ]
 Weights = Annotated[
     str,
-    typer.Option("--weights", help="auto (as stored), int8 (rounded), int8:128 (finer scales)."),
+    typer.Option(
+        "--weights",
+        help="auto (as stored), int8, int8:128 (finer scales); on a GPU also fp8, int4.",
+    ),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1.")]
 Json = Annotated[bool, typer.Option("--json", help="For machines: JSON on standard output.")]

@@ -367,6 +367,7 @@ def load(
     may run at once; their cells are allocated as they come. context: shorter than the model's own,
     to save memory; a longer one is not had, with a warning.
     weights: "int8" rounds them, "int8:128" with a scale per 128 inputs: another law, half the bytes
+    on a GPU "int8", "fp8" and "int4" by torchao.
     What the checkpoint says of sampling is told in a warning, and not obeyed.
     Raises ModelError with the cause.
     """

@@ -37,7 +37,8 @@ def body(model: Transformer, cache: Cache, shape: Shape, described: Tensor) -> B
     has_one_rope = len(model.ropes) == 1 and not c.layer_ropes
     if not is_llama or not has_one_rope or model.dtype.itemsize > 2:
         return Body(model, cache, shape, described)
-    return (OneRow if shape.rows == 1 else FewRows)(model, cache, shape, described)
+    is_one = shape.rows == 1 and not any(one.is_quantized for one in model.linears())
+    return (OneRow if is_one else FewRows)(model, cache, shape, described)
 
 
 class Attention:

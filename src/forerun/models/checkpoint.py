@@ -152,7 +152,8 @@ def load_decoder(
     Raises CapacityError if the weights do not fit into memory.
     """
     parts = Parts(plan, dtype, device, rounding)
-    check_memory(parts.config, dtype.itemsize if rounding == KEPT else 1, device)
+    itemsize = dtype.itemsize if rounding == KEPT else rounding.bits / 8
+    check_memory(parts.config, itemsize, device)
     for name, tensor in tensors(files, dtype):
         if canonical(name) in plan.pieces and (found := flaw(tensor, dtype)):
             raise ModelError(f"tensor {name} in {_file_of(name, files)} {found}")
@@ -161,10 +162,10 @@ def load_decoder(
     return parts.build()
 
 
-def check_memory(config: DecoderConfig, itemsize: int, device: torch.device) -> None:
+def check_memory(config: DecoderConfig, itemsize: float, device: torch.device) -> None:
     """Raises CapacityError if the weights do not fit into what is free; warns if only just."""
     size = sum(math.prod(shape) for shape in shapes(config).values()) * itemsize
-    check_weights(size, device, f"at {itemsize} bytes each")
+    check_weights(round(size), device, f"at {itemsize:g} bytes each")
 
 
 class Parts:
@@ -240,7 +241,7 @@ class Parts:
         embed: Tensor | Linear | None = done["embed"]
         assert isinstance(embed, Tensor)
         if c.is_tied:
-            head = Linear(embed, rounding=self.rounding)
+            head = Linear(embed, rounding=self._rounding("head"))
             if head.can_look_up:  # one copy serves both
                 embed = None
         else:
@@ -254,10 +255,17 @@ class Parts:
         tensor = tensor.to(self.device)
         is_linear = dest.endswith(".weight") and tensor.dim() == 2
         is_gated = dest.endswith("gate_up.weight")
-        rounding = KEPT if dest.endswith("router.weight") else self.rounding
+        rounding = self._rounding(dest)
         self._done[dest] = (
             Linear(tensor, is_gated=is_gated, rounding=rounding) if is_linear else tensor
         )
+
+    def _rounding(self, dest: str) -> Rounding:
+        """Of a part: routers are kept, and heads are where only 4 bits are left."""
+        is_fine = dest.endswith("router.weight") or (
+            self.rounding.bits == 4 and dest.startswith("head")
+        )
+        return KEPT if is_fine else self.rounding
 
     def _linear(self, name: str) -> Linear:
         linear = self._done[f"{name}.weight"]

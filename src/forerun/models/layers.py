@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forerun.models import torchao
 from forerun.native.packing import Packed, can_pack
 from forerun.native.rounding import KEPT, Rounding
 
@@ -25,9 +26,13 @@ class Linear:
 
     On a CPU the weights are packed: by our own kernels where they are built, else (bf16) in
     oneDNN's blocked layout; `weight` is then None. A gated weight has gate rows, then up rows.
+    Elsewhere rounded weights are torchao's.
     """
 
-    __slots__ = ("_blocked", "_nbytes", "bias", "device", "dtype", "packed", "shape", "weight")
+    __slots__ = (
+        *("_blocked", "_nbytes", "bias", "device", "dtype", "is_quantized", "packed", "shape"),
+        "weight",
+    )
 
     def __init__(
         self,
@@ -43,12 +48,16 @@ class Linear:
         self.bias: Tensor | None = None
         self.weight: Tensor | None = weight
         self.packed: Packed | None = None
+        self.is_quantized = False  # whether the weight is torchao's
         self._blocked: Tensor | None = None
         if pack and can_pack(weight) and not (is_gated and weight.shape[0] % 32):
             self.packed, self.weight = Packed(weight, is_gated, rounding), None
         elif pack and can_block(weight):
             self._blocked = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
             self.weight = None
+        elif rounding != KEPT and (weight.device.type == "cuda" or not pack):
+            self.weight, self.is_quantized = torchao.quantized(weight, rounding), True
+            self._nbytes = torchao.nbytes(self.weight)
         if bias is not None:
             self.set_bias(bias)
 
@@ -77,7 +86,8 @@ class Linear:
     @property
     def can_look_up(self) -> bool:
         """Whether `rows` works and gives the weight as it was."""
-        return self._blocked is None and (self.packed is None or not self.packed.is_rounded)
+        is_rounded = self.is_quantized or (self.packed is not None and self.packed.is_rounded)
+        return self._blocked is None and not is_rounded
 
     def rows(self, index: Tensor) -> Tensor:
         """Rows [n, in] of the weight."""

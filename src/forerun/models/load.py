@@ -12,6 +12,7 @@ import torch
 from forerun.engine.room import check_weights
 from forerun.engine.runner import ModelRunner
 from forerun.errors import CapacityError, ConfigError, ModelError, in_a_line
+from forerun.models import torchao
 from forerun.models.checkpoint import load_decoder, shard_files, stored_dtype
 from forerun.models.families import Plan, Unsupported, plan_for
 from forerun.models.folder import (
@@ -48,7 +49,8 @@ def load_target(
     dtype: bf16, fp16, fp32, or torch's own; "auto" is the checkpoint's. device "auto" is CUDA where
     there is one. context: longest sequence, at most the model's own. Our decoder runs the families
     it knows exactly, transformers the rest. weights: "int8" rounds them to 8 bits with a scale per
-    output, "int8:128" with one per 128 inputs; needs our kernels. Raises ModelError with the cause.
+    output; on a CPU, by our kernels, "int8:128" with one per 128 inputs; on a GPU, by torchao, also
+    "fp8" and "int4". Raises ModelError with the cause.
     """
     dtype = dtype_name(dtype)
     if not isinstance(max_seqs, int) or max_seqs < 1:
@@ -62,11 +64,8 @@ def load_target(
             "leave it out for the model's own"
         )
     rounding = Rounding.parse(weights)
-    if rounding != KEPT and not can_round(path_or_model, choose_device(device)):
-        raise ConfigError(
-            f"weights {weights!r} need our kernels on a CPU and a checkpoint to read "
-            f"({kernels().why}, {choose_device(device)}); use weights 'auto'"
-        )
+    if rounding != KEPT:
+        check_rounding(weights, rounding, path_or_model, choose_device(device), DTYPES.get(dtype))
     if not isinstance(path_or_model, str | Path):
         from forerun.models.hf import HFTarget
 
@@ -78,12 +77,14 @@ def load_target(
         plan, config = planned(folder, context)
         files = shard_files(folder)
         kind = choose_dtype(dtype, config, files)
+        if rounding != KEPT:
+            check_rounding(weights, rounding, path_or_model, where, kind)
         decoder = load_decoder(plan, files, kind, where, rounding)
     except Unsupported as reason:
         if rounding != KEPT:
             raise ModelError(
-                f"{path_or_model} cannot be held in 8 bits, as transformers runs it ({reason}); "
-                "use weights 'auto'"
+                f"{path_or_model} cannot be held in {rounding.bits} bits, as transformers runs it "
+                f"({reason}); use weights 'auto'"
             ) from reason
         from forerun.models.hf_load import load_hf
 
@@ -132,9 +133,26 @@ def planned(folder: Path, context: int | None = None) -> tuple[Plan, Any]:
         raise ModelError(f"{check_folder(folder)} cannot be used: {in_a_line(cause)}") from cause
 
 
-def can_round(path_or_model: Any, device: torch.device) -> bool:
-    """Whether weights can be held in 8 bits here."""
-    return isinstance(path_or_model, str | Path) and device.type == "cpu" and bool(kernels())
+def check_rounding(
+    weights: str,
+    rounding: Rounding,
+    path_or_model: Any,
+    device: torch.device,
+    dtype: torch.dtype | None,
+) -> None:
+    """Raises ConfigError for weights that cannot be held in fewer bits here."""
+    if not isinstance(path_or_model, str | Path):
+        raise ConfigError(
+            f"weights {weights!r} need a checkpoint to read, and the model is loaded; use 'auto'"
+        )
+    if device.type == "cpu" and rounding.is_on_cpu:
+        if not kernels():
+            raise ConfigError(
+                f"weights {weights!r} need our kernels on a CPU ({kernels().why}); use 'auto'"
+            )
+        return
+    if reason := torchao.why_not(rounding, device, dtype):
+        raise ConfigError(f"weights {weights!r} cannot be used on {device}: {reason}")
 
 
 def choose_device(name: str) -> torch.device:

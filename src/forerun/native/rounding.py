@@ -6,30 +6,47 @@ from dataclasses import dataclass
 
 from forerun.errors import ConfigError
 
+GROUPS = (32, 64, 128, 256)  # inputs that share a scale of four bits
+
 
 @dataclass(frozen=True)
 class Rounding:
-    """How weights are held: their own 16 or 32 bits, or 8 and a scale per `scaled` inputs."""
+    """How weights are held: as they are in 16 or 32 bits, or rounded, with scales."""
 
     bits: int = 16
     scaled: int = 0  # inputs of an output that share a scale; 0: all
+    is_float: bool = False  # whether 8 bits are a floating-point number
 
     @classmethod
     def parse(cls, text: str) -> Rounding:
-        """From "auto", "int8" or "int8:128"."""
+        """From "auto", "int8", "int8:128", "fp8", "int4" or "int4:64"."""
         name, _, scaled = str(text).partition(":")
         if text == "auto":
             return cls()
-        if name != "int8" or (scaled and not scaled.isdecimal()):
+        if text == "fp8":
+            return cls(8, is_float=True)
+        if name not in ("int8", "int4") or (scaled and not scaled.isdecimal()):
             raise ConfigError(
                 f"weights must be auto, int8 or int8:INPUTS, got {text!r}; try int8, or int8:128 "
-                "with finer scales"
+                "with finer scales; on a GPU also fp8 and int4"
             )
+        if name == "int4":
+            found = cls(4, int(scaled or 128))
+            if found.scaled not in GROUPS:
+                raise ConfigError(
+                    f"inputs per scale of int4 must be one of {GROUPS}, got {scaled}; try int4:128"
+                )
+            return found
         if scaled and (int(scaled) < 32 or int(scaled) % 4):
             raise ConfigError(
                 f"inputs per scale must be a multiple of 4 and at least 32, got {scaled}"
             )
         return cls(8, int(scaled or 0))
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether our own kernels, which are for CPUs, read weights that are held so."""
+        return self.bits == 16 or (self.bits == 8 and not self.is_float)
 
 
 KEPT = Rounding()

@@ -1,0 +1,75 @@
+"""Weights in 8 or 4 bits on a GPU, held and multiplied by torchao.
+
+int8 and fp8 have one scale per output, int4 one per group of inputs. Products are computed in the
+model's own number type: torchao turns 8 bits into it on the way, which saves memory and no time;
+for 4 bits it has a kernel. Nothing here is imported before such weights are asked for.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.errors import ConfigError
+from forerun.native.rounding import Rounding
+
+
+def why_not(rounding: Rounding, device: torch.device, dtype: torch.dtype | None = None) -> str:
+    """The reason why weights cannot be held so on a device, with a way out; empty if they can."""
+    if device.type != "cuda":
+        return "int8 needs a CPU or CUDA, fp8 and int4 need CUDA; use int8 on a CPU, or auto"
+    if find_spec("torchao") is None:
+        return "on a GPU they need torchao; pip install 'forerun[torchao]', or use auto"
+    if rounding.bits == 8 and rounding.scaled:
+        return "int8 with a scale per group of inputs is for CPUs; use int8"
+    if rounding.bits == 4 and dtype not in (None, torch.bfloat16):
+        return f"int4 is for bf16 models, and this one is in {dtype}; use dtype 'bf16'"
+    if rounding.bits == 4 and torch.cuda.get_device_capability(device) < (8, 0):
+        return f"int4 needs Ampere or later, not {torch.cuda.get_device_name(device)}; use int8"
+    return ""
+
+
+def quantized(weight: Tensor, rounding: Rounding) -> Tensor:
+    """The weight [out, in] as a tensor of torchao's, which `F.linear` takes.
+
+    Raises ConfigError for an input width that int4's groups do not divide.
+    """
+    if rounding.bits == 4 and weight.shape[1] % rounding.scaled:
+        raise ConfigError(
+            f"int4:{rounding.scaled} needs input widths that are multiples of {rounding.scaled}, "
+            f"and one is {weight.shape[1]}; use int4:32, or int8"
+        )
+    from torchao.quantization import quantize_
+
+    out, inner = weight.shape
+    holder = torch.nn.Linear(inner, out, bias=False, device="meta")
+    holder.weight = torch.nn.Parameter(weight, requires_grad=False)
+    quantize_(holder, _config(rounding))
+    return holder.weight.data
+
+
+def nbytes(weight: Tensor) -> int:
+    """Bytes of all that a tensor of torchao's holds."""
+    names, _ = weight.__tensor_flatten__()  # type: ignore[attr-defined]
+    return sum(getattr(weight, name).nbytes for name in names)
+
+
+def _config(rounding: Rounding) -> Any:
+    """torchao's name for a rounding; settings of compilers are left alone."""
+    from torchao.quantization import (
+        Float8WeightOnlyConfig,
+        Int4WeightOnlyConfig,
+        Int8WeightOnlyConfig,
+    )
+
+    how: dict[str, Any] = {"set_inductor_config": False}
+    if rounding.bits == 4:
+        # the packing of torch's own kernel: others need packages more
+        packing = "tile_packed_to_4d"
+        return Int4WeightOnlyConfig(group_size=rounding.scaled, int4_packing_format=packing, **how)
+    if rounding.is_float:
+        return Float8WeightOnlyConfig(**how)
+    return Int8WeightOnlyConfig(version=2, **how)

@@ -154,6 +154,7 @@ GOOD = "def total(xs):\n    return sum(xs)"
         (f"Here it is:\n\n```py\n{GOOD}\n```\nIt adds.\n```python\nprint(total(1))\n```", 1.0),
         (f"```\nimport math\n```\n\n```python\n{GOOD}", 1.0),  # the limit of tokens cut the block
         ("1. So:\n   ```python\n   def total(xs):\n       return sum(xs)\n   ```", 1.0),
+        (f"```python\nfrom __future__ import annotations\n{GOOD}\n```", 1.0),
         (f"Sure.\n{GOOD}\n\nThis adds the numbers.", 1.0),
         ("```python\ndef total(xs: List[int]) -> int:\n    return sum(xs)\n```", 1.0),
         ("    return sum(xs)\n\n\ndef other():\n    pass", 1.0),  # a base model goes on

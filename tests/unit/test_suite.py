@@ -14,7 +14,8 @@ from sample_run import manifest, write_run
 from tiny import make_tiny
 
 from forerun.bench import machine, theory
-from forerun.bench.pass_at_k import pass_at_k, passes
+from forerun.bench.pass_at_k import pass_at_k
+from forerun.bench.pass_at_k import passes as pass_at_k_of
 from forerun.bench.results import Record, SampleRecord, read_run
 from forerun.bench.suite import find_suite, read_suite, run_of, suite_names
 from forerun.bench.suite_examples import HALVES, half_of, picked, problem_text, questions
@@ -259,6 +260,11 @@ def scored(index: int, *scores: float | None, round: int = 0, error: str | None 
 
 
 def test_pass_at_k_of_records() -> None:
+    plan = manifest(tasks={"t": {"task": "gsm8k:a"}, "u": {"task": "json_extraction"}, "v": {}})
+
+    def passes(records: list[Record], task: str = "t") -> dict[int, float]:
+        return pass_at_k_of(plan, task, records)
+
     found = passes([scored(0, 1.0, 0.0, 0.0, 0.0), scored(1, 1.0, 1.0, 0.0, 0.0)])
     assert list(found) == [1, 2, 4]
     assert found[1] == pytest.approx(3 / 8) and found[4] == 1.0
@@ -268,6 +274,8 @@ def test_pass_at_k_of_records() -> None:
     assert passes([scored(0, 1.0), scored(1, 0.0)]) == {} == passes([])
     assert passes([scored(0, 0.5, 1.0)]) == {} == passes([scored(0, None, None)])
     assert passes([scored(0, 0.0, 1.0), scored(1, error="broke")])[1] == 0.5
+    for partial in "uv":
+        assert passes([scored(0, 0.0, 1.0)], partial) == {}, "also if no score is between"
 
 
 def test_reports_show_pass_at_k_and_the_suite(report: Any) -> None:
@@ -352,3 +360,24 @@ def test_records_longer_than_their_task_allows_are_refused(tmp_path: Path) -> No
     (folder / "run.json").write_text(json.dumps(vars(manifest(tasks=tasks))))
     with pytest.raises(DataError, match="at most the 'max_new_tokens' of run.json, 5"):
         read_run(folder)
+
+
+def test_answers_of_spec_bench_are_written_from_a_suite(call: Call, tmp_path: Path) -> None:
+    path = tmp_path / "question.jsonl"
+    lines = [{"question_id": i, "category": "qa", "turns": [f"Why {i}?"]} for i in (7, 8)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    told = {
+        "examples": 1,
+        "hash": "x",
+        "size": 2,
+        "max_new_tokens": 9,
+        "task": f"spec_bench:{path}",
+    }
+    one = SampleRecord(tokens=3, passes=3, text="Because.")
+    record = Record("spec", 1, "8.1", "qa", "plain", 0, 0, 5, 1.0, 3, [one])
+    changes = {"methods": ["plain"], "tasks": {"spec": told}, "sampling": {"n": 1}, "peers": {}}
+    folder = write_run(tmp_path / "run", [record], **changes)
+    out = tmp_path / "plain.jsonl"
+    status, _, err = call("bench", "answers", folder, "--method", "plain", "--out", out)
+    assert status == 0, err
+    assert json.loads(out.read_text())["question_id"] == 8 and "1 of 2 questions left out" in err

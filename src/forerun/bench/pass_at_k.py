@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import comb
 
-from forerun.bench.results import Record
+from forerun.bench.results import Manifest, Record
+from forerun.bench.tasks import is_pass_fail
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
@@ -19,12 +20,14 @@ def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
     return 1.0 - comb(num_samples - num_right, k) / comb(num_samples, k)
 
 
-def passes(records: Iterable[Record]) -> dict[int, float]:
+def passes(manifest: Manifest, task: str, records: Iterable[Record]) -> dict[int, float]:
     """pass@k by k, of one method on one task: k = 1, 2, 4, ... and the number of samples.
 
-    Samples of a problem in several rounds count together. Empty where a score is neither 0 nor 1 or
-    is unknown, and where a problem has one sample.
+    Samples of a problem in several rounds count together. Empty for a task with partial scores, and
+    where a problem has one sample or a score is unknown.
     """
+    if not is_pass_fail(manifest.tasks[task].get("task", task)):
+        return {}
     scores: dict[int, list[float | None]] = {}
     for record in records:
         if record.error is None:

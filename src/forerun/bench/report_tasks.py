@@ -65,7 +65,7 @@ def task_section(manifest: Manifest, standing: Standing, task: str) -> Section:
     tables = [
         speed_table(standing, task),
         _category_table(standing, task),
-        _pass_table(standing, task),
+        _pass_table(manifest, standing, task),
         _trajectory_table(standing, task),
         _position_table(standing, task),
         _split_table(standing, task),
@@ -146,9 +146,9 @@ def _category_table(standing: Standing, task: str) -> Table:
     return Table(f"{task}: speed-up by level or category", ["method", *heads], rows)
 
 
-def _pass_table(standing: Standing, task: str) -> Table:
+def _pass_table(manifest: Manifest, standing: Standing, task: str) -> Table:
     """pass@k of every method, where answers are right or wrong and there are several."""
-    found = {entry.method: passes(entry.records) for entry in standing.entries}
+    found = {e.method: passes(manifest, task, e.records) for e in standing.entries}
     known = {method: values for method, values in found.items() if values}
     steps = sorted({k for values in known.values() for k in values})
     rows: list[list[Cell | str]] = [

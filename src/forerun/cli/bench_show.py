@@ -115,7 +115,11 @@ def summary(manifest: Manifest, records: list[Record]) -> dict[str, Any]:
 
     def told(task: str) -> dict[str, Any]:
         mine, swift = ([r for r in some if r.task == task] for some in (records, timed))
-        return {method: figures(mine, swift, method) for method in manifest.methods}
+        found = {method: figures(mine, swift, method) for method in manifest.methods}
+        for method, figure in found.items():
+            likely = passes(manifest, task, [r for r in mine if r.method == method])
+            figure["pass_at_k"] = {str(k): value for k, value in likely.items()}
+        return found
 
     tasks = {task: told(task) for task in manifest.tasks}
     sizes = {
@@ -166,7 +170,6 @@ def figures(records: list[Record], timed: list[Record], method: str) -> dict[str
         "time": metrics.time_split(compared),
         "score": metrics.mean_score(mine),
         "majority": metrics.mean_score(mine, "majority"),
-        "pass_at_k": {str(k): value for k, value in passes(mine).items()},
     }
 
 

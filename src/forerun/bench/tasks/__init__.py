@@ -19,7 +19,7 @@ from forerun.registry import parse
 if TYPE_CHECKING:
     from forerun.bench.tasks.base import Task
 
-__all__ = ["get_task", "is_file", "task_names"]
+__all__ = ["get_task", "is_file", "is_pass_fail", "task_names"]
 
 
 def task_names() -> list[str]:
@@ -60,6 +60,12 @@ def get_task(text: str) -> Task:
 def is_file(task: Any) -> bool:
     """Whether a task, or its class, is made of somebody's file, whose examples can be counted."""
     return hasattr(task, "of_path")
+
+
+def is_pass_fail(text: str) -> bool:
+    """Whether the answers to a task, as --tasks has it, are right or wrong and nothing between."""
+    name = text.partition(":")[0].replace("-", "_")
+    return name in task_names() and getattr(_class_of(name), "is_pass_fail", False)
 
 
 def _class_of(name: str) -> Any:

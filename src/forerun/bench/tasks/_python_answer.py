@@ -57,6 +57,7 @@ def needed(code: str, names: Iterable[str]) -> str:
         users = (node for node, made in bound if made & todo)
         todo = {name for user in users for name in _read(user)} - used
     tree.body = [node for node, made in bound if isinstance(node, ALWAYS) or made & used]
+    tree.body.sort(key=lambda node: getattr(node, "module", None) != "__future__")
     try:
         return ast.unparse(tree) + "\n" if tree.body else ""
     except RecursionError:

@@ -37,7 +37,11 @@ class Example:
 
 @runtime_checkable
 class Task(Protocol):
-    """Examples by index, always the same ones, and a score in [0, 1] for a written solution."""
+    """Examples by index, always the same ones, and a score in [0, 1] for a written solution.
+
+    A task may also have `is_pass_fail`, whether all scores are 0 or 1, and `stratum(example)`, the
+    category by which suites choose evenly.
+    """
 
     def __len__(self) -> int:
         """Number of examples."""

@@ -20,6 +20,8 @@ FIELDS = {"prompt": str, "turns": list, "id": str, "category": str, "answer": st
 class FileTask:
     """The prompts of a file. Raises DataError naming the file and the line."""
 
+    is_pass_fail = True
+
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
         text = read_text(self.path)

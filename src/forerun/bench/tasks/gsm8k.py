@@ -30,6 +30,8 @@ _NEXT_QUESTION = re.compile(r"\n\s*Question:")  # a base model goes on with anot
 class Gsm8kTask(FromFile):
     """Problems with `question` and `answer`, where the answer ends in `#### NUMBER`."""
 
+    is_pass_fail = True
+
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
         lines = enumerate(objects(self.path), start=1)

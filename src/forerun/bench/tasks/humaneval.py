@@ -26,6 +26,8 @@ FIELDS = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
 class HumanEvalTask(FromFile):
     """Functions to complete; a model without a chat template continues the prompt itself."""
 
+    is_pass_fail = True
+
     def __init__(self, path: str | Path) -> None:
         check_supported()
         super().__init__(path)

@@ -33,6 +33,8 @@ SPLITS = {  # task_id, as published
 class MbppTask(FromFile):
     """Problems with `text`, `task_id`, `test_list` and `test_setup_code`."""
 
+    is_pass_fail = True
+
     def __init__(self, path: str | Path, split: str = "test") -> None:
         check_supported()
         super().__init__(path)

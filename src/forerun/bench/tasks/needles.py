@@ -24,6 +24,8 @@ _NUMBER = re.compile(r"(?<![\d,.])\d{5}(?![\d,.]\d|\d)")
 class NeedlesTask(Generated):
     """Prompts of the given lengths in turn, to within a sentence; the line lies at any depth."""
 
+    is_pass_fail = True
+
     def __init__(
         self,
         *,

@@ -24,6 +24,8 @@ _ANSWER = re.compile(r"^Answer: (-?\d+)[ \t]*$", re.MULTILINE)
 class ReasoningTask:
     """Word problems of levels 1 to 6, decided by split, seed and index."""
 
+    is_pass_fail = True
+
     def __init__(
         self,
         split: str = "train",

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from parity import CASES, branching, expected, forward, prompt, saved, sequence, worst
+from parity import CASES, TINY, branching, expected, forward, prompt, saved, sequence, worst
 
 from forerun.engine.runner import ModelRunner
 from forerun.models.families import Unsupported, plan_for
 from forerun.models.folder import Written, read_config, read_json
 from forerun.models.load import choose_dtype, load_target, planned
 from forerun.native import kernels
+from forerun.native.decoder import NativeDecoder
 from forerun.tree import EMPTY
 
 TOLERANCE = 1e-4
@@ -89,7 +90,6 @@ def test_prefill_in_chunks(pair: tuple, monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_what_is_not_exact_is_refused(case: str, options: dict, reason: str) -> None:
-    from parity import TINY
     from transformers import AutoConfig
 
     config = AutoConfig.for_model(case, **{**TINY, **options})
@@ -182,7 +182,36 @@ def test_older_rope_fields_are_read(tmp_path: Path) -> None:
     assert worst(model, seq, EMPTY, rows) < TOLERANCE
 
 
-@pytest.mark.parametrize("case", ["llama", "gemma2", "qwen3_moe", "gpt2"])
+@pytest.mark.parametrize("case", ["gemma2", "gemma3_text"])
+def test_the_embedding_scale_is_rounded_as_in_transformers(
+    case: str, engine: None, tmp_path: Path
+) -> None:
+    """In bf16 sqrt(48) is 6.9375."""
+    model = saved(case, tmp_path).to(torch.bfloat16)
+    runner = load_target(tmp_path, dtype="bf16")
+    assert isinstance(runner, ModelRunner)
+    ids, scale = torch.tensor([5, 99]), runner.model.embed_scale
+    assert scale == 6.9375
+    assert torch.equal(runner.model.rows(ids) * scale, model.model.embed_tokens(ids))
+    if isinstance(runner.decode, NativeDecoder):
+        assert runner.decode._record.embed_scale == scale
+
+
+def test_a_vocabulary_of_262144_ids(engine: None, tmp_path: Path) -> None:
+    """As in gemma 3. The tied head is held once, and the last id counts."""
+    vocab = 1 << 18
+    model = saved("gemma3_text", tmp_path, vocab_size=vocab)
+    runner, tree = load_target(tmp_path), branching()
+    seq = sequence([*prompt(20), vocab - 1])
+    assert worst(model, seq, tree, forward(runner, [seq], [tree])[0]) < TOLERANCE
+    table = vocab * TINY["hidden_size"] * 4  # bytes
+    assert runner.memory_report()["weights"] < 1.1 * table
+    assert runner.memory_report()["scratch"] < 0.1 * table
+
+
+@pytest.mark.parametrize(
+    "case", ["llama", "gemma2", "gemma3_text", "granite", "smollm3", "qwen3_moe", "gpt2"]
+)
 def test_bf16_is_close(case: str, tmp_path: Path) -> None:
     model = saved(case, tmp_path)
     runner = load_target(tmp_path, dtype="bf16")

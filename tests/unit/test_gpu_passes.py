@@ -39,6 +39,14 @@ LLAMAS = {  # with products and norms of ours
 OTHERS = {
     "qwen3": {},
     "gemma2": {"num_hidden_layers": 2, "sliding_window": 256, "max_position_embeddings": 512},
+    "gemma3_text": {
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 256,
+        "max_position_embeddings": 512,
+    },
+    "smollm3": {"num_hidden_layers": 2, "no_rope_layers": [0, 1]},
+    "granite": {},
     "olmo2": {},
     "gpt2": {"n_embd": 32, "n_head": 2, "n_layer": 1},
 }

@@ -53,6 +53,13 @@ ODD: dict[str, tuple[str, dict[str, Any], tuple[int, int]]] = {  # and the sizes
     ),
     "longrope": ("phi3-longrope", {}, (16, 80)),
     "soft caps": ("gemma2", {"head_dim": 20, "intermediate_size": 172}, (32, 176)),
+    "two rotary tables": (
+        "gemma3_text-linear",
+        {"head_dim": 20, "intermediate_size": 172},
+        (32, 176),
+    ),
+    "unrotated layers": ("smollm3", {"intermediate_size": 100}, (16, 112)),
+    "multipliers": ("granite", {"intermediate_size": 100}, (16, 112)),
     "learned positions": ("gpt2", {"n_inner": 100}, (16, 112)),
     "odd heads": ("gpt2", {"n_embd": 80, "n_head": 16, "n_inner": 33}, (16, 48)),
 }  # fmt: skip

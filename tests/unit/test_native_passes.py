@@ -58,7 +58,7 @@ def test_pass_matches_torch(case: str, dtype: str, tmp_path: Path) -> None:
     ("cache", "is_roomy", "fetched"), [(1, True, 1), (1, False, 2), (1 << 40, False, 1)]
 )
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("case", ["llama", "gemma2", "olmo2"])
+@pytest.mark.parametrize("case", ["llama", "gemma2", "gemma3_text", "olmo2"])
 def test_rows_do_not_depend_on_their_company(
     case: str,
     dtype: str,
@@ -92,7 +92,7 @@ def test_rows_do_not_depend_on_their_company(
         runner.release(alone)
 
 
-@pytest.mark.parametrize("case", ["llama", "mistral"])
+@pytest.mark.parametrize("case", ["llama", "mistral", "gemma3_text"])
 def test_long_contexts_are_split_and_merged(case: str, tmp_path: Path) -> None:
     """Beyond several chunks, with and without a window, as few rows and as many."""
     saved(case, tmp_path, **NATIVE[case] | {"max_position_embeddings": 2048})
@@ -165,7 +165,7 @@ def test_unknown_level_is_refused() -> None:
 
 
 @pytest.mark.parametrize("weights", ["int8", "int8:32"])
-@pytest.mark.parametrize("case", ["llama", "qwen2", "gemma2", "gpt2"])
+@pytest.mark.parametrize("case", ["llama", "qwen2", "gemma2", "granite", "gpt2"])
 def test_a_model_in_8_bits_matches_torch_with_the_same_rounding(
     case: str, weights: str, tmp_path: Path
 ) -> None:

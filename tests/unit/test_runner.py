@@ -343,7 +343,7 @@ def test_masks_that_persist_equal_their_definition() -> None:
                     assert copy[span.num_rows :].any(-1).all(), "no division by zero in padding"
 
 
-@pytest.mark.parametrize("case", ["gemma2", "mistral", "qwen3_moe-sparse"])
+@pytest.mark.parametrize("case", ["gemma2", "gemma3_text", "mistral", "qwen3_moe-sparse"])
 def test_windows_stay_right_over_many_passes(case: str, tmp_path: Path) -> None:
     model = saved(case, tmp_path)
     runner = load_target(tmp_path)

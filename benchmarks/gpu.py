@@ -140,10 +140,10 @@ def part(options: argparse.Namespace) -> int:
 
     report = Report(options.rows, options.limit, is_timed=not options.smoke)
     chosen = PREPARE if options.part == "prepare" else PARTS[options.part]
-    if chosen is not PREPARE:
-        report.fact(machine=machine(options.smoke))
     setting = Setting(options.smoke, options.work, options.out)
     try:
+        if chosen is not PREPARE:
+            report.fact(machine=machine(options.smoke))
         import_module(f"gpu_parts.{chosen.module}").run(report, setting)
     except OutOfTime:
         report.fact(status="out of time")

@@ -225,7 +225,7 @@ class ModelRunner(Runner):
         )
         self.decode = decoder(model)
         how = type(self.decode).__name__
-        self.is_async = model.device.type == "cuda" and how == "GraphDecoder"
+        self.is_async = model.device.type == "cuda"
         self._is_launched = False
         self.shape = repr((c, model.dtype, model.device, model.nbytes, how))
         self.is_slow_at_first = model.device.type == "cuda"
@@ -258,8 +258,9 @@ class ModelRunner(Runner):
             self._is_launched = False
 
     def collect(self) -> None:
-        if self.is_async:
-            self.decode.wait()  # type: ignore[union-attr]
+        wait = getattr(self.decode, "wait", None)  # where logits are copied to the host meanwhile
+        if wait is not None:
+            wait()
 
 
 def decoder(model: Transformer) -> NativeDecoder | TorchDecoder | GraphDecoder:

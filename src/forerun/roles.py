@@ -178,6 +178,10 @@ class Drafter:
             for seq, plan in zip(seqs, plans, strict=True)
         ]
 
+    def learns_from(self, seq: Sequence, plan: Plan) -> bool:
+        """Whether it is shown the step of a sequence with this plan."""
+        return plan.nodes > 0 or plan.learns or seq.tenant in self.kept
+
     def observe(self, step: Step) -> None:
         """Learns from a finished step."""
 

@@ -27,8 +27,8 @@ from forerun.tree import Tree
 class Tops:
     """The largest logits of the root and all nodes of one tree, and what normalises them.
 
-    ids [n + 1, K], logits [n + 1, K], falling; sums [n + 1, 2]: logsumexp of the logits, and of the
-    logits over the temperature.
+    ids [n + 1, K], logits [n + 1, K], falling; sums [n + 1, 2]: logsumexp of the logits less the
+    largest, and of that over the temperature.
     """
 
     ids: np.ndarray
@@ -43,7 +43,8 @@ class Tops:
         """
         rows, most = np.array(nodes) + 1, min(num, self.ids.shape[1])
         scale = 1.0 if is_raw else 1.0 / self.temperature
-        exponents = self.logits[rows, :most] * scale - self.sums[rows, 0 if is_raw else 1, None]
+        below = self.logits[rows, :most] - self.logits[rows, :1]  # at most 0: no overflow
+        exponents = below * scale - self.sums[rows, 0 if is_raw else 1, None]
         ids, probs = np.zeros((len(rows), num), np.int32), np.zeros((len(rows), num), np.float32)
         ids[:, :most], probs[:, :most] = self.ids[rows, :most], np.exp(exponents)
         return ids, probs
@@ -60,15 +61,15 @@ def verdicts(trees: Many[Tree], laws: Many[Laws], dice: Many[SeededDice]) -> lis
     drawn = [i for i, law in enumerate(laws) if not law.sampling.is_greedy]
     extra = Extra(logits, laws, sizes)
     p = _probabilities(logits, laws, sizes, drawn)
-    walked, told = tensor_walk.verdicts_with(
-        p, [trees[i] for i in drawn], [dice[i] for i in drawn], extra.packed
-    )
-    found = dict(zip(drawn, walked, strict=True))
-    rows = extra.read(told)
+    own = [trees[i] for i in drawn], [dice[i] for i in drawn]
+    walked, copied = tensor_walk.walked(p, *own, extra.packed)
+    rows = extra.read(copied)
+    found = {
+        i: rows.follow(i, trees[i], law) for i, law in enumerate(laws) if law.sampling.is_greedy
+    }
     for i, law in enumerate(laws):
         law.tops = rows.tops(i, law) if law.num_top else None
-        if i not in found:
-            found[i] = rows.follow(i, trees[i], law)
+    found |= zip(drawn, tensor_walk.settled(walked, p, *own), strict=True)
     return [found[i] for i in range(len(trees))]
 
 
@@ -96,9 +97,10 @@ class Extra:
         if any(law.sampling.is_greedy for law in laws):
             parts += torch.max(logits, -1)  # of equal ones the first
         if self.most:
-            parts += logits.topk(self.most, -1)
-            own = _scaled(logits, laws, sizes)
-            parts += logits.logsumexp(-1), own.logsumexp(-1)
+            top = logits.topk(self.most, -1)
+            below = logits - top.values[:, :1]
+            own = _scaled(below, laws, sizes)
+            parts += [*top, below.logsumexp(-1), own.logsumexp(-1)]
         self.widths = [part.shape[1] if part.dim() == 2 else 1 for part in parts]
         self.packed = torch.cat([part.double().reshape(-1) for part in parts]) if parts else None
         self._arrays: list[np.ndarray] = []

@@ -83,41 +83,51 @@ def verdicts(p: Many[Tensor], trees: Many[Tree], dice: Many[SeededDice]) -> list
 
     Raises ConfigError for a law that is none; for a q that is none, see `verifiers.base.refuse`.
     """
-    return verdicts_with(p, trees, dice, None)[0]
+    return settled(walked(p, trees, dice, None)[0], p, trees, dice)
 
 
-def verdicts_with(
+Walked = dict[int, tuple[Verdict, int]]  # of each tree: its verdict, and how many uniforms it used
+
+
+def walked(
     p: Many[Tensor], trees: Many[Tree], dice: Many[SeededDice], more: Tensor | None
-) -> tuple[list[Verdict], np.ndarray]:
-    """The same, and the numbers `more`, float64 [m], which come with the first copy to the host."""
+) -> tuple[Walked, np.ndarray]:
+    """The walks of all sound trees; no dice moves on, so that an error leaves all as they were.
+
+    more: float64 [m], which comes to the host in the same copy. Raises ConfigError as `verdicts`.
+    """
     if not p:
-        return [], _to_host([], more)[1]
+        return {}, _to_host([], more)[1]
     vocab, itemsize = p[0].shape[1], p[0].element_size()
     sound = [i for i, tree in enumerate(trees) if is_sound(tree, vocab)]
     parts = [[sound[i] for i in part] for part in split([trees[i] for i in sound], vocab, itemsize)]
-    found: dict[int, Verdict] = {}
-    # all are walked before any dice moves on: a pass that fails leaves them as they were
-    walked, rest = [], np.empty(0)
+    found: Walked = {}
+    rest = np.empty(0)
     for part in parts:
-        told, others = _told(part, p, trees, dice, more)
-        walked.append((part, told))
+        copied, others = _told(part, p, trees, dice, more)
         rest, more = (rest, None) if more is None else (others, None)
-    if more is not None:
-        rest = _to_host([], more)[1]
-    for part, told in walked:
         rows = sum(len(trees[i]) + 1 for i in part)
-        at, last = 0, told[rows:].reshape(3, -1).T
+        at, last = 0, copied[rows:].reshape(3, -1).T
         for i, (token, used, mass) in zip(part, last, strict=True):
             size = len(trees[i]) + 1
-            nodes = (np.flatnonzero(told[at : at + size])[1:] - 1).tolist()
+            nodes = (np.flatnonzero(copied[at : at + size])[1:] - 1).tolist()
             at += size
             check_mass(mass, len(nodes))
-            dice[i].skip(int(used))
-            found[i] = Verdict(nodes, int(token))
+            found[i] = Verdict(nodes, int(token)), int(used)
+    return found, rest if more is None else _to_host([], more)[1]
+
+
+def settled(
+    found: Walked, p: Many[Tensor], trees: Many[Tree], dice: Many[SeededDice]
+) -> list[Verdict]:
+    """The verdicts of all trees, in order; the dice move on."""
+    for i, (_, used) in found.items():
+        dice[i].skip(used)
+    verdicts = {i: verdict for i, (verdict, _) in found.items()}
     for i in set(range(len(trees))) - found.keys():  # a drafter's mistake: told where it is met
         laws = dict(enumerate(p[i].cpu().numpy(), start=-1))
-        found[i] = reject_recursively(trees[i], laws, dice[i])  # type: ignore[arg-type]
-    return [found[i] for i in range(len(trees))], rest
+        verdicts[i] = reject_recursively(trees[i], laws, dice[i])  # type: ignore[arg-type]
+    return [verdicts[i] for i in range(len(trees))]
 
 
 def split(trees: Many[Tree], vocab: int, itemsize: int) -> list[list[int]]:

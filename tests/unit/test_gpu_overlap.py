@@ -10,11 +10,12 @@ import pytest
 from forerun import registry
 from forerun.controllers.fixed import Fixed
 from forerun.dice import SeededDice
+from forerun.engine import cost
 from forerun.engine.guard import Guarded
 from forerun.engine.loop import Engine
 from forerun.engine.runner import ModelRunner
 from forerun.models.load import load_target
-from forerun.records import Rows, Sequence
+from forerun.records import Rows, Sequence, Step
 from forerun.sampling import Sampling
 
 
@@ -102,3 +103,21 @@ def test_who_must_know_the_last_step_hears_of_it_first(drafter: str, reasoner: M
     texts, _ = run(Device(reasoner, log), drafter, log)
     assert texts == run(reasoner, "none", [])[0]
     assert "launch learn" not in " ".join(log) and "collect learn" in " ".join(log)
+
+
+def test_what_a_measured_round_teaches_is_learned_in_it(reasoner: ModelRunner) -> None:
+    """Rounds shorten their texts, so a step that waits would be learned from another text."""
+    log: list[str] = []
+    device, kinds = Device(reasoner, log), cost._kinds(4)
+    found: list[Guarded] = []
+
+    class Watched(Guarded):
+        def observe(self, step: Step) -> None:
+            super().observe(step)
+            found.append(self)
+            assert not self._late
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cost, "Guarded", Watched)
+        seconds = cost._rounds(device, 4, kinds, 2, (0.0, 20.0))
+    assert found and all(second > 0 for second in seconds)

@@ -80,9 +80,11 @@ def _rounds(
     """Seconds of rounds of the loop beside their passes."""
     controller, length = _First(), _length(target)
     drafter = registry.make("drafter", registry.BRANCHING)
-    drafter.is_patient = False  # what a round teaches is learned within it
     verifier = registry.make("verifier", registry.VERIFIER)
-    parts, heard = (target, Guarded(drafter), verifier, controller), deque[Step](maxlen=1)
+    parts, heard = (
+        (target, Guarded(drafter, can_defer=False), verifier, controller),
+        deque[Step](maxlen=1),
+    )
     engine = Engine(*parts, listeners=[heard.append], max_seqs=seqs)
     for part in (target, drafter, verifier):
         part.warm_up()

@@ -34,8 +34,10 @@ class Guarded(Drafter):
     Errors of `bind` still end the run: they tell that the parts do not fit.
     """
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, *, can_defer: bool = True) -> None:
+        """can_defer: whether steps may be learned later than they end."""
         self.drafter, self.name = drafter, name_of(drafter)
+        self._can_defer = can_defer
         self.labels, self.needs = drafter.labels, drafter.needs
         if not isinstance(self.labels, Set):
             raise ConfigError(
@@ -67,7 +69,7 @@ class Guarded(Drafter):
     def bind(self, target: Target) -> None:
         if self._vocab is not None:
             self._vocab = target.vocab_size
-        self._defers = target.is_async and self.drafter.learns_late
+        self._defers = self._can_defer and target.is_async and self.drafter.learns_late
         try:
             self.drafter.bind(target)
         except ForerunError:
@@ -130,7 +132,7 @@ class Guarded(Drafter):
         rows: list[int] = []
         num_asked = num_nodes = 0
         for i, plan in enumerate(step.plans):
-            if plan.nodes > 0 or plan.learns or step.seqs[i].tenant in self.drafter.kept:
+            if self.learns_from(step.seqs[i], plan):
                 rows.append(i)
                 num_asked += plan.nodes > 0
                 num_nodes += len(step.trees[i].tokens)
@@ -138,8 +140,11 @@ class Guarded(Drafter):
             return
         self._late.append((step, rows))
         if self._defers:
+            for i in rows:  # beginning may take a pass, which must not fall into the next one
+                if self not in step.seqs[i].begun_by:
+                    self._begin(step.seqs[i])
             return
-        may_wait = self.drafter.is_patient and step.starts  # else it is told by the text as it is
+        may_wait = self._can_defer and self.drafter.is_patient and step.starts
         if num_nodes or not may_wait:
             self._catch_up()
             return
@@ -150,6 +155,9 @@ class Guarded(Drafter):
         self._room -= len(step.laws)
         if len(self._late) >= steps or self._room <= 0:
             self._catch_up()
+
+    def learns_from(self, seq: Sequence, plan: Plan) -> bool:
+        return self.drafter.learns_from(seq, plan)
 
     def _catch_up(self) -> None:
         """The drafter hears of all steps that wait, in their order."""

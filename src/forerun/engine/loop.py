@@ -104,9 +104,9 @@ class Engine:
         laws: list[Laws] = []
         dice: list[Dice] = []
         starts: list[int] = []
-        for rows, seq, tree in zip(found, seqs, trees, strict=True):
+        for rows, seq, tree, plan in zip(found, seqs, trees, plans, strict=True):
             laws.append(Laws(rows, seq, tree, self.shapers))
-            if rows.is_away and (plans[len(dice)].learns or not plans[len(dice)].is_empty):
+            if rows.is_away and self.drafter.learns_from(seq, plan):
                 laws[-1].num_top = self.num_top
             dice.append(seq.dice)
             starts.append(len(seq.tokens))

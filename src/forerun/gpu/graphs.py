@@ -142,7 +142,7 @@ class GraphDecoder:
     def _to_host(self, logits: Tensor) -> np.ndarray:
         """A copy that is under way: memory of its own, which the next pass leaves as it is."""
         if not logits.is_cuda:
-            return logits.numpy()
+            return logits.clone().numpy()
         host = torch.empty(logits.shape, dtype=logits.dtype, pin_memory=True)
         host.copy_(logits, non_blocking=True)
         self._copied = torch.cuda.Event()

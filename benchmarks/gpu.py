@@ -8,7 +8,7 @@ Parts, in the order of their value, each in a process of its own under its own l
 
     correctness  passes of every shape class, and verdicts on the device, against torch in fp32
     passes       read and copy limits; c(N) for 1 to 128 rows at 1B and 8B, with graphs and without
-    decoding     plain, stand, auto at the reasoner padded to 1B, beside transformers
+    decoding     plain, stand, auto at the reasoner padded to 1B, compared with transformers
     hosttime     where the time of a step goes: lines, Python's functions, a trace
     training     tokens a second of the training loop
     tests        the unit tests of the GPU's code
@@ -62,7 +62,7 @@ PARTS = {
     "training": Part("e", "training", 45, "training"),
     "tests": Part("f", "unit_tests", 60, "unit tests"),
 }
-PREPARE = Part("", "prepare", 100, "prepared beside (a)")  # seconds after which no part waits
+PREPARE = Part("", "prepare", 100, "prepared during (a)")  # seconds after which no part waits
 GRACE = 5.0  # seconds between a part's own limit and its end by a signal
 RESERVE = 4.0  # seconds at the end, for what is written
 
@@ -168,10 +168,10 @@ def machine(is_smoke: bool) -> dict[str, Any]:
         found |= {"multiprocessors": card.multi_processor_count}
         query = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,power.limit"]
         with suppress(OSError, subprocess.SubprocessError):
-            told = subprocess.run(
+            listed = subprocess.run(
                 [*query, "--format=csv,noheader"], capture_output=True, text=True, timeout=10
             )
-            found["nvidia_smi"] = told.stdout.strip()
+            found["nvidia_smi"] = listed.stdout.strip()
     return found
 
 
@@ -204,10 +204,10 @@ def run_part(name: str, options: argparse.Namespace, work: Path, seconds: float)
 def table(results: list[Result], smoke: bool) -> str:
     """All rows as Markdown."""
     lines = ["**Not a GPU: smoke only.** No time below means anything.", ""] if smoke else []
-    told = next((r.facts["machine"] for r in results if "machine" in r.facts), {})
-    if told:
+    facts = next((r.facts["machine"] for r in results if "machine" in r.facts), {})
+    if facts:
         names = ("gpu", "nvidia_smi", "cpu", "torch", "triton", "cuda", "transformers", "revision")
-        lines += [", ".join(f"{name} {told[name]}" for name in names if told.get(name)), ""]
+        lines += [", ".join(f"{name} {facts[name]}" for name in names if facts.get(name)), ""]
     lines += ["| part | what | value | goal | | note |", "|---|---|---|---|---|---|"]
     for result in results:
         letter = PARTS[result.name].letter
@@ -222,7 +222,7 @@ def table(results: list[Result], smoke: bool) -> str:
 
 def write(options: argparse.Namespace, results: list[Result], start: float) -> None:
     """Both files of results, each whole or not at all."""
-    told = {
+    facts = {
         "format": 1,
         "date": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
         "is_gpu": not options.smoke,
@@ -230,11 +230,11 @@ def write(options: argparse.Namespace, results: list[Result], start: float) -> N
         "seconds": time.monotonic() - start,
         "parts": [asdict(result) for result in results],
     }
-    texts = {"gpu.json": json.dumps(told, indent=1), "gpu.md": table(results, options.smoke)}
+    texts = {"gpu.json": json.dumps(facts, indent=1), "gpu.md": table(results, options.smoke)}
     for name, text in texts.items():
-        beside = options.out / f".{name}"
-        beside.write_text(text)
-        os.replace(beside, options.out / name)
+        part = options.out / f".{name}"
+        part.write_text(text)
+        os.replace(part, options.out / name)
 
 
 def main() -> int:
@@ -255,11 +255,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="forerun-gpu-") as folder:
         work = Path(folder)
         needs_model = {"decoding", "hosttime"} & set(options.parts)
-        beside = Child("prepare", options, work, options.limit) if needs_model else None
+        preparing = Child("prepare", options, work, options.limit) if needs_model else None
         try:
             for name, own in options.parts.items():
-                if beside is not None and name != "correctness":  # it would disturb what is timed
-                    beside.wait_until(start + PREPARE.seconds)
+                if preparing is not None and name != "correctness":
+                    preparing.wait_until(start + PREPARE.seconds)
                 left = options.limit - (time.monotonic() - start) - GRACE - RESERVE
                 seconds = min(own, left)
                 if seconds < 5.0:
@@ -268,8 +268,8 @@ def main() -> int:
                     results.append(run_part(name, options, work, seconds))
                 write(options, results, start)
         finally:
-            if beside is not None:
-                beside.kill()
+            if preparing is not None:
+                preparing.kill()
     print(table(results, options.smoke))
     print(f"{time.monotonic() - start:.0f} s; results in {options.out}")
     return int(any(result.status in ("failed", "killed") for result in results))

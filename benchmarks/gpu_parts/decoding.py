@@ -32,7 +32,7 @@ GAIN, FLOOR, PEER, OUTSIDE = 2.5, 0.98, 3.0, 0.08  # goals
 
 
 @dataclass
-class Taken:
+class Timings:
     """What one contestant has done so far."""
 
     seconds: list[float] = field(default_factory=list)  # of each prompt
@@ -55,7 +55,7 @@ def run(report: Report, setting: Setting) -> None:
     model = loaded(setting)
     report.add("our model loaded", time.perf_counter() - start, "s")
     contestants = ours(model, setting) | peers(report, setting)
-    taken: dict[str, Taken] = defaultdict(Taken)
+    taken: dict[str, Timings] = defaultdict(Timings)
     task = ReasoningTask("heldout")
     warm_up(report, contestants, task.example(FIRST - 1))
     for number in range(1 if setting.is_smoke else ROUNDS):
@@ -174,11 +174,11 @@ def warm_up(report: Report, contestants: dict[str, Contestant], example: Example
             report.fact(**{f"warm-up of {name}": time.perf_counter() - start})
 
 
-def show(report: Report, taken: dict[str, Taken], rounds: int) -> None:
+def show(report: Report, taken: dict[str, Timings], rounds: int) -> None:
     """A row for each contestant, then the ratios that have goals."""
     rates = {name: median(one.rates) for name, one in taken.items()}
     for name, one in taken.items():
-        report.add(f"{name}: tokens per second", rates[name], "1/s", note=told(one))
+        report.add(f"{name}: tokens per second", rates[name], "1/s", note=timing_note(one))
     for name in ("stand", "auto", *(n for n in rates if n.startswith(("stand x", "auto x")))):
         _, _, many = name.partition(" ")
         compare(report, taken, name, f"plain {many}".strip())
@@ -192,7 +192,7 @@ def show(report: Report, taken: dict[str, Taken], rounds: int) -> None:
     report.fact(decoding={name: one.rates for name, one in taken.items()})
 
 
-def compare(report: Report, taken: dict[str, Taken], one: str, other: str) -> None:
+def compare(report: Report, taken: dict[str, Timings], one: str, other: str) -> None:
     """The median over prompts of a ratio of two rates, with its goal."""
     if one not in taken or other not in taken:
         return
@@ -203,7 +203,7 @@ def compare(report: Report, taken: dict[str, Taken], one: str, other: str) -> No
     report.speed(f"{one} over {other}", value, "x", least=least)
 
 
-def told(one: Taken) -> str:
+def timing_note(one: Timings) -> str:
     """tau and the time of a step by part, of a method of ours."""
     found = totals(one.samples)
     split = split_of(one)
@@ -214,7 +214,7 @@ def told(one: Taken) -> str:
     return f"tau {found.tau:.2f}; {shares}"
 
 
-def split_of(one: Taken) -> dict[str, float]:
+def split_of(one: Timings) -> dict[str, float]:
     """Seconds by part, added up over samples."""
     split: dict[str, float] = {}
     for sample in one.samples:
@@ -223,7 +223,7 @@ def split_of(one: Taken) -> dict[str, float]:
     return split
 
 
-def share_outside(one: Taken) -> float | None:
+def share_outside(one: Timings) -> float | None:
     """Share of the wall time that is not within passes."""
     split = split_of(one)
     if "forward" not in split:

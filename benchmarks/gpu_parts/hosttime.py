@@ -105,12 +105,12 @@ def trace(
         report.add(f"{name}: device busy in a traced run", busy / 1e6 / wall, "of the wall time",
                    note="of 30 tokens, prompt and tracing included")  # fmt: skip
     waits = {row.key: row.count for row in rows if any(word in row.key for word in WAITS)}
-    told = ", ".join(f"{key} {count}" for key, count in waits.items()) or "none"
+    listed = ", ".join(f"{key} {count}" for key, count in waits.items()) or "none"
     report.add(
         f"{name}: calls that may wait for the device",
         sum(waits.values()) / max(len(steps), 1),
         "per step",
-        note=f"{told}; most host time: {calls}"[:300],
+        note=f"{listed}; most host time: {calls}"[:300],
     )
     plain = setting.work / f"trace-{name}.json"
     watch.export_chrome_trace(str(plain))

@@ -120,14 +120,14 @@ def widened(model: Transformer, dtype: torch.dtype = torch.float32) -> Transform
 
 
 def on_graphs(model: Transformer, *, context: int, max_seqs: int = 16) -> ModelRunner:
-    """A runner whose passes are graphs: on a CPU the same kernels by Triton's interpreter."""
+    """A runner with graph passes; on a CPU Triton's interpreter runs the same kernels."""
     runner = ModelRunner(model, max_seqs=max_seqs, context=context)
     runner.decode = GraphDecoder(model)
     return runner
 
 
 def on_torch(model: Transformer, *, context: int, max_seqs: int = 16) -> ModelRunner:
-    """A runner whose passes are torch's."""
+    """A runner with torch passes."""
     runner = ModelRunner(model, max_seqs=max_seqs, context=context)
     runner.decode = TorchDecoder(model)
     return runner
@@ -140,7 +140,7 @@ def text(length: int, vocab: int, seed: int = 0) -> Sequence:
 
 
 def tree(nodes: int, vocab: int) -> Tree:
-    """A tree of so many nodes whose nodes have up to two children each."""
+    """A tree of so many nodes, with up to two children each."""
     builder = TreeBuilder()
     for node in range(nodes):
         builder.add((7 * node + 3) % vocab, (node - 2) // 2 if node > 1 else -1)

@@ -57,11 +57,11 @@ class Target(ABC):
         """Rows for the root and every node of each tree, in one pass."""
 
     def launch(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
-        """`forward`, but its rows may be read only after `collect`."""
+        """Starts a forward pass; its rows are valid after `collect`."""
         return self.forward(seqs, trees, needs)
 
     def collect(self) -> None:
-        """Waits for the rows of the last `launch`."""
+        """Blocks until the rows of the last `launch` are valid."""
 
     @abstractmethod
     def commit(self, seqs: Many[Sequence], trees: Many[Tree], verdicts: Many[Verdict]) -> None:
@@ -118,8 +118,8 @@ class Drafter:
     alias: str = ""  # its name where others of its class draft beside it
     is_patient: bool = False  # may hear of steps in which it drafted nothing late, before it drafts
     learns: bool = True  # from the texts that it drafts for
-    num_top: int = 0  # largest entries of laws that it learns from; of rows on a device they come
-    learns_late: bool = False  # may hear of a step after its next draft, while a device computes
+    num_top_logits: int = 0  # top logits per row that it learns from; 0: whole rows
+    can_learn_during_forward: bool = False  # whether a step may be learned in the next pass
     kept: frozenset[str] = frozenset()  # tenants of whom it hears every step: it is to be saved
 
     def within(self) -> Iterator[Drafter]:
@@ -191,7 +191,7 @@ class Drafter:
             self.observe(step)
 
     def overlap(self) -> None:
-        """Does what may be done while the target computes a pass."""
+        """Work for the CPU during a forward pass."""
 
     def finish(self, seq: Sequence) -> None:
         """A sequence has ended."""

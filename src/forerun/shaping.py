@@ -18,7 +18,7 @@ from forerun.sampling import Sampling, log_softmax, to_probs
 from forerun.tree import Tree
 
 if TYPE_CHECKING:
-    from forerun.tensor_judge import Tops
+    from forerun.tensor_judge import TopLogits
 
 
 class Laws:
@@ -36,8 +36,8 @@ class Laws:
         self._logits: dict[int, np.ndarray] = {}
         self._probs: dict[int, np.ndarray] = {}
         self._held: tuple[list[int], np.ndarray] | None = None  # nodes, laws [k, V]
-        self.num_top = 0  # largest entries of every row that somebody learns from, if on a device
-        self.tops: Tops | None = None  # these entries, once they came to the host
+        self.num_top_logits = 0  # top logits per row to copy to the host
+        self.top_logits: TopLogits | None = None  # these entries, once they came to the host
 
     def __getitem__(self, node: int) -> np.ndarray:
         if node not in self._probs:
@@ -53,8 +53,8 @@ class Laws:
         return to_probs(self.logits(node), self.sampling)
 
     @property
-    def is_bare(self) -> bool:
-        """Whether nothing but a temperature shapes the logits."""
+    def is_temperature_only(self) -> bool:
+        """Whether the distribution is argmax or softmax(logits / T), with nothing else applied."""
         is_simple = self.sampling.is_greedy or self.sampling.is_tempered
         return is_simple and self._is_plain and type(self.rows) is Rows
 
@@ -78,7 +78,7 @@ class Laws:
         """The same shaping of other rows of this tree."""
         other = copy(self)
         other.rows, other._logits, other._probs = rows, {}, {}
-        other._held = other.tops = None
+        other._held = other.top_logits = None
         return other
 
     def logits(self, node: int) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Verdicts of a batch whose logits lie on a device, with one copy to the host.
+"""Verifies a batch of logits on a device, with one copy to the host.
 
-A sampled sequence is judged by `tensor_walk`, a greedy one by the argmax of every row. What
-drafters learn from, the largest logits of each row, comes in the same copy.
+A sampled sequence is verified by `tensor_walk`, a greedy one by the argmax of every row. The same
+copy brings the largest logits of each row, which drafters learn from.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from forerun.tree import Tree
 
 
 @dataclass(frozen=True)
-class Tops:
-    """The largest logits of the root and all nodes of one tree, and what normalises them.
+class TopLogits:
+    """Top-K logits of each row of a tree, root first, with their log-normalisers.
 
     ids [n + 1, K], logits [n + 1, K], falling; sums [n + 1, 2]: logsumexp of the logits less the
     largest, and of that over the temperature.
@@ -51,7 +51,7 @@ class Tops:
 
 
 def verdicts(trees: Many[Tree], laws: Many[Laws], dice: Many[SeededDice]) -> list[Verdict]:
-    """Verdicts of sequences whose laws are `Laws.is_bare`; sets `Laws.tops` where it is asked for.
+    """Verifies sequences with `Laws.is_temperature_only`; sets `Laws.top_logits` where asked.
 
     Raises as the plain rules do.
     """
@@ -59,7 +59,7 @@ def verdicts(trees: Many[Tree], laws: Many[Laws], dice: Many[SeededDice]) -> lis
     logits = logits if logits.element_size() >= 4 else logits.float()  # [N, V]
     sizes = [len(tree) + 1 for tree in trees]
     drawn = [i for i, law in enumerate(laws) if not law.sampling.is_greedy]
-    extra = Extra(logits, laws, sizes)
+    extra = HostCopy(logits, laws, sizes)
     p = _probabilities(logits, laws, sizes, drawn)
     own = [trees[i] for i in drawn], [dice[i] for i in drawn]
     walked, copied = tensor_walk.walked(p, *own, extra.packed)
@@ -68,7 +68,7 @@ def verdicts(trees: Many[Tree], laws: Many[Laws], dice: Many[SeededDice]) -> lis
         i: rows.follow(i, trees[i], law) for i, law in enumerate(laws) if law.sampling.is_greedy
     }
     for i, law in enumerate(laws):
-        law.tops = rows.tops(i, law) if law.num_top else None
+        law.top_logits = rows.top_logits(i, law) if law.num_top_logits else None
     found |= zip(drawn, tensor_walk.settled(walked, p, *own), strict=True)
     return [found[i] for i in range(len(trees))]
 
@@ -76,7 +76,7 @@ def verdicts(trees: Many[Tree], laws: Many[Laws], dice: Many[SeededDice]) -> lis
 def _probabilities(
     logits: Tensor, laws: Many[Laws], sizes: list[int], drawn: list[int]
 ) -> list[Tensor]:
-    """Laws [n + 1, V] of the sequences whose tokens are drawn."""
+    """Distributions [n + 1, V] of the sampled sequences."""
     if not drawn:
         return []
     parts = logits.split(sizes)
@@ -86,13 +86,13 @@ def _probabilities(
     return [(parts[i] / max(laws[i].sampling.temperature, 1e-30)).softmax(-1) for i in drawn]
 
 
-class Extra:
-    """What is copied to the host beside the walks: the argmax of rows, and their largest logits."""
+class HostCopy:
+    """Packs the argmax and the top-K logits of each row into the copy of the verdicts."""
 
     def __init__(self, logits: Tensor, laws: Many[Laws], sizes: list[int]) -> None:
         self.starts = np.concatenate([[0], np.cumsum(sizes)])
         self.rows, self.vocab = logits.shape
-        self.most = min(max(law.num_top for law in laws), self.vocab)
+        self.most = min(max(law.num_top_logits for law in laws), self.vocab)
         parts: list[Tensor] = []
         if any(law.sampling.is_greedy for law in laws):
             parts += torch.max(logits, -1)  # of equal ones the first
@@ -105,20 +105,20 @@ class Extra:
         self.packed = torch.cat([part.double().reshape(-1) for part in parts]) if parts else None
         self._arrays: list[np.ndarray] = []
 
-    def read(self, told: np.ndarray) -> Extra:
-        """The same, with what came to the host."""
+    def read(self, copied: np.ndarray) -> HostCopy:
+        """Takes apart the numbers [m] that came to the host."""
         ends = np.cumsum([self.rows * width for width in self.widths])
-        pieces = np.split(told, ends[:-1]) if self.widths else []
+        pieces = np.split(copied, ends[:-1]) if self.widths else []
         pairs = zip(pieces, self.widths, strict=True)
         self._arrays = [piece.reshape(self.rows, width) for piece, width in pairs]
         return self
 
-    def tops(self, i: int, law: Laws) -> Tops:
+    def top_logits(self, i: int, law: Laws) -> TopLogits:
         """Those of one sequence."""
         part = slice(self.starts[i], self.starts[i + 1])
         logits, ids, raw, own = (array[part] for array in self._arrays[-4:])
         temperature = 1.0 if law.sampling.is_greedy else max(law.sampling.temperature, 1e-30)
-        return Tops(ids, logits, np.concatenate([raw, own], 1), temperature)
+        return TopLogits(ids, logits, np.concatenate([raw, own], 1), temperature)
 
     def follow(self, i: int, tree: Tree, law: Laws) -> Verdict:
         """The greedy verdict: down while a child holds the argmax of its parent's row."""

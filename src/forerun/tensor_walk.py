@@ -92,9 +92,9 @@ Walked = dict[int, tuple[Verdict, int]]  # of each tree: its verdict, and how ma
 def walked(
     p: Many[Tensor], trees: Many[Tree], dice: Many[SeededDice], more: Tensor | None
 ) -> tuple[Walked, np.ndarray]:
-    """The walks of all sound trees; no dice moves on, so that an error leaves all as they were.
+    """Walks all sound trees on the device. The dice do not move: an error leaves them unchanged.
 
-    more: float64 [m], which comes to the host in the same copy. Raises ConfigError as `verdicts`.
+    more: float64 [m], copied to the host in the same transfer. Raises ConfigError as `verdicts`.
     """
     if not p:
         return {}, _to_host([], more)[1]
@@ -104,7 +104,7 @@ def walked(
     found: Walked = {}
     rest = np.empty(0)
     for part in parts:
-        copied, others = _told(part, p, trees, dice, more)
+        copied, others = _walk_on_device(part, p, trees, dice, more)
         rest, more = (rest, None) if more is None else (others, None)
         rows = sum(len(trees[i]) + 1 for i in part)
         at, last = 0, copied[rows:].reshape(3, -1).T
@@ -152,7 +152,7 @@ def split(trees: Many[Tree], vocab: int, itemsize: int) -> list[list[int]]:
     return parts
 
 
-def _told(
+def _walk_on_device(
     part: list[int],
     p: Many[Tensor],
     trees: Many[Tree],

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from away import AWAY, Watch
+from fake_device import AWAY, Watch
 
 from forerun import registry
 from forerun.controllers.fixed import Fixed

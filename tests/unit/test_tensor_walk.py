@@ -172,21 +172,3 @@ class Only(NoRepeats):
 
     def start(self, seq):
         return super().start(seq) if seq.index == self.index else None
-
-
-def test_it_is_used_where_the_rows_lie_on_an_accelerator(monkeypatch) -> None:
-    from forerun import tensor_judge
-    from forerun.records import Rows
-    from forerun.shaping import Laws
-    from forerun.verifiers.speculative import Speculative
-
-    calls = []
-    monkeypatch.setattr(
-        tensor_judge, "verdicts", lambda trees, laws, _: calls.append(laws) or ["judged"]
-    )
-    seq = sequence([0, 1], 9, SeededDice(0))
-    for device in ("cpu", "meta"):
-        laws = Laws(Rows(torch.zeros(1, 3, device=device)), seq, EMPTY, ())
-        found = Speculative().verify_all([EMPTY], [laws], [SeededDice(0)])
-        assert (found == ["judged"]) == (device == "meta")
-    assert len(calls) == 1 and calls[0][0].rows.logits.is_meta

@@ -43,7 +43,7 @@ COMMANDS = {
 }
 INTERRUPTED = "interrupted; what was printed or written by then stays"
 SHOWN = 20  # characters before a fault
-GRAPHS = "FORERUN_GRAPHS"  # the variable that turns CUDA graphs off
+GRAPHS_VARIABLE = "FORERUN_GRAPHS"  # the variable that turns CUDA graphs off
 CLOSED = "standard output is closed; send it somewhere, as > FILE or > /dev/null"
 
 
@@ -137,9 +137,11 @@ def _run(args: list[str]) -> int:
 
 def _set_graphs() -> None:
     """Turns CUDA graphs on or off, as the environment says. Raises ConfigError."""
-    value = os.environ.get(GRAPHS) or "on"
+    value = os.environ.get(GRAPHS_VARIABLE) or "on"
     if value not in ("on", "off"):
-        raise ConfigError(f"{GRAPHS}={value!r} is neither on nor off; off runs passes on torch")
+        raise ConfigError(
+            f"{GRAPHS_VARIABLE} must be on or off, got {value!r}; off runs forward passes on torch"
+        )
     gpu.use_graphs(value == "on")
 
 

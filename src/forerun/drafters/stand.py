@@ -92,8 +92,9 @@ class Stand(Drafter):
             if value not in _CHOICES[name]:
                 raise ConfigError(f"{name} must be one of {_CHOICES[name]}, got {value!r}")
         self.context, self.entries = context, entries
-        self.num_top = entries
-        self.learns_late = choice != "measured" and not refit  # they compare drafts with the text
+        self.num_top_logits = entries
+        # measuring and refitting compare drafts with the text, so they must learn first
+        self.can_learn_during_forward = choice != "measured" and not refit
         self.scope, self.store, self.update_from = scope, store, update_from
         self.choice, self.seed_from_prompt = choice, seed_from_prompt
         self.labels = frozenset({"point"} if choice == "top" else {"swor", "point"})
@@ -322,8 +323,10 @@ class Stand(Drafter):
         if self.update_from == "tree":
             self._learn_tree(memory, seq, start, step.trees[i], laws, nodes)
             return
-        if laws.tops is not None:
-            ids, probs = laws.tops.entries(nodes, self.entries, is_raw=self._learns_model(seq))
+        if laws.top_logits is not None:
+            ids, probs = laws.top_logits.entries(
+                nodes, self.entries, is_raw=self._learns_model(seq)
+            )
             self._learn_entries(memory, seq.tokens[:start], step.trees[i], nodes, ids, probs)
             return
         self._memories.teach(memory, seq.tokens, start, self._rows(seq, laws, nodes))
@@ -339,8 +342,10 @@ class Stand(Drafter):
     ) -> None:
         """Of nodes that share a context the first teaches it, those of the text before others."""
         nodes = [*visited, *sorted(set(range(-1, len(tree))) - set(visited))]
-        if laws.tops is not None:
-            ids, probs = laws.tops.entries(nodes, self.entries, is_raw=self._learns_model(seq))
+        if laws.top_logits is not None:
+            ids, probs = laws.top_logits.entries(
+                nodes, self.entries, is_raw=self._learns_model(seq)
+            )
         else:
             ids = np.empty((len(nodes), self.entries), np.int32)
             probs = np.empty((len(nodes), self.entries), np.float32)

@@ -366,8 +366,8 @@ def load(
     dtype: auto (the checkpoint's), bf16, fp16, fp32, or torch's own. max_seqs: most sequences that
     may run at once; their cells are allocated as they come. context: shorter than the model's own,
     to save memory; a longer one is not had, with a warning.
-    weights: "int8" rounds them, "int8:128" with a scale per 128 inputs: another law, half the bytes
-    on a GPU "int8", "fp8" and "int4" by torchao.
+    weights: "int8" or "int8:128" (a scale per 128 inputs) on a CPU; "int8", "fp8" or "int4" on a
+    GPU, by torchao. Quantised weights change the distribution.
     What the checkpoint says of sampling is told in a warning, and not obeyed.
     Raises ModelError with the cause.
     """

@@ -69,7 +69,7 @@ class Guarded(Drafter):
     def bind(self, target: Target) -> None:
         if self._vocab is not None:
             self._vocab = target.vocab_size
-        self._defers = self._can_defer and target.is_async and self.drafter.learns_late
+        self._defers = self._can_defer and target.is_async and self.drafter.can_learn_during_forward
         try:
             self.drafter.bind(target)
         except ForerunError:

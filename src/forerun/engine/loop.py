@@ -53,7 +53,7 @@ class Engine:
         self.listeners = [drafter.observe, controller.observe, *listeners]
         self.needs = drafter.needs | verifier.needs
         self.has_probes = "probes" in verifier.needs
-        self.num_top = max((part.num_top for part in drafter.within()), default=0)
+        self.num_top_logits = max((part.num_top_logits for part in drafter.within()), default=0)
         self.scheduler = Scheduler(max_seqs)
         self._cancelled: deque[Sequence] = deque()  # by any thread; only ours writes seq.finish
         self._is_due = False  # whether somebody may have ended since the last `retire`
@@ -107,7 +107,7 @@ class Engine:
         for rows, seq, tree, plan in zip(found, seqs, trees, plans, strict=True):
             laws.append(Laws(rows, seq, tree, self.shapers))
             if rows.is_away and self.drafter.learns_from(seq, plan):
-                laws[-1].num_top = self.num_top
+                laws[-1].num_top_logits = self.num_top_logits
             dice.append(seq.dice)
             starts.append(len(seq.tokens))
         verdicts = self.verifier.verify_all(trees, laws, dice)

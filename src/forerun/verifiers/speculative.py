@@ -137,8 +137,11 @@ class Speculative(Walk):
         is_away = laws[0].rows.is_away if self.tensors is None else self.tensors
         if not is_away:  # `super` is a call more, of code that a pass has made cold
             return list(map(self.verify, trees, laws, dice))
-        pairs = enumerate(zip(laws, dice, strict=True))
-        there = [i for i, (law, own) in pairs if law.is_bare and isinstance(own, SeededDice)]
+        there = [
+            i
+            for i, law in enumerate(laws)
+            if law.is_temperature_only and isinstance(dice[i], SeededDice)
+        ]
         if not there:
             return super().verify_all(trees, laws, dice)
         from forerun import tensor_judge  # compiles kernels of its own

@@ -27,13 +27,13 @@ SHAPES = {
 COPIES = {aten._to_copy.default, aten.copy_.default, aten.index_put_.default, aten.index.Tensor}
 
 
-class Away(Tensor):
+class FakeDeviceTensor(Tensor):
     """A tensor on the device; `inner` has its values."""
 
     inner: Tensor
 
     @staticmethod
-    def __new__(cls, inner: Tensor) -> Away:
+    def __new__(cls, inner: Tensor) -> FakeDeviceTensor:
         made = Tensor._make_wrapper_subclass(
             cls,
             inner.shape,
@@ -68,8 +68,8 @@ class Watch(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         flat: list[Any] = []
         tree_map(flat.append, (args, {k: v for k, v in kwargs.items() if k != "device"}))
-        here = [x for x in flat if isinstance(x, Tensor) and not isinstance(x, Away)]
-        there = [x for x in flat if isinstance(x, Away)]
+        here = [x for x in flat if isinstance(x, Tensor) and not isinstance(x, FakeDeviceTensor)]
+        there = [x for x in flat if isinstance(x, FakeDeviceTensor)]
         assert not any(x.is_meta for x in here), f"{func} is given a tensor without values"
         goal = kwargs.get("device")
         is_away = goal is not None and torch.device(goal) == AWAY
@@ -101,7 +101,9 @@ class Watch(TorchDispatchMode):
         if there and goal is not None and not is_away:
             self.events.append(("to host", name))
         if func is aten.copy_.default and there and here:
-            self.events.append(("to device" if isinstance(args[0], Away) else "to host", name))
+            self.events.append(
+                ("to device" if isinstance(args[0], FakeDeviceTensor) else "to host", name)
+            )
         if here and not there and is_away and any(x.numel() for x in here):
             self.events.append(("to device", name))
         if func in (aten.mm.default, aten.addmm.default) and there:
@@ -109,8 +111,8 @@ class Watch(TorchDispatchMode):
 
 
 def _inner(x: Any) -> Any:
-    return x.inner if isinstance(x, Away) else x
+    return x.inner if isinstance(x, FakeDeviceTensor) else x
 
 
 def _away(x: Any) -> Any:
-    return Away(x) if isinstance(x, Tensor) else x
+    return FakeDeviceTensor(x) if isinstance(x, Tensor) else x

@@ -247,7 +247,7 @@ def test_all_are_warmed_up_on_the_longest_prompt(
     )
     bench([Fake("a", log), Fake("b", log)], task=Growing(), rounds=2)
     assert log[:2] == [("warm", "a", "s2"), ("warm", "b", "s2")]
-    assert len(asked) == 4 + 1 + 16, "looked for once and in one round, sized, then in each record"
+    assert len(asked) == 4 + 4 + 16, "looked for in one round, sized, then in each record"
 
 
 @pytest.mark.parametrize(("context", "length"), [(1000, 48), (150, 20)])

@@ -240,7 +240,10 @@ def test_graphs_are_on_unless_the_environment_of_a_command_says_off(
     monkeypatch.setenv("FORERUN_GRAPHS", "no")
     status, out, err = call("methods")
     assert (status, out) == (2, "")
-    assert err == "error: FORERUN_GRAPHS must be on or off, got 'no'; off runs forward passes on torch\n"
+    assert (
+        err
+        == "error: FORERUN_GRAPHS must be on or off, got 'no'; off runs forward passes on torch\n"
+    )
 
 
 def test_a_model_on_a_gpu_runs_on_graphs_and_without_them_on_torch_with_one_message(

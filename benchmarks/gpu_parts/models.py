@@ -15,7 +15,7 @@ from forerun.engine.runner import ModelRunner
 from forerun.gpu.graphs import GraphDecoder
 from forerun.models.layers import GatedMLP, Linear, RMSNorm
 from forerun.models.names import norm_names
-from forerun.models.transformer import DecoderConfig, Layer, Transformer
+from forerun.models.transformer import DecoderConfig, Layer, RopeConfig, Transformer
 from forerun.records import Sequence
 from forerun.sampling import Sampling
 from forerun.tree import Tree, TreeBuilder
@@ -38,7 +38,7 @@ def config(
     fields: dict[str, Any] = {
         "context": 32768,
         "attn_scale": dim**-0.5,
-        "inv_freq": tuple((THETA**-exponents).tolist()),
+        "ropes": (RopeConfig(tuple((THETA**-exponents).tolist())),),
     }
     return DecoderConfig(vocab, hidden, layers, heads, kv_heads, dim, inner, **(fields | more))
 

@@ -217,7 +217,7 @@ class Terminal:
 def command(
     model: Annotated[str, typer.Argument(help="Folder, hub id, .gguf file or name.")] = "reasoner",
     system: System = "",
-    temperature: Temperature = 0.7,
+    temperature: Temperature = 0.2,
     max_new_tokens: options.MaxNewTokens = 512,
     drafter: options.DrafterSpec = registry.DRAFTER,
     seed: options.Seed = None,

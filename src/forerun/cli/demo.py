@@ -174,6 +174,7 @@ def command(
         raise ConfigError("the demo compares a drafter with plain decoding; give --drafter stand")
     if drafter:
         options.check_parts(drafter=drafter)
+    options.check_model(model or "reasoner", dtype, device, batch, weights)
     model = model or chosen_model()
     options.check_model(model, dtype, device, batch, weights)
     notice(f"# {options.call_line(ctx, model=model)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,7 +18,18 @@ from forerun.words import counted
 if TYPE_CHECKING:
     from forerun.native import Kernels
 
-PACKAGES = ("torch", "numpy", "numba", "transformers", "tokenizers", "safetensors", "typer", "rich")
+PACKAGES = (
+    "torch",
+    "numpy",
+    "numba",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "gguf",
+    "typer",
+    "rich",
+)
+OPTIONAL = ("triton", "torchao")  # of extras
 FLAGS = {
     "avx2": "AVX2",
     "avx512f": "AVX-512",
@@ -63,6 +75,9 @@ def _versions() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "missing; install it with pip"
+    for package in OPTIONAL:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
     return found
 
 
@@ -129,7 +144,7 @@ def _kernels() -> dict[str, str]:
     cold, native = compiled.cold(), kernels()
     return {
         "passes on the CPU": f"our own, {native.why}" if native else f"torch: {native.why}",
-        "numba": f"not compiled yet: {', '.join(cold)}; first use is slow"
+        "numba": f"{counted(len(cold), 'kernel')} not compiled yet; the first use takes a minute"
         if cold
         else "compiled and cached",
     }

@@ -145,7 +145,7 @@ def check_rounding(
         raise ConfigError(
             f"weights {weights!r} need a checkpoint to read, and the model is loaded; use 'auto'"
         )
-    if device.type == "cpu" and rounding.is_on_cpu:
+    if device.type == "cpu" and rounding.has_cpu_kernel:
         if not kernels():
             raise ConfigError(
                 f"weights {weights!r} need our kernels on a CPU ({kernels().why}); use 'auto'"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from forerun.errors import ConfigError
 
-GROUPS = (32, 64, 128, 256)  # inputs that share a scale of four bits
+INT4_GROUP_SIZES = (32, 64, 128, 256)  # inputs that share a scale of four bits
 
 
 @dataclass(frozen=True)
@@ -25,16 +25,17 @@ class Rounding:
             return cls()
         if text == "fp8":
             return cls(8, is_float=True)
-        if name not in ("int8", "int4") or (scaled and not scaled.isdecimal()):
+        if name not in ("int8", "int4") or not (scaled.isdecimal() or text == name):
             raise ConfigError(
                 f"weights must be auto, int8 or int8:INPUTS, got {text!r}; try int8, or int8:128 "
-                "with finer scales; on a GPU also fp8 and int4"
+                "with finer scales; on a GPU also fp8, int4 and int4:INPUTS"
             )
         if name == "int4":
             found = cls(4, int(scaled or 128))
-            if found.scaled not in GROUPS:
+            if found.scaled not in INT4_GROUP_SIZES:
                 raise ConfigError(
-                    f"inputs per scale of int4 must be one of {GROUPS}, got {scaled}; try int4:128"
+                    f"inputs per scale of int4 must be one of {INT4_GROUP_SIZES}, got {scaled}; "
+                    "try int4:128"
                 )
             return found
         if scaled and (int(scaled) < 32 or int(scaled) % 4):
@@ -44,7 +45,7 @@ class Rounding:
         return cls(8, int(scaled or 0))
 
     @property
-    def is_on_cpu(self) -> bool:
+    def has_cpu_kernel(self) -> bool:
         """Whether our own kernels, which are for CPUs, read weights that are held so."""
         return self.bits == 16 or (self.bits == 8 and not self.is_float)
 

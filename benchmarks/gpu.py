@@ -43,8 +43,6 @@ if find_spec("forerun") is None:  # a checkout that is not installed
 import scripts  # noqa: E402
 from gpu_parts.report import OutOfTime, Report, Row, read  # noqa: E402
 
-from forerun.errors import ConfigError  # noqa: E402
-
 
 @dataclass(frozen=True)
 class Part:
@@ -66,7 +64,6 @@ PARTS = {
 }
 PREPARE = Part("", "prepare", 100, "prepared during (a)")  # seconds after which no part waits
 GRACE = 5.0  # seconds between a part's own limit and its end by a signal
-MIN_LIMIT = 20.0  # seconds in which the first part can do something
 RESERVE = 4.0  # seconds at the end, for what is written
 
 
@@ -247,10 +244,6 @@ def main() -> int:
     options = parsed()
     if options.part:
         return part(options)
-    if options.limit < MIN_LIMIT:
-        raise ConfigError(
-            f"--limit must be at least {MIN_LIMIT:.0f} seconds, got {options.limit:g}"
-        )
     start = time.monotonic()
     if not options.smoke:
         import torch

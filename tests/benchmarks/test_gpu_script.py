@@ -70,4 +70,6 @@ def test_every_way_to_fail_is_a_row_and_what_was_measured_before_is_kept(tmp_pat
 def test_a_part_without_time_left_is_not_begun(tmp_path: Path) -> None:
     status, _, told = script(tmp_path, "--parts", "training", "--limit", "10")
     (part,) = told["parts"]
-    assert status == 0 and (part["status"], part["rows"]) == ("no time left", [])
+    assert (part["status"], part["rows"]) == ("no time left", [])
+    assert status == 1, "nothing was measured"
+    assert told["is_finished"]

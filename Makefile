@@ -1,4 +1,4 @@
-# make demo    set up, then best-of-16 on held-out word problems, STAND beside plain decoding
+# make demo    set up, then several answers to each prompt, with and without drafts
 # make test    set up, then run the tests
 # make check   lint, format and types
 # make sanitize  the kernels' tests with address and undefined-behaviour checks

@@ -32,7 +32,7 @@ COMMANDS = {
     "methods": "List the catalog, or explain one method.",
     "verify": "Check losslessness on your own model and machine.",
     "bench": "Measure methods and peers side by side.",
-    "demo": "Best-of-n on held-out problems: STAND beside plain decoding.",
+    "demo": "Several answers to each prompt, with and without drafts.",
     "memory": "Show, merge and cap what methods have learned.",
     "replay": "What drafts would have gained on recorded text; no model needed.",
     "index": "Count n-grams of any length in a corpus of your own.",

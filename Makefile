@@ -19,11 +19,11 @@ DATA_DIR ?=
 PEERS_DIR ?= .peers
 ARGS ?=
 CHECKS := -g -fsanitize=address,undefined -fno-sanitize=alignment -fno-sanitize-recover=undefined
-KERNELS := src/forerun/native
+KERNELS := src/forerun/runner/native
 MEMORY := $(CC) -g -O1 -std=gnu11 -fopenmp -Wno-psabi -I$(KERNELS) tests/native_memory.c $(KERNELS)/kernels.c -lm
 BIN := $(VENV)/bin
 # what an installation is made of: the C kernels are compiled by it
-SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/forerun/native/*.[ch])
+SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/forerun/runner/native/*.[ch])
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
 .PHONY: demo test check sanitize valgrind docs bench peers clean

@@ -16,7 +16,7 @@ class Build(build_ext):
         try:
             super().build_extension(ext)
         except Exception:
-            beside = self.get_finalized_command("build_py").get_package_dir("forerun.native")
+            beside = self.get_finalized_command("build_py").get_package_dir("forerun.runner.native")
             name = self.get_ext_filename(ext.name)
             for path in (Path(self.build_lib, name), Path(beside, Path(name).name)):
                 if path.exists():
@@ -32,10 +32,10 @@ setup(
     cmdclass={"build_ext": Build},
     ext_modules=[
         Extension(
-            "forerun.native._kernels",
-            sources=["src/forerun/native/kernels.c"],
+            "forerun.runner.native._kernels",
+            sources=["src/forerun/runner/native/kernels.c"],
             depends=[
-                f"src/forerun/native/{name}.h"
+                f"src/forerun/runner/native/{name}.h"
                 for name in (
                     "types",
                     "team",
@@ -47,7 +47,7 @@ setup(
                     "amx",
                     "pieces",
                     "scores",
-                    "soon",
+                    "prefetch",
                     "tiles",
                     "attend",
                     "decoder",

@@ -29,17 +29,17 @@ import scripts
 
 import forerun
 from forerun.assets import embedded
-from forerun.bench.tasks.reasoning import ReasoningTask
-from forerun.bench.tasks.story import StoryTask
 from forerun.controllers.fixed import Fixed
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan, Sequence, Step
+from forerun.core.sampling import Sampling
 from forerun.drafters.aded import Aded
 from forerun.engine.stats import Stats
 from forerun.models.tokenizer import Tokenizer
-from forerun.ngrams.corpora import tokenised
-from forerun.ngrams.trigrams import TrigramMatrix
-from forerun.records import Plan, Sequence, Step
-from forerun.sampling import Sampling
+from forerun.ngrams.index.counts.corpus import tokenised
+from forerun.ngrams.tables.trigram.table import TrigramMatrix
+from forerun.tasks.reasoning import ReasoningTask
+from forerun.tasks.story import StoryTask
 
 HEAD = f"{'tau':>5} {'95 %':>10} {'nodes':>6} {'draft us':>8} {'pass':>5} {'learn':>6}   by depth"
 SETTINGS: dict[str, dict[str, object]] = {  # changed options; "from" names the corpus

@@ -24,13 +24,13 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from forerun.dice import SeededDice
-from forerun.engine.runner import ModelRunner
+from forerun.core.dice import SeededDice
+from forerun.core.records import Sequence
+from forerun.core.sampling import Sampling
+from forerun.core.tree import EMPTY, Tree, TreeBuilder
 from forerun.models.load import DTYPES, load_target
-from forerun.native import kernels
-from forerun.records import Sequence
-from forerun.sampling import Sampling
-from forerun.tree import EMPTY, Tree, TreeBuilder
+from forerun.runner.model_runner import ModelRunner
+from forerun.runner.native import kernels
 
 SIZES = {  # hidden, layers, heads, key-value heads, inner width, vocabulary
     "5M": (256, 8, 8, 4, 688, 1024),

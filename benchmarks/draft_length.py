@@ -19,11 +19,11 @@ import scripts
 
 import forerun
 from forerun.assets import embedded
-from forerun.bench.tasks.reasoning import ReasoningTask
-from forerun.bench.tasks.reasoning_world import MIX
 from forerun.drafters.draft_model import DraftModel
 from forerun.engine.stats import Stats
 from forerun.models.load import load_target
+from forerun.tasks.reasoning import ReasoningTask
+from forerun.tasks.reasoning_world import MIX
 
 FIRST_SEED = 630_000  # problems of this benchmark
 FIXED = tuple(f"fixed:nodes={k},depth={k}" for k in range(1, 9))

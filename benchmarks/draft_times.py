@@ -32,19 +32,19 @@ import scripts
 import torch
 
 from forerun import registry
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.logits import Laws
+from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
+from forerun.core.roles import Drafter, name_of
+from forerun.core.sampling import Sampling
+from forerun.core.tree import EMPTY, Tree, chain
 from forerun.drafters.rasd import graft
 from forerun.drafters.token_recycling import Successors
-from forerun.ngrams import adjacencies
-from forerun.ngrams.datastores import in_memory
-from forerun.ngrams.infini import Index
-from forerun.ngrams.retrieval import Found
-from forerun.ngrams.trigrams import TrigramMatrix
-from forerun.records import Plan, Rows, Sequence, Step, Verdict
-from forerun.roles import Drafter, name_of
-from forerun.sampling import Sampling
-from forerun.shaping import Laws
-from forerun.tree import EMPTY, Tree, chain
+from forerun.ngrams.index.query.continuations import Found
+from forerun.ngrams.index.query.datastore import in_memory
+from forerun.ngrams.index.query.engine import Index
+from forerun.ngrams.tables.adjacency import pool
+from forerun.ngrams.tables.trigram.table import TrigramMatrix
 
 VOCAB, PIECE, TOP = 128_256, 1000, 10
 NODES, ACCEPTED, BEFORE, COUNTED = 64, 4, 3, 5
@@ -133,7 +133,7 @@ def read_responses(drafter: Drafter, history: History) -> None:
 
 def hold_successors(drafter: Any, history: History) -> None:
     rows = history.after[:, :8].astype(np.int32)
-    drafter.restore(adjacencies.snapshot("token_recycling", rows))
+    drafter.restore(pool.snapshot("token_recycling", rows))
 
 
 def count_trigrams(drafter: Any, history: History) -> None:

@@ -26,8 +26,8 @@ from forerun.bench import metrics
 from forerun.bench.inflate import inflate
 from forerun.bench.padding import SIZES
 from forerun.bench.results import Record, read_records
-from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.cli.main import main as forerun
+from forerun.tasks.reasoning import ReasoningTask
 
 METHODS = (
     "plain",

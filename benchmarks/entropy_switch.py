@@ -20,13 +20,14 @@ from time import perf_counter
 import numpy as np
 import scripts
 
-from forerun.adaptive.entropy_switch import LARGE, SMALL, EntropySwitch, load
+import forerun
+from forerun.api import Model
 from forerun.bench.switching import RandomSwitch, Score, gap, score, traces
-from forerun.bench.tasks.reasoning import ReasoningTask
-from forerun.bench.tasks.reasoning_world import MIX
 from forerun.bench.theory import pass_cost
-from forerun.engine.api import Model
-from forerun.statistics import auc
+from forerun.targets.entropy_switch import LARGE, SMALL, EntropySwitch
+from forerun.tasks.reasoning import ReasoningTask
+from forerun.tasks.reasoning_world import MIX
+from forerun.utils.stats import auc
 
 FIRST_SEED = 620_000  # problems of this benchmark
 THRESHOLDS = (2.0, 1.0, 0.7, 0.5)
@@ -38,7 +39,7 @@ class Pair:
     """Both models and the problems."""
 
     def __init__(self, problems: int, levels: tuple[int, ...]) -> None:
-        pair = load(threshold=1.0, max_seqs=64)
+        pair = forerun.load(target="entropy_switch:small=draft,threshold=1", max_seqs=64)
         self.models, self.tokenizer = pair.target.models, pair.tokenizer  # type: ignore[attr-defined]
         self.task = ReasoningTask("heldout", levels, seed=FIRST_SEED)
         self.examples = [self.task.example(i) for i in range(problems)]
@@ -72,7 +73,7 @@ def signal_table(pair: Pair) -> None:
 def curve_table(pair: Pair) -> None:
     """Accuracy and cost over thresholds, for each setting."""
     small, large = pair.models
-    ends = [pair.score(EntropySwitch(small, large, threshold=t)) for t in (np.inf, -1.0)]
+    ends = [pair.score(EntropySwitch(large, small=small, threshold=t)) for t in (np.inf, -1.0)]
     low, high = (end.accuracy for end in ends)
     print(f"small model {low:.3f}, large model {high:.3f}, {len(pair.examples)} problems\n")
     heads = "window, hold", "bits", "accuracy", "of large", "f", "cost", "with catch-up"
@@ -81,7 +82,8 @@ def curve_table(pair: Pair) -> None:
     for window, hold in SETTINGS:
         for threshold in THRESHOLDS:
             how = {"window": window, "hold": hold}
-            own = pair.score(EntropySwitch(*pair.models, threshold=threshold, **how))  # type: ignore[arg-type]
+            switch = EntropySwitch(large, small=small, threshold=threshold, **how)  # type: ignore[arg-type]
+            own = pair.score(switch)
             control = pair.score(RandomSwitch(small, large, own.turns, hold=hold, seed=1))
             difference, error = gap(own, control)
             error_own = np.sqrt(own.accuracy * (1 - own.accuracy) / len(own.right))
@@ -103,7 +105,7 @@ def curve_table(pair: Pair) -> None:
 
 def speed_table(pair: Pair, problems: int, threshold: float) -> None:
     """Tokens per second in turns, four samples per problem at temperature .6, one at a time."""
-    switch = EntropySwitch(*pair.models, threshold=threshold)
+    switch = EntropySwitch(pair.models[LARGE], small=pair.models[SMALL], threshold=threshold)
     contestants = {
         f"{name}, {drafter}": (Model(target, pair.tokenizer), drafter)
         for name, target in (

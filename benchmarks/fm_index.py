@@ -21,9 +21,9 @@ import numpy as np
 import scripts
 from tokenizers import Tokenizer
 
-from forerun.ngrams.fm_index import FMIndex
-from forerun.ngrams.infini import Index
-from forerun.ngrams.shards import shard_of
+from forerun.ngrams.index.build.shards import shard_of
+from forerun.ngrams.index.fm.index import FMIndex
+from forerun.ngrams.index.query.engine import Index
 
 END = 65535  # the separator of 2-byte tokens
 BOOKS = ("don_quixote_pg996", "sherlock", "tinyshakespeare")

@@ -32,9 +32,10 @@ import scripts
 from index_timing import cold_and_warm, timed
 
 from forerun.bench.machine import num_cores
-from forerun.ngrams import encoders, store
-from forerun.ngrams.documents import Document, Reading, list_sources, read
-from forerun.ngrams.infini import Index
+from forerun.ngrams.index.build import encoders
+from forerun.ngrams.index.build import manifest as store
+from forerun.ngrams.index.build.documents import Document, Reading, list_sources, read
+from forerun.ngrams.index.query.engine import Index
 
 # from a small process: what a large one starts is counted as large as itself
 MEASURES = """

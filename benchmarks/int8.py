@@ -22,16 +22,16 @@ import torch
 from decode import SIZES, binary_tree, checkpoint
 
 import forerun
+from forerun.api import Model
 from forerun.assets import embedded
-from forerun.bench.products import seconds_alone
-from forerun.bench.tasks.reasoning import ReasoningTask, read_answer
-from forerun.dice import SeededDice
-from forerun.engine.api import Model
+from forerun.bench.kernel_profile import seconds_alone
+from forerun.core.dice import SeededDice
+from forerun.core.records import Sequence
+from forerun.core.roles import Target
+from forerun.core.sampling import Sampling, softmax
+from forerun.core.tree import EMPTY, chain
 from forerun.models.load import load_target
-from forerun.records import Sequence
-from forerun.roles import Target
-from forerun.sampling import Sampling, softmax
-from forerun.tree import EMPTY, chain
+from forerun.tasks.reasoning import ReasoningTask, read_answer
 
 WEIGHTS = ("auto", "int8", "int8:128")
 ROWS = (1, 9, 17)

@@ -29,12 +29,12 @@ import numpy as np
 import scripts
 
 import forerun
-from forerun.bench.tasks.reasoning import ReasoningTask
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.records import Sequence
+from forerun.core.sampling import Sampling, log_softmax
 from forerun.errors import ConfigError
-from forerun.ngrams.answers import Next
-from forerun.ngrams.infini import Index
-from forerun.ngrams.interpolation import (
+from forerun.ngrams.index.query.engine import Index
+from forerun.ngrams.index.query.interpolate import (
     Cases,
     Forest,
     Removed,
@@ -43,9 +43,9 @@ from forerun.ngrams.interpolation import (
     cases_of,
     decontaminated,
 )
-from forerun.ngrams.prompts import prompt_rows
-from forerun.records import Sequence
-from forerun.sampling import Sampling, log_softmax
+from forerun.ngrams.index.query.results import Next
+from forerun.ngrams.tables.logits.prompt_logits import prompt_rows
+from forerun.tasks.reasoning import ReasoningTask
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from convert_stories260k import convert  # noqa: E402 - it lies among the tests

@@ -21,19 +21,19 @@ import scripts
 
 import forerun
 from forerun import registry
+from forerun.api import Model
 from forerun.assets import embedded
-from forerun.bench.tasks.reasoning import ReasoningTask
-from forerun.bench.tasks.reasoning_world import MIX
 from forerun.controllers.fixed import Fixed
-from forerun.dice import EnumeratedDice, SeededDice
+from forerun.core.dice import EnumeratedDice, SeededDice
+from forerun.core.logits import Laws
+from forerun.core.records import Plan, Sequence
+from forerun.core.roles import Verifier
+from forerun.core.sampling import Sampling
+from forerun.core.tree import IID, Proposal, Tree, TreeBuilder
 from forerun.drafters.draft_model import DraftModel
-from forerun.engine.api import Model
 from forerun.models.load import load_target
-from forerun.records import Plan, Sequence
-from forerun.roles import Verifier
-from forerun.sampling import Sampling
-from forerun.shaping import Laws
-from forerun.tree import IID, Proposal, Tree, TreeBuilder
+from forerun.tasks.reasoning import ReasoningTask
+from forerun.tasks.reasoning_world import MIX
 
 FIRST_SEED = 700_000  # held-out problems of this benchmark
 EXACT = "speculative"

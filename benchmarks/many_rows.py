@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 
 from forerun.models.load import DTYPES
-from forerun.native import LEVELS, kernels
-from forerun.native.packing import Packed
+from forerun.runner.native import LEVELS, kernels
+from forerun.runner.native.packing import Packed
 
 Times = dict[tuple[str, int], list[float]]
 

@@ -22,15 +22,15 @@ import numpy as np
 import scripts
 from numba import njit
 
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan, Sequence, Step, Verdict
+from forerun.core.sampling import Sampling
+from forerun.core.tree import Tree, chain
 from forerun.drafters.stand import Stand
-from forerun.ngrams import kernels
-from forerun.ngrams.kernels import Table
-from forerun.ngrams.memory import NEUTRAL, LogitMemory, warm_up
-from forerun.ngrams.selecting import select_top
-from forerun.records import Plan, Sequence, Step, Verdict
-from forerun.sampling import Sampling
-from forerun.tree import Tree, chain
+from forerun.ngrams.tables.logits import kernels
+from forerun.ngrams.tables.logits.kernels import Table
+from forerun.ngrams.tables.logits.table import NEUTRAL, LogitMemory, warm_up
+from forerun.ngrams.tables.logits.top_k import select_top
 from forerun.verifiers import speculative
 from forerun.verifiers.recursive import Recursive
 
@@ -231,7 +231,7 @@ def bytes_per_token(problems: int) -> None:
     not pay.
     """
     import forerun
-    from forerun.bench.tasks import get_task
+    from forerun.tasks import get_task
 
     model, task = forerun.load(), get_task("reasoning")
     prompts = [task.example(i).prompt for i in range(problems)]

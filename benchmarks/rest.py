@@ -15,11 +15,11 @@ from time import perf_counter
 import numpy as np
 import scripts
 
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan, Sequence
+from forerun.core.sampling import Sampling
 from forerun.drafters.rest import Rest
-from forerun.ngrams.datastores import in_memory
-from forerun.records import Plan, Sequence
-from forerun.sampling import Sampling
+from forerun.ngrams.index.query.datastore import in_memory
 
 PASSAGE, CHANGED = 200, 0.02
 

@@ -23,12 +23,12 @@ import torch
 import forerun
 from forerun import registry
 from forerun.bench import optimum
-from forerun.dice import SeededDice
-from forerun.records import Rows, Sequence
-from forerun.roles import Verifier
-from forerun.sampling import Sampling, softmax
-from forerun.shaping import Laws
-from forerun.tree import EMPTY, SWOR, Proposal, Tree, TreeBuilder
+from forerun.core.dice import SeededDice
+from forerun.core.logits import Laws
+from forerun.core.records import Rows, Sequence
+from forerun.core.roles import Verifier
+from forerun.core.sampling import Sampling, softmax
+from forerun.core.tree import EMPTY, SWOR, Proposal, Tree, TreeBuilder
 
 NODES, BRANCHES, SUPPORT = 64, 4, 10
 LEAST = 100  # tokens of a vocabulary that trees of so many nodes are drawn from
@@ -129,9 +129,9 @@ def walk_table(vocab: int, rounds: int) -> None:
 
 def dense_tree(draw: str, q: Proposal, dice: SeededDice) -> Tree:
     """Three levels: a chain, three i.i.d. chains, or 3 x 3 x 3 greedy drafts."""
+    from forerun.core.records import Plan
+    from forerun.core.roles import Source
     from forerun.drafters.base import Grown
-    from forerun.records import Plan
-    from forerun.roles import Source
 
     class Same(Source):
         def next(self, requests):  # type: ignore[no-untyped-def]

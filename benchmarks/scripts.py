@@ -11,7 +11,7 @@ from collections.abc import Callable
 from subprocess import CalledProcessError
 from typing import NoReturn
 
-from forerun.cli.streams import drop_output, end
+from forerun.cli._stdio import drop_output, end
 from forerun.errors import ForerunError, in_a_line
 
 SKIPPED = 77  # exit status: what is needed is not here, and `make bench` goes on

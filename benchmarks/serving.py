@@ -42,7 +42,7 @@ import scripts
 from forerun.assets import embedded
 from forerun.bench.peers.client import environment
 from forerun.bench.peers.install import env_of, python_of
-from forerun.bench.tasks.reasoning import ReasoningTask
+from forerun.tasks.reasoning import ReasoningTask
 
 try:
     import fastapi  # noqa: F401 - our server's needs, too

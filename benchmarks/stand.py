@@ -35,14 +35,14 @@ import forerun
 from forerun import registry
 from forerun.bench.inflate import inflate
 from forerun.bench.padding import SIZES
-from forerun.bench.tasks import get_task
-from forerun.sampling import Sampling
+from forerun.core.sampling import Sampling
+from forerun.core.tree_template import DEFAULT
+from forerun.lossless.greedy import forget
 from forerun.search.arithmetic import arithmetic
 from forerun.search.dvts import dvts
 from forerun.search.scorers import Likelihood
-from forerun.statistics import majority
-from forerun.template import DEFAULT
-from forerun.verifying import forget
+from forerun.tasks import get_task
+from forerun.utils.stats import majority
 
 ABLATIONS = {  # what is shown -> drafter; the first is the one that the others are measured by
     "as it is": "stand",

@@ -37,10 +37,10 @@ import scripts
 import forerun
 from forerun.bench.charts import Line, lines, standalone
 from forerun.constraints.ngram_style import FORMS, NgramStyle
-from forerun.ngrams.corpora import documents
-from forerun.ngrams.ngram_model import NgramModel
-from forerun.records import Sequence, Step
-from forerun.sampling import softmax
+from forerun.core.records import Sequence, Step
+from forerun.core.sampling import softmax
+from forerun.ngrams.index.counts.corpus import documents
+from forerun.ngrams.index.counts.trie import NgramModel
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from convert_stories260k import convert  # noqa: E402 - it lies among the tests

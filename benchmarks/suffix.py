@@ -19,11 +19,12 @@ import numpy as np
 import scripts
 
 from forerun import registry
-from forerun.dice import SeededDice
-from forerun.ngrams import suffix_automaton, suffix_tree
-from forerun.records import Plan, Sequence, Step
-from forerun.roles import Drafter
-from forerun.sampling import Sampling
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan, Sequence, Step
+from forerun.core.roles import Drafter
+from forerun.core.sampling import Sampling
+from forerun.ngrams.tables.suffix import automaton
+from forerun.ngrams.tables.suffix import tree as suffix_tree
 
 RESPONSE = 1000  # tokens
 DRAFTERS = ("suffix", "suffix:factor=8", "sam:tokens=64", "sam:tokens=64,place=latest")
@@ -133,7 +134,7 @@ def main() -> None:
     parser.add_argument("--drafters", nargs="+", default=list(DRAFTERS))
     options = parser.parse_args()
     suffix_tree.warm_up()
-    suffix_automaton.warm_up()
+    automaton.warm_up()
     print(f"machine: {platform.processor() or platform.machine()}, numpy {np.__version__}")
     styles: tuple[Style, ...] = (phrases, branches)
     for spec in options.drafters:

@@ -31,13 +31,13 @@ import numpy as np
 import scripts
 
 import forerun
-from forerun.bench.tasks.reasoning import ReasoningTask
-from forerun.engine.mixed import MixedStream
-from forerun.ngrams import ngram_model
-from forerun.ngrams.ngram_model import NgramModel
-from forerun.sampling import softmax
+from forerun.core.sampling import softmax
+from forerun.ngrams.index.counts import trie
+from forerun.ngrams.index.counts.trie import NgramModel
+from forerun.runner.soft_embeddings import MixedStream
 from forerun.search import superposed as method
 from forerun.search.superposed import ORDER, Draft, Settings, rescored, superposed
+from forerun.tasks.reasoning import ReasoningTask
 
 MIX = (0.05, 0.1, 0.15, 0.2, 0.25, 0.25)  # orders 1 .. 6 of the n-gram perplexity
 
@@ -126,10 +126,10 @@ def leaves(
     model: forerun.Model, prompt: list[int], paths: list[tuple[float, tuple[int, ...]]]
 ) -> list[np.ndarray]:
     """Logits [V] after each path, one pass over their trie."""
-    from forerun.dice import SeededDice
-    from forerun.records import Sequence
-    from forerun.sampling import Sampling
-    from forerun.tree import TreeBuilder
+    from forerun.core.dice import SeededDice
+    from forerun.core.records import Sequence
+    from forerun.core.sampling import Sampling
+    from forerun.core.tree import TreeBuilder
 
     seq = Sequence(prompt, len(prompt), Sampling(), SeededDice(0), limit=1)
     builder, where = TreeBuilder(), {(): -1}
@@ -215,7 +215,7 @@ def main() -> None:
     parser.add_argument("--k", type=scripts.count, default=3)
     parser.add_argument("--tokens", type=scripts.count, default=10)
     setup = begin(how := parser.parse_args())
-    ngram_model.warm_up()
+    trie.warm_up()
     print(f"{how.prompts} prompts, k {setup.k}, {setup.tokens} tokens, model {how.model}")
     names = ("passes", "ms", "least", "mean", "best", "n-gram", "distinct", "known")
     print(f"{'':<20}" + "".join(f"{name:>10}" for name in names))

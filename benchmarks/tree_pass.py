@@ -21,14 +21,14 @@ import torch
 from decode import SIZES, binary_tree, checkpoint
 
 from forerun.bench.machine import read_bandwidth
-from forerun.dice import SeededDice
-from forerun.engine.runner import ModelRunner
+from forerun.core.dice import SeededDice
+from forerun.core.records import Sequence
+from forerun.core.sampling import Sampling
+from forerun.core.tree import EMPTY
 from forerun.models.load import load_target
-from forerun.native import LEVELS, Kernels, kernels
-from forerun.native.decoder import NativeDecoder
-from forerun.records import Sequence
-from forerun.sampling import Sampling
-from forerun.tree import EMPTY
+from forerun.runner.model_runner import ModelRunner
+from forerun.runner.native import LEVELS, Kernels, kernels
+from forerun.runner.native.decoder import NativeDecoder
 
 
 def sequence(runner: ModelRunner, context: int) -> Sequence:

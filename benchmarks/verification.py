@@ -26,6 +26,7 @@ import numpy as np
 import scripts
 
 import forerun
+from forerun.api import Model
 from forerun.assets import embedded
 from forerun.bench import optimum
 from forerun.bench.acceptance import (
@@ -36,15 +37,14 @@ from forerun.bench.acceptance import (
     with_replacement,
     without_replacement,
 )
-from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.bench.theory import memory_bound_speed_up, pass_cost
 from forerun.controllers.fixed import Fixed
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.records import Step
+from forerun.core.tree import Proposal, Tree
 from forerun.drafters.draft_model import DraftModel
-from forerun.engine.api import Model
 from forerun.models.load import load_target
-from forerun.records import Step
-from forerun.tree import Proposal, Tree
+from forerun.tasks.reasoning import ReasoningTask
 
 FIRST_SEED = 600_000  # held-out problems of this benchmark
 

@@ -31,8 +31,8 @@ from forerun.assets import embedded
 from forerun.bench.inflate import inflate
 from forerun.bench.peers.client import WorkerProcess
 from forerun.bench.peers.install import DEFAULT_FOLDER, env_of, problem, python_of
-from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.models.tokenizer import Tokenizer
+from forerun.tasks.reasoning import ReasoningTask
 
 SOURCE = Path(__file__).parents[1] / "src"
 MODES = ("plain", "ngram", "arctic=24", "stand", "stand=8", "stand:plain", "recycling", "suffix=24")

@@ -4,7 +4,7 @@ python examples/01_generate.py
 """
 
 import forerun
-from forerun.bench.tasks.reasoning import ReasoningTask
+from forerun.tasks.reasoning import ReasoningTask
 
 problem = ReasoningTask("heldout").example(0)
 model = forerun.load()  # or forerun.load("path/to/a/model"), or a hub id

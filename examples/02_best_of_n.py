@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 
 import forerun
-from forerun.bench.tasks.reasoning import ReasoningTask, read_answer
+from forerun.tasks.reasoning import ReasoningTask, read_answer
 
 try:
     n = int(sys.argv[1]) if len(sys.argv) > 1 else 16

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from forerun.controllers.fixed import Fixed
-from forerun.dice import EnumeratedDice
-from forerun.engine.loop import Engine
-from forerun.records import Rows, Sequence
-from forerun.roles import Drafter, Target
-from forerun.sampling import Sampling
-from forerun.tree import chain
+from forerun.core.dice import EnumeratedDice
+from forerun.core.records import Rows, Sequence
+from forerun.core.roles import Drafter, Target
+from forerun.core.sampling import Sampling
+from forerun.core.tree import chain
+from forerun.engine.engine import Engine
 from forerun.verifiers.recursive import Recursive
 
 

@@ -4,7 +4,7 @@ python examples/04_stream.py
 """
 
 import forerun
-from forerun.bench.tasks.reasoning import ReasoningTask
+from forerun.tasks.reasoning import ReasoningTask
 
 problem = ReasoningTask("heldout").example(1)
 model = forerun.load()

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import forerun
 from forerun.assets import embedded
-from forerun.bench.tasks.reasoning import ReasoningTask
+from forerun.tasks.reasoning import ReasoningTask
 
 path = sys.argv[1] if len(sys.argv) > 1 else embedded("reasoner")
 prompt = sys.argv[2] if len(sys.argv) > 2 else ReasoningTask("heldout").example(2).prompt

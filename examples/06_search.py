@@ -6,11 +6,11 @@ python examples/06_search.py [n]
 import sys
 
 import forerun
-from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.search.arithmetic import arithmetic
 from forerun.search.best_of import best_of
 from forerun.search.dvts import dvts
 from forerun.search.step_beam import step_beam
+from forerun.tasks.reasoning import ReasoningTask
 
 try:
     n = int(sys.argv[1]) if len(sys.argv) > 1 else 16

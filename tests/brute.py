@@ -6,8 +6,8 @@ from collections import Counter
 
 from hypothesis import strategies as st
 
-from forerun.ngrams.infini import Index
-from forerun.ngrams.suffix_array import TYPES, separator
+from forerun.ngrams.index.build.suffix_array import TYPES, separator
+from forerun.ngrams.index.query.engine import Index
 
 documents = st.lists(st.lists(st.integers(0, 3), max_size=14), min_size=1, max_size=7)
 queries = st.lists(st.integers(0, 4), max_size=6)

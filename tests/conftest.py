@@ -64,8 +64,8 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _fixed_cost() -> Iterator[None]:
     """Every target in this process has the same cost: what a busy machine measures of a tiny model
     would decide what the default controller drafts. Commands that tests start measure their own."""
-    from forerun.records import Cost
-    from forerun.roles import Target
+    from forerun.core.records import Cost
+    from forerun.core.roles import Target
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Target, "cost", Cost((1, 65), (0.01, 0.02)))
@@ -75,7 +75,7 @@ def _fixed_cost() -> Iterator[None]:
 @pytest.fixture
 def measured_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For this test costs are measured, and kept in a folder of its own."""
-    from forerun.roles import Target
+    from forerun.core.roles import Target
 
     monkeypatch.setattr(Target, "cost", None)
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "cache"))

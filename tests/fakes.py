@@ -9,13 +9,13 @@ from collections.abc import Sequence as Many
 import numpy as np
 import torch
 
-from forerun.dice import Dice
-from forerun.engine.loop import Engine
-from forerun.records import Cost, Rows, Sequence, Verdict
-from forerun.roles import Path, Shaper, Source, Target
-from forerun.sampling import Sampling, to_probs
-from forerun.shaping import advance
-from forerun.tree import Proposal, Tree
+from forerun.core.dice import Dice
+from forerun.core.logits import advance
+from forerun.core.records import Cost, Rows, Sequence, Verdict
+from forerun.core.roles import Path, Shaper, Source, Target
+from forerun.core.sampling import Sampling, to_probs
+from forerun.core.tree import Proposal, Tree
+from forerun.engine.engine import Engine
 
 VOCAB = 3
 

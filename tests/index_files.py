@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from forerun.ngrams import store
-from forerun.ngrams.building import Options
-from forerun.ngrams.documents import Reading
+from forerun.ngrams.index.build import manifest
+from forerun.ngrams.index.build.build import Options
+from forerun.ngrams.index.build.documents import Reading
 
 TEXTS = ["to be or not to be", "not to be", "", "that is the question", "to be", "be"]
 IDS = Options(tokenizer="ids", reading=Reading("tokens", is_ids=True), workers=1)
@@ -37,10 +37,10 @@ def numbers_file(folder: Path) -> Path:
 
 def data(path: Path) -> dict[str, bytes]:
     """Every file of an index by name."""
-    folder = path / store.read_manifest(path).folder
+    folder = path / manifest.read_manifest(path).folder
     return {f.name: f.read_bytes() for f in sorted(folder.iterdir()) if f.is_file()}
 
 
 def file_of(path: Path, kind: str, shard: int) -> Path:
     """A shard's file of that kind."""
-    return path / store.read_manifest(path).folder / store.file_name(kind, shard)
+    return path / manifest.read_manifest(path).folder / manifest.file_name(kind, shard)

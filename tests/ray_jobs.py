@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import forerun
+from forerun.core.sampling import Sampling
 from forerun.integrations.ray_worker import Asked, Setup, Worker
-from forerun.sampling import Sampling
 
 TEXTS = ("the cat sat on", "one two three", "ten nine eight", "the rain fell", "and the dog")
 SAMPLING = Sampling(temperature=0.8, max_new_tokens=10, n=2, seed=5, ignore_eos=True)

@@ -8,13 +8,13 @@ import numpy as np
 
 from fakes import FakeTarget, run_all, sequence, table_law
 from forerun.controllers.fixed import Fixed
-from forerun.dice import SeededDice
-from forerun.engine.loop import Engine
+from forerun.core.dice import SeededDice
+from forerun.core.records import Cost, Plan, Sequence
+from forerun.core.roles import Drafter
+from forerun.core.sampling import Sampling
+from forerun.core.tree import Tree, chain
+from forerun.engine.engine import Engine
 from forerun.engine.stats import Recorder, Stats
-from forerun.records import Cost, Plan, Sequence
-from forerun.roles import Drafter
-from forerun.sampling import Sampling
-from forerun.tree import Tree, chain
 from forerun.verifiers.recursive import Recursive
 
 LAW = table_law(1)

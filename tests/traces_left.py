@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary, WeakSet
 
-from forerun.roles import Drafter
+from forerun.core.roles import Drafter
 
 COLLECTIONS = dict, set, WeakKeyDictionary, WeakSet
 

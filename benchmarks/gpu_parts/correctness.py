@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.dice import SeededDice
-from forerun.engine.runner import ModelRunner
-from forerun.gpu.graphs import GraphDecoder
+from forerun.core.dice import SeededDice
+from forerun.core.records import Sequence
+from forerun.core.tree import EMPTY, SWOR, Proposal, Tree, TreeBuilder
 from forerun.models.transformer import DecoderConfig
-from forerun.records import Sequence
-from forerun.tree import EMPTY, SWOR, Proposal, Tree, TreeBuilder
+from forerun.runner.gpu.graphs import GraphDecoder
+from forerun.runner.model_runner import ModelRunner
 
 from .models import config, fill, on_graphs, on_torch, random_decoder, text, tree, wait, widened
 from .report import OutOfTime, Report
@@ -184,7 +184,7 @@ def off(a: Tensor, b: Tensor) -> float:
 
 def verdicts(report: Report, setting: Setting) -> None:
     """Trees judged on the device against the plain rule on the host, with the same uniforms."""
-    from forerun import tensor_walk
+    from forerun.verifiers import _gpu as tensor_walk
     from forerun.verifiers.recursive import Recursive
 
     vocab, num = (200, 8) if setting.is_smoke else (128_256, 64)

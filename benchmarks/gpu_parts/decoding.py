@@ -10,15 +10,15 @@ from statistics import median
 from typing import Any
 
 import forerun
+from forerun.api import Model
+from forerun.bench.local_runner import Own
 from forerun.bench.metrics import totals
-from forerun.bench.own import Own
 from forerun.bench.results import SampleRecord
-from forerun.bench.tasks.base import Example
-from forerun.bench.tasks.reasoning import ReasoningTask
-from forerun.engine.api import Model
-from forerun.engine.attention import TorchDecoder
-from forerun.records import Cost
-from forerun.sampling import Sampling
+from forerun.core.records import Cost
+from forerun.core.sampling import Sampling
+from forerun.runner.attention import TorchDecoder
+from forerun.tasks.base import Example
+from forerun.tasks.reasoning import ReasoningTask
 
 from .models import wait
 from .prepare import wait_for_model
@@ -75,8 +75,8 @@ def loaded(setting: Setting) -> Model:
     """Our model on its graphs; in a smoke run Triton's interpreter runs their kernels."""
     if not setting.is_smoke:
         return forerun.load(str(setting.model), device="cuda", dtype="bf16", max_seqs=16)
-    from forerun.gpu.graphs import GraphDecoder
     from forerun.models import layers
+    from forerun.runner.gpu.graphs import GraphDecoder
 
     layers.can_pack, layers.HAS_BLOCKED = lambda _: False, False  # weights as a GPU holds them
     model = forerun.load(str(setting.model), device="cpu", dtype="fp16", max_seqs=4)

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from forerun.bench import own
+from forerun.api import Model
+from forerun.bench import local_runner
 from forerun.bench.profile import profile
-from forerun.bench.tasks.reasoning import ReasoningTask
-from forerun.engine.api import Model
-from forerun.records import Step
-from forerun.sampling import Sampling
+from forerun.core.records import Step
+from forerun.core.sampling import Sampling
+from forerun.tasks.reasoning import ReasoningTask
 
 from .decoding import TEMPERATURE, loaded
 from .prepare import wait_for_model
@@ -35,7 +35,7 @@ def run(report: Report, setting: Setting) -> None:
     model, prompt = loaded(setting), ReasoningTask("heldout").example(7).prompt
     tokens = 4 if setting.is_smoke else 120
     for name in METHODS:
-        parts = own.parts_of(name)
+        parts = local_runner.parts_of(name)
         options: dict[str, Any] = {"drafter": parts.drafter, "temperature": TEMPERATURE}
         options |= {"max_new_tokens": tokens, "seed": 3, "batch": 1}
         model.generate([prompt], **options)  # compiles, records
@@ -48,7 +48,7 @@ def run(report: Report, setting: Setting) -> None:
 
 
 def lines(
-    report: Report, name: str, model: Model, prompt: str, tokens: int, parts: own.Parts
+    report: Report, name: str, model: Model, prompt: str, tokens: int, parts: local_runner.Parts
 ) -> None:
     """The budget of a step: its lines above 1 %."""
     sampling = Sampling(temperature=TEMPERATURE, max_new_tokens=tokens, seed=3)

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.dice import SeededDice
-from forerun.engine.attention import TorchDecoder
-from forerun.engine.runner import ModelRunner
-from forerun.gpu.graphs import GraphDecoder
+from forerun.core.dice import SeededDice
+from forerun.core.records import Sequence
+from forerun.core.sampling import Sampling
+from forerun.core.tree import Tree, TreeBuilder
 from forerun.models.layers import GatedMLP, Linear, RMSNorm
-from forerun.models.names import norm_names
 from forerun.models.transformer import DecoderConfig, Layer, RopeConfig, Transformer
-from forerun.records import Sequence
-from forerun.sampling import Sampling
-from forerun.tree import Tree, TreeBuilder
+from forerun.models.weight_map import norm_names
+from forerun.runner.attention import TorchDecoder
+from forerun.runner.gpu.graphs import GraphDecoder
+from forerun.runner.model_runner import ModelRunner
 
 THETA = 500_000.0  # base of the rotary frequencies
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from forerun.bench.machine import best_seconds, read_bandwidth
-from forerun.engine.runner import ModelRunner
-from forerun.gpu.graphs import GraphDecoder
-from forerun.records import Sequence
-from forerun.roles import Target
-from forerun.tree import EMPTY
+from forerun.core.records import Sequence
+from forerun.core.roles import Target
+from forerun.core.tree import EMPTY
+from forerun.runner.gpu.graphs import GraphDecoder
+from forerun.runner.model_runner import ModelRunner
 
 from .models import SIZES, fill, on_graphs, on_torch, random_decoder, text, tree, wait
 from .report import OutOfTime, Report
@@ -165,7 +165,7 @@ def verified(
     """Forward and verdict of a batch at a temperature: logits of this size stay on the device."""
     from forerun.controllers.fixed import Fixed
     from forerun.drafters.stand import Stand
-    from forerun.engine.loop import Engine
+    from forerun.engine.engine import Engine
     from forerun.verifiers.speculative import Speculative
 
     target: Target = runner

@@ -65,7 +65,7 @@ def tiny_model(folder: Path) -> None:
 def compile_kernels() -> None:
     """What a run with each method enters, on the small reasoner; Numba keeps it on disk."""
     import forerun
-    from forerun import tensor_walk
+    from forerun.verifiers import _gpu as tensor_walk
 
     tensor_walk.warm_up()
     model = forerun.load("reasoner", device="cpu", max_seqs=2)

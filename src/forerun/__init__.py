@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import importlib
 
+from forerun.utils.version import __version__
+
 TYPE_CHECKING = False  # true for type checkers: `typing` itself takes longer than the rest
 if TYPE_CHECKING:
+    from forerun.api import Model, Result, generate, load
     from forerun.catalog import rows as methods
-    from forerun.engine.api import Model, Result, generate, load
-    from forerun.engine.loop import Engine
-    from forerun.engine.run import Event, Sample
+    from forerun.core.sampling import Sampling
+    from forerun.engine.engine import Engine
+    from forerun.engine.generation import Event, Sample
     from forerun.engine.stats import Stats
     from forerun.errors import ForerunError
     from forerun.models.pull import pull
-    from forerun.sampling import Sampling
 
-__version__ = "0.1.0"
 __all__ = [
     "Engine",
     "Event",
@@ -33,6 +34,7 @@ __all__ = [
     "Sample",
     "Sampling",
     "Stats",
+    "__version__",
     "generate",
     "load",
     "methods",
@@ -40,16 +42,16 @@ __all__ = [
 ]
 
 _HOMES = {  # imported when first used: `import forerun` stays cheap
-    "Engine": "forerun.engine.loop:Engine",
-    "Event": "forerun.engine.run:Event",
+    "Engine": "forerun.engine.engine:Engine",
+    "Event": "forerun.engine.generation:Event",
     "ForerunError": "forerun.errors:ForerunError",
-    "Model": "forerun.engine.api:Model",
-    "Result": "forerun.engine.api:Result",
-    "Sample": "forerun.engine.run:Sample",
-    "Sampling": "forerun.sampling:Sampling",
+    "Model": "forerun.api:Model",
+    "Result": "forerun.api:Result",
+    "Sample": "forerun.engine.generation:Sample",
+    "Sampling": "forerun.core.sampling:Sampling",
     "Stats": "forerun.engine.stats:Stats",
-    "generate": "forerun.engine.api:generate",
-    "load": "forerun.engine.api:load",
+    "generate": "forerun.api:generate",
+    "load": "forerun.api:load",
     "methods": "forerun.catalog:rows",
     "pull": "forerun.models.pull:pull",
 }

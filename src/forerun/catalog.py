@@ -1,8 +1,8 @@
 """One row per published system: what it is, where it lives, what it promises, whether it works.
 
-Pure data (assets/catalog.toml); no method is imported. A row's state is what `derive` finds in a
-checkout, and a test compares the two: "works" when the acceptance check holds a test and all own
-files and all named parts exist, "missing" when none of the own files does, "partial" between.
+Pure data (assets/catalog.toml); no method is imported. A test derives each row's state from the
+checkout: "works" when the acceptance check holds a test and all own files and all named parts
+exist, "missing" when none of the own files does, "partial" between.
 """
 
 from __future__ import annotations
@@ -95,38 +95,12 @@ def owner(file: str) -> Row | None:
     return next((row for row in rows() if file.lower() in row.files), None)
 
 
-def derive(row: Row, root: Path) -> str:
-    """The state that a checkout at `root` shows; looks for files, imports no method."""
-    if not any(is_built(file) for file in row.files):
-        return MISSING
-    is_whole = all(is_built(file) for file in row.files) and all(
-        is_registered(kind, spec) for kind, spec in row.parts.items()
-    )
-    return WORKS if is_whole and is_checked(row, root) else PARTIAL
-
-
-def is_checked(row: Row, root: Path) -> bool:
-    """Whether its acceptance check holds a test, and names the row where rows share one file."""
-    file = root / row.acceptance
-    text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    return "def test_" in text and (not row.check or f'"{row.name}' in text)
-
-
 def is_built(file: str) -> bool:
     """Whether forerun/<file>.py (or a package of that name) exists."""
     try:
         return importlib.util.find_spec(f"forerun.{file.replace('/', '.')}") is not None
     except ModuleNotFoundError:  # the folder above is missing
         return False
-
-
-def is_registered(kind: str, spec: str) -> bool:
-    """Whether the registry knows the part that `spec` names, and its grower if it names one."""
-    from forerun import registry
-
-    name, options = registry.parse(spec)
-    grower, _ = registry.parse(str(options.get("grower", "chain")))
-    return name in registry.names(kind) and grower in registry.names("grower")
 
 
 def _row(name: str, table: dict[str, Any]) -> Row:

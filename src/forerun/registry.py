@@ -17,6 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any
 
+from forerun import catalog
 from forerun.errors import ConfigError, UnknownName
 
 # What the text of an option names where it is no plain value. Annotations say so by these words, as
@@ -40,6 +41,7 @@ KINDS = {
     "grower": ("forerun.growers", "Grower"),
     "verifier": ("forerun.verifiers", "Verifier"),
     "controller": ("forerun.controllers", "Controller"),
+    "target": ("forerun.targets", "Target"),
 }
 
 
@@ -47,6 +49,13 @@ def names(kind: str) -> list[str]:
     """All registered names of a kind, without importing any of them."""
     package = KINDS[kind][0]
     return sorted({*_own(package), *_foreign(package)})
+
+
+def is_registered(kind: str, spec: str) -> bool:
+    """Whether the part that `spec` names is there, and its grower if it names one."""
+    name, given = parse(spec)
+    grower, _ = parse(str(given.get("grower", "chain")))
+    return name in names(kind) and grower in names("grower")
 
 
 def get(kind: str, name: str) -> type:
@@ -65,7 +74,7 @@ def get(kind: str, name: str) -> type:
 def _class(package: str, name: str, role: str) -> type:
     """The one public class of that role in a module of ours."""
     module = importlib.import_module(f"{package}.{name}")
-    base = getattr(importlib.import_module("forerun.roles"), role)
+    base = getattr(importlib.import_module("forerun.core.roles"), role)
     found = [
         thing
         for thing in vars(module).values()
@@ -79,8 +88,6 @@ def _class(package: str, name: str, role: str) -> type:
 
 def _not_built(kind: str, name: str) -> UnknownName | None:
     """The error for a name that is known elsewhere, and not of this kind; None for any other."""
-    from forerun import catalog
-
     if name.lower() in names(kind):
         return None  # "did you mean" says more
     if (kind, name) == ("drafter", "plain"):  # as benchmarks call it
@@ -92,7 +99,7 @@ def _not_built(kind: str, name: str) -> UnknownName | None:
             f"(`forerun methods {row.name}`); {hint}"
         )
     if row := catalog.find(name):
-        if row.parts and all(catalog.is_registered(*part) for part in row.parts.items()):
+        if row.parts and all(is_registered(*part) for part in row.parts.items()):
             hint = "use " + " ".join(f"--{part} {spec}" for part, spec in row.parts.items())
         return UnknownName(
             f"{name!r} is no {kind}, but a system that the catalog lists as {row.state}: "
@@ -105,7 +112,7 @@ def _not_built(kind: str, name: str) -> UnknownName | None:
 def _own(package: str) -> frozenset[str]:
     """Modules of a package of ours; read once, for every run asks and folders are slow to walk."""
     found = pkgutil.iter_modules(importlib.import_module(package).__path__)
-    return frozenset(module.name for module in found) - {"base"}
+    return frozenset(one.name for one in found if one.name[0] != "_") - {"base"}
 
 
 @cache

@@ -9,10 +9,10 @@ import pytest
 
 from fakes import FakeTarget, run_all, sequence, table_law
 from forerun.controllers.fixed import Fixed
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
 from forerun.drafters.stand import Stand
-from forerun.engine.guard import Guarded
-from forerun.engine.loop import Engine
+from forerun.engine.engine import Engine
+from forerun.engine.safe_drafter import Guarded
 from forerun.verifiers.recursive import Recursive
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from fakes import FakeRunner, TableSource, sequence, table_law
 from forerun import registry
-from forerun.dice import EnumeratedDice
+from forerun.core.dice import EnumeratedDice
+from forerun.core.records import Plan
+from forerun.core.roles import Drafter
+from forerun.core.tree import Proposal, Tree, chain
+from forerun.core.tree_template import grid
 from forerun.drafters.base import Grown
-from forerun.ngrams.infini import Index
-from forerun.records import Plan
-from forerun.roles import Drafter
-from forerun.template import grid
-from forerun.tree import Proposal, Tree, chain
+from forerun.ngrams.index.query.engine import Index
 from harness import DRAFT, Draft
 
 OTHER = table_law(3)

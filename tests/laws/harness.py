@@ -11,11 +11,11 @@ import numpy as np
 from fakes import FakeTarget, exact_law, run_all, sequence, table_law
 from forerun import registry
 from forerun.controllers.fixed import Fixed
-from forerun.dice import Dice, EnumeratedDice
-from forerun.engine.loop import Engine
-from forerun.records import Plan
-from forerun.roles import Controller, Drafter, Shaper, Target, Verifier
-from forerun.sampling import Sampling
+from forerun.core.dice import Dice, EnumeratedDice
+from forerun.core.records import Plan
+from forerun.core.roles import Controller, Drafter, Shaper, Target, Verifier
+from forerun.core.sampling import Sampling
+from forerun.engine.engine import Engine
 
 PROMPT = (0, 1)
 TARGET, DRAFT, EXACT = table_law(1), table_law(2), 1e-12

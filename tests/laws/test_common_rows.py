@@ -15,13 +15,13 @@ from test_lossless import REQUESTS
 from drafts import Says, drafted, grown, made, stand
 from fakes import VOCAB, sequence
 from forerun import registry
-from forerun.dice import SeededDice
-from forerun.engine.runner import ModelRunner
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan
+from forerun.core.sampling import log_softmax
+from forerun.core.tree import EMPTY
+from forerun.core.tree_template import grid
 from forerun.models.load import load_target
-from forerun.records import Plan
-from forerun.sampling import log_softmax
-from forerun.template import grid
-from forerun.tree import EMPTY
+from forerun.runner.model_runner import ModelRunner
 from harness import Draft, distance
 
 CLOSE = 1e-6  # laws are of fp32 logits; a row is the same in every pass

@@ -14,13 +14,13 @@ import pytest
 from drafts import CHAIN, SHAPED, TREE, grown, made
 from fakes import VOCAB, exact_law
 from forerun.constraints.corpus import Corpus
-from forerun.dice import SeededDice
-from forerun.ngrams.fm_index import FMIndex
-from forerun.records import Plan, Sequence
-from forerun.roles import Shaper
-from forerun.sampling import Sampling
-from forerun.shaping import Adjust
-from forerun.template import grid
+from forerun.core.dice import SeededDice
+from forerun.core.logits import Adjust
+from forerun.core.records import Plan, Sequence
+from forerun.core.roles import Shaper
+from forerun.core.sampling import Sampling
+from forerun.core.tree_template import grid
+from forerun.ngrams.index.fm.index import FMIndex
 from harness import PROMPT, TARGET, Request, check_shaped
 
 END = VOCAB - 1

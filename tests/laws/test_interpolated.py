@@ -8,11 +8,11 @@ import pytest
 from drafts import SHAPED, made
 from fakes import VOCAB, NoRepeats
 from forerun.constraints.infini import InfiniMix
-from forerun.ngrams.infini import Index
-from forerun.ngrams.interpolation import TwoWeights
-from forerun.records import Plan
-from forerun.sampling import Sampling
-from forerun.shaping import Adjust
+from forerun.core.logits import Adjust
+from forerun.core.records import Plan
+from forerun.core.sampling import Sampling
+from forerun.ngrams.index.query.engine import Index
+from forerun.ngrams.index.query.interpolate import TwoWeights
 from harness import TARGET, Request, check_shaped
 
 DOCUMENTS = [[0, 1, 2, 0, 1, 1, 0], [1, 2, 2, 0, 1]]

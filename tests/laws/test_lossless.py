@@ -8,10 +8,10 @@ import pytest
 from drafts import DRAFTERS, TREE, grown, made
 from fakes import FakeRunner, NoRepeats
 from forerun import catalog, registry
-from forerun.records import Plan
-from forerun.sampling import Sampling
-from forerun.shaping import Adjust
-from forerun.template import grid
+from forerun.core.logits import Adjust
+from forerun.core.records import Plan
+from forerun.core.sampling import Sampling
+from forerun.core.tree_template import grid
 from harness import DRAFT, PROMPT, TARGET, Given, Request, check
 
 REQUESTS: dict[str, Request] = {
@@ -227,8 +227,8 @@ def test_every_lossless_row_of_the_catalog_is_exact(row, request_: str, shape: s
 def test_something_is_drafted_and_accepted(name: str) -> None:
     """The equalities above must not hold for lack of drafts."""
     from fakes import FakeTarget, run_all, sequence
-    from forerun.dice import SeededDice
-    from forerun.engine.loop import Engine
+    from forerun.core.dice import SeededDice
+    from forerun.engine.engine import Engine
     from forerun.engine.stats import Recorder
 
     make, plan, _ = DRAFTERS[name]

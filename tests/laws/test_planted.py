@@ -9,13 +9,13 @@ import pytest
 
 from fakes import TableSource, table_law
 from forerun import registry
-from forerun.dice import Dice
+from forerun.core.dice import Dice
+from forerun.core.records import Plan, Sequence
+from forerun.core.tree import IID, Tree, TreeBuilder
+from forerun.core.tree_template import grid
 from forerun.drafters.base import Grown
 from forerun.growers.chain import Chain
 from forerun.growers.gumbel import Gumbel
-from forerun.records import Plan, Sequence
-from forerun.template import grid
-from forerun.tree import IID, Tree, TreeBuilder
 from harness import distance
 
 TARGET, DRAFT = table_law(1), table_law(2)

@@ -11,11 +11,11 @@ import pytest
 
 from fakes import table_law
 from forerun import registry
-from forerun.dice import Dice
-from forerun.records import Plan, Verdict
-from forerun.roles import Drafter, Verifier
-from forerun.shaping import Laws
-from forerun.tree import Tree
+from forerun.core.dice import Dice
+from forerun.core.logits import Laws
+from forerun.core.records import Plan, Verdict
+from forerun.core.roles import Drafter, Verifier
+from forerun.core.tree import Tree
 from harness import distance
 
 TARGET = table_law(1)

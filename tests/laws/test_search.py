@@ -15,13 +15,13 @@ from test_stopping import EOS, LENGTH, REQUESTS, TARGET, expected
 
 from fakes import FakeTarget, exact_law, table_law
 from forerun import registry
-from forerun.dice import Dice, EnumeratedDice
-from forerun.engine.api import Model
-from forerun.sampling import Sampling
+from forerun.api import Model
+from forerun.core.dice import Dice, EnumeratedDice
+from forerun.core.sampling import Sampling
+from forerun.core.tree_template import grid
 from forerun.search.best_of import best_of
 from forerun.search.dvts import dvts
 from forerun.search.step_beam import step_beam
-from forerun.template import grid
 
 LAW, PROMPT, EXACT = table_law(1), [0, 1], 1e-12
 

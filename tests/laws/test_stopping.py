@@ -14,17 +14,17 @@ import pytest
 from fakes import FakeTarget, TableSource, run_all, sequence, table_law
 from forerun import registry
 from forerun.controllers.fixed import Fixed
-from forerun.dice import Dice, EnumeratedDice
+from forerun.core.dice import Dice, EnumeratedDice
+from forerun.core.logits import Adjust
+from forerun.core.records import Step
+from forerun.core.sampling import Sampling, to_probs
+from forerun.core.tree_template import grid
 from forerun.drafters.base import Grown
-from forerun.engine.loop import Engine
+from forerun.engine.engine import Engine
 from forerun.engine.stats import Recorder
-from forerun.engine.stops import Stops, Stream
+from forerun.engine.stopping import Stops, Stream
 from forerun.growers.chain import Chain
 from forerun.growers.gumbel import Gumbel
-from forerun.records import Step
-from forerun.sampling import Sampling, to_probs
-from forerun.shaping import Adjust
-from forerun.template import grid
 
 TARGET, DRAFT = table_law(1), table_law(2)
 EOS, LENGTH = 2, 3
@@ -114,8 +114,8 @@ def test_the_law_of_where_it_ends(request_: str, grower: str) -> None:
 
 def test_logprobs_are_the_targets_own_whatever_is_drafted() -> None:
     """Equal to -log of the unshaped law at each position, with penalties, truncation, drafts on."""
-    from forerun.dice import SeededDice
-    from forerun.engine.run import record_logprobs
+    from forerun.core.dice import SeededDice
+    from forerun.engine.generation import record_logprobs
 
     sampling = Sampling(temperature=0.5, top_k=2, frequency_penalty=0.7, logprobs=2)
     accepted = Recorder()
@@ -140,7 +140,7 @@ def test_logprobs_are_the_targets_own_whatever_is_drafted() -> None:
 
 @pytest.mark.parametrize("batch", [1, 2, 3])
 def test_a_seed_means_the_same_samples_whatever_shares_the_batch(batch: int) -> None:
-    from forerun.dice import SeededDice
+    from forerun.core.dice import SeededDice
 
     def generate(indices: list[int], batch: int) -> dict[int, tuple[int, ...]]:
         engine = Engine(
@@ -159,7 +159,7 @@ def test_a_seed_means_the_same_samples_whatever_shares_the_batch(batch: int) -> 
 
 def test_listeners_see_each_position_once() -> None:
     """Every emitted token comes with the law that produced it, in order, exactly once."""
-    from forerun.dice import SeededDice
+    from forerun.core.dice import SeededDice
 
     seen: list[tuple[int, np.ndarray]] = []
 

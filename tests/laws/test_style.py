@@ -8,9 +8,9 @@ import pytest
 from drafts import SHAPED
 from fakes import VOCAB, NoRepeats
 from forerun.constraints.ngram_style import NgramStyle
-from forerun.ngrams.ngram_model import NgramModel
-from forerun.sampling import Sampling
-from forerun.shaping import Adjust
+from forerun.core.logits import Adjust
+from forerun.core.sampling import Sampling
+from forerun.ngrams.index.counts.trie import NgramModel
 from harness import TARGET, Request, check_shaped
 
 TEXT = np.array([0, 1, 2, 0, 1, 1, 0, 1, 2, 2, 0, 1])

@@ -14,12 +14,12 @@ import torch
 from fakes import FakeTarget, TableSource, run_all, sequence
 from forerun import registry
 from forerun.controllers.fixed import Fixed
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.records import Rows
+from forerun.core.sampling import Sampling, to_probs
 from forerun.drafters.base import Grown
-from forerun.engine.loop import Engine
+from forerun.engine.engine import Engine
 from forerun.engine.stats import Recorder, Stats
-from forerun.records import Rows
-from forerun.sampling import Sampling, to_probs
 
 VOCAB = 64
 

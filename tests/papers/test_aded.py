@@ -15,11 +15,11 @@ import json
 import pytest
 
 import forerun
-from forerun.bench.tasks.reasoning import ReasoningTask
-from forerun.bench.tasks.story import StoryTask
 from forerun.controllers.fixed import Fixed
 from forerun.drafters.aded import Aded
 from forerun.engine.stats import Stats
+from forerun.tasks.reasoning import ReasoningTask
+from forerun.tasks.story import StoryTask
 
 pytestmark = pytest.mark.paper
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from noisy_pair import Pair, error, run
 
-from forerun.records import Step
+from forerun.core.records import Step
 from forerun.verifiers.base import prob_of
 from forerun.verifiers.block import block_weights
 

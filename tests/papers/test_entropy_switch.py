@@ -13,10 +13,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forerun.adaptive.entropy_switch import LARGE, SMALL, EntropySwitch, load
+import forerun
 from forerun.bench.switching import RandomSwitch, Score, gap, score, traces
-from forerun.bench.tasks.reasoning import ReasoningTask
-from forerun.statistics import auc
+from forerun.targets.entropy_switch import LARGE, SMALL, EntropySwitch
+from forerun.tasks.reasoning import ReasoningTask
+from forerun.utils.stats import auc
 
 pytestmark = [pytest.mark.paper, pytest.mark.slow]
 
@@ -26,7 +27,8 @@ SIZES = 0.47, 4.33  # millions of parameters
 
 @pytest.fixture(scope="module")
 def pair():
-    return load(threshold=THRESHOLD, max_seqs=64)
+    target = f"entropy_switch:small=draft,threshold={THRESHOLD}"
+    return forerun.load(target=target, max_seqs=64)
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +36,9 @@ def scores(pair) -> dict[str, Score]:
     task = ReasoningTask("heldout", (1, 2), seed=640_000)
     examples, models = [task.example(i) for i in range(PROBLEMS)], pair.target.models
     switches = {
-        "small": EntropySwitch(*models, threshold=np.inf),
-        "large": EntropySwitch(*models, threshold=-1.0),
-        "entropy": EntropySwitch(*models, threshold=THRESHOLD),
+        "small": EntropySwitch(models[LARGE], small=models[SMALL], threshold=np.inf),
+        "large": EntropySwitch(models[LARGE], small=models[SMALL], threshold=-1.0),
+        "entropy": EntropySwitch(models[LARGE], small=models[SMALL], threshold=THRESHOLD),
     }
     found = {name: score(s, pair.tokenizer, task, examples) for name, s in switches.items()}
     control = RandomSwitch(*models, found["entropy"].turns, seed=1)

@@ -20,14 +20,20 @@ import pytest
 from convert_stories260k import convert
 
 import forerun
-from forerun.bench.tasks.reasoning import ReasoningTask
-from forerun.dice import SeededDice
-from forerun.ngrams import encoders
-from forerun.ngrams.infini import Index, Next
-from forerun.ngrams.interpolation import Cases, Removed, TwoWeights, cases_of, decontaminated
-from forerun.ngrams.prompts import prompt_rows
-from forerun.records import Sequence
-from forerun.sampling import Sampling, softmax
+from forerun.core.dice import SeededDice
+from forerun.core.records import Sequence
+from forerun.core.sampling import Sampling, softmax
+from forerun.ngrams.index.build import encoders
+from forerun.ngrams.index.query.engine import Index, Next
+from forerun.ngrams.index.query.interpolate import (
+    Cases,
+    Removed,
+    TwoWeights,
+    cases_of,
+    decontaminated,
+)
+from forerun.ngrams.tables.logits.prompt_logits import prompt_rows
+from forerun.tasks.reasoning import ReasoningTask
 
 pytestmark = pytest.mark.paper
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import pytest
 
 import forerun
-from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.drafters.draft_model import DraftModel
+from forerun.tasks.reasoning import ReasoningTask
 
 pytestmark = pytest.mark.paper
 

@@ -22,11 +22,11 @@ from noisy_pair import Pair, error, run
 import forerun
 from forerun.assets import embedded
 from forerun.bench.optimum import greedy, with_replacement, without_replacement
-from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.bench.theory import Headroom
 from forerun.controllers.fixed import Fixed
+from forerun.core.records import Step
 from forerun.drafters.draft_model import DraftModel
-from forerun.records import Step
+from forerun.tasks.reasoning import ReasoningTask
 from forerun.verifiers.base import residual
 from forerun.verifiers.k_seq import k_seq
 

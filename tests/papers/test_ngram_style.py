@@ -20,9 +20,9 @@ from convert_stories260k import convert
 
 import forerun
 from forerun.constraints.ngram_style import NgramStyle
-from forerun.ngrams.ngram_model import NgramModel
-from forerun.records import Sequence, Step
-from forerun.sampling import softmax
+from forerun.core.records import Sequence, Step
+from forerun.core.sampling import softmax
+from forerun.ngrams.index.counts.trie import NgramModel
 
 pytestmark = pytest.mark.paper
 

@@ -23,13 +23,13 @@ import pytest
 from fakes import FakeTarget, TableSource, run_all, sequence
 from forerun import registry
 from forerun.controllers.fixed import Fixed
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.roles import Drafter
+from forerun.core.sampling import Sampling
 from forerun.drafters.base import Grown
-from forerun.engine.loop import Engine
+from forerun.engine.engine import Engine
 from forerun.engine.stats import Recorder
-from forerun.ngrams.datastores import in_memory
-from forerun.roles import Drafter
-from forerun.sampling import Sampling
+from forerun.ngrams.index.query.datastore import in_memory
 
 pytestmark = pytest.mark.paper
 

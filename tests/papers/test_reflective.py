@@ -19,9 +19,9 @@ import pytest
 from fakes import FakeTarget, TableSource, run_all, sequence
 from forerun import registry
 from forerun.controllers.fixed import Fixed
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
 from forerun.drafters.base import Grown
-from forerun.engine.loop import Engine
+from forerun.engine.engine import Engine
 from forerun.engine.stats import Recorder
 from forerun.verifiers.reflective import Reflective
 

@@ -19,12 +19,12 @@ import pytest
 
 import forerun
 from fakes import sequence
-from forerun.bench.tasks.reasoning import ReasoningTask
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan
 from forerun.drafters.rest import Rest
-from forerun.ngrams import encoders
-from forerun.ngrams.datastores import in_memory
-from forerun.records import Plan
+from forerun.ngrams.index.build import encoders
+from forerun.ngrams.index.query.datastore import in_memory
+from forerun.tasks.reasoning import ReasoningTask
 
 pytestmark = pytest.mark.paper
 

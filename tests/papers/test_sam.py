@@ -19,11 +19,11 @@ import pytest
 from fakes import FakeTarget, run_all, sequence
 from forerun import registry
 from forerun.controllers.fixed import Fixed
-from forerun.dice import SeededDice
-from forerun.engine.loop import Engine
+from forerun.core.dice import SeededDice
+from forerun.core.sampling import Sampling
+from forerun.engine.engine import Engine
 from forerun.engine.stats import Recorder
-from forerun.ngrams.suffix_automaton import SuffixAutomaton, warm_up
-from forerun.sampling import Sampling
+from forerun.ngrams.tables.suffix.automaton import SuffixAutomaton, warm_up
 
 pytestmark = pytest.mark.paper
 

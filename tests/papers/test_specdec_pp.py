@@ -18,13 +18,13 @@ import pytest
 
 import forerun
 from forerun.assets import embedded
-from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.controllers.acceptance_head import AcceptanceHead
+from forerun.core.records import Step
 from forerun.drafters.draft_model import DraftModel
 from forerun.engine.stats import Stats
 from forerun.models.load import load_target
-from forerun.records import Step
-from forerun.statistics import auc
+from forerun.tasks.reasoning import ReasoningTask
+from forerun.utils.stats import auc
 
 pytestmark = [pytest.mark.paper, pytest.mark.slow]
 

@@ -14,11 +14,11 @@ from noisy_pair import Pair, error, run
 from scipy.stats import chisquare
 
 from fakes import TableSource, sequence, table_law
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan
+from forerun.core.sampling import Sampling
 from forerun.drafters.base import Grown
 from forerun.growers.iid import Iid
-from forerun.records import Plan
-from forerun.sampling import Sampling
 from forerun.verifiers.k_seq import KSeq
 
 pytestmark = pytest.mark.paper

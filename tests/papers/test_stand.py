@@ -18,11 +18,11 @@ import torch
 from fakes import FakeTarget, run_all, sequence
 from forerun import registry
 from forerun.controllers.fixed import Fixed
-from forerun.dice import SeededDice
-from forerun.engine.loop import Engine
+from forerun.core.dice import SeededDice
+from forerun.core.records import Rows
+from forerun.core.sampling import Sampling
+from forerun.engine.engine import Engine
 from forerun.engine.stats import Recorder
-from forerun.records import Rows
-from forerun.sampling import Sampling
 
 pytestmark = pytest.mark.paper
 

@@ -17,13 +17,13 @@ import pytest
 from fakes import FakeTarget, run_all, sequence
 from forerun import registry
 from forerun.controllers.fixed import Fixed
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan
+from forerun.core.roles import Drafter
+from forerun.core.sampling import Sampling
 from forerun.drafters.suffix import Suffix
-from forerun.engine.loop import Engine
+from forerun.engine.engine import Engine
 from forerun.engine.stats import Recorder
-from forerun.records import Plan
-from forerun.roles import Drafter
-from forerun.sampling import Sampling
 
 pytestmark = pytest.mark.paper
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import forerun
-from forerun.bench.tasks.reasoning import ReasoningTask
-from forerun.ngrams.ngram_model import NgramModel
+from forerun.ngrams.index.counts.trie import NgramModel
 from forerun.search.superposed import ORDER, Draft, rescored, superposed
+from forerun.tasks.reasoning import ReasoningTask
 
 pytestmark = pytest.mark.paper
 

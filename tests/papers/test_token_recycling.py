@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import forerun
-from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.engine.stats import Stats
+from forerun.tasks.reasoning import ReasoningTask
 
 pytestmark = pytest.mark.paper
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import pytest
 
 import forerun
-from forerun.bench.tasks import get_task
-from forerun.bench.tasks.base import prepare
+from forerun.api import Model
+from forerun.core.records import Cost
+from forerun.core.roles import Drafter
 from forerun.drafters.stand import Stand
-from forerun.engine.api import Model
 from forerun.engine.stats import Stats
-from forerun.records import Cost
-from forerun.roles import Drafter
+from forerun.tasks import get_task
+from forerun.tasks.base import prepare
 
 pytestmark = [pytest.mark.paper, pytest.mark.slow]
 

@@ -22,11 +22,11 @@ import httpx
 import openai
 import torch
 
-from forerun.engine.api import Model
+from forerun.api import Model
+from forerun.core.records import Cost, Rows, Sequence, Verdict
+from forerun.core.roles import Target
+from forerun.core.tree import Tree
 from forerun.models.tokenizer import Tokenizer
-from forerun.records import Cost, Rows, Sequence, Verdict
-from forerun.roles import Target
-from forerun.tree import Tree
 
 SOURCE = Path(__file__).parents[2] / "src"
 TEXT = "one two three four five six seven eight nine ten "  # what a script says after "go"

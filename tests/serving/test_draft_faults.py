@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import forerun
+from forerun.core.records import Plan
+from forerun.core.roles import Drafter
 from forerun.drafters.draft_model import DraftModel
-from forerun.records import Plan
-from forerun.roles import Drafter
 from served import SHORT, TEXT, check_clean, scripted, thread
 
 
@@ -94,7 +94,7 @@ def test_a_draft_model_without_room_costs_its_drafts_only(
         assert need == draft.check_room(2, longest) > 0
 
         free = need + need // 2
-        monkeypatch.setattr("forerun.engine.cache.available_bytes", lambda device: free)
+        monkeypatch.setattr("forerun.runner.kv_cache.available_bytes", lambda device: free)
         told = served.post("/v1/completions", json=body | {"n": 2}).json()["speculation"]
         assert draft.nbytes == 0 and "goes on without drafts of two" in caplog.text
         assert told["method"] == "none" and [c["method"] for c in told["choices"]] == ["none"] * 2

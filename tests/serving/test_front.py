@@ -19,7 +19,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from forerun.serving.front import SLACK, Front, _key, merged
+from forerun.serving.proxy import SLACK, Front, _key, merged
 from forerun.serving.server import Drained, bound
 from forerun.serving.settings import Settings
 from forerun.serving.tenants import Keys

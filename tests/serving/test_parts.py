@@ -18,28 +18,28 @@ import pytest
 from fakes import FakeTarget, sequence, table_law
 from forerun import registry
 from forerun.cli.serve import REASONER
-from forerun.dice import EnumeratedDice, SeededDice
-from forerun.engine.loop import Engine
-from forerun.engine.stops import Stops, Stream
+from forerun.core.dice import EnumeratedDice, SeededDice
+from forerun.core.records import Cost, Plan, Sequence, Step, Verdict
+from forerun.core.roles import Drafter
+from forerun.core.sampling import Sampling
+from forerun.core.tree import EMPTY, Tree, chain
+from forerun.engine.engine import Engine
+from forerun.engine.stopping import Stops, Stream
 from forerun.errors import ConfigError
-from forerun.models.sizes import byte_alphabet
+from forerun.models.token_bounds import byte_alphabet
 from forerun.models.tokenizer import Tokenizer
-from forerun.records import Cost, Plan, Sequence, Step, Verdict
-from forerun.roles import Drafter
-from forerun.sampling import Sampling
+from forerun.serving.active_sequences import Choice
 from forerun.serving.admission import Admission, Group
 from forerun.serving.errors import ApiError
-from forerun.serving.intake import parse
 from forerun.serving.jobs import Job
 from forerun.serving.methods import Methods
-from forerun.serving.pieces import Pieces
 from forerun.serving.prediction import FIRST, Expected, Prediction
+from forerun.serving.request_parser import parse
 from forerun.serving.routing import Plans, Router
-from forerun.serving.running import Choice
 from forerun.serving.schemas import ChatRequest
 from forerun.serving.service import Service, settle
 from forerun.serving.settings import Settings
-from forerun.tree import EMPTY, Tree, chain
+from forerun.serving.token_text import Pieces
 from forerun.verifiers.recursive import Recursive
 from served import environment
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from forerun.compiled import NOTICE
+from forerun.utils.jit_cache import NOTICE
 from served import environment
 
 

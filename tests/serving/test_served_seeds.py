@@ -10,7 +10,7 @@ import pytest
 from traces_left import held
 
 import forerun
-from forerun.sampling import Sampling
+from forerun.core.sampling import Sampling
 from forerun.serving.admission import Group
 from forerun.serving.batch import Batch
 from forerun.serving.jobs import Job

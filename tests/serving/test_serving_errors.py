@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from forerun.core.roles import Verifier
 from forerun.errors import ConfigError, DataError
-from forerun.roles import Verifier
 from forerun.serving.methods import check_lossless
 from forerun.serving.tenants import Keys
 from served import Served, thread
@@ -225,7 +225,7 @@ def test_a_text_that_cannot_fit_is_refused_without_tokenising_it(tiny_model: Any
 
 def test_what_does_not_fit_into_memory_says_the_numbers(tiny_model: Any) -> None:
     cache = tiny_model.target.cache
-    available = "forerun.engine.cache.available_bytes"
+    available = "forerun.runner.kv_cache.available_bytes"
     with pytest.MonkeyPatch.context() as patch, thread(tiny_model, max_seqs=8) as served:
         patch.setattr(available, lambda device: 100_000)
         before = cache.nbytes

@@ -300,7 +300,7 @@ def test_a_tenants_memory_serves_nobody_else(tiny_chat: Path) -> None:
 
 
 def test_a_cancelled_request_frees_its_cells_at_the_next_step(tiny_model: Any) -> None:
-    from forerun.sampling import Sampling
+    from forerun.core.sampling import Sampling
     from forerun.serving.admission import Group
     from forerun.serving.jobs import Job
 

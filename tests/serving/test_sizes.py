@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from forerun.models.sizes import Sizes, byte_alphabet, most_bytes
+from forerun.models.token_bounds import Sizes, byte_alphabet, most_bytes
 
 LETTERS = sorted(byte_alphabet())
 WORDS = ["ab", "abc", "\u0120abc"]

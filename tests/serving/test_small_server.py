@@ -41,4 +41,4 @@ def test_more_context_than_there_is_is_said_in_one_line(tiny_chat: Path) -> None
         process.stderr.read()
     assert process.returncode == 0
     told = [line for line in said if "context" in line]
-    assert len(told) == 1 and "513 was asked for; that of this model is 512" in told[0]
+    assert len(told) == 1 and "context=513 exceeds the model's maximum of 512" in told[0]

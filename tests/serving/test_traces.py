@@ -10,9 +10,9 @@ import httpx
 import numpy as np
 import pytest
 
-from forerun.records import Verdict
+from forerun.core.records import Verdict
+from forerun.core.tree import EMPTY, chain
 from forerun.serving.traces import BONUS, CORRECTED, PLAIN, Trace
-from forerun.tree import EMPTY, chain
 from served import Served, scripted, thread
 
 PROMPT = {"prompt": "a b a b a b a b", "max_tokens": 40, "temperature": 0}

@@ -6,10 +6,10 @@ from collections.abc import Sequence as Many
 
 from fakes import FakeTarget, sequence, table_law
 from forerun.controllers.budget import Budget
-from forerun.dice import SeededDice
-from forerun.records import Cost, Plan, Sequence, Step, Verdict
-from forerun.roles import Drafter
-from forerun.tree import EMPTY, chain
+from forerun.core.dice import SeededDice
+from forerun.core.records import Cost, Plan, Sequence, Step, Verdict
+from forerun.core.roles import Drafter
+from forerun.core.tree import EMPTY, chain
 
 ALL = 10**6  # nodes: no draft is longer
 

@@ -19,11 +19,11 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from forerun.engine.cache import Cache
-from forerun.gpu import bodies
-from forerun.gpu.layout import Shape
 from forerun.models.layers import GatedMLP, Linear, RMSNorm
 from forerun.models.transformer import DecoderConfig, Layer, RopeConfig, Transformer
+from forerun.runner.gpu import bodies
+from forerun.runner.gpu.layout import Shape
+from forerun.runner.kv_cache import Cache
 
 META = torch.device("meta")
 LLAMA = DecoderConfig(

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 import transformers
 
-from forerun.dice import SeededDice
-from forerun.records import Rows, Sequence
-from forerun.roles import Target
-from forerun.sampling import Sampling
-from forerun.tree import Tree, TreeBuilder
+from forerun.core.dice import SeededDice
+from forerun.core.records import Rows, Sequence
+from forerun.core.roles import Target
+from forerun.core.sampling import Sampling
+from forerun.core.tree import Tree, TreeBuilder
 
 VOCAB = 100
 TINY = {

@@ -15,7 +15,7 @@ from forerun.bench.acceptance import (
     with_replacement,
     without_replacement,
 )
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
 
 A = (np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5]), 2)
 B = (np.array([0.4, 0.3, 0.2, 0.1]), np.array([0.1, 0.2, 0.3, 0.4]), 2)

@@ -9,15 +9,15 @@ import torch
 from fakes import FakeRunner, FakeTarget, exact_law, run_all, sequence, table_law
 from forerun import registry
 from forerun.controllers.acceptance_head import AcceptanceHead, Head, read_head, runner_of
-from forerun.dice import EnumeratedDice, SeededDice
+from forerun.core.dice import EnumeratedDice, SeededDice
+from forerun.core.records import Plan
+from forerun.core.sampling import Sampling
 from forerun.drafters.draft_model import DraftModel
-from forerun.engine.guard import Guarded
-from forerun.engine.loop import Engine
+from forerun.engine.engine import Engine
+from forerun.engine.safe_drafter import Guarded
 from forerun.errors import ConfigError, ModelError
-from forerun.records import Plan
-from forerun.sampling import Sampling
-from forerun.statistics import auc
 from forerun.training.recipes import acceptance_head as recipe
+from forerun.utils.stats import auc
 from harness import PROMPT
 
 WIDTH = 4
@@ -138,8 +138,8 @@ def test_other_drafters_are_refused():
 def test_hidden_rows_are_those_of_a_forward_pass():
     """`hidden_at` after `rows_at`, step by step, against all tokens in one pass."""
     from forerun.assets import embedded
+    from forerun.core.tree import EMPTY
     from forerun.models.load import load_target
-    from forerun.tree import EMPTY
 
     runner = load_target(embedded("draft"), dtype="fp32")
     runner.keeps_hidden = True

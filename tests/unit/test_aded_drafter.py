@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 
 from fakes import FakeTarget, TableSource, run_all, sequence, table_law
 from forerun import registry
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan, Sequence
+from forerun.core.sampling import Sampling
+from forerun.core.tree import POINT, Tree
 from forerun.drafters.aded import Aded, Recall
 from forerun.drafters.base import grow
-from forerun.engine.loop import Engine
+from forerun.engine.engine import Engine
 from forerun.engine.stats import Recorder
 from forerun.errors import ConfigError, DataError, UnknownName
 from forerun.growers import monte_carlo
 from forerun.growers.best_first import BestFirst
 from forerun.growers.monte_carlo import REWARDS, MonteCarlo, Node, Reward, selected, shortest
 from forerun.models.tokenizer import Tokenizer
-from forerun.records import Plan, Sequence
-from forerun.sampling import Sampling
-from forerun.tree import POINT, Tree
 from harness import Given
 
 LAW = table_law(5, vocab=4)

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.ngrams.adjacency import UNKNOWN, Adjacency, flattened, warm_up
-from forerun.ngrams.adjacency_tensors import TensorAdjacency, keys
-from forerun.template import Template, best_first, grid
-from forerun.tree import POINT, Tree
+from forerun.core.tree import POINT, Tree
+from forerun.core.tree_template import Template, best_first, grid
+from forerun.ngrams.tables.adjacency.cpu import UNKNOWN, Adjacency, flattened, warm_up
+from forerun.ngrams.tables.adjacency.gpu import TensorAdjacency, keys
 
 BOTH = [Adjacency, TensorAdjacency]
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import forerun
+from forerun import api
+from forerun.core.sampling import Sampling
 from forerun.drafters.stand import Stand
-from forerun.engine import api
 from forerun.errors import CapacityError, ConfigError, DataError, ForerunError, UnknownName
-from forerun.sampling import Sampling
 from forerun.verifiers.speculative import Speculative
 
 PROMPT = "the cat sat on the mat and the dog sat on the log and the cat"
@@ -344,7 +344,7 @@ def test_target_and_draft_are_given_room_together(tiny_folder, monkeypatch) -> N
         cache.slots.clear()
         cache._hold(cache.data[:, :0, :0])
     one = caches[0].check_room(1, 20)
-    monkeypatch.setattr("forerun.engine.cache.available_bytes", lambda device: 3 * one)
+    monkeypatch.setattr("forerun.runner.kv_cache.available_bytes", lambda device: 3 * one)
     run = model.run([[5] * 10], n=2, max_new_tokens=10, drafter=drafter)
     assert run.engine.scheduler.max_seqs == 1, "two of each would be four"
     assert drafter.check_room(1, 20, 2 * one) == one

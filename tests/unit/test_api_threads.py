@@ -13,8 +13,8 @@ from test_api import PROMPT
 
 import forerun
 from forerun import registry
-from forerun.sampled_law import next_law
-from forerun.sampling import Sampling
+from forerun.core.sampling import Sampling
+from forerun.lossless.distribution import next_law
 from forerun.search.best_of import best_of
 from forerun.search.superposed import superposed
 

@@ -21,11 +21,11 @@ from sample_run import write_run
 from tiny import make_tiny
 
 from forerun.bench import machine, theory
-from forerun.bench.own import Own, Running
+from forerun.bench.local_runner import Own, Running
 from forerun.bench.planning import Asked, choose
 from forerun.bench.results import Record, SampleRecord, read_run
-from forerun.bench.tasks import get_task
 from forerun.cli import bench_run, bench_show, options
+from forerun.tasks import get_task
 
 SMALL = ("-n", 2, "--max-new-tokens", 6, "--threads", 1)
 
@@ -340,7 +340,7 @@ def test_a_peer_that_is_not_there_is_named_and_the_run_goes_on(bench: Call, tmp_
 def test_an_interrupted_run_says_so(
     bench: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from forerun.bench.own import Own
+    from forerun.bench.local_runner import Own
 
     real, count = Own.begin, []
 

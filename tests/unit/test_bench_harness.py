@@ -18,9 +18,9 @@ from forerun.bench.progress import Progress
 from forerun.bench.results import Record, SampleRecord, read_run
 from forerun.bench.run_writer import RunWriter
 from forerun.bench.scoring import last_lines, majority_score
-from forerun.bench.tasks.base import Example
+from forerun.core.sampling import Sampling
 from forerun.errors import CapacityError, ConfigError, DataError
-from forerun.sampling import Sampling
+from forerun.tasks.base import Example
 
 TEXTS = ["2 Answer: 1", "Answer: 2", "none", "Answer: 2"]
 

@@ -22,9 +22,9 @@ from forerun.bench.metrics import Totals
 from forerun.bench.results import Manifest, Record, SampleRecord
 from forerun.bench.roofline import roofline_fraction
 from forerun.bench.theory import PassCost
-from forerun.engine import cache
 from forerun.errors import CapacityError
-from forerun.native import kernels, pages
+from forerun.runner import kv_cache
+from forerun.runner.native import kernels, memory
 
 COST = PassCost(weight_bytes=1_000_000_000, kv_bytes_per_token=1_000_000, flops_per_row=10**9)
 LIMITS = {"read_gb_s": 10.0, "gflop_s": 50.0}
@@ -94,15 +94,15 @@ def test_a_first_cache_is_roomy_from_48_kib_on(
         folder.mkdir()
         for name, text in zip(("level", "type", "size"), told, strict=True):
             (folder / name).write_text(f"{text}\n")
-    monkeypatch.setattr(pages, "CACHES", tmp_path)
-    assert pages.is_roomy.__wrapped__() == is_roomy
+    monkeypatch.setattr(memory, "CACHES", tmp_path)
+    assert memory.is_roomy.__wrapped__() == is_roomy
 
 
 def test_the_buffer_exceeds_the_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, size in (("index0", "32K\n"), ("index3", "2M\n")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "size").write_text(size)
-    monkeypatch.setattr(pages, "CACHES", tmp_path)
+    monkeypatch.setattr(memory, "CACHES", tmp_path)
     monkeypatch.setattr(machine, "LEAST", 1 << 20)
     machine._buffer.cache_clear()
     assert machine.cache_bytes() == 2 << 20
@@ -116,10 +116,10 @@ def test_the_buffer_leaves_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch)
     many, few = (times << 20 for times in machine.TIMES_CACHE)
     for free, expected in ((2 * many, many), (2 * many - 1, few), (2 * few, few)):
         machine._buffer.cache_clear()
-        monkeypatch.setattr(cache, "available_bytes", lambda device, free=free: free)
+        monkeypatch.setattr(kv_cache, "available_bytes", lambda device, free=free: free)
         assert machine._buffer().nbytes == expected
     machine._buffer.cache_clear()
-    monkeypatch.setattr(cache, "available_bytes", lambda device: 2 * few - 1)
+    monkeypatch.setattr(kv_cache, "available_bytes", lambda device: 2 * few - 1)
     with pytest.raises(CapacityError, match="takes 3 MiB .* but 5 MiB are"):
         machine._buffer()
 

@@ -11,20 +11,13 @@ import pytest
 from tiny import make_tiny
 
 import forerun
-from forerun.bench.contestants import (
-    Setup,
-    check_name,
-    is_own,
-    make,
-    short,
-    split_methods,
-    split_names,
-)
+from forerun.bench.contestants import Setup, short
+from forerun.bench.local_runner import Own, Parts, parts_of
+from forerun.bench.method_names import check_name, is_own, make, split_methods, split_names
 from forerun.bench.metrics import totals
-from forerun.bench.own import Own, Parts, parts_of
-from forerun.bench.tasks.base import Example
+from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, UnknownName
-from forerun.sampling import Sampling
+from forerun.tasks.base import Example
 
 EXAMPLE = Example("e", "the cat sat on the mat and", "")
 

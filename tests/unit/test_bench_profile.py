@@ -11,18 +11,27 @@ import pytest
 from tiny import make_tiny
 
 import forerun
-from forerun import shaping
 from forerun.bench import machine, timers
-from forerun.bench.budget import COUNTING, LIMIT, NATIVE, PYTHON, REST, Bare, Measured, budget
-from forerun.bench.own import Parts
+from forerun.bench.local_runner import Parts
 from forerun.bench.profile import consume, profile
+from forerun.bench.step_breakdown import (
+    COUNTING,
+    LIMIT,
+    NATIVE,
+    PYTHON,
+    REST,
+    Bare,
+    Measured,
+    budget,
+)
 from forerun.bench.timers import Clock, Patches, calibrate
-from forerun.engine import loop
-from forerun.engine.attention import Pass
+from forerun.core import logits
+from forerun.core.sampling import Sampling
+from forerun.engine import engine
 from forerun.models import layers
 from forerun.models.layers import GatedMLP, Linear, RMSNorm
-from forerun.native import kernels
-from forerun.sampling import Sampling
+from forerun.runner.attention import Pass
+from forerun.runner.native import kernels
 
 PROMPT = "the cat sat on the mat and"
 BARE = Bare(seconds=8.0, forward=6.0)
@@ -123,7 +132,7 @@ def test_patches_are_undone_where_attributes_were_and_were_not() -> None:
 
 @pytest.mark.parametrize("drafter", ["none", "stand", "prompt_lookup"])
 def test_a_budget_covers_the_step_and_leaves_no_trace(model: Any, drafter: str) -> None:
-    classes = Linear, GatedMLP, RMSNorm, Pass, shaping.Laws
+    classes = Linear, GatedMLP, RMSNorm, Pass, logits.Laws
     before = [dict(vars(cls)) for cls in classes]
     sampling = Sampling(n=2, temperature=0.7, max_new_tokens=12, seed=0, ignore_eos=True)
     found = profile(model, PROMPT, sampling, Parts(drafter), rounds=2)
@@ -249,7 +258,7 @@ def test_what_takes_much_outside_the_pass_is_flagged() -> None:
 def test_the_share_without_timers_is_that_of_all_but_the_pass(
     model: Any, monkeypatch: pytest.MonkeyPatch, fake_time: Time
 ) -> None:
-    monkeypatch.setattr(loop, "perf_counter", fake_time.perf_counter)
+    monkeypatch.setattr(engine, "perf_counter", fake_time.perf_counter)
     for where, seconds in ("forward", 1.0), ("commit", 3.0):
         monkeypatch.setattr(model.target, where, slowly(model.target, where, seconds, fake_time))
     sampling = Sampling(temperature=0.0, max_new_tokens=12, ignore_eos=True)
@@ -309,7 +318,7 @@ def test_a_machine_that_was_not_quiet_is_remarked(
 def test_models_that_transformers_runs_have_one_line_for_the_pass(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    from forerun.engine.api import Model
+    from forerun.api import Model
     from forerun.models.hf import HFTarget
     from forerun.models.tokenizer import Tokenizer
 

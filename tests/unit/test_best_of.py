@@ -9,9 +9,9 @@ import pytest
 from tiny import make_tiny
 
 import forerun
-from forerun.engine import cache as cache_module
-from forerun.engine.api import Model
+from forerun.api import Model
 from forerun.errors import ConfigError, UnknownName
+from forerun.runner import kv_cache as cache_module
 from forerun.search.answers import is_decided, last_answer, pattern, weigh
 from forerun.search.best_of import NoSampleLeft, best_of
 

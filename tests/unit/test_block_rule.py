@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.dice import Dice, EnumeratedDice, SeededDice
-from forerun.records import Verdict
-from forerun.roles import Verifier
-from forerun.sampling import Sampling
-from forerun.tree import IID, POINT, SWOR, Proposal, Tree, TreeBuilder, chain
+from forerun.core.dice import Dice, EnumeratedDice, SeededDice
+from forerun.core.records import Verdict
+from forerun.core.roles import Verifier
+from forerun.core.sampling import Sampling
+from forerun.core.tree import IID, POINT, SWOR, Proposal, Tree, TreeBuilder, chain
 from forerun.verifiers.block import Block, block_weights, can_win
 from forerun.verifiers.recursive import Recursive
 

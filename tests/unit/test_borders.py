@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forerun import borders
-from forerun.sampling import Sampling, to_probs
+from forerun.core.sampling import Sampling, to_probs
+from forerun.lossless import truncation
 
 LOGITS = np.log([0.4, 0.3, 0.15, 0.1, 0.05])
 
@@ -28,7 +28,7 @@ def test_a_border_moves_as_far_as_rounding_can_move_two_logits(
     sampling: Sampling, kept: tuple[int, ...], gap: float
 ) -> None:
     for tolerance, is_moved in ((0.49 * gap, False), (0.51 * gap, True)):
-        law, moved = borders.law_within(LOGITS, sampling, bits(*kept), tolerance)
+        law, moved = truncation.law_within(LOGITS, sampling, bits(*kept), tolerance)
         assert moved == is_moved
         expected = np.exp(LOGITS / sampling.temperature) * np.isin(np.arange(5), kept)
         if not moved:
@@ -39,11 +39,11 @@ def test_a_border_moves_as_far_as_rounding_can_move_two_logits(
 def test_top_p_moves_with_the_mass_that_rounding_moves() -> None:
     """0.7 reaches p = 0.69; logits within 0.02 bring it to 0.6916 at least, within 0.03 below p."""
     sampling = Sampling(top_p=0.69)
-    assert not borders.law_within(LOGITS, sampling, bits(0, 1, 2), 0.02)[1]
-    assert borders.law_within(LOGITS, sampling, bits(0, 1, 2), 0.03)[1]
-    assert not borders.law_within(LOGITS, sampling, bits(0), 0.03)[1]
+    assert not truncation.law_within(LOGITS, sampling, bits(0, 1, 2), 0.02)[1]
+    assert truncation.law_within(LOGITS, sampling, bits(0, 1, 2), 0.03)[1]
+    assert not truncation.law_within(LOGITS, sampling, bits(0), 0.03)[1]
 
 
 def test_no_rounding_explains_more_tokens_than_top_k() -> None:
-    assert not borders.law_within(LOGITS, Sampling(top_k=2), bits(0, 1, 2), 9.0)[1]
-    assert borders.law_within(LOGITS, Sampling(top_k=2), bits(3, 4), 9.0)[1]
+    assert not truncation.law_within(LOGITS, Sampling(top_k=2), bits(0, 1, 2), 9.0)[1]
+    assert truncation.law_within(LOGITS, Sampling(top_k=2), bits(3, 4), 9.0)[1]

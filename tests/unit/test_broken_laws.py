@@ -9,15 +9,15 @@ import torch
 from fakes import FakeTarget, TableSource, run_all, sequence, table_law
 from forerun import registry
 from forerun.controllers.fixed import Fixed
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.logits import Adjust
+from forerun.core.records import Rows
+from forerun.core.sampling import Sampling
 from forerun.drafters.base import Grown
-from forerun.engine.loop import Engine
+from forerun.engine.engine import Engine
 from forerun.errors import ConfigError, LawError
 from forerun.growers.gumbel import Gumbel
 from forerun.growers.iid import Iid
-from forerun.records import Rows
-from forerun.sampling import Sampling
-from forerun.shaping import Adjust
 from forerun.verifiers.judge import read_head
 from forerun.verifiers.reflective import Reflective
 

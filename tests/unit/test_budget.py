@@ -20,11 +20,11 @@ from forerun.controllers.budget import (
     VAIN,
     Budget,
 )
-from forerun.dice import SeededDice
-from forerun.engine.guard import Guarded
+from forerun.core.dice import SeededDice
+from forerun.core.records import Cost, Plan, Sequence
+from forerun.core.roles import Drafter
+from forerun.engine.safe_drafter import Guarded
 from forerun.errors import ConfigError
-from forerun.records import Cost, Plan, Sequence
-from forerun.roles import Drafter
 
 FLAT = Cost((1, 9, 65), (1.0, 1.0, 8.0))
 STEEP = Cost((1, 2, 65), (1.0, 2.0, 65.0))

@@ -21,10 +21,10 @@ from forerun.controllers.budget import (
     TOGETHER,
     Budget,
 )
-from forerun.dice import SeededDice
-from forerun.records import Cost, Plan, Sequence, Step, Verdict
-from forerun.roles import Drafter
-from forerun.tree import EMPTY, chain
+from forerun.core.dice import SeededDice
+from forerun.core.records import Cost, Plan, Sequence, Step, Verdict
+from forerun.core.roles import Drafter
+from forerun.core.tree import EMPTY, chain
 
 
 def test_sequences_that_draft_together_are_too_dear_where_one_is_not() -> None:

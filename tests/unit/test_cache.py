@@ -8,18 +8,12 @@ import pytest
 import torch
 from parity import sequence
 
-from forerun.engine import cache as cache_module
-from forerun.engine.cache import (
-    DEAR,
-    MAX_KEPT,
-    Cache,
-    Slot,
-    common_prefix,
-)
-from forerun.engine.cells import Cells
-from forerun.engine.room import UNLIMITED, container_bytes
+from forerun.core.records import Sequence
 from forerun.errors import CapacityError
-from forerun.records import Sequence
+from forerun.runner import kv_cache as cache_module
+from forerun.runner.free_memory import UNLIMITED, container_bytes
+from forerun.runner.kv_cache import DEAR, MAX_KEPT, Cache, Slot, common_prefix
+from forerun.runner.kv_memory import Cells
 
 
 def cache(max_slots: int = 4, max_cells: int = 4096) -> Cache:
@@ -170,7 +164,7 @@ def test_what_comes_next_is_made_ready_in_small_parts() -> None:
 
 def test_a_step_waits_for_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long prompt comes at once; what its cells need next does not."""
-    monkeypatch.setattr("forerun.engine.cells.PART", 1000)
+    monkeypatch.setattr("forerun.runner.kv_memory.PART", 1000)
     made = Cells((2, 1, 64, 2, 1, 4), torch.float32, torch.device("cpu"))
     for share, expected in ((1.0, 1000), (0.1, 1000), (0.3, 1229), (9.0, 2229)):
         made.ready(share)
@@ -187,7 +181,7 @@ def test_memory_that_is_refused_ahead_of_need_costs_nothing(
 
     c, slot = cache(), Slot(0)
     fill(c, slot, list(range(200)))
-    monkeypatch.setattr("forerun.engine.cache.Cells", refuse)
+    monkeypatch.setattr("forerun.runner.kv_cache.Cells", refuse)
     c.prepare(250)
     assert c.nbytes == c.data.nbytes and cells(c, slot, 200) == list(range(200))
 
@@ -196,10 +190,10 @@ def test_nothing_is_made_ready_where_memory_is_short(monkeypatch: pytest.MonkeyP
     c, slot = cache(), Slot(0)
     fill(c, slot, list(range(200)))
     need = 2 * c.data.nbytes
-    monkeypatch.setattr("forerun.engine.cache.available_bytes", lambda device: int(3.9 * need))
+    monkeypatch.setattr("forerun.runner.kv_cache.available_bytes", lambda device: int(3.9 * need))
     c.prepare(250)
     assert c.nbytes == c.data.nbytes
-    monkeypatch.setattr("forerun.engine.cache.available_bytes", lambda device: 5 * need)
+    monkeypatch.setattr("forerun.runner.kv_cache.available_bytes", lambda device: 5 * need)
     c._lacked = ()
     c.prepare(250)
     assert c.nbytes == c.data.nbytes + need
@@ -210,7 +204,7 @@ def test_nothing_is_made_ready_where_memory_is_short(monkeypatch: pytest.MonkeyP
 
 def test_memory_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     c = cache()
-    monkeypatch.setattr("forerun.engine.cache.available_bytes", lambda device: 1000)
+    monkeypatch.setattr("forerun.runner.kv_cache.available_bytes", lambda device: 1000)
     with pytest.raises(CapacityError, match=r"needs \d+ MiB .* 0 MiB are free"):
         c.reserve(c.sync(sequence([1])), 100)
 
@@ -288,11 +282,11 @@ def test_a_slot_that_holds_little_is_taken_before_a_new_one() -> None:
 def test_conversations_are_kept_only_while_memory_is_ample(monkeypatch: pytest.MonkeyPatch) -> None:
     c = cache(max_slots=16, max_cells=1000)
     size = 2 * 2 * 4 * 4  # bytes of a cell
-    monkeypatch.setattr("forerun.engine.cache.available_bytes", lambda device: 7000 * size)
+    monkeypatch.setattr("forerun.runner.kv_cache.available_bytes", lambda device: 7000 * size)
     for n in (2, 3):  # two slots of 1000 cells are more than a quarter of 7000 and what is held
         turn(c, [n] * 2 * DEAR)
     assert len(c.slots) == 1
-    monkeypatch.setattr("forerun.engine.cache.available_bytes", lambda device: 8000 * size)
+    monkeypatch.setattr("forerun.runner.kv_cache.available_bytes", lambda device: 8000 * size)
     turn(c, [4] * 2 * DEAR)
     assert len(c.slots) == 2
 
@@ -302,7 +296,7 @@ def test_without_room_to_spare_only_what_is_needed_is_taken(
 ) -> None:
     c = cache()
     size = 2 * 2 * 4 * 4  # bytes of a cell
-    monkeypatch.setattr("forerun.engine.cache.available_bytes", lambda device: 100 * size)
+    monkeypatch.setattr("forerun.runner.kv_cache.available_bytes", lambda device: 100 * size)
     c.reserve(c.sync(sequence([1])), 100)
     assert c.data.shape[1:3] == (1, 100)
 

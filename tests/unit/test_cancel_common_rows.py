@@ -11,15 +11,15 @@ from parity import prompt, saved
 
 from fakes import sequence
 from forerun.controllers.fixed import Fixed
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.records import Sequence, Step
+from forerun.core.sampling import Sampling
 from forerun.drafters.none import Plain
 from forerun.drafters.prompt_lookup import PromptLookup
-from forerun.engine.loop import Engine
-from forerun.engine.runner import Runner
+from forerun.engine.engine import Engine
 from forerun.models.hf import WAYS, HFTarget
 from forerun.models.load import load_target
-from forerun.records import Sequence, Step
-from forerun.sampling import Sampling
+from forerun.runner.model_runner import Runner
 from forerun.verifiers.recursive import Recursive
 
 NUM = 5

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from fakes import TableSource, sequence
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan
+from forerun.core.tree import IID
 from forerun.drafters.base import Grown
 from forerun.growers.chain import Chain
-from forerun.records import Plan
-from forerun.tree import IID
 
 SURE, UNSURE = np.array([0.9, 0.05, 0.05]), np.array([0.5, 0.25, 0.25])
 

@@ -14,8 +14,8 @@ from rich.console import Console
 import forerun
 from forerun.cli.chat import COMMANDS, HELP, Chat, Terminal, lasting
 from forerun.cli.main import main
-from forerun.origins import OWN
-from forerun.sampling import Sampling
+from forerun.core.sampling import Sampling
+from forerun.engine.token_sources import OWN
 
 
 @pytest.fixture(scope="module")

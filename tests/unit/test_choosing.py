@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forerun.choosing import WEIGHT
-from forerun.choosing import believe as believe_into
-from forerun.choosing import choose as choose_into
-from forerun.counts import HEAVY, KEEP, Counts
-from forerun.records import Cost
-from forerun.roles import Drafter
+from forerun.controllers._acceptance import HEAVY, KEEP, Counts
+from forerun.controllers._tree_size import WEIGHT
+from forerun.controllers._tree_size import believe as believe_into
+from forerun.controllers._tree_size import choose as choose_into
+from forerun.core.records import Cost
+from forerun.core.roles import Drafter
 
 NODES = 32
 Drafts = list[tuple[int, int, list[int]]]  # asked, made, accepted

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from command import CAT, HEAVY, Call, python
 
-from forerun import compiled
 from forerun.cli import main as cli
 from forerun.cli import options
 from forerun.cli.main import main
+from forerun.utils import jit_cache
 
 
 @pytest.mark.parametrize("words", [["--help"], ["methods"], []])
@@ -68,13 +68,13 @@ def test_kernels_are_ready_only_if_compiled_from_this_source(
     monkeypatch.syspath_prepend(str(tmp_path))
     module = importlib.import_module("kernels_of_a_test")
     (tmp_path / "__pycache__" / "other.nbi").touch()  # somebody else's
-    assert not compiled.is_ready(module.twice)
-    assert module.twice(2) == 4 and compiled.is_ready(module.twice)
-    (index,) = compiled.indices(module.twice)
+    assert not jit_cache.is_ready(module.twice)
+    assert module.twice(2) == 4 and jit_cache.is_ready(module.twice)
+    (index,) = jit_cache.indices(module.twice)
     fresh = importlib.reload(module).twice
-    assert not fresh.signatures and compiled.is_ready(fresh)
+    assert not fresh.signatures and jit_cache.is_ready(fresh)
     os.utime(file, (index.stat().st_mtime + 9,) * 2)
-    assert not compiled.is_ready(fresh)
+    assert not jit_cache.is_ready(fresh)
 
 
 def test_parts_in_use_are_warmed_up() -> None:

@@ -14,11 +14,12 @@ import torch
 from command import Call, records
 from tiny import make_tiny
 
-from forerun import catalog, gpu
+from forerun import catalog
 from forerun.bench import machine
 from forerun.cli import doctor
 from forerun.cli.output import Results
 from forerun.errors import CapacityError
+from forerun.runner import gpu
 
 
 def test_methods_table_lists_all(call: Call) -> None:
@@ -80,7 +81,8 @@ def test_interrupted_verify_prints_what_was_finished(
     call: Call, tiny: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     """Ctrl-C at the n-th result: within the greedy texts, or before the second law prompt."""
-    from forerun import sampled_law, verifying
+    from forerun.lossless import distribution
+    from forerun.lossless import greedy as verifying
 
     results = iter(range(1, 10))
 
@@ -94,7 +96,7 @@ def test_interrupted_verify_prints_what_was_finished(
         return run
 
     monkeypatch.setattr(verifying, "check_greedy", stops(verifying.check_greedy))
-    monkeypatch.setattr(sampled_law, "prompt_laws", stops(sampled_law.prompt_laws))
+    monkeypatch.setattr(distribution, "prompt_laws", stops(distribution.prompt_laws))
     words = ("verify", "-m", tiny, "--prompts", 2, "--max-new-tokens", 4, "--samples", 100)
     status, out, err = call(*words, "--law-prompts", 2)
     assert status == 130 and "Traceback" not in err
@@ -114,7 +116,7 @@ def test_verify_fails_with_status_1(
     from forerun.verifiers.greedy import Greedy
 
     def second_best(tree: Any, laws: Any) -> Any:
-        from forerun.records import Verdict
+        from forerun.core.records import Verdict
 
         return Verdict([], int(laws.logits(-1).argsort()[-2]))
 
@@ -128,7 +130,7 @@ def test_verify_fails_with_status_1(
 def test_many_lines_of_verify_are_counted_and_failures_come_first(
     call: Call, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forerun import verifying
+    from forerun.lossless import greedy as verifying
 
     prompts, real, wrong = tmp_path / "prompts.jsonl", verifying.check_greedy, {24}
 

@@ -14,7 +14,7 @@ import pytest
 from command import CAT, Call, interrupted, records
 
 from forerun.cli import options, prompts
-from forerun.words import counted
+from forerun.utils.text import counted
 
 
 def test_json_has_one_object_per_sample(generate: Call) -> None:
@@ -218,7 +218,7 @@ def test_a_run_without_a_result_leaves_no_file(
     def fail(*_: Any, **__: Any) -> Any:
         raise error
 
-    from forerun.engine.api import Model
+    from forerun.api import Model
 
     words = [command, "-m", tiny, *(CAT if command == "generate" else ())]
     before = tmp_path / "before.jsonl"

@@ -15,8 +15,8 @@ import pytest
 from command import python
 
 import forerun
-from forerun import compiled
 from forerun.cli.options import UNBEGUN
+from forerun.utils import jit_cache
 
 INTERRUPTING = """
 import os, signal, sys
@@ -187,7 +187,7 @@ def test_compiling_is_announced_once_and_only_if_it_happens(tmp_path: Path) -> N
         "import foreign; foreign.thrice(1); print('so far'); "
         "import forerun.kernels_of_ours as k; k.thrice(1); k.twice(2.0); print('done')"
     )
-    assert python(code).splitlines() == ["so far", compiled.NOTICE, "done"]
+    assert python(code).splitlines() == ["so far", jit_cache.NOTICE, "done"]
     assert python(code).splitlines() == ["so far", "done"]
 
 
@@ -215,7 +215,7 @@ def test_the_first_call_says_once_that_it_compiles_and_the_second_nothing(
     for times in (1, 0):
         done = run(*words, NUMBA_CACHE_DIR=str(tmp_path / "empty at first"))
         assert done.returncode == 0
-        assert done.stderr.count(compiled.NOTICE) == times
+        assert done.stderr.count(jit_cache.NOTICE) == times
         assert done.stderr.count("compiled in") == times * (command != BUILD)
 
 

@@ -18,20 +18,20 @@ import torch
 from tiny import make_tiny
 
 import forerun
+from forerun.api import Model
 from forerun.assets import embedded
 from forerun.bench.inflate import inflate
 from forerun.cli.options import check_parts
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan, Sequence
+from forerun.core.roles import Drafter
+from forerun.core.sampling import Sampling
+from forerun.core.tree import Tree
 from forerun.drafters import draft_model
 from forerun.drafters.draft_model import DraftModel
-from forerun.engine.api import Model
 from forerun.errors import ConfigError, ModelError
-from forerun.models.companion import FILE, companion
-from forerun.records import Plan, Sequence
-from forerun.roles import Drafter
-from forerun.sampling import Sampling
+from forerun.models.draft_link import FILE, companion
 from forerun.serving.methods import Methods
-from forerun.tree import Tree
 from forerun.verifiers.speculative import Speculative
 
 OTHER = "has another vocabulary than the target"
@@ -157,7 +157,7 @@ def test_options_are_checked_before_a_model_is_loaded_and_nothing_is_fetched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = []
-    monkeypatch.setattr("forerun.models.folder._fetched", lambda *args: asked.append(args[0]))
+    monkeypatch.setattr("forerun.models.paths._fetched", lambda *args: asked.append(args[0]))
     for spec in ("auto", "auto:model=own", "auto:model=none", "auto:model=draft"):
         check_parts(drafter=spec)
     assert not asked

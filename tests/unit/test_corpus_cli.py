@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from forerun.cli.main import main
-from forerun.ngrams.fm_index import FMIndex
-from forerun.ngrams.infini import Index
+from forerun.ngrams.index.fm.index import FMIndex
+from forerun.ngrams.index.query.engine import Index
 from forerun.retrieval.passages import Passage, write_passages
 
 TEXTS = ["the cat sat on the mat", "the cat ran away", "a dog sat on the cat"]

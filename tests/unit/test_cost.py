@@ -12,14 +12,15 @@ import pytest
 import torch
 
 from fakes import FakeTarget, table_law
-from forerun import passes
-from forerun.engine import cost, loop
-from forerun.engine.cost import cost_of
+from forerun.core.records import Cost, Sequence, Step
+from forerun.core.tree import Tree
+from forerun.engine import engine as loop
+from forerun.engine.cost import forward as passes
+from forerun.engine.cost import step as cost
+from forerun.engine.cost.forward import curve_of, pass_seconds
+from forerun.engine.cost.step import cost_of
 from forerun.errors import CapacityError
 from forerun.models.load import load_target
-from forerun.passes import curve_of, pass_seconds
-from forerun.records import Cost, Sequence, Step
-from forerun.tree import Tree
 
 FLAT = Cost((1, 9, 65), (1.0, 1.0, 8.0))
 

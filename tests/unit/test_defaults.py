@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM, GPTNeoXConfig
 import forerun
 from forerun.assets import MODELS
 from forerun.cli import serve
-from forerun.engine.runner import ModelRunner
 from forerun.errors import ModelError
-from forerun.models.defaults import Defaults
+from forerun.models.generation_config import Defaults
 from forerun.models.hf import HFTarget
+from forerun.runner.model_runner import ModelRunner
 from forerun.serving.settings import Settings
 from forerun.serving.tenants import Keys
 
@@ -184,12 +184,12 @@ def test_who_starts_several_engines_is_told_once(
     copy: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engines are processes of Ray, whose logs nobody reads."""
-    from forerun.serving import front, replicas, server
+    from forerun.serving import proxy, replicas, server
 
     backend = Mock()
     backend.open.return_value = {"methods": [], "default": ""}
     monkeypatch.setattr(replicas, "Replicas", lambda *_: backend)
-    monkeypatch.setattr(front, "Front", Mock())
+    monkeypatch.setattr(proxy, "Front", Mock())
     monkeypatch.setattr(server, "Drained", Mock())
     monkeypatch.setattr(serve, "_run", lambda _: 0)
     setup = replicas.ReplicaSetup(copy(QWEN), Settings(), Keys())

@@ -6,12 +6,12 @@ from collections import Counter
 
 import pytest
 
-from forerun import demo
-from forerun.bench.tasks.base import Example
-from forerun.bench.tasks.reasoning import ReasoningTask
-from forerun.demo import Outcome
+from forerun.bench import demo
+from forerun.bench.demo import Outcome
+from forerun.core.sampling import Sampling
 from forerun.engine.stats import Stats
-from forerun.sampling import Sampling
+from forerun.tasks.base import Example
+from forerun.tasks.reasoning import ReasoningTask
 
 
 def outcome(problem: int, arm: str, seconds: float, answers: list[str | None]) -> Outcome:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from forerun.dice import EnumeratedDice, SeededDice
+from forerun.core.dice import EnumeratedDice, SeededDice
 
 WEIGHTS = st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(any)
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from fakes import TableSource, sequence, table_law
-from forerun.chances import GRADES, LEVELS, RANKS, SURE, Chances, grade
-from forerun.dice import SeededDice
+from forerun.core.acceptance_prior import GRADES, LEVELS, RANKS, SURE, Chances, grade
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan
+from forerun.core.roles import Source
+from forerun.core.tree import Proposal, Tree
 from forerun.drafters.base import grow
 from forerun.growers.dynamic import Dynamic
-from forerun.ngrams.memory import LogitMemory
-from forerun.records import Plan
-from forerun.roles import Source
-from forerun.tree import Proposal, Tree
+from forerun.ngrams.tables.logits.table import LogitMemory
 
 ARRAYS = ("tokens", "parents", "laws", "starts", "q_ids", "q_probs")
 

@@ -12,12 +12,12 @@ import pytest
 
 from forerun import registry
 from forerun.cli import options
+from forerun.core.roles import Drafter
 from forerun.drafters.prompt_lookup import PromptLookup
 from forerun.errors import ConfigError, DataError, ModelError, UnknownName
-from forerun.models import folder
+from forerun.models import paths
 from forerun.models.tokenizer import Tokenizer
 from forerun.registry import Corpus, DrafterName, File, GrowerName, ModelName
-from forerun.roles import Drafter
 
 PLAIN = {"bool", "int", "float", "str", "None", "tuple", "Any"}
 
@@ -119,9 +119,9 @@ def hub(monkeypatch: pytest.MonkeyPatch, tiny_folder: Path) -> Iterator[list[lis
         return str(tiny_folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    folder._fetched.cache_clear()
+    paths._fetched.cache_clear()
     yield asked
-    folder._fetched.cache_clear()
+    paths._fetched.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_model_that_no_hub_delivers_may_be_an_embedded_one(
         raise OSError("no connection")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    folder._fetched.cache_clear()
+    paths._fetched.cache_clear()
     with pytest.raises(ModelError, match=re.escape(f"deliver (no connection); {advice}")):
         options.check_model(name)
 
@@ -150,7 +150,7 @@ def test_of_a_model_on_the_hub_the_weights_come_last(hub: list[list[str]]) -> No
     assert hub == [["config.json"]]
     Tokenizer.load("owner/name")
     assert len(hub) == 2 and "*.safetensors" not in hub[1]
-    folder.model_folder("owner/name")
+    paths.model_folder("owner/name")
     assert len(hub) == 3 and "*.safetensors" in hub[2]
     options.check_model("other/name", here=False)
     assert len(hub) == 3

@@ -10,13 +10,13 @@ import pytest
 import torch
 from parity import CASES, TINY, branching, expected, forward, prompt, saved, sequence, worst
 
-from forerun.engine.runner import ModelRunner
+from forerun.core.tree import EMPTY
 from forerun.models.families import Unsupported, plan_for
-from forerun.models.folder import Written, read_config, read_json
 from forerun.models.load import choose_dtype, load_target, planned
-from forerun.native import kernels
-from forerun.native.decoder import NativeDecoder
-from forerun.tree import EMPTY
+from forerun.models.paths import Written, read_config, read_json
+from forerun.runner.model_runner import ModelRunner
+from forerun.runner.native import kernels
+from forerun.runner.native.decoder import NativeDecoder
 
 TOLERANCE = 1e-4
 
@@ -72,7 +72,7 @@ def test_ragged_batches_agree(pair: tuple, engine: None) -> None:
 
 def test_prefill_in_chunks(pair: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
     model, folder = pair
-    monkeypatch.setattr("forerun.engine.runner.CHUNK", 8)
+    monkeypatch.setattr("forerun.runner.model_runner.CHUNK", 8)
     runner = load_target(folder)
     seq = sequence(prompt(29))
     rows = forward(runner, [seq], [branching()])[0]
@@ -148,7 +148,7 @@ def test_a_config_that_is_read_as_written_is_read_once(
         read.append(path)
         return read_json(path)
 
-    monkeypatch.setattr("forerun.models.folder.read_json", note)
+    monkeypatch.setattr("forerun.models.paths.read_json", note)
     planned(tmp_path)
     assert read == [tmp_path / "config.json"]
 

@@ -12,7 +12,7 @@ from parity import TINY, branching, forward, prompt, saved, sequence
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from forerun.errors import ForerunError, ModelError
-from forerun.models.fields import COUNTS, SIZES
+from forerun.models.config_check import COUNTS, SIZES
 from forerun.models.load import load_target
 
 NAN = float("nan")

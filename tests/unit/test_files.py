@@ -19,16 +19,18 @@ from safetensors.numpy import save_file
 
 from forerun import __version__, registry
 from forerun.assets import embedded
+from forerun.core.records import Snapshot
 from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.models.tokenizer import Tokenizer
-from forerun.ngrams import corpora, encoders, files
-from forerun.ngrams.building import build
-from forerun.ngrams.checking import check
-from forerun.ngrams.documents import list_sources
-from forerun.ngrams.files import Origin, read, write
-from forerun.ngrams.ngram_model import NgramModel
-from forerun.ngrams.store import open_array
-from forerun.records import Snapshot
+from forerun.ngrams.index.build import encoders
+from forerun.ngrams.index.build.build import build
+from forerun.ngrams.index.build.check import check
+from forerun.ngrams.index.build.documents import list_sources
+from forerun.ngrams.index.build.manifest import open_array
+from forerun.ngrams.index.counts import corpus
+from forerun.ngrams.index.counts.trie import NgramModel
+from forerun.state import array_file
+from forerun.state.array_file import Origin, read, write
 
 ORIGIN = Origin("t" * 64, (("reasoner", "m" * 64),), "acme")
 MADE = Snapshot(
@@ -147,7 +149,7 @@ def test_kinds_are_not_mixed(path: Path) -> None:
 
 
 def test_a_later_format_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "FORMAT", 2)
+    monkeypatch.setattr(array_file, "FORMAT", 2)
     write(path, MADE, ORIGIN)
     monkeypatch.undo()
     with pytest.raises(DataError, match="has format 2, but this forerun .* reads 1"):
@@ -166,7 +168,7 @@ def test_a_failure_leaves_the_old_file(
     if place == "save_file":
         monkeypatch.setattr("safetensors.numpy.save_file", fail)
     else:
-        monkeypatch.setattr(files if place == "_sync" else Path, place, fail)
+        monkeypatch.setattr(array_file if place == "_sync" else Path, place, fail)
     with pytest.raises(CapacityError, match="No space left on device; free some space"):
         write(path, replace(MADE, counts={"tokens": 8}), ORIGIN)
     monkeypatch.undo()
@@ -223,10 +225,10 @@ def test_links_and_rights_stay(path: Path, tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no folder"):
-        files.check_place(tmp_path / "absent" / "a.mem")
+        array_file.check_place(tmp_path / "absent" / "a.mem")
     with pytest.raises(DataError, match="cannot write .*: File name too long; give another place"):
-        files.check_place(tmp_path / ("a" * 255))
-    files.check_place(tmp_path / "a.mem")
+        array_file.check_place(tmp_path / ("a" * 255))
+    array_file.check_place(tmp_path / "a.mem")
     assert not [*tmp_path.iterdir()]
 
 
@@ -261,7 +263,7 @@ def test_so_is_a_name_that_others_give(look: Any, name: str) -> None:
 
 def test_what_no_name_can_hold_is_a_data_error() -> None:
     with pytest.raises(DataError, match="cannot be read: embedded null byte; check it"):
-        next(corpora.lines(Path("a\0b")))
+        next(corpus.lines(Path("a\0b")))
 
 
 def test_a_file_of_an_index_that_may_not_be_read_is_named(

@@ -13,16 +13,17 @@ from tiny import make_tiny
 
 import forerun
 from fakes import FakeTarget, run_all, sequence, table_law
-from forerun import fitting, registry
+from forerun import registry
 from forerun.controllers.fixed import Fixed
-from forerun.dice import SeededDice
-from forerun.engine.loop import Engine
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan
+from forerun.core.sampling import Sampling
+from forerun.core.tree import POINT, TreeBuilder
+from forerun.core.tree_template import DEFAULT, Template, best_first, grid
+from forerun.engine.engine import Engine
 from forerun.errors import DataError
-from forerun.fitting import Refit, Tally, belief, ranking
-from forerun.records import Plan
-from forerun.sampling import Sampling
-from forerun.template import DEFAULT, Template, best_first, grid
-from forerun.tree import POINT, TreeBuilder
+from forerun.growers import _fit_template as fitting
+from forerun.growers._fit_template import Refit, Tally, belief, ranking
 from harness import distance
 
 PLACES = grid(3, 2, 2)

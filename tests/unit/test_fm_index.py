@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.errors import ConfigError, DataError
-from forerun.ngrams import wavelet
-from forerun.ngrams.fm_index import FMIndex
-from forerun.ngrams.infini import Index
+from forerun.ngrams.index.fm import wavelet
+from forerun.ngrams.index.fm.index import FMIndex
+from forerun.ngrams.index.query.engine import Index
 
 END = 7
 ids = st.integers(0, 4)

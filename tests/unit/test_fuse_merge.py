@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from forerun.core.tree import EMPTY, IID, POINT, SWOR, Proposal, Tree, TreeBuilder
 from forerun.drafters.fuse import merge
-from forerun.overlay import overlay
-from forerun.tree import EMPTY, IID, POINT, SWOR, Proposal, Tree, TreeBuilder
+from forerun.growers._merge import overlay
 
 
 def random_tree(rng: np.random.Generator, nodes: int) -> Tree:

@@ -13,8 +13,8 @@ from gguf_files import write_gguf  # noqa: E402
 from parity import tiny  # noqa: E402
 
 from forerun.errors import ForerunError, ModelError  # noqa: E402
-from forerun.models.folder import model_folder  # noqa: E402
 from forerun.models.load import load_target  # noqa: E402
+from forerun.models.paths import model_folder  # noqa: E402
 
 TYPE_OF_KEY = struct.pack("<I", 4)  # uint32
 

@@ -12,11 +12,11 @@ from parity import LLAMA3, branching, forward, prompt, sequence, tiny, worst  # 
 from tiny import make_tiny  # noqa: E402
 
 import forerun  # noqa: E402
-from forerun.engine.runner import ModelRunner  # noqa: E402
+from forerun.core.tree import EMPTY  # noqa: E402
 from forerun.models.gguf import GgufFile  # noqa: E402
 from forerun.models.gguf_names import hf_tensors  # noqa: E402
 from forerun.models.load import load_target  # noqa: E402
-from forerun.tree import EMPTY  # noqa: E402
+from forerun.runner.model_runner import ModelRunner  # noqa: E402
 
 REAL_LLAMA3 = LLAMA3 | {"original_max_position_embeddings": 8192, "rope_theta": 500_000.0}
 CASES: dict[str, dict[str, Any]] = {
@@ -145,11 +145,12 @@ def test_memory_holds_the_model_once(tmp_path: Path) -> None:
 
 def test_what_else_reads_model_folders(tmp_path: Path) -> None:
     """Hashes, counts and names are of the file; padding and peers refuse it by name."""
-    from forerun.bench.contestants import Setup, SkippedPeer, make
+    from forerun.bench.contestants import Setup, SkippedPeer
     from forerun.bench.inflate import inflate
+    from forerun.bench.method_names import make
     from forerun.bench.planning import num_parameters, tensor_headers
-    from forerun.models.folder import located, model_folder
     from forerun.models.identity import model_hash, model_name
+    from forerun.models.paths import located, model_folder
 
     model = tiny("llama")
     path = write_gguf(model, tmp_path / "model.gguf")

@@ -8,9 +8,9 @@ import pytest
 
 from fakes import sequence as made
 from forerun import registry
-from forerun.dice import SeededDice
-from forerun.ngrams.sharing import Memories
-from forerun.records import Plan, Sequence
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan, Sequence
+from forerun.ngrams.tables.logits.pool import Memories
 
 
 def sequence(tokens: list[int]) -> Sequence:

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytest.importorskip("triton")
 
-from forerun.engine.cache import Slot  # noqa: E402
-from forerun.engine.work import Work, packed  # noqa: E402
-from forerun.gpu import bodies, kernels  # noqa: E402
-from forerun.gpu.layout import describe, shape_of  # noqa: E402
+from forerun.runner.forward_batch import Work, packed  # noqa: E402
+from forerun.runner.gpu import bodies, kernels  # noqa: E402
+from forerun.runner.gpu.layout import describe, shape_of  # noqa: E402
+from forerun.runner.kv_cache import Slot  # noqa: E402
 
 ACTS = {
     "silu": F.silu,

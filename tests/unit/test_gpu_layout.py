@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.engine.cache import Slot
-from forerun.engine.work import Work, packed
-from forerun.gpu.layout import (
+from forerun.runner.forward_batch import Work, packed
+from forerun.runner.gpu.layout import (
     BITS,
     HEAD,
     MOST_OWN,
@@ -23,6 +22,7 @@ from forerun.gpu.layout import (
     fits,
     shape_of,
 )
+from forerun.runner.kv_cache import Slot
 
 SLOT, CELL, IDS = 5000, 8, 100  # strides, and how many ids there are
 

@@ -9,14 +9,14 @@ import pytest
 
 from forerun import registry
 from forerun.controllers.fixed import Fixed
-from forerun.dice import SeededDice
-from forerun.engine import cost
-from forerun.engine.guard import Guarded
-from forerun.engine.loop import Engine
-from forerun.engine.runner import ModelRunner
+from forerun.core.dice import SeededDice
+from forerun.core.records import Rows, Sequence, Step
+from forerun.core.sampling import Sampling
+from forerun.engine.cost import step as cost
+from forerun.engine.engine import Engine
+from forerun.engine.safe_drafter import Guarded
 from forerun.models.load import load_target
-from forerun.records import Rows, Sequence, Step
-from forerun.sampling import Sampling
+from forerun.runner.model_runner import ModelRunner
 
 
 class Device(ModelRunner):

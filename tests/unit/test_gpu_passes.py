@@ -11,20 +11,20 @@ import torch
 from command import Call
 from parity import VOCAB, branching, forward, prompt, saved, sequence
 
-from forerun import gpu
-from forerun.engine import runner
-from forerun.engine.attention import TorchDecoder
-from forerun.engine.runner import ModelRunner
+from forerun.core.tree import EMPTY, Tree, TreeBuilder
 from forerun.models import layers
 from forerun.models.load import load_target
-from forerun.native.decoder import say_once
-from forerun.tree import EMPTY, Tree, TreeBuilder
+from forerun.runner import gpu
+from forerun.runner import model_runner as runner
+from forerun.runner.attention import TorchDecoder
+from forerun.runner.model_runner import ModelRunner
+from forerun.runner.native.decoder import say_once
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytest.importorskip("triton")
 
-from forerun.gpu import bodies, graphs  # noqa: E402
-from forerun.gpu.graphs import GraphDecoder  # noqa: E402
+from forerun.runner.gpu import bodies, graphs  # noqa: E402
+from forerun.runner.gpu.graphs import GraphDecoder  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")
 SMALL = {"head_dim": 16, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}

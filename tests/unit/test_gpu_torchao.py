@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from parity import forward, prompt, saved, sequence
 
-from forerun.engine.attention import TorchDecoder
-from forerun.engine.runner import ModelRunner
+from forerun.core.tree import EMPTY
 from forerun.errors import ConfigError
 from forerun.models import checkpoint, layers, torchao
 from forerun.models.layers import Linear
 from forerun.models.load import check_rounding, load_target, planned
-from forerun.native.rounding import KEPT, Rounding
-from forerun.tree import EMPTY
+from forerun.runner.attention import TorchDecoder
+from forerun.runner.model_runner import ModelRunner
+from forerun.runner.native.int8 import KEPT, Rounding
 
 CUDA = torch.device("cuda")
 has_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
@@ -134,8 +134,8 @@ def test_a_model_with_such_weights_says_nearly_the_same(
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_passes_of_such_a_model_are_graphs_around_products_of_torchao(tmp_path: Path) -> None:
     pytest.importorskip("triton")
-    from forerun.gpu.bodies import FewRows
-    from forerun.gpu.graphs import GraphDecoder
+    from forerun.runner.gpu.bodies import FewRows
+    from forerun.runner.gpu.graphs import GraphDecoder
 
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 16}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}

@@ -13,15 +13,15 @@ from fake_device import AWAY, Watch
 
 from forerun import registry
 from forerun.controllers.fixed import Fixed
-from forerun.dice import SeededDice
-from forerun.engine.attention import TorchDecoder
-from forerun.engine.guard import Guarded
-from forerun.engine.loop import Engine
-from forerun.engine.runner import ModelRunner
+from forerun.core.dice import SeededDice
+from forerun.core.records import Sequence, Step
+from forerun.core.sampling import Sampling
+from forerun.engine.engine import Engine
+from forerun.engine.safe_drafter import Guarded
 from forerun.models.layers import GatedMLP, Linear, RMSNorm
 from forerun.models.transformer import DecoderConfig, Layer, RopeConfig, Transformer
-from forerun.records import Sequence, Step
-from forerun.sampling import Sampling
+from forerun.runner.attention import TorchDecoder
+from forerun.runner.model_runner import ModelRunner
 
 VOCAB = 600
 ROPE = RopeConfig(tuple(np.logspace(0, -3, 8).tolist()))

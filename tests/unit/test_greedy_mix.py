@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from fakes import TableSource, sequence
-from forerun.dice import EnumeratedDice, SeededDice
+from forerun.core.dice import EnumeratedDice, SeededDice
+from forerun.core.records import Plan
+from forerun.core.tree import IID, POINT, Proposal
+from forerun.core.tree_template import grid
 from forerun.drafters.base import Grown
-from forerun.engine.loop import check_pair
+from forerun.engine.engine import check_pair
 from forerun.errors import ConfigError
 from forerun.growers.greedy_mix import GreedyMix, most_likely, without
-from forerun.records import Plan
 from forerun.registry import make
-from forerun.template import grid
-from forerun.tree import IID, POINT, Proposal
 from forerun.verifiers.k_seq import KSeq
 
 Q = np.array([0.1, 0.3, 0.3, 0.05, 0.25])

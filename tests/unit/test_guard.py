@@ -11,12 +11,12 @@ import pytest
 
 from fakes import FakeTarget, sequence, table_law
 from forerun import registry
-from forerun.dice import SeededDice
-from forerun.engine.guard import Guarded
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan, Sequence
+from forerun.core.roles import Drafter, Target, name_of
+from forerun.core.tree import EMPTY, Tree, chain
+from forerun.engine.safe_drafter import Guarded
 from forerun.errors import ConfigError
-from forerun.records import Plan, Sequence
-from forerun.roles import Drafter, Target, name_of
-from forerun.tree import EMPTY, Tree, chain
 
 
 class Mine(Drafter):

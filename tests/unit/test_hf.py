@@ -26,10 +26,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from forerun.core.tree import EMPTY
 from forerun.errors import CapacityError, ModelError
 from forerun.models.hf import WAYS, HFTarget
 from forerun.models.load import load_target
-from forerun.tree import EMPTY
 
 TOLERANCE = 1e-4
 

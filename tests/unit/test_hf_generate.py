@@ -14,12 +14,12 @@ from transformers.generation.stopping_criteria import StoppingCriteria, Stopping
 from transformers.generation.streamers import BaseStreamer
 
 from forerun import registry
+from forerun.core.sampling import Sampling
+from forerun.core.tree import TreeBuilder
 from forerun.errors import ConfigError
 from forerun.integrations import hf
 from forerun.integrations.hf import generate, split_processors
 from forerun.integrations.hf_candidates import candidates, first_path
-from forerun.sampling import Sampling
-from forerun.tree import TreeBuilder
 
 VOCAB = 24
 

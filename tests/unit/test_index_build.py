@@ -15,12 +15,12 @@ import pytest
 from index_files import BYTES, IDS, corpus_file, data, numbers_file
 
 from forerun.errors import CapacityError, ConfigError, DataError
-from forerun.files import write_whole
-from forerun.ngrams import building
-from forerun.ngrams.building import Options, build
-from forerun.ngrams.checking import check
-from forerun.ngrams.documents import Reading
-from forerun.ngrams.infini import Index
+from forerun.ngrams.index.build import build as building
+from forerun.ngrams.index.build.build import Options, build
+from forerun.ngrams.index.build.check import check
+from forerun.ngrams.index.build.documents import Reading
+from forerun.ngrams.index.query.engine import Index
+from forerun.utils.files import write_whole
 
 
 @pytest.fixture
@@ -59,8 +59,8 @@ def test_parts_give_the_same_files_as_a_whole(
 
 
 def test_parts_follow_from_memory() -> None:
-    from forerun.ngrams.sorting import plan_parts
-    from forerun.ngrams.suffix_array import part_bytes
+    from forerun.ngrams.index.build.sort import plan_parts
+    from forerun.ngrams.index.build.suffix_array import part_bytes
 
     state = plan_parts([100_000_000, 1000], 2, 256 << 20, 2)
     longest = max(np.diff(state.borders[0]))
@@ -91,10 +91,10 @@ def cut_at(stage: str, after: int) -> Callable[[str, int, int], None]:
 def test_a_build_that_was_cut_short_is_no_index_and_goes_on(
     numbers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, after: int
 ) -> None:
-    from forerun.ngrams import tokenising
+    from forerun.ngrams.index.build import tokenize
 
-    monkeypatch.setattr(tokenising, "BATCH_DOCUMENTS", 4)
-    monkeypatch.setattr(tokenising, "EVERY", 0.0)
+    monkeypatch.setattr(tokenize, "BATCH_DOCUMENTS", 4)
+    monkeypatch.setattr(tokenize, "EVERY", 0.0)
     options = Options(
         tokenizer="ids",
         reading=Reading("tokens", is_ids=True),
@@ -121,8 +121,8 @@ def test_a_build_that_was_cut_short_is_no_index_and_goes_on(
 def test_a_killed_process_leaves_a_build_that_goes_on(numbers: Path, tmp_path: Path) -> None:
     code = f"""
 import os, sys
-from forerun.ngrams.building import Options, build
-from forerun.ngrams.documents import Reading
+from forerun.ngrams.index.build.build import Options, build
+from forerun.ngrams.index.build.documents import Reading
 options = Options(tokenizer="ids", reading=Reading("tokens", is_ids=True), part=100, overlap=500)
 build({str(tmp_path / "ix")!r}, [{str(numbers)!r}], options,
       report=lambda stage, done, total: os._exit(9) if stage == "merge" else None)
@@ -196,8 +196,8 @@ def test_two_builders_in_one_folder(numbers: Path, corpus: Path, tmp_path: Path)
     build(tmp_path / "ix", [corpus], BYTES)
     code = f"""
 import time
-from forerun.ngrams.building import Options, build
-from forerun.ngrams.documents import Reading
+from forerun.ngrams.index.build.build import Options, build
+from forerun.ngrams.index.build.documents import Reading
 options = Options(tokenizer="ids", reading=Reading("tokens", is_ids=True), workers=1)
 
 def report(stage, done, total):
@@ -227,8 +227,8 @@ def test_a_full_disk_is_an_error_that_can_be_mended(
 import resource, sys
 from forerun.errors import CapacityError
 from forerun.ngrams import sorting
-from forerun.ngrams.building import Options, build
-from forerun.ngrams.documents import Reading
+from forerun.ngrams.index.build.build import Options, build
+from forerun.ngrams.index.build.documents import Reading
 sorting.warm_up(4)  # compiled files must still be written
 resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most}))
 options = Options(tokenizer="ids", reading=Reading("tokens", is_ids=True), width=4, workers=1)

@@ -17,7 +17,7 @@ from forerun.cli.index import read_size
 from forerun.cli.index_show import Bars
 from forerun.cli.main import main
 from forerun.errors import ConfigError
-from forerun.ngrams import store
+from forerun.ngrams.index.build import manifest
 
 TEXTS = ["the cat sat on the mat", "the cat ran", "a dog sat on the cat"]
 Call = Callable[..., tuple[int, str, str]]
@@ -108,7 +108,7 @@ def test_info_and_check(call: Call, index: Path) -> None:
     assert found["bytes_per_token"] == round(2 + 1 + fences, 3)
     assert call("check", index)[1] == f"{index}: whole\n"
     assert json.loads(call("check", index, "--deep", "--json")[1])["is_whole"] is True
-    file = index / store.read_manifest(index).folder / "suffixes.00000.bin"
+    file = index / manifest.read_manifest(index).folder / "suffixes.00000.bin"
     file.write_bytes(file.read_bytes()[:-1] + b"\xff")
     status, out, _ = call("check", index)
     assert status == 1 and "suffixes.00000.bin: changed" in out and "1 problem" in out

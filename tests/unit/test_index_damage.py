@@ -11,10 +11,10 @@ import pytest
 from index_files import IDS, file_of, numbers_file
 
 from forerun.errors import DataError
-from forerun.ngrams import store
-from forerun.ngrams.building import Options, build
-from forerun.ngrams.checking import check
-from forerun.ngrams.infini import Index
+from forerun.ngrams.index.build import manifest as store
+from forerun.ngrams.index.build.build import Options, build
+from forerun.ngrams.index.build.check import check
+from forerun.ngrams.index.query.engine import Index
 
 
 @pytest.fixture

@@ -10,11 +10,12 @@ import pytest
 from index_files import BYTES, IDS, TEXTS, corpus_file, data, write_lines
 
 from forerun.errors import ConfigError, DataError
-from forerun.ngrams import building, encoders
-from forerun.ngrams.building import Options, build
-from forerun.ngrams.checking import check
-from forerun.ngrams.documents import Bad, Document, Reading, list_sources, read
-from forerun.ngrams.infini import Index
+from forerun.ngrams.index.build import build as building
+from forerun.ngrams.index.build import encoders
+from forerun.ngrams.index.build.build import Options, build
+from forerun.ngrams.index.build.check import check
+from forerun.ngrams.index.build.documents import Bad, Document, Reading, list_sources, read
+from forerun.ngrams.index.query.engine import Index
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.errors import ConfigError, DataError
-from forerun.ngrams import searching
-from forerun.ngrams.answers import unit_for
-from forerun.ngrams.fences import narrow
-from forerun.ngrams.infini import Index
-from forerun.ngrams.shards import shard_of
-from forerun.ngrams.spans import maximal, novelty
-from forerun.ngrams.suffix_array import TYPES, separator, unpack
+from forerun.ngrams.index.build.shards import shard_of
+from forerun.ngrams.index.build.sparse_index import narrow
+from forerun.ngrams.index.build.suffix_array import TYPES, separator, unpack
+from forerun.ngrams.index.query import kernels
+from forerun.ngrams.index.query.attribution import maximal, novelty
+from forerun.ngrams.index.query.engine import Index
+from forerun.ngrams.index.query.results import unit_for
 
 WORKED = [[1, 2, 3, 1, 2], [2, 3, 4]]
 END = 65535
@@ -261,7 +261,7 @@ def test_fences_change_no_interval(docs, asked, width, step) -> None:
     asked += [[*q, 0] for q in asked] + [[*q, end] for q in asked] + [[1, -2], docs[0]]
     for query in asked:
         q = np.array(query, np.int64)
-        assert searching.find(fenced, q, 0, len(q)) == searching.find(plain, q, 0, len(q)) or (
+        assert kernels.find(fenced, q, 0, len(q)) == kernels.find(plain, q, 0, len(q)) or (
             Index([fenced]).count(q) == Index([plain]).count(q) == 0
         )
         lengths = [Index([s]).longest_matches(query).tolist() for s in (fenced, plain)]
@@ -278,6 +278,6 @@ def test_fences_leave_few_ranks() -> None:
     for query in ([7], [7, 3], [7, 3, 9], [1, 2, 3, 4]):
         q = np.array(query)
         a, b, c, d = narrow(shard, q, 0, len(q), 0, len(shard.text))
-        left, right = searching.find(shard, q, 0, len(q))
+        left, right = kernels.find(shard, q, 0, len(q))
         assert a <= left <= b and c <= right <= d
         assert b - a <= shard.step and d - c <= shard.step

@@ -10,14 +10,14 @@ import pytest
 
 from fakes import FakeTarget, sequence, table_law
 from forerun import registry
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan
+from forerun.core.sampling import Sampling
+from forerun.core.tree import IID, POINT, SWOR
 from forerun.drafters.infini import Infini
 from forerun.errors import ConfigError, DataError, UnknownName
-from forerun.ngrams.building import Options, build
-from forerun.ngrams.infini import Index
-from forerun.records import Plan
-from forerun.sampling import Sampling
-from forerun.tree import IID, POINT, SWOR
+from forerun.ngrams.index.build.build import Options, build
+from forerun.ngrams.index.query.engine import Index
 
 DOCS = [[1, 2, 3], [1, 2, 3], [1, 2, 4], [5, 2, 6]]
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from fakes import sequence
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan
+from forerun.core.sampling import Sampling
+from forerun.core.tree import Tree
 from forerun.drafters.infini import Infini
-from forerun.ngrams.infini import Index
-from forerun.records import Plan
-from forerun.sampling import Sampling
-from forerun.tree import Tree
+from forerun.ngrams.index.query.engine import Index
 
 VOCAB = 12
 OPTIONS: dict[str, dict[str, int]] = {

@@ -9,7 +9,7 @@ from brute import Brute, both, documents, shard_counts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.ngrams.infini import Index
+from forerun.ngrams.index.query.engine import Index
 
 # several terms
 
@@ -116,7 +116,7 @@ def test_search_of_several_terms() -> None:
 
 
 def test_blocked_documents_show_nothing() -> None:
-    from forerun.ngrams import passages
+    from forerun.ngrams.index.query import documents as passages
 
     docs = [[1, 2], [1, 3]]
     plain = Index.of(docs)

@@ -20,9 +20,9 @@ from forerun.bench import inflate as module
 from forerun.bench import padding
 from forerun.bench.inflate import MARK, inflate, inflated_from
 from forerun.bench.padding import SIZES, Padding, Shape, Size, grown
-from forerun.bench.tasks import get_task
 from forerun.cli.main import main
 from forerun.errors import CapacityError, ConfigError, DataError, ModelError, UnknownName
+from forerun.tasks import get_task
 
 TINY = {
     "vocab_size": 90,

@@ -10,11 +10,13 @@ import pytest
 from index_files import IDS, write_lines
 
 from forerun.constraints.infini import InfiniMix
+from forerun.core.records import Sequence
+from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError
-from forerun.ngrams import files, interpolation
-from forerun.ngrams.building import build
-from forerun.ngrams.infini import Index
-from forerun.ngrams.interpolation import (
+from forerun.ngrams.index.build.build import build
+from forerun.ngrams.index.query import interpolate
+from forerun.ngrams.index.query.engine import Index
+from forerun.ngrams.index.query.interpolate import (
     LENGTHS,
     Cases,
     Forest,
@@ -23,8 +25,7 @@ from forerun.ngrams.interpolation import (
     cases_of,
     decontaminated,
 )
-from forerun.records import Sequence
-from forerun.sampling import Sampling
+from forerun.state import array_file
 
 
 def random_cases(count: int = 4000, seed: int = 0) -> Cases:
@@ -48,7 +49,7 @@ def test_cases_are_what_the_index_says() -> None:
     assert rows[:, 0].tolist() == [1, 0, 0] and rows[:, 1].tolist() == [3, 2, 0]
     expected = np.log1p([index.count([3]), index.count([2, 3]), index.count([1, 2, 3])])
     assert np.allclose(rows[0, 2:5], expected) and not rows[0, 5:].any() and not rows[2, 2:].any()
-    assert interpolation.probs_of(found, [4, 9, 9]).tolist() == [0, 0, 0]
+    assert interpolate.probs_of(found, [4, 9, 9]).tolist() == [0, 0, 0]
 
 
 def test_fitted_weights_are_the_best_ones() -> None:
@@ -89,7 +90,7 @@ def test_compiled_trees_answer_as_scikit_learn() -> None:
     ensemble = pytest.importorskip("sklearn.ensemble", reason="scikit-learn is not installed")
     cases = random_cases(800)
     made = ensemble.RandomForestRegressor(10, random_state=3).fit(cases.features, cases.corpus)
-    ours = Forest(interpolation._flat([tree.tree_ for tree in made.estimators_]))
+    ours = Forest(interpolate._flat([tree.tree_ for tree in made.estimators_]))
     rows = random_cases(500, seed=2).features
     assert np.allclose(ours(rows), made.predict(rows), atol=1e-12)
 
@@ -115,8 +116,8 @@ def test_a_forest_weighs_in_a_shaper(tmp_path: Path) -> None:
     for context, w in (((0, 1), 0.9), ((5, 1), 0.1)):
         mixed = np.exp(shaper.logits(context, flat))
         assert np.allclose(mixed, [(1 - w) / 3, (1 - w) / 3, (1 - w) / 3 + w])
-    whole, _ = files.read(tmp_path / "forest")
-    files.write(tmp_path / "old", replace(whole, settings={"lengths": 3}), files.Origin())
+    whole, _ = array_file.read(tmp_path / "forest")
+    array_file.write(tmp_path / "old", replace(whole, settings={"lengths": 3}), array_file.Origin())
     with pytest.raises(DataError, match="other features"):
         Forest.load(tmp_path / "old")
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from lines import at_line
 
-from forerun.interrupts import KIN, answered, uninterrupted
+from forerun.utils.signals import KIN, answered, uninterrupted
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -50,7 +50,7 @@ def test_ctrl_c_that_a_callback_from_c_drops_ends_the_command() -> None:
 
 AT_ONCE = """
 import signal
-from forerun.cli.endings import ending_at_once
+from forerun.cli._signals import ending_at_once
 
 with ending_at_once("over"):
     signal.raise_signal(signal.SIGINT)
@@ -114,8 +114,8 @@ def test_ctrl_c_that_falls_into_a_finalizer_ends_the_command_as_elsewhere(which:
 
 HELD = """
 import signal
-from forerun.cli.endings import kin_of_ctrl_c
-from forerun.interrupts import uninterrupted
+from forerun.cli._signals import kin_of_ctrl_c
+from forerun.utils.signals import uninterrupted
 
 {before}
 try:

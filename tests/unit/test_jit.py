@@ -16,8 +16,8 @@ from numba.core.caching import IndexDataCacheFile
 from numba.core.registry import CPUDispatcher
 
 import forerun.ngrams
-from forerun import compiled
-from forerun.jit import fetch
+from forerun.utils import jit_cache
+from forerun.utils.jit import fetch
 
 
 def bare_kernels() -> list[CPUDispatcher]:
@@ -82,9 +82,9 @@ def test_a_kernel_that_cannot_be_kept_runs_and_that_is_said_once(
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    said, watch = list[str](), compiled.attend()
+    said, watch = list[str](), jit_cache.attend()
     monkeypatch.setattr(watch, "say", said.append)
-    monkeypatch.setattr(watch, "_told", {compiled.NOTICE})
+    monkeypatch.setattr(watch, "_told", {jit_cache.NOTICE})
     monkeypatch.setattr(IndexDataCacheFile, "_save_data", refuse)
     assert (kernel(2), kernel(0.5)) == (4, 1.0), "two signatures, neither is kept"
     (line,) = said

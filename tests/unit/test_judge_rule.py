@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from fakes import VOCAB, FakeRunner, FakeTarget, NoRepeats, run_all, sequence, table_law
 from forerun import registry
 from forerun.controllers.fixed import Fixed
-from forerun.dice import EnumeratedDice, SeededDice
+from forerun.core.dice import EnumeratedDice, SeededDice
+from forerun.core.logits import Laws
+from forerun.core.records import Rows
+from forerun.core.roles import Verifier
+from forerun.core.sampling import Sampling
+from forerun.core.tree import IID, Proposal, Tree, TreeBuilder, chain
 from forerun.drafters.draft_model import DraftModel
-from forerun.engine.loop import Engine
+from forerun.engine.engine import Engine
 from forerun.errors import ConfigError, ModelError
-from forerun.records import Rows
-from forerun.roles import Verifier
-from forerun.sampling import Sampling
 from forerun.serving.methods import make_verifier
-from forerun.shaping import Laws
 from forerun.training.recipes import judge_head as recipe
-from forerun.tree import IID, Proposal, Tree, TreeBuilder, chain
 from forerun.verifiers.judge import NAME, Head, Judge, logit, read_head
 from forerun.verifiers.recursive import Recursive
 
@@ -270,7 +270,7 @@ def test_the_recipe_runs_whole(tmp_path):
 def test_rows_of_the_recipe_are_those_of_decoding():
     """The hidden row at a swap is that of a text that ends in the swapped token."""
     import forerun
-    from forerun.tree import EMPTY
+    from forerun.core.tree import EMPTY
 
     target = forerun.load("reasoner", dtype="fp32").target
     prompt, tokens = [5, 6, 7, 8], [9, 30, 31, 40]

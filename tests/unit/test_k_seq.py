@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq, linprog
 
 from fakes import TableSource, sequence, table_law
-from forerun.dice import Dice, EnumeratedDice, SeededDice
+from forerun.core.dice import Dice, EnumeratedDice, SeededDice
+from forerun.core.records import Plan, Verdict
+from forerun.core.sampling import Sampling
+from forerun.core.tree import IID, POINT, SWOR, Proposal, Tree, TreeBuilder
 from forerun.drafters.base import Grown
-from forerun.engine.loop import check_pair
+from forerun.engine.engine import check_pair
 from forerun.errors import ConfigError
 from forerun.growers.gumbel import Gumbel
 from forerun.growers.iid import Iid
-from forerun.records import Plan, Verdict
-from forerun.sampling import Sampling
-from forerun.tree import IID, POINT, SWOR, Proposal, Tree, TreeBuilder
 from forerun.verifiers.base import residual as after_rejection
 from forerun.verifiers.k_seq import KSeq, Rule, division_factor, k_seq, residual
 

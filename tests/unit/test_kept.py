@@ -13,14 +13,14 @@ import pytest
 from lines import at_line, ctrl_c
 from test_memories import ORIGIN, drafts, sequence, taught
 
-from forerun import memories, registry
+from forerun import registry
+from forerun.api import Model, load
 from forerun.drafters.stand import Stand
-from forerun.engine.api import Model, load
 from forerun.errors import CapacityError, ConfigError, DataError
-from forerun.interrupts import answered, answers, uninterrupted
-from forerun.memories import Kept
-from forerun.ngrams import files
-from forerun.turns import Turns
+from forerun.state import array_file, drafter_files
+from forerun.state.drafter_files import Kept
+from forerun.utils.locks import Turns
+from forerun.utils.signals import answered, answers, uninterrupted
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +36,12 @@ def test_around_a_block(tmp_path: Path) -> None:
     for _ in range(3):  # the same drafter again and again: nothing counts twice
         with Kept(path, kept.drafter, ORIGIN):
             pass
-    assert memories.read(path).snapshot.counts["tokens"] == 60
-    created = memories.read(path).origin.created
+    assert drafter_files.read(path).snapshot.counts["tokens"] == 60
+    created = drafter_files.read(path).origin.created
     with pytest.raises(KeyboardInterrupt), Kept(path, Stand(context=2, entries=4), ORIGIN) as kept:
         kept.drafter.memory(sequence([1])).update([1], [2], [1.0])
         raise KeyboardInterrupt
-    held = memories.read(path)
+    held = drafter_files.read(path)
     assert held.snapshot.counts["tokens"] == 61 and held.origin.created == created
 
 
@@ -83,7 +83,7 @@ def test_a_second_block_is_refused_until_the_first_ends(tmp_path: Path) -> None:
             Kept(two, drafter, ORIGIN).__enter__()
         with Kept(two, drafter, replace(ORIGIN, tenant="b")):
             pass
-    assert memories.read(one).snapshot.counts["tokens"] == 60
+    assert drafter_files.read(one).snapshot.counts["tokens"] == 60
     with Kept(one, drafter, ORIGIN):
         pass
 
@@ -169,7 +169,7 @@ def test_a_block_that_is_interrupted_at_its_end_is_saved(tmp_path: Path) -> None
             sys.settrace(None)
         if number == 1:  # nothing can be done about it yet, but by hand
             Kept(path, drafter, ORIGIN).save()
-        assert memories.read(path).snapshot.counts["tokens"] == 1
+        assert drafter_files.read(path).snapshot.counts["tokens"] == 1
         with Kept(path, drafter, ORIGIN):
             pass
         assert drafter._keys(sequence([1])) == Stand()._keys(sequence([1])) and not drafter.kept
@@ -196,7 +196,7 @@ def test_nobody_waits_while_a_file_is_read_or_written(
         return watch
 
     for name in ("read", "write"):
-        monkeypatch.setattr(files, name, watched(getattr(files, name)))
+        monkeypatch.setattr(array_file, name, watched(getattr(array_file, name)))
     for _ in range(2):
         with Kept(tmp_path / "a.mem", taught(), ORIGIN, turns):
             pass

@@ -24,7 +24,7 @@ def test_a_failed_build_removes_the_old_kernels(tmp_path: Path, source: str, com
     shutil.copy(ROOT / "setup.py", tmp_path)
     (tmp_path / "setup.cfg").write_text(
         "[metadata]\nname = forerun\n"
-        "[options]\npackage_dir =\n    = src\npackages = forerun.native\n"
+        "[options]\npackage_dir =\n    = src\npackages = forerun.runner.native\n"
     )
     (native / "__init__.py").write_text("")
     (native / "kernels.c").write_text(source)

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.logits import Laws
+from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
+from forerun.core.sampling import Sampling, softmax
+from forerun.core.tree import EMPTY, Tree, TreeBuilder, chain
 from forerun.drafters.stand import Stand
-from forerun.ngrams import following, growing
-from forerun.ngrams.memory import LogitMemory
-from forerun.ngrams.selecting import STRETCH, select_top
-from forerun.records import Plan, Rows, Sequence, Step, Verdict
-from forerun.sampling import Sampling, softmax
-from forerun.shaping import Laws
-from forerun.tree import EMPTY, Tree, TreeBuilder, chain
+from forerun.ngrams.tables.logits import draft_dynamic, update
+from forerun.ngrams.tables.logits.table import LogitMemory
+from forerun.ngrams.tables.logits.top_k import STRETCH, select_top
 
 
 class OneByOne(Stand):
@@ -218,11 +218,11 @@ def spans(room: np.ndarray, parts: tuple[np.ndarray, ...]) -> list[tuple[int, in
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_room_is_laid_out_without_overlaps(entries: int, longest: int, dtype: type) -> None:
     for vocab in (1, 63, 1024, 1025, 300_000):
-        room, law = following.new_room(longest, entries, vocab), np.zeros(vocab, dtype)
-        assert_apart(room, following.laid_out.py_func(room, longest, entries, law))
+        room, law = update.new_room(longest, entries, vocab), np.zeros(vocab, dtype)
+        assert_apart(room, update.laid_out.py_func(room, longest, entries, law))
     for nodes in (0, 1, 2, 33):
-        room = growing.new_room(nodes, entries, longest)
-        assert_apart(room, growing.laid_out.py_func(room, nodes, entries, longest))
+        room = draft_dynamic.new_room(nodes, entries, longest)
+        assert_apart(room, draft_dynamic.laid_out.py_func(room, nodes, entries, longest))
 
 
 def assert_apart(room: np.ndarray, parts: tuple[np.ndarray, ...]) -> None:

@@ -13,13 +13,13 @@ from parity import branching, forward, prompt, saved, sequence, worst
 from safetensors.torch import load_file, save_file
 from tiny import make_tiny
 
-from forerun.engine.room import check_weights
-from forerun.engine.runner import ModelRunner
+from forerun.core.records import Step
+from forerun.core.tree import EMPTY
 from forerun.errors import CapacityError, ConfigError, ModelError, UnknownName
-from forerun.models.folder import is_hub_id, model_folder
 from forerun.models.load import load_target
-from forerun.records import Step
-from forerun.tree import EMPTY
+from forerun.models.paths import is_hub_id, model_folder
+from forerun.runner.free_memory import check_weights
+from forerun.runner.model_runner import ModelRunner
 
 TOLERANCE = 1e-4
 
@@ -189,7 +189,7 @@ def test_weights_that_do_not_fit(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(family, tmp_path)
-    monkeypatch.setattr("forerun.engine.room.available_bytes", lambda device: 1000)
+    monkeypatch.setattr("forerun.runner.free_memory.available_bytes", lambda device: 1000)
     with pytest.raises(CapacityError, match=r"the weights take .* GiB at 4 bytes .*; use dtype"):
         load_target(tmp_path)
 
@@ -198,7 +198,7 @@ def test_weights_that_do_not_fit(
 def test_weights_that_leave_hardly_any_memory(
     size: int, is_warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("forerun.engine.room.available_bytes", lambda device: 100 << 30)
+    monkeypatch.setattr("forerun.runner.free_memory.available_bytes", lambda device: 100 << 30)
     check_weights(size, torch.device("cpu"), "at 2 bytes each")
     said = "the weights take 95.0 GiB at 2 bytes each, and 100.0 GiB are free: the machine may swap"
     assert (said in caplog.text) == is_warned
@@ -211,7 +211,9 @@ def test_a_context_whose_cells_do_not_fit(
     layers, _, _, *cell = load_target(tmp_path).cache.data.shape
     cells = 256 * layers * math.prod(cell) * 4  # all of its context, in float32
     for free, is_warned in ((cells - 1, True), (cells, False)):
-        monkeypatch.setattr("forerun.engine.cache.available_bytes", lambda device, free=free: free)
+        monkeypatch.setattr(
+            "forerun.runner.kv_cache.available_bytes", lambda device, free=free: free
+        )
         caplog.clear()
         load_target(tmp_path)
         assert ("a text of 256 tokens does not fit into memory" in caplog.text) == is_warned

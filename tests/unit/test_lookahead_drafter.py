@@ -9,16 +9,16 @@ import torch
 from fakes import FakeTarget, run_all, sequence, table_law
 from forerun import registry
 from forerun.controllers.fixed import Fixed
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.logits import Laws
+from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
+from forerun.core.sampling import Sampling
+from forerun.core.tree import POINT, Tree, chain
 from forerun.drafters.fuse import merge
 from forerun.drafters.lookahead import Lookahead, Pool, Trie, Window, best_tokens
-from forerun.engine.loop import Engine
+from forerun.engine.engine import Engine
 from forerun.engine.stats import Recorder
 from forerun.errors import ConfigError
-from forerun.records import Plan, Rows, Sequence, Step, Verdict
-from forerun.sampling import Sampling
-from forerun.shaping import Laws
-from forerun.tree import POINT, Tree, chain
 
 
 def a_sequence(tokens: list[int]) -> Sequence:

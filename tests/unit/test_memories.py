@@ -9,16 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forerun import memories, registry
-from forerun.dice import SeededDice
+from forerun import registry
+from forerun.api import Model, load
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan, Sequence
+from forerun.core.sampling import Sampling
 from forerun.drafters.stand import Stand
-from forerun.engine.api import Model, load
 from forerun.errors import ConfigError
-from forerun.memories import Kept
 from forerun.models.identity import model_hash, model_name, tokenizer_hash
-from forerun.ngrams.files import Origin
-from forerun.records import Plan, Sequence
-from forerun.sampling import Sampling
+from forerun.state import drafter_files
+from forerun.state.array_file import Origin
+from forerun.state.drafter_files import Kept
 
 ORIGIN = Origin("t" * 64, (("tiny", "m" * 64),))
 
@@ -212,7 +213,7 @@ def test_what_one_part_has_learned_is_saved_in_its_own_form(tmp_path: Path) -> N
         assert drafts(alone) == drafts(taught())
         Kept(path, registry.make("drafter", name, parts=("prompt_lookup", again)), ORIGIN).load()
         assert drafts(again) == drafts(alone)
-        held = memories.read(path).snapshot
+        held = drafter_files.read(path).snapshot
         assert both.merged([held, held]).counts["tokens"] == 120
     with pytest.raises(ConfigError, match="no part of fuse can be saved"):
         registry.make("drafter", "fuse:parts=prompt_lookup+suffix:scope=group").keep()
@@ -234,19 +235,19 @@ def test_merge_and_cap(tmp_path: Path) -> None:
     one, two, out = (tmp_path / name for name in ("1", "2", "3"))
     Kept(one, taught(1), ORIGIN).save()
     Kept(two, taught(2), replace(ORIGIN, models=(("other", "o" * 64),))).save()
-    merged = memories.merge([one, two], out)
+    merged = drafter_files.merge([one, two], out)
     assert merged.snapshot.counts["tokens"] == 120
     assert [name for name, _ in merged.origin.models] == ["tiny", "other"]
-    assert memories.read(out).snapshot.counts == merged.snapshot.counts
-    capped = memories.merge([out], out, max_bytes=2500)
-    assert memories.read(out).snapshot.nbytes == capped.snapshot.nbytes <= 2500
+    assert drafter_files.read(out).snapshot.counts == merged.snapshot.counts
+    capped = drafter_files.merge([out], out, max_bytes=2500)
+    assert drafter_files.read(out).snapshot.nbytes == capped.snapshot.nbytes <= 2500
     Kept(one, taught(1, entries=5), ORIGIN).save()
     with pytest.raises(ConfigError, match="entries=5"):
-        memories.merge([one, two], out)
+        drafter_files.merge([one, two], out)
     Kept(one, taught(1), replace(ORIGIN, tokenizer="u" * 64)).save()
     with pytest.raises(ConfigError, match="data of one tokenizer"):
-        memories.merge([one, two], out)
-    assert memories.read(out).snapshot.nbytes == capped.snapshot.nbytes
+        drafter_files.merge([one, two], out)
+    assert drafter_files.read(out).snapshot.nbytes == capped.snapshot.nbytes
 
 
 def test_merging_says_whose_it_is(tmp_path: Path) -> None:
@@ -254,10 +255,10 @@ def test_merging_says_whose_it_is(tmp_path: Path) -> None:
     for path, tenant in zip(paths, ("a", "b", ""), strict=True):
         Kept(path, taught(tenant=tenant), replace(ORIGIN, tenant=tenant)).save()
     out = tmp_path / "out"
-    assert memories.merge([paths[0], paths[2]], out).origin.tenant == "a"
+    assert drafter_files.merge([paths[0], paths[2]], out).origin.tenant == "a"
     with pytest.raises(ConfigError, match="got those of a and b; say with --tenant"):
-        memories.merge(paths, out)
-    assert memories.merge(paths, out, tenant="").origin.tenant == ""
+        drafter_files.merge(paths, out)
+    assert drafter_files.merge(paths, out, tenant="").origin.tenant == ""
 
 
 def test_draft_shows_what_a_memory_knows(tmp_path: Path) -> None:
@@ -265,7 +266,7 @@ def test_draft_shows_what_a_memory_knows(tmp_path: Path) -> None:
     for tokens, token in (([1, 2], 3), ([2, 3], 4)):
         drafter.memory(sequence([1])).update(tokens, [token], [1.0])
     memory = Kept(tmp_path / "a", drafter, ORIGIN).save()
-    assert memories.draft(memory, [1, 2], 4).path(1) == [3, 4]
+    assert drafter_files.draft(memory, [1, 2], 4).path(1) == [3, 4]
 
 
 # a real model

@@ -6,12 +6,13 @@ import numba
 import numpy as np
 import pytest
 
+from forerun.core.tree import EMPTY, Tree, TreeBuilder, chain
 from forerun.errors import ConfigError
-from forerun.ngrams import drafting, kernels, memory
-from forerun.ngrams.kernels import NOTHING, Temper
-from forerun.ngrams.memory import LogitMemory, context_lengths, warm_up
-from forerun.ngrams.selecting import select_above, select_top
-from forerun.tree import EMPTY, Tree, TreeBuilder, chain
+from forerun.ngrams.tables.logits import draft_template, kernels
+from forerun.ngrams.tables.logits import table as memory
+from forerun.ngrams.tables.logits.kernels import NOTHING, Temper
+from forerun.ngrams.tables.logits.table import LogitMemory, context_lengths, warm_up
+from forerun.ngrams.tables.logits.top_k import select_above, select_top
 
 BOB, MARY, TOM, SUE = range(4)
 
@@ -391,7 +392,7 @@ def test_kernels_are_warmed_up_once_a_process(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("nodes", [1, 8, 63, 64, 65])
 def test_no_two_trees_share_memory(nodes: int) -> None:
     """Their buffers are made sixteen at a time."""
-    held = [drafting.buffers(nodes, 2) for _ in range(40)]
+    held = [draft_template.buffers(nodes, 2) for _ in range(40)]
     for i, room in enumerate(held):
         assert min(map(len, room[:4])) >= nodes and len(room.cells) >= nodes
         assert min(map(len, room[5:7])) >= 2 * (nodes + 1) and not room.starts.any()

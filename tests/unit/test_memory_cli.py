@@ -16,14 +16,14 @@ import pytest
 from command import Call, interrupted, records
 
 import forerun
-from forerun import memories
-from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.cli.memory import kept
+from forerun.core.records import Cost
+from forerun.core.roles import Target
 from forerun.engine.stats import Stats
 from forerun.models.tokenizer import Tokenizer
-from forerun.ngrams.responses import LEAD
-from forerun.records import Cost
-from forerun.roles import Target
+from forerun.ngrams.tables.suffix.response_store import LEAD
+from forerun.state import drafter_files
+from forerun.tasks.reasoning import ReasoningTask
 
 CAT = ("--prompt", "the cat sat on")
 PROGRAM = (sys.executable, "-m", "forerun.cli.main")
@@ -50,13 +50,13 @@ def path(tmp_path: Path) -> Path:
 
 
 def tokens(path: Path) -> int:
-    return memories.read(path).snapshot.counts["tokens"]
+    return drafter_files.read(path).snapshot.counts["tokens"]
 
 
 def test_a_memory_lives_from_run_to_run(generate: Call, path: Path) -> None:
     status, _, err = generate("-n", 2, "--seed", 1, "--ignore-eos", "--memory", path)
     assert status == 0 and tokens(path) == 16
-    assert f"memory: {memories.read(path).snapshot.counts['contexts']} contexts" in err
+    assert f"memory: {drafter_files.read(path).snapshot.counts['contexts']} contexts" in err
     status, _, err = generate("-n", 2, "--seed", 2, "--ignore-eos", "--memory", path, "--json")
     assert (status, tokens(path)) == (0, 32)
     assert all(line.startswith("compil") for line in err.splitlines())
@@ -249,12 +249,12 @@ def test_merge_and_cap(call: Call, generate: Call, path: Path, tmp_path: Path) -
     generate("--seed", 2, "--ignore-eos", "--memory", other, "--tenant", "b")
     status, printed, _ = call("memory", "merge", path, other, "--out", out)
     assert status == 0 and "learned from 16 tokens" in printed and tokens(out) == 16
-    assert memories.read(out).origin.tenant == "b"
+    assert drafter_files.read(out).origin.tenant == "b"
     assert call("memory", "merge", out, "--out", out, "--tenant", "")[0] == 0
-    assert memories.read(out).origin.tenant == "" and tokens(path) == 8
+    assert drafter_files.read(out).origin.tenant == "" and tokens(path) == 8
     status, printed, _ = call("memory", "cap", out, "--mb", 0.003, "--json")
     assert status == 0 and json.loads(printed)["bytes"] <= 3145
-    assert memories.read(out).snapshot.nbytes <= 3145
+    assert drafter_files.read(out).snapshot.nbytes <= 3145
     assert generate("--memory", out)[0] == 0
     whole = path.read_bytes()
     assert call("memory", "cap", path, "--mb", 0.003, "--out", tmp_path / "d.mem")[0] == 0
@@ -271,7 +271,7 @@ def test_a_cap_that_is_too_small_names_one_that_is_not(
     assert (status, out) == (2, "") and path.read_bytes() == before
     assert "got 1; allow more" in err and (said := re.search(r"at least (\d+) bytes", err))
     assert call("memory", "cap", path, "--mb", int(said[1]) / 2**20)[0] == 0
-    assert memories.read(path).snapshot.nbytes == int(said[1])
+    assert drafter_files.read(path).snapshot.nbytes == int(said[1])
 
 
 @pytest.mark.parametrize(

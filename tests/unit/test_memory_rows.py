@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.chances import NUM_BYTES, OLD, Chances
+from forerun.core.acceptance_prior import NUM_BYTES, OLD, Chances
+from forerun.core.records import Snapshot
 from forerun.errors import ConfigError, DataError
-from forerun.ngrams import kernels, memory_rows
-from forerun.ngrams.memory import LogitMemory
-from forerun.ngrams.memory_rows import (
+from forerun.ngrams.tables.logits import kernels, serialize
+from forerun.ngrams.tables.logits.serialize import (
     CHANCES,
     COMMON,
     blend,
@@ -23,7 +23,7 @@ from forerun.ngrams.memory_rows import (
     newest,
     to_snapshot,
 )
-from forerun.records import Snapshot
+from forerun.ngrams.tables.logits.table import LogitMemory
 
 BOB, MARY, TOM, SUE = range(4)
 Update = tuple[list[int], list[int], list[float]]
@@ -109,7 +109,7 @@ def test_counts_do_not_overflow() -> None:
     rows = filled([([1], [2], [0.5])], context=1).rows()
     for _ in range(40):
         rows = blend([rows, rows])
-    assert rows.counts.tolist() == [memory_rows.MOST]
+    assert rows.counts.tolist() == [serialize.MOST]
     memory = LogitMemory(context=1)
     memory.hold(rows)
     memory.update([1], [2], [0.5])
@@ -303,8 +303,8 @@ def test_what_is_no_memory_is_refused(name: str, change: object) -> None:
 
 
 def test_missing_arrays_are_named() -> None:
-    from forerun.records import Snapshot
+    from forerun.core.records import Snapshot
 
     snapshot = Snapshot("stand", {"keys": np.zeros(0, np.uint64)}, {"entries": 1}, {"tokens": 0})
     with pytest.raises(DataError, match="expected the arrays keys, counts, .* got keys"):
-        memory_rows.from_snapshot(snapshot)
+        serialize.from_snapshot(snapshot)

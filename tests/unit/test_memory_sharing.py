@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from fakes import sequence
-from forerun.dice import SeededDice
-from forerun.ngrams.sharing import Memories, keys_of
+from forerun.core.dice import SeededDice
+from forerun.core.scopes import keys_of
+from forerun.ngrams.tables.logits.pool import Memories
 
 
 def test_an_idle_wide_memory_goes_with_those_before_it() -> None:

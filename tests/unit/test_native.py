@@ -14,8 +14,16 @@ import torch
 
 from forerun.errors import ConfigError
 from forerun.models.layers import GatedMLP, Linear
-from forerun.native import LEVELS, kernels, layout
-from forerun.native.packing import HUGE, Arena, Packed, Rounding, can_pack, rounded, row_stride
+from forerun.runner.native import LEVELS, kernels, layout
+from forerun.runner.native.packing import (
+    HUGE,
+    Arena,
+    Packed,
+    Rounding,
+    can_pack,
+    rounded,
+    row_stride,
+)
 
 pytestmark = pytest.mark.skipif(not kernels(), reason=f"native kernels: {kernels().why}")
 ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from forerun.engine.attention import Span
-from forerun.native import LEVELS, kernels, layout
-from forerun.native.packing import KINDS
+from forerun.runner.attention import Span
+from forerun.runner.native import LEVELS, kernels, layout
+from forerun.runner.native.packing import KINDS
 
 pytestmark = pytest.mark.skipif(not kernels(), reason=f"native kernels: {kernels().why}")
 ERROR = {torch.float32: 1e-5, torch.float16: 1e-5, torch.bfloat16: 5e-3}

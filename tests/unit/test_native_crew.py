@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from forerun.native import crew
-from forerun.native.crew import Crew
+from forerun.runner.native import threads
+from forerun.runner.native.threads import Crew
 
 Machine = Callable[[int, float], tuple[float, float]]  # threads, clock -> seconds, halts in a pass
 
@@ -17,7 +17,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[int, float]]:
     """Runs passes until a time; gives the seconds that passes of each size have had."""
     halted, clock = [0.0], [0.0]
     held = Crew(lambda: clock[0])
-    monkeypatch.setattr(crew, "_switches", lambda: halted[0])
+    monkeypatch.setattr(threads, "_switches", lambda: halted[0])
 
     def run(
         machine: Machine, until: float, most: int = 2, rows: int = 1, pause: float = 0.0
@@ -106,7 +106,7 @@ def test_one_thread_stays(sizes) -> None:
 
 def test_where_the_system_counts_no_switches(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Windows: slowness alone tells."""
-    monkeypatch.setattr(crew, "getrusage", None)
+    monkeypatch.setattr(threads, "getrusage", None)
     clock = [0.0]
     held, fewest = Crew(lambda: clock[0]), 2
     for number in range(4000):

@@ -12,16 +12,16 @@ import torch
 from parity import branching, error, expected, forward, prompt, saved, sequence, tiny, worst
 
 from forerun.bench.theory import pass_cost
-from forerun.engine.attention import TorchDecoder
-from forerun.engine.runner import ModelRunner
+from forerun.core.tree import EMPTY
 from forerun.errors import ModelError
 from forerun.models.families import plan_for
-from forerun.models.lanes import in_lanes
 from forerun.models.load import DTYPES, load_target
+from forerun.models.padding import in_lanes
 from forerun.models.transformer import DecoderConfig
-from forerun.native import kernels
-from forerun.native.decoder import NativeDecoder, missing
-from forerun.tree import EMPTY
+from forerun.runner.attention import TorchDecoder
+from forerun.runner.model_runner import ModelRunner
+from forerun.runner.native import kernels
+from forerun.runner.native.decoder import NativeDecoder, missing
 
 pytestmark = pytest.mark.skipif(not kernels(), reason=f"native kernels: {kernels().why}")
 TOLERANCE = 1e-5

@@ -14,14 +14,14 @@ import pytest
 import torch
 from parity import CASES, VOCAB, branching, forward, prompt, saved, sequence
 
-from forerun.engine.attention import TorchDecoder
-from forerun.engine.cache import Slot
-from forerun.engine.runner import ModelRunner
-from forerun.engine.work import FIELDS, Work, packed
+from forerun.core.tree import EMPTY, TreeBuilder
 from forerun.models.load import load_target
-from forerun.native import LEVELS, decoder, kernels, layout
-from forerun.native.decoder import NativeDecoder, missing, say_once
-from forerun.tree import EMPTY, TreeBuilder
+from forerun.runner.attention import TorchDecoder
+from forerun.runner.forward_batch import FIELDS, Work, packed
+from forerun.runner.kv_cache import Slot
+from forerun.runner.model_runner import ModelRunner
+from forerun.runner.native import LEVELS, decoder, kernels, layout
+from forerun.runner.native.decoder import NativeDecoder, missing, say_once
 
 pytestmark = pytest.mark.skipif(not kernels(), reason=f"native kernels: {kernels().why}")
 NATIVE = {  # families at sizes that the kernels take
@@ -136,12 +136,12 @@ def test_every_instruction_set(level: str, tmp_path: Path) -> None:
     saved("llama", tmp_path, **NATIVE["llama"])
     code = f"""
 import torch
-from forerun.tree import EMPTY
+from forerun.core.tree import EMPTY
 from parity import branching, forward, prompt, sequence
-from forerun.engine.attention import TorchDecoder
+from forerun.runner.attention import TorchDecoder
 from forerun.errors import ConfigError
 from forerun.models.load import load_target
-from forerun.native import LEVELS, kernels
+from forerun.runner.native import LEVELS, kernels
 assert LEVELS[kernels().level] == {level!r}
 runners = [load_target({str(tmp_path)!r}, dtype="fp32") for _ in range(2)]
 assert isinstance(runners[0].decode, TorchDecoder) == ({level!r} == "off")
@@ -156,7 +156,7 @@ for tree in (EMPTY, branching()):
 
 
 def test_unknown_level_is_refused() -> None:
-    code = "from forerun.native import kernels; kernels()"
+    code = "from forerun.runner.native import kernels; kernels()"
     environment = os.environ | {"FORERUN_NATIVE": "sse", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from forerun.errors import ConfigError, DataError
 from forerun.models.tokenizer import Tokenizer
-from forerun.ngrams.ngram_model import NgramModel, is_saved
+from forerun.ngrams.index.counts.trie import NgramModel, is_saved
 
 TEXTS = st.lists(st.lists(st.integers(0, 4), max_size=12), min_size=1, max_size=4).filter(any)
 

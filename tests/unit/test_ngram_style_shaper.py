@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import forerun
-from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.cli import style as options
 from forerun.cli.main import main
 from forerun.constraints.ngram_style import NgramStyle
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.records import Sequence
+from forerun.core.sampling import Sampling, softmax
 from forerun.errors import ConfigError, UnknownName
-from forerun.ngrams.ngram_model import NgramModel
-from forerun.records import Sequence
-from forerun.sampling import Sampling, softmax
+from forerun.ngrams.index.counts.trie import NgramModel
+from forerun.tasks.reasoning import ReasoningTask
 
 V, K = 6, 1e-3
 TEXT = [0, 1, 2, 0, 1, 3, 0, 1, 2]  # N: 9; 0 -> 1 three times; (0, 1) -> 2 twice, 3 once

@@ -25,10 +25,10 @@ from forerun.bench.optimum import (
 )
 from forerun.bench.theory import Headroom
 from forerun.controllers.fixed import Fixed
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.tree import IID, POINT, SWOR, Proposal, TreeBuilder
 from forerun.drafters.base import Grown
-from forerun.engine.loop import Engine
-from forerun.tree import IID, POINT, SWOR, Proposal, TreeBuilder
+from forerun.engine.engine import Engine
 from forerun.verifiers.base import residual
 
 A = (np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5]), 2)

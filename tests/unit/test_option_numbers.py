@@ -14,7 +14,7 @@ from forerun.drafters.stand import Stand
 from forerun.drafters.suffix import Suffix
 from forerun.drafters.token_recycling import TokenRecycling
 from forerun.errors import ConfigError
-from forerun.ngrams.sharing import MOST_MB, in_bytes
+from forerun.ngrams.tables.logits.pool import MOST_MB, in_bytes
 from forerun.registry import LARGEST
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from forerun.dice import Dice, EnumeratedDice, SeededDice
+from forerun.core.dice import Dice, EnumeratedDice, SeededDice
+from forerun.core.records import Plan, Sequence, Verdict
+from forerun.core.roles import Verifier
+from forerun.core.sampling import Sampling, to_probs
+from forerun.core.tree import IID, POINT, SWOR, Proposal, Tree, TreeBuilder
+from forerun.core.tree_template import grid
 from forerun.drafters.stand import Stand
-from forerun.records import Plan, Sequence, Verdict
-from forerun.roles import Verifier
-from forerun.sampling import Sampling, to_probs
-from forerun.template import grid
-from forerun.tree import IID, POINT, SWOR, Proposal, Tree, TreeBuilder
 from forerun.verifiers.base import residual
 from forerun.verifiers.match import Match
 from forerun.verifiers.recursive import Recursive

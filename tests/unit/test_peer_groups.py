@@ -18,10 +18,10 @@ from forerun.bench.harness import Harness
 from forerun.bench.headline import context
 from forerun.bench.metrics import ratios
 from forerun.bench.planning import Chosen, units
+from forerun.bench.ranking import Standing, incomplete
 from forerun.bench.results import Manifest, Record, read_run
 from forerun.bench.run_writer import RunWriter
-from forerun.bench.standing import Standing, incomplete
-from forerun.sampling import Sampling
+from forerun.core.sampling import Sampling
 
 GIB = 1 << 30
 

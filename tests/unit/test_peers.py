@@ -18,16 +18,16 @@ import numpy as np
 import pytest
 
 import forerun
-from forerun.bench import contestants
+from forerun.bench import method_names
 from forerun.bench.contestants import PeerError, Setup, SkippedPeer
 from forerun.bench.peers import catalog, client, install, law, make, parse
 from forerun.bench.peers import peer as peer_module
 from forerun.bench.peers.catalog import Mode, Peer
 from forerun.bench.peers.client import WorkerProcess
 from forerun.bench.scoring import LAST_LINES
-from forerun.bench.tasks.base import Example
+from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError
-from forerun.sampling import Sampling
+from forerun.tasks.base import Example
 
 # A worker whose "model" is a fixed law over four tokens; its mode says what is wrong with it.
 FAKE = """
@@ -431,7 +431,7 @@ class TestContestant:
             make("vllm:ngram", setup).start()
         install.write_state(tmp_path, "vllm", {"skipped": "no wheel"})
         with pytest.raises(SkippedPeer, match="could not be installed: no wheel"):
-            contestants.make("vllm", None, setup).start()  # type: ignore[arg-type]
+            method_names.make("vllm", None, setup).start()  # type: ignore[arg-type]
 
     def test_it_is_told_the_device_or_cannot_run_there(self, contestant, monkeypatch) -> None:
         one = contestant("fake:plain")
@@ -459,10 +459,10 @@ class TestBounds:
     def test_what_their_integers_cannot_hold_is_refused_before(
         self, sampling: Sampling, said: str
     ) -> None:
-        contestants.check_sampling(["plain", "stand:nodes=4"], sampling)  # ours can
+        method_names.check_sampling(["plain", "stand:nodes=4"], sampling)  # ours can
         with pytest.raises(ConfigError, match=said):
-            contestants.check_sampling(["plain", "vllm:batch"], sampling)
-        contestants.check_sampling(["vllm"], Sampling(seed=2**62, top_k=2**31 - 1))
+            method_names.check_sampling(["plain", "vllm:batch"], sampling)
+        method_names.check_sampling(["vllm"], Sampling(seed=2**62, top_k=2**31 - 1))
 
     def test_options_too(self) -> None:
         assert parse("vllm:ngram:tokens=2147483647").options["tokens"] == 2**31 - 1

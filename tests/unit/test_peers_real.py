@@ -14,8 +14,8 @@ import pytest
 import forerun
 from forerun.bench.contestants import Demand, Setup, SkippedPeer
 from forerun.bench.peers import law, make, methods
-from forerun.bench.tasks.base import Example
-from forerun.sampling import Sampling
+from forerun.core.sampling import Sampling
+from forerun.tasks.base import Example
 
 PEERS_DIR = Path(os.environ.get("PEERS_DIR", ".peers"))
 MODELS = ["reasoner", *filter(None, os.environ.get("PEERS_MODELS", "").split(":"))]

@@ -13,13 +13,13 @@ from safetensors.numpy import load_file
 from test_peers import contestant, fake, sharing  # noqa: F401 - fixtures
 
 from forerun.bench.contestants import Demand
-from forerun.bench.own import Own
+from forerun.bench.local_runner import Own
 from forerun.bench.peers import catalog, sizing
 from forerun.bench.peers import peer as peer_module
 from forerun.bench.peers.sizing import MEASURED, context_of, memory_need, model_size, num_cells
 from forerun.bench.peers.workers import serve
-from forerun.bench.tasks.base import Example
-from forerun.sampling import Sampling
+from forerun.core.sampling import Sampling
+from forerun.tasks.base import Example
 
 VLLM, LLAMA = catalog.PEERS["vllm"], catalog.PEERS["llama_cpp"]
 LAYERS, KV_HEADS, HEAD_DIM = 30, 3, 64  # SmolLM2-135M

@@ -7,12 +7,12 @@ import itertools
 import numpy as np
 import pytest
 
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan, Sequence, Step
+from forerun.core.sampling import Sampling
+from forerun.core.tree import POINT
 from forerun.drafters.prompt_lookup import Index, PromptLookup
 from forerun.errors import ConfigError
-from forerun.records import Plan, Sequence, Step
-from forerun.sampling import Sampling
-from forerun.tree import POINT
 
 
 def sequence(tokens: list[int]) -> Sequence:

@@ -10,14 +10,14 @@ import torch
 
 from fakes import FakeTarget, table_law
 from forerun import registry
-from forerun.dice import SeededDice
+from forerun.api import Model, load
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan, Sequence
+from forerun.core.roles import Path as TokenPath
+from forerun.core.sampling import Sampling
+from forerun.core.tree_template import grid
 from forerun.drafters.stand import Stand
-from forerun.engine.api import Model, load
 from forerun.errors import ConfigError
-from forerun.records import Plan, Sequence
-from forerun.roles import Path as TokenPath
-from forerun.sampling import Sampling
-from forerun.template import grid
 from harness import distance
 
 

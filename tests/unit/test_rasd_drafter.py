@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from fakes import FakeRunner, FakeTarget, TableSource, run_all, sequence, table_law
 from forerun import registry
 from forerun.controllers.fixed import Fixed
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan, Sequence
+from forerun.core.roles import Drafter
+from forerun.core.sampling import Sampling
+from forerun.core.tree import EMPTY, IID, POINT, Proposal, Tree, TreeBuilder, chain
+from forerun.core.tree_template import grid
 from forerun.drafters.base import Grown
 from forerun.drafters.rasd import Rasd, first_law, graft, pruned
-from forerun.engine.loop import Engine
+from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
-from forerun.ngrams.infini import Index
-from forerun.ngrams.retrieval import Found
-from forerun.ngrams.retrieval_kernels import Firsts
-from forerun.records import Plan, Sequence
-from forerun.roles import Drafter
-from forerun.sampling import Sampling
-from forerun.template import grid
-from forerun.tree import EMPTY, IID, POINT, Proposal, Tree, TreeBuilder, chain
+from forerun.ngrams.index.query.continuation_kernels import Firsts
+from forerun.ngrams.index.query.continuations import Found
+from forerun.ngrams.index.query.engine import Index
 
 A, B, C, D, E, F, G, H = range(8)
 Paths = Many[Many[int]]

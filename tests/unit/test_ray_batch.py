@@ -17,14 +17,14 @@ from command import Call
 from ray_jobs import SAMPLING, TEXTS, asked, local, setup, tokens
 
 import forerun
-from forerun import memories
 from forerun.cli.main import main
-from forerun.engine.run import Sample
+from forerun.engine.generation import Sample
 from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.integrations import ray_batch
 from forerun.integrations.ray_batch import Pool
 from forerun.integrations.ray_results import Partial, partial_of
 from forerun.integrations.ray_worker import Asked, Worker
+from forerun.state import drafter_files
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_the_command_resumes_and_merges_memories(
     assert printed == out.read_text()
     places = [(line["id"], line["prompt_index"], line["index"]) for line in lines]
     assert places == [(f"q{i}", i, k) for i in range(5) for k in (0, 1)]
-    assert memories.read(memory).snapshot.counts["tokens"] == 100
+    assert drafter_files.read(memory).snapshot.counts["tokens"] == 100
 
     done = {i: [line for line in lines if line["prompt_index"] == i] for i in (0, 3)}
     _unfinish(out, done, words)
@@ -181,7 +181,7 @@ def test_the_command_resumes_and_merges_memories(
     assert [line["prompt_index"] for line in again] == [i for i in range(5) for _ in "ab"]
     assert [line for line in again if line["prompt_index"] in done] == done[0] + done[3]
     assert {line["seed"] for line in again} == {5}
-    assert memories.read(memory).snapshot.counts["tokens"] == 160  # the three that were left
+    assert drafter_files.read(memory).snapshot.counts["tokens"] == 160  # the three that were left
 
 
 def _unfinish(out: Path, done: dict[int, list[dict[str, Any]]], words: list[Any]) -> None:

@@ -17,10 +17,10 @@ from forerun.cli.main import main
 from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.integrations import ray_index
 from forerun.integrations.ray_index import RayIndex, Searcher
-from forerun.ngrams import building
-from forerun.ngrams.building import Options
-from forerun.ngrams.documents import Reading
-from forerun.ngrams.infini import Index
+from forerun.ngrams.index.build import build
+from forerun.ngrams.index.build.build import Options
+from forerun.ngrams.index.build.documents import Reading
+from forerun.ngrams.index.query.engine import Index
 
 IDS = Reading("tokens", is_ids=True)
 PARTS = Options(tokenizer="ids", reading=IDS, shards=3, part=100, overlap=500)
@@ -59,18 +59,18 @@ def test_pieces_run_elsewhere_make_the_same_files(numbers: Path, tmp_path: Path)
         names.append(function.__name__)
         return pickle.loads(pickle.dumps(function(*arguments)))
 
-    building.build(tmp_path / "local", [numbers], PARTS)
-    building.build(tmp_path / "called", [numbers], PARTS, call=call)
+    build.build(tmp_path / "local", [numbers], PARTS)
+    build.build(tmp_path / "called", [numbers], PARTS, call=call)
     assert data(tmp_path / "called") == data(tmp_path / "local")
     assert set(names) == {"sort_piece", "merge_slice", "shard_info"}
     lines = write_lines(tmp_path / "t.jsonl", [{"text": f"to be {i}"} for i in range(20)])
     for name, other in (("a", None), ("b", call)):
-        building.build(tmp_path / name, [lines], Options(tokenizer="bytes", shards=2), call=other)
+        build.build(tmp_path / name, [lines], Options(tokenizer="bytes", shards=2), call=other)
     assert data(tmp_path / "a") == data(tmp_path / "b") and "encode" in names
 
 
 def test_a_tokenizer_that_differs_on_a_worker_is_refused() -> None:
-    from forerun.ngrams.tokenising import encode
+    from forerun.ngrams.index.build.tokenize import encode
 
     with pytest.raises(DataError, match="'bytes' has another vocabulary on"):
         encode("bytes", "0" * 32, ["text"])
@@ -113,7 +113,7 @@ def asked(index: Index) -> list[Any]:
 def test_a_build_on_ray_is_that_of_one_process(
     cluster: Any, numbers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    building.build(tmp_path / "local", [numbers], PARTS)
+    build.build(tmp_path / "local", [numbers], PARTS)
     seen = []
     manifest = ray_index.build(
         tmp_path / "ray", [numbers], PARTS, report=lambda *row: seen.append(row)
@@ -146,7 +146,7 @@ def deadly(mark: Path, is_always: bool = False) -> Callable[[str], list[int]]:
 def test_a_killed_tokenising_task_is_run_again(cluster: Any, tmp_path: Path) -> None:
     lines = write_lines(tmp_path / "t.jsonl", [{"text": f"to be {i}"} for i in range(20)])
     mark = tmp_path / "mark"
-    building.build(tmp_path / "local", [lines], Options(tokenizer="bytes"))
+    build.build(tmp_path / "local", [lines], Options(tokenizer="bytes"))
     ray_index.build(tmp_path / "ray", [lines], Options(tokenizer=deadly(mark)))
     tokens = [name for name in data(tmp_path / "local") if name.split(".")[0] != "tokenizer"]
     assert mark.read_text() == "died\n"
@@ -178,7 +178,7 @@ def dying_at(name: str, mark: Path) -> Callable[..., Any]:
 def test_a_killed_sorting_task_is_run_again(
     cluster: Any, numbers: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    building.build(tmp_path / "local", [numbers], PARTS)
+    build.build(tmp_path / "local", [numbers], PARTS)
     monkeypatch.setattr(ray_index, "_run", dying_at(name, tmp_path / "mark"))
     ray_index.build(tmp_path / "ray", [numbers], PARTS)
     assert (tmp_path / "mark").exists()
@@ -189,7 +189,7 @@ def test_a_killed_sorting_task_is_run_again(
 def test_actors_answer_as_one_process_and_come_back(
     cluster: Any, numbers: Path, tmp_path: Path
 ) -> None:
-    building.build(tmp_path / "ix", [numbers], PARTS)
+    build.build(tmp_path / "ix", [numbers], PARTS)
     expected = asked(Index.open(tmp_path / "ix"))
     with RayIndex.open(tmp_path / "ix", actors=2) as index:
         assert index.numbers == [[0, 2], [1]]
@@ -203,7 +203,7 @@ def test_actors_answer_as_one_process_and_come_back(
 
 
 def test_an_actor_answers_for_its_shards(numbers: Path, tmp_path: Path) -> None:
-    building.build(tmp_path / "ix", [numbers], PARTS)
+    build.build(tmp_path / "ix", [numbers], PARTS)
     whole, part = Index.open(tmp_path / "ix"), Searcher(tmp_path / "ix", [0, 2], True)
     flat, starts = whole._flat([[1], [2, 3]])
     found = whole._batch("find_many", flat, starts, 2)

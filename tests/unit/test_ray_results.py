@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError
 from forerun.integrations.ray_results import Partial, partial_of, seed_of
 from forerun.integrations.ray_worker import Asked
-from forerun.sampling import Sampling
 
 SAMPLING = Sampling(temperature=0.8, max_new_tokens=10, n=2, seed=5, ignore_eos=True)
 

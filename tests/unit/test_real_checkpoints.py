@@ -12,12 +12,12 @@ import torch
 from parity import error, forward, sequence
 
 import forerun
-from forerun.engine.runner import ModelRunner
-from forerun.models.folder import Written
+from forerun.core.tree import EMPTY, Tree, TreeBuilder
 from forerun.models.load import load_target, planned
-from forerun.native import kernels
-from forerun.native.decoder import NativeDecoder
-from forerun.tree import EMPTY, Tree, TreeBuilder
+from forerun.models.paths import Written
+from forerun.runner.model_runner import ModelRunner
+from forerun.runner.native import kernels
+from forerun.runner.native.decoder import NativeDecoder
 
 pytestmark = pytest.mark.slow
 MODELS = ("smollm2-135m", "qwen-coder-0.5b", "gemma3-270m")

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from forerun.bench.tasks import get_task, is_file
-from forerun.bench.tasks._python_answer import completed, longest_python, program
-from forerun.bench.tasks.base import Task
-from forerun.bench.tasks.gsm8k import canonical
-from forerun.bench.tasks.json_extraction import json_object
 from forerun.errors import ConfigError, DataError, UnknownName
+from forerun.tasks import get_task, is_file
+from forerun.tasks._python_answer import completed, longest_python, program
+from forerun.tasks.base import Task
+from forerun.tasks.gsm8k import canonical
+from forerun.tasks.json_extraction import json_object
 
 GSM8K = {"question": "Ann has 3 bags of 400 nuts. How many?", "answer": "3*400=1200\n#### 1,200"}
 HUMANEVAL = {

@@ -11,9 +11,9 @@ import pytest
 import torch
 from tiny import make_tiny
 
-from forerun.bench.tasks.reasoning import ReasoningTask
+from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError
-from forerun.sampling import Sampling
+from forerun.tasks.reasoning import ReasoningTask
 from forerun.training import problems
 from forerun.training.evaluate import entropies, evaluate, load, measure_tau, read_solved
 from forerun.training.plans import NAME

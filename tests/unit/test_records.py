@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fakes import sequence
-from forerun.dice import SeededDice
-from forerun.records import Plan, Step, Verdict
-from forerun.tree import EMPTY, Tree, chain
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan, Step, Verdict
+from forerun.core.tree import EMPTY, Tree, chain
 
 
 def step(trees: list[Tree], leads: list[int]) -> Step:

@@ -10,16 +10,16 @@ import forerun
 from fakes import FakeRunner, FakeTarget, NoRepeats, run_all, sequence, table_law
 from forerun import registry
 from forerun.controllers.fixed import Fixed
-from forerun.dice import EnumeratedDice, SeededDice
+from forerun.core.dice import EnumeratedDice, SeededDice
+from forerun.core.logits import Laws
+from forerun.core.records import Rows, Step
+from forerun.core.roles import Drafter, Verifier
+from forerun.core.sampling import Sampling, softmax
+from forerun.core.tree import EMPTY, IID, Proposal, Tree, TreeBuilder, appended, chain
 from forerun.drafters.draft_model import DraftModel
-from forerun.engine.loop import Engine
+from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
-from forerun.records import Rows, Step
-from forerun.roles import Drafter, Verifier
-from forerun.sampling import Sampling, softmax
 from forerun.serving.methods import make_verifier
-from forerun.shaping import Laws
-from forerun.tree import EMPTY, IID, Proposal, Tree, TreeBuilder, appended, chain
 from forerun.verifiers.recursive import Recursive
 from forerun.verifiers.reflective import Fused, Reflective
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import forerun
-from forerun.dice import EnumeratedDice, SeededDice
-from forerun.sampling import Sampling
-from forerun.tree import IID, POINT, SWOR, Proposal, Tree, TreeBuilder
+from forerun.core.dice import EnumeratedDice, SeededDice
+from forerun.core.sampling import Sampling
+from forerun.core.tree import IID, POINT, SWOR, Proposal, Tree, TreeBuilder
 from forerun.verifiers import base
 from forerun.verifiers.block import Block
 from forerun.verifiers.k_seq import KSeq
@@ -154,9 +154,9 @@ def test_the_log_counts_in_powers_of_ten(release, caplog) -> None:
 
 OPTIMISED = """
 import numpy as np
-from forerun.dice import SeededDice
-from forerun.sampling import Sampling
-from forerun.tree import IID, Proposal, TreeBuilder
+from forerun.core.dice import SeededDice
+from forerun.core.sampling import Sampling
+from forerun.core.tree import IID, Proposal, TreeBuilder
 from forerun.verifiers.base import STRICT, Refusals
 from forerun.verifiers.recursive import Recursive
 class Laws(dict):

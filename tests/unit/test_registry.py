@@ -8,9 +8,9 @@ import pytest
 
 from forerun import catalog, registry
 from forerun.catalog import Row
+from forerun.core.roles import Controller, Drafter, Grower, Verifier
 from forerun.errors import ConfigError, UnknownName
 from forerun.growers.iid import Iid
-from forerun.roles import Controller, Drafter, Grower, Verifier
 
 ROLES = {
     "drafter": Drafter,

@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun import registry
+from forerun.api import Model, load
+from forerun.bench.replay.recording import Trace, load_tokenizer, read_recordings, to_traces
+from forerun.bench.replay.replay import agreed, overlap, replay
 from forerun.cli.main import main
 from forerun.controllers.fixed import Fixed
+from forerun.core.records import Plan
+from forerun.core.roles import Drafter
+from forerun.core.tree import TreeBuilder, chain
 from forerun.drafters.prompt_lookup import PromptLookup
-from forerun.engine.api import Model, load
 from forerun.errors import ConfigError, DataError
-from forerun.recordings import Trace, load_tokenizer, read_recordings, to_traces
-from forerun.records import Plan
-from forerun.replay import agreed, overlap, replay
-from forerun.roles import Drafter
-from forerun.tree import TreeBuilder, chain
 
 PLAN = Plan(nodes=6, depth=6)
 TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=40)

@@ -17,11 +17,11 @@ from sample_run import BREAKS, METHODS, faster, manifest, records, write_run
 from forerun.bench import metrics, theory
 from forerun.bench.headline import tiles
 from forerun.bench.markdown import marked, render
+from forerun.bench.ranking import Standing, factor, span, times
 from forerun.bench.report import build, write_report
 from forerun.bench.report_setup import DEFINITIONS
 from forerun.bench.results import Manifest, Record
 from forerun.bench.roofline import after_prompts, roofline_fraction
-from forerun.bench.standing import Standing, factor, span, times
 
 
 @pytest.fixture(scope="module")

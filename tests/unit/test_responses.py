@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from fakes import FakeTarget, table_law
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.records import Sequence, Snapshot
+from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError
-from forerun.ngrams.responses import LEAD, Responses, merged, pack, unpack
-from forerun.records import Sequence, Snapshot
-from forerun.sampling import Sampling
+from forerun.ngrams.tables.suffix.response_store import LEAD, Responses, merged, pack, unpack
 
 
 class Log:

@@ -11,15 +11,15 @@ import pytest
 from fakes import FakeTarget, sequence, table_law
 from forerun import registry
 from forerun.assets import embedded
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan
+from forerun.core.tree import POINT
 from forerun.drafters.rest import Rest
 from forerun.errors import ConfigError, DataError
 from forerun.models.tokenizer import Tokenizer
-from forerun.ngrams.building import Options, build
-from forerun.ngrams.datastores import in_memory
-from forerun.ngrams.infini import Index
-from forerun.records import Plan
-from forerun.tree import POINT
+from forerun.ngrams.index.build.build import Options, build
+from forerun.ngrams.index.query.datastore import in_memory
+from forerun.ngrams.index.query.engine import Index
 
 DOCS = [[1, 2, 3, 7], [1, 2, 3, 8], [1, 2, 4], [5, 2, 6]]
 

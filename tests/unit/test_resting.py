@@ -11,15 +11,15 @@ import pytest
 from fakes import FakeTarget, run_all, sequence, table_law
 from forerun import registry
 from forerun.controllers.budget import Budget
-from forerun.dice import Dice, SeededDice
-from forerun.engine.guard import LATE, Guarded
-from forerun.engine.loop import Engine
+from forerun.core.dice import Dice, SeededDice
+from forerun.core.logits import Laws
+from forerun.core.records import Cost, Plan, Sequence, Step, Verdict
+from forerun.core.roles import Controller, Drafter
+from forerun.core.sampling import Sampling
+from forerun.core.tree import EMPTY, Tree, chain
+from forerun.engine.engine import Engine
+from forerun.engine.safe_drafter import LATE, Guarded
 from forerun.engine.stats import Recorder
-from forerun.records import Cost, Plan, Sequence, Step, Verdict
-from forerun.roles import Controller, Drafter
-from forerun.sampling import Sampling
-from forerun.shaping import Laws
-from forerun.tree import EMPTY, Tree, chain
 from forerun.verifiers.recursive import Recursive
 from harness import distance
 
@@ -174,7 +174,7 @@ def test_who_drafts_is_told_when_all_looks_are_heard(nodes: int, waits: bool) ->
 
 
 def test_lessons_of_large_logits_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forerun.engine.guard.LATE", (16, 8))
+    monkeypatch.setattr("forerun.engine.safe_drafter.LATE", (16, 8))
     drafter = Patient()
     loop = engine(drafter, Resting(Plan(0), 1), Recorder())
     loop.submit(sequence((0, 1), 40, SeededDice(0), GREEDY))

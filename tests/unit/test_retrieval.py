@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.ngrams import retrieval
-from forerun.ngrams.infini import Index
-from forerun.ngrams.retrieval import Found, retrieve
-from forerun.ngrams.retrieval_kernels import Firsts, Wish, continuations
+from forerun.ngrams.index.query import continuations as retrieval
+from forerun.ngrams.index.query.continuation_kernels import Firsts, Wish, continuations
+from forerun.ngrams.index.query.continuations import Found, retrieve
+from forerun.ngrams.index.query.engine import Index
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), min_size=1, max_size=4)
 EOS = 3  # an id like others in most tests

@@ -10,18 +10,18 @@ from says import FIRST, GREEDY, LAW, SECOND, Says, run, truth, wrong
 import forerun
 from fakes import FakeTarget, run_all, sequence
 from forerun.controllers.fixed import Fixed
-from forerun.dice import Dice, SeededDice
+from forerun.core.dice import Dice, SeededDice
+from forerun.core.records import Cost, Plan, Sequence, Step
+from forerun.core.sampling import Sampling
+from forerun.core.tree import Tree
 from forerun.drafters import draft_model
 from forerun.drafters.auto import Auto
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.router import MOST, OPTIMISM, Record, Router
 from forerun.drafters.stand import Stand
-from forerun.engine.guard import Guarded
-from forerun.engine.loop import Engine
+from forerun.engine.engine import Engine
+from forerun.engine.safe_drafter import Guarded
 from forerun.errors import ConfigError
-from forerun.records import Cost, Plan, Sequence, Step
-from forerun.sampling import Sampling
-from forerun.tree import Tree
 from forerun.verifiers.recursive import Recursive
 
 

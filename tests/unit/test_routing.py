@@ -12,9 +12,12 @@ from says import FIRST, GREEDY, LAW, SECOND, Says, run, silent, truth, wrong
 
 from fakes import FakeTarget, run_all, sequence
 from forerun import registry
-from forerun.chances import Chances
 from forerun.controllers.budget import Budget
-from forerun.dice import SeededDice
+from forerun.core.acceptance_prior import Chances
+from forerun.core.dice import SeededDice
+from forerun.core.records import Cost, Plan, Sequence
+from forerun.core.roles import Drafter, name_of
+from forerun.core.tree import EMPTY, Tree, chain
 from forerun.drafters.auto import Auto
 from forerun.drafters.base import followed
 from forerun.drafters.cascade import Cascade
@@ -22,12 +25,9 @@ from forerun.drafters.fuse import Fuse
 from forerun.drafters.router import Router
 from forerun.drafters.sam import Sam
 from forerun.drafters.stand import Stand
-from forerun.engine.guard import Guarded
-from forerun.engine.loop import Engine
+from forerun.engine.engine import Engine
+from forerun.engine.safe_drafter import Guarded
 from forerun.errors import CapacityError, ConfigError
-from forerun.records import Cost, Plan, Sequence
-from forerun.roles import Drafter, name_of
-from forerun.tree import EMPTY, Tree, chain
 from forerun.verifiers.recursive import Recursive
 from harness import distance
 

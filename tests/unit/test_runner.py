@@ -10,13 +10,13 @@ import pytest
 import torch
 from parity import branching, error, expected, forward, prompt, saved, sequence, worst
 
-from forerun.engine.attention import Masks, Span, lowest
-from forerun.engine.runner import CHUNK, LOGITS, ModelRunner
-from forerun.engine.work import Work, lay_out
+from forerun.core.tree import EMPTY, Tree, TreeBuilder, chain
 from forerun.errors import CapacityError
 from forerun.models.load import load_target
-from forerun.native import kernels
-from forerun.tree import EMPTY, Tree, TreeBuilder, chain
+from forerun.runner.attention import Masks, Span, lowest
+from forerun.runner.forward_batch import Work, lay_out
+from forerun.runner.model_runner import CHUNK, LOGITS, ModelRunner
+from forerun.runner.native import kernels
 
 TOLERANCE = 1e-4
 
@@ -263,7 +263,7 @@ def test_a_failed_pass_leaves_right_state(
     forward(runner, [seq], [branching()])
     seq.tokens += [*branching().path(6), 7]
     with monkeypatch.context() as patched:
-        patched.setattr("forerun.engine.cache.available_bytes", lambda device: 0)
+        patched.setattr("forerun.runner.kv_cache.available_bytes", lambda device: 0)
         long = sequence(prompt(400))
         with pytest.raises(CapacityError, match="use fewer sequences"):
             forward(runner, [seq, long], [branching(), EMPTY])

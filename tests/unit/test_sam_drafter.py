@@ -9,15 +9,15 @@ import pytest
 
 from fakes import FakeTarget, table_law
 from forerun import registry
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan, Sequence, Step
+from forerun.core.roles import Drafter
+from forerun.core.sampling import Sampling
+from forerun.core.tree import POINT, chain
 from forerun.drafters.sam import Sam
 from forerun.errors import ConfigError, DataError
 from forerun.models.tokenizer import Tokenizer
-from forerun.ngrams.suffix_automaton import warm_up
-from forerun.records import Plan, Sequence, Step
-from forerun.roles import Drafter
-from forerun.sampling import Sampling
-from forerun.tree import POINT, chain
+from forerun.ngrams.tables.suffix.automaton import warm_up
 
 WIDE = Plan(nodes=64, depth=64)
 

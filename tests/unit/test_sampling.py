@@ -10,9 +10,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from forerun import sampling as module
+from forerun.core import sampling as module
+from forerun.core.sampling import Sampling, from_json, log_softmax, softmax, to_probs
 from forerun.errors import ConfigError
-from forerun.sampling import Sampling, from_json, log_softmax, softmax, to_probs
 
 QUARTERS = st.integers(-12, 12).map(lambda i: i / 4)  # coarse, so that ties are common
 TEMPERATURES = st.sampled_from([0.3, 0.5, 1.0, 1.7])

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from forerun.bench.tasks import _sandbox
-from forerun.bench.tasks._sandbox import Limits, isolation, run_tests
+from forerun.tasks import _sandbox
+from forerun.tasks._sandbox import Limits, isolation, run_tests
 
 QUICK = Limits(wall_seconds=20.0, cpu_seconds=1)
 SOLUTION = "def double(x):\n    return 2 * x\n"

@@ -7,22 +7,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import FakeTarget, TableSource, run_all, sequence, table_law
+from forerun.api import Model
 from forerun.controllers.fixed import Fixed
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.records import Step
+from forerun.core.roles import Drafter, Shaper
+from forerun.core.sampling import Sampling
+from forerun.core.tree import EMPTY
 from forerun.drafters.base import Grown
 from forerun.drafters.fuse import Fuse
 from forerun.drafters.none import Plain
-from forerun.engine.api import Model
-from forerun.engine.loop import Engine
+from forerun.engine.engine import Engine
 from forerun.engine.scheduler import Scheduler
-from forerun.engine.stops import Stops, Stream
+from forerun.engine.stopping import Stops, Stream
 from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.growers.chain import Chain
 from forerun.growers.iid import Iid
-from forerun.records import Step
-from forerun.roles import Drafter, Shaper
-from forerun.sampling import Sampling
-from forerun.tree import EMPTY
 from forerun.verifiers.greedy import Greedy
 from forerun.verifiers.recursive import Recursive
 

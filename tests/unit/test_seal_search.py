@@ -11,7 +11,7 @@ import pytest
 
 from forerun.errors import CapacityError, ConfigError, DataError, UnknownName
 from forerun.models.tokenizer import Tokenizer
-from forerun.ngrams.fm_index import FMIndex
+from forerun.ngrams.index.fm.index import FMIndex
 from forerun.retrieval import measures
 from forerun.retrieval.generator import Generator
 from forerun.retrieval.passages import (

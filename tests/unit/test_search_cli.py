@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tiny import make_tiny
 
-from forerun import fitting
 from forerun.cli import fit_tree
 from forerun.cli.main import main
-from forerun.ngrams import files
-from forerun.template import DEFAULT, Template
+from forerun.core.tree_template import DEFAULT, Template
+from forerun.growers import _fit_template as fitting
+from forerun.state import array_file
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_what_is_learned_is_kept_for_the_next_search(
     again = search(*words)
     (after,) = [line for line in again[2].splitlines() if line.startswith("memory: ")]
     assert first[0] == again[0] == 0 and str(file) in before
-    origin = files.read_origin(file)
+    origin = array_file.read_origin(file)
     assert origin.tenant == "ann" and before != after, "it has learned more"
     status, _, err = search("-n", 2, "--select", "likelihood", "--memory", tmp_path)
     assert status == 2 and str(tmp_path) in err

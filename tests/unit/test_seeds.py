@@ -17,10 +17,10 @@ from traces_left import held
 
 import forerun
 from forerun import registry
+from forerun.api import Model
+from forerun.core.records import Cost
 from forerun.drafters.auto import Auto
 from forerun.drafters.stand import Stand
-from forerun.engine.api import Model
-from forerun.records import Cost
 from forerun.search.best_of import best_of
 from forerun.search.dvts import dvts
 from forerun.search.step_beam import step_beam

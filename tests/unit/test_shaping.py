@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import NoRepeats, sequence
-from forerun.dice import SeededDice
-from forerun.records import Rows, Sequence
-from forerun.sampling import Sampling, to_probs
-from forerun.shaping import FOLD, Adjust, Laws, advance
-from forerun.tree import Tree, TreeBuilder, chain
+from forerun.core.dice import SeededDice
+from forerun.core.logits import FOLD, Adjust, Laws, advance
+from forerun.core.records import Rows, Sequence
+from forerun.core.sampling import Sampling, to_probs
+from forerun.core.tree import Tree, TreeBuilder, chain
 
 VOCAB = 6
 TOKENS = st.lists(st.integers(0, VOCAB - 1), max_size=8)

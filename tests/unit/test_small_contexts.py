@@ -9,14 +9,14 @@ import pytest
 from tiny import make_tiny
 
 import forerun
-from forerun import passes
+from forerun.engine.cost import forward
 
 GREEDY = {"temperature": 0, "n": 2, "max_new_tokens": 99, "ignore_eos": True}
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, measured_cost: None) -> None:
-    monkeypatch.setattr(passes, "START", (0.0, 20.0))
+    monkeypatch.setattr(forward, "START", (0.0, 20.0))
 
 
 @pytest.mark.parametrize("context", [2, 3, 8, 16, 32, 64])
@@ -29,7 +29,9 @@ def test_a_small_model_says_all_that_it_has_room_for(
         (found,) = model.generate([[7]], drafter=drafter, **GREEDY)
         results[drafter] = [sample.tokens for sample in found.samples]
         assert not found.stats.failures
-    assert model.target.cost.rows == tuple(sorted(passes.ROWS)), "drafts of every size have a price"
+    assert model.target.cost.rows == tuple(sorted(forward.ROWS)), (
+        "drafts of every size have a price"
+    )
     assert [len(tokens) for tokens in results["none"]] == 2 * [context - 1]
     assert results["stand"] == results["auto"] == results["none"]
 
@@ -52,7 +54,7 @@ def test_more_context_than_a_model_has_is_refused_aloud(
         assert forerun.load(tiny_folder, context=128).target.context == 128
         assert not caplog.messages
         assert forerun.load(tiny_folder, context=129).target.context == 128
-    assert caplog.messages == ["context 129 was asked for; that of this model is 128"]
+    assert caplog.messages == ["context=129 exceeds the model's maximum of 128; using that"]
 
 
 def test_a_context_without_room_for_an_answer_is_refused(tiny_folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forerun.softmax_kernel import softmax_into
+from forerun.verifiers._softmax import softmax_into
 
 
 def kernel(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray | None:

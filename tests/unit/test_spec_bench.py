@@ -22,10 +22,10 @@ from forerun.bench.spec_bench import (
     unshared,
     write_answers,
 )
-from forerun.bench.tasks import get_task
-from forerun.bench.tasks.base import prepare
-from forerun.bench.tasks.spec_bench import read_questions
 from forerun.errors import CapacityError, ConfigError, DataError, UnknownName
+from forerun.tasks import get_task
+from forerun.tasks.base import prepare
+from forerun.tasks.spec_bench import read_questions
 
 STORED = Path(__file__).parents[1] / "data"
 QUESTIONS = [

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from fakes import sequence
-from forerun.dice import EnumeratedDice, SeededDice
+from forerun.core.dice import EnumeratedDice, SeededDice
+from forerun.core.logits import Laws
+from forerun.core.records import Rows
+from forerun.core.sampling import Sampling
+from forerun.core.tree import EMPTY, IID, POINT, SWOR, Proposal, Tree, TreeBuilder
 from forerun.errors import ConfigError
-from forerun.records import Rows
-from forerun.sampling import Sampling
-from forerun.shaping import Laws
-from forerun.tree import EMPTY, IID, POINT, SWOR, Proposal, Tree, TreeBuilder
 from forerun.verifiers.recursive import Recursive
 from forerun.verifiers.speculative import Speculative, scratch
 

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 from fakes import FakeTarget, run_all, sequence, table_law
-from forerun.chances import Chances, Gain
 from forerun.controllers.fixed import Fixed
-from forerun.dice import SeededDice
+from forerun.core.acceptance_prior import Chances, Gain
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan, Sequence, Step
+from forerun.core.roles import Drafter
+from forerun.core.sampling import Sampling
+from forerun.core.tree import POINT, SWOR, Tree, chain
 from forerun.drafters.fuse import Fuse, merge
 from forerun.drafters.router import Router
 from forerun.drafters.stand import Stand, Trial
-from forerun.engine.loop import Engine
+from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
-from forerun.records import Plan, Sequence, Step
-from forerun.roles import Drafter
-from forerun.sampling import Sampling
-from forerun.tree import POINT, SWOR, Tree, chain
 from forerun.verifiers.recursive import Recursive
 
 LAW = table_law(1)

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan, Sequence, Step, Verdict
+from forerun.core.sampling import Sampling
+from forerun.core.tree import POINT, SWOR, Tree, chain
+from forerun.core.tree_template import grid
 from forerun.drafters.stand import Stand
 from forerun.errors import ConfigError, DataError
-from forerun.ngrams.memory import LogitMemory, warm_up
-from forerun.records import Plan, Sequence, Step, Verdict
-from forerun.sampling import Sampling
-from forerun.template import grid
-from forerun.tree import POINT, SWOR, Tree, chain
+from forerun.ngrams.tables.logits.table import LogitMemory, warm_up
 
 ARRAYS = ("tokens", "parents", "laws", "rows", "starts", "q_ids", "q_probs")
 

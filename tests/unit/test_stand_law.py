@@ -11,13 +11,13 @@ from test_stand_drafter import ARRAYS, PlainLaws, fill, sequence
 
 from fakes import FakeTarget, table_law
 from forerun.controllers.fixed import Fixed
-from forerun.dice import EnumeratedDice
+from forerun.core.dice import EnumeratedDice
+from forerun.core.records import Plan, Sequence, Step
+from forerun.core.sampling import Sampling
+from forerun.core.tree import Tree
+from forerun.core.tree_template import best_first, grid
 from forerun.drafters.stand import Stand
-from forerun.engine.loop import Engine
-from forerun.records import Plan, Sequence, Step
-from forerun.sampling import Sampling
-from forerun.template import best_first, grid
-from forerun.tree import Tree
+from forerun.engine.engine import Engine
 from forerun.verifiers.greedy import Greedy
 from forerun.verifiers.recursive import Recursive
 from forerun.verifiers.speculative import Speculative

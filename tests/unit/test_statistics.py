@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from forerun import statistics
+from forerun.utils import stats as statistics
 
 SKEWED = [(0.9975, 0.0025), (0.9875, 0.0125), (0.6, 0.3875, 0.0125)]
 

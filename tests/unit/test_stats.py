@@ -9,15 +9,15 @@ import pytest
 
 from fakes import FakeTarget, run_all, sequence
 from forerun.controllers.fixed import Fixed
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan, Step, Verdict
+from forerun.core.roles import Drafter
+from forerun.core.sampling import Sampling
+from forerun.core.tree import EMPTY, Tree, TreeBuilder, chain
 from forerun.drafters.none import Plain
-from forerun.engine.loop import Engine
+from forerun.engine.engine import Engine
 from forerun.engine.stats import LATE, Recorder, Stats
-from forerun.engine.stops import Stops
-from forerun.records import Plan, Step, Verdict
-from forerun.roles import Drafter
-from forerun.sampling import Sampling
-from forerun.tree import EMPTY, Tree, TreeBuilder, chain
+from forerun.engine.stopping import Stops
 from forerun.verifiers.greedy import Greedy
 
 

@@ -12,10 +12,10 @@ import pytest
 from tiny import make_tiny
 
 import forerun
+from forerun.api import Model
+from forerun.core.sampling import Sampling
 from forerun.drafters.stand import Stand
-from forerun.engine.api import Model
 from forerun.errors import ConfigError, UnknownName
-from forerun.sampling import Sampling
 from forerun.search.arithmetic import arithmetic, numbers, value
 from forerun.search.dvts import dvts
 from forerun.search.session import Session
@@ -220,14 +220,14 @@ def test_likelihood_is_a_scorer_too(model: Model) -> None:
 def test_kept_cells_give_way_where_memory_is_short(
     model: Model, method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forerun.engine import cache
+    from forerun.runner import kv_cache
 
     small = forerun.load(make_tiny(tmp_path / "small"), dtype="fp32", max_seqs=40)
     options = FEW | {"n": 8, "width": 4, "drafter": "none", "scorer": length}
     wanted = method(model, PROMPT, **options)
     layers, _, _, *cell = small.target.cache.data.shape
     monkeypatch.setattr(
-        cache, "available_bytes", lambda device: 3 * 256 * layers * math.prod(cell) * 4
+        kv_cache, "available_bytes", lambda device: 3 * 256 * layers * math.prod(cell) * 4
     )
     found = method(small, PROMPT, **options)
     assert [b.tokens for b in found.tree] == [b.tokens for b in wanted.tree]
@@ -275,7 +275,7 @@ def test_the_step_checker_needs_no_answer(text: str, score: float) -> None:
 
 
 def test_the_step_checker_accepts_reference_solutions() -> None:
-    from forerun.bench.tasks.reasoning import ReasoningTask
+    from forerun.tasks.reasoning import ReasoningTask
 
     task = ReasoningTask("heldout", seed=4)
     scores = [arithmetic(e.prompt, e.reference) for e in map(task.example, range(200))]

@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from fakes import TableSource, sequence, table_law
-from forerun.dice import Dice, EnumeratedDice, SeededDice
+from forerun.core.dice import Dice, EnumeratedDice, SeededDice
+from forerun.core.records import Plan
+from forerun.core.roles import Grower
+from forerun.core.sampling import Sampling
+from forerun.core.tree import SWOR, Proposal, Tree
 from forerun.drafters.base import Grown
 from forerun.errors import ConfigError
 from forerun.growers.chain import Chain
@@ -27,10 +31,6 @@ from forerun.growers.stochastic_beam import (
     race,
     truncated,
 )
-from forerun.records import Plan
-from forerun.roles import Grower
-from forerun.sampling import Sampling
-from forerun.tree import SWOR, Proposal, Tree
 from forerun.verifiers.recursive import Recursive
 
 P, Q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from fakes import FakeTarget, run_all, sequence
 from forerun.controllers.fixed import Fixed
-from forerun.dice import SeededDice
-from forerun.engine.loop import Engine
-from forerun.engine.stops import Stops, Stream
-from forerun.records import Sequence
-from forerun.roles import Drafter
-from forerun.sampling import Sampling
-from forerun.tree import chain
+from forerun.core.dice import SeededDice
+from forerun.core.records import Sequence
+from forerun.core.roles import Drafter
+from forerun.core.sampling import Sampling
+from forerun.core.tree import chain
+from forerun.engine.engine import Engine
+from forerun.engine.stopping import Stops, Stream
 from forerun.verifiers.greedy import Greedy
 
 

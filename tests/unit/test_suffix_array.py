@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.ngrams import merging
-from forerun.ngrams.suffix_array import (
+from forerun.ngrams.index.build import merge as merging
+from forerun.ngrams.index.build.suffix_array import (
     TYPES,
     find_buckets,
     pack,
@@ -50,7 +50,7 @@ def test_repeats_and_runs(text: list[int]) -> None:
 
 
 def test_wide_positions_give_the_same() -> None:
-    from forerun.ngrams.sais import sort_suffixes
+    from forerun.ngrams.index.build.sais import sort_suffixes
 
     text = np.random.default_rng(0).integers(0, 9, 3000).astype(np.uint16)
     narrow, wide = np.empty(3000, np.int32), np.empty(3000, np.int64)

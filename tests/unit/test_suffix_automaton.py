@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.errors import ConfigError
-from forerun.ngrams.suffix_automaton import Generations, SuffixAutomaton, warm_up
+from forerun.ngrams.tables.suffix.automaton import Generations, SuffixAutomaton, warm_up
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from forerun import registry
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.records import Plan, Sequence, Step
+from forerun.core.sampling import Sampling
+from forerun.core.tree import POINT, Tree
 from forerun.drafters.suffix import Suffix
 from forerun.errors import ConfigError
-from forerun.ngrams.responses import LEAD, PIECE
-from forerun.ngrams.suffix_tree import warm_up
-from forerun.records import Plan, Sequence, Step
-from forerun.sampling import Sampling
-from forerun.tree import POINT, Tree
+from forerun.ngrams.tables.suffix.response_store import LEAD, PIECE
+from forerun.ngrams.tables.suffix.tree import warm_up
 
 WIDE = Plan(nodes=32, depth=32)
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.errors import ConfigError
-from forerun.ngrams.suffix_drafting import Wish
-from forerun.ngrams.suffix_tree import Draft, SuffixTree, Text, warm_up
+from forerun.ngrams.tables.suffix.draft import Wish
+from forerun.ngrams.tables.suffix.tree import Draft, SuffixTree, Text, warm_up
 
 Counts = Counter[tuple[int, ...]]
 

@@ -19,8 +19,8 @@ from forerun.bench.pass_at_k import passes as pass_at_k_of
 from forerun.bench.results import Record, SampleRecord, read_run
 from forerun.bench.suite import find_suite, read_suite, run_of, suite_names
 from forerun.bench.suite_examples import HALVES, half_of, picked, problem_text, questions
-from forerun.bench.tasks import get_task
 from forerun.errors import ConfigError, DataError, UnknownName
+from forerun.tasks import get_task
 
 MODES = "[modes.greedy]\ntemperature = 0.0\n[modes.many]\ntemperature = 0.6\nsamples = 4\n"
 TASK = (

@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 
 import forerun
 from forerun.cli.main import main
-from forerun.dice import SeededDice
-from forerun.engine.attention import TorchDecoder
-from forerun.engine.mixed import MixedStream
+from forerun.core.dice import SeededDice
+from forerun.core.records import Sequence
+from forerun.core.sampling import Sampling
+from forerun.core.tree import EMPTY
 from forerun.errors import CapacityError, ConfigError, DataError
-from forerun.ngrams.ngram_model import NgramModel
-from forerun.records import Sequence
-from forerun.sampling import Sampling
+from forerun.ngrams.index.counts.trie import NgramModel
+from forerun.runner.attention import TorchDecoder
+from forerun.runner.soft_embeddings import MixedStream
 from forerun.search.superposed import (
     Draft,
     Settings,
@@ -35,7 +36,6 @@ from forerun.search.superposed import (
     superposed,
     superposition,
 )
-from forerun.tree import EMPTY
 
 PROMPT = "Anna has 3 apples and buys 4 more."
 
@@ -185,7 +185,7 @@ def test_native_and_torch_passes_agree_on_mixes(model: forerun.Model) -> None:
 def test_a_long_prompt_goes_in_chunks(model: forerun.Model, monkeypatch) -> None:
     tokens = model.tokenizer.encode(PROMPT * 3)
     whole = MixedStream(model.target).prompt(tokens)
-    monkeypatch.setattr("forerun.engine.mixed.CHUNK", 7)
+    monkeypatch.setattr("forerun.runner.soft_embeddings.CHUNK", 7)
     stream = MixedStream(model.target)
     assert np.argmax(stream.prompt(tokens)) == np.argmax(whole)
     assert stream.num_passes == -(-len(tokens) // 7)

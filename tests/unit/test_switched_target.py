@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import forerun
 from fakes import (
     FakeTarget,
     NoRepeats,
@@ -21,24 +22,23 @@ from fakes import (
     table_law,
 )
 from forerun import registry
-from forerun.adaptive.entropy_switch import (
+from forerun.core.dice import EnumeratedDice, SeededDice
+from forerun.core.records import Plan
+from forerun.core.roles import Path
+from forerun.core.sampling import Sampling
+from forerun.core.tree import EMPTY
+from forerun.core.tree_template import grid
+from forerun.drafters.base import Grown
+from forerun.engine.engine import Engine
+from forerun.errors import ConfigError
+from forerun.targets.entropy_switch import (
     LARGE,
     SMALL,
     EntropySwitch,
     Mode,
     Usage,
     entropy_bits,
-    load,
 )
-from forerun.dice import EnumeratedDice, SeededDice
-from forerun.drafters.base import Grown
-from forerun.engine.loop import Engine
-from forerun.errors import ConfigError
-from forerun.records import Plan
-from forerun.roles import Path
-from forerun.sampling import Sampling
-from forerun.template import grid
-from forerun.tree import EMPTY
 from forerun.verifiers.judge import Head, Judge
 from forerun.verifiers.reflective import Reflective
 from harness import PROMPT, Given
@@ -64,7 +64,8 @@ class FakeRunner(FakeTarget):
 
 
 def switch(**options) -> EntropySwitch:
-    return EntropySwitch(*(FakeRunner(law) for law in LAWS), **options)
+    small, large = (FakeRunner(law) for law in LAWS)
+    return EntropySwitch(large, small=small, **options)
 
 
 def plain(tokens: Many[int], *, threshold, window, hold, clears=False) -> list[tuple[int, int]]:
@@ -259,7 +260,7 @@ def test_what_needs_more_than_its_logits_is_refused_when_an_engine_is_built(veri
 
 def test_other_vocabularies_are_refused(tiny_folder):
     with pytest.raises(ConfigError, match="another vocabulary"):
-        load("reasoner", str(tiny_folder), threshold=1.0)
+        forerun.load(target=f"entropy_switch:small={tiny_folder},threshold=1")
 
 
 # the embedded pair, float32, greedy: the models agree on little, so texts tell who spoke
@@ -267,20 +268,21 @@ def test_other_vocabularies_are_refused(tiny_folder):
 
 @pytest.fixture(scope="module")
 def pair():
-    return load(threshold=1.0, dtype="fp32", max_seqs=8)
+    return forerun.load(target="entropy_switch:small=draft,threshold=1", dtype="fp32", max_seqs=8)
 
 
 def prompts(count: int) -> list[str]:
-    from forerun.bench.tasks.reasoning import ReasoningTask
+    from forerun.tasks.reasoning import ReasoningTask
 
     return [ReasoningTask("heldout", seed=610_000).example(i).prompt for i in range(count)]
 
 
 def again(pair, **options) -> object:
     """The pair under other options, and nothing counted yet."""
-    from forerun.engine.api import Model
+    from forerun.api import Model
 
-    target = EntropySwitch(*pair.target.models, **options)
+    small, large = pair.target.models
+    target = EntropySwitch(large, small=small, **options)
     return Model(target, pair.tokenizer, "pair")
 
 
@@ -293,7 +295,7 @@ def texts(model, drafter: str = "none", batch: int = 1, **more) -> list[list[int
 
 
 def alone(pair, which: int):
-    from forerun.engine.api import Model
+    from forerun.api import Model
 
     return Model(pair.target.models[which], pair.tokenizer)
 

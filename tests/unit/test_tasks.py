@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from forerun.bench.tasks import get_task, is_file, task_names
-from forerun.bench.tasks.base import Example, Task, plain_text, prepare
-from forerun.bench.tasks.base_prose import REPORT, STORY, Scene, similarity
-from forerun.bench.tasks.code import body_of, same
 from forerun.errors import ConfigError, DataError, UnknownName
+from forerun.tasks import get_task, is_file, task_names
+from forerun.tasks.base import Example, Task, plain_text, prepare
+from forerun.tasks.base_prose import REPORT, STORY, Scene, similarity
+from forerun.tasks.code import body_of, same
 
 GENERATED = (
     "code",

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forerun.core.tree_template import DEFAULT, RANK_VALUES, Template, best_first, grid, levels
 from forerun.errors import ConfigError, DataError
-from forerun.template import DEFAULT, RANK_VALUES, Template, best_first, grid, levels
 
 
 @st.composite

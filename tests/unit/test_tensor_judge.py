@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from forerun import tensor_judge
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.logits import Laws
+from forerun.core.records import Rows, Sequence
+from forerun.core.sampling import Sampling, to_probs
+from forerun.core.tree import EMPTY, Tree
 from forerun.errors import ForerunError
-from forerun.records import Rows, Sequence
-from forerun.sampling import Sampling, to_probs
-from forerun.shaping import Laws
-from forerun.tree import EMPTY, Tree
+from forerun.verifiers import _gpu_verdicts as tensor_judge
 
 VOCAB, TOP = 50, 6
 

@@ -8,15 +8,16 @@ import torch
 from test_speculative import LateDice, TableLaws, one_node, random_law, random_tree
 
 from fakes import FakeTarget, NoRepeats, TableSource, run_all, sequence, table_law
-from forerun import registry, tensor_walk
+from forerun import registry
 from forerun.controllers.fixed import Fixed
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.sampling import Sampling
+from forerun.core.tree import EMPTY, IID, SWOR, Proposal, Tree, TreeBuilder
 from forerun.drafters.base import Grown
-from forerun.engine.loop import Engine
+from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
-from forerun.sampling import Sampling
-from forerun.tensor_walk import Forest, forest, verdicts, walk
-from forerun.tree import EMPTY, IID, SWOR, Proposal, Tree, TreeBuilder
+from forerun.verifiers import _gpu as tensor_walk
+from forerun.verifiers._gpu import Forest, forest, verdicts, walk
 from forerun.verifiers.recursive import Recursive
 
 

@@ -12,18 +12,18 @@ import torch
 from fakes import FakeTarget, run_all, sequence, table_law
 from forerun import registry
 from forerun.controllers.fixed import Fixed
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.logits import Laws
+from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
+from forerun.core.sampling import Sampling
+from forerun.core.tree import Tree, TreeBuilder, chain
+from forerun.core.tree_template import DEFAULT, grid
 from forerun.drafters.token_recycling import PUBLISHED, TokenRecycling
-from forerun.engine.loop import Engine
+from forerun.engine.engine import Engine
 from forerun.engine.stats import Recorder
 from forerun.errors import ConfigError, DataError
-from forerun.ngrams.adjacency import UNKNOWN, Adjacency
-from forerun.ngrams.adjacency_tensors import TensorAdjacency
-from forerun.records import Plan, Rows, Sequence, Step, Verdict
-from forerun.sampling import Sampling
-from forerun.shaping import Laws
-from forerun.template import DEFAULT, grid
-from forerun.tree import Tree, TreeBuilder, chain
+from forerun.ngrams.tables.adjacency.cpu import UNKNOWN, Adjacency
+from forerun.ngrams.tables.adjacency.gpu import TensorAdjacency
 
 VOCAB = 40
 
@@ -166,7 +166,7 @@ def test_a_step_that_emitted_nothing_teaches_nothing() -> None:
 
 def test_learns_the_models_logits_not_the_shaped_ones() -> None:
     """A matrix serves many requests; a ban of one of them is not for the next."""
-    from forerun.shaping import Adjust
+    from forerun.core.logits import Adjust
 
     drafter = TokenRecycling(entries=1)
     seq = sequence([9], 5, SeededDice(0), Sampling(banned_tokens=(7,)))

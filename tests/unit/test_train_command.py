@@ -14,10 +14,10 @@ import torch
 
 from forerun.cli.train import RECIPES, Display, check
 from forerun.errors import ConfigError
-from forerun.interrupts import uninterrupted
 from forerun.training.loop import Progress
 from forerun.training.processes import in_processes
 from forerun.training.recipes import reasoner
+from forerun.utils.signals import uninterrupted
 
 SOURCE = Path(__file__).parents[2] / "src"
 

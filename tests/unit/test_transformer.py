@@ -10,11 +10,11 @@ from convert_stories260k import convert
 from parity import forward, sequence
 from torch import Tensor
 
+from forerun.core.tree import EMPTY, chain
 from forerun.models.layers import Experts, GatedMLP, Linear, RMSNorm
 from forerun.models.load import load_target
 from forerun.models.rope import Rope, roll_order
 from forerun.models.tokenizer import Tokenizer
-from forerun.tree import EMPTY, chain
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

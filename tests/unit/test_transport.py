@@ -10,12 +10,12 @@ from test_speculative import LateDice, TableLaws, random_law, random_tree
 
 from fakes import TableSource, sequence
 from forerun.bench.optimum import greedy
-from forerun.dice import Dice, EnumeratedDice, SeededDice
+from forerun.core.dice import Dice, EnumeratedDice, SeededDice
+from forerun.core.records import Plan
+from forerun.core.sampling import Sampling
+from forerun.core.tree import POINT, SWOR, Proposal, Tree, TreeBuilder
 from forerun.drafters.base import Grown
 from forerun.growers.greedy_mix import GreedyMix
-from forerun.records import Plan
-from forerun.sampling import Sampling
-from forerun.tree import POINT, SWOR, Proposal, Tree, TreeBuilder
 from forerun.verifiers.recursive import Recursive
 from forerun.verifiers.transport import Transport
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.tree import EMPTY, IID, POINT, SWOR, Proposal, Tree, TreeBuilder, chain
+from forerun.core.tree import EMPTY, IID, POINT, SWOR, Proposal, Tree, TreeBuilder, chain
 
 
 @st.composite

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from forerun.errors import ConfigError, DataError
 from forerun.models.tokenizer import Tokenizer
-from forerun.ngrams import corpora, kernels, trigram_counts, trigrams
-from forerun.ngrams.trigrams import Rows, TrigramMatrix
+from forerun.ngrams.index.counts import corpus as corpora
+from forerun.ngrams.tables.logits import kernels
+from forerun.ngrams.tables.trigram import count, table
+from forerun.ngrams.tables.trigram.table import Rows, TrigramMatrix
 
 A, B, C, D = range(4)
 Scores = dict[tuple[int, int], dict[int, float]]
@@ -91,7 +93,7 @@ def test_counts_equal_a_dictionary(documents: list[list[int]], entries: int, chu
     wanted = counted(documents, entries)
     matrix = TrigramMatrix(entries=entries)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trigram_counts, "CHUNK", chunk)  # many runs to merge
+        patch.setattr(count, "CHUNK", chunk)  # many runs to merge
         if not wanted:
             with pytest.raises(DataError, match=r"too small: expected a document of 3 tokens"):
                 matrix.count(arrays(documents))
@@ -163,7 +165,7 @@ def test_rows_go_around() -> None:
     assert held(other, 9) == held(matrix, 9)
     other.absorb(matrix.rows())  # the larger score holds, so the same again changes nothing
     assert held(other, 9) == held(matrix, 9)
-    half = trigrams.newest(matrix.rows(), 10)
+    half = table.newest(matrix.rows(), 10)
     assert len(half.keys) == len(half.sizes) == 10 and half.sizes.sum() == len(half.ids)
     assert half.keys[-1] == matrix.rows().keys[-1]
 
@@ -175,7 +177,7 @@ def test_blending_takes_the_larger_score_of_each() -> None:
     two.nudge([A, B, D], 0.75)
     two.nudge([A, B, A], 0.125)
     both = TrigramMatrix(entries=2)
-    both.absorb(trigrams.blend([one.rows(), two.rows()], 2))
+    both.absorb(table.blend([one.rows(), two.rows()], 2))
     assert held(both, 4)[A, B] == {D: 0.75, C: 0.5}
 
 
@@ -183,7 +185,7 @@ def test_damaged_rows_are_refused() -> None:
     matrix = TrigramMatrix(entries=2)
     matrix.nudge([A, B, C, D])
     rows = matrix.rows()
-    assert trigrams.check(rows._asdict(), 2).keys.tolist() == rows.keys.tolist()
+    assert table.check(rows._asdict(), 2).keys.tolist() == rows.keys.tolist()
     for change in (
         {"ids": rows.ids[:-1]},
         {"sizes": rows.sizes + 2},
@@ -192,9 +194,9 @@ def test_damaged_rows_are_refused() -> None:
         {"scores": rows.scores * np.nan},
     ):
         with pytest.raises(DataError, match="do not fit together"):
-            trigrams.check(Rows(*rows)._asdict() | change, 2)
+            table.check(Rows(*rows)._asdict() | change, 2)
     with pytest.raises(DataError, match="expected the arrays keys, sizes, ids, scores"):
-        trigrams.check({"keys": rows.keys}, 2)
+        table.check({"keys": rows.keys}, 2)
 
 
 def test_options_are_checked() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from forerun.turns import Turns
+from forerun.utils.locks import Turns
 
 
 def ended(work: Callable[[], None]) -> bool:

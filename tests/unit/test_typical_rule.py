@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from fakes import FakeRunner, NoRepeats, table_law
 from forerun import registry
-from forerun.dice import EnumeratedDice, SeededDice
+from forerun.core.dice import EnumeratedDice, SeededDice
+from forerun.core.records import Plan
+from forerun.core.sampling import Sampling
+from forerun.core.tree import EMPTY, IID, Proposal, Tree, TreeBuilder, chain
 from forerun.errors import ConfigError
-from forerun.records import Plan
-from forerun.sampling import Sampling
 from forerun.serving.methods import make_verifier
-from forerun.tree import EMPTY, IID, Proposal, Tree, TreeBuilder, chain
 from forerun.verifiers.typical import Typical, best_path, entropy
 
 A = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])

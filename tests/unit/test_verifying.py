@@ -13,22 +13,23 @@ import torch
 from tiny import make_tiny
 
 import forerun
-from forerun import sampled_law, shaping, verifying
-from forerun import sampling as sampling_module
-from forerun.dice import Dice
-from forerun.engine.api import Model
-from forerun.engine.attention import Span
-from forerun.engine.cache import Cache
-from forerun.engine.work import Work
-from forerun.native import kernels
-from forerun.records import Rows, Verdict
-from forerun.roles import Verifier
-from forerun.sampled_law import LawReport, LawTest
-from forerun.sampling import Sampling, softmax
-from forerun.shaping import Laws
-from forerun.tree import Tree
+from forerun.api import Model
+from forerun.core import logits as shaping
+from forerun.core import sampling as sampling_module
+from forerun.core.dice import Dice
+from forerun.core.logits import Laws
+from forerun.core.records import Rows, Verdict
+from forerun.core.roles import Verifier
+from forerun.core.sampling import Sampling, softmax
+from forerun.core.tree import Tree
+from forerun.lossless import distribution, greedy
+from forerun.lossless.distribution import LawReport, LawTest
+from forerun.lossless.greedy import GreedyCase, Parts
+from forerun.runner.attention import Span
+from forerun.runner.forward_batch import Work
+from forerun.runner.kv_cache import Cache
+from forerun.runner.native import kernels
 from forerun.verifiers.speculative import Speculative
-from forerun.verifying import GreedyCase, Parts
 
 PROMPTS = ["the cat sat on", "one two three"]
 DRAFTERS = [
@@ -97,10 +98,10 @@ class Late(Speculative):
 @pytest.mark.parametrize("spec", DRAFTERS)
 def test_lossless_drafters_pass(model: Model, draft: Path, spec: str) -> None:
     parts = Parts(spec.format(draft=draft))
-    cases = list(verifying.check_greedy(model, PROMPTS, parts, max_new_tokens=24))
+    cases = list(greedy.check_greedy(model, PROMPTS, parts, max_new_tokens=24))
     assert len(cases) == 4 and all(case.passed for case in cases)
     assert all(case.noise < 1e-4 for case in cases)
-    report = sampled_law.check_law(
+    report = distribution.check_law(
         model, PROMPTS[:1], parts, Sampling(seed=1), num_samples=400, batch=8
     )
     assert report.num_samples == 400 and report.tests and report.passed
@@ -108,7 +109,7 @@ def test_lossless_drafters_pass(model: Model, draft: Path, spec: str) -> None:
 
 
 def test_every_position_is_tested_at_any_number_of_samples(model: Model) -> None:
-    report = sampled_law.check_law(
+    report = distribution.check_law(
         model, PROMPTS[:1], Parts(), Sampling(seed=1), num_samples=100, num_tokens=4, batch=8
     )
     assert [test.position for test in report.tests] == [0, 1, 2, 3]
@@ -154,14 +155,14 @@ def test_planted_faults_fail_though_texts_agree(
 ) -> None:
     plant(monkeypatch)
     model = forerun.load(str(folder), dtype=dtype)
-    cases = list(verifying.check_greedy(model, PROMPTS, Parts(), max_new_tokens=24))
+    cases = list(greedy.check_greedy(model, PROMPTS, Parts(), max_new_tokens=24))
     # a case whose accepted nodes happen to lie in place already may pass; the verdict may not
     assert not all(case.passed for case in cases)
     assert any(case.cause == "the passes differ" for case in cases)
 
 
 def test_a_fault_behind_accepted_drafts_fails_the_law(model: Model) -> None:
-    report = sampled_law.check_law(
+    report = distribution.check_law(
         model, PROMPTS[:1], Parts(verifier=Late()), Sampling(seed=3), num_samples=400, batch=8
     )
     assert [test.passed for test in report.tests] == [True, False, False]
@@ -169,13 +170,13 @@ def test_a_fault_behind_accepted_drafts_fails_the_law(model: Model) -> None:
 
 def test_references_read_no_cell_of_an_earlier_pass(model: Model) -> None:
     prompt = model.tokenizer.encode(PROMPTS[0])
-    honest = sampled_law.next_law(model, prompt, [5], Sampling())
+    honest = distribution.next_law(model, prompt, [5], Sampling())
     with torch.inference_mode():
         model.target.cache.data.fill_(1.0)  # type: ignore[attr-defined]
-    spoilt = sampled_law.next_law(model, prompt, [5], Sampling())
+    spoilt = distribution.next_law(model, prompt, [5], Sampling())
     assert np.abs(spoilt - honest).max() > 0.01
-    verifying.forget(model)
-    anew = sampled_law.next_law(model, prompt, [5], Sampling())
+    greedy.forget(model)
+    anew = distribution.next_law(model, prompt, [5], Sampling())
     assert np.abs(anew - honest).max() < 1e-6
 
 
@@ -183,11 +184,11 @@ def test_references_read_no_cell_of_an_earlier_pass(model: Model) -> None:
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_honest_half_precision_passes(folder: Path, dtype: str) -> None:
     model = forerun.load(str(folder), dtype=dtype, max_seqs=16)
-    cases = list(verifying.check_greedy(model, PROMPTS, Parts(), max_new_tokens=48))
+    cases = list(greedy.check_greedy(model, PROMPTS, Parts(), max_new_tokens=48))
     assert all(case.passed for case in cases)
     if dtype == "fp16":  # in bf16 rows may happen to keep their bits
         assert any(case.noise > 0 for case in cases)
-    report = sampled_law.check_law(
+    report = distribution.check_law(
         model, PROMPTS[:1], Parts(), Sampling(seed=1), num_samples=1000, batch=8
     )
     assert report.passed and not report.is_vacuous
@@ -195,26 +196,26 @@ def test_honest_half_precision_passes(folder: Path, dtype: str) -> None:
 
 @pytest.mark.parametrize("sampling", [Sampling(top_k=4), Sampling(temperature=0.5, top_p=0.8)])
 def test_law_is_the_processed_one(model: Model, sampling: Sampling) -> None:
-    report = sampled_law.check_law(model, PROMPTS[:1], Parts(), sampling, num_samples=300, batch=8)
+    report = distribution.check_law(model, PROMPTS[:1], Parts(), sampling, num_samples=300, batch=8)
     assert report.tests and report.passed and report.stats.accepted
 
 
 def test_biased_verifier_fails_the_law(model: Model) -> None:
-    report = sampled_law.check_law(
+    report = distribution.check_law(
         model, PROMPTS[:1], Parts(verifier=Eager()), Sampling(seed=3), num_samples=600, batch=8
     )
     assert not report.passed and report.stats.accepted
 
 
 def test_wrong_greedy_verifier_fails_identity(model: Model) -> None:
-    cases = list(verifying.check_greedy(model, PROMPTS, Parts(verifier=Gullible())))
+    cases = list(greedy.check_greedy(model, PROMPTS, Parts(verifier=Gullible())))
     bad = [case for case in cases if not case.passed]
     assert bad and all(case.cause == "violation" for case in bad)
     assert all(case.gap > 2 * case.difference for case in bad)
 
 
 def test_divergence_names_position_and_gap(model: Model) -> None:
-    (first, *_) = verifying.check_greedy(model, PROMPTS, Parts(verifier=Gullible()))
+    (first, *_) = greedy.check_greedy(model, PROMPTS, Parts(verifier=Gullible()))
     plain = model.generate(PROMPTS[0], temperature=0, drafter="none", max_new_tokens=64)[0]
     assert first.position is not None
     assert first.expected == plain.samples[0].tokens[first.position] != first.got
@@ -223,7 +224,7 @@ def test_divergence_names_position_and_gap(model: Model) -> None:
 def test_early_end_is_a_violation() -> None:
     tops = [(np.arange(2), np.array([2.0, 1.0]))] * 3
     case = GreedyCase(0, 0, 2, 0, 0.0)
-    cut = verifying._compare(case, [0, 0, 0], [0, 0], tops, tops, 1e-4)
+    cut = greedy._compare(case, [0, 0, 0], [0, 0], tops, tops, 1e-4)
     assert not cut.passed and cut.position == 2
 
 
@@ -238,9 +239,9 @@ def test_tie_needs_a_small_gap_and_a_difference_that_explains_it() -> None:
 
 def test_next_law_follows_the_text_so_far(model: Model) -> None:
     prompt = model.tokenizer.encode(PROMPTS[0])
-    plain = sampled_law.next_law(model, prompt, [5], Sampling())
-    shown = sampled_law.next_law(model, [*prompt, 5], [], Sampling())
-    penalised = sampled_law.next_law(model, prompt, [5], Sampling(presence_penalty=2.0))
+    plain = distribution.next_law(model, prompt, [5], Sampling())
+    shown = distribution.next_law(model, [*prompt, 5], [], Sampling())
+    penalised = distribution.next_law(model, prompt, [5], Sampling(presence_penalty=2.0))
     assert plain.sum() == pytest.approx(1) and np.abs(plain - shown).max() < 1e-6
     assert penalised[5] < plain[5]
 
@@ -252,8 +253,8 @@ def test_report_without_accepted_drafts_is_vacuous() -> None:
 
 
 def test_tolerance_knows_the_number_type(model: Model, folder: Path) -> None:
-    assert verifying.dtype_of(model) is torch.float32
-    assert verifying.dtype_of(forerun.load(str(folder), dtype="bf16")) is torch.bfloat16
+    assert greedy.dtype_of(model) is torch.float32
+    assert greedy.dtype_of(forerun.load(str(folder), dtype="bf16")) is torch.bfloat16
 
 
 @pytest.fixture
@@ -269,7 +270,7 @@ def rounding_passes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
         return [Rows(coarse(row.logits), row.hidden) for row in rows]
 
     def coarse(logits: torch.Tensor) -> torch.Tensor:
-        most = 0.4 * verifying.ROUNDING[torch.bfloat16] * logits.abs().max()
+        most = 0.4 * greedy.ROUNDING[torch.bfloat16] * logits.abs().max()
         return (logits + most * torch.from_numpy(rng.uniform(-1, 1, logits.shape))).float()
 
     monkeypatch.setattr(model.target, "forward", noisy)
@@ -283,7 +284,7 @@ CUTS = [Sampling(seed=1, top_k=4), Sampling(seed=1, top_p=0.7), Sampling(seed=1,
 def test_a_border_that_rounding_moves_is_no_violation(
     rounding_passes: Model, sampling: Sampling
 ) -> None:
-    report = sampled_law.check_law(
+    report = distribution.check_law(
         rounding_passes,
         PROMPTS,
         Parts(),
@@ -313,7 +314,7 @@ def test_a_sampler_that_cuts_elsewhere_still_fails(
 ) -> None:
     real = sampling_module.to_probs
     monkeypatch.setattr(shaping, "to_probs", lambda logits, s: real(logits, replace(s, **wrong)))
-    report = sampled_law.check_law(
+    report = distribution.check_law(
         rounding_passes,
         PROMPTS,
         Parts(),
@@ -338,7 +339,7 @@ class Uncut(Speculative):
 def test_wrong_verifiers_fail_in_half_precision_too(
     rounding_passes: Model, verifier: Verifier
 ) -> None:
-    report = sampled_law.check_law(
+    report = distribution.check_law(
         rounding_passes, PROMPTS[:1], Parts(verifier=verifier), CUTS[1], num_samples=400, batch=8
     )
     assert not report.passed
@@ -346,7 +347,7 @@ def test_wrong_verifiers_fail_in_half_precision_too(
 
 def test_reports_say_what_they_could_have_found(model: Model) -> None:
     few, many = (
-        sampled_law.check_law(
+        distribution.check_law(
             model, PROMPTS[:1], Parts(), Sampling(seed=1), num_samples=num, batch=8
         )
         for num in (60, 600)

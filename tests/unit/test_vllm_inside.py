@@ -17,8 +17,8 @@ from forerun.assets import embedded
 from forerun.bench.peers import law
 from forerun.bench.peers.client import WorkerProcess
 from forerun.bench.peers.install import env_of, problem, python_of
+from forerun.core.sampling import Sampling
 from forerun.integrations import vllm_taps
-from forerun.sampling import Sampling
 
 ROOT = Path(__file__).parents[2]
 PEERS_DIR = Path(os.environ.get("PEERS_DIR", ".peers"))

@@ -10,8 +10,8 @@ import pytest
 import torch
 from vllm_loop import CONTEXT, NAMES, PROMPT, TABLE, Loop, V, make, params, seeded, warm
 
-from forerun.sampling import softmax
-from forerun.statistics import fit, ranks
+from forerun.core.sampling import softmax
+from forerun.utils.stats import fit, ranks
 
 __all__ = ["make", "seeded"]  # fixtures
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forerun.errors import CapacityError
-from forerun.files import parsed, write_atomically, write_whole
+from forerun.utils.files import parsed, write_atomically, write_whole
 
 
 def full(*_: object) -> None:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from forerun.assets import embedded
-from forerun.ngrams import encoders, words
-from forerun.ngrams.words import short_way
+from forerun.ngrams.index.build import encoders, word_cache
+from forerun.ngrams.index.build.word_cache import short_way
 
 pytest.importorskip("regex", reason="regex is not installed")
 
@@ -120,13 +120,13 @@ def test_an_expression_that_leaves_gaps_is_not_believed() -> None:
 
 
 def test_words_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words, "MOST_WORDS", 3)
+    monkeypatch.setattr(word_cache, "MOST_WORDS", 3)
     way = short_way(KNOWN["gpt2"])
     assert way is not None
     text = "one two three four five one two " + "x" * 100
     expected = KNOWN["gpt2"].encode(text).ids
     assert way.encode(text).tolist() == expected and len(way.words) <= 3  # type: ignore[union-attr]
-    assert all(len(word) <= words.LONGEST for word in way.words)
+    assert all(len(word) <= word_cache.LONGEST for word in way.words)
 
 
 def test_arrays_of_all_encoders_equal_their_batches(tmp_path: Path) -> None:

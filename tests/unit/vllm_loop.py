@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from forerun.core.sampling import softmax
 from forerun.integrations import vllm, vllm_taps
-from forerun.sampling import softmax
 
 V, CONTEXT, PROMPT = 6, 64, [0, 1, 2]
 TABLE = np.random.default_rng(1).normal(0.0, 1.5, (V, V)).astype(np.float32)  # logits by last token

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from forerun.dice import SeededDice
-from forerun.shaping import Laws
-from forerun.tree import Tree
+from forerun.core.dice import SeededDice
+from forerun.core.logits import Laws
+from forerun.core.tree import Tree
 from forerun.verifiers.base import prob_of, residual
 from forerun.verifiers.block import block_weights
 from forerun.verifiers.k_seq import k_seq

@@ -11,6 +11,7 @@ import numpy as np
 from forerun.bench import metrics
 from forerun.bench.charts import number
 from forerun.bench.metrics import PLAIN, TAKEN, beside, calm, cut
+from forerun.bench.ranking import incomplete, listed
 from forerun.bench.results import (
     Manifest,
     Record,
@@ -19,8 +20,7 @@ from forerun.bench.results import (
     peer_groups,
     sampling_of,
 )
-from forerun.bench.standing import incomplete, listed
-from forerun.words import counted
+from forerun.utils.text import counted
 
 SHORT = 0.1  # seconds of a record: a few slices of a scheduler
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from forerun.bench.alerts import short
 from forerun.bench.metrics import PLAIN, SpeedUp, calm, disturbed, quotient, ratios
+from forerun.bench.ranking import awaited, holds_one, incomplete, skipped
 from forerun.bench.results import Manifest, Record, examples_of, longest_of
 from forerun.bench.scoring import last_line
-from forerun.bench.standing import awaited, holds_one, incomplete, skipped
 from forerun.errors import ConfigError, DataError, UnknownName
-from forerun.words import counted
+from forerun.utils.text import counted
 
 SAME = ("dtype", "threads", "seed", "sampling")  # of two runs that are compared
 INFORMED = ("forerun", "git", "turns")

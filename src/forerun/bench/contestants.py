@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from forerun import registry
-from forerun.bench.metrics import PLAIN
 from forerun.bench.results import SampleRecord
-from forerun.errors import ConfigError, ForerunError, UnknownName
-from forerun.sampling import Sampling
+from forerun.core.sampling import Sampling
+from forerun.errors import ForerunError
 
 if TYPE_CHECKING:
-    from forerun.bench.tasks.base import Example
-    from forerun.engine.api import Model
+    from forerun.tasks.base import Example
 
 
 class SkippedPeer(ForerunError):
@@ -121,74 +118,3 @@ def short(sampling: Sampling, batch: int = 1) -> Sampling:
     return replace(
         sampling, n=max(2, min(batch, sampling.n)), max_new_tokens=tokens, min_new_tokens=low
     )
-
-
-def split_methods(text: str) -> list[str]:
-    """Method names of a comma-separated list, "none" as "plain". Raises as `split_names` does."""
-    return split_names(text, "method", {"none": PLAIN})
-
-
-def split_names(text: str, kind: str, known_as: Mapping[str, str] | None = None) -> list[str]:
-    """Names of a comma-separated list; a piece "key=value" belongs to the name before it.
-
-    Raises ConfigError for a list that names none, or one twice.
-    """
-    names: list[str] = []
-    for piece in filter(None, (piece.strip() for piece in text.split(","))):
-        key, equals, _ = piece.partition("=")
-        if names and equals and ":" not in key:
-            names[-1] += ("," if ":" in names[-1] else ":") + piece
-        else:
-            names.append((known_as or {}).get(piece, piece))
-    if not names:
-        raise ConfigError(
-            f"no {kind} is named, got {text!r}; give at least one, or several with commas between "
-            "them"
-        )
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ConfigError(f"{kind} {twice[0]!r} is named twice; name every {kind} once")
-    return names
-
-
-def make(name: str, model: Callable[[], Model], setup: Setup) -> Contestant:
-    """The contestant of a name; nothing is loaded yet. Raises as `check_name` does."""
-    from forerun.bench import own, peers
-
-    return own.Own(name, model) if is_own(name) else peers.make(name, setup)
-
-
-def check_name(name: str) -> None:
-    """Raises UnknownName with the nearest methods and peers, or for an unknown option."""
-    from forerun.bench import own, peers
-
-    if is_own(name):
-        own.parts_of(name)
-    else:
-        peers.parse(name)
-
-
-def check_sampling(names: Sequence[str], sampling: Sampling) -> None:
-    """Raises ConfigError for what is too large for a peer, if one of the names is a peer's."""
-    from forerun.bench import peers
-
-    if not all(map(is_own, names)):
-        peers.check_sampling(sampling)
-
-
-def is_own(name: str) -> bool:
-    """Whether a name is that of a method of ours, not of a peer. Raises UnknownName."""
-    from forerun import catalog
-    from forerun.bench import peers
-
-    head, methods = _head(name), [PLAIN, *registry.names("drafter")]
-    if head not in methods and head not in peers.names():
-        if catalog.find(head) or catalog.owner(f"drafters/{head}"):
-            registry.get("drafter", head)  # says in which state it is
-        listing = "`forerun methods` lists our methods"
-        raise UnknownName.of("method", head, {*methods, *peers.names()}, listing)
-    return head in methods
-
-
-def _head(name: str) -> str:
-    return name.partition(":")[0].strip().replace("-", "_")

@@ -24,20 +24,20 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.bench import machine, pressure
 from forerun.bench.contestants import Contestant, Demand, Outcome, SkippedPeer
-from forerun.bench.own import Own, Running
+from forerun.bench.local_runner import Own, Running
 from forerun.bench.peer_groups import PeerGroups
 from forerun.bench.planning import Unit
-from forerun.bench.possible import impossible
 from forerun.bench.progress import Progress
 from forerun.bench.results import Record
 from forerun.bench.run_writer import RunWriter
 from forerun.bench.scoring import last_line, last_lines, majority_score, mean, scored
+from forerun.bench.validate import impossible
+from forerun.core.sampling import Sampling
 from forerun.errors import ForerunError
-from forerun.sampling import Sampling
 
 if TYPE_CHECKING:
-    from forerun.bench.tasks.base import Example
-    from forerun.engine.api import Model
+    from forerun.api import Model
+    from forerun.tasks.base import Example
 
 MOST_FAILURES = 2  # in a row, before a peer is not asked again
 QUICK = 2  # tries of the read limit beside every record
@@ -312,7 +312,7 @@ class Harness:
 
     def _filled(self, unit: Unit) -> Example:
         """The example of a unit, with made-up answers of full length where it builds on any."""
-        from forerun.bench.tasks.base import made_up_answers, prepare
+        from forerun.tasks.base import made_up_answers, prepare
 
         example, tokenizer = unit.example, self.model.tokenizer
         if not example.after:
@@ -439,7 +439,7 @@ class Harness:
 
     def _prepared(self, unit: Unit) -> Example:
         """The example with the answers that it builds on: the first method's first samples."""
-        from forerun.bench.tasks.base import prepare
+        from forerun.tasks.base import prepare
 
         if not unit.example.after:
             return unit.example

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from forerun.bench.alerts import lone
 from forerun.bench.charts import number
 from forerun.bench.metrics import PLAIN, SpeedUp, at_once
-from forerun.bench.results import Manifest, examples_of, peer_groups, sampling_of
-from forerun.bench.standing import (
+from forerun.bench.ranking import (
     Entry,
     Standing,
     awaited,
@@ -20,7 +19,8 @@ from forerun.bench.standing import (
     span,
     times,
 )
-from forerun.words import counted
+from forerun.bench.results import Manifest, examples_of, peer_groups, sampling_of
+from forerun.utils.text import counted
 
 MAX_TASKS = 4  # more of them: only those that a peer wins get a line
 

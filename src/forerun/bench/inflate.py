@@ -25,11 +25,11 @@ from forerun.assets import MODELS, embedded
 from forerun.bench.padding import LAYER, SIZES, Padding, Part, Shape, grown, shape_of, tensors
 from forerun.errors import CapacityError, ConfigError, DataError, ModelError, UnknownName
 from forerun.models.checkpoint import shard_files
-from forerun.models.companion import companion, name_companion
+from forerun.models.draft_link import companion, name_companion
 from forerun.models.families import Unsupported
-from forerun.models.folder import located, model_folder
 from forerun.models.gguf_folder import linked_file
 from forerun.models.load import DTYPES
+from forerun.models.paths import located, model_folder
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 MARK = "inflated_from"  # in config.json

@@ -22,7 +22,7 @@ import numpy as np
 
 import forerun
 from forerun.errors import CapacityError
-from forerun.native.pages import cache_bytes
+from forerun.runner.native.memory import cache_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -184,8 +184,8 @@ def first_values(file: Path, sign: str = ":") -> dict[str, str]:
 def kernels() -> str:
     """Which kernels our own passes run on, on a CPU."""
     from forerun.models import layers
-    from forerun.native import LEVELS
-    from forerun.native import kernels as native
+    from forerun.runner.native import LEVELS
+    from forerun.runner.native import kernels as native
 
     found = native()
     if found:
@@ -239,7 +239,7 @@ def read_bandwidth(threads: int, *, tries: int = 8, device: str = "cpu") -> floa
     """GB/s of a streaming read: each thread reads its part in one stream and in four."""
     if device.startswith("cuda"):
         return _read_cuda(device, tries)
-    from forerun import native
+    from forerun.runner import native
 
     if native.kernels():
         words = _buffer()
@@ -269,7 +269,7 @@ def _buffer() -> np.ndarray:
     """
     import torch
 
-    from forerun.engine.cache import available_bytes
+    from forerun.runner.kv_cache import available_bytes
 
     sizes = [max(LEAST, times * cache_bytes()) for times in TIMES_CACHE]
     free = available_bytes(torch.device("cpu"))
@@ -289,7 +289,7 @@ def _read_cuda(device: str, tries: int) -> float:
     """GB/s of a GPU's memory: the faster of a sum and of a copy, which reads and writes."""
     import torch
 
-    from forerun.engine.room import available_bytes
+    from forerun.runner.free_memory import available_bytes
 
     size = min(1 << 32, available_bytes(torch.device(device)) // 8)
     x = torch.ones(size // 4, dtype=torch.float32, device=device)

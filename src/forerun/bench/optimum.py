@@ -18,8 +18,8 @@ from functools import cache
 import numpy as np
 from numba import njit
 
+from forerun.core.tree import IID, POINT, SWOR, Proposal, Tree
 from forerun.growers.greedy_mix import most_likely
-from forerun.tree import IID, POINT, SWOR, Proposal, Tree
 
 POINTS = 16  # Gauss-Legendre points per panel
 SMALLEST, LARGEST = 0.25, 1e60  # ends of the first panel and of the last; each is twice as wide

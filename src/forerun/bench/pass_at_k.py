@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from math import comb
 
 from forerun.bench.results import Manifest, Record
-from forerun.bench.tasks import is_pass_fail
+from forerun.tasks import is_pass_fail
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:

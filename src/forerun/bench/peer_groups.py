@@ -14,7 +14,7 @@ import torch
 from forerun.bench import machine
 from forerun.bench.contestants import Contestant
 from forerun.bench.metrics import PLAIN
-from forerun.engine.room import available_bytes
+from forerun.runner.free_memory import available_bytes
 
 GIB = 1 << 30
 RESERVE_SHARE, RESERVE_BYTES = 0.05, GIB  # of memory, at most: left to the system and its files

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 from forerun import __version__
 from forerun.bench import machine
 from forerun.bench.results import Manifest
-from forerun.bench.tasks import is_file
+from forerun.core.sampling import MOST_SAMPLES, Sampling
 from forerun.errors import ConfigError, DataError
 from forerun.models.gguf import GgufFile
 from forerun.models.gguf_folder import linked_file
-from forerun.sampling import MOST_SAMPLES, Sampling
+from forerun.tasks import is_file
 
 if TYPE_CHECKING:
+    from forerun.api import Model
     from forerun.bench.suite import SuiteRun
-    from forerun.bench.tasks.base import Example, Task
-    from forerun.engine.api import Model
+    from forerun.tasks.base import Example, Task
 
 
 EXAMPLES = 20  # of a task whose examples are generated; a file is measured whole
@@ -140,7 +140,7 @@ def choose(
     Of a suite those that it picks, else the first ones. on_prompt is told how many are looked at,
     of how many. Raises DataError if none fits.
     """
-    from forerun.bench.tasks.base import prepare
+    from forerun.tasks.base import prepare
 
     suite, longest = asked.suite, asked.sampling.max_new_tokens
     if suite:
@@ -219,7 +219,7 @@ def plan_of(asked: Asked) -> dict[str, Any]:
 
 def manifest(asked: Asked, model: Model, path: Path | None, chosen: Sequence[Chosen]) -> Manifest:
     """The manifest of a run that has not begun: limits and cost curve are measured later."""
-    from forerun.verifying import dtype_of
+    from forerun.lossless.greedy import dtype_of
 
     device = str(getattr(getattr(model.target, "model", None), "device", "cpu"))
     return Manifest(

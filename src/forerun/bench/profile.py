@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.bench import machine
 from forerun.bench.alerts import lost_cores, too_many_threads
-from forerun.bench.budget import (
+from forerun.bench.metrics import TAKEN
+from forerun.bench.step_breakdown import (
     COUNTING,
     FORWARD,
     NATIVE,
@@ -25,16 +26,15 @@ from forerun.bench.budget import (
     Measured,
     budget,
 )
-from forerun.bench.metrics import TAKEN
 from forerun.bench.timers import Clock, Patches, calibrate, seconds_of, young_garbage
-from forerun.sampling import Sampling
+from forerun.core.sampling import Sampling
 
 if TYPE_CHECKING:
-    from forerun.bench.own import Parts
-    from forerun.engine.api import Model
-    from forerun.engine.run import Run, Sample
+    from forerun.api import Model
+    from forerun.bench.local_runner import Parts
+    from forerun.core.records import Step
+    from forerun.engine.generation import Run, Sample
     from forerun.models.transformer import Transformer
-    from forerun.records import Step
 
 
 def profile(
@@ -63,7 +63,7 @@ def profile(
     taken = watch.taken() or 0.0
     alone: dict[str, float] = {}
     if NATIVE in clock.seconds:
-        from forerun.bench.products import seconds_alone
+        from forerun.bench.kernel_profile import seconds_alone
 
         target: Any = model.target
         alone = seconds_alone(target.model, max(round(timed.rows / max(timed.steps, 1)), 1))
@@ -112,7 +112,7 @@ def consume(run: Run) -> list[Sample]:
 @contextmanager
 def wrapped_engine(run: Run, clock: Clock) -> Iterator[None]:
     """Timers around the roles that an engine calls."""
-    from forerun import shaping
+    from forerun.core import logits
 
     engine = run.engine
     listeners = engine.listeners
@@ -126,7 +126,7 @@ def wrapped_engine(run: Run, clock: Clock) -> Iterator[None]:
         patch(engine.verifier, "verify", "verify", clock)
         patch(engine.stops, "cut", "tokens and stops", clock)
         for name in ("__init__", "__getitem__", "logits"):
-            patch(shaping.Laws, name, "logits copy and shaping", clock)
+            patch(logits.Laws, name, "logits copy and shaping", clock)
         engine.listeners = [clock.wrap(_label(hear, engine), hear) for hear in listeners]
         try:
             yield
@@ -147,9 +147,9 @@ def wrapped_target(target: Any, clock: Clock) -> Iterator[None]:
 
     Of models that transformers runs the pass is one line, "forward: rest".
     """
-    from forerun.engine.attention import Pass
-    from forerun.engine.runner import ModelRunner
-    from forerun.native import kernels
+    from forerun.runner.attention import Pass
+    from forerun.runner.model_runner import ModelRunner
+    from forerun.runner.native import kernels
 
     with Patches() as patch:
         if isinstance(target, ModelRunner):

@@ -15,11 +15,11 @@ from forerun.bench.charts import DEFS, STYLE, standalone
 from forerun.bench.headline import context, headline, remarks, tiles, title
 from forerun.bench.markdown import Cell, Chart, Report, Section, Table, clean, render, shown
 from forerun.bench.metrics import calm
+from forerun.bench.ranking import Standing
 from forerun.bench.report_tasks import speed_chart, task_section
 from forerun.bench.results import Manifest, Record
-from forerun.bench.standing import Standing
 from forerun.errors import DataError
-from forerun.files import write_whole
+from forerun.utils.files import write_whole
 
 PAGE, MARKDOWN, PICTURE = "report.html", "report.md", "report.svg"
 _JOINT = re.compile(r"(?<=[:,+/])(?=.)")  # where a long name of a method may go on in another line

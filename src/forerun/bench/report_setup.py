@@ -12,13 +12,13 @@ from forerun.bench import metrics, theory
 from forerun.bench.alerts import among
 from forerun.bench.charts import Line, lines, number
 from forerun.bench.markdown import Cell, Chart, Section, Table
+from forerun.bench.ranking import factor, incomplete, kind_of, skipped, times
 from forerun.bench.report_tasks import figure, percent
 from forerun.bench.results import Manifest, Record
 from forerun.bench.roofline import after_prompts, mean_context, roofline_fraction
-from forerun.bench.standing import factor, incomplete, kind_of, skipped, times
 from forerun.bench.theory import PassCost
-from forerun.sampling import Sampling
-from forerun.words import counted
+from forerun.core.sampling import Sampling
+from forerun.utils.text import counted
 
 APART = 1.5  # how far a pass of one row may be from that of the cost curve
 ALWAYS = ("temperature", "top_k", "top_p", "n", "max_new_tokens")

@@ -10,10 +10,10 @@ from forerun.bench.charts import Bar, Line, Stack, bars, lines, number, stacks
 from forerun.bench.markdown import Cell, Chart, Section, Table
 from forerun.bench.metrics import PLAIN, SpeedUp
 from forerun.bench.pass_at_k import passes
+from forerun.bench.ranking import Entry, Standing, counts, factor, finished, times
 from forerun.bench.results import Manifest, examples_of
-from forerun.bench.standing import Entry, Standing, counts, factor, finished, times
 from forerun.bench.theory import Headroom
-from forerun.words import counted
+from forerun.utils.text import counted
 
 _DIGITS = re.compile(r"([0-9]+)")
 OPTIONAL = ("per position", "at best", "one sample", "majority")  # shown if anybody tells

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from forerun.bench import possible
+from forerun.bench import validate
 from forerun.bench.fields import from_dict
+from forerun.core.sampling import Sampling, from_json
 from forerun.errors import ConfigError, DataError, UnknownName
-from forerun.sampling import Sampling, from_json
 
 VERSION = 1
 SHORT_OF_MEMORY = "memory_stalled"  # in a record's limits only where memory was short
@@ -196,7 +196,7 @@ def _manifest_of(value: Any, where: str) -> Manifest:
     if isinstance(value, dict) and found != VERSION:
         raise DataError(f"{where}: expected version {VERSION}, got {found!r}")
     manifest = from_dict(Manifest, value, where)
-    if wrong := possible.broken(manifest, possible.MANIFEST):
+    if wrong := validate.broken(manifest, validate.MANIFEST):
         raise DataError(f"{where}: {wrong}")
     try:
         sampling_of(manifest)
@@ -247,7 +247,7 @@ def parse_records(data: bytes, name: str, run: Manifest | None = None) -> list[R
             record = record_of(value, where)
         except DataError as error:
             raise DataError(f"{error}; {AGAIN}") from None
-        if found := possible.impossible(record, run):
+        if found := validate.impossible(record, run):
             raise DataError(f"{where}{found}; {AGAIN}")
         if record.key in seen:
             raise DataError(

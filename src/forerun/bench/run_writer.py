@@ -15,7 +15,7 @@ from typing import Any
 
 from forerun.bench.results import MANIFEST, RECORDS, Manifest, Record, read_manifest, read_records
 from forerun.errors import CapacityError, DataError
-from forerun.files import write_whole
+from forerun.utils.files import write_whole
 
 PLAN = (
     *("suite", "dtype", "model", "threads", "seed", "sampling", "methods", "tasks", "rounds"),

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from forerun.bench.results import SampleRecord
 from forerun.errors import ForerunError
-from forerun.statistics import majority
+from forerun.utils.stats import majority
 
 if TYPE_CHECKING:
-    from forerun.bench.tasks.base import Example, Task
+    from forerun.tasks.base import Example, Task
 
 LAST_LINES = 12  # of an error that a record keeps
 

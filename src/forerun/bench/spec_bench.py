@@ -19,10 +19,10 @@ import numpy as np
 
 from forerun.bench.fields import fits, in_words, shown
 from forerun.bench.results import Record, SampleRecord
-from forerun.bench.tasks.base_lines import objects
-from forerun.bench.tasks.spec_bench import MT_BENCH, MT_CATEGORIES, Question, question_id
 from forerun.errors import ConfigError, DataError
-from forerun.files import write_whole
+from forerun.tasks.base_lines import objects
+from forerun.tasks.spec_bench import MT_BENCH, MT_CATEGORIES, Question, question_id
+from forerun.utils.files import write_whole
 
 GROUPS = (MT_BENCH, "translation", "summarization", "qa", "math_reasoning", "rag", "overall")
 Answers = Sequence[dict[str, Any]]  # lines of an answer file

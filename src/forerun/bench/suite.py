@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from forerun.bench.fields import from_dict
 from forerun.bench.suite_examples import HALVES, HELD_OUT, picked
+from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError, UnknownName
-from forerun.sampling import Sampling
 
 if TYPE_CHECKING:
-    from forerun.bench.tasks.base import Task
+    from forerun.tasks.base import Task
 
 BUILT_IN = Path(__file__).with_name("suites")
 SHAPE = "[modes.NAME] tables with a temperature, and [[tasks]] with task, examples, max_new_tokens"
@@ -122,7 +122,7 @@ class SuiteRun:
 
         Plain decoding of one sample after the other stays among them, as the baseline.
         """
-        from forerun.bench.contestants import is_own
+        from forerun.bench.method_names import is_own
         from forerun.bench.metrics import PLAIN
 
         size = self.suite.modes[self.mode].batch

@@ -11,10 +11,10 @@ import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from forerun.bench.tasks import is_file
+from forerun.tasks import is_file
 
 if TYPE_CHECKING:
-    from forerun.bench.tasks.base import Example, Task
+    from forerun.tasks.base import Example, Task
 
 HALVES = ("tuning", "held_out")
 HELD_OUT = HALVES[1]

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from forerun.adaptive.entropy_switch import LARGE, SMALL, EntropySwitch, Mode, Usage, entropy_bits
-from forerun.bench.tasks.base import Example, Task
-from forerun.dice import SeededDice
-from forerun.engine.api import Model
-from forerun.engine.runner import Runner
+from forerun.api import Model
+from forerun.core.dice import SeededDice
+from forerun.core.records import Sequence, Step
+from forerun.core.sampling import Sampling
+from forerun.core.tree import chain
 from forerun.models.tokenizer import Tokenizer
-from forerun.records import Sequence, Step
-from forerun.sampling import Sampling
-from forerun.tree import chain
+from forerun.runner.model_runner import Runner
+from forerun.targets.entropy_switch import LARGE, SMALL, EntropySwitch, Mode, Usage, entropy_bits
+from forerun.tasks.base import Example, Task
 
 
 @dataclass
@@ -41,7 +41,7 @@ class RandomSwitch(EntropySwitch):
     def __init__(
         self, small: Runner, large: Runner, like: Turns, *, hold: int = 0, seed: int = 0
     ) -> None:
-        super().__init__(small, large, threshold=0.0, hold=hold)
+        super().__init__(large, small=small, threshold=0.0, hold=hold)
         self.like, self.rng = like, np.random.default_rng(seed)
 
     def wanted(self, mode: Mode, window: tuple[float, ...]) -> int:

@@ -17,14 +17,14 @@ import numpy as np
 from forerun.bench.metrics import Totals, ratio
 from forerun.bench.optimum import candidates, for_drafts
 from forerun.bench.results import Record
-from forerun.dice import SeededDice
-from forerun.records import Sequence as Trajectory
-from forerun.sampling import Sampling
-from forerun.tree import Tree, TreeBuilder
+from forerun.core.dice import SeededDice
+from forerun.core.records import Sequence as Trajectory
+from forerun.core.sampling import Sampling
+from forerun.core.tree import Tree, TreeBuilder
 
 if TYPE_CHECKING:
-    from forerun.records import Step
-    from forerun.roles import Target
+    from forerun.core.records import Step
+    from forerun.core.roles import Target
 
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 CONTEXT = 256  # tokens before the pass
@@ -67,7 +67,7 @@ class PassCost:
 
 def pass_cost(target: Target) -> PassCost | None:
     """What a one-row pass of our own decoder costs; None for models that transformers runs."""
-    from forerun.engine.runner import ModelRunner
+    from forerun.runner.model_runner import ModelRunner
 
     if not isinstance(target, ModelRunner):
         return None

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from forerun.cli import bench_spec, bench_suite, bench_tasks, options
-from forerun.cli.commands import Commands
+from forerun.cli._click_group import Commands
 from forerun.cli.output import console, notice, print_json
 
 SAMPLES = 16  # of a prompt, where texts differ
@@ -115,11 +115,11 @@ def run(
     They take turns prompt by prompt, and every prompt by every method is one record in the run
     folder. The same command goes on with a run that ended early. Status 1 if all failed.
     """
-    from forerun.bench.contestants import split_methods, split_names
     from forerun.bench.machine import usual_threads
+    from forerun.bench.method_names import split_methods, split_names
     from forerun.bench.peers import parse as parse_peer
     from forerun.bench.planning import Asked
-    from forerun.sampling import Sampling
+    from forerun.core.sampling import Sampling
 
     for name in split_names(peers, "peer") if peers else ():
         parse_peer(name)
@@ -189,7 +189,7 @@ def compare(
     fails where it did not before, or if the second run is incomplete.
     """
     from forerun.bench import compare as comparing
-    from forerun.bench.contestants import split_methods
+    from forerun.bench.method_names import split_methods
     from forerun.bench.results import read_run
     from forerun.cli import bench_show
 
@@ -229,13 +229,13 @@ def profile(
 
     What takes much time outside the target's pass is flagged.
     """
-    from forerun.bench.contestants import split_methods
+    from forerun.bench.local_runner import parts_of
     from forerun.bench.machine import usual_threads
-    from forerun.bench.own import parts_of
+    from forerun.bench.method_names import split_methods
     from forerun.bench.planning import Asked, check_asked
-    from forerun.bench.tasks import get_task
+    from forerun.core.sampling import Sampling
     from forerun.errors import ConfigError
-    from forerun.sampling import Sampling
+    from forerun.tasks import get_task
 
     if len(names := split_methods(drafter)) > 1:
         raise ConfigError(f"a profile is of one drafter, got {', '.join(names)}; name one of them")
@@ -248,8 +248,8 @@ def profile(
     import torch
 
     from forerun.bench.profile import profile as measure
-    from forerun.bench.tasks.base import prepare
     from forerun.cli.bench_show import show_budget
+    from forerun.tasks.base import prepare
 
     torch.set_num_threads(threads)
     loaded: Any = options.load(model, dtype=dtype, device=device, batch=parts.batch)

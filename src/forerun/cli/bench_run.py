@@ -15,41 +15,42 @@ import typer
 from forerun.cli import options
 from forerun.cli.output import console, notice, print_json
 from forerun.errors import DataError
-from forerun.words import counted
+from forerun.utils.text import counted
 
 if TYPE_CHECKING:
+    from forerun.api import Model
     from forerun.bench.planning import Asked, Chosen
     from forerun.bench.run_writer import RunWriter
-    from forerun.engine.api import Model
 
 
 class Bench:
     """One `forerun bench run`."""
 
     def __init__(self, asked: Asked, out: Path, peers_dir: Path | None) -> None:
-        from forerun.bench import contestants, planning
-        from forerun.bench.own import Own
+        from forerun.bench import method_names, planning
+        from forerun.bench.contestants import Setup
+        from forerun.bench.local_runner import Own
         from forerun.bench.run_writer import check_plan
-        from forerun.bench.tasks import get_task
-        from forerun.models.folder import located, model_folder
         from forerun.models.load import choose_device
+        from forerun.models.paths import located, model_folder
+        from forerun.tasks import get_task
 
         planning.check_asked(asked)
         self.asked, self.out = asked, out
         self.tasks = {name: get_task(self._text(name)) for name in asked.tasks}
         for name in asked.methods:
-            contestants.check_name(name)
-        contestants.check_sampling(asked.methods, replace(asked.sampling, seed=asked.seed))
+            method_names.check_name(name)
+        method_names.check_sampling(asked.methods, replace(asked.sampling, seed=asked.seed))
         options.check_model(asked.model, asked.dtype, asked.device)
         check_folder(out)
         check_plan(out, planning.plan_of(asked))
         self.path = model_folder(located(asked.model))
         device = str(choose_device(asked.device))
         how = asked.dtype, asked.threads
-        setup = contestants.Setup(self.path, *how, device=device, environments=peers_dir)
+        setup = Setup(self.path, *how, device=device, environments=peers_dir)
         makers = [cache(self._twin) if asked.turns else self._model for _ in asked.methods]
         pairs = zip(asked.methods, makers, strict=True)
-        self.contestants = [contestants.make(name, model, setup) for name, model in pairs]
+        self.contestants = [method_names.make(name, model, setup) for name, model in pairs]
         own = [one for one in self.contestants if isinstance(one, Own)]
         for one in own:
             one.is_bounded, parts = asked.optimum, one.parts
@@ -105,8 +106,8 @@ class Bench:
 
     def _model(self) -> Model:
         """The model of the run; its costs are measured in full before anything is timed."""
-        from forerun.engine.cost import cost_of
-        from forerun.passes import FULL
+        from forerun.engine.cost.forward import FULL
+        from forerun.engine.cost.step import cost_of
 
         if self._loaded is None:
             asked = self.asked

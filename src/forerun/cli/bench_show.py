@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 from forerun.bench import metrics
 from forerun.bench.charts import number
 from forerun.bench.pass_at_k import passes
+from forerun.bench.ranking import counts, factor, finished, skipped, span
 from forerun.bench.scoring import last_line
-from forerun.bench.standing import counts, factor, finished, skipped, span
 from forerun.cli.options import PATIENCE
 from forerun.cli.output import console, notice
-from forerun.words import counted
+from forerun.utils.text import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from forerun.bench.budget import Budget
     from forerun.bench.compare import Comparison
     from forerun.bench.progress import Progress
     from forerun.bench.results import Manifest, Record
+    from forerun.bench.step_breakdown import Budget
 
 
 EVERY = 10.0  # seconds between lines where there is no terminal

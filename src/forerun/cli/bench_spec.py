@@ -11,10 +11,10 @@ import typer
 from forerun.cli import options
 from forerun.cli.output import console, notice, print_json
 from forerun.errors import ConfigError, DataError, UnknownName
-from forerun.words import counted
+from forerun.utils.text import counted
 
 if TYPE_CHECKING:
-    from forerun.bench.tasks.spec_bench import Question
+    from forerun.tasks.spec_bench import Question
 
 TASK = "spec_bench:"
 FEW = 3  # ids that a message names
@@ -67,8 +67,8 @@ def answers(
 
 def _questions(path: str) -> list[Question]:
     """The questions of a run's task; it has their path as it was given."""
-    from forerun.bench.tasks.base_file import divided
-    from forerun.bench.tasks.spec_bench import SpecBenchTask
+    from forerun.tasks.base_file import divided
+    from forerun.tasks.spec_bench import SpecBenchTask
 
     file = divided(path)[0]
     if not file.is_file():
@@ -93,7 +93,7 @@ def spec(
     """
     from forerun.bench import spec_bench
     from forerun.bench.fields import shown
-    from forerun.models.folder import located
+    from forerun.models.paths import located
     from forerun.models.tokenizer import Tokenizer
 
     here, there = spec_bench.read_answers(method), spec_bench.read_answers(baseline)
@@ -117,7 +117,7 @@ def spec(
         print_json([vars(row) for row in found])
         return
     from forerun.bench.charts import number
-    from forerun.bench.standing import factor
+    from forerun.bench.ranking import factor
     from forerun.cli.bench_show import make_table
 
     itself = spec_bench.speed(there, there, encode, "overall")

@@ -12,7 +12,7 @@ from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
     from forerun.bench.suite import SuiteRun
-    from forerun.sampling import Sampling
+    from forerun.core.sampling import Sampling
 
 SuiteName = Annotated[
     str | None,
@@ -38,7 +38,7 @@ def chosen(ctx: typer.Context) -> SuiteRun | None:
 
     Raises ConfigError, UnknownName, DataError.
     """
-    from forerun.bench.contestants import split_names
+    from forerun.bench.method_names import split_names
     from forerun.bench.suite import find_suite, run_of
     from forerun.bench.suite_examples import HELD_OUT
 

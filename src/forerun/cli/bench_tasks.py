@@ -16,7 +16,7 @@ def tasks(is_json: options.Json = False) -> None:
     """List the tasks."""
     from importlib import import_module
 
-    from forerun.bench import tasks as package
+    from forerun import tasks as package
 
     found = {}
     for name in package.task_names():
@@ -40,7 +40,7 @@ def inflate(
 
     What the model says stays the same: for honest timing, labelled in every report.
     """
-    from forerun.cli.endings import ending_at_once
+    from forerun.cli._signals import ending_at_once
     from forerun.cli.index_show import Bars
 
     with ending_at_once(options.UNBEGUN):  # imports may drop a Ctrl-C or die of it

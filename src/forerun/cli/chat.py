@@ -16,17 +16,17 @@ from forerun import registry
 from forerun.cli import options
 from forerun.cli.output import console, notice
 from forerun.cli.prompts import as_shown
+from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError, ForerunError, nearest
-from forerun.files import check_text
-from forerun.sampling import Sampling
-from forerun.words import counted
+from forerun.utils.files import check_text
+from forerun.utils.text import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from forerun.engine.api import Model
+    from forerun.api import Model
     from forerun.engine.stats import Stats
-    from forerun.origins import Piece
+    from forerun.engine.token_sources import Piece
 
 System = Annotated[str, typer.Option("--system", "-s", help="What the model is told first.")]
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
@@ -197,7 +197,7 @@ class Terminal:
         )
 
     def _style(self, origin: str) -> str:
-        from forerun.origins import OWN
+        from forerun.engine.token_sources import OWN
 
         if not self.is_coloured or origin == OWN:
             return ""
@@ -277,7 +277,7 @@ def _remember_lines() -> None:
     """Arrow keys reach earlier lines, of earlier chats too."""
     import atexit
 
-    from forerun.caches import cache_folder
+    from forerun.utils.paths import cache_folder
 
     with suppress(ImportError, OSError):
         import readline

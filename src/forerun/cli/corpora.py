@@ -11,9 +11,9 @@ from forerun.cli.options import is_here
 from forerun.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from forerun.engine.api import Model
-    from forerun.ngrams.interpolation import Weigh
-    from forerun.roles import Shaper
+    from forerun.api import Model
+    from forerun.core.roles import Shaper
+    from forerun.ngrams.index.query.interpolate import Weigh
 
 Mix = Annotated[
     Path | None,
@@ -57,7 +57,7 @@ def _check_files(given: dict[str, Any]) -> None:
     if given["mix_weights"]:
         weights_of(given["mix_weights"])
     if given["mix"] is not None:
-        from forerun.ngrams.store import read_manifest
+        from forerun.ngrams.index.build.manifest import read_manifest
 
         read_manifest(given["mix"])
     if given["within"] is not None and not given["within"].is_file():
@@ -88,7 +88,7 @@ def shapers(model: Model, given: dict[str, Any]) -> list[Shaper]:
 
 def weights_of(text: str) -> Weigh:
     """Two numbers, or a forest from its file. Raises ConfigError, DataError."""
-    from forerun.ngrams.interpolation import Forest, TwoWeights
+    from forerun.ngrams.index.query.interpolate import Forest, TwoWeights
 
     numbers = text.split(",")
     try:

@@ -19,20 +19,20 @@ import typer
 
 from forerun.cli import options
 from forerun.cli.output import Results, console, notice, print_json
+from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, ForerunError
-from forerun.interrupts import uninterrupted
-from forerun.sampling import Sampling
-from forerun.words import counted
+from forerun.utils.signals import uninterrupted
+from forerun.utils.text import counted
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-    from forerun.bench.tasks.base import Example
-    from forerun.demo import Outcome
-    from forerun.engine.api import Model
+    from forerun.api import Model
+    from forerun.bench.demo import Outcome
+    from forerun.core.records import Sequence, Step
     from forerun.models.tokenizer import TextStream, Tokenizer
-    from forerun.records import Sequence, Step
+    from forerun.tasks.base import Example
 
 Problems = Annotated[
     int | None,
@@ -134,7 +134,7 @@ class Board:
         return Group(table, Text("\n".join(self.text.splitlines()[-LINES:])))
 
     def _row(self, arm: str) -> list[str]:
-        from forerun.demo import figures
+        from forerun.bench.demo import figures
 
         mine = [o for o in self.outcomes if o.arm == arm]
         width = 5 if self.setup.is_scored else 3
@@ -226,7 +226,7 @@ def _setup(
     batch: int,
 ) -> Setup:
     """Everyday prompts for a model with a chat template, held-out problems for others."""
-    from forerun.demo import everyday, held_out
+    from forerun.bench.demo import everyday, held_out
 
     if model.tokenizer.has_chat_template:
         examples = everyday(model)
@@ -264,7 +264,7 @@ def _run(model: Model, board: Board, results: Results) -> None:
     from rich.live import Live
 
     from forerun.bench import machine
-    from forerun.demo import compare, warm_up
+    from forerun.bench.demo import compare, warm_up
 
     setup, err = board.setup, console(stderr=True)
     how = {"batch": setup.batch}
@@ -295,8 +295,8 @@ def _line(done: Outcome, setup: Setup) -> str:
 
 def _report(board: Board, is_json: bool) -> None:
     from forerun.bench.alerts import lost_cores
+    from forerun.bench.demo import summary
     from forerun.bench.metrics import FEW, TAKEN
-    from forerun.demo import summary
 
     setup = board.setup
     found = summary(board.outcomes, setup.arms) | {"taken": round(board.taken, 3)}

@@ -13,10 +13,10 @@ from forerun import __version__
 from forerun.cli.options import Json
 from forerun.cli.output import notice, print_json
 from forerun.errors import CapacityError, ForerunError
-from forerun.words import counted
+from forerun.utils.text import counted
 
 if TYPE_CHECKING:
-    from forerun.native import Kernels
+    from forerun.runner.native import Kernels
 
 PACKAGES = (
     "torch",
@@ -103,7 +103,7 @@ def _processor() -> dict[str, Any]:
 def _gpu() -> dict[str, str]:
     import torch
 
-    from forerun import gpu
+    from forerun.runner import gpu
 
     if not torch.cuda.is_available():
         built = torch.version.cuda
@@ -138,10 +138,10 @@ def _dtypes() -> dict[str, str]:
 
 
 def _kernels() -> dict[str, str]:
-    from forerun import compiled
-    from forerun.native import kernels
+    from forerun.runner.native import kernels
+    from forerun.utils import jit_cache
 
-    cold, native = compiled.cold(), kernels()
+    cold, native = jit_cache.cold(), kernels()
     return {
         "passes on the CPU": f"our own, {native.why}" if native else f"torch: {native.why}",
         "numba": f"{counted(len(cold), 'kernel')} not compiled yet; the first use takes a minute"
@@ -157,7 +157,7 @@ def _speed() -> dict[str, str]:
     from forerun.bench.machine import read_bandwidth
     from forerun.bench.timers import seconds_of
     from forerun.models.layers import Linear
-    from forerun.native import kernels
+    from forerun.runner.native import kernels
 
     threads = torch.get_num_threads()
     try:
@@ -217,8 +217,8 @@ def _advice(native: Kernels, share: float | None) -> str:
 
 
 def _embedded() -> dict[str, str]:
+    from forerun.api import load
     from forerun.assets import embedded
-    from forerun.engine.api import load
 
     folder = embedded("reasoner")
     try:

@@ -17,13 +17,13 @@ from forerun.assets import is_embedded
 from forerun.cli import options
 from forerun.cli.output import console, notice, print_json
 from forerun.cli.prompts import as_shown, read_jobs
+from forerun.core.sampling import Sampling
 from forerun.errors import CapacityError, ConfigError, DataError
-from forerun.sampling import Sampling
 
 if TYPE_CHECKING:
-    from forerun.engine.api import Model
-    from forerun.fitting import Tally
-    from forerun.template import Template
+    from forerun.api import Model
+    from forerun.core.tree_template import Template
+    from forerun.growers._fit_template import Tally
 
 Prompts = Annotated[
     Path | None,
@@ -81,15 +81,15 @@ def command(
     `--drafter stand:tree=template` uses it from then on by itself; `stand` as it is counts for
     itself which places are accepted.
     """
-    from forerun.ngrams import files
-    from forerun.template import DEFAULT
+    from forerun.core.tree_template import DEFAULT
+    from forerun.state import array_file
 
     options.check_model(model, dtype, device, batch)
     widths = _sizes(sizes)
     sampling = Sampling(temperature=temperature, n=n, max_new_tokens=max_new_tokens, seed=seed)
     split = _split(model, prompts, samples, held_out)
     path = out or _place(model)
-    files.check_place(_first_made(path))
+    array_file.check_place(_first_made(path))
     _check_replaced(path)
     loaded = options.load(model, dtype=dtype, device=device, batch=batch)
     with _writing(path):
@@ -110,7 +110,7 @@ def command(
 
 
 def _sizes(text: str) -> list[int]:
-    from forerun.template import DEFAULT
+    from forerun.core.tree_template import DEFAULT
 
     try:
         found = [int(piece) for piece in text.split("+")]
@@ -133,7 +133,7 @@ def _split(model: str, file: Path | None, samples: int, held_out: int) -> Split:
                 "fit-tree needs --prompts FILE with prompts of your own traffic, JSON lines; only "
                 "the embedded models come with problems"
             )
-        from forerun.bench.tasks.reasoning import ReasoningTask
+        from forerun.tasks.reasoning import ReasoningTask
 
         train, test = ReasoningTask("train"), ReasoningTask("heldout")
         fit = [train.example(i).prompt for i in range(samples)]
@@ -158,8 +158,8 @@ def _distinct(prompts: list[Any]) -> list[Any]:
 
 def _check_replaced(path: Path) -> None:
     """Raises ConfigError if a file would be lost that is no template."""
+    from forerun.core.tree_template import Template
     from forerun.errors import DataError
-    from forerun.template import Template
 
     if path.exists():
         try:
@@ -172,8 +172,8 @@ def _check_replaced(path: Path) -> None:
 
 def _place(model: str) -> Path:
     """Where the template of a model is looked for and may be written."""
-    from forerun import fitting
     from forerun.assets import MODELS
+    from forerun.growers import _fit_template as fitting
 
     folder = Path(model).expanduser()
     if model not in MODELS and folder.is_dir() and os.access(folder, os.W_OK):
@@ -190,7 +190,7 @@ def _first_made(path: Path) -> Path:
 
 
 def _count(model: Model, prompts: list[Any], sampling: Sampling, batch: int) -> Tally:
-    from forerun import fitting
+    from forerun.growers import _fit_template as fitting
 
     start = said = time.perf_counter()
     counts = fitting.count_places(model, prompts, sampling, batch=batch)
@@ -212,7 +212,7 @@ def _gains(
     sizes: list[int],
 ) -> dict[str, dict[str, float]]:
     """Tree size -> tau before and after, on prompts that were not fitted on."""
-    from forerun import fitting
+    from forerun.growers import _fit_template as fitting
 
     return {
         str(size): {

@@ -15,7 +15,7 @@ import typer
 from forerun import registry
 from forerun.cli import corpora, generate_ray, options
 from forerun.cli import style as styles
-from forerun.cli.endings import ending_at_once
+from forerun.cli._signals import ending_at_once
 from forerun.cli.memory import check_kept, kept
 from forerun.cli.output import (
     Results,
@@ -28,14 +28,14 @@ from forerun.cli.output import (
     stats_lines,
 )
 from forerun.cli.prompts import Job, as_shown, read_jobs
+from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError
-from forerun.interrupts import uninterrupted
-from forerun.sampling import Sampling
+from forerun.utils.signals import uninterrupted
 
 if TYPE_CHECKING:
-    from forerun.engine.api import Model
-    from forerun.engine.run import Sample
-    from forerun.roles import Shaper
+    from forerun.api import Model
+    from forerun.core.roles import Shaper
+    from forerun.engine.generation import Sample
 
 PromptFile = Annotated[
     Path | None,

@@ -27,10 +27,10 @@ from forerun.engine.stats import COUNTS, Stats
 from forerun.errors import ConfigError, UnknownName
 from forerun.integrations.ray_results import Partial, partial_of, seed_of
 from forerun.integrations.ray_worker import Asked, Setup
-from forerun.interrupts import uninterrupted
+from forerun.utils.signals import uninterrupted
 
 if TYPE_CHECKING:
-    from forerun.engine.run import Sample
+    from forerun.engine.generation import Sample
     from forerun.integrations.ray_batch import Pool
     from forerun.models.tokenizer import Tokenizer
 
@@ -151,8 +151,8 @@ def run(
 ) -> None:
     """All prompts over the actors; whatever ends it, finished prompts are kept."""
     from forerun.integrations.ray_batch import Pool
-    from forerun.models.defaults import tell_defaults
-    from forerun.models.folder import located
+    from forerun.models.generation_config import tell_defaults
+    from forerun.models.paths import located
     from forerun.models.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(located(setup.model))
@@ -231,7 +231,7 @@ def _shown(
 
 def _sample(record: dict[str, Any]) -> Sample:
     """A sample as far as its log-probabilities are shown."""
-    from forerun.engine.run import Sample
+    from forerun.engine.generation import Sample
 
     fields = {name: record[name] for name in ("prompt_index", "index", "text", "tokens", "finish")}
     tops = [{int(token): value for token, value in top.items()} for top in record["logprobs"]]

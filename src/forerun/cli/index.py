@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forerun.cli import index_fm, options
-from forerun.cli.commands import Commands
+from forerun.cli._click_group import Commands
 from forerun.cli.index_fm import read_ids
 from forerun.cli.output import notice, print_json
 from forerun.errors import ConfigError, UnknownName
-from forerun.words import counted
+from forerun.utils.text import counted
 
 if TYPE_CHECKING:
-    from forerun.ngrams.infini import Index
-    from forerun.ngrams.store import Manifest
+    from forerun.ngrams.index.build.manifest import Manifest
+    from forerun.ngrams.index.query.engine import Index
 
 app = typer.Typer(
     cls=Commands,
@@ -82,11 +82,11 @@ def build(
     is_json: options.Json = False,
 ) -> None:
     """Build an index. A build that was cut short goes on when the same is asked for again."""
-    from forerun import compiled
     from forerun.bench.machine import num_cores
     from forerun.cli.index_show import Bars, lines, remarks, summary
-    from forerun.ngrams import building
-    from forerun.ngrams.documents import Reading
+    from forerun.ngrams.index.build import build as building
+    from forerun.ngrams.index.build.documents import Reading
+    from forerun.utils import jit_cache
 
     options.check_folder_name(index)
     is_ids = tokenizer == "ids"
@@ -100,7 +100,7 @@ def build(
         threads=threads or num_cores(),
         workers=workers or num_cores(),
     )
-    compiled.watch(notice)
+    jit_cache.watch(notice)
     with Bars() as bars:
         manifest = builder(engine)(
             index, sources, asked, overwrite=overwrite, restart=restart, report=bars.report
@@ -115,7 +115,7 @@ def build(
 def info(index: Where, is_json: options.Json = False) -> None:
     """Say what an index holds, how large it is and how it was built."""
     from forerun.cli.index_show import lines, remarks, summary
-    from forerun.ngrams.store import read_manifest
+    from forerun.ngrams.index.build.manifest import read_manifest
 
     found = summary(index, read_manifest(index))
     print_json(found) if is_json else typer.echo("\n".join(lines(found) + remarks(found)))
@@ -131,7 +131,7 @@ def check(
 ) -> None:
     """Compare all files with what was written. Status 1 if any is damaged or missing."""
     from forerun.cli.index_show import Bars
-    from forerun.ngrams.checking import check as run
+    from forerun.ngrams.index.build.check import check as run
 
     with Bars() as bars:
         found = run(index, deep=deep, report=lambda done, total: bars.report("check", done, total))
@@ -255,7 +255,7 @@ def search(
 ) -> None:
     """Show passages that hold a text, or several near each other. "a|b" is either of two."""
     from forerun.cli.index_show import passage_record
-    from forerun.ngrams import passages
+    from forerun.ngrams.index.query import documents as passages
 
     engine = load(index, tokenizer)
     cnf = [[read_query(engine, t, ids) for t in term.split("|") if t] for term in terms]
@@ -305,7 +305,7 @@ def attribute(
     """Show which stretches of a text occur in the corpus, the unlikeliest first."""
     from forerun.cli.index_show import span_record
     from forerun.cli.prompts import STDIN, from_stdin
-    from forerun.ngrams.spans import novelty
+    from forerun.ngrams.index.query.attribution import novelty
 
     engine = load(index, tokenizer)
     tokens = read_query(engine, from_stdin() if text == STDIN else text, ids)
@@ -345,7 +345,7 @@ def attribute(
 def builder(engine: str) -> Callable[..., Manifest]:
     """What builds an index on an engine. Raises UnknownName; ConfigError where it is missing."""
     if engine == "local":
-        from forerun.ngrams.building import build
+        from forerun.ngrams.index.build.build import build
 
         return build
     if engine != "ray":
@@ -358,10 +358,10 @@ def builder(engine: str) -> Callable[..., Manifest]:
 
 def load(path: Path, tokenizer: str | None) -> Index:
     """The index, open."""
-    from forerun import compiled
-    from forerun.ngrams.infini import Index
+    from forerun.ngrams.index.query.engine import Index
+    from forerun.utils import jit_cache
 
-    compiled.watch(notice)
+    jit_cache.watch(notice)
     return Index.open(path, tokenizer=tokenizer)
 
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.cli import options
-from forerun.cli.commands import Commands
+from forerun.cli._click_group import Commands
 from forerun.cli.output import notice, print_json
 from forerun.errors import ConfigError, DataError
 from forerun.registry import LARGEST
-from forerun.words import counted
+from forerun.utils.text import counted
 
 if TYPE_CHECKING:
-    from forerun.ngrams.encoders import Encoder
-    from forerun.ngrams.fm_index import FMIndex
+    from forerun.ngrams.index.build.encoders import Encoder
+    from forerun.ngrams.index.fm.index import FMIndex
 
 app = typer.Typer(
     cls=Commands,
@@ -47,11 +47,11 @@ def build(
     is_json: options.Json = False,
 ) -> None:
     """Build an FM-index in memory and write it. `generate --within` is held to such a file."""
-    from forerun import compiled
     from forerun.models.identity import tokenizer_hash
-    from forerun.ngrams import encoders
-    from forerun.ngrams.documents import Reading
-    from forerun.ngrams.fm_index import FMIndex
+    from forerun.ngrams.index.build import encoders
+    from forerun.ngrams.index.build.documents import Reading
+    from forerun.ngrams.index.fm.index import FMIndex
+    from forerun.utils import jit_cache
 
     if on_error not in ("fail", "skip"):
         raise ConfigError(f"--on-error must be fail or skip, got {on_error!r}")
@@ -62,7 +62,7 @@ def build(
         raise ConfigError(f"tokenizer {tokenizer} has no end id, which stands between documents")
     texts = read_texts(sources, Reading(field, split), on_error)
     documents = (ids for text in texts if len(ids := reader.encode_arrays([text])[0]))
-    compiled.watch(notice)
+    jit_cache.watch(notice)
     index = FMIndex.of(documents, reader.eos, sample=sample, tokenizer=tokenizer_hash(reader))
     index.save(file)
     found = {
@@ -136,7 +136,7 @@ def locate(
 
 def read_texts(sources: list[Path], how: Any, on_error: str) -> Any:
     """The texts of all sources. Raises DataError at a record that cannot be read, or skips it."""
-    from forerun.ngrams.documents import Document, list_sources, read
+    from forerun.ngrams.index.build.documents import Document, list_sources, read
 
     skipped = 0
     for record in read(list_sources(sources), how):
@@ -155,11 +155,11 @@ def read_texts(sources: list[Path], how: Any, on_error: str) -> Any:
 
 def load(file: Path, tokenizer: str, is_ids: bool) -> tuple[FMIndex, Encoder | None]:
     """The index, and what encodes its queries: none for ids. Raises ConfigError, DataError."""
-    from forerun import compiled
-    from forerun.ngrams import encoders
-    from forerun.ngrams.fm_index import FMIndex
+    from forerun.ngrams.index.build import encoders
+    from forerun.ngrams.index.fm.index import FMIndex
+    from forerun.utils import jit_cache
 
-    compiled.watch(notice)
+    jit_cache.watch(notice)
     index = FMIndex.load(file)
     if is_ids:
         return index, None

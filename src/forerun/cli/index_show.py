@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.cli.output import notice
-from forerun.words import counted
+from forerun.utils.text import counted
 
 if TYPE_CHECKING:
-    from forerun.ngrams.infini import Ids, Index, Next
-    from forerun.ngrams.passages import Passage
-    from forerun.ngrams.spans import Span
-    from forerun.ngrams.store import Manifest
+    from forerun.ngrams.index.build.manifest import Manifest
+    from forerun.ngrams.index.query.attribution import Span
+    from forerun.ngrams.index.query.documents import Passage
+    from forerun.ngrams.index.query.engine import Ids, Index, Next
 
 EVERY = 10.0  # seconds between lines where there is no terminal
 UNITS = dict.fromkeys(("tokenise", "check", "inflate"), ("bytes", 1e6, "MB"))

@@ -16,11 +16,12 @@ from typing import Annotated, Any
 
 import typer
 
-from forerun import __version__, gpu
-from forerun.cli import streams
-from forerun.cli.commands import Commands
-from forerun.cli.endings import ending_dropped, interrupted, kin_of_ctrl_c
+from forerun import __version__
+from forerun.cli import _stdio as streams
+from forerun.cli._click_group import Commands
+from forerun.cli._signals import ending_dropped, interrupted, kin_of_ctrl_c
 from forerun.errors import ConfigError, DataError, ForerunError
+from forerun.runner import gpu
 
 COMMANDS = {
     "generate": "Sample from a model, faster, with the law of plain decoding.",

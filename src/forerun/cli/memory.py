@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.cli import options
-from forerun.cli.commands import Commands
+from forerun.cli._click_group import Commands
 from forerun.cli.output import console, notice, print_json
 from forerun.errors import ConfigError, DataError, ForerunError
-from forerun.words import counted
+from forerun.utils.text import counted
 
 if TYPE_CHECKING:
-    from forerun.engine.api import Model
+    from forerun.api import Model
+    from forerun.core.roles import Drafter
     from forerun.engine.stats import Stats
-    from forerun.memories import Memory
-    from forerun.roles import Drafter
+    from forerun.state.drafter_files import Memory
 
 app = typer.Typer(
     cls=Commands,
@@ -69,9 +69,9 @@ def info(
 
 
 def _info(file: Path, after: str | None, model: str, nodes: int, is_json: bool) -> None:
-    from forerun import memories
+    from forerun.state import drafter_files
 
-    memory = memories.read(file)
+    memory = drafter_files.read(file)
     found = {"path": str(file)} | memory.to_dict()
     if after is not None:
         found["drafts"] = _drafts(memory, model, after, nodes)
@@ -92,11 +92,11 @@ def merge(
     is_json: options.Json = False,
 ) -> None:
     """Make one memory of several: means are weighted by how often each was observed."""
-    from forerun import memories
+    from forerun.state import drafter_files
 
     if out.exists() and out.resolve() not in {file.resolve() for file in files}:
         raise DataError(f"{out} exists and is none of the files to merge; give --out another name")
-    _report(memories.merge(files, out, max_bytes=_bytes(mb), tenant=tenant), is_json)
+    _report(drafter_files.merge(files, out, max_bytes=_bytes(mb), tenant=tenant), is_json)
 
 
 @app.command("cap")
@@ -107,17 +107,17 @@ def cap(
     is_json: options.Json = False,
 ) -> None:
     """Cut memories to a size: what was not used for longest is dropped."""
-    from forerun import memories
+    from forerun.state import drafter_files
 
     if out is not None and (len(files) > 1 or out.exists()):
         raise ConfigError("--out takes one file and a name that is free; without it files shrink")
     for file in files:
-        _report(memories.merge([file], out or file, max_bytes=_bytes(mb)), is_json)
+        _report(drafter_files.merge([file], out or file, max_bytes=_bytes(mb)), is_json)
 
 
 def check_kept(path: Path) -> None:
     """Raises DataError where no memory can be saved, or where a file is none."""
-    from forerun.ngrams import files
+    from forerun.state import array_file as files
 
     files.check_place(path)
     if path.exists():
@@ -157,14 +157,14 @@ def kept(
 
 def _is_unread(drafter: Drafter, memory: Memory, stats: Stats) -> bool:
     """Whether other parts of the drafter than the memory's made all drafts."""
-    from forerun.roles import name_of
+    from forerun.core.roles import name_of
 
     by = {name for name, count in stats.drafted_by.items() if count}
     return bool(by) and not by & {name_of(drafter), memory.snapshot.kind}
 
 
 def _bytes(mb: float | None) -> int | None:
-    from forerun.ngrams.sharing import in_bytes
+    from forerun.ngrams.tables.logits.pool import in_bytes
 
     return None if mb is None else in_bytes(mb, "--mb")
 
@@ -177,7 +177,7 @@ def _report(memory: Memory, is_json: bool) -> None:
 
 
 def _summary(memory: Memory) -> str:
-    from forerun.ngrams.responses import LEAD
+    from forerun.ngrams.tables.suffix.response_store import LEAD
 
     counts = memory.snapshot.counts
     names = {"texts": f"texts with up to {LEAD} tokens of each prompt"}  # which count as tokens
@@ -189,7 +189,7 @@ def _summary(memory: Memory) -> str:
 
 def _show(memory: Memory) -> None:
     """For people: a line per fact."""
-    from forerun.records import written
+    from forerun.core.records import written
 
     held, origin = memory.snapshot, memory.origin
     per_token = held.nbytes / max(held.counts["tokens"], 1)
@@ -213,11 +213,11 @@ def _show(memory: Memory) -> None:
 
 def _drafts(memory: Memory, model: str, after: str, nodes: int) -> list[str]:
     """What the memory would draft after a text, a line per path of the tree."""
-    from forerun import memories
+    from forerun.state import drafter_files
 
     loaded: Any = options.load(model, dtype="auto", device="auto", batch=1)
-    memories.check_fits(memory, memories.origin_of(loaded, memory.origin.tenant))
-    tree = memories.draft(memory, loaded.tokenizer.encode(after), nodes)
+    drafter_files.check_fits(memory, drafter_files.origin_of(loaded, memory.origin.tenant))
+    tree = drafter_files.draft(memory, loaded.tokenizer.encode(after), nodes)
     inner = set(tree.parents.tolist())
     leaves = [node for node in range(len(tree)) if node not in inner]
     return [loaded.tokenizer.decode(tree.path(leaf)) for leaf in leaves]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun import catalog
+from forerun import catalog, registry
 from forerun.catalog import Row
 from forerun.cli.options import Json
 from forerun.cli.output import console, print_json
@@ -44,7 +44,7 @@ def explain(row: Row) -> dict[str, Any]:
     """All that is known of a system: its row, and the options of the parts that exist."""
     parts = {}
     for kind, spec in row.parts.items():
-        is_there = catalog.is_registered(kind, spec)
+        is_there = registry.is_registered(kind, spec)
         parts[kind] = {"spec": spec, "options": options_of(kind, spec) if is_there else None}
     files = {file: catalog.is_built(file) for file in row.files}
     return row.to_dict() | {
@@ -57,7 +57,6 @@ def explain(row: Row) -> dict[str, Any]:
 
 def explain_part(name: str) -> dict[str, Any]:
     """A registered part that is not a row of the catalog. Raises UnknownName with the nearest."""
-    from forerun import registry
 
     wanted = name.strip().lower().replace("-", "_")
     homes = {part: kind for kind in registry.KINDS for part in registry.names(kind)}
@@ -74,8 +73,6 @@ def explain_part(name: str) -> dict[str, Any]:
 
 def options_of(kind: str, spec: str) -> dict[str, str]:
     """Option -> default, from the constructor; options that users cannot write are left out."""
-    from forerun import registry
-
     known = registry.written(registry.get(kind, registry.parse(spec)[0]))
     return {
         name: "required" if p.default is inspect.Parameter.empty else _default(p.default)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun import registry
-from forerun.cli.streams import NO_UTF8
+from forerun.cli._stdio import NO_UTF8
 from forerun.errors import ConfigError, DataError
-from forerun.files import check_text
+from forerun.utils.files import check_text
 
 if TYPE_CHECKING:
-    from forerun.sampling import Sampling
+    from forerun.core.sampling import Sampling
 
 ModelName = Annotated[
     str,
@@ -41,7 +41,7 @@ Seed = Annotated[int | None, typer.Option("--seed", help="Same seed and settings
 
 
 def _dtype(name: str) -> str:
-    from forerun.models import folder
+    from forerun.models import paths as folder
 
     return folder.dtype_name(name)
 
@@ -112,7 +112,7 @@ def check_parts(*, here: bool = True, samplings: tuple[Sampling, ...] = (), **sp
         for sampling in samplings:
             verifier.check(sampling)
     if verifier is not None and drafter is not None:
-        from forerun.engine.loop import check_pair
+        from forerun.engine.engine import check_pair
 
         check_pair(drafter, verifier)
 
@@ -174,8 +174,8 @@ def check_model(
 
     Of a model on the hub its configuration is fetched, and nothing of one that is not loaded here.
     """
-    from forerun.models import folder
-    from forerun.native.rounding import Rounding
+    from forerun.models import paths as folder
+    from forerun.runner.native.int8 import Rounding
 
     if not 1 <= batch <= registry.LARGEST:
         raise ConfigError(
@@ -195,16 +195,16 @@ def load(name: str, *, dtype: str, device: str, batch: int, weights: str = "auto
     """
     check_model(name, dtype, device, batch, weights)
     import forerun
-    from forerun.cli.endings import ending_at_once
+    from forerun.cli._signals import ending_at_once
 
     # imports may drop a Ctrl-C or die of it
     with said_if_slow(f"loading {name} ..."), ending_at_once(UNBEGUN):
         room = max(batch, registry.BATCH)
         loaded = forerun.load(name, dtype=dtype, device=device, max_seqs=room, weights=weights)
-    from forerun import compiled
     from forerun.cli.output import notice
+    from forerun.utils import jit_cache
 
-    compiled.watch(notice)
+    jit_cache.watch(notice)
     return loaded
 
 
@@ -235,11 +235,11 @@ def warm(*parts: Any) -> None:
     """Compiles what parts run, or loads it from the cache; says so where it is slow."""
     import time
 
-    from forerun import compiled
-    from forerun.cli.endings import ending_at_once
+    from forerun.cli._signals import ending_at_once
     from forerun.cli.output import notice
+    from forerun.utils import jit_cache
 
-    watch, start = compiled.watch(notice), time.perf_counter()
+    watch, start = jit_cache.watch(notice), time.perf_counter()
     before = watch.num_compiled
     with ending_at_once(UNBEGUN):
         for part in parts:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import CapacityError, DataError
-from forerun.words import counted
+from forerun.utils.text import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from forerun.engine.run import Sample
+    from forerun.engine.generation import Sample
     from forerun.engine.stats import Stats
 
 WIDE = 200  # columns where nobody looks, so that a row stays a line

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from forerun.assets import as_problem, is_embedded
+from forerun.core.sampling import Sampling, from_json
 from forerun.errors import ConfigError, DataError, UnknownName
-from forerun.files import check_text, parsed
-from forerun.sampling import Sampling, from_json
+from forerun.utils.files import check_text, parsed
 
 STDIN = "-"
 MOST_BYTES = 1 << 30  # of prompts: what never ends would fill the memory

@@ -11,13 +11,13 @@ import typer
 from forerun.cli import options
 from forerun.cli.output import console, print_json
 from forerun.errors import ConfigError, DataError
-from forerun.words import counted
+from forerun.utils.text import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from forerun.recordings import Trace
-    from forerun.replay import Replayed
+    from forerun.bench.replay.recording import Trace
+    from forerun.bench.replay.replay import Replayed
 
 Files = Annotated[list[Path], typer.Argument(help="JSON or JSON lines, also .gz.")]
 TokenizerName = Annotated[
@@ -51,7 +51,7 @@ def command(
     _check(nodes, depth, prompts, max_tokens)
     for spec in drafter:
         options.check_parts(drafter=spec)
-    from forerun.recordings import load_tokenizer, read_recordings, to_traces
+    from forerun.bench.replay.recording import load_tokenizer, read_recordings, to_traces
 
     recordings = read_recordings(files, prompt_field, text_field)[:prompts]
     loaded = load_tokenizer(tokenizer)
@@ -59,8 +59,8 @@ def command(
     if not traces:
         raise DataError("the files hold no text; expected prompts with samples")
     from forerun import registry
-    from forerun.records import Plan
-    from forerun.replay import check_can_replay, overlap, replay
+    from forerun.bench.replay.replay import check_can_replay, overlap, replay
+    from forerun.core.records import Plan
 
     plan = Plan(nodes=nodes, depth=depth)
     parts = {spec: registry.make("drafter", spec, tokenizer=loaded) for spec in drafter}

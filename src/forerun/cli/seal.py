@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.cli import options
-from forerun.cli.commands import Commands
+from forerun.cli._click_group import Commands
 from forerun.cli.output import print_json
 from forerun.errors import DataError
-from forerun.words import counted
+from forerun.utils.text import counted
 
 if TYPE_CHECKING:
     from forerun.retrieval.seal import Found, Seal

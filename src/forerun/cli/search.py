@@ -19,13 +19,13 @@ from forerun.cli import superposed as superposing
 from forerun.cli.memory import check_kept, kept
 from forerun.cli.output import Results, notice, painted, print_json, stats_lines
 from forerun.cli.prompts import Job, as_shown, read_jobs
+from forerun.core.sampling import MOST_SAMPLES, Sampling
 from forerun.errors import ConfigError, UnknownName
-from forerun.interrupts import uninterrupted
-from forerun.sampling import MOST_SAMPLES, Sampling
-from forerun.words import counted
+from forerun.utils.signals import uninterrupted
+from forerun.utils.text import counted
 
 if TYPE_CHECKING:
-    from forerun.engine.api import Model
+    from forerun.api import Model
     from forerun.search.best_of import BestOf
     from forerun.search.steps import Found
 

@@ -14,13 +14,13 @@ import typer
 
 from forerun import registry
 from forerun.cli import options
-from forerun.cli.endings import ending_at_once
+from forerun.cli._signals import ending_at_once
 from forerun.cli.output import notice
 from forerun.errors import ConfigError, DataError
-from forerun.words import counted
+from forerun.utils.text import counted
 
 if TYPE_CHECKING:
-    from forerun.engine.api import Model
+    from forerun.api import Model
     from forerun.serving.replicas import ReplicaSetup
     from forerun.serving.server import Drained
     from forerun.serving.settings import Settings
@@ -174,9 +174,9 @@ def _server(model: Model, settings: Settings, keys: Keys, sockets: list[socket])
 
 def _serve_many(setup: ReplicaSetup, count: int, sockets: list[socket]) -> int:
     """The same with several engines."""
-    from forerun.models.defaults import tell_defaults
+    from forerun.models.generation_config import tell_defaults
     from forerun.models.identity import local_folder
-    from forerun.serving.front import Front
+    from forerun.serving.proxy import Front
     from forerun.serving.replicas import Replicas
     from forerun.serving.server import Drained
 
@@ -226,7 +226,7 @@ def _run(server: Drained) -> int:
 
 def _check(replicas: int, context: int | None, device: str) -> None:
     """What can be refused before anything is imported or loaded. Raises ConfigError."""
-    from forerun.models import folder
+    from forerun.models import paths as folder
 
     folder.check_device(device)
     if context is not None and context < LEAST_CONTEXT:

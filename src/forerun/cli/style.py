@@ -10,8 +10,8 @@ from forerun.cli.options import check_files, is_here
 from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
+    from forerun.api import Model
     from forerun.constraints.ngram_style import NgramStyle
-    from forerun.engine.api import Model
 
 STRENGTH, FORM = 0.3, "floored"  # where nothing is said
 

@@ -11,9 +11,9 @@ import typer
 from forerun.cli import options
 from forerun.cli.output import Results, notice, painted, print_json
 from forerun.cli.prompts import Job, as_shown, read_jobs
+from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError
-from forerun.sampling import Sampling
-from forerun.words import counted
+from forerun.utils.text import counted
 
 if TYPE_CHECKING:
     from forerun.search.superposed import Superposed
@@ -69,7 +69,7 @@ def _check(given: dict[str, Any], defaults: dict[str, Any]) -> None:
 
 def _run(given: dict[str, Any], jobs: list[Job], results: Results, call: str) -> None:
     """Drafts for one prompt after another, shown and written as they come."""
-    from forerun.ngrams.ngram_model import NgramModel
+    from forerun.ngrams.index.counts.trie import NgramModel
     from forerun.search.superposed import ORDER, rescored, superposed
 
     model = options.load(given["model"], dtype=given["dtype"], device=given["device"], batch=1)

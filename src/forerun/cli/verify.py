@@ -17,14 +17,14 @@ from forerun.assets import is_embedded
 from forerun.cli import options
 from forerun.cli.output import console, notice, print_json
 from forerun.cli.prompts import as_shown, read_jobs
+from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError
-from forerun.sampling import Sampling
-from forerun.words import counted
+from forerun.utils.text import counted
 
 if TYPE_CHECKING:
-    from forerun.engine.api import Model
-    from forerun.sampled_law import LawReport, PromptLaw
-    from forerun.verifying import GreedyCase
+    from forerun.api import Model
+    from forerun.lossless.distribution import LawReport, PromptLaw
+    from forerun.lossless.greedy import GreedyCase
 
 NumPrompts = Annotated[int, typer.Option("--prompts", help="How many of the built-in prompts.")]
 PromptFile = Annotated[
@@ -59,7 +59,7 @@ class Found:
     @property
     def law(self) -> LawReport:
         """The tests of all prompts that were finished."""
-        from forerun.sampled_law import law_report
+        from forerun.lossless.distribution import law_report
 
         return law_report(self.laws)
 
@@ -115,7 +115,7 @@ def command(
     loaded = options.load(model, dtype=dtype, device=device, batch=batch, weights=weights)
     options.warm_up(loaded, **specs)
     from forerun.cli.verify_show import show, to_dict
-    from forerun.verifying import Parts
+    from forerun.lossless.greedy import Parts
 
     texts = [as_shown(loaded.name, text) for text in given or builtin_prompts(loaded, prompts)]
     found = Found(REPEATS * len(texts), min(law_prompts, len(texts)))
@@ -137,8 +137,8 @@ def command(
 
 def builtin_prompts(model: Model, count: int) -> list[str]:
     """Held-out problems for the embedded reasoner, short texts of several kinds for the rest."""
-    from forerun.bench.tasks.reasoning import ReasoningTask
-    from forerun.verifying import PROMPTS
+    from forerun.lossless.greedy import PROMPTS
+    from forerun.tasks.reasoning import ReasoningTask
 
     task = ReasoningTask("heldout") if is_embedded(model.name) else None
     known = len(PROMPTS) if task is None else len(task)
@@ -157,7 +157,7 @@ def _check_counts(least: int, **counts: int) -> None:
 
 
 def _greedy(model: Model, texts: list[Any], parts: Any, max_new_tokens: int, found: Found) -> None:
-    from forerun.verifying import check_greedy
+    from forerun.lossless.greedy import check_greedy
 
     options = {"max_new_tokens": max_new_tokens, "num_repeats": REPEATS}
     with _Progress(True, "greedy texts", found.num_texts) as tick:
@@ -175,7 +175,7 @@ def _law(
     found: Found,
     is_shown: bool,
 ) -> None:
-    from forerun.sampled_law import prompt_laws
+    from forerun.lossless.distribution import prompt_laws
 
     with _Progress(is_shown, "sampling", len(texts) * limits["num_samples"]) as tick:
         for law in prompt_laws(model, texts, parts, asked, on_sample=tick, **limits):

@@ -10,21 +10,21 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from forerun.cli.output import console
-from forerun.words import counted
+from forerun.utils.text import counted
 
 if TYPE_CHECKING:
+    from forerun.api import Model
     from forerun.cli.verify import Found
-    from forerun.engine.api import Model
-    from forerun.sampled_law import LawReport, LawTest
-    from forerun.verifying import GreedyCase
+    from forerun.lossless.distribution import LawReport, LawTest
+    from forerun.lossless.greedy import GreedyCase
 
 SHOWN = 40  # greedy texts, and tests of the law
 
 
 def to_dict(model: Model, found: Found) -> dict[str, Any]:
     """The whole report as plain values."""
-    from forerun.sampled_law import POWER
-    from forerun.verifying import dtype_of
+    from forerun.lossless.distribution import POWER
+    from forerun.lossless.greedy import dtype_of
 
     law = found.law
     greedy = [asdict(case) | {"cause": case.cause, "passed": case.passed} for case in found.cases]
@@ -54,7 +54,7 @@ def to_dict(model: Model, found: Found) -> dict[str, Any]:
 
 def show(model: Model, found: Found) -> None:
     """The whole report for people."""
-    from forerun.verifying import dtype_of
+    from forerun.lossless.greedy import dtype_of
 
     out, cases, law = console(), found.cases, found.law
     dtype = str(dtype_of(model)).removeprefix("torch.")
@@ -95,7 +95,7 @@ def _show_each(out: Any, found: Many[Any], line: Callable[[Any], str]) -> None:
 
 def power_line(law: LawReport) -> str:
     """What the law test could have found, in one plain sentence."""
-    from forerun.sampled_law import POWER
+    from forerun.lossless.distribution import POWER
 
     needed = law.samples_for(0.01)
     if needed is None or law.detectable >= 1.0:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from forerun.core.records import Sequence
+from forerun.core.roles import Shaper
 from forerun.errors import ConfigError, UnknownName
-from forerun.ngrams.fm_index import FMIndex, Interval
-from forerun.records import Sequence
-from forerun.roles import Shaper
+from forerun.ngrams.index.fm.index import FMIndex, Interval
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from forerun.core.records import Sequence
+from forerun.core.roles import Shaper
+from forerun.core.sampling import log_softmax
 from forerun.errors import ConfigError
-from forerun.ngrams.infini import Index, check_tokenizer
-from forerun.ngrams.interpolation import TwoWeights, Weigh, features
-from forerun.records import Sequence
-from forerun.roles import Shaper
-from forerun.sampling import log_softmax
+from forerun.ngrams.index.query.engine import Index, check_tokenizer
+from forerun.ngrams.index.query.interpolate import TwoWeights, Weigh, features
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
@@ -33,8 +33,8 @@ WEIGHTS = TwoWeights(0.5, 0.1)
 class InfiniMix(Shaper):
     """`index` is a folder that `forerun index build` made, or an open Index.
 
-    weigh: TwoWeights, or a Forest (`ngrams/interpolation.py`). context: longest suffix that is
-    looked for. max_support: occurrences that are read; of more, an even sample of ranks.
+    weigh: TwoWeights or a Forest (`ngrams/index/query/interpolate.py`). context: longest suffix
+    that is looked for. max_support: occurrences that are read; of more, an even sample of ranks.
     """
 
     def __init__(

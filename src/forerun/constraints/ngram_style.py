@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from forerun.core.records import Sequence
+from forerun.core.roles import Shaper
 from forerun.errors import ConfigError, UnknownName
-from forerun.ngrams.ngram_model import SMOOTHING, WEIGHTS, NgramModel, Row
-from forerun.records import Sequence
-from forerun.roles import Shaper
+from forerun.ngrams.index.counts.trie import SMOOTHING, WEIGHTS, NgramModel, Row
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer

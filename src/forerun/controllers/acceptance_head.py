@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forerun.controllers.fixed import MOST
+from forerun.core.records import Plan, Sequence
+from forerun.core.roles import Controller, Drafter, Target, name_of
+from forerun.core.tree import Proposal
 from forerun.errors import ConfigError, ModelError
-from forerun.models.folder import located
-from forerun.records import Plan, Sequence
+from forerun.models.paths import located
 from forerun.registry import File
-from forerun.roles import Controller, Drafter, Target, name_of
-from forerun.tree import Proposal
 
 if TYPE_CHECKING:
-    from forerun.engine.runner import Runner
+    from forerun.runner.model_runner import Runner
 
 NAME = "heads/acceptance.safetensors"  # below the model's folder: loaders read all weights in it
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from weakref import WeakKeyDictionary
 
 from forerun.controllers.fixed import MOST
+from forerun.core.records import Plan, Sequence, Step
+from forerun.core.roles import Controller
 from forerun.errors import ConfigError
-from forerun.records import Plan, Sequence, Step
-from forerun.roles import Controller
 
 
 class Additive(Controller):

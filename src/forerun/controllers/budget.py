@@ -1,10 +1,10 @@
 """The trees that make the most tokens per second together, which may be none.
 
-A step over N rows takes the seconds that `engine/cost.py` has measured; node i of a draft is
+A step over N rows takes the seconds that `engine/cost/step.py` has measured; node i of a draft is
 accepted with probability a_i, counted as steps go by, for each drafter apart where several compete
-(`counts.py`), and scaled to the sequence's own recent luck. Of the nodes of all sequences the
-likeliest are taken, as many as maximise tokens / time of the whole step: what the first draft of a
-step costs is shared by all that draft. Growers that know chances beforehand get a threshold as
+(`controllers/_acceptance.py`), and scaled to the sequence's own recent luck. Of the nodes of all
+sequences the likeliest are taken, as many as maximise tokens / time of the whole step: what the
+first draft of a step costs is shared by all that draft. Growers that know chances beforehand get a threshold as
 well: a node is worth a row if its chance exceeds half of tokens per second times seconds per row,
 on average over the step. Where nothing pays nothing is drafted, except a probe now and then: one
 sequence tries for all that share the controller; as many go on learning as is cheap beside a pass,
@@ -33,13 +33,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forerun.choosing import choose
+from forerun.controllers._acceptance import Counts
+from forerun.controllers._tree_size import choose
 from forerun.controllers.fixed import MOST
-from forerun.counts import Counts
-from forerun.engine.cost import cost_of
+from forerun.core.records import Cost, Plan, Sequence, Step
+from forerun.core.roles import Controller, Drafter, Target
+from forerun.engine.cost.step import cost_of
 from forerun.errors import ConfigError
-from forerun.records import Cost, Plan, Sequence, Step
-from forerun.roles import Controller, Drafter, Target
 
 REVIEW = 4  # steps with drafts between two decisions
 FAST = 0.9  # memory of a sequence's luck

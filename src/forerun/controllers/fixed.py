@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from forerun.core.records import Plan, Sequence
+from forerun.core.roles import Controller
 from forerun.errors import ConfigError
-from forerun.records import Plan, Sequence
-from forerun.roles import Controller
 
 MOST = 1024  # nodes, as many as a target has cells for beside its context
 

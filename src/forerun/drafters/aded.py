@@ -18,18 +18,21 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from forerun import registry
-from forerun.dice import Dice, SeededDice
+from forerun.core.dice import Dice, SeededDice
+from forerun.core.records import Plan, Sequence, Snapshot, Step
+from forerun.core.roles import Drafter, Grower, Path, Source, Target
+from forerun.core.scopes import kept_key
+from forerun.core.tree import EMPTY, Proposal, Tree
+from forerun.core.tree_search import CONSTANT
 from forerun.drafters.base import grow
 from forerun.errors import ConfigError
-from forerun.growers.monte_carlo import CONSTANT, MonteCarlo
+from forerun.growers.monte_carlo import MonteCarlo
 from forerun.models.tokenizer import Tokenizer
-from forerun.ngrams import corpora, tree_search, trigrams
-from forerun.ngrams.sharing import in_bytes, kept_key
-from forerun.ngrams.trigrams import TrigramMatrix
-from forerun.records import Plan, Sequence, Snapshot, Step
+from forerun.ngrams.index.counts import corpus as corpora
+from forerun.ngrams.tables.logits.pool import in_bytes
+from forerun.ngrams.tables.trigram import mcts, table
+from forerun.ngrams.tables.trigram.table import TrigramMatrix
 from forerun.registry import Corpus, GrowerName
-from forerun.roles import Drafter, Grower, Path, Source, Target
-from forerun.tree import EMPTY, Proposal, Tree
 
 
 class Aded(Drafter):
@@ -102,8 +105,8 @@ class Aded(Drafter):
             )
 
     def warm_up(self) -> None:
-        trigrams.warm_up()
-        tree_search.warm_up()
+        table.warm_up()
+        mcts.warm_up()
 
     def start(self, seq: Sequence) -> None:
         self._users[seq.tenant] += 1
@@ -134,7 +137,7 @@ class Aded(Drafter):
         matrix, search = self.layer(seq.tenant), self.search.within(plan.depth)
         most = 0 if search.reward == CONSTANT else search.iterations * search.steps
         uniforms = dice.peek(most)
-        tree, used = tree_search.draft(
+        tree, used = mcts.draft(
             matrix, seq.tokens[-2:], search, plan, uniforms, renormalise=self.renormalise
         )
         dice.skip(used)
@@ -168,7 +171,7 @@ class Aded(Drafter):
         snapshot.expect("aded")
         snapshot.check({"entries": self.entries})
         matrix = self.layer(tenant)
-        matrix.absorb(trigrams.check(snapshot.arrays, self.entries))
+        matrix.absorb(table.check(snapshot.arrays, self.entries))
         matrix.learned += snapshot.counts["tokens"]
         self._make_room(0)
 
@@ -177,8 +180,8 @@ class Aded(Drafter):
         entries = snapshots[0].settings["entries"]
         for other in snapshots[1:]:
             other.check({"entries": entries})
-        rows = trigrams.blend([trigrams.check(s.arrays, entries) for s in snapshots], entries)
-        kept = rows if max_bytes is None else trigrams.newest(rows, max_bytes // (16 + 8 * entries))
+        rows = table.blend([table.check(s.arrays, entries) for s in snapshots], entries)
+        kept = rows if max_bytes is None else table.newest(rows, max_bytes // (16 + 8 * entries))
         tokens, dropped = (sum(s.counts[n] for s in snapshots) for n in ("tokens", "evicted"))
         return _snapshot(kept, entries, tokens, dropped + len(rows.keys) - len(kept.keys))
 
@@ -239,6 +242,6 @@ def _base(
     return base
 
 
-def _snapshot(rows: trigrams.Rows, entries: int, tokens: int, dropped: int) -> Snapshot:
+def _snapshot(rows: table.Rows, entries: int, tokens: int, dropped: int) -> Snapshot:
     counts: dict[str, Any] = {"tokens": tokens, "evicted": dropped, "rows": len(rows.keys)}
     return Snapshot("aded", rows._asdict(), {"entries": entries}, counts)

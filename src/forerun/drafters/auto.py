@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from forerun import registry
+from forerun.core.records import Sequence
+from forerun.core.roles import Drafter, Target
 from forerun.drafters.router import OPTIMISM, Router
 from forerun.errors import ConfigError, ForerunError
-from forerun.models.companion import companion, shared_draft
-from forerun.records import Sequence
+from forerun.models.draft_link import companion, shared_draft
 from forerun.registry import DrafterName, ModelName
-from forerun.roles import Drafter, Target
 
 if TYPE_CHECKING:
-    from forerun.engine.runner import ModelRunner
+    from forerun.runner.model_runner import ModelRunner
 
 PARTS = "stand", "suffix"
 OWN = "own"  # the draft model that comes with the model
@@ -40,9 +40,9 @@ class Auto(Router):
 
     scope: who shares what is learned, of texts and of how the parts fare. model: a draft model of
     the same vocabulary, which competes with these two: a folder or hub id, "own" for the one that
-    comes with the model, if any does (`models/companion.py`), None for none. optimism: the router's
-    unless told; less without a draft model, whose worth is the least certain. Raises ConfigError
-    for a model beside other parts, and for another vocabulary; of one that nobody named only a
+    comes with the model, if any does (`models/draft_link.py`), None for none. optimism: the
+    router's unless told; less without a draft model, whose worth is the least certain. Raises
+    ConfigError for a model beside other parts, and for another vocabulary; of one that nobody named only a
     warning.
     """
 

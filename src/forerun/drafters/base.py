@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from forerun import registry
-from forerun.dice import Dice
+from forerun.core.dice import Dice
+from forerun.core.records import Plan, Sequence, Snapshot, Step
+from forerun.core.roles import Drafter, Grower, Path, Source, Target, name_of
+from forerun.core.tree import EMPTY, Proposal, Tree
 from forerun.errors import ConfigError
-from forerun.records import Plan, Sequence, Snapshot, Step
-from forerun.roles import Drafter, Grower, Path, Source, Target, name_of
-from forerun.tree import EMPTY, Proposal, Tree
 
 
 class Grown(Drafter):

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import Any
 
-from forerun.dice import Dice
+from forerun.core.dice import Dice
+from forerun.core.records import Plan, Sequence
+from forerun.core.roles import Drafter, name_of
+from forerun.core.tree import EMPTY, Tree, signed
 from forerun.drafters.base import Composite
 from forerun.errors import ConfigError
-from forerun.records import Plan, Sequence
 from forerun.registry import DrafterName
-from forerun.roles import Drafter, name_of
-from forerun.tree import EMPTY, Tree, signed
 
 
 class Cascade(Composite):

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forerun import registry
-from forerun.dice import Dice
+from forerun.core.dice import Dice
+from forerun.core.records import Lent, Plan, Sequence
+from forerun.core.roles import Path, Source, Target
+from forerun.core.sampling import softmax, to_probs
+from forerun.core.tree import Proposal, Tree
 from forerun.drafters.base import Grown
-from forerun.engine.cost import cost_of
-from forerun.models.companion import check_size, load_draft
-from forerun.records import Lent, Plan, Sequence
+from forerun.engine.cost.step import cost_of
+from forerun.models.draft_link import check_size, load_draft
 from forerun.registry import GrowerName, ModelName
-from forerun.roles import Path, Source, Target
-from forerun.sampling import softmax, to_probs
-from forerun.tree import Proposal, Tree
 
 if TYPE_CHECKING:
-    from forerun.engine.runner import ModelRunner
     from forerun.models.tokenizer import Tokenizer
+    from forerun.runner.model_runner import ModelRunner
 
 SMALL = 32  # unread tokens: no more than a draft that was accepted may leave
 COLD = 2.5  # a step between passes of the target, over one among its like: all code is cold

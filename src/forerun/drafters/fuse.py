@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from forerun.dice import Dice
+from forerun.core.dice import Dice
+from forerun.core.records import Plan, Sequence
+from forerun.core.roles import Drafter
+from forerun.core.tree import NO_Q, POINT, Tree
 from forerun.drafters.base import Composite
-from forerun.overlay import copy_laws, overlay, warm_up
-from forerun.records import Plan, Sequence
+from forerun.growers._merge import copy_laws, overlay, warm_up
 from forerun.registry import DrafterName
-from forerun.roles import Drafter
-from forerun.tree import NO_Q, POINT, Tree
 
 NO_CELLS = np.empty(0, np.int8)
 

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forerun import registry
-from forerun.dice import Dice, SeededDice
+from forerun.core.dice import Dice, SeededDice
+from forerun.core.records import Plan, Sequence
+from forerun.core.roles import Drafter, Grower, Path, Source, Target
+from forerun.core.sampling import Sampling
+from forerun.core.tree import EMPTY, Proposal, Tree
 from forerun.drafters.base import grow
 from forerun.errors import ConfigError
 from forerun.growers.gumbel import Gumbel
 from forerun.growers.template import TopTemplate
-from forerun.ngrams.infini import Index, Next, check_tokenizer
-from forerun.ngrams.infini_drafting import Wish, draft
-from forerun.ngrams.kernels import TINY
-from forerun.records import Plan, Sequence
+from forerun.ngrams.index.query.draft import Wish, draft
+from forerun.ngrams.index.query.engine import Index, Next, check_tokenizer
+from forerun.ngrams.tables.logits.kernels import TINY
 from forerun.registry import Corpus, GrowerName, TokenId
-from forerun.roles import Drafter, Grower, Path, Source, Target
-from forerun.sampling import Sampling
-from forerun.tree import EMPTY, Proposal, Tree
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer

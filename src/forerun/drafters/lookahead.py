@@ -19,11 +19,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from forerun.dice import Dice
+from forerun.core.dice import Dice
+from forerun.core.records import Plan, Sequence, Step
+from forerun.core.roles import Drafter
+from forerun.core.tree import Tree, TreeBuilder
 from forerun.errors import ConfigError
-from forerun.records import Plan, Sequence, Step
-from forerun.roles import Drafter
-from forerun.tree import Tree, TreeBuilder
 
 
 class Lookahead(Drafter):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forerun.roles import Drafter
+from forerun.core.roles import Drafter
 
 
 class Plain(Drafter):

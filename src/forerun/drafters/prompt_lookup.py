@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
-from forerun.dice import Dice
+from forerun.core.dice import Dice
+from forerun.core.records import Plan, Sequence, Step
+from forerun.core.roles import Drafter
+from forerun.core.tree import EMPTY, Tree, chain
 from forerun.errors import ConfigError
-from forerun.records import Plan, Sequence, Step
-from forerun.roles import Drafter
-from forerun.tree import EMPTY, Tree, chain
 
 
 class PromptLookup(Drafter):

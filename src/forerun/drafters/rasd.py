@@ -18,21 +18,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forerun import registry
-from forerun.dice import Dice
+from forerun.core.dice import Dice
+from forerun.core.records import Plan, Sequence
+from forerun.core.roles import Drafter, Source, Target, name_of
+from forerun.core.tree import EMPTY, POINT, Proposal, Tree
 from forerun.drafters.base import Composite
 from forerun.errors import ConfigError
-from forerun.ngrams.infini import Index
-from forerun.ngrams.retrieval import Found
-from forerun.ngrams.retrieval_kernels import Firsts, likeliest
-from forerun.overlay import overlay, warm_up
-from forerun.records import Plan, Sequence
+from forerun.growers._merge import overlay, warm_up
+from forerun.ngrams.index.query.continuation_kernels import Firsts, likeliest
+from forerun.ngrams.index.query.continuations import Found
+from forerun.ngrams.index.query.engine import Index
 from forerun.registry import Corpus, DrafterName, GrowerName, ModelName, TokenId
-from forerun.roles import Drafter, Source, Target, name_of
-from forerun.tree import EMPTY, POINT, Proposal, Tree
 
 if TYPE_CHECKING:
-    from forerun.engine.runner import ModelRunner
     from forerun.models.tokenizer import Tokenizer
+    from forerun.runner.model_runner import ModelRunner
 
 
 class Rasd(Composite):

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forerun.dice import Dice
+from forerun.core.dice import Dice
+from forerun.core.records import Plan, Sequence
+from forerun.core.roles import Drafter, Target
+from forerun.core.tree import EMPTY, Tree, points
 from forerun.errors import ConfigError
-from forerun.ngrams import retrieval
-from forerun.ngrams.datastores import check_ids, open_datastore
-from forerun.ngrams.infini import Index
-from forerun.ngrams.retrieval import Found
-from forerun.ngrams.retrieval_kernels import READS, Firsts, Wish
-from forerun.records import Plan, Sequence
+from forerun.ngrams.index.query import continuations
+from forerun.ngrams.index.query.continuation_kernels import READS, Firsts, Wish
+from forerun.ngrams.index.query.continuations import Found
+from forerun.ngrams.index.query.datastore import check_ids, open_datastore
+from forerun.ngrams.index.query.engine import Index
 from forerun.registry import Corpus, TokenId
-from forerun.roles import Drafter, Target
-from forerun.tree import EMPTY, Tree, points
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
@@ -71,13 +71,13 @@ class Rest(Drafter):
         check_ids(self.datastore, target)
 
     def warm_up(self) -> None:
-        retrieval.warm_up(self.datastore)
+        continuations.warm_up(self.datastore)
 
     def retrieve(
         self, seq: Sequence, plan: Plan, firsts: Firsts | None = None, bypass: int = 0
     ) -> Found:
         """What followed the longest match, best first; `firsts`, `bypass` as in `retrieval`."""
-        return retrieval.retrieve(
+        return continuations.retrieve(
             self.datastore,
             seq.tokens,
             Wish(min(plan.nodes, self.most), min(plan.depth, self.tokens), self.reads),

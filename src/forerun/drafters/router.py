@@ -3,7 +3,7 @@
 Parts of any kind may compete, those that draw too, so nothing but use tells how a part fares. Those
 who share a record draft with the same part, chosen anew every few steps: the one that may be
 fastest, since what was hardly used of late may be faster than it seems (an upper confidence bound).
-A part's speed is the tokens of its steps over their seconds (`engine/cost.py`), as if all that
+A part's speed is the tokens of its steps over their seconds (`engine/cost/step.py`), as if all that
 share its record and decode at once drafted with it. Of a part that was hardly used, tokens are
 believed to stand to those of the others as `beliefs` say; its seconds are known. Recent steps weigh
 more, since memories grow.
@@ -21,15 +21,15 @@ from operator import mul
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from forerun.dice import Dice
+from forerun.core.dice import Dice
+from forerun.core.records import Cost, Plan, Sequence, Step
+from forerun.core.roles import Drafter, Target
+from forerun.core.scopes import check_scope, key_of
+from forerun.core.tree import EMPTY, Tree, signed
 from forerun.drafters.base import Composite
-from forerun.engine.cost import cost_of
+from forerun.engine.cost.step import cost_of
 from forerun.errors import ConfigError
-from forerun.ngrams.sharing import check_scope, key_of
-from forerun.records import Cost, Plan, Sequence, Step
 from forerun.registry import DrafterName
-from forerun.roles import Drafter, Target
-from forerun.tree import EMPTY, Tree, signed
 
 KEEP = 0.998  # memory of steps
 WEIGHT = 8.0  # steps that a belief stands for

@@ -20,16 +20,17 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from forerun import registry
-from forerun.dice import Dice
+from forerun.core.dice import Dice
+from forerun.core.records import Plan, Sequence, Snapshot, Step
+from forerun.core.roles import Drafter, Target, name_of
+from forerun.core.tree import EMPTY, Tree, chain, signed
 from forerun.errors import ConfigError, DataError
-from forerun.ngrams import responses, suffix_automaton
-from forerun.ngrams.responses import Reader, Responses
-from forerun.ngrams.sharing import in_bytes
-from forerun.ngrams.suffix_automaton import Generations, SuffixAutomaton, Text
-from forerun.records import Plan, Sequence, Snapshot, Step
+from forerun.ngrams.tables.logits.pool import in_bytes
+from forerun.ngrams.tables.suffix import automaton as suffix_automaton
+from forerun.ngrams.tables.suffix import response_store
+from forerun.ngrams.tables.suffix.automaton import Generations, SuffixAutomaton, Text
+from forerun.ngrams.tables.suffix.response_store import Reader, Responses
 from forerun.registry import Corpus, DrafterName
-from forerun.roles import Drafter, Target, name_of
-from forerun.tree import EMPTY, Tree, chain, signed
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
@@ -155,7 +156,7 @@ class Sam(Drafter):
 
     @classmethod
     def merged(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
-        return responses.merged(snapshots, max_bytes)
+        return response_store.merged(snapshots, max_bytes)
 
     def matches(self, seq: Sequence) -> list[tuple[int, SuffixAutomaton, Text]]:
         """Every automaton with its match: the length, less the bias, and the place; best first."""
@@ -210,7 +211,9 @@ def _built(
     files: Many[str | FilePath], tokenizer: Tokenizer | None, is_latest: bool
 ) -> SuffixAutomaton:
     """The automaton of a corpus, each document or piece of one a text."""
-    from forerun.ngrams import corpora  # here: its kernels are not needed without a corpus
+    from forerun.ngrams.index.counts import (
+        corpus as corpora,  # here: its kernels are not needed without a corpus
+    )
 
     automaton = SuffixAutomaton(latest=is_latest)
     for ids in corpora.tokenised(files, tokenizer):

@@ -21,26 +21,27 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from forerun.dice import Dice, SeededDice
+from forerun.core.dice import Dice, SeededDice
+from forerun.core.logits import Laws
+from forerun.core.records import Plan, Sequence, Snapshot, Step
+from forerun.core.roles import Drafter, Path, Source, Target, name_of
+from forerun.core.sampling import softmax, to_probs
+from forerun.core.scopes import SCOPES, WIDE, kept_key, keys_of
+from forerun.core.tree import EMPTY, POINT, Proposal, Tree
+from forerun.core.tree_template import DEFAULT, Template
 from forerun.drafters.base import followed, grow
 from forerun.errors import ConfigError
-from forerun.fitting import Refit, fitted_for
+from forerun.growers._fit_template import Refit, fitted_for
 from forerun.growers.dynamic import Dynamic
 from forerun.growers.gumbel import Gumbel
 from forerun.growers.template import TopTemplate
-from forerun.ngrams import memory_rows
-from forerun.ngrams.kernels import Temper
-from forerun.ngrams.memory import NEUTRAL, LogitMemory, context_lengths, warm_up
-from forerun.ngrams.prompts import prompt_rows
-from forerun.ngrams.selecting import select_rows
-from forerun.ngrams.sharing import FAR, SCOPES, WIDE, Memories, in_bytes, kept_key, keys_of
-from forerun.records import Plan, Sequence, Snapshot, Step
+from forerun.ngrams.tables.logits import serialize
+from forerun.ngrams.tables.logits.kernels import Temper
+from forerun.ngrams.tables.logits.pool import FAR, Memories, in_bytes
+from forerun.ngrams.tables.logits.prompt_logits import prompt_rows
+from forerun.ngrams.tables.logits.table import NEUTRAL, LogitMemory, context_lengths, warm_up
+from forerun.ngrams.tables.logits.top_k import select_rows
 from forerun.registry import File
-from forerun.roles import Drafter, Path, Source, Target, name_of
-from forerun.sampling import softmax, to_probs
-from forerun.shaping import Laws
-from forerun.template import DEFAULT, Template
-from forerun.tree import EMPTY, POINT, Proposal, Tree
 
 _CHOICES = {
     "choice": ("sampled", "top", "measured"),
@@ -62,8 +63,8 @@ class Stand(Drafter):
     scope: who shares a memory; group is the trajectories of one prompt, which becomes tenant where
     the memory is to be saved. In wider scopes a group's own is asked first. budget_mb: of all.
     choice: "sampled" draws tokens, "top" takes the best ones, as temperature 0 always does, and
-    "measured" does for each sequence what has gained more (`forerun.chances.Gain`), as far as it
-    and those that share its memory have shown.
+    "measured" does for each sequence what has gained more (`core.acceptance_prior.Gain`), as far
+    as it and those that share its memory have shown.
     update_from: "path" learns at every emitted token, "tree" at rejected nodes too.
     store: "processed" laws as sampled from, or the "model" law at temperature 1, tempered when
     drafting; "auto" is the former within a request or group and the latter in wider scopes, which
@@ -226,12 +227,12 @@ class Stand(Drafter):
         memory = self._memories[self._kept_key(tenant)]
         counts = {"tokens": memory.observed, "evicted": memory.evicted}
         rows, chances = memory.rows(), memory.chances
-        return memory_rows.to_snapshot("stand", rows, self.settings, counts, chances)
+        return serialize.to_snapshot("stand", rows, self.settings, counts, chances)
 
     def restore(self, snapshot: Snapshot, tenant: str = "") -> None:
         snapshot.expect("stand")
         snapshot.check(self.settings)
-        rows, chances = memory_rows.from_snapshot(snapshot)
+        rows, chances = serialize.from_snapshot(snapshot)
         self.keep(tenant)
         memory = self._memories.renew(self._kept_key(tenant))
         memory.chances = chances
@@ -242,7 +243,7 @@ class Stand(Drafter):
 
     @classmethod
     def merged(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
-        return memory_rows.merged(snapshots, max_bytes)
+        return serialize.merged(snapshots, max_bytes)
 
     def temper(self, seq: Sequence) -> Temper:
         """How the memory's probabilities become this sequence's q."""

@@ -15,16 +15,16 @@ from __future__ import annotations
 from collections.abc import Hashable
 from collections.abc import Sequence as Many
 
-from forerun.dice import Dice
+from forerun.core.dice import Dice
+from forerun.core.records import Plan, Sequence, Snapshot
+from forerun.core.roles import Drafter, Target
+from forerun.core.tree import EMPTY, Tree, points
 from forerun.errors import ConfigError
-from forerun.ngrams import responses, suffix_tree
-from forerun.ngrams.responses import Responses
-from forerun.ngrams.sharing import in_bytes
-from forerun.ngrams.suffix_drafting import Wish
-from forerun.ngrams.suffix_tree import NO_LIMIT, Draft, SuffixTree
-from forerun.records import Plan, Sequence, Snapshot
-from forerun.roles import Drafter, Target
-from forerun.tree import EMPTY, Tree, points
+from forerun.ngrams.tables.logits.pool import in_bytes
+from forerun.ngrams.tables.suffix import response_store, tree
+from forerun.ngrams.tables.suffix.draft import Wish
+from forerun.ngrams.tables.suffix.response_store import Responses
+from forerun.ngrams.tables.suffix.tree import NO_LIMIT, Draft, SuffixTree
 
 
 class Suffix(Drafter):
@@ -75,7 +75,7 @@ class Suffix(Drafter):
         self._responses.bind(target)
 
     def warm_up(self) -> None:
-        suffix_tree.warm_up()
+        tree.warm_up()
 
     def start(self, seq: Sequence) -> None:
         self._responses.join(seq)
@@ -119,7 +119,7 @@ class Suffix(Drafter):
 
     @classmethod
     def merged(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
-        return responses.merged(snapshots, max_bytes)
+        return response_store.merged(snapshots, max_bytes)
 
     def _drafted(self, seq: Sequence, plan: Plan) -> Tree:
         draft = None if plan.is_empty else self.best(seq, plan)

@@ -19,19 +19,20 @@ from pathlib import Path as FilePath
 
 import numpy as np
 
-from forerun.dice import Dice
+from forerun.core.dice import Dice
+from forerun.core.records import Plan, Sequence, Snapshot, Step
+from forerun.core.roles import Drafter, Path, Source, Target
+from forerun.core.scopes import kept_key, key_of
+from forerun.core.tree import EMPTY, Proposal, Tree
+from forerun.core.tree_template import DEFAULT, RANK_VALUES, Template
 from forerun.drafters.base import grow
 from forerun.errors import ConfigError
 from forerun.growers.template import TopTemplate
-from forerun.ngrams import adjacencies
-from forerun.ngrams.adjacencies import MOST, Matrices, Matrix
-from forerun.ngrams.adjacency import warm_up
-from forerun.ngrams.sharing import in_bytes, kept_key, key_of
-from forerun.records import Plan, Sequence, Snapshot, Step
+from forerun.ngrams.tables.adjacency import pool
+from forerun.ngrams.tables.adjacency.cpu import warm_up
+from forerun.ngrams.tables.adjacency.pool import MOST, Matrices, Matrix
+from forerun.ngrams.tables.logits.pool import in_bytes
 from forerun.registry import File
-from forerun.roles import Drafter, Path, Source, Target
-from forerun.template import DEFAULT, RANK_VALUES, Template
-from forerun.tree import EMPTY, Proposal, Tree
 
 _CHOICES = {"scope": ("request", "group", "tenant", "global"), "update_from": ("tree", "path")}
 
@@ -158,7 +159,7 @@ class TokenRecycling(Drafter):
         matrix = self._matrices.get(self._kept_key(tenant))
         if matrix is None:
             raise ConfigError("the matrix is empty, so there is nothing to save; generate first")
-        return adjacencies.snapshot("token_recycling", matrix.to_numpy())
+        return pool.snapshot("token_recycling", matrix.to_numpy())
 
     def restore(self, snapshot: Snapshot, tenant: str = "") -> None:
         self.keep(tenant)
@@ -170,13 +171,13 @@ class TokenRecycling(Drafter):
 
     @classmethod
     def merged(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
-        whole = adjacencies.merged(snapshots)
+        whole = pool.merged(snapshots)
         if max_bytes is not None and whole.nbytes > max_bytes:
             raise ConfigError(
                 f"expected at least {whole.nbytes} bytes, the size of every matrix of these "
                 f"settings, got {max_bytes}; allow more, or keep fewer entries"
             )
-        return adjacencies.snapshot(snapshots[0].kind, whole)
+        return pool.snapshot(snapshots[0].kind, whole)
 
     def _key(self, seq: Sequence) -> Hashable:
         return key_of(self.scope, seq)

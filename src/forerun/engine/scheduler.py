@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from forerun.core.records import Sequence
 from forerun.errors import ConfigError
-from forerun.records import Sequence
 
 
 class Scheduler:

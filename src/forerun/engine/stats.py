@@ -14,8 +14,8 @@ from operator import itemgetter
 from time import perf_counter
 from typing import Any
 
-from forerun.records import Sequence, Step
-from forerun.tree import Tree
+from forerun.core.records import Sequence, Step
+from forerun.core.tree import Tree
 
 LATE = 64  # steps
 COUNTS = ("passes", "drafted", "accepted", "examined", "generated")

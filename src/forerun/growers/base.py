@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence as Many
 
-from forerun.dice import Dice
-from forerun.records import Plan
-from forerun.roles import Grower, Growth
-from forerun.template import DEFAULT, Template, levels
-from forerun.tree import POINT, Proposal, TreeBuilder
+from forerun.core.dice import Dice
+from forerun.core.records import Plan
+from forerun.core.roles import Grower, Growth
+from forerun.core.tree import POINT, Proposal, TreeBuilder
+from forerun.core.tree_template import DEFAULT, Template, levels
 
 
 class Templated(Grower):

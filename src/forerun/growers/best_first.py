@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import heapq
 
-from forerun.dice import Dice
-from forerun.records import Plan
-from forerun.roles import Grower, Growth
-from forerun.tree import TreeBuilder
+from forerun.core.dice import Dice
+from forerun.core.records import Plan
+from forerun.core.roles import Grower, Growth
+from forerun.core.tree import TreeBuilder
 
 
 class BestFirst(Grower):

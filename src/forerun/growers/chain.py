@@ -5,10 +5,10 @@ Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2
 
 from __future__ import annotations
 
-from forerun.dice import Dice
-from forerun.records import Plan
-from forerun.roles import Grower, Growth
-from forerun.tree import IID, TreeBuilder
+from forerun.core.dice import Dice
+from forerun.core.records import Plan
+from forerun.core.roles import Grower, Growth
+from forerun.core.tree import IID, TreeBuilder
 
 
 class Chain(Grower):

@@ -1,8 +1,8 @@
 """Nodes where they pay: the place most likely to be accepted comes next, wherever it is.
 
-A place is valued by the product of `forerun.chances` along its path, which are known before its
-token is drawn; so whether a place is filled depends on other tokens, never on its own, and drawn
-children stay exact: given an earlier sibling's token and its rejection, what is owed is the same
+A place is valued by the product of `core.acceptance_prior` along its path, which are known before
+its token is drawn; so whether a place is filled depends on other tokens, never on its own, and
+drawn children stay exact: given an earlier sibling's token and its rejection, what is owed is the same
 residual law whether or not another child follows. The form is that of EAGLE-2's dynamic trees.
 """
 
@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from forerun.chances import RANKS, Chances, grade
-from forerun.dice import Dice
-from forerun.records import Plan
-from forerun.roles import Grower, Growth
-from forerun.tree import POINT, SWOR, Proposal, TreeBuilder
+from forerun.core.acceptance_prior import RANKS, Chances, grade
+from forerun.core.dice import Dice
+from forerun.core.records import Plan
+from forerun.core.roles import Grower, Growth
+from forerun.core.tree import POINT, SWOR, Proposal, TreeBuilder
 
 
 class Dynamic(Grower):

@@ -16,10 +16,10 @@ from collections.abc import Sequence as Many
 
 import numpy as np
 
-from forerun.dice import Dice
+from forerun.core.dice import Dice
+from forerun.core.tree import IID, Proposal, TreeBuilder
+from forerun.core.tree_template import DEFAULT, Template, grid
 from forerun.growers.base import Templated
-from forerun.template import DEFAULT, Template, grid
-from forerun.tree import IID, Proposal, TreeBuilder
 
 
 class GreedyMix(Templated):

@@ -7,10 +7,10 @@ branching of Jeon et al., "Recursive Speculative Decoding", 2024 (RSD-C).
 
 from __future__ import annotations
 
-from forerun.dice import Dice
+from forerun.core.dice import Dice
+from forerun.core.tree import SWOR, Proposal
+from forerun.core.tree_template import DEFAULT, Template, grid
 from forerun.growers.base import Templated
-from forerun.template import DEFAULT, Template, grid
-from forerun.tree import SWOR, Proposal
 
 
 class Gumbel(Templated):

@@ -7,11 +7,11 @@ more. What follows equal paths comes from one q, which the source is asked for o
 
 from __future__ import annotations
 
-from forerun.dice import Dice
+from forerun.core.dice import Dice
+from forerun.core.records import Plan
+from forerun.core.roles import Grower, Growth
+from forerun.core.tree import IID, TreeBuilder
 from forerun.errors import ConfigError
-from forerun.records import Plan
-from forerun.roles import Grower, Growth
-from forerun.tree import IID, TreeBuilder
 
 
 class Iid(Grower):

@@ -19,33 +19,18 @@ import math
 from collections import Counter
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
-from forerun.dice import Dice
+from forerun.core.dice import Dice
+from forerun.core.records import Plan
+from forerun.core.roles import Grower, Growth, Path
+from forerun.core.tree import Proposal, Tree, TreeBuilder
+from forerun.core.tree_search import CONSTANT, PATH, REWARDS, Search
 from forerun.errors import ConfigError
-from forerun.records import Plan
-from forerun.roles import Grower, Growth, Path
-from forerun.tree import Proposal, Tree, TreeBuilder
 
-REWARDS = ("constant", "path", "expected")
 DROPS = ("longest", "rarest")
 MOST_PATHS = 10_000  # iterations, and paths
-CONSTANT, PATH, EXPECTED = range(3)
-
-
-class Search(NamedTuple):
-    """The settings of a search as numbers, for kernels."""
-
-    steps: int  # longest path that is searched
-    iterations: int
-    top: int  # paths that are kept
-    c1: float
-    c2: float
-    reward: int  # index into REWARDS
-    visits_all: bool
-    drops_longest: bool
 
 
 class MonteCarlo(Grower):

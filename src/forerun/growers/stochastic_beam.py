@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from forerun.dice import Dice, SeededDice
+from forerun.core.dice import Dice, SeededDice
+from forerun.core.records import Plan
+from forerun.core.roles import Grower, Growth
+from forerun.core.tree import SWOR, Proposal, TreeBuilder
 from forerun.errors import ConfigError
-from forerun.records import Plan
-from forerun.roles import Grower, Growth
-from forerun.tree import SWOR, Proposal, TreeBuilder
 
 
 class Item(NamedTuple):

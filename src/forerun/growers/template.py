@@ -1,15 +1,15 @@
 """Children are the most likely tokens, their number fixed beforehand by a ranked template.
 
-Token Recycling and STAND's deterministic variant use this form; see `forerun.template`.
+Token Recycling and STAND's deterministic variant use this form; see `forerun.core.tree_template`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from forerun.dice import Dice
+from forerun.core.dice import Dice
+from forerun.core.tree import POINT, Proposal
 from forerun.growers.base import Templated
-from forerun.tree import POINT, Proposal
 
 
 class TopTemplate(Templated):

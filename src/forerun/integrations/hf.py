@@ -21,17 +21,17 @@ import torch
 from torch import Tensor
 
 from forerun import registry
-from forerun.dice import SeededDice
-from forerun.engine.guard import Guarded
-from forerun.engine.loop import Engine
-from forerun.engine.stops import Stops
+from forerun.core.dice import SeededDice
+from forerun.core.records import Sequence, Step
+from forerun.core.roles import Drafter, Shaper, Verifier
+from forerun.core.sampling import Sampling
+from forerun.core.scopes import kept_key
+from forerun.engine.engine import Engine
+from forerun.engine.safe_drafter import Guarded
+from forerun.engine.stopping import Stops
 from forerun.errors import ConfigError
 from forerun.models.hf import HFTarget
-from forerun.ngrams.sharing import kept_key
-from forerun.records import Sequence, Step
-from forerun.roles import Drafter, Shaper, Verifier
-from forerun.sampling import Sampling
-from forerun.turns import Turns
+from forerun.utils.locks import Turns
 
 WARPERS = {  # transformers' class -> (its attribute, our parameter), in the order of both chains
     "TemperatureLogitsWarper": ("temperature", "temperature"),

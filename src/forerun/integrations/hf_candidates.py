@@ -20,15 +20,15 @@ from torch import Tensor
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from forerun import registry
-from forerun.dice import SeededDice
-from forerun.engine.guard import Guarded
+from forerun.core.dice import SeededDice
+from forerun.core.logits import Laws
+from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
+from forerun.core.roles import Drafter
+from forerun.core.sampling import Sampling
+from forerun.core.tree import Tree, TreeBuilder
+from forerun.engine.safe_drafter import Guarded
 from forerun.errors import ConfigError
 from forerun.integrations.hf import target_of, turns_of
-from forerun.records import Plan, Rows, Sequence, Step, Verdict
-from forerun.roles import Drafter
-from forerun.sampling import Sampling
-from forerun.shaping import Laws
-from forerun.tree import Tree, TreeBuilder
 
 
 class Candidates(CandidateGenerator):

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forerun import registry
+from forerun.core.records import Snapshot
+from forerun.core.roles import Drafter
 from forerun.errors import CapacityError, ConfigError
 from forerun.integrations.ray_worker import Asked, Setup, Worker
-from forerun.memories import Kept
-from forerun.records import Snapshot
-from forerun.roles import Drafter
+from forerun.state.drafter_files import Kept
 
 if TYPE_CHECKING:
-    from forerun.engine.run import Sample
+    from forerun.engine.generation import Sample
 
 MOST_DEATHS = 3  # actors that may die over one piece of work, or while they start in a row
 FILLS = 4  # a piece of work fills an actor's batch so many times: its end runs half empty

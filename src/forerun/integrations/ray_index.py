@@ -24,10 +24,12 @@ import numpy as np
 
 from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.integrations.ray_batch import MOST_DEATHS, connect, ray_module
-from forerun.ngrams import answers, building, passages, store
-from forerun.ngrams.answers import Match, Next
-from forerun.ngrams.infini import Ids, Index
-from forerun.ngrams.store import Manifest
+from forerun.ngrams.index.build import build as building
+from forerun.ngrams.index.build import manifest as store
+from forerun.ngrams.index.build.manifest import Manifest
+from forerun.ngrams.index.query import documents, results
+from forerun.ngrams.index.query.engine import Ids, Index
+from forerun.ngrams.index.query.results import Match, Next
 
 
 def build(
@@ -100,7 +102,7 @@ class Searcher:
     def __init__(self, path: Path, numbers: list[int], load: bool) -> None:
         manifest = store.read_manifest(path)
         shards = store.open_shards(path, manifest, load=load, numbers=numbers)
-        library = passages.Library.open(path, manifest, frozenset())
+        library = documents.Library.open(path, manifest, frozenset())
         self.index = Index(shards, manifest.eos, library=library, threads=1)
 
     def ask(self, method: str, *arguments: Any) -> Any:
@@ -185,12 +187,12 @@ class RayIndex(Index):
         return sum(self._all("_followed", [(mine, whole, length) for mine in own]))
 
     def _next(self, match: Match, length: int, max_support: int | None) -> Next:
-        unit = answers.unit_for(match.count, max_support)
+        unit = results.unit_for(match.count, max_support)
         found = np.array([[(length, a, b)] for a, b in match.intervals], np.int64)
         parts = self._next_tokens(found, np.array([unit], np.int64))
         counted = [(ids, counts) for ids, counts, _ in parts]
         total = match.count
-        return answers.add_up(self.eos, self.separator, counted, total, length, unit > 1)
+        return results.add_up(self.eos, self.separator, counted, total, length, unit > 1)
 
     def _all(self, method: str, arguments: Many[tuple[Any, ...]]) -> list[Any]:
         """A part's answer of every actor, all at work at once."""

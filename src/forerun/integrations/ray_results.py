@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from forerun.errors import CapacityError, ConfigError, DataError
-from forerun.files import write_atomically
 from forerun.integrations.ray_worker import Asked
+from forerun.utils.files import write_atomically
 
 KIND = "forerun batch"  # what marks our header
 Record = dict[str, Any]

@@ -14,18 +14,19 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from forerun import gpu, registry
-from forerun.dice import Dice
+from forerun import registry
+from forerun.core.dice import Dice
+from forerun.core.records import Plan, Sequence, Snapshot, Step
+from forerun.core.roles import Drafter, Shaper, Target, name_of
+from forerun.core.sampling import Sampling
+from forerun.core.tree import Tree, signed
 from forerun.errors import ConfigError, ForerunError
-from forerun.ngrams.files import Origin
-from forerun.records import Plan, Sequence, Snapshot, Step
-from forerun.roles import Drafter, Shaper, Target, name_of
-from forerun.sampling import Sampling
-from forerun.tree import Tree, signed
+from forerun.runner import gpu
+from forerun.state.array_file import Origin
 
 if TYPE_CHECKING:
-    from forerun.engine.api import Model
-    from forerun.engine.run import Run, Sample
+    from forerun.api import Model
+    from forerun.engine.generation import Run, Sample
 
 
 class Asked(NamedTuple):
@@ -70,7 +71,7 @@ class Worker:
         import torch
 
         import forerun
-        from forerun.memories import origin_of
+        from forerun.state.drafter_files import origin_of
 
         s = self.setup
         gpu.use_graphs(s.graphs)

@@ -28,17 +28,17 @@ import numpy as np
 import torch
 
 from forerun import registry
-from forerun.dice import SeededDice
-from forerun.engine.guard import Guarded
+from forerun.core.dice import SeededDice
+from forerun.core.logits import Laws
+from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
+from forerun.core.roles import Target
+from forerun.core.sampling import Sampling
+from forerun.core.tree import EMPTY, Tree, chain
+from forerun.core.tree_template import grid
+from forerun.engine.safe_drafter import Guarded
 from forerun.errors import ConfigError
 from forerun.integrations.vllm_mend import mend
 from forerun.integrations.vllm_taps import Tap, check_release, open_taps
-from forerun.records import Plan, Rows, Sequence, Step, Verdict
-from forerun.roles import Target
-from forerun.sampling import Sampling
-from forerun.shaping import Laws
-from forerun.template import grid
-from forerun.tree import EMPTY, Tree, chain
 
 TAIL = 32  # last tokens by which the plain form knows a text again
 GREEDY = 1e-5  # vLLM's: a lower temperature is 0

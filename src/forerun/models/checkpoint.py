@@ -16,19 +16,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from forerun.engine.room import check_weights
 from forerun.errors import ModelError
 from forerun.models.families import Plan, Unsupported
-from forerun.models.folder import GGUF
 from forerun.models.gguf import GgufFile
 from forerun.models.gguf_folder import linked_file
 from forerun.models.gguf_names import hf_tensors
-from forerun.models.lanes import in_lanes, widened
 from forerun.models.layers import Experts, GatedMLP, LayerNorm, Linear, PlainMLP, RMSNorm
-from forerun.models.names import IGNORED, canonical, lacking, norm_names, shapes
+from forerun.models.padding import in_lanes, widened
+from forerun.models.paths import GGUF
 from forerun.models.transformer import DecoderConfig, Layer, Transformer
-from forerun.native.packing import can_pack
-from forerun.native.rounding import KEPT, Rounding
+from forerun.models.weight_map import IGNORED, canonical, lacking, norm_names, shapes
+from forerun.runner.free_memory import check_weights
+from forerun.runner.native.int8 import KEPT, Rounding
+from forerun.runner.native.packing import can_pack
 
 MOST_HEADER = 100 << 20  # bytes; a longer one is none
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from forerun.caches import cache_folder
+from forerun.utils.paths import cache_folder
 
 _DATA = Path(__file__).parents[1] / "assets" / "models.toml"
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from forerun.models.fields import check_decoder
+from forerun.models.config_check import check_decoder
 from forerun.models.layers import GELU_TANH
-from forerun.models.names import Piece, gpt2_pieces, llama_pieces, shapes
 from forerun.models.transformer import DecoderConfig, Moe, RopeConfig
+from forerun.models.weight_map import Piece, gpt2_pieces, llama_pieces, shapes
 
 
 class Unsupported(Exception):

@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun import __version__
-from forerun.caches import cache_folder
 from forerun.errors import CapacityError, ModelError, in_a_line
+from forerun.utils.paths import cache_folder
+from forerun.utils.version import __version__
 
 if TYPE_CHECKING:
     from forerun.models.gguf import GgufFile
@@ -70,7 +70,7 @@ def describe(file: GgufFile, folder: Path) -> None:
     """Writes config.json, generation_config.json and the tokenizer. Raises ModelError."""
     from transformers import AutoConfig
 
-    from forerun.models.fields import check_fields
+    from forerun.models.config_check import check_fields
     from forerun.models.gguf_config import hf_config
     from forerun.models.gguf_tokenizer import end_ids, save_tokenizer
 

@@ -15,7 +15,7 @@ from forerun.errors import ModelError, in_a_line
 from forerun.models.gguf import GgufFile
 from forerun.models.gguf_config import token_id
 from forerun.models.gguf_splits import SPLITS, pre_tokenizer
-from forerun.models.tokenizer import MADE_BY
+from forerun.utils.version import MADE_BY
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer

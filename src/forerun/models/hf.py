@@ -18,15 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.dice import SeededDice
-from forerun.engine.cache import Slot, Slots
-from forerun.engine.runner import LOGITS, Runner
-from forerun.engine.work import Work
+from forerun.core.dice import SeededDice
+from forerun.core.records import Sequence
+from forerun.core.sampling import Sampling
+from forerun.core.tree import Tree, TreeBuilder
 from forerun.errors import CapacityError, ModelError
 from forerun.models.checkpoint import flaw
-from forerun.records import Sequence
-from forerun.sampling import Sampling
-from forerun.tree import Tree, TreeBuilder
+from forerun.runner.forward_batch import Work
+from forerun.runner.kv_cache import Slot, Slots
+from forerun.runner.model_runner import LOGITS, Runner
 
 WAYS = ("tree", "paths", "full")
 WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "window_size")

@@ -21,7 +21,7 @@ from forerun.models.gguf import GgufFile
 from forerun.models.gguf_folder import linked_file
 from forerun.models.gguf_names import hf_tensors
 from forerun.models.hf import HFTarget
-from forerun.models.names import IGNORED, lacking, listed
+from forerun.models.weight_map import IGNORED, lacking, listed
 
 log = logging.getLogger("forerun")
 _loading = threading.Lock()  # transformers sets torch's default dtype while it loads, and we a hook

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ModelError
-from forerun.models.folder import located
 from forerun.models.gguf_folder import linked_file
+from forerun.models.paths import located
 from forerun.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from forerun.ngrams.encoders import Encoder
+    from forerun.ngrams.index.build.encoders import Encoder
 
 WHOLE = 64 << 20  # weight files up to this size are hashed whole
 PIECES, PIECE = 16, 1 << 16  # of larger ones: so many pieces of so many bytes, evenly spread
@@ -60,7 +60,7 @@ def local_folder(name: str) -> Path | None:
     place = Path(located(name)).expanduser()
     if place.is_dir():
         return place
-    from forerun.models.folder import is_hub_id
+    from forerun.models.paths import is_hub_id
 
     if not is_hub_id(name):
         return None

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.models import torchao
-from forerun.native.packing import Packed, can_pack
-from forerun.native.rounding import KEPT, Rounding
+from forerun.runner.native.int8 import KEPT, Rounding
+from forerun.runner.native.packing import Packed, can_pack
 
 GELU_TANH = "gelu_tanh"
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forerun.engine.room import check_weights
-from forerun.engine.runner import ModelRunner
 from forerun.errors import CapacityError, ConfigError, ModelError, in_a_line
 from forerun.models import torchao
 from forerun.models.checkpoint import load_decoder, shard_files, stored_dtype
 from forerun.models.families import Plan, Unsupported, plan_for
-from forerun.models.folder import (
+from forerun.models.paths import (
     Written,
     check_config,
     check_device,
@@ -24,11 +22,13 @@ from forerun.models.folder import (
     model_folder,
     read_config,
 )
-from forerun.native import kernels
-from forerun.native.rounding import KEPT, Rounding
+from forerun.runner.free_memory import check_weights
+from forerun.runner.model_runner import ModelRunner
+from forerun.runner.native import kernels
+from forerun.runner.native.int8 import KEPT, Rounding
 
 if TYPE_CHECKING:
-    from forerun.roles import Target
+    from forerun.core.roles import Target
 
 log = logging.getLogger("forerun")
 USUAL_TOKENS = 4096  # of a text, where no context is given

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ModelError, in_a_line
-from forerun.files import SHOWN, check_text
+from forerun.utils.files import SHOWN, check_text
+from forerun.utils.version import MADE_BY
 
 FILES = (
     "tokenizer.json",
@@ -24,7 +25,6 @@ FILES = (
     "tekken.json",
     "tiktoken.model",
 )
-MADE_BY = "forerun"  # in a tokenizer_config.json that we have written
 BROKEN = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
 
 
@@ -45,7 +45,7 @@ class Tokenizer:
         Raises ModelError if there is none, or it cannot be read.
         """
         name = model if isinstance(model, str | Path) else _origin(model)
-        from forerun.models.folder import TOKENIZER, model_folder, read_config
+        from forerun.models.paths import TOKENIZER, model_folder, read_config
 
         folder = model_folder(name, TOKENIZER)
         if not any((folder / file).exists() for file in FILES):
@@ -188,7 +188,7 @@ def declared_eos(folder: Path) -> list[int]:
 
     Raises ModelError for such a file that is damaged: a text would not end without its ids.
     """
-    from forerun.models.folder import read_json
+    from forerun.models.paths import read_json
 
     for path in (folder / "generation_config.json", folder / "config.json"):
         found = read_json(path).get("eos_token_id") if path.is_file() else None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ConfigError
-from forerun.native.rounding import Rounding
+from forerun.runner.native.int8 import Rounding
 
 
 def why_not(rounding: Rounding, device: torch.device, dtype: torch.dtype | None = None) -> str:

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from forerun.errors import ConfigError, DataError
-from forerun.files import parsed
 from forerun.models.identity import tokenizer_hash
 from forerun.models.tokenizer import Tokenizer
-from forerun.ngrams.fm_index import SAMPLE, FMIndex
+from forerun.ngrams.index.fm.index import SAMPLE, FMIndex
+from forerun.utils.files import parsed
 
 TITLE_END = "<|title-end|>"
 BODY, TITLE, PASSAGE = "<|body|>", "<|title|>", "<|passage|>"  # what a prompt asks for

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from forerun.ngrams.fm_index import FMIndex
+from forerun.ngrams.index.fm.index import FMIndex
 from forerun.retrieval.weights import cover
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from forerun.errors import CapacityError, ConfigError, DataError, UnknownName
-from forerun.ngrams.fm_index import FMIndex, Interval
+from forerun.ngrams.index.fm.index import FMIndex, Interval
 from forerun.retrieval.generator import Generator
 from forerun.retrieval.passages import BODY, TITLE, TITLE_END, PassageIndex, spaced
 from forerun.retrieval.ranking import (

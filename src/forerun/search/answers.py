@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 
+from forerun.core.sampling import MOST_SAMPLES
 from forerun.errors import ConfigError
-from forerun.sampling import MOST_SAMPLES
 
 Parse = Callable[[str], str | None]
 _LINE = re.compile(  # stars are Markdown's

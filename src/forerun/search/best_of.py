@@ -15,17 +15,17 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forerun.engine.run import Sample
+from forerun.core.records import Sequence
+from forerun.core.sampling import Sampling
+from forerun.engine.generation import Sample
 from forerun.engine.stats import Stats
 from forerun.errors import ConfigError, UnknownName
-from forerun.records import Sequence
-from forerun.sampling import Sampling
 from forerun.search.answers import Parse, check_num, is_decided, last_answer, read, voted, weigh
 from forerun.search.scorers import AnyScorer, Attempt, Likelihood, as_scorer, score_all
 from forerun.search.session import Session
 
 if TYPE_CHECKING:
-    from forerun.engine.api import Model
+    from forerun.api import Model
 
 SELECT = ("majority", "weighted", "score", "likelihood", "mean_likelihood")
 

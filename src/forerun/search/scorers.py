@@ -168,8 +168,8 @@ def _checked(score: Any) -> float | str:
 def _load(name: str | Path) -> tuple[Any, Any]:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    from forerun.models.folder import model_folder
     from forerun.models.hf_load import load_whole
+    from forerun.models.paths import model_folder
 
     folder = model_folder(name)
     try:

@@ -16,15 +16,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from forerun.dice import Dice, SeededDice
+from forerun.core.dice import Dice, SeededDice
+from forerun.core.records import Sequence, Step
+from forerun.core.sampling import Sampling
 from forerun.engine.stats import Stats
-from forerun.engine.stops import Stops, Stream
+from forerun.engine.stopping import Stops, Stream
 from forerun.errors import CapacityError, ConfigError
-from forerun.records import Sequence, Step
-from forerun.sampling import Sampling
 
 if TYPE_CHECKING:
-    from forerun.engine.api import Model
+    from forerun.api import Model
 
 log = logging.getLogger("forerun")
 STEP = "step"  # why a sequence ended: its step is complete
@@ -83,7 +83,7 @@ class Session:
         dice: Callable[..., Dice] = SeededDice,
         **options: Any,
     ) -> None:
-        from forerun.engine.api import as_samplings
+        from forerun.api import as_samplings
 
         own: Any = [prompt if isinstance(prompt, str) else list(prompt)]
         self.notes: list[str] = []

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any
 
-from forerun.sampling import Sampling
+from forerun.core.sampling import Sampling
 from forerun.search.answers import Parse, last_answer
 from forerun.search.scorers import AnyScorer
 from forerun.search.steps import Found, Options, search
 
 if TYPE_CHECKING:
-    from forerun.engine.api import Model
+    from forerun.api import Model
 
 
 def step_beam(

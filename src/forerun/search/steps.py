@@ -16,15 +16,15 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from forerun.core.records import Sequence
 from forerun.engine.stats import Stats
 from forerun.errors import ConfigError, UnknownName
-from forerun.records import Sequence
 from forerun.search.answers import Parse, check_num, read, voted, weigh
 from forerun.search.scorers import AnyScorer, Attempt, as_scorer, score_all
 from forerun.search.session import Session, as_delimiters
 
 if TYPE_CHECKING:
-    from forerun.engine.api import Model
+    from forerun.api import Model
 
 SELECT = ("weighted", "majority", "score")
 AGGREGATE: dict[str, Callable[[Many[float]], float]] = {

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forerun.dice import SeededDice
-from forerun.engine.mixed import MixedStream
+from forerun.core.dice import SeededDice
+from forerun.core.records import Sequence
+from forerun.core.sampling import Sampling, log_softmax, softmax
+from forerun.core.tree import TreeBuilder
 from forerun.errors import ConfigError, DataError
-from forerun.ngrams.ngram_model import NgramModel
-from forerun.records import Sequence
-from forerun.sampling import Sampling, log_softmax, softmax
-from forerun.tree import TreeBuilder
+from forerun.ngrams.index.counts.trie import NgramModel
+from forerun.runner.soft_embeddings import MixedStream
 
 if TYPE_CHECKING:
-    from forerun.engine.api import Model
+    from forerun.api import Model
 
 WEIGHTS = (0.01, 0.04, 0.15, 0.18, 0.12)  # of contexts of 1 .. 5 tokens
 ORDER = len(WEIGHTS) + 1  # of the n-gram model that uses them all

@@ -13,10 +13,10 @@ from fastapi import FastAPI, Request, Response
 from forerun import __version__
 from forerun.serving import errors, playground
 from forerun.serving.errors import Json, unknown
-from forerun.serving.intake import parse
 from forerun.serving.limits import Limits
 from forerun.serving.metrics import CONTENT_TYPE
 from forerun.serving.replies import ChatReply, CompletionReply
+from forerun.serving.request_parser import parse
 from forerun.serving.schemas import ChatRequest, CompletionRequest
 from forerun.serving.service import Service
 

@@ -12,17 +12,17 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from forerun.engine.loop import Engine
+from forerun.core.records import Sequence
+from forerun.core.scopes import kept_key
+from forerun.engine.engine import Engine
 from forerun.engine.stats import Recorder
 from forerun.errors import CapacityError, ConfigError
-from forerun.ngrams.sharing import kept_key
-from forerun.records import Sequence
+from forerun.serving.active_sequences import Choice, Progress, sequences
 from forerun.serving.admission import Group
 from forerun.serving.errors import ApiError, of_fault
 from forerun.serving.jobs import End, Event, Job
 from forerun.serving.metrics import Metrics
 from forerun.serving.routing import Plans, Router
-from forerun.serving.running import Choice, Progress, sequences
 from forerun.serving.traces import Traces
 
 log = logging.getLogger("forerun.serving")

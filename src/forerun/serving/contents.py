@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from forerun.core.sampling import token_id
 from forerun.errors import ConfigError
-from forerun.sampling import token_id
 from forerun.serving.errors import bad
 from forerun.serving.schemas import Message, Part
 

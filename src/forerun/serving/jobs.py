@@ -7,8 +7,8 @@ import itertools
 import time
 from dataclasses import dataclass, field
 
+from forerun.core.sampling import Sampling
 from forerun.engine.stats import Stats
-from forerun.sampling import Sampling
 from forerun.serving.errors import ApiError
 from forerun.serving.traces import News
 

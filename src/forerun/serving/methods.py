@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from forerun import registry
-from forerun.engine.loop import check_pair
+from forerun.core.roles import Drafter, Verifier
+from forerun.engine.engine import check_pair
 from forerun.errors import ConfigError
-from forerun.roles import Drafter, Verifier
 from forerun.serving.errors import unknown
 from forerun.serving.routing import Router
 

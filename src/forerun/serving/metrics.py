@@ -12,7 +12,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 from prometheus_client import Counter as Total
 
-from forerun.records import Step
+from forerun.core.records import Step
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from forerun.tree import EMPTY, Tree, chain
+from forerun.core.tree import EMPTY, Tree, chain
 
 LENGTHS = 8, 4, 2  # n-grams looked up; one token would be a coincidence too often
 FIRST = 8  # nodes of the first chain

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
-from forerun import gpu
 from forerun.errors import CapacityError, ConfigError
 from forerun.integrations.ray_batch import MOST_DEATHS, connect, ray_module, shares
+from forerun.runner import gpu
 from forerun.serving.service import Service, settle
 from forerun.serving.settings import Settings
 from forerun.serving.tenants import Keys

@@ -10,8 +10,8 @@ from typing import Any
 from forerun.engine.stats import Stats
 from forerun.serving import traces
 from forerun.serving.jobs import Count, End, Job, Piece
-from forerun.serving.pieces import Pieces
 from forerun.serving.schemas import Shared
+from forerun.serving.token_text import Pieces
 
 
 @dataclass

@@ -12,13 +12,14 @@ from collections.abc import Sequence as Many
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
-from forerun import overlay, registry
+from forerun import registry
+from forerun.core.records import Plan, Sequence, Step
+from forerun.core.roles import Controller, Drafter, Target
+from forerun.core.tree import EMPTY, Tree
 from forerun.drafters.fuse import merge
-from forerun.engine.guard import Guarded
-from forerun.records import Plan, Sequence, Step
-from forerun.roles import Controller, Drafter, Target
+from forerun.engine.safe_drafter import Guarded
+from forerun.growers import _merge as overlay
 from forerun.serving.prediction import Prediction
-from forerun.tree import EMPTY, Tree
 
 
 class Router(Drafter):

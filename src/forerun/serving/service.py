@@ -8,23 +8,23 @@ import hashlib
 from fastapi import Request
 
 from forerun import __version__
-from forerun.engine.api import Model
-from forerun.engine.loop import Engine
-from forerun.engine.run import record_logprobs
+from forerun.api import Model
+from forerun.core.logits import Adjust
+from forerun.core.roles import Verifier
+from forerun.engine.engine import Engine
+from forerun.engine.generation import record_logprobs
 from forerun.engine.stats import Recorder
-from forerun.engine.stops import Stops
+from forerun.engine.stopping import Stops
 from forerun.models.tokenizer import TextStream
-from forerun.roles import Verifier
 from forerun.serving.engine_thread import EngineThread
-from forerun.serving.intake import Intake
 from forerun.serving.methods import Methods, check_lossless, make_verifier
 from forerun.serving.metrics import Metrics
-from forerun.serving.pieces import Pieces
+from forerun.serving.request_parser import Intake
 from forerun.serving.routing import Plans, Router
 from forerun.serving.settings import Settings
 from forerun.serving.streams import Answerer
 from forerun.serving.tenants import Keys
-from forerun.shaping import Adjust
+from forerun.serving.token_text import Pieces
 
 COPIES = frozenset({"point", "swor"})  # what a verifier must judge where predictions are copied
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from forerun.records import Sequence, Step, Verdict
-from forerun.tree import Tree
+from forerun.core.records import Sequence, Step, Verdict
+from forerun.core.tree import Tree
 
 ACCEPTED, CORRECTED, BONUS, PLAIN = "accepted", "corrected", "bonus", "plain"
 

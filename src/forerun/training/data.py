@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from forerun.errors import DataError
-from forerun.files import write_atomically
+from forerun.utils.files import write_atomically
 
 WIDTH_STEP = 32
 

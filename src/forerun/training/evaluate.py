@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 import forerun
-from forerun.bench.tasks.reasoning import ReasoningTask, read_answer
+from forerun.core.records import Step
+from forerun.core.sampling import Sampling
 from forerun.engine.stats import Stats
-from forerun.records import Step
-from forerun.sampling import Sampling
-from forerun.statistics import majority
+from forerun.tasks.reasoning import ReasoningTask, read_answer
+from forerun.utils.stats import majority
 
 from .processes import in_processes
 

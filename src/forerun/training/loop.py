@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from forerun.errors import ConfigError, DataError
-from forerun.files import write_atomically
-from forerun.interrupts import uninterrupted
+from forerun.utils.files import write_atomically
+from forerun.utils.signals import uninterrupted
 
 from .data import Micro
 

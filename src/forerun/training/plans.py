@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ConfigError, DataError
-from forerun.files import write_atomically
+from forerun.utils.files import write_atomically
 
 NAME = "plan.json"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
-from forerun.bench.tasks.reasoning import ReasoningTask
 from forerun.errors import ConfigError
+from forerun.tasks.reasoning import ReasoningTask
 
 from .data import Documents, load_documents, save_documents
 from .processes import in_processes

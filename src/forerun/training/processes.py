@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from forerun.interrupts import deaf_children
+from forerun.utils.signals import deaf_children
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from forerun.dice import Dice, SeededDice
+from forerun.core.dice import Dice, SeededDice
+from forerun.core.logits import Laws
+from forerun.core.records import Verdict
+from forerun.core.roles import Verifier
+from forerun.core.sampling import argmax
+from forerun.core.tree import IID, SWOR, Proposal, Tree, TreeBuilder
 from forerun.errors import ConfigError, LawError
-from forerun.jit import bare
-from forerun.records import Verdict
-from forerun.roles import Verifier
-from forerun.sampling import argmax
-from forerun.shaping import Laws
-from forerun.tree import IID, SWOR, Proposal, Tree, TreeBuilder
+from forerun.utils.jit import bare
 
 NO_MASS = 1e-12  # a residual below this share of its law is rounding error
 STRICT = __debug__  # a draft that breaks its own law: an error, or under `python -O` a refusal

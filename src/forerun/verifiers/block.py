@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from forerun.dice import Dice
-from forerun.records import Verdict
-from forerun.roles import Verifier
-from forerun.shaping import Laws
-from forerun.tree import POINT, Tree
+from forerun.core.dice import Dice
+from forerun.core.logits import Laws
+from forerun.core.records import Verdict
+from forerun.core.roles import Verifier
+from forerun.core.tree import POINT, Tree
 from forerun.verifiers.base import (
     NO_MASS,
     check_mass,

@@ -6,13 +6,13 @@ The law is a unit mass, so whatever the labels, a child is accepted exactly if i
 
 from __future__ import annotations
 
-from forerun.dice import Dice
+from forerun.core.dice import Dice
+from forerun.core.logits import Laws
+from forerun.core.records import Verdict
+from forerun.core.roles import Verifier
+from forerun.core.sampling import Sampling
+from forerun.core.tree import Tree
 from forerun.errors import ConfigError
-from forerun.records import Verdict
-from forerun.roles import Verifier
-from forerun.sampling import Sampling
-from forerun.shaping import Laws
-from forerun.tree import Tree
 from forerun.verifiers.base import follow_argmax
 
 

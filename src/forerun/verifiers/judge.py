@@ -16,14 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
-from forerun.dice import Dice
+from forerun.core.dice import Dice
+from forerun.core.logits import Laws
+from forerun.core.records import Verdict
+from forerun.core.roles import Target, Verifier
+from forerun.core.tree import Tree
 from forerun.errors import ConfigError, ModelError
-from forerun.models.folder import located
-from forerun.records import Verdict
+from forerun.models.paths import located
 from forerun.registry import File
-from forerun.roles import Target, Verifier
-from forerun.shaping import Laws
-from forerun.tree import Tree
 from forerun.verifiers.base import follow_argmax, reject_recursively
 
 NAME = "heads/judge.safetensors"  # below the model's folder: loaders read all weights in it

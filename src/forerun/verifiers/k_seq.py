@@ -17,12 +17,12 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from forerun.dice import Dice
-from forerun.records import Verdict
-from forerun.roles import Verifier
-from forerun.sampling import argmax
-from forerun.shaping import Laws
-from forerun.tree import IID, LAW_NAMES, Proposal, Tree
+from forerun.core.dice import Dice
+from forerun.core.logits import Laws
+from forerun.core.records import Verdict
+from forerun.core.roles import Verifier
+from forerun.core.sampling import argmax
+from forerun.core.tree import IID, LAW_NAMES, Proposal, Tree
 from forerun.verifiers.base import NO_MASS, check_mass, flaw, refuse
 
 PRECISION = 1e-12  # of rho

@@ -7,11 +7,11 @@ verification rules, F4 "naive"). Saxena, prompt lookup decoding, 2023, verifies 
 
 from __future__ import annotations
 
-from forerun.dice import Dice
-from forerun.records import Verdict
-from forerun.roles import Verifier
-from forerun.shaping import Laws
-from forerun.tree import Tree
+from forerun.core.dice import Dice
+from forerun.core.logits import Laws
+from forerun.core.records import Verdict
+from forerun.core.roles import Verifier
+from forerun.core.tree import Tree
 
 
 class Match(Verifier):

@@ -10,11 +10,11 @@ Miao et al., "SpecInfer", 2023; Jeon et al., "Recursive Speculative Decoding", 2
 
 from __future__ import annotations
 
-from forerun.dice import Dice
-from forerun.records import Verdict
-from forerun.roles import Verifier
-from forerun.shaping import Laws
-from forerun.tree import Tree
+from forerun.core.dice import Dice
+from forerun.core.logits import Laws
+from forerun.core.records import Verdict
+from forerun.core.roles import Verifier
+from forerun.core.tree import Tree
 from forerun.verifiers.base import reject_recursively
 
 

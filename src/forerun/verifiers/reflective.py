@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forerun import registry
-from forerun.dice import Dice
+from forerun.core.dice import Dice
+from forerun.core.logits import Laws
+from forerun.core.records import Rows, Verdict
+from forerun.core.roles import Target, Verifier
+from forerun.core.sampling import Sampling, softmax
+from forerun.core.tree import Tree, appended
 from forerun.errors import ConfigError
-from forerun.records import Rows, Verdict
-from forerun.roles import Target, Verifier
-from forerun.sampling import Sampling, softmax
-from forerun.shaping import Laws
-from forerun.tree import Tree, appended
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer

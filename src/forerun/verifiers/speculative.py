@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from forerun.dice import Dice, SeededDice
-from forerun.jit import bare
-from forerun.records import FLOAT32, Verdict
-from forerun.shaping import Laws
-from forerun.softmax_kernel import softmax_into
-from forerun.tree import EMPTY, POINT, SWOR, Tree
+from forerun.core.dice import Dice, SeededDice
+from forerun.core.logits import Laws
+from forerun.core.records import FLOAT32, Verdict
+from forerun.core.tree import EMPTY, POINT, SWOR, Tree
+from forerun.utils.jit import bare
+from forerun.verifiers._softmax import softmax_into
 from forerun.verifiers.base import (
     BLOCK,
     CHANGED,
@@ -144,7 +144,7 @@ class Speculative(Walk):
         ]
         if not there:
             return super().verify_all(trees, laws, dice)
-        from forerun import tensor_judge  # compiles kernels of its own
+        from forerun.verifiers import _gpu_verdicts as tensor_judge  # compiles kernels of its own
 
         chosen = ([part[i] for i in there] for part in (trees, laws, dice))
         found = dict(zip(there, tensor_judge.verdicts(*chosen), strict=True))  # type: ignore[arg-type]
@@ -159,7 +159,7 @@ class Speculative(Walk):
         import torch
 
         if torch.cuda.is_available() if self.tensors is None else self.tensors:
-            from forerun import tensor_walk
+            from forerun.verifiers import _gpu as tensor_walk
 
             tensor_walk.warm_up()
 

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from forerun.dice import Dice
-from forerun.records import Verdict
-from forerun.shaping import Laws
-from forerun.tree import POINT, SWOR, Tree
+from forerun.core.dice import Dice
+from forerun.core.logits import Laws
+from forerun.core.records import Verdict
+from forerun.core.tree import POINT, SWOR, Tree
 from forerun.verifiers.base import (
     BLOCK,
     EMITTED,

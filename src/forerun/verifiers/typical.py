@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from forerun.dice import Dice
+from forerun.core.dice import Dice
+from forerun.core.logits import Laws
+from forerun.core.records import Verdict
+from forerun.core.roles import Verifier
+from forerun.core.tree import Tree
 from forerun.errors import ConfigError
-from forerun.records import Verdict
-from forerun.roles import Verifier
-from forerun.shaping import Laws
-from forerun.tree import Tree
 from forerun.verifiers.base import check_mass, follow_argmax
 
 

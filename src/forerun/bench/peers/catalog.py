@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, UnknownName
-from forerun.sampling import Sampling
 
 WORKERS = Path(__file__).parent / "workers"
 PLAIN, BATCH = "plain", "batch"

@@ -25,13 +25,13 @@ from forerun.bench.peers.law import (
     first_law,
     widest,
 )
-from forerun.bench.tasks.base import Example
-from forerun.models.folder import located
-from forerun.sampling import Sampling
+from forerun.core.sampling import Sampling
+from forerun.models.paths import located
+from forerun.tasks.base import Example
 
 if TYPE_CHECKING:
+    from forerun.api import Model
     from forerun.bench.peers.peer import PeerContestant
-    from forerun.engine.api import Model
 
 # Both truncations and a temperature, so that the order in which they are applied shows.
 SHARP = Sampling(temperature=0.7, top_k=40, top_p=0.9)
@@ -143,7 +143,7 @@ def main() -> None:
     import torch
 
     import forerun
-    from forerun.bench.tasks.reasoning import ReasoningTask
+    from forerun.tasks.reasoning import ReasoningTask
 
     parser = argparse.ArgumentParser(prog="forerun.bench.peers.check", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter

@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from forerun.bench.peers.catalog import CONSTRAINTS, PEERS, Peer
 from forerun.errors import UnknownName
-from forerun.files import write_whole
+from forerun.utils.files import write_whole
 
 DEFAULT_FOLDER = Path(".peers")
 STATE = "peers.json"

@@ -2,7 +2,7 @@
 
 A peer that is greedy at T = 1, that truncates where nobody asked, or whose speculation bends the
 law would be faster for nothing. The model's own law is computed here by plain passes; counts are
-judged by the tests of forerun.statistics.
+judged by the tests of forerun.utils.stats.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forerun.bench.contestants import PeerError
-from forerun.dice import SeededDice
+from forerun.core.dice import SeededDice
+from forerun.core.records import Sequence
+from forerun.core.sampling import Sampling, to_probs
+from forerun.core.tree import TreeBuilder
 from forerun.errors import ConfigError
-from forerun.records import Sequence
-from forerun.sampling import Sampling, to_probs
-from forerun.statistics import EXCLUDED, fit, ranks
-from forerun.tree import TreeBuilder
+from forerun.utils.stats import EXCLUDED, fit, ranks
 
 if TYPE_CHECKING:
+    from forerun.api import Model
     from forerun.bench.contestants import Contestant
-    from forerun.engine.api import Model
 
 ALPHA = 1e-3  # a p-value below this is another law
 WIDE = 1.0  # nats: a law of this entropy or more tells much about a sampler

@@ -28,12 +28,12 @@ from forerun.bench.peers.sizing import (
     remember,
 )
 from forerun.bench.results import SampleRecord
+from forerun.core.sampling import Sampling
 from forerun.models.gguf_folder import linked_file
-from forerun.sampling import Sampling
 
 if TYPE_CHECKING:
-    from forerun.bench.tasks.base import Example
     from forerun.models.tokenizer import Tokenizer
+    from forerun.tasks.base import Example
 
 LOAD, RUN, HELLO = 1800.0, 900.0, 60.0  # seconds; loading may convert or compile
 TAKEN = (  # fields of Sampling that peers are given

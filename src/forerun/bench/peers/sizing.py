@@ -24,7 +24,7 @@ from typing import Any
 from forerun.bench.contestants import Demand
 from forerun.bench.peers.catalog import PEERS, Peer
 from forerun.errors import CapacityError
-from forerun.files import write_whole
+from forerun.utils.files import write_whole
 
 NUM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SPARE_SEQS, SPARE_BLOCKS = 1, 1

@@ -18,14 +18,12 @@ import torch
 from torch import Tensor
 
 import forerun
-from forerun.bench.tasks.reasoning import ReasoningTask
-from forerun.bench.tasks.reasoning_world import MIX
 from forerun.controllers.acceptance_head import NAME
+from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError
-from forerun.files import write_atomically
-from forerun.models.folder import located
-from forerun.sampling import Sampling
-from forerun.statistics import auc
+from forerun.models.paths import located
+from forerun.tasks.reasoning import ReasoningTask
+from forerun.tasks.reasoning_world import MIX
 from forerun.training.data import (
     Batches,
     Documents,
@@ -34,6 +32,8 @@ from forerun.training.data import (
     save_documents,
 )
 from forerun.training.loop import Loop, LoopOptions, Progress
+from forerun.utils.files import write_atomically
+from forerun.utils.stats import auc
 
 
 @dataclass(frozen=True)

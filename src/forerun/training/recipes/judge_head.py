@@ -27,19 +27,19 @@ from typing import NamedTuple
 import numpy as np
 
 import forerun
-from forerun.bench.tasks.reasoning import Example, ReasoningTask
-from forerun.bench.tasks.reasoning_world import MIX
-from forerun.dice import SeededDice
-from forerun.engine.api import Model
+from forerun.api import Model
+from forerun.core.dice import SeededDice
+from forerun.core.records import Rows, Sequence
+from forerun.core.roles import Target
+from forerun.core.sampling import Sampling, to_probs
+from forerun.core.tree import Tree, TreeBuilder, chain
 from forerun.errors import ConfigError, DataError
-from forerun.models.folder import located
 from forerun.models.load import load_target
-from forerun.records import Rows, Sequence
-from forerun.roles import Target
-from forerun.sampling import Sampling, to_probs
-from forerun.statistics import auc
+from forerun.models.paths import located
+from forerun.tasks.reasoning import Example, ReasoningTask
+from forerun.tasks.reasoning_world import MIX
 from forerun.training.plans import check_plan, write_plan
-from forerun.tree import Tree, TreeBuilder, chain
+from forerun.utils.stats import auc
 from forerun.verifiers.judge import NAME, Head
 
 SWAP, REPLY, SLIP = 0, 1, 2

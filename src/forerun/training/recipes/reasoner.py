@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from forerun.bench.tasks.reasoning_world import MIX
 from forerun.controllers.fixed import Fixed
+from forerun.core.sampling import Sampling
 from forerun.drafters.draft_model import DraftModel
 from forerun.errors import ConfigError
-from forerun.files import write_atomically
-from forerun.models.companion import name_companion
-from forerun.sampling import Sampling
+from forerun.models.draft_link import name_companion
+from forerun.tasks.reasoning_world import MIX
 from forerun.training.data import Batches
 from forerun.training.evaluate import Report, evaluate, measure_tau
 from forerun.training.export import export
@@ -32,6 +31,7 @@ from forerun.training.model_card import write_card
 from forerun.training.plans import check_plan, read_plan, write_plan
 from forerun.training.problems import Problems
 from forerun.training.processes import process_group
+from forerun.utils.files import write_atomically
 
 CONTEXT, VOCAB = 1024, 768
 SIZES = {

@@ -1,0 +1,267 @@
+"""Our own methods as contestants, on one model in this process.
+
+A method is named by the text of its drafter, "none" shown as "plain". Options that it does not have
+go to the controller and the verifier, as in "stand:entries=5,nodes=32"; "controller=NAME" and
+"verifier=NAME" choose others, and "batch=16" runs so many samples at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from forerun import registry
+from forerun.bench.contestants import Demand, Outcome, short
+from forerun.bench.metrics import PLAIN
+from forerun.bench.results import SampleRecord
+from forerun.core.sampling import Sampling
+from forerun.errors import CapacityError, ConfigError, UnknownName
+
+if TYPE_CHECKING:
+    from forerun.api import Model
+    from forerun.core.records import Step
+    from forerun.core.roles import Drafter
+    from forerun.engine.generation import Run, Sample
+    from forerun.tasks.base import Example
+
+KINDS = ("drafter", "controller", "verifier")
+DEFAULTS = {"controller": registry.CONTROLLER, "verifier": registry.VERIFIER}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a method's name says: texts of its parts, and how many samples run at once."""
+
+    drafter: str
+    controller: str = DEFAULTS["controller"]
+    verifier: str = DEFAULTS["verifier"]
+    batch: int = 1
+
+
+class Own:
+    """A method of ours on a loaded model; all own methods share its weights.
+
+    Its drafter is its own, and learns across prompts if it is one that does. A prompt that comes
+    again meets a tenant that has not seen it: nobody is measured with its own answers at hand.
+    """
+
+    restarts = 0
+    host = None
+
+    def __init__(self, name: str, model: Callable[[], Model]) -> None:
+        self.name, self.model = name, model
+        self.parts = parts_of(name)
+        self._demand: Demand | None = None
+        self.is_bounded = False  # whether every prompt is decoded again, to compute the optimum
+        self._times: Counter[str] = Counter()  # how often a prompt was measured
+
+    def versions(self) -> dict[str, str]:
+        from forerun import __version__
+
+        return {"forerun": __version__}
+
+    @property
+    def is_batched(self) -> bool:
+        return self.parts.batch > 1
+
+    def size_for(self, demand: Demand) -> None:
+        self._demand = demand
+
+    def memory_needed(self) -> int:
+        """Bytes by which the cache will grow; 0 where a run is refused for lack of memory."""
+        target = self.model().target
+        if self._demand is None or not hasattr(target, "check_room"):
+            return 0
+        tokens = min(self._demand.num_tokens, target.context)
+        with suppress(CapacityError):
+            return target.check_room(self.parts.batch, tokens)
+        return 0
+
+    def memory_plan(self) -> dict[str, int]:
+        return {}
+
+    def start(self) -> None:
+        model = self.model()
+        verifier = registry.make("verifier", self.parts.verifier)
+        for part in (model.target, self.drafter, verifier):
+            part.warm_up()
+
+    @cached_property
+    def drafter(self) -> Drafter:
+        """Made once, shared with no other method."""
+        model = self.model()
+        return registry.make("drafter", self.parts.drafter, **model.offers)
+
+    def warm_up(self, example: Example, sampling: Sampling) -> None:
+        Running(self, example, short(sampling, self.parts.batch), "warm-up").finish()
+
+    def run(self, example: Example, sampling: Sampling) -> Outcome:
+        return self.begin(example, sampling).finish()
+
+    def begin(self, example: Example, sampling: Sampling) -> Running:
+        """A prompt that is decoded a few steps at a time."""
+        tenant = f"time {self._times[example.prompt]}"
+        self._times[example.prompt] += 1
+        return Running(self, example, sampling, tenant)
+
+    def headroom(self, example: Example, sampling: Sampling) -> dict[str, float] | None:
+        """What was accepted and what could have been; in a run of its own, as it takes time."""
+        from forerun.bench.theory import Headroom
+        from forerun.lossless.greedy import forget
+
+        if not self.is_bounded or self.parts.drafter == "none":
+            return None
+        forget(self.model())
+        head = Headroom()
+        for _ in self.start_run(example.prompt, sampling, head, "headroom"):
+            pass
+        return dataclasses.asdict(head)
+
+    def first_tokens(self, prompt: str, sampling: Sampling, n: int) -> list[int]:
+        asked = replace(sampling, n=n, max_new_tokens=1, min_new_tokens=0)
+        run = self.start_run(prompt, asked, None, "first tokens")
+        return [sample.tokens[0] for sample in sorted(run, key=lambda sample: sample.index)]
+
+    def close(self) -> None:
+        """The model stays: others use its weights."""
+
+    def start_run(
+        self,
+        prompt: str,
+        sampling: Sampling,
+        on_step: Callable[[Step], None] | None,
+        tenant: str,
+    ) -> Run:
+        return self.model().run(
+            [prompt],
+            sampling,
+            tenant=tenant,
+            drafter=self.drafter,
+            controller=self.parts.controller,
+            verifier=self.parts.verifier,
+            batch=self.parts.batch,
+            on_step=on_step,
+        )
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of weights, cells, and what this drafter holds."""
+        weights = dict(getattr(self.model().target, "memory_report", dict)())
+        return weights | self.drafter.memory_report()
+
+
+class Running:
+    """One prompt by one of our methods, some steps at a time; only its own time counts."""
+
+    def __init__(self, own: Own, example: Example, sampling: Sampling, tenant: str) -> None:
+        from forerun.lossless.greedy import forget
+
+        forget(own.model())
+        self._own, self._example, self._sampling = own, example, sampling
+        self._watch = PrefillWatch(own.model().target)
+        self._samples: list[Sample] = []
+        self._memory: dict[str, int] = {}
+        start = time.perf_counter()
+        self._steps = own.start_run(example.prompt, sampling, self._watch, tenant).steps()
+        self._seconds = time.perf_counter() - start
+
+    @property
+    def tokens(self) -> int:
+        """Generated so far."""
+        return self._watch.tokens
+
+    def advance(self, most: int | None) -> bool:
+        """Takes so many steps, or as many as there are (None: all); whether it may go on."""
+        start = time.perf_counter()
+        ended: list[Sample] | None = None
+        for ended in itertools.islice(self._steps, most):
+            self._samples += ended
+            if ended and len(self._samples) == self._sampling.n:
+                pause = time.perf_counter()  # the last moment at which the drafter holds its memory
+                self._memory = self._own.memory()
+                start += time.perf_counter() - pause
+        self._seconds += time.perf_counter() - start
+        return ended is not None
+
+    def finish(self) -> Outcome:
+        """Takes all steps that are left."""
+        self.advance(None)
+        samples = [sample_record(s) for s in sorted(self._samples, key=lambda s: s.index)]
+        headroom = self._own.headroom(self._example, self._sampling)
+        return Outcome(self._seconds, samples, self._watch.seconds, self._memory, headroom)
+
+    def stop(self) -> None:
+        """What has begun is given up."""
+        self._steps.close()
+
+
+class PrefillWatch:
+    """Listener: seconds of the target passes that computed a prompt's tokens; tokens so far."""
+
+    def __init__(self, target: Any) -> None:
+        self._target, self._rows, self.seconds = target, getattr(target, "num_rows", None), 0.0
+        self.tokens = 0
+
+    def __call__(self, step: Step) -> None:
+        self.tokens += sum(map(len, step.emitted))
+        rows, before = getattr(self._target, "num_rows", None), self._rows
+        self._rows = rows
+        starts = any(
+            seq.num_generated <= len(new) for seq, new in zip(step.seqs, step.emitted, strict=True)
+        )
+        if rows is None or before is None:
+            prompt_rows = any(seq.index == 0 for seq in step.seqs)
+        else:
+            prompt_rows = rows - before > sum(1 + len(tree) for tree in step.trees)
+        if starts and prompt_rows:
+            self.seconds += step.times.get("forward", 0.0)
+
+
+def sample_record(sample: Sample) -> SampleRecord:
+    """The record of one finished trajectory of ours."""
+    stats = sample.stats
+    deepest = max(stats.accepted_at, default=0)
+    return SampleRecord(
+        tokens=stats.generated,
+        passes=stats.passes,
+        drafted=stats.drafted,
+        accepted=stats.accepted,
+        examined=stats.examined,
+        per_position=[stats.accepted_at[i] for i in range(1, deepest + 1)],
+        seconds={name: round(seconds, 7) for name, seconds in stats.seconds.items()},
+        finish=sample.finish,
+        text=sample.text,
+    )
+
+
+def parts_of(name: str) -> Parts:
+    """The parts of a method's name. Raises UnknownName for an option, ConfigError for a value."""
+    head, given = registry.parse(name)
+    batch = given.pop("batch", "1")
+    if not batch.isdecimal() or int(batch) < 1:
+        raise ConfigError(f"batch of method {name!r} takes a whole number above 0, got {batch!r}")
+    drafter = "none" if head == PLAIN else head
+    defaults = dict(DEFAULTS)
+    if given.keys() & {"nodes", "depth"}:  # who says how much to draft means it
+        defaults["controller"] = "fixed"
+    chosen = {"drafter": drafter} | {k: given.pop(k, default) for k, default in defaults.items()}
+    known = {kind: registry.options(registry.get(kind, chosen[kind])) for kind in KINDS}
+    taken: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    for key, value in given.items():
+        owner = next((kind for kind in KINDS if key in known[kind]), None)
+        if owner is None:
+            names = {"batch", *DEFAULTS, *(option for part in known.values() for option in part)}
+            raise UnknownName.of(
+                f"option of method {name!r}:", key, names, f"`forerun methods {drafter}`"
+            )
+        taken[owner].append(f"{key}={value}")
+    texts = {kind: ":".join(filter(None, (chosen[kind], ",".join(taken[kind])))) for kind in KINDS}
+    for kind in KINDS:
+        registry.resolve(kind, texts[kind])
+    return Parts(**texts, batch=int(batch))

@@ -1,0 +1,326 @@
+"""The roles that methods play. A part declares what it needs; the engine honours or refuses it.
+
+Randomness is always an argument (`seq.dice`, or `dice`), so that tests can enumerate it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Hashable, Iterator
+from collections.abc import Sequence as Many
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from forerun.core.records import Cost, Plan, Rows, Sequence, Snapshot, Step, Verdict
+from forerun.core.tree import EMPTY, Proposal, Tree
+from forerun.errors import ConfigError
+from forerun.utils.locks import Turns
+
+if TYPE_CHECKING:
+    from forerun.core.dice import Dice
+    from forerun.core.logits import Laws
+    from forerun.core.sampling import Sampling
+
+Path = tuple[int, ...]  # tokens below the root
+Growth = Generator[list[Path], list[Proposal | None], Tree]
+
+
+class Target(ABC):
+    """The model whose law is kept. State follows tokens: caches keep the common prefix."""
+
+    vocab_size: int
+    context: int  # longest sequence, in tokens
+    shape: str = ""  # all that a pass's time hangs on, beside the machine; empty: not known
+    curve: Cost | None = None  # of its passes alone, once they were measured
+    cost: Cost | None = None  # of steps, likewise
+    is_async = False  # whether a device computes between `launch` and `collect`
+    is_slow_at_first = False  # whether the first pass of a shape is slower than later ones
+    gives: frozenset[str] = frozenset({"hidden", "probes"})  # of what others may need of a pass
+
+    turns: Turns  # held for a step, and by all else that uses it, its twins or their drafters
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        found = super().__new__(cls)
+        found.turns = Turns()  # a copy's place is taken by the original's, which it shares
+        return found
+
+    def warm_up(self) -> None:
+        """Compiles what it runs."""
+
+    def twin(self) -> Target:
+        """The same model, which holds no sequence yet. Raises ConfigError if there can be none."""
+        raise ConfigError(f"there can be no second target {name_of(self)!r} on the same weights")
+
+    @abstractmethod
+    def forward(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
+        """Rows for the root and every node of each tree, in one pass."""
+
+    def launch(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
+        """Starts a forward pass; its rows are valid after `collect`."""
+        return self.forward(seqs, trees, needs)
+
+    def collect(self) -> None:
+        """Blocks until the rows of the last `launch` are valid."""
+
+    @abstractmethod
+    def commit(self, seqs: Many[Sequence], trees: Many[Tree], verdicts: Many[Verdict]) -> None:
+        """Keeps the state of the accepted paths and drops the rest."""
+
+    def release(self, seq: Sequence) -> None:
+        """The sequence has ended; its state may be reused."""
+
+    @property
+    def num_held(self) -> int:
+        """Sequences that it holds now."""
+        return 0
+
+    def check_room(self, seqs: int, tokens: int) -> int:
+        """Bytes that so many sequences of so many tokens will take beside those that it holds.
+
+        Raises CapacityError if they cannot be held.
+        """
+        return 0
+
+    def reused(self, seq: Sequence) -> int:
+        """How many of its tokens were held already, from others, when it joined."""
+        return 0
+
+
+class Source(ABC):
+    """A next-token distribution given a path: what a drafter knows."""
+
+    @abstractmethod
+    def next(self, requests: Many[tuple[Sequence, Path]]) -> list[Proposal | None]:
+        """q after seq.tokens + path for each request; None where the source knows nothing."""
+
+
+class Grower(ABC):
+    """How a tree grows out of a source. The only code that draws, hence the only that labels.
+
+    `grow` is a generator: it yields the paths whose q it wants and is sent the proposals, so one
+    scalar text serves a whole batch. Laws that it keeps: label at the draw; stop after a doubtful
+    token, never drop it; prune or reorder POINT nodes only, or before drawing.
+    """
+
+    labels: frozenset[str]  # subset of {"point", "iid", "swor"}
+
+    @abstractmethod
+    def grow(self, plan: Plan, dice: Dice) -> Growth:
+        """Grows one tree of at most plan.nodes nodes and plan.depth levels."""
+
+
+class Drafter:
+    """Proposes a tree per sequence. The default proposes nothing: plain decoding."""
+
+    labels: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset()
+    alias: str = ""  # its name where others of its class draft beside it
+    is_patient: bool = False  # may hear of steps in which it drafted nothing late, before it drafts
+    learns: bool = True  # from the texts that it drafts for
+    num_top_logits: int = 0  # top logits per row that it learns from; 0: whole rows
+    can_learn_during_forward: bool = False  # whether a step may be learned in the next pass
+    kept: frozenset[str] = frozenset()  # tenants of whom it hears every step: it is to be saved
+
+    def within(self) -> Iterator[Drafter]:
+        """Itself, and the drafters that it is made of."""
+        yield self
+
+    def bind(self, target: Target) -> None:
+        """Learns whom it drafts for. Raises ConfigError if it cannot."""
+
+    def check_room(self, seqs: int, tokens: int, taken: int = 0) -> int:
+        """Bytes that it will take to draft for so many sequences of so many tokens.
+
+        taken: bytes that others will. Raises CapacityError if there is no room for both.
+        """
+        return 0
+
+    def warm_up(self) -> None:
+        """Compiles what it runs."""
+
+    def whose(self, seq: Sequence) -> Drafter:
+        """Who will draft for a sequence in the next step: itself, or one that it is made of.
+
+        Asked only where a class says otherwise; so is `reading`.
+        """
+        return self
+
+    def seconds(self, nodes: int, num: int = 1) -> float:
+        """What a draft of so many nodes costs beside what any draft does (`Cost.aside`), about.
+
+        num: sequences that draft at once; its share is meant.
+        """
+        return 0.0
+
+    def reading(self, seq: Sequence) -> float:
+        """Seconds that the next draft takes beside that, to read what it has not read of a text."""
+        return 0.0
+
+    def hope(self, num: int = 1) -> tuple[float, float]:
+        """Acceptance that is believed in at first: of a draft's first node, and below a sure one.
+
+        num: sequences that draft at once.
+        """
+        return 0.5, 0.8
+
+    def start(self, seq: Sequence) -> None:
+        """A sequence joins."""
+
+    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
+        """The tree for one sequence."""
+        return EMPTY
+
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+        """The trees of a batch; must equal `propose_one` for each."""
+        return [
+            EMPTY if plan.is_empty else self.propose_one(seq, plan, seq.dice)
+            for seq, plan in zip(seqs, plans, strict=True)
+        ]
+
+    def learns_from(self, seq: Sequence, plan: Plan) -> bool:
+        """Whether it is shown the step of a sequence with this plan."""
+        return plan.nodes > 0 or plan.learns or seq.tenant in self.kept
+
+    def observe(self, step: Step) -> None:
+        """Learns from a finished step."""
+
+    def hear(self, steps: Many[Step]) -> None:
+        """Learns from finished steps, the oldest first; of several none has a draft."""
+        for step in steps:
+            self.observe(step)
+
+    def overlap(self) -> None:
+        """Work for the CPU during a forward pass."""
+
+    def finish(self, seq: Sequence) -> None:
+        """A sequence has ended."""
+
+    def forget(self, group: Hashable) -> None:
+        """No sequence of this group will come any more, or of the tenant of ("tenant", name)."""
+
+    def memory_report(self) -> dict[str, int]:
+        """Bytes held, by part."""
+        return {}
+
+    def keep(self, tenant: str = "") -> None:
+        """Asks that what it learns of a tenant outlive the sequences, to be saved.
+
+        Raises ConfigError if it cannot: it learns nothing, or nothing for that tenant alone.
+        """
+        raise ConfigError(_cannot_keep(type(self)))
+
+    def let_go(self, tenant: str = "") -> None:
+        """Ends `keep`: what it learns of the tenant lasts as long as it would have without."""
+
+    def snapshot(self, tenant: str = "") -> Snapshot:
+        """What it has learned of a tenant. Raises ConfigError as `keep` does."""
+        raise ConfigError(_cannot_keep(type(self)))
+
+    def restore(self, snapshot: Snapshot, tenant: str = "") -> None:
+        """Knows of a tenant what a snapshot holds, and nothing else; keeps it.
+
+        Raises ConfigError as `keep` does, and for a snapshot made with other settings.
+        """
+        raise ConfigError(_cannot_keep(type(self)))
+
+    @classmethod
+    def merged(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
+        """One snapshot of several; beyond `max_bytes` goes what was not used for longest."""
+        raise ConfigError(_cannot_keep(cls))
+
+
+def _cannot_keep(cls: type) -> str:
+    name = _module(cls)
+    return f"drafter {name!r} has nothing that could be saved; use it without a memory file"
+
+
+def name_of(part: object) -> str:
+    """What users call a part: the name of its file, numbered where several stand side by side."""
+    return getattr(part, "alias", "") or _module(type(part))
+
+
+def _module(cls: type) -> str:
+    name = cls.__module__.rpartition(".")[2]
+    return cls.__name__ if name == "__main__" else name  # of a script or notebook
+
+
+class Verifier(ABC):
+    """Turns a tree and the target's laws into accepted nodes and one more token.
+
+    Lossless law: whatever the tree, the emitted tokens follow the target's processed law.
+    """
+
+    judges: frozenset[str] = frozenset({"point", "iid", "swor"})
+    needs: frozenset[str] = frozenset()
+    lossless: bool = True
+
+    def bind(self, target: Target) -> None:
+        """Learns whose laws it judges by. Raises ConfigError if it cannot."""
+
+    def probe(self, tree: Tree, room: int) -> Tree:
+        """The tree, perhaps with nodes behind its own that are never emitted.
+
+        Asked if `needs` names "probes". room: how many levels below the root the context has left.
+        Their rows come in the same pass; `verify` and all listeners see the tree as drafted, with
+        theirs as `laws.rows.probes`.
+        """
+        return tree
+
+    @abstractmethod
+    def verify(self, tree: Tree, laws: Laws, dice: Dice) -> Verdict:
+        """Walks the tree; laws[node] is the processed law [V] at a node, -1 the root."""
+
+    def verify_all(self, trees: Many[Tree], laws: Many[Laws], dice: Many[Dice]) -> list[Verdict]:
+        """The verdicts of a batch; must equal `verify` for each."""
+        return [self.verify(*one) for one in zip(trees, laws, dice, strict=True)]
+
+    def warm_up(self) -> None:
+        """Compiles what it runs."""
+
+    def check(self, sampling: Sampling) -> None:
+        """Raises ConfigError if this rule cannot serve these sampling parameters."""
+
+
+class Controller(ABC):
+    """Decides how much to draft."""
+
+    def bind(self, target: Target, drafter: Drafter) -> None:
+        """Learns what its plans will cost."""
+
+    @abstractmethod
+    def plan(self, seq: Sequence) -> Plan:
+        """The plan of the next step of one sequence."""
+
+    def observe(self, step: Step) -> None:
+        """Learns from a finished step."""
+
+    def finish(self, seq: Sequence) -> None:
+        """A sequence has ended."""
+
+
+class Shaper(ABC):
+    """Changes the target's law: sampling parameters, grammars, style. Applied at every tree node.
+
+    States are values: `advance` returns a new one and leaves the old one valid, because sibling
+    nodes share their parent's state.
+    """
+
+    def start(self, seq: Sequence) -> Any:
+        """State after all that it holds, which may be more than its prompt: steps of a search.
+
+        None: this shaper leaves the sequence alone.
+        """
+        return ()
+
+    def advance(self, state: Any, token: int) -> Any:
+        """State after one more token."""
+        return state
+
+    @abstractmethod
+    def logits(self, state: Any, logits: np.ndarray) -> np.ndarray:
+        """Shaped logits [V]; must not write into its argument."""
+
+    def allows(self, state: Any, token: int) -> bool:
+        """Whether `token` keeps a positive probability."""
+        return True

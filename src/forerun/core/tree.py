@@ -1,0 +1,225 @@
+"""The draft tree: flat arrays, parent-first, with the law by which every node came.
+
+Node -1 is the root: the last committed token. A node's law says how its token was found, and with
+`q` it gives the law of the node once its earlier siblings have been rejected (`Tree.proposal`):
+
+    POINT  chosen deterministically        a unit mass
+    IID    drawn from q, with replacement  q
+    SWOR   drawn without replacement       q without the earlier siblings' tokens, renormalised
+
+A rejection verifier needs nothing else. Only growers draw, so only growers label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+POINT, IID, SWOR = 0, 1, 2
+LAW_NAMES = {"point": POINT, "iid": IID, "swor": SWOR}
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A sparse distribution q: probs [k] over token ids [k]; q is 0 elsewhere."""
+
+    ids: np.ndarray  # int32
+    probs: np.ndarray  # float64, sums to 1
+    level: int = 0  # how it is known: forerun.core.acceptance_prior
+
+    @classmethod
+    def of(cls, dense: np.ndarray) -> Proposal:
+        """The support of a dense distribution [V]."""
+        ids = np.flatnonzero(dense).astype(np.int32)
+        return cls(ids, np.ascontiguousarray(dense[ids], dtype=np.float64))
+
+
+@dataclass(eq=False)
+class Tree:
+    """Draft nodes as parallel arrays; masks, depths and paths are derived from `parents`.
+
+    Nothing changes once it is made, but that it may be `signed`.
+    """
+
+    tokens: np.ndarray  # int32 [n]
+    parents: np.ndarray  # int32 [n]; -1 is the root; parents[i] < i
+    laws: np.ndarray  # int8 [n]: POINT, IID or SWOR
+    rows: np.ndarray  # int32 [n]: which proposal the node was drawn from, -1 if POINT
+    starts: np.ndarray  # int64 [m + 1]: proposal r is [starts[r]:starts[r + 1]] of the next two
+    q_ids: np.ndarray  # int32
+    q_probs: np.ndarray  # float64
+    cells: np.ndarray | None = (
+        None  # int8 [n], how each was valued: forerun.core.acceptance_prior; -1: not told
+    )
+    sources: tuple[str, ...] = ()  # [n], the drafter that each node came from; empty: not told
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def is_like(self, other: Tree) -> bool:
+        """Whether it has the same nodes in the same order, however they came."""
+        same = np.array_equal
+        return same(self.tokens, other.tokens) and same(self.parents, other.parents)
+
+    @cached_property
+    def depths(self) -> np.ndarray:
+        """Depth of every node, int64 [n]; children of the root have depth 1."""
+        depths: list[int] = []
+        for parent in self.parents.tolist():
+            depths.append(depths[parent] + 1 if parent >= 0 else 1)
+        return np.array(depths, dtype=np.int64)
+
+    @cached_property
+    def ancestors(self) -> np.ndarray:
+        """ancestors[i, j]: node i sees node j (itself or above it). bool [n, n]."""
+        sees: list[int] = []  # a bit per node: several times faster than rows of an array
+        for node, parent in enumerate(self.parents.tolist()):
+            sees.append(1 << node | (sees[parent] if parent >= 0 else 0))
+        width = len(self) // 8 + 1
+        packed = np.frombuffer(b"".join(s.to_bytes(width, "little") for s in sees), np.uint8)
+        bits = np.unpackbits(packed.reshape(-1, width), axis=1, bitorder="little")
+        return bits[:, : len(self)].view(bool)
+
+    def cells_of(self, name: str) -> np.ndarray:
+        """`cells` of the nodes that came from the drafter `name`, -1 elsewhere. int8 [n]."""
+        if self.cells is None:
+            return np.full(len(self), -1, np.int8)
+        if self.sources.count(name) == len(self.sources):  # all of them, or nobody told
+            return self.cells
+        return np.where([source == name for source in self.sources], self.cells, np.int8(-1))
+
+    def children(self, node: int) -> list[int]:
+        """Children of `node` in the order in which they were drawn."""
+        return np.flatnonzero(self.parents == node).tolist()
+
+    def path(self, node: int) -> list[int]:
+        """Tokens from below the root down to `node`."""
+        tokens: list[int] = []
+        while node >= 0:
+            tokens.append(int(self.tokens[node]))
+            node = int(self.parents[node])
+        return tokens[::-1]
+
+    def q(self, node: int) -> Proposal | None:
+        """The distribution that `node` was drawn from; None for a POINT node."""
+        row = self.rows[node]
+        if row < 0:
+            return None
+        piece = slice(self.starts[row], self.starts[row + 1])
+        return Proposal(self.q_ids[piece], self.q_probs[piece])
+
+    def proposal(self, node: int, vocab: int) -> np.ndarray:
+        """Law of `node` given that its earlier siblings were rejected, dense float64 [vocab]."""
+        dense = np.zeros(vocab)
+        drawn = self.q(node)
+        if drawn is None:
+            dense[self.tokens[node]] = 1.0
+            return dense
+        dense[drawn.ids] = drawn.probs
+        if self.laws[node] == SWOR:
+            siblings = self.children(int(self.parents[node]))
+            dense[[self.tokens[s] for s in siblings if s < node]] = 0.0
+        return dense / dense.sum()
+
+
+class TreeBuilder:
+    """Grows a tree node by node; the plain way, for growers that are not kernels."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self._laws: list[int] = []
+        self._rows: list[int] = []
+        self._proposals: list[Proposal] = []
+        self._row_of: dict[int, int] = {}  # by identity; the list above keeps them alive
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, token: int, parent: int = -1, law: int = POINT, q: Proposal | None = None) -> int:
+        """Appends a node and returns its index. `q` is needed unless the law is POINT."""
+        assert parent < len(self.tokens), "parents come first"
+        assert (law == POINT) == (q is None), "a drawn node carries its q, a chosen one none"
+        self.tokens.append(int(token))
+        self.parents.append(int(parent))
+        self._laws.append(law)
+        if q is None:
+            self._rows.append(-1)
+        else:  # siblings share one proposal object
+            row = self._row_of.setdefault(id(q), len(self._proposals))
+            if row == len(self._proposals):
+                self._proposals.append(q)
+            self._rows.append(row)
+        return len(self.tokens) - 1
+
+    def children(self, node: int) -> list[int]:
+        """Children of `node` in the order added."""
+        return [i for i, parent in enumerate(self.parents) if parent == node]
+
+    def path(self, node: int) -> list[int]:
+        """Tokens from below the root down to `node`."""
+        tokens: list[int] = []
+        while node >= 0:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tokens[::-1]
+
+    def build(self) -> Tree:
+        """The finished, frozen tree."""
+        sizes = [len(q.ids) for q in self._proposals]
+        return Tree(
+            tokens=np.array(self.tokens, dtype=np.int32),
+            parents=np.array(self.parents, dtype=np.int32),
+            laws=np.array(self._laws, dtype=np.int8),
+            rows=np.array(self._rows, dtype=np.int32),
+            starts=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+            q_ids=_joined([q.ids for q in self._proposals], np.int32),
+            q_probs=_joined([q.probs for q in self._proposals], np.float64),
+        )
+
+
+def _joined(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:
+    return np.concatenate(arrays).astype(dtype) if arrays else np.empty(0, dtype)
+
+
+def chain(tokens: Iterable[int]) -> Tree:
+    """A chain of POINT nodes."""
+    tokens = np.fromiter(tokens, dtype=np.int32)
+    return points(tokens, np.arange(-1, len(tokens) - 1, dtype=np.int32))
+
+
+NO_Q = np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0)  # starts, q_ids, q_probs
+
+
+def points(tokens: np.ndarray, parents: np.ndarray) -> Tree:
+    """A tree of POINT nodes; tokens, parents int32 [n]."""
+    rows = np.empty(len(tokens), np.int32)
+    rows.fill(-1)
+    return Tree(tokens, parents, np.zeros(len(tokens), np.int8), rows, *NO_Q)  # POINT is 0
+
+
+def signed(tree: Tree, name: str) -> Tree:
+    """The tree, of which every node now comes from the drafter `name`, unless it told before."""
+    if not tree.sources:
+        tree.sources = (name,) * len(tree.tokens)
+    return tree
+
+
+EMPTY = chain(())
+
+
+def appended(tree: Tree, tokens: Iterable[int], parents: Iterable[int]) -> Tree:
+    """The tree with POINT nodes behind its own; nothing is told of where the nodes came from."""
+    more = chain(tokens)
+    return Tree(
+        tokens=np.concatenate([tree.tokens, more.tokens]),
+        parents=np.concatenate([tree.parents, np.fromiter(parents, dtype=np.int32)]),
+        laws=np.concatenate([tree.laws, more.laws]),
+        rows=np.concatenate([tree.rows, more.rows]),
+        starts=tree.starts,
+        q_ids=tree.q_ids,
+        q_probs=tree.q_probs,
+    )

@@ -1,0 +1,124 @@
+"""The draft model that comes with a model: its folder names it in `forerun-draft.json`.
+
+`{"model": "DRAFT"}`: a folder, relative to the model's own or absolute, or one that ships with
+forerun. Nothing is looked for on the hub: a draft that nobody asked for is not downloaded.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from forerun.assets import MODELS, embedded
+from forerun.errors import ConfigError, ModelError
+from forerun.models.paths import located
+
+if TYPE_CHECKING:
+    from forerun.core.roles import Target
+    from forerun.models.tokenizer import Tokenizer
+    from forerun.runner.model_runner import ModelRunner
+
+FILE = "forerun-draft.json"
+FORM = 'expected {"model": "DRAFT"}, the folder of a draft model'
+MANY = 4096  # sequences that a shared draft has room for; its cells are taken as they come
+# by name, as long as a drafter holds it
+_shared: WeakKeyDictionary[Target, WeakValueDictionary[str, ModelRunner]] = WeakKeyDictionary()
+
+
+def companion(folder: Path) -> Path | None:
+    """The folder of the draft that a model's folder names; None if it names none.
+
+    Raises ModelError for a file that cannot be read, and where no model is.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        text = path.read_text(encoding="utf-8")
+        name = _name_in(text)
+        beside = folder / Path(name).expanduser()
+        found = Path(embedded(name)) if name in MODELS and not beside.is_dir() else beside
+        is_there = (found / "config.json").is_file()
+        is_itself = is_there and found.samefile(folder)
+    except (OSError, ValueError, RuntimeError) as error:  # what paths and texts may raise
+        raise ModelError(f"{path} cannot be used ({error}); {FORM}") from None
+    if not name:
+        raise ModelError(f"{path}: {FORM}, got {text[:80]!r}; write it anew or remove the file")
+    if is_itself and name:
+        raise ModelError(f"{path} names the model itself as its draft; {FORM}, or remove the file")
+    if not is_there:
+        raise ModelError(
+            f"{path} names the draft {name!r}, and there is no model in {beside}; put one there, "
+            "correct the name or remove the file"
+        )
+    return found
+
+
+def _name_in(text: str) -> str:
+    """The draft that the text of a file names; empty if it is of another form."""
+    try:
+        name = json.loads(text)["model"]
+    except (ValueError, TypeError, KeyError):
+        return ""
+    return name if isinstance(name, str) else ""
+
+
+def name_companion(folder: Path, draft: str | Path) -> None:
+    """Writes the file that names the draft of a model's folder."""
+    (folder / FILE).write_text(json.dumps({"model": str(draft)}) + "\n", encoding="utf-8")
+
+
+def shared_draft(target: Target, name: str, tokenizer: Tokenizer | None) -> ModelRunner:
+    """The draft of a target, of its number type and device: one for all drafters, loaded once.
+
+    Raises ModelError if it cannot be loaded, ConfigError for another vocabulary.
+    """
+    from forerun.models.load import DTYPES
+
+    known, name = _shared.setdefault(target, WeakValueDictionary()), located(name)
+    if Path(name).is_dir():
+        name = str(Path(name).resolve())
+    draft = known.get(name)
+    if draft is None:
+        model = getattr(target, "model", None)
+        kinds = [kind for kind, dtype in DTYPES.items() if dtype == getattr(model, "dtype", None)]
+        device = str(getattr(model, "device", "auto"))
+        draft = load_draft(name, kinds[0] if kinds else "auto", device, MANY, tokenizer)
+        check_size(draft, target)
+        known[name] = draft
+    return draft
+
+
+def check_size(draft: ModelRunner, target: Target) -> None:
+    """Raises ConfigError for a draft that does not know all tokens of the target."""
+    if draft.vocab_size < target.vocab_size:
+        raise ConfigError(
+            f"the draft has {draft.vocab_size} logits, the target {target.vocab_size}; use a "
+            "draft of the same family"
+        )
+
+
+def load_draft(
+    name: str, dtype: str, device: str, max_seqs: int, tokenizer: Tokenizer | None
+) -> ModelRunner:
+    """A draft model. Raises ModelError, and ConfigError for another vocabulary."""
+    from forerun.models.load import load_target
+    from forerun.models.tokenizer import Tokenizer
+
+    path = located(name)
+    if tokenizer is not None:
+        check_vocabulary(tokenizer, Tokenizer.load(path))
+    return load_target(path, dtype=dtype, device=device, max_seqs=max_seqs)  # type: ignore[return-value]
+
+
+def check_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
+    """Raises ConfigError unless both map the same token strings to the same ids."""
+    ours, theirs = target.vocabulary(), draft.vocabulary()
+    if ours != theirs:
+        differ = sum(ours.get(token) != i for token, i in theirs.items())
+        raise ConfigError(
+            f"the draft has another vocabulary than the target ({len(theirs)} and {len(ours)} "
+            f"tokens, {differ} differ); use a draft of the same family, or drafter 'stand'"
+        )

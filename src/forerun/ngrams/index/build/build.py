@@ -1,0 +1,361 @@
+"""Builds an index: tokenises, sorts, checks sums, and writes the manifest last.
+
+A build works in INDEX/building and leaves an earlier index alone until its own manifest is there.
+Cut short by whatever, it goes on where it stopped when the same build is asked for again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forerun.errors import ConfigError, DataError
+from forerun.ngrams.index.build import encoders, sort, tokenize
+from forerun.ngrams.index.build.documents import Reading, identity, list_sources, total_bytes
+from forerun.ngrams.index.build.manifest import (
+    KINDS,
+    FileInfo,
+    Lock,
+    Manifest,
+    ShardInfo,
+    file_name,
+    no_room,
+    sha256_of,
+)
+from forerun.ngrams.index.build.sparse_index import STEP, fence_pieces
+from forerun.ngrams.index.build.suffix_array import TYPES, find_buckets, pointer_width, separator
+from forerun.state.array_file import reading
+from forerun.utils.files import write_whole
+
+Report = Callable[[str, int, int], None]  # stage, done, total
+Call = Callable[..., Any]
+LEAST_MEMORY = 64 << 20
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """Shows nothing."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How an index is built. width 0: 2 bytes per token, or 4 if the vocabulary needs them.
+
+    memory, threads and workers may differ when a build goes on; all others may not.
+    """
+
+    tokenizer: encoders.Spec = encoders.DEFAULT
+    reading: Reading = Reading()
+    width: int = 0
+    shards: int = 1
+    on_error: str = "fail"
+    memory: int = 2 << 30  # bytes, for sorting and merging
+    threads: int = 2
+    workers: int = 2  # processes that tokenise
+    part: int = 0  # tokens per part, where memory is not to decide
+    overlap: int = 0  # tokens that a part looks beyond its end
+
+    def __post_init__(self) -> None:
+        if self.width not in (0, *TYPES):
+            raise ConfigError(f"width must be 1, 2 or 4 bytes, got {self.width}; 0 chooses")
+        if self.shards < 1 or self.threads < 1 or self.workers < 1:
+            raise ConfigError(
+                "shards, threads and workers must be at least 1, got "
+                f"{self.shards}, {self.threads} and {self.workers}"
+            )
+        if self.on_error not in ("fail", "skip"):
+            raise ConfigError(f"on_error must be 'fail' or 'skip', got {self.on_error!r}")
+        if self.memory < LEAST_MEMORY:
+            raise ConfigError(
+                f"memory must be at least {LEAST_MEMORY >> 20}MB, got {self.memory / 2**20:.1f}MB"
+            )
+
+    def plan(self, sources: list[Path]) -> dict[str, Any]:
+        """What must be the same when a build goes on."""
+        name = self.tokenizer if isinstance(self.tokenizer, str) else "function"
+        return {
+            "tokenizer": name,
+            "reading": [self.reading.field, self.reading.split, self.reading.is_ids],
+            "width": self.width,
+            "shards": self.shards,
+            "on_error": self.on_error,
+            "part": [self.part, self.overlap],
+            "sources": identity(sources),
+        }
+
+
+def build(
+    path: str | Path,
+    sources: Many[str | Path],
+    options: Options | None = None,
+    *,
+    overwrite: bool = False,
+    restart: bool = False,
+    report: Report = silent,
+    call: Call | None = None,
+) -> Manifest:
+    """Builds an index at `path` from files and folders, or goes on with it; its manifest.
+
+    overwrite: replace an index that is there, once the new one is finished. restart: drop what a
+    build that was cut short has left. call: runs function(*arguments) in another process, maybe on
+    another machine that has the same folders; without it all is done here. Raises ConfigError,
+    DataError, CapacityError, ModelError.
+    """
+    options = options or Options()
+    path, files = Path(path), list_sources(sources)
+    with reading(path):
+        is_taken = (path / "manifest.json").exists()
+    if is_taken and not overwrite:
+        raise ConfigError(
+            f"there is an index in {path}; build elsewhere, or replace it with --overwrite"
+        )
+    encoder = encoders.load(options.tokenizer)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise no_room(path, error) from error
+    with Lock(path):
+        return _Build(path, files, options, encoder, report, call).run(restart)
+
+
+class _Build:
+    """One build under the lock."""
+
+    def __init__(
+        self,
+        path: Path,
+        sources: list[Path],
+        options: Options,
+        encoder: encoders.Encoder,
+        report: Report,
+        call: Call | None,
+    ) -> None:
+        self.path, self.sources, self.options, self.report = path, sources, options, report
+        self.call = call
+        self.encoder, self.folder = encoder, path / "building"
+        self.width, self.notes = choose_width(options.width, encoder)
+        self.state: dict[str, Any] = {}
+        self.done: dict[str, int] = {}
+
+    def run(self, restart: bool) -> Manifest:
+        self._begin(restart)
+        start = time.perf_counter()
+        sort.warm_up(self.width)
+        self._timed("compile", start)
+        self._tokenise()
+        self._sort()
+        return self._finish()
+
+    def _begin(self, restart: bool) -> None:
+        """Reads the state of a build that was cut short, or begins one."""
+        plan = self.options.plan(self.sources)
+        for state in self.path.glob("data-*/state.json"):  # finished but for its manifest
+            if not self.folder.exists():
+                os.rename(state.parent, self.folder)
+        if restart:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        found = _read_state(self.folder / "state.json")
+        if found is None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            with _disk(self.folder):
+                self.folder.mkdir()
+            found = {"plan": plan, "seconds": {}, "resumed": 0}
+        else:
+            found["resumed"] += 1
+        if found["plan"] != plan:
+            differ = [key for key in plan if plan[key] != found["plan"].get(key)]
+            raise ConfigError(
+                f"a build in {self.path} was cut short that had other {', '.join(differ)}; ask "
+                "for the same build to go on with it, or drop it with --restart"
+            )
+        self.state = found
+        self._save()
+
+    def _save(self) -> None:
+        write_whole(self.folder / "state.json", json.dumps(self.state), no_room)
+
+    def _keep(self, key: str) -> Callable[[Any], None]:
+        def save(state: Any) -> None:
+            self.state[key] = state.to_dict()
+            self._save()
+
+        return save
+
+    def _timed(self, name: str, start: float) -> None:
+        seconds = self.state["seconds"]
+        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
+        self.state["peak"] = max(self.state.get("peak", 0), peak_bytes())
+        self._save()
+
+    def _tokenise(self) -> None:
+        shards = self.options.shards
+        kept = self.state.get("tokenise")
+        state = (
+            tokenize.Tokenised(**kept)
+            if kept
+            else tokenize.Tokenised(sizes=[{} for _ in range(shards)], tops=[0] * shards)
+        )
+        if not state.is_done:
+            start, total = time.perf_counter(), total_bytes(self.sources)
+            tokenize.Stage(
+                self.sources,
+                self.options.reading,
+                self.options.tokenizer,
+                self.folder,
+                self.width,
+                self.encoder,
+                self.options.on_error,
+                self.options.workers,
+                self._keep("tokenise"),
+                lambda at: self.report("tokenise", at, total),
+                self.call,
+            ).run(state)
+            self._timed("tokenise", start)
+        if sum(sizes["tokens"] for sizes in state.sizes) == state.documents * self.width:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise DataError(
+                f"expected text to index, found none in {len(self.sources)} files "
+                f"({state.documents} empty documents, {state.skipped} unreadable records)"
+            )
+        self.tokenised = state
+
+    def _sort(self) -> None:
+        lengths = [sizes["tokens"] // self.width for sizes in self.tokenised.sizes]
+        kept = self.state.get("sort")
+        o = self.options
+        state = (
+            sort.Sorted(**kept)
+            if kept
+            else sort.plan_parts(lengths, self.width, o.memory, o.threads, o.part, o.overlap)
+        )
+        start, total = time.perf_counter(), sum(lengths)
+
+        def report(stage: str, count: int) -> None:
+            self.done[stage] = self.done.get(stage, 0) + count
+            self.report(stage, min(total, self.done[stage]), total)
+
+        sort.Stage(
+            self.folder,
+            self.width,
+            self.tokenised.tops,
+            o.threads,
+            self._keep("sort"),
+            report,
+            self.call,
+        ).run(state)
+        self.parts = [len(borders) - 1 for borders in state.borders]
+        self._timed("sort", start)
+
+    def _finish(self) -> Manifest:
+        start = time.perf_counter()
+        with _disk(self.folder):
+            self.encoder.save(self.folder / "tokenizer")
+            shards = self._shards()
+        self._timed("checksums", start)
+        manifest = self._manifest(tuple(shards))
+        final = self.path / manifest.folder
+        with _disk(self.path):
+            os.rename(self.folder, final)
+        write_whole(self.path / "manifest.json", manifest.to_json(), no_room)
+        (final / "state.json").unlink()
+        for old in self.path.glob("data-*"):
+            if old != final:
+                shutil.rmtree(old, ignore_errors=True)
+        return manifest
+
+    def _shards(self) -> list[ShardInfo]:
+        jobs = [(self.folder, i, self.width, top) for i, top in enumerate(self.tokenised.tops)]
+        with ThreadPoolExecutor(self.options.threads) as pool:
+            if self.call is None:
+                return list(pool.map(lambda job: shard_info(*job), jobs))
+            call = self.call
+            return list(pool.map(lambda job: call(shard_info, *job), jobs))
+
+    def _manifest(self, shards: tuple[ShardInfo, ...]) -> Manifest:
+        skipped = {"count": self.tokenised.skipped, "examples": self.tokenised.examples}
+        eos = self.encoder.eos
+        return Manifest(
+            folder=f"data-{secrets.token_hex(4)}",
+            width=self.width,
+            eos=separator(TYPES[self.width]) if eos is None else eos,
+            tokenizer=self.encoder.describe(),
+            shards=shards,
+            sources=tuple(str(source) for source in self.sources[:1000]),
+            skipped=skipped,
+            notes=tuple(self.notes),
+            build={
+                "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "seconds": {k: round(v, 3) for k, v in self.state["seconds"].items()},
+                "resumed": self.state["resumed"],
+                "memory": self.options.memory,
+                "peak_bytes": self.state["peak"],
+                "threads": self.options.threads,
+                "workers": self.options.workers,
+                "parts": self.parts,
+            },
+        )
+
+
+def shard_info(folder: Path, shard: int, width: int, top: int) -> ShardInfo:
+    """Writes what shortens searches in a sorted shard; what all its files are."""
+    text = sort.text_of(folder, shard, width)
+    buckets, shift = find_buckets(text, top)
+    buckets.astype("<i8").tofile(folder / file_name("buckets", shard))
+    positions = pointer_width(len(text))
+    table = np.asarray(np.memmap(folder / file_name("suffixes", shard), np.uint8, "r"))
+    with (folder / file_name("fences", shard)).open("wb") as stream:
+        for piece in fence_pieces(text, table, positions):
+            stream.write(piece.astype("<u8").data)
+    paths = {kind: folder / file_name(kind, shard) for kind in KINDS}
+    files = {kind: FileInfo(path.stat().st_size, sha256_of(path)) for kind, path in paths.items()}
+    documents = files["documents"].bytes // 8
+    return ShardInfo(len(text), documents, top, positions, shift, files, STEP)
+
+
+def choose_width(wanted: int, encoder: encoders.Encoder) -> tuple[int, list[str]]:
+    """Bytes per token, and a remark where they are not what was asked for."""
+    needed = 2 if encoder.size is None else next(w for w in TYPES if encoder.size < 1 << 8 * w)
+    chosen = max(2, needed) if not wanted else max(wanted, needed if encoder.size else wanted)
+    if wanted and chosen != wanted:
+        return chosen, [
+            f"{chosen} bytes per token instead of {wanted}: the vocabulary has {encoder.size} ids, "
+            f"{wanted} bytes hold {(1 << 8 * wanted) - 1}"
+        ]
+    return chosen, []
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had, mapped files counted."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _read_state(file: Path) -> dict[str, Any] | None:
+    with suppress(OSError, ValueError):
+        return json.loads(file.read_text())
+    return None
+
+
+class _disk:
+    """Turns what the disk refuses into a CapacityError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, OSError):
+            raise no_room(error.filename or self.path, error) from error

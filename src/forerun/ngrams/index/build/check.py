@@ -1,0 +1,142 @@
+"""Is an index on disk what its manifest says? Files by size and checksum, arrays by their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numba import njit
+
+from forerun.errors import DataError
+from forerun.ngrams.index.build import manifest as store
+from forerun.ngrams.index.build.merge import is_before
+from forerun.ngrams.index.build.sparse_index import AT_ONCE, fence_pieces
+from forerun.ngrams.index.build.suffix_array import Shard, pointer
+from forerun.state.array_file import reading
+
+PROBES = 1 << 20  # neighbours whose order is looked at, per shard
+DEPTH = 50_000  # tokens that are compared
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong."""
+
+    file: str  # relative to the index; of a shard, "shard N"
+    problem: str
+
+
+def check(
+    path: str | Path,
+    *,
+    deep: bool = False,
+    threads: int = 2,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Finding]:
+    """What is wrong with an index: missing shards, files of a wrong size or content.
+
+    deep: also whether each suffix array holds every position once, in order, and every document
+    begins at a separator. An empty list: nothing. Raises DataError if there is no index.
+    """
+    path = Path(path)
+    with reading(path):
+        if not (path / "manifest.json").is_file():
+            store.read_manifest(path)  # raises what is to be said
+    try:
+        manifest = store.read_manifest(path)
+    except DataError as error:
+        return [Finding("manifest.json", str(error))]
+    found: list[Finding] = []
+    total, done = sum(f.bytes for s in manifest.shards for f in s.files.values()), 0
+    with ThreadPoolExecutor(threads) as pool:
+        for number, info in enumerate(manifest.shards):
+            files = {
+                path / manifest.folder / store.file_name(kind, number): file
+                for kind, file in info.files.items()
+            }
+            if not any(file.exists() for file in files):
+                found.append(Finding(f"shard {number}", f"all its {len(files)} files are missing"))
+                continue
+            problems = pool.map(_wrong, files.keys(), files.values())
+            for file, problem in zip(files, problems, strict=True):
+                if problem:
+                    found.append(Finding(f"{manifest.folder}/{file.name}", problem))
+                done += files[file].bytes
+                report(done, total)
+    if deep and not found:
+        for number, shard in enumerate(store.open_shards(path, manifest)):
+            found += _structure(path, manifest, number, shard)
+    return found
+
+
+def _wrong(file: Path, info: store.FileInfo) -> str:
+    """What is wrong with one file; empty if nothing is."""
+    size = store.wrong_size(file, info.bytes)
+    if size:
+        return size.removeprefix(f"{file} is ")
+    if store.sha256_of(file) != info.sha256:
+        return "changed: its bytes are not those that were written (checksum differs)"
+    return ""
+
+
+def _structure(path: Path, manifest: store.Manifest, number: int, shard: Shard) -> list[Finding]:
+    """Order and completeness of one shard."""
+    found, n = [], len(shard.text)
+    seen = np.zeros(n, np.bool_)
+    if mark(shard.table, shard.width, seen) < n:
+        problem = "is no permutation of the positions"
+        found.append(Finding(store.file_name("suffixes", number), problem))
+    else:
+        step = max(1, n // PROBES)
+        rank = first_disorder(shard, step, DEPTH)
+        if rank >= 0:
+            problem = f"the suffixes at ranks {rank} and {rank + 1} are in the wrong order"
+            found.append(Finding(store.file_name("suffixes", number), problem))
+    if not found and shard.step:
+        pieces = enumerate(fence_pieces(shard.text, shard.table, shard.width, shard.step))
+        kept = shard.fences
+        if any(not np.array_equal(p, kept[i * AT_ONCE : (i + 1) * AT_ONCE]) for i, p in pieces):
+            problem = "the fences are not the first tokens of their suffixes"
+            found.append(Finding(store.file_name("fences", number), problem))
+    info = manifest.shards[number].files["documents"]
+    file = path / manifest.folder / store.file_name("documents", number)
+    starts = store.open_array(file, info.bytes, np.int64)
+    if len(starts) and not bool((shard.text[starts] == manifest.separator).all()):
+        found.append(Finding(file.name, "a document does not begin at a separator"))
+    return found
+
+
+@njit(cache=True, nogil=True)
+def mark(table: np.ndarray, width: int, seen: np.ndarray) -> int:
+    """Marks all positions of a table; how many different ones within the text there are."""
+    n, count = len(seen), 0
+    for rank in range(n):
+        at = pointer(table, width, rank)
+        if at < n and not seen[at]:
+            seen[at] = True
+            count += 1
+    return count
+
+
+@njit(cache=True, nogil=True)
+def first_disorder(shard: Shard, step: int, depth: int) -> int:
+    """The first of every `step`-th ranks whose suffix does not come before the next; -1: none."""
+    for rank in range(0, len(shard.text) - 1, step):
+        a = pointer(shard.table, shard.width, rank)
+        b = pointer(shard.table, shard.width, rank + 1)
+        is_right = is_before(shard.text, a, b, depth)
+        if not is_right and not is_repeat(shard.text, a, b, depth):
+            return rank
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def is_repeat(text: np.ndarray, a: int, b: int, depth: int) -> bool:
+    """Whether two suffixes agree for `depth` tokens: parts do not order those."""
+    for k in range(min(depth, len(text) - max(a, b))):
+        if text[a + k] != text[b + k]:
+            return False
+    return len(text) - max(a, b) >= depth

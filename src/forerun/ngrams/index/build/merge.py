@@ -1,0 +1,170 @@
+"""Merges the sorted parts of a shard into its suffix array, slice by slice, in compiled code.
+
+Part i of a shard holds the suffixes that begin in its own range of positions, sorted, and its
+table lies at the same range of ranks of one file. A comparison looks at no more than `limit`
+tokens, since a part knows no more beyond its end; longer repeats are ordered by position.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from forerun.ngrams.index.build.suffix_array import pointer
+
+
+class Merge(NamedTuple):
+    """A k-way merge under way: a heap of the first unread suffix of every part."""
+
+    cursors: np.ndarray  # int64 [k]: next rank to read of each part
+    stops: np.ndarray  # int64 [k]: where to stop
+    keys: np.ndarray  # uint64 [k]: the first tokens of each entry of the heap
+    heads: np.ndarray  # int64 [k]: its position
+    parts: np.ndarray  # int64 [k]: the part that it came from
+    size: np.ndarray  # int64 [1]
+
+
+def begin(starts: np.ndarray, stops: np.ndarray) -> Merge:
+    """A merge of the ranks [starts[i], stops[i]) of every part i."""
+    k = len(starts)
+    return Merge(
+        starts.astype(np.int64),
+        stops.astype(np.int64),
+        np.zeros(k, np.uint64),
+        np.zeros(k, np.int64),
+        np.zeros(k, np.int64),
+        np.array([-1], np.int64),
+    )
+
+
+@njit(cache=True, nogil=True)
+def first_tokens(text: np.ndarray, at: int) -> np.uint64:
+    """The first eight bytes of a suffix as a number of the same order; missing tokens are 0."""
+    bits = 8 * text.itemsize
+    key = np.uint64(0)
+    for k in range(64 // bits):
+        token = np.uint64(text[at + k]) if at + k < len(text) else np.uint64(0)
+        key = (key << np.uint64(bits)) | token
+    return key
+
+
+@njit(cache=True, nogil=True)
+def is_before(text: np.ndarray, a: int, b: int, limit: int) -> bool:
+    """Whether suffix a comes before suffix b, by `limit` tokens and then by position."""
+    n = len(text)
+    for k in range(min(limit, n - max(a, b))):
+        if text[a + k] != text[b + k]:
+            return text[a + k] < text[b + k]
+    if max(a, b) + limit >= n:  # the later one ends first, and an end is below all ids
+        return a > b
+    return a < b
+
+
+@njit(cache=True, nogil=True)
+def is_above(text: np.ndarray, merge: Merge, i: int, j: int, limit: int) -> bool:
+    """Whether entry i of the heap comes before entry j."""
+    if merge.keys[i] != merge.keys[j]:
+        return merge.keys[i] < merge.keys[j]
+    return is_before(text, merge.heads[i], merge.heads[j], limit)
+
+
+@njit(cache=True, nogil=True)
+def swap(merge: Merge, i: int, j: int) -> None:
+    """Exchanges two entries of the heap."""
+    merge.keys[i], merge.keys[j] = merge.keys[j], merge.keys[i]
+    merge.heads[i], merge.heads[j] = merge.heads[j], merge.heads[i]
+    merge.parts[i], merge.parts[j] = merge.parts[j], merge.parts[i]
+
+
+@njit(cache=True, nogil=True)
+def sink(text: np.ndarray, merge: Merge, i: int, limit: int) -> None:
+    """Moves an entry down to where it belongs."""
+    size = merge.size[0]
+    while True:
+        least = i
+        for child in (2 * i + 1, 2 * i + 2):
+            if child < size and is_above(text, merge, child, least, limit):
+                least = child
+        if least == i:
+            return
+        swap(merge, i, least)
+        i = least
+
+
+@njit(cache=True, nogil=True)
+def refill(text: np.ndarray, table: np.ndarray, width: int, merge: Merge, i: int) -> bool:
+    """Reads the next suffix of the part of entry i into it; False if there is none."""
+    part = merge.parts[i]
+    if merge.cursors[part] >= merge.stops[part]:
+        return False
+    merge.heads[i] = pointer(table, width, merge.cursors[part])
+    merge.cursors[part] += 1
+    merge.keys[i] = first_tokens(text, merge.heads[i])
+    return True
+
+
+@njit(cache=True, nogil=True)
+def fill_heap(text: np.ndarray, table: np.ndarray, width: int, merge: Merge, limit: int) -> None:
+    """The first entry of every part that has one, in heap order."""
+    size = 0
+    for part in range(len(merge.cursors)):
+        merge.parts[size] = part
+        size += refill(text, table, width, merge, size)
+    merge.size[0] = size
+    for i in range(size // 2, -1, -1):
+        sink(text, merge, i, limit)
+
+
+@njit(cache=True, nogil=True)
+def advance(
+    text: np.ndarray, table: np.ndarray, width: int, merge: Merge, limit: int, out: np.ndarray
+) -> int:
+    """Writes the next positions to `out`, packed; returns how many. 0: the merge is done."""
+    if merge.size[0] < 0:
+        fill_heap(text, table, width, merge, limit)
+    done, room = 0, len(out) // width
+    while done < room and merge.size[0] > 0:
+        head = merge.heads[0]
+        for k in range(width):
+            out[done * width + k] = (head >> (8 * k)) & 255
+        done += 1
+        if not refill(text, table, width, merge, 0):
+            merge.size[0] -= 1
+            swap(merge, 0, merge.size[0])
+        sink(text, merge, 0, limit)
+    return done
+
+
+@njit(cache=True, nogil=True)
+def rank_in_part(
+    text: np.ndarray, table: np.ndarray, width: int, low: int, high: int, at: int, limit: int
+) -> int:
+    """The first rank in [low, high) whose suffix does not come before the suffix at `at`."""
+    while low < high:
+        middle = (low + high) // 2
+        if is_before(text, pointer(table, width, middle), at, limit):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def cut(
+    text: np.ndarray, table: np.ndarray, width: int, borders: np.ndarray, slices: int, limit: int
+) -> np.ndarray:
+    """Ranks [slices + 1, k] that cut every part where evenly spaced suffixes of the longest do.
+
+    borders: int64 [k + 1], where parts begin and end.
+    """
+    longest = int(np.argmax(np.diff(borders)))
+    cuts = np.empty((slices + 1, len(borders) - 1), np.int64)
+    cuts[0], cuts[-1] = borders[:-1], borders[1:]
+    for i, rank in enumerate(
+        np.linspace(borders[longest], borders[longest + 1], slices + 1).astype(np.int64)[1:-1], 1
+    ):
+        at = pointer(table, width, int(rank))
+        for part, (low, high) in enumerate(zip(borders[:-1], borders[1:], strict=True)):
+            cuts[i, part] = rank_in_part(text, table, width, int(low), int(high), at, limit)
+    return np.maximum.accumulate(cuts)  # repeats beyond the limit may be out of order

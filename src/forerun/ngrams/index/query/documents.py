@@ -1,0 +1,170 @@
+"""Documents of an index: which one a position lies in, windows around it, what is known of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from forerun.errors import ConfigError
+from forerun.ngrams.index.build import manifest as store
+from forerun.ngrams.index.build.suffix_array import Shard, pointer
+
+if TYPE_CHECKING:
+    from forerun.ngrams.index.query.engine import Index, Match
+
+WINDOW = 1000  # tokens
+
+
+class Passage(NamedTuple):
+    """A window of a document."""
+
+    document: int  # its number
+    length: int  # tokens of the document
+    ids: list[int]  # the window; empty if the document is blocked
+    offset: int  # where in the window the hit begins
+    shard: int
+    position: int  # of the hit, in the shard
+    metadata: dict[str, Any]  # path, line and fields, as read
+    is_blocked: bool
+
+    @property
+    def shown(self) -> int:
+        """Tokens of the window."""
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Library:
+    """Where documents begin [d] in every shard, and their metadata where there is any."""
+
+    starts: list[np.ndarray]
+    lines: list[np.ndarray]
+    metadata: list[np.ndarray]
+    blocked: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, shards: Many[Shard], separator: int) -> Library:
+        """Of shards in memory: every separator begins a document."""
+        return cls([np.flatnonzero(shard.text == separator) for shard in shards], [], [])
+
+    @classmethod
+    def open(cls, path: Path, manifest: store.Manifest, blocked: frozenset[int]) -> Library:
+        """Of an index on disk."""
+
+        def arrays(kind: str, dtype: Any) -> list[np.ndarray]:
+            return [
+                store.open_array(
+                    path / manifest.folder / store.file_name(kind, s), info.files[kind].bytes, dtype
+                )
+                for s, info in enumerate(manifest.shards)
+            ]
+
+        return cls(
+            arrays("documents", np.int64),
+            arrays("lines", np.int64),
+            arrays("metadata", np.uint8),
+            blocked,
+        )
+
+    @property
+    def documents(self) -> int:
+        """Their number."""
+        return sum(map(len, self.starts))
+
+    def number(self, shard: int, local: int) -> int:
+        """Documents were dealt round."""
+        return local * len(self.starts) + shard
+
+    def record(self, shard: int, local: int) -> dict[str, Any]:
+        """What is known of a document."""
+        if not self.lines:
+            return {}
+        line, data = self.lines[shard], self.metadata[shard]
+        stop = line[local + 1] if local + 1 < len(line) else len(data)
+        return json.loads(data[line[local] : stop].tobytes())
+
+
+def at(index: Index, shard: int, position: int, window: int = WINDOW) -> Passage:
+    """The passage around a position: half a window before it, the rest after, within a document."""
+    local = int(np.searchsorted(index.library.starts[shard], position, side="right")) - 1
+    return around(index, shard, local, position, window)
+
+
+def around(index: Index, shard: int, local: int, position: int, window: int) -> Passage:
+    """The same where the document's number in its shard is known."""
+    if window < 1:
+        raise ConfigError(f"a window must hold at least 1 token, got {window}")
+    starts, text = index.library.starts[shard], index.shards[shard].text
+    begin = int(starts[local]) + 1
+    end = int(starts[local + 1]) if local + 1 < len(starts) else len(text)
+    hit = max(begin, position)
+    low = max(begin, hit - window // 2)
+    number = index.library.number(shard, local)
+    is_blocked = number in index.library.blocked
+    ids = [] if is_blocked else text[low : min(end, low + window)].tolist()
+    return Passage(
+        number,
+        end - begin,
+        [index.eos if i == index.separator else i for i in ids],
+        hit - low,
+        shard,
+        position,
+        index.library.record(shard, local),
+        is_blocked,
+    )
+
+
+def document(index: Index, number: int, *, window: int = WINDOW) -> Passage:
+    """The beginning of a document. Raises ConfigError if there is none of that number."""
+    count = index.library.documents
+    if not 0 <= number < count:
+        raise ConfigError(f"there is no document {number}: the index has 0 to {count - 1}")
+    local, shard = divmod(number, len(index.shards))
+    return around(index, shard, local, int(index.library.starts[shard][local]) + 1, window)
+
+
+def by_rank(index: Index, shard: int, rank: int, *, window: int = WINDOW) -> Passage:
+    """The passage of one rank of an interval."""
+    table = index.shards[shard]
+    return at(index, shard, pointer(table.table, table.width, rank), window)
+
+
+def search(
+    index: Index, match: Match, length: int, *, limit: int = 1, window: int = WINDOW, seed: int = 0
+) -> list[Passage]:
+    """Up to `limit` different hits, each as likely as any other, and the passages around them."""
+    if not length:
+        raise ConfigError("an empty query is everywhere; give at least one token to search for")
+    sizes = [right - left for left, right in match.intervals]
+    return [
+        by_rank(index, shard, match.intervals[shard][0] + i, window=window)
+        for shard, i in draw(sizes, limit, seed)
+    ]
+
+
+def search_ranges(
+    index: Index, ranges: Many[np.ndarray], *, limit: int = 1, window: int = WINDOW, seed: int = 0
+) -> list[Passage]:
+    """The same for ranges of positions int64 [m, 2] of every shard; the hit is a range's start."""
+    return [
+        at(index, shard, int(ranges[shard][i, 0]), window)
+        for shard, i in draw([len(r) for r in ranges], limit, seed)
+    ]
+
+
+def draw(sizes: Many[int], limit: int, seed: int) -> Iterable[tuple[int, int]]:
+    """Up to `limit` different (group, member) pairs out of groups of these sizes."""
+    if limit < 1:
+        raise ConfigError(f"limit must be at least 1, got {limit}")
+    total, ends = sum(sizes), np.cumsum(sizes)
+    rng = np.random.default_rng(seed)
+    chosen = rng.choice(max(1, total), min(limit, total), replace=False)
+    for i in chosen.tolist():
+        group = int(np.searchsorted(ends, i, side="right"))
+        yield group, i - int(ends[group]) + sizes[group]

@@ -1,0 +1,360 @@
+"""Infini-gram: n-gram statistics of any length, answered from a suffix array.
+
+Liu et al., "Infini-gram: Scaling Unbounded n-gram Language Models to a Trillion Tokens", 2024.
+count(q) is an interval of ranks; P(x | c) = count(cx) / count(c). The unbounded model takes the
+longest suffix of the context that occurs anywhere and does not smooth: what never followed it has
+probability 0. Answers of several shards add up.
+
+The end of a document is a token like others: `Index.eos`, in queries and in what comes next. All
+methods may be called from many threads at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forerun.errors import ConfigError, DataError
+from forerun.ngrams.index.build import encoders
+from forerun.ngrams.index.build import manifest as store
+from forerun.ngrams.index.build.shards import shard_of
+from forerun.ngrams.index.build.suffix_array import TYPES, Shard, largest_id, separator
+from forerun.ngrams.index.query import attribution, kernels, results
+from forerun.ngrams.index.query import cnf as clauses
+from forerun.ngrams.index.query import documents as passages
+from forerun.ngrams.index.query.results import Match, Next, Prob
+
+if TYPE_CHECKING:
+    from forerun.models.tokenizer import Tokenizer
+
+MAX_SUPPORT = 1000
+WORTH_THREADS = 64  # queries of a batch
+ABSENT = -2  # stands for what no text holds
+Ids = Many[int] | np.ndarray
+
+
+class Index:
+    """An index that is open for queries: `Index.open(folder)`, or `Index.of(documents)`."""
+
+    def __init__(
+        self,
+        shards: Many[Shard],
+        eos: int | None = None,
+        *,
+        library: passages.Library | None = None,
+        encoder: encoders.Encoder | None = None,
+        threads: int = 2,
+        manifest: store.Manifest | None = None,
+    ) -> None:
+        self.shards = list(shards)
+        self.separator = separator(self.shards[0].text.dtype)
+        self.eos = self.separator if eos is None else eos
+        self.library = library or passages.Library.of(self.shards, self.separator)
+        self.threads, self.manifest, self._encoder = threads, manifest, encoder
+        self.tokens = sum(len(shard.text) for shard in self.shards)
+        self._most = max(1 << s.shift + 1 for s in self.shards) * max(
+            len(s.buckets) for s in self.shards
+        )
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        tokenizer: encoders.Spec | None = None,
+        load: bool = False,
+        threads: int = 2,
+        blocked: Iterable[int] = (),
+    ) -> Index:
+        """The index in a folder, mapped from disk, or with `load` in memory.
+
+        tokenizer: must be the one it was built with; without it the index's own copy is used.
+        blocked: numbers of documents whose text is withheld. Raises DataError, ConfigError.
+        """
+        path = Path(path)
+        manifest = store.read_manifest(path)
+        encoder = None if tokenizer is None else encoders.load(tokenizer)
+        if encoder is not None:
+            same_tokenizer(path, manifest, encoder)
+        shards = store.open_shards(path, manifest, load=load)
+        library = passages.Library.open(path, manifest, frozenset(blocked))
+        return cls(
+            shards,
+            manifest.eos,
+            library=library,
+            encoder=encoder,
+            threads=threads,
+            manifest=manifest,
+        )._at(path, load)
+
+    @classmethod
+    def of(
+        cls,
+        documents: Iterable[Ids],
+        *,
+        width: int = 2,
+        shards: int = 1,
+        eos: int | None = None,
+        threads: int = 1,
+    ) -> Index:
+        """An index in memory of documents of token ids."""
+        if width not in TYPES or shards < 1:
+            raise ConfigError(f"width must be 1, 2 or 4, shards 1 or more, got {width}, {shards}")
+        end = separator(TYPES[width])
+        texts: list[list[int]] = [[] for _ in range(shards)]
+        for i, document in enumerate(documents):
+            ids = [int(t) for t in document]
+            if any(not 0 <= t < end for t in ids):
+                raise DataError(
+                    f"document {i}: token ids must be in 0..{end - 1} for {width} bytes, got "
+                    f"{min(ids)}..{max(ids)}; use width=4"
+                )
+            texts[i % shards] += [end, *(end if t == eos else t for t in ids)]
+        if not any(texts):
+            raise DataError("expected documents to index, got none")
+        return cls([shard_of(np.array(text, TYPES[width])) for text in texts], eos, threads=threads)
+
+    def _at(self, path: Path, is_loaded: bool) -> Index:
+        self.path, self._is_loaded = path, is_loaded
+        return self
+
+    @cached_property
+    def encoder(self) -> encoders.Encoder:
+        """Text to ids and back, as the index was built."""
+        if self._encoder is not None:
+            return self._encoder
+        if self.manifest is None:
+            return encoders.Ids()
+        return encoders.saved(self.path / self.manifest.folder, dict(self.manifest.tokenizer))
+
+    @cached_property
+    def largest_id(self) -> int:
+        """The largest id of any document."""
+        if self.manifest is not None:
+            return max(shard.top for shard in self.manifest.shards)
+        return max(largest_id(shard.text) for shard in self.shards)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes in memory; what is mapped from disk counts nothing."""
+        if self.manifest is not None and not self._is_loaded:
+            return 0
+        return sum(a.nbytes for s in self.shards for a in (s.text, s.table, s.fences))
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self.threads, "index")
+
+    # queries
+
+    def find(self, query: Ids) -> Match:
+        """Where a query occurs; an empty one does at every position."""
+        q = self.ids(query)
+        found = [kernels.find(shard, q, 0, len(q)) for shard in self.shards]
+        return Match(sum(right - left for left, right in found), found)
+
+    def count(self, query: Ids) -> int:
+        """How often a query occurs."""
+        q = self.ids(query)
+        total = 0
+        for shard in self.shards:
+            left, right = kernels.find(shard, q, 0, len(q))
+            total += right - left
+        return total
+
+    def count_many(self, queries: Many[Ids]) -> np.ndarray:
+        """Counts of a batch, int64 [m]."""
+        flat, starts = self._flat(queries)
+        found = self._batch("find_many", flat, starts, 2)
+        return (found[:, :, 1] - found[:, :, 0]).sum(axis=0)
+
+    def prob(self, context: Ids, token: int) -> Prob:
+        """P(token | context) with the whole context."""
+        match = self.find(context)
+        return self._prob(match, self.ids([*context, token]), len(context))
+
+    def infgram_prob(self, context: Ids, token: int) -> Prob:
+        """P(token | the longest suffix of the context that occurs)."""
+        length, match = self.longest_suffix(context)
+        tail = [*context][len(context) - length :]
+        return self._prob(match, self.ids([*tail, token]), length)
+
+    def ntd(self, context: Ids, max_support: int | None = MAX_SUPPORT) -> Next:
+        """What follows a context. Exact if it occurs at most `max_support` times, or with None."""
+        return self._next(self.find(context), len(context), max_support)
+
+    def infgram_ntd(self, context: Ids, max_support: int | None = MAX_SUPPORT) -> Next:
+        """What follows the longest suffix of the context that occurs."""
+        length, match = self.longest_suffix(context)
+        return self._next(match, length, max_support)
+
+    def longest_suffix(self, context: Ids) -> tuple[int, Match]:
+        """The length of the longest suffix that occurs, and where it does."""
+        q = self.ids(context)
+        found = [kernels.longest_of(shard[:], q) for shard in self.shards]
+        best = max(length for length, _, _ in found)
+        intervals = [(left, right) if n == best else (0, 0) for n, left, right in found]
+        return best, Match(sum(right - left for left, right in intervals), intervals)
+
+    def infgram_many(
+        self, contexts: Many[Ids], max_support: int | None = MAX_SUPPORT
+    ) -> list[Next]:
+        """`infgram_ntd` of a batch."""
+        flat, starts = self._flat(contexts)
+        found = self._batch("longest_suffixes", flat, starts, 3)
+        best = found[:, :, 0].max(axis=0)
+        found[:, :, 1:] *= found[:, :, :1] == best[None, :, None]
+        totals = (found[:, :, 2] - found[:, :, 1]).sum(axis=0)
+        units = np.array([results.unit_for(int(total), max_support) for total in totals], np.int64)
+        parts = self._next_tokens(found, units)
+        return [
+            results.add_up(
+                self.eos,
+                self.separator,
+                [(ids[s[i] : s[i + 1]], counts[s[i] : s[i + 1]]) for ids, counts, s in parts],
+                int(totals[i]),
+                int(best[i]),
+                bool(units[i] > 1),
+            )
+            for i in range(len(contexts))
+        ]
+
+    def find_cnf(self, cnf: Many[Many[Ids]], **options: Any) -> clauses.Ranges:
+        """Where all clauses occur near each other, a clause being any of its terms."""
+        return clauses.find(self, cnf, **options)
+
+    def search(self, query: Ids, **options: Any) -> list[passages.Passage]:
+        """Random passages around a query's occurrences."""
+        return passages.search(self, self.find(query), len(query), **options)
+
+    def search_cnf(
+        self, cnf: Many[Many[Ids]], *, limits: dict[str, int] | None = None, **options: Any
+    ) -> list[passages.Passage]:
+        """The same for `find_cnf`, whose options are `limits`."""
+        return passages.search_ranges(self, self.find_cnf(cnf, **(limits or {})).ranges, **options)
+
+    def document(self, number: int, **options: Any) -> passages.Passage:
+        """A document by its number."""
+        return passages.document(self, number, **options)
+
+    def longest_matches(self, query: Ids, longest: int = 0) -> np.ndarray:
+        """For every position, how many tokens from there on occur somewhere. int64 [n]."""
+        return attribution.longest_matches(self, query, longest)
+
+    def attribute(self, query: Ids, **options: Any) -> list[attribution.Span]:
+        """The longest stretches of a text that occur, with documents that hold them."""
+        return attribution.attribute(self, query, **options)
+
+    # parts
+
+    def ids(self, query: Ids) -> np.ndarray:
+        """A query as kernels take it: the end id becomes the separator, what is no id ABSENT."""
+        try:
+            q = np.array(query, dtype=np.int64)
+        except (OverflowError, TypeError, ValueError) as error:
+            raise DataError(f"expected a list of token ids, got {query!r:.80} ({error})") from None
+        if q.ndim != 1:
+            raise DataError(f"expected a list of token ids, got an array of shape {q.shape}")
+        kernels.clean(q, self.eos, self.separator, ABSENT)
+        return q
+
+    def _flat(self, queries: Many[Ids]) -> tuple[np.ndarray, np.ndarray]:
+        """Queries end to end and where each starts."""
+        starts = np.zeros(len(queries) + 1, np.int64)
+        try:
+            np.cumsum([len(query) for query in queries], out=starts[1:])
+            flat = np.fromiter(chain.from_iterable(queries), np.int64, int(starts[-1]))
+        except (OverflowError, TypeError, ValueError) as error:
+            raise DataError(f"expected lists of token ids, got {queries!r:.80} ({error})") from None
+        kernels.clean(flat, self.eos, self.separator, ABSENT)
+        return flat, starts
+
+    def _batch(self, name: str, flat: np.ndarray, starts: np.ndarray, columns: int) -> np.ndarray:
+        """A kernel over all shards and queries, in threads where that pays. [S, m, columns]."""
+        m, kernel = len(starts) - 1, getattr(kernels, name)
+        out = np.empty((len(self.shards), m, columns), np.int64)
+        pieces = 1 if m < WORTH_THREADS else self.threads
+        borders = np.linspace(0, m, pieces + 1).astype(int).tolist()
+        jobs = [
+            (shard, flat, starts, a, out[s, a:b])
+            for s, shard in enumerate(self.shards)
+            for a, b in zip(borders[:-1], borders[1:], strict=True)
+        ]
+        if pieces == 1:
+            for job in jobs:
+                kernel(*job)
+        else:
+            list(self._pool.map(lambda job: kernel(*job), jobs))
+        return out
+
+    def _prob(self, match: Match, whole: np.ndarray, length: int) -> Prob:
+        """The share of a context's interval that goes on with the last id of `whole`."""
+        count = self._followed(match.intervals, whole, length)
+        prob = count / match.count if match.count else None
+        return Prob(prob, count, match.count, length)
+
+    def _followed(self, intervals: list[tuple[int, int]], whole: np.ndarray, length: int) -> int:
+        """How often the last id of `whole` follows, where the `length` ids before it stand."""
+        low, n, count = len(whole) - 1 - length, len(whole), 0
+        for shard, (left, right) in zip(self.shards, intervals, strict=True):
+            if left == right:
+                continue
+            a, b = kernels.find_within(shard, whole, low, n, left, right)
+            count += b - a
+            if whole[-1] == self.separator:  # the shard's last document ends without one
+                count += kernels.next_token(shard, left, length) == kernels.END
+        return count
+
+    def _next_tokens(
+        self, found: np.ndarray, units: np.ndarray
+    ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """What follows matches (length, left, right) int64 [S, m, 3], by shard."""
+        return [
+            kernels.next_tokens_many(shard, rows, units, self._most)
+            for shard, rows in zip(self.shards, found, strict=True)
+        ]
+
+    def _next(self, match: Match, length: int, max_support: int | None) -> Next:
+        unit = results.unit_for(match.count, max_support)
+        parts = []
+        for shard, (left, right) in zip(self.shards, match.intervals, strict=True):
+            if left < right:
+                room = kernels.most_next(right - left, unit, self._most)
+                ids, counts = np.empty(room, np.int64), np.empty(room, np.int64)
+                size = kernels.next_tokens(shard, length, left, right, unit, ids, counts)
+                parts.append((ids[:size], counts[:size]))
+        return results.add_up(self.eos, self.separator, parts, match.count, length, unit > 1)
+
+
+def same_tokenizer(path: Path, manifest: store.Manifest, encoder: encoders.Encoder) -> None:
+    """Raises ConfigError unless the index was built with a tokenizer of the same vocabulary."""
+    built = manifest.tokenizer
+    if encoder.fingerprint == built["fingerprint"]:
+        return
+    raise ConfigError(
+        f"the index in {path} was built with tokenizer {built['name']!r} ({built['vocabulary']} "
+        f"ids), which is not {encoder.name!r} ({encoder.size} ids): the same text has other ids; "
+        "use that tokenizer, or build another index"
+    )
+
+
+def check_tokenizer(index: Index, tokenizer: Tokenizer) -> None:
+    """Raises ConfigError if the index on disk was built with another vocabulary."""
+    if index.manifest is None:
+        return
+    built = index.manifest.tokenizer
+    if built["fingerprint"] and built["fingerprint"] != encoders.fingerprint(
+        tokenizer.vocabulary()
+    ):
+        raise ConfigError(
+            f"the index was built with tokenizer {built['name']!r} ({built['vocabulary']} ids), "
+            f"which is not the target's ({tokenizer.vocab_size} ids); build one with --tokenizer "
+            "and the target's folder"
+        )

@@ -1,0 +1,281 @@
+"""A neural model and the n-grams of a corpus as one law: w P_corpus + (1 - w) P_neural.
+
+Liu et al., "Infini-gram: Scaling Unbounded n-gram Language Models to a Trillion Tokens", 2024.
+P_corpus is that of the longest suffix which occurs; both models share a tokenizer. w is either one
+of two numbers, for sparse estimates (a single next token has all the probability) and for others,
+or comes from a random forest that sees how long the suffix is and how often its ends occur. Both
+are fitted on text that is in neither the corpus nor the evaluation. Documents that share too much
+with the evaluation are left out of the corpus first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from forerun.core.records import Snapshot
+from forerun.errors import ConfigError, DataError
+from forerun.ngrams.index.query.engine import Ids, Index
+from forerun.ngrams.index.query.results import Next
+from forerun.state import array_file
+
+LENGTHS = 16  # a suffix's last 1 .. 16 tokens are counted as features
+KIND = "interpolation forest"
+Weigh = Callable[[np.ndarray], np.ndarray]  # features [m, 2 + LENGTHS] to weights [m]
+
+
+def features(index: Index, contexts: Many[Ids], found: Many[Next]) -> np.ndarray:
+    """What a weight may hang on: sparse or not, the suffix's length, log counts of its ends.
+
+    float32 [m, 2 + LENGTHS]; found: `index.infgram_ntd` of the contexts.
+    """
+    rows = np.zeros((len(contexts), 2 + LENGTHS), np.float32)
+    ends: list[Ids] = []
+    for row, context, one in zip(rows, contexts, found, strict=True):
+        row[:2] = one.is_sparse, one.suffix_length
+        longest = min(one.suffix_length, LENGTHS)
+        ends += [context[len(context) - k :] for k in range(1, longest + 1)]
+    counts = iter(index.count_many(ends).tolist())
+    for row in rows:
+        for k in range(min(int(row[1]), LENGTHS)):
+            row[2 + k] = np.log1p(next(counts))
+    return rows
+
+
+class Cases(NamedTuple):
+    """Positions of a text: what both models say of the token that came, and the features."""
+
+    neural: np.ndarray  # float64 [m], P_neural(token)
+    corpus: np.ndarray  # float64 [m], P_corpus(token)
+    features: np.ndarray  # float32 [m, 2 + LENGTHS]
+
+    def mixed(self, weigh: Weigh | None) -> np.ndarray:
+        """P(token) at every position; None is the neural model alone. float64 [m]."""
+        if weigh is None:
+            return self.neural
+        w = weigh(self.features)
+        return w * self.corpus + (1 - w) * self.neural
+
+    def perplexity(self, weigh: Weigh | None = None) -> float:
+        """exp of the mean of -log P(token); infinite if one was impossible."""
+        with np.errstate(divide="ignore"):
+            return float(np.exp(-np.log(self.mixed(weigh)).mean()))
+
+
+def cases_of(
+    index: Index,
+    contexts: Many[Ids],
+    tokens: Many[int],
+    neural: np.ndarray,
+    max_support: int | None = 1000,
+) -> tuple[Cases, list[Next]]:
+    """Cases of contexts, the tokens that came and their P_neural [m]; and all next tokens."""
+    found = index.infgram_many(contexts, max_support)
+    return Cases(neural, probs_of(found, tokens), features(index, contexts, found)), found
+
+
+def probs_of(found: Many[Next], tokens: Many[int]) -> np.ndarray:
+    """P(token) of each estimate, float64 [m]."""
+    probs = np.zeros(len(found))
+    for i, (one, token) in enumerate(zip(found, tokens, strict=True)):
+        at = int(np.searchsorted(one.ids, token))
+        if at < len(one.ids) and one.ids[at] == token:
+            probs[i] = one.counts[at] / one.context_count
+    return probs
+
+
+@dataclass(frozen=True)
+class TwoWeights:
+    """lambda_sparse and lambda_other."""
+
+    sparse: float
+    other: float
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.sparse <= 1 and 0 <= self.other <= 1):
+            raise ConfigError(
+                "weights of the corpus must be in [0, 1], got "
+                f"{self.sparse} for sparse estimates and {self.other} for others"
+            )
+
+    def __call__(self, features: np.ndarray) -> np.ndarray:
+        """Weights [m]."""
+        return np.where(features[:, 0] > 0, self.sparse, self.other)
+
+    @classmethod
+    def fit(cls, cases: Cases) -> TwoWeights:
+        """The weights of least perplexity on these cases."""
+        check_enough(cases)
+        is_sparse = cases.features[:, 0] > 0
+        groups = [g if g.any() else np.ones_like(g) for g in (is_sparse, ~is_sparse)]
+        return cls(*(_best_weight(cases.corpus[g], cases.neural[g]) for g in groups))
+
+
+def _best_weight(a: np.ndarray, b: np.ndarray) -> float:
+    """The w in [0, 1] where sum log(w a + (1 - w) b), which is concave, is largest."""
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        w = (low + high) / 2
+        mixed = w * a + (1 - w) * b
+        slope = ((a - b)[mixed > 0] / mixed[mixed > 0]).sum()
+        low, high = (w, high) if slope > 0 else (low, w)
+    return low
+
+
+class Forest:
+    """A weight for every position, by a random forest over the features."""
+
+    def __init__(self, arrays: dict[str, np.ndarray]) -> None:
+        self.arrays = arrays
+        self._parts = tuple(arrays[name] for name in PARTS)
+
+    def __call__(self, features: np.ndarray) -> np.ndarray:
+        """Weights [m]: the mean of all trees."""
+        return _predict(np.ascontiguousarray(features, np.float32), *self._parts)
+
+    @classmethod
+    def fit(
+        cls, cases: Cases, *, trees: int = 50, leaf: int = 25, rounds: int = 5, seed: int = 0
+    ) -> Forest:
+        """Fits weights by expectation-maximisation, the forest being what maximises.
+
+        The share of a token's probability that came from the corpus is what the best w has as its
+        mean among like positions; the forest learns it, each position being judged by trees that
+        have not seen it. Needs scikit-learn.
+        """
+        kind = _sklearn()
+        check_enough(cases)
+        w = TwoWeights.fit(cases)(cases.features)
+        for _ in range(rounds):
+            w = np.clip(w, 1e-3, 1 - 1e-3)
+            share = w * cases.corpus / np.maximum(cases.corpus * w + cases.neural * (1 - w), 1e-300)
+            forest = kind(
+                trees, min_samples_leaf=leaf, oob_score=True, random_state=seed, n_jobs=1
+            ).fit(cases.features, share)
+            w = np.nan_to_num(forest.oob_prediction_, nan=float(share.mean()))
+        return cls(_flat([tree.tree_ for tree in forest.estimators_]))
+
+    def save(self, path: Path | str, origin: array_file.Origin | None = None) -> None:
+        """Writes it to a file."""
+        snapshot = Snapshot(KIND, self.arrays, {"lengths": LENGTHS}, {})
+        array_file.write(path, snapshot, origin or array_file.Origin())
+
+    @classmethod
+    def load(cls, path: Path | str) -> Forest:
+        """A forest from a file that `save` made. Raises DataError."""
+        snapshot, _ = array_file.read(path, KIND)
+        if snapshot.settings.get("lengths") != LENGTHS:
+            raise DataError(f"{path} was made for other features; fit a forest again")
+        return cls(snapshot.arrays)
+
+
+PARTS = ("roots", "left", "right", "feature", "threshold", "value")
+
+
+def _sklearn() -> Any:
+    try:
+        from sklearn.ensemble import RandomForestRegressor
+    except ImportError:
+        raise ConfigError(
+            "fitting a forest needs scikit-learn; try pip install 'forerun[interpolation]', or fit "
+            "TwoWeights"
+        ) from None
+    return RandomForestRegressor
+
+
+def _flat(trees: list[Any]) -> dict[str, np.ndarray]:
+    """Trees of scikit-learn one after another; leaves have a left child of -1."""
+    starts = np.cumsum([0, *(tree.node_count for tree in trees)])[:-1]
+
+    def joined(name: str, dtype: type, is_node: bool = False) -> np.ndarray:
+        arrays: list[Any] = [np.asarray(getattr(tree, name), dtype) for tree in trees]
+        if is_node:
+            arrays = [
+                np.where(a >= 0, a + s, -1).astype(dtype)
+                for a, s in zip(arrays, starts, strict=True)
+            ]
+        return np.concatenate(arrays)
+
+    return {
+        "roots": starts.astype(np.int64),
+        "left": joined("children_left", np.int64, True),
+        "right": joined("children_right", np.int64, True),
+        "feature": joined("feature", np.int64),
+        "threshold": joined("threshold", np.float64),
+        "value": np.concatenate([tree.value[:, 0, 0] for tree in trees]),
+    }
+
+
+@njit(cache=True, nogil=True)
+def _predict(
+    rows: np.ndarray,
+    roots: np.ndarray,
+    left: np.ndarray,
+    right: np.ndarray,
+    feature: np.ndarray,
+    threshold: np.ndarray,
+    value: np.ndarray,
+) -> np.ndarray:
+    """The mean value of the leaves in which each row ends."""
+    out = np.zeros(len(rows))
+    for i in range(len(rows)):
+        for root in roots:
+            node = root
+            while left[node] >= 0:
+                is_low = rows[i, feature[node]] <= threshold[node]
+                node = left[node] if is_low else right[node]
+            out[i] += value[node]
+    return out / len(roots)
+
+
+def check_enough(cases: Cases) -> None:
+    """Raises DataError for no cases."""
+    if not len(cases.neural):
+        raise DataError("expected positions to fit weights on, got none")
+
+
+@dataclass
+class Removed:
+    """How many documents `decontaminated` has left out, of how many."""
+
+    documents: int = 0
+    tokens: int = 0
+    of_documents: int = 0
+    of_tokens: int = 0
+
+
+def decontaminated(
+    documents: Iterable[Many[int]],
+    texts: Iterable[Many[int]],
+    removed: Removed,
+    *,
+    length: int = 13,
+    share: float = 0.8,
+) -> Iterator[Many[int]]:
+    """Documents of which less than `share` of all n-grams of `length` stand in the texts.
+
+    A document that is shorter goes if it stands there whole. `removed` counts what is left out.
+    """
+    if length < 1 or not 0 < share <= 1:
+        raise ConfigError(
+            f"expected length of 1 or more and share in (0, 1], got {length}, {share}"
+        )
+    evaluation = Index.of(texts, width=4)
+    for document in documents:
+        n = min(length, len(document))
+        matched = evaluation.longest_matches(document, n) if n else np.empty(0, np.int64)
+        num = len(document) - n + 1
+        is_known = n > 0 and (matched[:num] >= n).sum() >= share * num
+        removed.of_documents += 1
+        removed.of_tokens += len(document)
+        if is_known:
+            removed.documents += 1
+            removed.tokens += len(document)
+        else:
+            yield document

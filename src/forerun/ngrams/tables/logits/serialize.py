@@ -1,0 +1,194 @@
+"""Rows of a logit memory outside their table: packed, merged by their counts, cut to a size.
+
+A row is a running mean over `count` laws, so two rows of one context become their mean weighted by
+counts, over the union of ids (0 where absent), as if one memory had seen both texts. Exact as long
+as no id was cut off. Recency is counted back from each memory's last step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import Any
+
+import numpy as np
+
+from forerun.core.acceptance_prior import NUM_BYTES, Chances, are_counts
+from forerun.core.records import Snapshot
+from forerun.errors import DataError
+from forerun.ngrams.tables.logits.kernels import EMPTY_KEY, Table
+
+MOST = 1 << 30  # observations that a count may stand for: counts are int32 and add up
+COLUMNS = {
+    "keys": np.uint64,
+    "counts": np.int32,
+    "stamps": np.int32,
+    "ids": np.int32,
+    "probs": np.float32,
+}
+CHANCES = ("tries", "hits")  # float32 [2, grades, ranks] each: of best tokens, and of drawn ones
+COMMON = (2, 6, 6)  # the same in older files, where all levels were counted together
+
+
+def row_bytes(entries: int) -> int:
+    """Bytes of one row: key, count, stamp, ids and probabilities."""
+    return 16 + 8 * entries
+
+
+def pack(table: Table) -> Table:
+    """The held slots of a table, by key, with stamps 1, 2, 3 ... in the order of their last hit."""
+    held = np.flatnonzero(table.keys != EMPTY_KEY)
+    rows = _take(table, held[np.argsort(table.keys[held])])
+    return _ranked(rows._replace(counts=np.minimum(rows.counts, MOST)))
+
+
+def blend(parts: Many[Table]) -> Table:
+    """Packed rows of several memories as one: equal keys become their mean by counts."""
+    rows = _stacked(parts)
+    keys, first, group, sizes = np.unique(
+        rows.keys, return_index=True, return_inverse=True, return_counts=True
+    )
+    counts = np.bincount(group, rows.counts, len(keys))
+    stamps = rows.stamps[first]
+    np.maximum.at(stamps, group, rows.stamps)
+    ids, probs = rows.ids[first], rows.probs[first]
+    several, shared = np.flatnonzero(sizes > 1), np.flatnonzero(sizes[group] > 1)
+    if len(several):
+        share = (rows.counts / counts[group])[shared, None]
+        groups = np.searchsorted(several, group[shared])
+        ids[several], probs[several] = _largest(
+            groups, rows.ids[shared], share * rows.probs[shared], len(several)
+        )
+    counts = np.minimum(counts, MOST).astype(np.int32)
+    return _ranked(Table(keys, counts, stamps, ids, probs))
+
+
+def newest(rows: Table, most: int) -> Table:
+    """At most `most` rows, those hit last; among equals the smaller keys."""
+    if len(rows.keys) <= most:
+        return rows
+    order = np.lexsort((rows.keys, -rows.stamps))[:most]
+    return _ranked(_take(rows, np.sort(order)))
+
+
+def merged(snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
+    """One snapshot of several, of at most `max_bytes`. Raises ConfigError if settings differ."""
+    settings = snapshots[0].settings
+    for other in snapshots[1:]:
+        other.check(settings)
+    counts = {name: sum(s.counts[name] for s in snapshots) for name in ("tokens", "evicted")}
+    parts = [from_snapshot(snapshot) for snapshot in snapshots]
+    rows = blend([rows for rows, _ in parts])
+    chances = {d: Chances.sum([held[d] for _, held in parts], drawn=d) for d in (True, False)}
+    most = len(rows.keys)
+    if max_bytes is not None:
+        most = max(0, max_bytes - NUM_BYTES) // row_bytes(settings["entries"])
+    counts["evicted"] += max(len(rows.keys) - most, 0)
+    return to_snapshot(snapshots[0].kind, newest(rows, most), settings, counts, chances)
+
+
+def to_snapshot(
+    kind: str,
+    rows: Table,
+    settings: dict[str, Any],
+    counts: dict[str, int],
+    chances: dict[bool, Chances],
+) -> Snapshot:
+    """Packed rows as they are saved, with the chances of best tokens and of drawn ones."""
+    arrays = rows._asdict() | {
+        name: np.stack([getattr(chances[drawn], name) for drawn in (False, True)], dtype=np.float32)
+        for name in CHANCES
+    }
+    return Snapshot(kind, arrays, settings, counts | {"contexts": len(rows.keys)})
+
+
+def from_snapshot(snapshot: Snapshot) -> tuple[Table, dict[bool, Chances]]:
+    """Rows and chances of a snapshot; without counts by level, as in old files, the first beliefs.
+
+    Raises DataError if they are none.
+    """
+    columns = {name: a for name, a in snapshot.arrays.items() if name not in CHANCES}
+    counts = [snapshot.arrays[name] for name in CHANCES if name in snapshot.arrays]
+    if columns.keys() != COLUMNS.keys() or len(counts) == 1:
+        raise DataError(
+            f"expected the arrays {', '.join([*COLUMNS, *CHANCES])}, got "
+            f"{', '.join(snapshot.arrays)}; use another memory file"
+        )
+    rows = check(Table(**columns), snapshot.settings["entries"])
+    chances = {drawn: Chances(drawn=drawn) for drawn in (False, True)}
+    if any(array.shape != COMMON for array in counts):
+        if not are_counts(*counts):
+            raise DataError(
+                "expected trials and acceptances of draft nodes, got arrays that are none; use "
+                "another memory file"
+            )
+        for drawn, one in chances.items():
+            one.tries, one.hits = (a[int(drawn)].astype(np.float64) for a in counts)
+    return rows, chances
+
+
+def check(rows: Table, entries: int) -> Table:
+    """The rows, if they are what `pack` makes; they may come from anybody. Raises DataError."""
+    size = len(rows.keys)
+    shapes = [(size,)] * 3 + [(size, entries)] * 2
+    has_form = all(
+        array.dtype == kind and array.shape == shape
+        for array, kind, shape in zip(rows, COLUMNS.values(), shapes, strict=True)
+    )
+    if not has_form or not _are_means(rows):
+        raise DataError(
+            f"expected contexts with up to {entries} falling probabilities each, got arrays that "
+            "are none; use another memory file"
+        )
+    return rows
+
+
+def _are_means(rows: Table) -> bool:
+    """Sorted keys, counts from 1, probabilities that fall from above 0."""
+    facts = (
+        rows.keys[1:] > rows.keys[:-1],
+        rows.keys != EMPTY_KEY,
+        (rows.counts >= 1) & (rows.counts <= MOST),
+        rows.ids >= 0,
+        (rows.probs >= 0) & (rows.probs < 1.001),
+        rows.probs[:, 1:] <= rows.probs[:, :-1],
+        rows.probs[:, 0] > 0,
+    )
+    return all(bool(np.all(fact)) for fact in facts)
+
+
+def _largest(
+    group: np.ndarray, ids: np.ndarray, probs: np.ndarray, num_groups: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Adds up probs [m, K] of equal ids in each group of rows; the K largest, ties by id."""
+    entries, used = ids.shape[1], probs > 0
+    group = np.repeat(group, entries).reshape(ids.shape)[used]
+    ids, probs = ids[used], probs[used]
+    order = np.lexsort((ids, group))
+    group, ids, probs = group[order], ids[order], probs[order]
+    starts = np.flatnonzero(np.r_[True, (np.diff(group) != 0) | (np.diff(ids) != 0)])
+    group, ids = group[starts], ids[starts]
+    sums = np.add.reduceat(probs, starts).astype(np.float32)
+    order = np.lexsort((ids, -sums, group))
+    group, ids, sums = group[order], ids[order], sums[order]
+    rank = np.arange(len(group)) - np.searchsorted(group, group)
+    group, rank, ids, sums = (part[rank < entries] for part in (group, rank, ids, sums))
+    out_ids = np.zeros((num_groups, entries), np.int32)
+    out_probs = np.zeros((num_groups, entries), np.float32)
+    out_ids[group, rank], out_probs[group, rank] = ids, sums
+    return out_ids, out_probs
+
+
+def _stacked(parts: Many[Table]) -> Table:
+    """All rows, their stamps counted back from the last one of their own memory."""
+    aged = [part._replace(stamps=part.stamps - part.stamps.max(initial=0)) for part in parts]
+    return Table(*(np.concatenate(arrays) for arrays in zip(*aged, strict=True)))
+
+
+def _ranked(rows: Table) -> Table:
+    """Stamps replaced by their ranks from 1 on: clocks never run out, however often it is saved."""
+    ranks = np.unique(rows.stamps, return_inverse=True)[1] + 1
+    return rows._replace(stamps=ranks.astype(np.int32))
+
+
+def _take(table: Table, index: np.ndarray) -> Table:
+    return Table(*(array[index] for array in table))

@@ -1,0 +1,264 @@
+"""A suffix automaton over many growing texts: the longest match, in constant time per token.
+
+The structure of "SAM Decoding", 2024 (arXiv 2411.10666). Every text has a cursor, the longest
+suffix of what it has read that occurs in the texts. States and edges are flat arrays that grow by
+doubling. An automaton cannot forget, so a bounded memory keeps two: the younger grows to half the
+budget, then the older one is dropped and the younger takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+
+from forerun.errors import ConfigError
+from forerun.ngrams.tables.logits.kernels import Arrays
+from forerun.ngrams.tables.suffix import automaton_kernels as kernels
+from forerun.ngrams.tables.suffix.automaton_kernels import (
+    EDGE_BYTES,
+    EDGES,
+    FIRST,
+    HEAD,
+    LATEST,
+    LENGTH,
+    LINK,
+    MATCHED,
+    PAGE_BYTES,
+    ROOT,
+    STATE_BYTES,
+    STATES,
+    TOTAL,
+    new_automaton,
+    with_room,
+)
+from forerun.ngrams.tables.suffix.hash_maps import LIVE, NONE, PAGE, TOKEN, gather, new_text
+
+FIRST_ROOM = 256  # states
+NO_LIMIT = 1 << 62
+
+
+@dataclass(eq=False)
+class Text:
+    """A text and its cursor: the state of its end, the state of the match, the match's length."""
+
+    state: np.ndarray = field(default_factory=new_text)
+    cursor: np.ndarray = field(default_factory=lambda: np.zeros(3, np.int64))
+
+
+class SuffixAutomaton:
+    """All substrings of the texts. latest: matches lead to their latest place, not to the first."""
+
+    def __init__(self, *, latest: bool = False, budget: int = NO_LIMIT) -> None:
+        self.latest, self.budget = latest, budget
+        self.auto = new_automaton(FIRST_ROOM, 2 * FIRST_ROOM, 4)
+        self.texts: list[Text] = []
+
+    def __len__(self) -> int:
+        """Tokens held."""
+        return int(self.auto.used[TOTAL])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        auto = self.auto
+        return _bytes(len(auto.states), len(auto.edges), len(auto.texts.links))
+
+    def begin(self, context: Many[int] = ()) -> Text:
+        """A new text, empty, that may grow beside others; `context` is what comes before it."""
+        text = Text()
+        self.texts.append(text)
+        self.listen(text, context)
+        return text
+
+    def end(self, text: Text) -> None:
+        """The text grows no more."""
+
+    def listen(self, text: Text, tokens: Many[int]) -> None:
+        """Moves the text's cursor over tokens that do not become part of it."""
+        kernels.listen(*self._plain, text.cursor, np.array(tokens, dtype=np.int32))
+
+    def extend(self, text: Text, tokens: Many[int]) -> int:
+        """Appends tokens as far as the budget allows; returns how many."""
+        new, at = np.array(tokens, dtype=np.int32), 0
+        while at < len(new):
+            at += kernels.extend(*self._plain, text.state, text.cursor, new[at:], self.latest)
+            if at < len(new) and not self._grow():
+                break
+        return at
+
+    def match(self, text: Text) -> int:
+        """Length of the longest suffix of what was read that goes on somewhere in the texts."""
+        kernels.refresh(self.auto.states, text.cursor)
+        return int(text.cursor[MATCHED])
+
+    def largest(self) -> int:
+        """The largest token of the texts, -1 without any."""
+        return int(self.auto.edges[: self.auto.used[EDGES], TOKEN].max(initial=-1))
+
+    def growth(self, num: int) -> int:
+        """Bytes by which it would like to grow to take `num` more tokens."""
+        auto, states = self.auto, self.auto.used[STATES] + 2 * num
+        pages = auto.texts.pool[LIVE] + num // PAGE + 1
+        is_short = (
+            states > len(auto.states)
+            or states + auto.used[TOTAL] + num >= len(auto.edges)
+            or pages > len(auto.texts.links)
+        )
+        return self.nbytes if is_short else 0
+
+    def following(self, text: Text, most: int, enough: int = 1) -> np.ndarray:
+        """Up to `most` tokens that followed the match; a shorter match where `enough` did not."""
+        out = np.empty(most, np.int32)
+        column = LATEST if self.latest else FIRST
+        return out[: kernels.look(*self._plain, text.cursor, column, enough, out)]
+
+    def held(self) -> list[np.ndarray]:
+        """The texts, oldest first; all that is needed to build the automaton again."""
+        return [gather(self.auto.texts, text.state) for text in self.texts if text.state[0]]
+
+    def num_states(self) -> int:
+        """States, the root counted."""
+        return int(self.auto.used[STATES])
+
+    def num_substrings(self) -> int:
+        """Different strings that occur in the texts, the empty one not counted."""
+        states = self.auto.states[1 : self.num_states()].astype(np.int64)
+        return int((states[:, LENGTH] - self.auto.states[states[:, LINK], LENGTH]).sum())
+
+    def check_integrity(self) -> None:
+        """Asserts what must hold of every state: lengths rise along edges and against links."""
+        states, edges, used = self.auto.states, self.auto.edges, self.auto.used
+        count = 0
+        for state in range(used[STATES]):
+            assert state == ROOT or states[states[state, LINK], LENGTH] < states[state, LENGTH]
+            edge = states[state, HEAD]
+            while edge != NONE:
+                owner, token, target, following = edges[edge]
+                found = kernels.edge_of(states, edges, self.auto.slots, state, token)
+                assert owner == state and found == edge
+                assert states[target, LENGTH] > states[state, LENGTH]
+                assert states[states[target, LINK], LENGTH] <= states[state, LENGTH]
+                count, edge = count + 1, following
+        assert count == used[EDGES] <= used[STATES] + used[TOTAL]
+
+    @property
+    def _plain(self) -> tuple[Arrays, Arrays]:
+        """The automaton as kernels take it from Python: see `kernels.Arrays`."""
+        return self.auto[:-1], self.auto.texts[:]
+
+    def _grow(self) -> bool:
+        """Doubles what is short; False where the budget does not allow it."""
+        auto = self.auto
+        states, edges, pages = len(auto.states), len(auto.edges), len(auto.texts.links)
+        if auto.used[STATES] + 2 > states:
+            states *= 2
+        if auto.used[STATES] + auto.used[TOTAL] + 3 > edges:
+            edges *= 2
+        if auto.texts.pool[LIVE] == pages:
+            pages *= 2
+        if _bytes(states, edges, pages) > self.budget:
+            return False
+        self.auto = with_room(auto, states, edges, pages)
+        return True
+
+
+def _bytes(states: int, edges: int, pages: int) -> int:
+    return states * STATE_BYTES + edges * EDGE_BYTES + pages * PAGE_BYTES
+
+
+@dataclass(eq=False)
+class Place:
+    """Where a text stands in both automata."""
+
+    young: Text
+    old: Text
+    era: int
+
+
+class Generations:
+    """A bounded memory: what the last texts said, at least half the budget of them."""
+
+    def __init__(self, *, budget: int, latest: bool = False) -> None:
+        self.latest, self.budget = latest, budget
+        self.young = SuffixAutomaton(latest=latest)
+        self.old: SuffixAutomaton | None = None
+        self.era = 0  # automata dropped or aged so far
+        if budget < 2 * self.young.nbytes:
+            raise ConfigError(
+                f"a memory of texts needs at least {2 * self.young.nbytes} bytes, got {budget}; "
+                "raise the budget"
+            )
+
+    def __len__(self) -> int:
+        """Tokens held."""
+        return sum(map(len, self.parts))
+
+    @property
+    def parts(self) -> list[SuffixAutomaton]:
+        """The automata, oldest first."""
+        return [self.young] if self.old is None else [self.old, self.young]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(part.nbytes for part in self.parts)
+
+    def growth(self, num: int) -> int:
+        """Bytes by which it would like to grow to take `num` more tokens."""
+        growth = self.young.growth(num)
+        return growth if growth + self.young.nbytes <= self.budget // 2 else 0
+
+    def begin(self, context: Many[int] = ()) -> Place:
+        """A new text, empty, that may grow beside others; `context` is what comes before it."""
+        place = Place(self.young.begin(context), Text(), self.era)
+        if self.old is not None:
+            self.old.listen(place.old, context)
+        return place
+
+    def end(self, place: Place) -> None:
+        """The text grows no more."""
+
+    def extend(self, place: Place, tokens: Many[int]) -> None:
+        """Appends tokens; where they exceed the budget the older half of the memory goes."""
+        self.young.budget = self.budget // 2
+        while True:
+            self.renew(place)
+            if self.old is not None:
+                self.old.listen(place.old, tokens)
+            done = self.young.extend(place.young, tokens)
+            if done == len(tokens):
+                return
+            tokens = tokens[done:]
+            self.old, self.era = self.young, self.era + 1
+            self.young = SuffixAutomaton(latest=self.latest, budget=self.budget // 2)
+
+    def places(self, place: Place) -> list[tuple[SuffixAutomaton, Text]]:
+        """The automata, the younger first, and where the text stands in each."""
+        self.renew(place)
+        older = [] if self.old is None else [(self.old, place.old)]
+        return [(self.young, place.young), *older]
+
+    def renew(self, place: Place) -> None:
+        """Moves a text on to the automata of today."""
+        if place.era < self.era:
+            place.old = place.young if place.era == self.era - 1 else Text()
+            place.young, place.era = self.young.begin(), self.era
+
+    def held(self) -> list[np.ndarray]:
+        """The texts, oldest first."""
+        return [text for part in self.parts for text in part.held()]
+
+
+@cache
+def warm_up() -> None:
+    """Compiles every kernel of the automaton, or loads it from the cache."""
+    automaton = SuffixAutomaton()
+    text = automaton.begin([1])
+    automaton.extend(text, [1, 2, 1])
+    automaton.match(text)
+    automaton.following(text, 1)
+    automaton.held()
+    with_room(automaton.auto, FIRST_ROOM, 4 * FIRST_ROOM, 4)

@@ -1,0 +1,295 @@
+"""Kernels of a suffix automaton: texts grow, a cursor follows, continuations are copied.
+
+A state stands for all strings that end at the same places: the longest has LENGTH tokens, the
+shorter ones follow in the state that LINK leads to. Blumer et al. 1985, with a cursor as in "SAM
+Decoding", 2024 (arXiv 2411.10666): the longest suffix of what was read that occurs in the texts.
+Several texts may grow side by side, in one automaton of them all.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from forerun.ngrams.tables.logits.kernels import Arrays
+from forerun.ngrams.tables.suffix.hash_maps import LENGTH as SIZE
+from forerun.ngrams.tables.suffix.hash_maps import (
+    NONE,
+    OWNER,
+    PAGE,
+    TOKEN,
+    Texts,
+    back,
+    enlarged,
+    find,
+    new_texts,
+    num_after,
+    put,
+    read,
+    write,
+)
+from forerun.utils.jit import bare
+
+LINK, LENGTH, FIRST, LATEST, HEAD = range(5)  # columns of `states`; two positions, the first edge
+TARGET, NEXT = 2, 3  # columns of `edges` after OWNER and TOKEN; NEXT is the owner's next edge
+STATES, EDGES, TOTAL = 0, 1, 2  # of `used`
+END, AT, MATCHED = 0, 1, 2  # of a cursor: state of the whole text, of the match, its length
+ROOT = 0
+STATE_BYTES, EDGE_BYTES, PAGE_BYTES = 20, 21, 4 * PAGE + 16
+CLIMBED = 64  # states per token that learn of the latest place
+
+
+class Automaton(NamedTuple):
+    """S states and E edges; an only edge is not mapped, its owner's HEAD says it."""
+
+    states: np.ndarray  # int32 [S, 5]
+    edges: np.ndarray  # int32 [E, 4]
+    slots: np.ndarray  # int32 [1.25 E]
+    used: np.ndarray  # int64 [3]: states, edges, tokens of all texts
+    texts: Texts
+
+
+def new_automaton(states: int, edges: int, pages: int) -> Automaton:
+    """A root alone."""
+    slots = np.full(edges + edges // 4, NONE, np.int32)
+    auto = Automaton(
+        np.zeros((states, 5), np.int32),
+        np.zeros((edges, 4), np.int32),
+        slots,
+        np.array([1, 0, 0]),
+        new_texts(pages),
+    )
+    auto.states[ROOT] = NONE, 0, NONE, NONE, NONE
+    return auto
+
+
+def with_room(old: Automaton, states: int, edges: int, pages: int) -> Automaton:
+    """The same automaton with room for more."""
+    texts = old.texts._replace(
+        tokens=enlarged(old.texts.tokens, pages), links=enlarged(old.texts.links, pages)
+    )
+    auto = old._replace(states=enlarged(old.states, states), texts=texts)
+    if edges > len(old.edges):
+        slots = np.full(edges + edges // 4, NONE, np.int32)
+        auto = auto._replace(edges=enlarged(old.edges, edges), slots=slots)
+        rehash(old.slots, auto.slots, auto.edges)
+    return auto
+
+
+@bare
+def rehash(old: np.ndarray, new: np.ndarray, edges: np.ndarray) -> None:
+    """Maps all edges that the old slots held."""
+    for edge in old:
+        if edge != NONE:
+            put(new, edges, edge)
+
+
+@bare
+def extend(
+    parts: Arrays,
+    pages: Arrays,
+    text: np.ndarray,
+    cursor: np.ndarray,
+    new: np.ndarray,
+    keeps_latest: bool,
+) -> int:
+    """Appends tokens to a text until room runs out; returns how many.
+
+    The cursor moves before a token is added, so a text never matches its own end. parts: Automaton
+    but for its texts; pages: Texts.
+    """
+    auto = Automaton(*parts, Texts(*pages))  # type: ignore[call-arg]
+    for done in range(len(new)):
+        live, states = auto.texts.pool[2], auto.used[STATES] + 2
+        is_full = live == len(auto.texts.links) and text[SIZE] % PAGE == 0
+        # every edge beyond those of a spanning tree leads to another suffix of a text
+        if states > len(auto.states) or states + auto.used[TOTAL] + 1 > len(auto.edges) or is_full:
+            return done
+        if keeps_latest and text[SIZE] > 0:
+            note_latest(auto, cursor[END], place_of_end(text))
+        follow(auto, cursor, new[done])
+        position = write(auto.texts, text, 0, new[done])
+        cursor[END] = grow(auto, cursor[END], new[done], position)
+        auto.used[TOTAL] += 1
+    return len(new)
+
+
+@bare
+def listen(parts: Arrays, pages: Arrays, cursor: np.ndarray, new: np.ndarray) -> None:
+    """Moves a cursor over tokens that are not added. parts, pages: as `extend` takes them."""
+    auto = Automaton(*parts, Texts(*pages))  # type: ignore[call-arg]
+    for token in new:
+        follow(auto, cursor, token)
+
+
+@bare
+def place_of_end(text: np.ndarray) -> int:
+    """The position of the last token of a text."""
+    return text[2] * PAGE + (text[SIZE] - 1) % PAGE
+
+
+@bare
+def edge_of(
+    states: np.ndarray, edges: np.ndarray, slots: np.ndarray, state: int, token: int
+) -> int:
+    """The edge of a state by `token`, or -1."""
+    head = states[state, HEAD]
+    if head == NONE or edges[head, TOKEN] == token:
+        return head
+    if edges[head, NEXT] == NONE:
+        return NONE
+    return find(slots, edges, state, token)
+
+
+@bare
+def add_edge(auto: Automaton, state: int, token: int, target: int) -> None:
+    """A new edge, the first of its owner."""
+    edges, head = auto.edges, auto.states[state, HEAD]
+    edge = auto.used[EDGES]
+    auto.used[EDGES] += 1
+    row = edges[edge]
+    row[OWNER], row[TOKEN], row[TARGET], row[NEXT] = state, token, target, head
+    auto.states[state, HEAD] = edge
+    if head != NONE:
+        if edges[head, NEXT] == NONE:
+            put(auto.slots, edges, head)
+        put(auto.slots, edges, edge)
+
+
+@bare
+def new_state(auto: Automaton, link: int, length: int, first: int, latest: int) -> int:
+    """A state without edges."""
+    state = auto.used[STATES]
+    auto.used[STATES] += 1
+    row = auto.states[state]
+    row[LINK], row[LENGTH], row[FIRST], row[LATEST], row[HEAD] = link, length, first, latest, NONE
+    return state
+
+
+@bare
+def grow(auto: Automaton, end: int, token: int, position: int) -> int:
+    """The state of a text that was at state `end`, after one more token."""
+    states, edges = auto.states, auto.edges
+    edge = edge_of(states, edges, auto.slots, end, token)
+    if edge != NONE:  # another text has come by here
+        target = edges[edge, TARGET]
+        is_longest = states[target, LENGTH] == states[end, LENGTH] + 1
+        return target if is_longest else clone(auto, end, token, target)
+    new = new_state(auto, ROOT, states[end, LENGTH] + 1, position, position)
+    while end != NONE:
+        edge = edge_of(states, edges, auto.slots, end, token)
+        if edge != NONE:
+            break
+        add_edge(auto, end, token, new)
+        end = states[end, LINK]
+    if end != NONE:
+        target = edges[edge, TARGET]
+        is_longest = states[target, LENGTH] == states[end, LENGTH] + 1
+        states[new, LINK] = target if is_longest else clone(auto, end, token, target)
+    return new
+
+
+@bare
+def clone(auto: Automaton, state: int, token: int, target: int) -> int:
+    """Splits the strings of at most LENGTH[state] + 1 tokens off `target`; their state."""
+    states, edges = auto.states, auto.edges
+    old = states[target]
+    new = new_state(auto, old[LINK], states[state, LENGTH] + 1, old[FIRST], old[LATEST])
+    edge = old[HEAD]
+    while edge != NONE:
+        add_edge(auto, new, edges[edge, TOKEN], edges[edge, TARGET])
+        edge = edges[edge, NEXT]
+    old[LINK] = new
+    while state != NONE:
+        edge = edge_of(states, edges, auto.slots, state, token)
+        if edges[edge, TARGET] != target:
+            break
+        edges[edge, TARGET] = new
+        state = states[state, LINK]
+    return new
+
+
+@bare
+def follow(auto: Automaton, cursor: np.ndarray, token: int) -> None:
+    """Moves the match by one token: the longest suffix that goes on with it, or nothing."""
+    states, edges = auto.states, auto.edges
+    settle(states, cursor)
+    at, matched = cursor[AT], cursor[MATCHED]
+    edge = edge_of(states, edges, auto.slots, at, token)
+    while edge == NONE and at != ROOT:
+        at = states[at, LINK]
+        matched = states[at, LENGTH]
+        edge = edge_of(states, edges, auto.slots, at, token)
+    if edge == NONE:
+        cursor[AT], cursor[MATCHED] = ROOT, 0
+    else:
+        cursor[AT], cursor[MATCHED] = edges[edge, TARGET], matched + 1
+
+
+@bare
+def settle(states: np.ndarray, cursor: np.ndarray) -> None:
+    """The state of the match may have been split since: its strings are in a state above then."""
+    at = cursor[AT]
+    while at != ROOT and cursor[MATCHED] <= states[states[at, LINK], LENGTH]:
+        at = states[at, LINK]
+    cursor[AT] = at
+
+
+@bare
+def refresh(states: np.ndarray, cursor: np.ndarray) -> None:
+    """Makes the match the longest suffix that goes on somewhere.
+
+    Other texts have grown since the cursor moved. Of a text's own suffixes, those that END's links
+    lead to occur elsewhere as well, and a state goes on somewhere if it has an edge.
+    """
+    settle(states, cursor)
+    while states[cursor[AT], HEAD] == NONE and cursor[AT] != ROOT:
+        cursor[AT] = states[cursor[AT], LINK]
+        cursor[MATCHED] = states[cursor[AT], LENGTH]
+    end = cursor[END]
+    while states[end, HEAD] == NONE and end != ROOT:
+        end = states[end, LINK]
+    if states[end, LENGTH] > cursor[MATCHED]:
+        cursor[AT], cursor[MATCHED] = end, states[end, LENGTH]
+
+
+@bare
+def note_latest(auto: Automaton, state: int, position: int) -> None:
+    """A text ended at `position`: the latest place of its suffixes, of the longest at least."""
+    for _ in range(CLIMBED):
+        if state == ROOT:
+            return
+        auto.states[state, LATEST] = position
+        state = auto.states[state, LINK]
+
+
+@bare
+def look(
+    parts: Arrays, pages: Arrays, cursor: np.ndarray, column: int, enough: int, out: np.ndarray
+) -> int:
+    """Copies what followed the match; returns how many tokens. column: FIRST or LATEST place.
+
+    Where fewer than `enough` tokens follow, a shorter match is taken instead, if there is one.
+    parts, pages: as `extend` takes them.
+    """
+    auto = Automaton(*parts, Texts(*pages))  # type: ignore[call-arg]
+    refresh(auto.states, cursor)
+    at = cursor[AT]
+    if at == ROOT:
+        return 0
+    place = place_of(auto, at, column)
+    while auto.states[at, LINK] != ROOT and num_after(auto.texts, place, enough) < enough:
+        at = auto.states[at, LINK]
+        place = place_of(auto, at, column)
+    return read(auto.texts, place, out)
+
+
+@bare
+def place_of(auto: Automaton, state: int, column: int) -> int:
+    """A place where a state, which has an edge, goes on."""
+    place = auto.states[state, column]
+    if num_after(auto.texts, place, 1) > 0:
+        return place
+    beyond = auto.edges[auto.states[state, HEAD], TARGET]  # the end of a text: another place then
+    return back(auto.texts, auto.states[beyond, column], 1)

@@ -1,0 +1,223 @@
+"""What suffix trees and automata are made of: maps from (owner, token) to a row, texts in pages.
+
+A map is an int32 array of slots, -1 where empty, over rows whose first two columns are the owner
+and the token: open addressing, linear probing. A text is a list of pages; a position is page number
+times PAGE plus offset, so that going back by less than a page is constant work.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from forerun.ngrams.tables.logits.kernels import GOLDEN, MIX_A, home
+from forerun.utils.jit import bare
+
+OWNER, TOKEN = 0, 1  # columns of a mapped row
+BEFORE, AFTER, FILL, BIRTH = 0, 1, 2, 3  # columns of `links`
+LENGTH, FIRST, LAST = 0, 1, 2  # of a text's own state: tokens, first page, last page
+NONE = -1
+PAGE = 64  # tokens
+
+
+class Texts(NamedTuple):
+    """P pages of texts, and who follows whom. A text's birth number orders texts by age."""
+
+    tokens: np.ndarray  # int32 [P, PAGE]
+    links: np.ndarray  # int32 [P, 4]: page before, page after, tokens held, birth of the text
+    pool: np.ndarray  # int64 [3]: first page of the free list, pages ever used, pages in use
+
+
+FREE, USED, LIVE = 0, 1, 2  # of a pool of pages, or of any other rows
+
+
+def new_texts(pages: int) -> Texts:
+    """Empty pages."""
+    return Texts(np.zeros((pages, PAGE), np.int32), np.zeros((pages, 4), np.int32), new_pool())
+
+
+def new_pool() -> np.ndarray:
+    """No row used yet."""
+    return np.array([NONE, 0, 0])
+
+
+def new_text() -> np.ndarray:
+    """The state of an empty text."""
+    return np.array([0, NONE, NONE])
+
+
+def enlarged(array: np.ndarray, rows: int) -> np.ndarray:
+    """A copy with more rows, the new ones 0."""
+    copy = np.zeros((rows, *array.shape[1:]), array.dtype)
+    copy[: len(array)] = array
+    return copy
+
+
+@bare
+def num_free(pool: np.ndarray, rows: int) -> int:
+    """How many rows may still be taken."""
+    return rows - pool[LIVE]
+
+
+@bare
+def take(pool: np.ndarray, links: np.ndarray, column: int) -> int:
+    """A free row; free ones are chained through `column`."""
+    row = pool[FREE]
+    if row == NONE:
+        row = pool[USED]
+        pool[USED] += 1
+    else:
+        pool[FREE] = links[row, column]
+    pool[LIVE] += 1
+    return row
+
+
+@bare
+def release(pool: np.ndarray, links: np.ndarray, column: int, row: int) -> None:
+    """Gives a row back."""
+    links[row, column] = pool[FREE]
+    pool[FREE] = row
+    pool[LIVE] -= 1
+
+
+@bare
+def slot_of(owner: int, token: int, slots: int) -> Any:
+    """Where the search for (owner, token) begins."""
+    key = (np.uint64(owner) << np.uint64(32)) ^ np.uint64(np.uint32(token))
+    key = (key + np.uint64(1)) * GOLDEN
+    key = (key ^ (key >> np.uint64(29))) * MIX_A
+    return home(key ^ (key >> np.uint64(32)), slots)
+
+
+@bare
+def find(slots: np.ndarray, rows: np.ndarray, owner: int, token: int) -> int:
+    """The row of (owner, token), or -1."""
+    at = slot_of(owner, token, len(slots))
+    while True:
+        row = slots[at]
+        if row == NONE or (rows[row, OWNER] == owner and rows[row, TOKEN] == token):
+            return row
+        at += 1
+        if at == len(slots):
+            at = 0
+
+
+@bare
+def slot_with(slots: np.ndarray, rows: np.ndarray, row: int, sought: int) -> int:
+    """The slot that holds `sought` on the search path of `row`'s key."""
+    at = slot_of(rows[row, OWNER], rows[row, TOKEN], len(slots))
+    while slots[at] != sought:
+        at += 1
+        if at == len(slots):
+            at = 0
+    return at
+
+
+@bare
+def put(slots: np.ndarray, rows: np.ndarray, row: int) -> None:
+    """Maps a row's owner and token, which must be new, to the row."""
+    slots[slot_with(slots, rows, row, NONE)] = row
+
+
+@bare
+def drop(slots: np.ndarray, rows: np.ndarray, row: int) -> None:
+    """Unmaps a row and closes the gap, so that linear probing finds all others (Knuth 6.4 R)."""
+    count, hole = len(slots), slot_with(slots, rows, row, row)
+    at = hole
+    while True:
+        at += 1
+        if at == count:
+            at = 0
+        other = slots[at]
+        if other == NONE:
+            break
+        distance = (at - slot_of(rows[other, OWNER], rows[other, TOKEN], count)) % count
+        if distance >= (at - hole) % count:  # its search passes the hole: move it there
+            slots[hole] = other
+            hole = at
+    slots[hole] = NONE
+
+
+@bare
+def write(texts: Texts, state: np.ndarray, birth: int, token: int) -> int:
+    """Appends a token to a text, with a new page where the last is full; returns its position."""
+    page, offset = state[LAST], state[LENGTH] % PAGE
+    if offset == 0:
+        page = take(texts.pool, texts.links, AFTER)
+        texts.links[page, BEFORE] = state[LAST]
+        texts.links[page, AFTER] = NONE
+        texts.links[page, BIRTH] = birth
+        if state[LAST] == NONE:
+            state[FIRST] = page
+        else:
+            texts.links[state[LAST], AFTER] = page
+        state[LAST] = page
+    texts.tokens[page, offset] = token
+    texts.links[page, FILL] = offset + 1
+    state[LENGTH] += 1
+    return page * PAGE + offset
+
+
+@bare
+def token_at(texts: Texts, position: int) -> int:
+    """The token at a position."""
+    return texts.tokens[position // PAGE, position % PAGE]
+
+
+@bare
+def back(texts: Texts, position: int, steps: int) -> int:
+    """The position `steps` tokens before, fewer than a page."""
+    if position % PAGE >= steps:
+        return position - steps
+    return texts.links[position // PAGE, BEFORE] * PAGE + position % PAGE + PAGE - steps
+
+
+@bare
+def num_after(texts: Texts, position: int, enough: int) -> int:
+    """How many tokens follow in the same text; counting may end at `enough`."""
+    page = position // PAGE
+    count = texts.links[page, FILL] - position % PAGE - 1
+    page = texts.links[page, AFTER]
+    while page != NONE and count < enough:
+        count += texts.links[page, FILL]
+        page = texts.links[page, AFTER]
+    return count
+
+
+@bare
+def read(texts: Texts, position: int, out: np.ndarray) -> int:
+    """Writes what follows a position to `out`; returns how many tokens there were."""
+    page, offset, count = position // PAGE, position % PAGE + 1, 0
+    while page != NONE and count < len(out):
+        stop = min(texts.links[page, FILL], offset + len(out) - count)
+        for at in range(offset, stop):
+            out[count] = texts.tokens[page, at]
+            count += 1
+        page, offset = texts.links[page, AFTER], 0
+    return count
+
+
+@njit(cache=True, nogil=True)
+def gather(texts: Texts, state: np.ndarray) -> np.ndarray:
+    """A whole text, int32."""
+    out = np.empty(state[LENGTH], np.int32)
+    page, count = state[FIRST], 0
+    while page != NONE:
+        for at in range(texts.links[page, FILL]):
+            out[count] = texts.tokens[page, at]
+            count += 1
+        page = texts.links[page, AFTER]
+    return out
+
+
+@bare
+def erase(texts: Texts, state: np.ndarray) -> None:
+    """Gives a text's pages back; it is empty then."""
+    page = state[FIRST]
+    while page != NONE:
+        after = texts.links[page, AFTER]
+        release(texts.pool, texts.links, AFTER, page)
+        page = after
+    state[LENGTH], state[FIRST], state[LAST] = 0, NONE, NONE

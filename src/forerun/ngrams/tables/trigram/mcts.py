@@ -1,0 +1,265 @@
+"""One call per tree: the search of grower `monte_carlo` over a tri-gram matrix.
+
+The fast form of that grower over `TrigramMatrix.row`: same visits, same draws from the same
+uniforms, same tree (tests compare them node by node).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+from numba import njit
+
+from forerun.core.records import Plan
+from forerun.core.tree import POINT, Tree
+from forerun.core.tree_search import CONSTANT, EXPECTED, PATH, Search
+from forerun.ngrams.tables.logits.kernels import Table
+from forerun.ngrams.tables.trigram.kernels import row_of
+from forerun.ngrams.tables.trigram.mcts_tree import Grove, harvest
+from forerun.ngrams.tables.trigram.table import TrigramMatrix
+from forerun.utils.jit import bare
+
+
+def draft(
+    matrix: TrigramMatrix,
+    tail: list[int],
+    search: Search,
+    plan: Plan,
+    uniforms: np.ndarray,
+    *,
+    renormalise: bool = False,
+) -> tuple[Tree, int]:
+    """The tree below the pair of tokens `tail`, and how many uniforms the search used.
+
+    It uses search.iterations * search.steps of them at most.
+    """
+    tokens, parents = np.empty((2, 2 * search.top), np.int32)
+    count, used = fill_tree(
+        matrix.table,
+        matrix.below,
+        matrix.clock,
+        tail[0],
+        tail[1],
+        search,
+        renormalise,
+        plan.nodes,
+        plan.depth,
+        uniforms,
+        tokens,
+        parents,
+    )
+    tree = Tree(
+        tokens=tokens[:count],
+        parents=parents[:count],
+        laws=np.full(count, POINT, np.int8),
+        rows=np.full(count, -1, np.int32),
+        starts=np.zeros(1, np.int64),
+        q_ids=np.empty(0, np.int32),
+        q_probs=np.empty(0, np.float64),
+    )
+    return tree, used
+
+
+@cache
+def warm_up() -> None:
+    """Compiles the search, or loads it from the cache."""
+    search = Search(2, 2, 24, 32.0, 8.0, PATH, True, False)
+    draft(TrigramMatrix(entries=2), [0, 1], search, Plan(), np.full(4, 0.5))
+
+
+@njit(cache=True, nogil=True)
+def fill_tree(
+    own: Table,
+    base: Table,
+    clock: int,
+    a: int,
+    b: int,
+    search: Search,
+    renormalise: bool,
+    nodes: int,
+    depth: int,
+    uniforms: np.ndarray,
+    tokens: np.ndarray,
+    parents: np.ndarray,
+) -> tuple[int, int]:
+    """Searches and writes the tree; returns the numbers of nodes and of uniforms used."""
+    grove = _grove(1 + search.iterations * own.ids.shape[1])
+    size, used = _search(own, base, clock, a, b, search, renormalise, uniforms, grove)
+    return harvest(own, base, grove, size, search, nodes, depth, tokens, parents), used
+
+
+@bare
+def _search(
+    own: Table,
+    base: Table,
+    clock: int,
+    a: int,
+    b: int,
+    search: Search,
+    renormalise: bool,
+    uniforms: np.ndarray,
+    grove: Grove,
+) -> tuple[int, int]:
+    """Fills a grove below the pair (a, b); returns its size and the number of uniforms used."""
+    grove.tokens[0], grove.parents[0] = b, -1
+    grove.reached[0], grove.worths[0] = 1.0, 1.0
+    grove.visits[0], grove.totals[0], grove.widths[0] = 0, 0.0, -1
+    size, used = 1, 0
+    for _ in range(search.iterations):
+        node, level = 0, 0
+        while grove.widths[node] > 0 and level < search.steps:
+            node = _select(grove, node, search)
+            level += 1
+        if grove.widths[node] < 0 and level < search.steps:
+            size = _expand(own, base, clock, a, grove, node, size, search, renormalise)
+            if grove.widths[node] > 0:
+                node = grove.firsts[node]
+                level += 1
+        reward = grove.worths[node]
+        if search.reward != CONSTANT:  # otherwise the draws would change nothing
+            reward, used = _roll(
+                own, base, a, grove, node, level, search, renormalise, uniforms, used
+            )
+        while node >= 0:
+            grove.visits[node] += 1
+            grove.totals[node] += reward
+            node = grove.parents[node]
+    return size, used
+
+
+@njit(cache=True, nogil=True)
+def _grove(room: int) -> Grove:
+    return Grove(
+        np.empty(room, np.int32),
+        np.empty(room, np.int32),
+        np.empty(room, np.float64),
+        np.empty(room, np.float64),
+        np.empty(room, np.float64),
+        np.empty(room, np.int32),
+        np.empty(room, np.float64),
+        np.empty(room, np.int32),
+        np.empty(room, np.int32),
+    )
+
+
+@bare
+def _select(grove: Grove, node: int, search: Search) -> int:
+    """The child with the largest published score; ties: the first."""
+    first = grove.firsts[node]
+    last = first + grove.widths[node]
+    visits = grove.visits[node]
+    if search.visits_all:
+        for child in range(first, last):
+            if grove.visits[child] == 0:
+                return child
+    scale = search.c1 + math.log((visits + search.c2 + 1.0) / search.c2)
+    scale *= math.sqrt(visits)
+    best, highest, unseen = first, -math.inf, grove.totals[node] / visits
+    for child in range(first, last):
+        n = grove.visits[child]
+        mean = grove.totals[child] / n if n else unseen
+        score = mean + scale * grove.priors[child] / (1.0 + n)
+        if score > highest:
+            best, highest = child, score
+    return best
+
+
+@bare
+def _pair(grove: Grove, node: int, a: int) -> tuple[int, int]:
+    """The last two tokens at a node."""
+    return (grove.tokens[grove.parents[node]] if node else a), grove.tokens[node]
+
+
+@bare
+def _expand(
+    own: Table,
+    base: Table,
+    clock: int,
+    a: int,
+    grove: Grove,
+    node: int,
+    size: int,
+    search: Search,
+    renormalise: bool,
+) -> int:
+    """Appends all successors of a node; returns the new number of nodes."""
+    before, last = _pair(grove, node, a)
+    place = row_of(own, base, before, last)
+    grove.firsts[node], grove.widths[node] = size, 0
+    if place == -1:
+        return size
+    table, slot = (own, place) if place >= 0 else (base, -2 - place)
+    if place >= 0:  # the base is shared, and nothing of it is ever evicted
+        own.stamps[slot] = clock
+    grove.widths[node] = table.counts[slot]
+    total = _sum_of(table, slot)
+    for j in range(table.counts[slot]):
+        score = np.float64(table.probs[slot, j])
+        share = score / total
+        prior = share if renormalise else score
+        reached = grove.reached[node] * share
+        gain = 0.0
+        if search.reward != CONSTANT:
+            gain = reached if search.reward == EXPECTED else prior
+        grove.tokens[size], grove.parents[size] = table.ids[slot, j], node
+        grove.priors[size], grove.reached[size] = prior, reached
+        grove.worths[size] = grove.worths[node] + gain
+        grove.visits[size], grove.totals[size], grove.widths[size] = 0, 0.0, -1
+        size += 1
+    return size
+
+
+@bare
+def _sum_of(table: Table, slot: int) -> float:
+    total = 0.0
+    for j in range(table.counts[slot]):
+        total += table.probs[slot, j]
+    return total
+
+
+@bare
+def _roll(
+    own: Table,
+    base: Table,
+    a: int,
+    grove: Grove,
+    node: int,
+    level: int,
+    search: Search,
+    renormalise: bool,
+    uniforms: np.ndarray,
+    used: int,
+) -> tuple[float, int]:
+    """The reward of the path to `node`, completed by draws; and the uniforms used so far."""
+    before, last = _pair(grove, node, a)
+    reward, reached = grove.worths[node], grove.reached[node]
+    while level < search.steps:
+        place = row_of(own, base, before, last)
+        if place == -1:
+            break
+        table, slot = (own, place) if place >= 0 else (base, -2 - place)
+        total = _sum_of(table, slot)
+        at = _draw(table, slot, total, uniforms[used])
+        used += 1
+        score = np.float64(table.probs[slot, at])
+        reached *= score / total
+        if search.reward == EXPECTED:
+            reward += reached
+        else:
+            reward += score / total if renormalise else score
+        before, last = last, table.ids[slot, at]
+        level += 1
+    return reward, used
+
+
+@bare
+def _draw(table: Table, slot: int, total: float, uniform: float) -> int:
+    """An entry of a row in proportion to its score, as `SeededDice.choice` draws it."""
+    goal, mass = uniform * total, 0.0
+    for j in range(table.counts[slot]):
+        mass += table.probs[slot, j]
+        if mass > goal:
+            return j
+    return table.counts[slot] - 1

@@ -1,0 +1,54 @@
+"""Passes over few rows on a GPU as CUDA graphs: whether they are used, and what they cannot run."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the command line reads the switch before it imports torch
+    import torch
+
+    from forerun.models.transformer import DecoderConfig
+
+MAX_HEAD_DIM = 128  # larger heads take more shared memory than most GPUs have
+MIN_CAPABILITY = (8, 0)  # compute capability: what the kernels compile for
+_is_on = True
+
+
+def use_graphs(on: bool) -> None:
+    """Turns CUDA graphs on (the default) or off for models that are loaded from now on."""
+    global _is_on
+    _is_on = on
+
+
+def uses_graphs() -> bool:
+    """Whether CUDA graphs are turned on."""
+    return _is_on
+
+
+def why_not(device: torch.device) -> str:
+    """The reason why no model on a device runs on CUDA graphs; empty if models may."""
+    import torch
+
+    if not _is_on:
+        return "CUDA graphs are turned off"
+    if find_spec("triton") is None:
+        return "triton is not installed; pip install 'forerun[cuda]'"
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
+        return f"{torch.cuda.get_device_name(device)} is older than Ampere"
+    return ""
+
+
+def lacking(config: DecoderConfig) -> str:
+    """The reason why no graph can run a decoder; empty if one can."""
+    from forerun.runner.gpu.layout import MOST_OWN, power_of_two
+
+    if config.moe is not None:
+        return "experts, which are chosen on the host"
+    dim = config.head_dim
+    if dim != power_of_two(dim) or not 16 <= dim <= MAX_HEAD_DIM:
+        return f"a head size of {dim}, no power of two from 16 to {MAX_HEAD_DIM}"
+    narrow = [window for window in config.windows if window is not None and window < MOST_OWN]
+    if narrow:
+        return f"a window of {narrow[0]}, below {MOST_OWN}"
+    return ""

@@ -1,0 +1,196 @@
+"""Runs passes over few rows as CUDA graphs: one launch instead of some hundred.
+
+A pass is described by one array (`layout.py`), so a graph serves every pass of its shape. Long
+passes, as those over prompts, and those that feed mixes of tokens go to torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forerun.errors import in_a_line
+from forerun.runner.attention import TorchDecoder
+from forerun.runner.forward_batch import Packed, packed
+from forerun.runner.gpu.bodies import Body, body
+from forerun.runner.gpu.layout import HEAD, PER_ROW, Shape, describe, fits, shape_of
+from forerun.runner.native.decoder import say_once
+
+if TYPE_CHECKING:
+    from forerun.models.transformer import Transformer
+    from forerun.runner.forward_batch import Work
+    from forerun.runner.kv_cache import Cache
+
+HOST = 1 << 20  # bytes of fp32 logits up to which they come to the host, and are verified there
+ROUNDING = 0.1  # of a row's norm; half precisions differ by .02, mistakes by 1
+ONE_AT_A_TIME = Lock()  # graphs of one process that are recorded
+BOTH = frozenset({"hidden", "logits"})
+Found = tuple[Tensor, Tensor]  # hidden rows [R, d] and logits [R, V]
+
+
+@dataclass
+class Recorded:
+    """Passes of one shape."""
+
+    described: Tensor  # what the next one is told
+    body: Body  # whose buffers the graph knows by their addresses
+    graph: torch.cuda.CUDAGraph | None = None  # None where it is run as it is
+    found: Found | None = None  # what the graph leaves
+
+    def run(self) -> Found:
+        """Computes what is described."""
+        if self.graph is None or self.found is None:
+            return self.body()
+        self.graph.replay()
+        return self.found
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers, and of what the graph leaves."""
+        return self.body.nbytes + sum(part.nbytes for part in self.found or ())
+
+
+@dataclass
+class Graphs:
+    """What is recorded of passes on the cells at some address, with memory that all share."""
+
+    place: tuple[int, ...]  # address and size of the cells
+    shapes: dict[Shape, Recorded] = field(default_factory=dict)
+    pool: Any = None
+
+
+class GraphDecoder:
+    """Runs packed rows of all sequences through a decoder on a GPU.
+
+    When a shape is new, torch computes the same pass, and its result counts. If they differ by more
+    than rounding, or anything fails, all passes are torch's from then on, and it is said once.
+    """
+
+    def __init__(self, model: Transformer) -> None:
+        self.model, self.torch = model, TorchDecoder(model)
+        self.is_trusted = True
+        self._graphs: WeakKeyDictionary[Cache, Graphs] = WeakKeyDictionary()
+        self._copied: torch.cuda.Event | None = None  # when the last logits are on the host
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of masks, and of what passes of recorded shapes work in."""
+        found = (one for graphs in self._graphs.values() for one in graphs.shapes.values())
+        return self.torch.nbytes + sum(one.nbytes for one in found)
+
+    def __call__(
+        self, works: Many[Work], cache: Cache, needs: frozenset[str], table: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | np.ndarray]:
+        """As `TorchDecoder`; small logits come as fp32 on the host, valid once `wait` returns."""
+        place = self.model.device
+        with torch.inference_mode(), torch.cuda.device(place if place.type == "cuda" else -1):
+            shapes = self._shapes(cache)  # lets go of those whose cells have moved
+            if table is not None or "logits" not in needs or not fits(works) or not self.is_trusted:
+                return self.torch(works, cache, needs, table)
+            shape = shape_of(works)
+            if shape not in shapes:
+                return self._first(works, cache, shape, needs)
+            rows, given = self._described(works, cache, shape)
+            shapes[shape].described.copy_(torch.from_numpy(given))
+            return self._wanted(shapes[shape], shape, given, len(rows.logits), needs)
+
+    def _shapes(self, cache: Cache) -> dict[Shape, Recorded]:
+        """What is recorded for a cache; nothing once its cells have moved."""
+        place = cache.address, *cache.size
+        graphs = self._graphs.get(cache)
+        if graphs is None or graphs.place != place:
+            graphs = self._graphs[cache] = Graphs(place)
+        return graphs.shapes
+
+    def _described(
+        self, works: Many[Work], cache: Cache, shape: Shape
+    ) -> tuple[Packed, np.ndarray]:
+        """The rows of a pass, and its array. Raises IndexError for ids without an embedding."""
+        (slots, cells), vocab = cache.strides[1:3], self.model.config.vocab_size
+        rows = packed(works, (slots, cells), vocab, 1)
+        if rows.wrong >= 0:
+            token = rows.numbers[rows.wrong]
+            raise IndexError(f"token {token} has no embedding: there are {vocab}")
+        return rows, describe(shape, rows, sum(work.num_rows for work in works), slots)
+
+    def _wanted(
+        self, one: Recorded, shape: Shape, given: np.ndarray, num: int, needs: frozenset[str]
+    ) -> tuple[Tensor, Tensor | np.ndarray]:
+        """Hidden rows, if needed, and logits of the `num` wanted rows, which outlive the pass."""
+        hidden, logits = one.run()
+        first = HEAD + (PER_ROW - 1) * shape.rows
+        wanted = one.described[first : first + num]
+        hidden = hidden.index_select(0, wanted) if "hidden" in needs else hidden[:0]
+        if num * logits.shape[1] * 4 > HOST:
+            return hidden, logits.index_select(0, wanted)
+        logits = logits[:num] if num == given[0] else logits.index_select(0, wanted)
+        return hidden, self._to_host(logits.float())
+
+    def wait(self) -> None:
+        """Until the logits of the last pass are on the host."""
+        if self._copied is not None:
+            self._copied.synchronize()
+            self._copied = None
+
+    def _to_host(self, logits: Tensor) -> np.ndarray:
+        """A copy that is under way: memory of its own, which the next pass leaves as it is."""
+        if not logits.is_cuda:
+            return logits.clone().numpy()
+        host = torch.empty(logits.shape, dtype=logits.dtype, pin_memory=True)
+        host.copy_(logits, non_blocking=True)
+        self._copied = torch.cuda.Event()
+        self._copied.record()
+        return host.numpy()
+
+    def _first(
+        self, works: Many[Work], cache: Cache, shape: Shape, needs: frozenset[str]
+    ) -> tuple[Tensor, Tensor]:
+        """A pass of a new shape by torch, and whether ours says the same: only then it is kept."""
+        rows, given = self._described(works, cache, shape)
+        found, why = None, "on this GPU they do not say what torch says"
+        try:
+            one = self._recorded(cache, shape, given)
+            found = self._wanted(one, shape, given, len(rows.logits), BOTH)
+            self.wait()
+        except Exception as fault:  # no compiler, no memory, a GPU that cannot: torch goes on
+            why = f"{type(fault).__name__}: {in_a_line(fault)}"
+        told = self.torch(works, cache, BOTH)  # the last to write the cells
+        if found and all(_alike(torch.as_tensor(a), b) for a, b in zip(found, told, strict=True)):
+            self._shapes(cache)[shape] = one
+        else:
+            self.is_trusted = False
+            self._graphs.clear()
+            say_once(why)
+        return (told[0] if "hidden" in needs else told[0][:0]), told[1]
+
+    def _recorded(self, cache: Cache, shape: Shape, given: np.ndarray) -> Recorded:
+        """Passes of a shape, the next of which is described; on a GPU as a graph."""
+        described = torch.from_numpy(given).to(self.model.device)
+        one = Recorded(described, body(self.model, cache, shape, described))
+        if described.is_cuda:
+            one.run()  # compiles kernels, and reserves memory, which no graph can
+            torch.cuda.synchronize()
+            graph, graphs, stream = torch.cuda.CUDAGraph(), self._graphs[cache], torch.cuda.Stream()
+            how = {"pool": graphs.pool, "capture_error_mode": "thread_local"}
+            with (
+                ONE_AT_A_TIME,
+                torch.cuda.stream(torch.cuda.current_stream()),  # which one that fails leaves
+                torch.cuda.graph(graph, stream=stream, **how),
+            ):
+                one.found = one.body()
+            one.graph, graphs.pool = graph, graph.pool()
+        return one
+
+
+def _alike(ours: Tensor, theirs: Tensor) -> bool:
+    """Whether every row [V] says the same but for rounding."""
+    wide = theirs.float()
+    far = (ours.to(wide.device).float() - wide).norm(dim=-1)
+    return bool((far <= ROUNDING * wide.norm(dim=-1)).all())

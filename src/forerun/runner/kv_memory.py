@@ -1,0 +1,47 @@
+"""Memory for cells, zeroed a part at a time, so that no step waits for all of it.
+
+A system may hand out fresh pages at less than 1 GB/s (guests whose host gives them as they are
+touched): 200 MB at once hold up a step by .3 s.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from forerun.runner.native.memory import in_large_pages
+
+PART = 1 << 23  # bytes that a step may wait for
+
+
+class Cells:
+    """Memory of [layers, slots, cells, 2, heads, size]; nothing of it is taken before `ready`.
+
+    A head's cells are neighbours, [layers, slots, 2, heads, cells, size]. Zeros, not what was there
+    before: masked values are multiplied by 0, and 0 times NaN is NaN.
+    """
+
+    @torch.inference_mode(mode=False)  # written within passes and between them
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        self.shape, self.dtype, self.nbytes = tuple(shape), dtype, 0  # bytes that are ready
+        size = math.prod(shape) * dtype.itemsize
+        self._flat = torch.empty(size, dtype=torch.uint8, device=device)
+        if device.type == "cpu":
+            in_large_pages(self._flat)
+
+    def ready(self, share: float) -> None:
+        """On a CPU: zeroes until `share` of all is ready, PART bytes more at most."""
+        goal = min(math.ceil(min(share, 1.0) * len(self._flat)), self.nbytes + PART)
+        if goal > self.nbytes:  # in one thread: of two in a new large page, each makes its own
+            self._flat.numpy()[self.nbytes : goal] = 0
+            self.nbytes = goal
+
+    @torch.inference_mode(mode=False)
+    def whole(self) -> torch.Tensor:
+        """All cells, [layers, slots, cells, 2, heads, size], ready."""
+        self._flat[self.nbytes :].zero_()
+        self.nbytes = len(self._flat)
+        layers, slots, cells, two, heads, size = self.shape
+        stored = self._flat.view(self.dtype).view(layers, slots, two, heads, cells, size)
+        return stored.permute(0, 1, 4, 2, 3, 5)

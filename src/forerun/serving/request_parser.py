@@ -1,0 +1,275 @@
+"""From a request's body to a job: prompts as token ids, sampling, method, limits.
+
+Everything that can be refused is refused here, with the numbers, before anything is queued.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from forerun.api import Model
+from forerun.core.sampling import Sampling
+from forerun.errors import CapacityError, ConfigError
+from forerun.serving.contents import biases, plain_message, plain_text, prompt_list
+from forerun.serving.errors import ApiError, bad, unknown
+from forerun.serving.jobs import Job
+from forerun.serving.methods import Methods
+from forerun.serving.schemas import (
+    UNSUPPORTED,
+    ChatRequest,
+    CompletionRequest,
+    Message,
+    Shared,
+    Speculation,
+)
+from forerun.serving.settings import Settings
+from forerun.serving.templates import Template, empty
+from forerun.serving.validation_errors import check_keys, of_validation
+
+DEFAULT_TOKENS = 16  # of /v1/completions, as OpenAI has it; a chat may fill the context
+RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+PLAIN = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "ignore_eos",
+    "n",
+)
+Body = TypeVar("Body", bound=Shared)
+
+
+def parse(kind: type[Body], body: bytes) -> Body:
+    """The request in a body. Raises ApiError 400 with the first mistake."""
+    try:
+        request = kind.model_validate_json(body)
+    except ValidationError as error:
+        raise of_validation(error, kind) from None
+    check_keys(body)
+    for name, neutral in UNSUPPORTED.items():
+        value = getattr(request, name, None)
+        is_n = name == "best_of" and isinstance(value, int) and value == request.n
+        if value is not None and value not in neutral and not is_n:
+            raise bad(
+                f"{name} is not supported by this server; leave it out", name, "unsupported_value"
+            )
+    if request.stream_options is not None and not request.stream:
+        raise bad("stream_options needs stream to be true", "stream_options")
+    return request
+
+
+class Intake:
+    """Turns requests into jobs for one model."""
+
+    def __init__(
+        self, model: Model, methods: Methods, settings: Settings, can_predict: bool = True
+    ) -> None:
+        self.model, self.methods, self.settings = model, methods, settings
+        self.can_predict = can_predict  # whether the verifier judges copied drafts
+        self.template = Template(model.tokenizer, settings.name)
+
+    def completion(self, request: CompletionRequest, tenant: str) -> Job:
+        """The job of /v1/completions. Raises ApiError."""
+        self._check_model(request.model)
+        given = prompt_list(request.prompt)
+        self._check_samples(request.n or 1, len(given))  # before all of them are tokenised
+        prompts = [self._tokens(prompt) for prompt in given]
+        return self._job(request, prompts, request.max_tokens, request.logprobs, tenant, "prompt")
+
+    def chat(self, request: ChatRequest, tenant: str) -> Job:
+        """The job of /v1/chat/completions. Raises ApiError."""
+        self._check_model(request.model)
+        if request.top_logprobs is not None and not request.logprobs:
+            raise bad("top_logprobs needs logprobs to be true", "top_logprobs")
+        logprobs = request.top_logprobs or 0 if request.logprobs else None
+        most = request.max_completion_tokens
+        most = request.max_tokens if most is None else most
+        self._check_samples(request.n or 1, 1)
+        prompts = [self._chat_tokens(request.messages)]
+        return self._job(request, prompts, most, logprobs, tenant, "messages")
+
+    def _job(
+        self,
+        request: Shared,
+        prompts: list[list[int]],
+        max_tokens: int | None,
+        logprobs: int | None,
+        tenant: str,
+        source: str,
+    ) -> Job:
+        """source: the field that the prompts came in."""
+        longest = max(map(len, prompts))
+        is_new = getattr(request, "max_completion_tokens", None) is not None
+        limit = "max_completion_tokens" if is_new else "max_tokens"
+        length = self._check_context(longest, max_tokens, source, limit)
+        self._check_memory((request.n or 1) * len(prompts), longest + length)
+        spec = request.speculation or Speculation()
+        method, nodes = self.methods.choose(spec.method), self._nodes(spec.max_nodes)
+        prediction = self._prediction(request)
+        if nodes == 0 or (spec.method and self.methods.specs[method] == "none"):
+            prediction = []  # plain decoding was asked for
+        seed = secrets.randbits(62) if request.seed is None else request.seed % 2**64
+        return Job(
+            prompts,
+            self._sampling(request, length, logprobs),
+            seed,
+            method,
+            tenant,
+            is_seeded=request.seed is not None,
+            nodes=nodes,
+            prediction=prediction,
+            streams=bool(request.stream),
+            traces=bool(spec.trace),
+        )
+
+    def _sampling(self, request: Shared, length: int, logprobs: int | None) -> Sampling:
+        given = {name: getattr(request, name) for name in PLAIN}
+        given = {name: value for name, value in given.items() if value is not None}
+        if given.get("top_k") == -1:  # vLLM's word for off
+            given["top_k"] = 0
+        vocab = self.model.target.vocab_size
+        for name in ("stop_token_ids", "banned_tokens"):
+            if (most := max(getattr(request, name) or (), default=0)) >= vocab:
+                raise bad(f"{name} names token {most}, but ids end at {vocab - 1}", name)
+        stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+        try:
+            sampling = Sampling(
+                **given,
+                logit_bias=biases(request.logit_bias or {}, vocab),
+                banned_tokens=tuple(request.banned_tokens or ()),
+                stop_token_ids=tuple(request.stop_token_ids or ()),
+                stop=stops,
+                min_new_tokens=request.min_tokens or 0,
+                max_new_tokens=length,
+                logprobs=logprobs,
+            )
+        except ConfigError as error:
+            first = str(error).split(" ", 1)[0]
+            param = RENAMED.get(first, first if first in type(request).model_fields else None)
+            text = str(error)
+            for ours, theirs in RENAMED.items():
+                text = text.replace(ours, theirs)
+            raise bad(text, param) from None
+        self._check_choice(sampling)
+        return sampling
+
+    def _check_choice(self, sampling: Sampling) -> None:
+        """Raises ApiError 400 where all tokens are forbidden at the beginning of an answer."""
+        forbidden, vocab = {*sampling.banned_tokens}, self.model.target.vocab_size
+        named = "banned_tokens"
+        if sampling.min_new_tokens:
+            ends = () if sampling.ignore_eos else self.model.tokenizer.eos_ids
+            forbidden |= {*sampling.stop_token_ids, *ends}
+            named += " and the ends that min_tokens puts off"
+        if len(forbidden) >= vocab:
+            raise bad(
+                f"no token is left: {named} are all {vocab} tokens of this model; allow some",
+                "banned_tokens",
+            )
+
+    def _nodes(self, asked: int | None) -> int | None:
+        most = self.settings.max_nodes
+        if asked is not None and asked > most:
+            raise bad(
+                f"speculation.max_nodes is {asked}, but this server allows at most {most}",
+                "speculation.max_nodes",
+            )
+        return asked
+
+    def _prediction(self, request: Shared) -> list[int]:
+        """Ids of the predicted output; what no answer could reach is dropped."""
+        if request.prediction is None:
+            return []
+        if not self.can_predict:
+            raise bad("the verifier of this server cannot judge predictions", "prediction")
+        text = plain_text(request.prediction.content, "prediction.content")
+        context, most = self.model.target.context, self.model.sizes.most
+        text = text[: context * most] if most else text
+        return self.model.tokenizer.encode(text, special=False)[:context]
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self.settings.name:
+            raise unknown(
+                "model",
+                name,
+                [self.settings.name],
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+
+    def _check_samples(self, n: int, num_prompts: int) -> None:
+        if n > (most := self.settings.max_seqs):
+            raise bad(f"n is {n}, but this server runs at most {most} sequences at once", "n")
+        if n * num_prompts > (most := self.settings.max_samples):
+            raise bad(
+                f"{num_prompts} prompts times n = {n} are {n * num_prompts} sequences, but a "
+                f"request may have {most}; send several requests",
+                "n",
+            )
+
+    def _check_context(self, longest: int, max_tokens: int | None, source: str, limit: str) -> int:
+        """How many tokens may come. Raises ApiError 400 if they do not fit."""
+        context, unasked = self.model.target.context, ""
+        if max_tokens is None and source == "prompt":
+            max_tokens, unasked = DEFAULT_TOKENS, " unless max_tokens says otherwise"
+        if longest >= context:
+            raise self._too_long(f"the prompt has {longest} tokens", source)
+        if max_tokens is not None and longest + max_tokens > context:
+            raise bad(
+                f"this model's context is {context} tokens, but the prompt has {longest} and "
+                f"{max_tokens} are to be generated{unasked}, {longest + max_tokens} in all; ask "
+                f"for at most {context - longest}, or shorten the prompt",
+                limit,
+                "context_length_exceeded",
+            )
+        return context - longest if max_tokens is None else max_tokens
+
+    def _too_long(self, what: str, source: str) -> ApiError:
+        """A prompt that leaves no room for an answer."""
+        return bad(
+            f"this model's context is {self.model.target.context} tokens, prompt and answer "
+            f"together, but {what}; shorten it",
+            source,
+            "context_length_exceeded",
+        )
+
+    def _check_memory(self, count: int, length: int) -> None:
+        """Raises ApiError 400 for a request that could not run even alone."""
+        try:
+            self.model.target.check_room(min(count, self.settings.max_seqs), length)
+        except CapacityError as error:
+            raise bad(str(error), "n", "out_of_memory") from None
+
+    def _tokens(self, prompt: str | list[int]) -> list[int]:
+        vocab = self.model.target.vocab_size
+        tokens = self._encode(prompt, "prompt") if isinstance(prompt, str) else prompt
+        if not tokens or prompt == "":
+            raise bad("the prompt is empty; give it at least one token", "prompt")
+        for at, token in enumerate(tokens):
+            if not 0 <= token < vocab:
+                raise bad(
+                    f"the prompt has token {token} at position {at}; ids of this model are 0 to "
+                    f"{vocab - 1}, so it may be of another tokenizer",
+                    "prompt",
+                )
+        return list(tokens)
+
+    def _chat_tokens(self, messages: list[Message]) -> list[int]:
+        found = [plain_message(i, message) for i, message in enumerate(messages)]
+        tokens = self._encode(self.template.text(found), "messages", special=False)
+        if not tokens:
+            raise empty(found)
+        return tokens
+
+    def _encode(self, text: str, source: str, special: bool = True) -> list[int]:
+        """Ids of a text. Raises ApiError, soon, for one that is too long by far."""
+        if (least := self.model.sizes.least(text)) >= self.model.target.context:
+            raise self._too_long(f"the prompt has {least} tokens or more", source)
+        return self.model.tokenizer.encode(text, special=special)

@@ -1,0 +1,239 @@
+"""Named NumPy arrays with their story in one file: what they are, who made them, whether intact.
+
+The container is safetensors, so any tool can look inside; its header carries our own record (kind,
+settings, origin) and a SHA-256 over that record and every array. Files are written beside their
+place and renamed into it, so a crash leaves the old one or the new one. Reading checks everything
+before anything is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import get_ident
+from typing import Any
+
+import numpy as np
+
+from forerun.core.records import Snapshot
+from forerun.errors import CapacityError, ConfigError, DataError
+from forerun.utils.version import __version__
+
+FORMAT = 1
+RECORD, CHECKSUM = "forerun", "sha256"  # keys of the header
+PRIVATE = 0o600  # a new file: what was learned from texts tells of them
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where learned data come from, so that it is not used where it has no meaning."""
+
+    tokenizer: str = ""  # hash of the vocabulary; "" is unknown
+    models: tuple[tuple[str, str], ...] = ()  # (name, hash) of every model it was learned from
+    tenant: str = ""  # whose text it is; "" is everybody's
+    created: str = ""  # ISO 8601, UTC
+    changed: str = ""
+    writer: str = ""  # version of forerun that wrote the file
+
+    @classmethod
+    def joined(cls, origins: Many[Origin]) -> Origin:
+        """The origin of what was made of several; its tenant is left open.
+
+        Raises ConfigError for two tokenizers.
+        """
+        known = sorted({o.tokenizer for o in origins if o.tokenizer})
+        if len(known) > 1:
+            raise ConfigError(
+                "expected data of one tokenizer, got data of "
+                f"{' and '.join(name[:12] for name in known)}: their token ids mean different "
+                "texts; keep one file per tokenizer"
+            )
+        return cls(
+            tokenizer=known[0] if known else "",
+            models=tuple(dict.fromkeys(model for o in origins for model in o.models)),
+            created=min((o.created for o in origins if o.created), default=""),
+        )
+
+
+def write(path: Path | str, snapshot: Snapshot, origin: Origin) -> Origin:
+    """Writes a file, whole or not at all; returns the origin with its dates and version.
+
+    Raises DataError if another kind of file is in the way, CapacityError if it cannot be written:
+    what was there before is then still there.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    path = Path(os.path.realpath(path))  # a link stays a link
+    check_replaceable(path, snapshot.kind)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    origin = replace(origin, created=origin.created or now, changed=now, writer=__version__)
+    arrays = {name: np.ascontiguousarray(array) for name, array in snapshot.arrays.items()}
+    record = _record(snapshot, origin)
+    header = {RECORD: record, CHECKSUM: checksum(record, arrays)}
+    draft = _draft_of(path)
+    try:
+        save_file(arrays, draft, metadata=header)
+        _put(draft, path)
+    except (OSError, SafetensorError) as cause:
+        reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else cause
+        raise CapacityError(
+            f"cannot write {path}: {reason}; free some space or give another place (what was there "
+            "before has not changed)"
+        ) from None
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+    return origin
+
+
+@contextmanager
+def reading(path: Path | str) -> Iterator[None]:
+    """Raises DataError, with the reason, where the system refuses in the block to look at `path`.
+
+    Not only to open it: of a name that is too long it does not even say whether it is there.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise DataError(f"there is no file {path}; check the path") from None
+    except OSError as cause:
+        raise DataError(f"cannot read {path}: {cause.strerror or cause}; check the path") from None
+
+
+def read(path: Path | str, kind: str | None = None) -> tuple[Snapshot, Origin]:
+    """The contents of a file that `write` made, checked. kind: the only one that is welcome.
+
+    Raises DataError, with the reason, for anything that is not exactly what was written.
+    """
+    path = Path(path)
+    header, arrays = _open(path)
+    record = _known(path, header)
+    if checksum(header[RECORD], arrays) != header.get(CHECKSUM):
+        raise DataError(
+            f"{path} was altered or damaged: its contents do not match its checksum; restore a "
+            "copy of it, or remove it to begin anew"
+        )
+    if kind is not None and record["kind"] != kind:
+        raise DataError(f"expected a file of kind {kind!r}, but {path} holds {record['kind']!r}")
+    snapshot = Snapshot(record["kind"], arrays, record["settings"], record["counts"])
+    return snapshot, _origin(record["origin"])
+
+
+def check_place(path: Path) -> None:
+    """Raises DataError where no file can be written: said before the work that is to be saved."""
+    path = Path(os.path.realpath(path))
+    folder = path.parent
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder} to write {path.name} into; make it first")
+    if path.is_dir():
+        raise DataError(f"cannot write {path}: it is a folder; give the name of a file")
+    draft = _draft_of(path)
+    try:  # permissions do not tell of file systems that take no files
+        draft.touch()
+        draft.unlink()
+    except OSError as cause:
+        raise DataError(f"cannot write {path}: {cause.strerror}; give another place") from None
+
+
+def check_replaceable(path: Path, kind: str) -> None:
+    """Raises DataError where something other than a file of this kind would be overwritten."""
+    if path.exists():
+        held = _known(path, _open(path, with_arrays=False)[0])["kind"]
+        if held != kind:
+            raise DataError(
+                f"{path} holds {held!r}, and {kind!r} is not written over it; give another name"
+            )
+
+
+def read_origin(path: Path) -> Origin:
+    """The origin that a file's header tells, unchecked. Raises DataError."""
+    return _origin(_known(path, _open(path, with_arrays=False)[0])["origin"])
+
+
+def checksum(record: str, arrays: dict[str, np.ndarray]) -> str:
+    """SHA-256 over the record and every array with its name, type and shape; hexadecimal."""
+    total = hashlib.sha256(record.encode())
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        total.update(f"\0{name} {array.dtype.str} {array.shape}\0".encode())
+        total.update(array.reshape(-1).view(np.uint8).data)
+    return total.hexdigest()
+
+
+def _record(snapshot: Snapshot, origin: Origin) -> str:
+    parts = {"kind": snapshot.kind, "settings": snapshot.settings, "counts": snapshot.counts}
+    return json.dumps(parts | {"format": FORMAT, "origin": asdict(origin)}, allow_nan=False)
+
+
+def _open(path: Path, *, with_arrays: bool = True) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """Header and arrays of a safetensors file. Raises DataError."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with reading(path):
+            if path.is_dir():
+                raise DataError(f"expected a file, but {path} is a folder; give the name of a file")
+            with safe_open(path, framework="numpy") as file:
+                header = dict(file.metadata() or {})
+                names = list(file.keys()) if with_arrays and RECORD in header else []
+                return header, {name: file.get_tensor(name) for name in names}
+    except (SafetensorError, ValueError, TypeError) as cause:
+        raise DataError(
+            f"{path} was cut off, altered, or never written by forerun ({cause}); restore a copy "
+            "of it, or give another name to begin anew"
+        ) from None
+
+
+def _known(path: Path, header: dict[str, str]) -> dict[str, Any]:
+    """Our record in a header. Raises DataError if there is none, or one of a later format."""
+    try:
+        record = json.loads(header[RECORD])
+        found = record["format"]
+        if {"kind", "settings", "counts", "origin"} <= record.keys() and found == FORMAT:
+            return record
+    except (KeyError, ValueError, TypeError, AttributeError):
+        raise DataError(
+            f"{path} is a safetensors file, but not one that forerun keeps data in; give the name "
+            "of such a file"
+        ) from None
+    raise DataError(
+        f"{path} has format {found!r}, but this forerun ({__version__}) reads {FORMAT}; use the "
+        "version that wrote it"
+    )
+
+
+def _origin(record: dict[str, Any]) -> Origin:
+    known = {f.name for f in fields(Origin)} & record.keys()
+    given = {name: record[name] for name in known}
+    given["models"] = tuple((str(name), str(code)) for name, code in given.get("models", ()))
+    return Origin(**given)
+
+
+def _draft_of(path: Path) -> Path:
+    """Where a file is written before it is renamed into its place."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{get_ident()}.tmp")
+
+
+def _put(draft: Path, path: Path) -> None:
+    """Renames a finished file into its place, on disk before the name points to it."""
+    draft.chmod(path.stat().st_mode & 0o777 if path.exists() else PRIVATE)
+    _sync(draft)
+    draft.replace(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

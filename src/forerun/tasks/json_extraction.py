@@ -1,0 +1,88 @@
+"""JSON extraction: a paragraph states facts, the answer is a JSON object of a given schema.
+
+Records are drawn from a seed: vacancies, orders, events and flats in turn. Score: share of fields
+that are right in value and type; 0.0 where the answer holds no valid JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import Any
+
+from forerun.utils import files
+
+from .base import Example, Generated, plain_text
+from .json_extraction_records import KINDS
+
+WORDING = (
+    "{text}\n\nExtract the facts of this text as a JSON object with exactly these fields:\n\n"
+    "{schema}\n\nAnswer with the JSON object and nothing else."
+)
+ARTICLES = ("a ", "an ", "the ")
+
+
+class JsonExtractionTask(Generated):
+    """Texts of four kinds in turn, eight or nine fields each."""
+
+    def make(self, i: int, rng: random.Random) -> Example:
+        """The category is the kind of text."""
+        record = KINDS[i % len(KINDS)](rng)
+        lines = (f'  "{name}": {kind}' for name, kind in record.schema.items())
+        schema = "{\n" + ",\n".join(lines) + "\n}"
+        turns = (WORDING.format(text=record.text, schema=schema),)
+        answer = json.dumps(record.values)
+        return Example(
+            "",
+            plain_text(turns),
+            answer,
+            reference=answer,
+            category=record.kind,
+            turns=turns,
+            source=record.text,
+        )
+
+    def score(self, example: Example, text: str) -> float:
+        """Share of the fields that are right."""
+        found, wanted = json_object(text), json.loads(example.answer)
+        if found is None:
+            return 0.0
+        right = (name in found and is_same(found[name], value) for name, value in wanted.items())
+        return sum(right) / len(wanted)
+
+    def read(self, text: str) -> str | None:
+        """The object in one form, for votes among samples."""
+        found = json_object(text)
+        return None if found is None else json.dumps(found, sort_keys=True)
+
+
+def json_object(text: str) -> dict[str, Any] | None:
+    """The first JSON object in a text; None if it is not valid or has a key twice."""
+    start = text.find("{")
+    if start < 0:
+        return None
+    decoder = json.JSONDecoder(object_pairs_hook=files.once)
+    try:
+        found, _ = decoder.raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return None
+    return found
+
+
+def is_same(found: Any, wanted: Any) -> bool:
+    """Whether two values agree: texts up to case, spaces and an article, lists in any order."""
+    if isinstance(wanted, list):
+        if not isinstance(found, list) or len(found) != len(wanted):
+            return False
+        return sorted(map(_plain, found)) == sorted(map(_plain, wanted))
+    if isinstance(wanted, str):
+        return isinstance(found, str) and _plain(found) == _plain(wanted)
+    if isinstance(wanted, bool) or wanted is None:
+        return found is wanted
+    return isinstance(found, int | float) and not isinstance(found, bool) and found == wanted
+
+
+def _plain(text: Any) -> str:
+    words = re.sub(r"\s+", " ", str(text)).strip().casefold()
+    return next((words.removeprefix(a) for a in ARTICLES if words.startswith(a)), words)

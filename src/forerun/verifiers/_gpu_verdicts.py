@@ -1,0 +1,146 @@
+"""Verifies a batch of logits on a device, with one copy to the host.
+
+A sampled sequence is verified by `tensor_walk`, a greedy one by the argmax of every row. The same
+copy brings the largest logits of each row, which drafters learn from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forerun.core.dice import SeededDice
+from forerun.core.logits import Laws
+from forerun.core.records import Verdict
+from forerun.core.sampling import argmax
+from forerun.core.tree import Tree
+from forerun.verifiers import _gpu as tensor_walk
+
+
+@dataclass(frozen=True)
+class TopLogits:
+    """Top-K logits of each row of a tree, root first, with their log-normalisers.
+
+    ids [n + 1, K], logits [n + 1, K], falling; sums [n + 1, 2]: logsumexp of the logits less the
+    largest, and of that over the temperature.
+    """
+
+    ids: np.ndarray
+    logits: np.ndarray
+    sums: np.ndarray
+    temperature: float
+
+    def entries(self, nodes: list[int], num: int, *, is_raw: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Ids int32 and probabilities float32 [len(nodes), num] of the largest entries, then zeros.
+
+        is_raw: at temperature 1, not at that of the request. Node -1 is the root.
+        """
+        rows, most = np.array(nodes) + 1, min(num, self.ids.shape[1])
+        scale = 1.0 if is_raw else 1.0 / self.temperature
+        below = self.logits[rows, :most] - self.logits[rows, :1]  # at most 0: no overflow
+        exponents = below * scale - self.sums[rows, 0 if is_raw else 1, None]
+        ids, probs = np.zeros((len(rows), num), np.int32), np.zeros((len(rows), num), np.float32)
+        ids[:, :most], probs[:, :most] = self.ids[rows, :most], np.exp(exponents)
+        return ids, probs
+
+
+def verdicts(trees: Many[Tree], laws: Many[Laws], dice: Many[SeededDice]) -> list[Verdict]:
+    """Verifies sequences with `Laws.is_temperature_only`; sets `Laws.top_logits` where asked.
+
+    Raises as the plain rules do.
+    """
+    logits = torch.cat([law.rows.logits for law in laws]) if len(laws) > 1 else laws[0].rows.logits
+    logits = logits if logits.element_size() >= 4 else logits.float()  # [N, V]
+    sizes = [len(tree) + 1 for tree in trees]
+    drawn = [i for i, law in enumerate(laws) if not law.sampling.is_greedy]
+    extra = HostCopy(logits, laws, sizes)
+    p = _probabilities(logits, laws, sizes, drawn)
+    own = [trees[i] for i in drawn], [dice[i] for i in drawn]
+    walked, copied = tensor_walk.walked(p, *own, extra.packed)
+    rows = extra.read(copied)
+    found = {
+        i: rows.follow(i, trees[i], law) for i, law in enumerate(laws) if law.sampling.is_greedy
+    }
+    for i, law in enumerate(laws):
+        law.top_logits = rows.top_logits(i, law) if law.num_top_logits else None
+    found |= zip(drawn, tensor_walk.settled(walked, p, *own), strict=True)
+    return [found[i] for i in range(len(trees))]
+
+
+def _probabilities(
+    logits: Tensor, laws: Many[Laws], sizes: list[int], drawn: list[int]
+) -> list[Tensor]:
+    """Distributions [n + 1, V] of the sampled sequences."""
+    if not drawn:
+        return []
+    parts = logits.split(sizes)
+    scales = {max(laws[i].sampling.temperature, 1e-30) for i in drawn}
+    if len(scales) == 1 and len(drawn) == len(sizes):  # as a rule: few calls for a whole batch
+        return list((logits / scales.pop()).softmax(-1).split(sizes))
+    return [(parts[i] / max(laws[i].sampling.temperature, 1e-30)).softmax(-1) for i in drawn]
+
+
+class HostCopy:
+    """Packs the argmax and the top-K logits of each row into the copy of the verdicts."""
+
+    def __init__(self, logits: Tensor, laws: Many[Laws], sizes: list[int]) -> None:
+        self.starts = np.concatenate([[0], np.cumsum(sizes)])
+        self.rows, self.vocab = logits.shape
+        self.most = min(max(law.num_top_logits for law in laws), self.vocab)
+        parts: list[Tensor] = []
+        if any(law.sampling.is_greedy for law in laws):
+            parts += torch.max(logits, -1)  # of equal ones the first
+        if self.most:
+            top = logits.topk(self.most, -1)
+            below = logits - top.values[:, :1]
+            own = _scaled(below, laws, sizes)
+            parts += [*top, below.logsumexp(-1), own.logsumexp(-1)]
+        self.widths = [part.shape[1] if part.dim() == 2 else 1 for part in parts]
+        self.packed = torch.cat([part.double().reshape(-1) for part in parts]) if parts else None
+        self._arrays: list[np.ndarray] = []
+
+    def read(self, copied: np.ndarray) -> HostCopy:
+        """Takes apart the numbers [m] that came to the host."""
+        ends = np.cumsum([self.rows * width for width in self.widths])
+        pieces = np.split(copied, ends[:-1]) if self.widths else []
+        pairs = zip(pieces, self.widths, strict=True)
+        self._arrays = [piece.reshape(self.rows, width) for piece, width in pairs]
+        return self
+
+    def top_logits(self, i: int, law: Laws) -> TopLogits:
+        """Those of one sequence."""
+        part = slice(self.starts[i], self.starts[i + 1])
+        logits, ids, raw, own = (array[part] for array in self._arrays[-4:])
+        temperature = 1.0 if law.sampling.is_greedy else max(law.sampling.temperature, 1e-30)
+        return TopLogits(ids, logits, np.concatenate([raw, own], 1), temperature)
+
+    def follow(self, i: int, tree: Tree, law: Laws) -> Verdict:
+        """The greedy verdict: down while a child holds the argmax of its parent's row."""
+        highest, best = (
+            array[self.starts[i] : self.starts[i + 1], 0] for array in self._arrays[:2]
+        )
+        node, kept = -1, list[int]()
+        while True:
+            if not math.isfinite(highest[node + 1]):
+                argmax(law.logits(node))  # says what is wrong
+            token = int(best[node + 1])
+            hits = np.flatnonzero((tree.parents == node) & (tree.tokens == token))
+            if not len(hits):
+                return Verdict(kept, token)
+            node = int(hits[0])
+            kept.append(node)
+
+
+def _scaled(logits: Tensor, laws: Many[Laws], sizes: list[int]) -> Tensor:
+    """Logits over each sequence's temperature; greedy ones as they are."""
+    scales = [1.0 if s.is_greedy else max(s.temperature, 1e-30) for s in (x.sampling for x in laws)]
+    if len(set(scales)) == 1:
+        return logits / scales[0]
+    parts: Any = zip(logits.split(sizes), scales, strict=True)
+    return torch.cat([part / scale for part, scale in parts])

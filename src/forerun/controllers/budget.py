@@ -4,10 +4,10 @@ A step over N rows takes the seconds that `engine/cost/step.py` has measured; no
 accepted with probability a_i, counted as steps go by, for each drafter apart where several compete
 (`controllers/_acceptance.py`), and scaled to the sequence's own recent luck. Of the nodes of all
 sequences the likeliest are taken, as many as maximise tokens / time of the whole step: what the
-first draft of a step costs is shared by all that draft. Growers that know chances beforehand get a threshold as
-well: a node is worth a row if its chance exceeds half of tokens per second times seconds per row,
-on average over the step. Where nothing pays nothing is drafted, except a probe now and then: one
-sequence tries for all that share the controller; as many go on learning as is cheap beside a pass,
+first draft of a step costs is shared by all that draft. Growers that know chances beforehand get
+a threshold as well: a node is worth a row if its chance exceeds half of tokens per second times
+seconds per row, on average over the step. Where nothing pays nothing is drafted, except a probe now
+and then: one sequence tries for all that share the controller; as many go on learning as is cheap,
 so that a probe finds a text that has begun to repeat. The first step drafts nothing: it shows how
 many run at once.
 

@@ -2,8 +2,8 @@
 
 A place is valued by the product of `core.acceptance_prior` along its path, which are known before
 its token is drawn; so whether a place is filled depends on other tokens, never on its own, and
-drawn children stay exact: given an earlier sibling's token and its rejection, what is owed is the same
-residual law whether or not another child follows. The form is that of EAGLE-2's dynamic trees.
+drawn children stay exact: given an earlier sibling's token and its rejection, what is owed is
+the same residual law whether or not another child follows. The form is EAGLE-2's.
 """
 
 from __future__ import annotations

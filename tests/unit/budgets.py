@@ -67,22 +67,3 @@ def extra(cost: Cost, plans: Many[Plan], is_known: bool = True) -> float:
     rows = num + is_known * sum(plan.nodes for plan in plans)
     aside = cost.aside(num, drafts * is_known, drafts * (not is_known))
     return (float(cost.at(rows)) + aside) / (float(cost.at(num)) + cost.aside(num, 0)) - 1
-
-
-class Dear(Drafter):
-    """Any draft costs as much as ten steps; counts how often that is asked."""
-
-    labels = frozenset({"point"})
-    price = 10.0
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[int, int]] = []  # nodes, sequences
-        self.hoped: list[int] = []
-
-    def seconds(self, nodes: int, num: int = 1) -> float:
-        self.asked.append((nodes, num))
-        return self.price
-
-    def hope(self, num: int = 1) -> tuple[float, float]:
-        self.hoped.append(num)
-        return super().hope(num)

@@ -1,44 +1,70 @@
-"""The arithmetic of a decision, compiled: after a pass every line of Python is cold.
-
-Kernels write into arrays of their caller: for the type of each that it returns Numba calls into
-Python.
-"""
+"""Which draft nodes pay: acceptance beliefs and the choice of tree sizes, compiled."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import njit
 
-WEIGHT = 4.0  # trials that the first belief in a node stands for
+if TYPE_CHECKING:
+    from forerun.controllers._acceptance import Acceptance
+    from forerun.core.records import Cost
+
+PRIOR_TRIALS = 4.0  # trials that the prior of a node counts for
 
 
 @njit(cache=True, nogil=True)
-def believe(
+def node_beliefs(
     counts: np.ndarray, weight: float, first: float, below: float, found: np.ndarray
 ) -> None:
-    """Writes what is believed of nodes, [3, N + 1]: acceptance, chance to be made, tokens of that
-    many.
+    """Writes [3, N + 1]: acceptance of node i, chance that it is made, accepted nodes of i drafted.
 
-    counts: drafts that might have had so many nodes, that had so many, and that had this node
-    accepted, [3, N + 1]; weight: of one of now. first, below: acceptance that is believed in at
-    first, of the first node and below a sure one. A node is believed to fare a little worse than
-    the one before it.
+    counts [3, N + 1]: drafts that were allowed i nodes, that had i nodes, and that had node i
+    accepted; a draft of now counts `weight`. first, below: prior acceptance of the first node, and
+    of a node below an accepted one. The prior of a later node is a little below the node before it.
     """
     num = counts.shape[1] - 1
     found[:] = 0.0
-    asked = tries = 0.0
+    allowed = tries = 0.0
     for i in range(num - 1, -1, -1):  # a draft of more nodes had this one, too
-        asked += counts[0, i + 1] / weight
+        allowed += counts[0, i + 1] / weight
         tries += counts[1, i + 1] / weight
         found[0, i] = tries
-        found[1, i] = (tries + WEIGHT) / (asked + WEIGHT)
+        found[1, i] = (tries + PRIOR_TRIALS) / (allowed + PRIOR_TRIALS)
     rate = first / below
     for i in range(num):
-        rate = (counts[2, i] / weight + WEIGHT * below * rate) / (found[0, i] + WEIGHT)
+        hits = counts[2, i] / weight + PRIOR_TRIALS * below * rate
+        rate = hits / (found[0, i] + PRIOR_TRIALS)
         found[0, i] = rate
         found[2, i + 1] = found[2, i] + rate
         if i:
             found[1, i] = min(found[1, i], found[1, i - 1])
+
+
+def best_sizes(
+    parts: Many[tuple[float, Acceptance]], cost: Cost, num: int, roots: int, margin: float
+) -> tuple[list[int], float, float]:
+    """Nodes of each sequence, seconds of one row more, and tokens per second; see `choose`.
+
+    parts: for each sequence its factor of acceptance, and the counts of its drafter.
+    """
+    if not parts:
+        return [], 0.0, 0.0
+    prices = [(factor, cost.per_draft + a.per_draft, a.per_node) for factor, a in parts]
+    sizes, per_row, speed = choose(
+        np.array([acceptance.beliefs for _, acceptance in parts]),
+        np.array(prices),
+        num,
+        roots,
+        np.array(cost.rows, float),
+        np.array(cost.seconds),
+        cost.aside(num, 1) - cost.per_draft,
+        num / (cost.whole(roots) + cost.aside(num, 0)),
+        margin,
+    )
+    return sizes.tolist(), per_row, speed
 
 
 @njit(cache=True, nogil=True)
@@ -49,21 +75,19 @@ def choose(
     roots: int,
     rows: np.ndarray,
     seconds: np.ndarray,
-    aside: float,
+    overhead: float,
     plain: float,
     margin: float,
-    sizes: np.ndarray,
-) -> tuple[float, float]:
-    """Writes into `sizes` [S] how many nodes each of S sequences drafts; returns the marginal
-    seconds per row, and tokens per second.
+) -> tuple[np.ndarray, float, float]:
+    """Nodes of each of S sequences [S], seconds per further row, and tokens per second.
 
-    Of the nodes of all the likeliest, as many as make the most tokens per second; none where these
-    do not pay with `margin` fewer tokens than hoped for.
+    Takes the likeliest nodes of all, as many as make the most tokens per second; none where these
+    do not pay with `margin` fewer tokens than expected.
 
-    beliefs: what `believe` finds, [S, 3, N + 1]. prices: of each the factor of its luck, seconds
-    of a draft and of a node, [S, 3]. num: sequences of the step, S or more. roots: rows of a
-    pass without drafts. rows, seconds: of passes. aside: seconds beside the pass where anybody
-    drafts. plain: tokens per second without drafts.
+    beliefs [S, 3, N + 1]: see `node_beliefs`. prices [S, 3]: factor of the acceptance of a
+    sequence, seconds per draft and per node. num: sequences of the step, S or more. roots: rows of
+    a pass without drafts. rows, seconds: of passes. overhead: seconds of a step besides its pass
+    where any sequence drafts. plain: tokens per second without drafts.
     """
     size, nodes = len(beliefs), beliefs.shape[2] - 1
     chances = np.empty(size * nodes)
@@ -73,28 +97,29 @@ def choose(
             least = min(least, beliefs[s, 0, i])
             chances[s * nodes + i] = -prices[s, 0] * least
     order = np.argsort(chances, kind="mergesort")
-    # of the nodes so far: tokens beyond one per sequence, seconds of drafting them
-    hoped = beside = best_speed = best_hoped = best_rows = best_pass = 0.0
-    made, taken = float(roots), 0  # rows, on average; nodes of the best
+    # of the nodes so far: expected tokens, seconds of drafting them
+    expected = drafting = best_speed = best_expected = best_rows = best_pass = 0.0
+    made, taken = float(roots), 0  # expected rows; nodes of the best choice
     for k in range(len(order)):
         s, i = order[k] // nodes, order[k] % nodes
         chance = beliefs[s, 1, i]
         made += chance
-        hoped += prices[s, 0] * chance * beliefs[s, 0, i]
-        beside += chance * prices[s, 2] + (prices[s, 1] if i == 0 else 0.0)
+        expected += prices[s, 0] * chance * beliefs[s, 0, i]
+        drafting += chance * prices[s, 2] + (prices[s, 1] if i == 0 else 0.0)
         whole = _pass(made, rows, seconds)
-        speed = (num + hoped) / (whole + beside + aside)
+        speed = (num + expected) / (whole + drafting + overhead)
         if speed > best_speed:
-            best_speed, best_hoped, best_rows, best_pass, taken = speed, hoped, made, whole, k + 1
-    sizes[:] = 0
-    if (num + (1 - margin) * best_hoped) * best_speed <= plain * (num + best_hoped):
-        return 0.0, 0.0
+            best_speed, best_expected, best_rows, best_pass = speed, expected, made, whole
+            taken = k + 1
+    sizes = np.zeros(size, np.int64)
+    if (num + (1 - margin) * best_expected) * best_speed <= plain * (num + best_expected):
+        return sizes, 0.0, 0.0
     firsts = roots
     for k in range(taken):
         sizes[order[k] // nodes] += 1
         firsts += order[k] % nodes == 0
     more = best_pass - _pass(float(firsts), rows, seconds)
-    return more / max(best_rows - firsts, 1.0), best_speed
+    return sizes, more / max(best_rows - firsts, 1.0), best_speed
 
 
 @njit(cache=True, nogil=True)

@@ -1,81 +1,39 @@
-"""The trees that make the most tokens per second together, which may be none.
+"""Draft the nodes that make the most tokens per second; decode plainly where drafting does not pay.
 
-A step over N rows takes the seconds that `engine/cost/step.py` has measured; node i of a draft is
-accepted with probability a_i, counted as steps go by, for each drafter apart where several compete
-(`controllers/_acceptance.py`), and scaled to the sequence's own recent luck. Of the nodes of all
-sequences the likeliest are taken, as many as maximise tokens / time of the whole step: what the
-first draft of a step costs is shared by all that draft. Growers that know chances beforehand get
-a threshold as well: a node is worth a row if its chance exceeds half of tokens per second times
-seconds per row, on average over the step. Where nothing pays nothing is drafted, except a probe now
-and then: one sequence tries for all that share the controller; as many go on learning as is cheap,
-so that a probe finds a text that has begun to repeat. The first step drafts nothing: it shows how
-many run at once.
+A step over R rows takes c(R) seconds (`engine/cost`). Node i of a draft is accepted with
+probability a_i, counted per drafter and scaled by how the sequence fares (`_acceptance.py`). The
+nodes of all sequences are ranked by this chance and taken while the tokens per second of the whole
+step rise (`_tree_size.choose`). A sequence that gets no node rests.
 
-Looks in vain come at growing distances, up to a small share of the time: what a memory lacks at
-first is text, and learning alone costs a fraction of a look. Unless the account is overdrawn, a
-text that begins is tried soon, however long others have rested: it may be a sample of a prompt that
-has been learned meanwhile.
+One account, in seconds, pays for drafts, empty drafts and learning. It holds CREDIT_STEPS plain
+steps at first and at most, and gains what a step saves over plain decoding plus PROBE_SHARE of a
+plain step. Below zero all sequences decode plainly, until it holds one plain step again. So drafts
+that never pay cost the credit once and PROBE_SHARE of the time. After an empty draft, back off
+exponentially. A resting sequence probes as often as PROBE_SHARE allows.
 
-What all this costs, drafts, looks in vain and learning, is on one account with what it saves: the
-seconds in which plain decoding would have made the same tokens. Only a little credit is given at
-first and with every step; to a lone text in parts as those before it end. At first it is little
-where looks are dear beside a plain step: short answers of a tiny model stay plain. While the
-account is overdrawn all is plain decoding, and the controller does next to nothing: on a tiny model
-its own work would cost more than the drafts. So it is where all rest and the account does not hold
-the price of the next probe: a draft model has to read the text first. No clock is read while it
-runs: the same costs, texts and seeds give the same plans.
+No clock is read: the same costs, texts and seeds give the same plans.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 
-import numpy as np
-
-from forerun.controllers._acceptance import Counts
-from forerun.controllers._tree_size import choose
+from forerun.controllers._acceptance import Acceptance, Record
+from forerun.controllers._tree_size import best_sizes
 from forerun.controllers.fixed import MOST
 from forerun.core.records import Cost, Plan, Sequence, Step
 from forerun.core.roles import Controller, Drafter, Target
 from forerun.engine.cost.step import cost_of
 from forerun.errors import ConfigError
 
-REVIEW = 4  # steps with drafts between two decisions
-FAST = 0.9  # memory of a sequence's luck
-PATIENCE = 8, 1024  # passes in which a sequence rests between two probes: at first, at most
-PROBE = 4  # nodes
-BARGAIN = 0.5  # of a row's price, what a node's chance must be worth: growers know it too low
-MARGIN = 0.2  # of the tokens hoped for, without which drafting must pay: the best guess is too good
-MANY = 0.15  # of a drafter's price, more for each further part that learns, and for choosing
-LEARNING = 0.3, 0.16  # of a look in vain, to learn only; the share of a step that it may take
-VAIN = 0.02  # of the time, at most, for looks in vain: their distance doubles up to there
-CREDIT = 32.0  # plain steps, for lone sequences one after the other
-TOGETHER = 16.0  # plain steps of one sequence, for all of a batch together
-FIRST = 8.0, 2.0  # of the credit: at most at first; to a lone one at least as it and others end
-LOOK = 0.06  # of a plain step: where looks of all cost more there is less at first
-ALLOWED, MOST_SAVED = 0.005, 32.0  # plain steps, with every step and at most
-BACK = 0.5  # plain steps on the account before drafts come back
-SAVED = 0.1  # plain steps, at least, between two tries to pay for a probe
-BEGIN = 4.0  # looks, before the first: all that a drafter begins with costs about as much
-SOBER = 50  # steps between two times that a debt is forgiven since the sequences have changed
-NOTHING, LISTEN = Plan(0, learns=False), Plan(0)
+REVIEW_STEPS = 4  # drafting steps between two decisions, and of a probe
+PROBE_NODES = 4  # of a draft by a sequence that rests
+CREDIT_STEPS = 6.0  # plain steps that drafts may lose at first
+PROBE_SHARE = 0.01  # of plain decoding time, that drafts may lose in the long run
+MARGIN = 0.2  # of the expected tokens: drafting must pay without them, since the best guess is high
+MIN_WORTH = 0.5  # of a row's price in tokens, below which growers add no node
 
-
-@dataclass
-class Luck:
-    """How one sequence fares beside what its drafts promised; means over recent drafts."""
-
-    counts: Counts  # of who drafts for it
-    plan: Plan = NOTHING
-    reading: float = 0.0  # seconds of the next draft that go to what was not read of its text
-    promised: float = 1.0
-    accepted: float = 1.0
-    probe: int = 0  # number of its last probe
-
-    @property
-    def factor(self) -> float:
-        return min(2.0, self.accepted / self.promised)
+PLAIN, LEARN = Plan(0, learns=False), Plan(0)
 
 
 class Budget(Controller):
@@ -88,279 +46,126 @@ class Budget(Controller):
                 f"{depth=}; to draft nothing use the drafter 'none'"
             )
         self.nodes, self.depth = nodes, depth
-        self._probe = Plan(min(PROBE, nodes), depth)
-        self._drafter = Drafter()
-        self._counts: dict[Drafter, Counts] = {}
-        self._unasked = Counts(self._drafter, nodes)  # of sequences until something is decided
-        self._expect(Cost((1, 2), (1.0, 1.0)))
-        self._luck: dict[Sequence, Luck] = {}  # of running ones
-        self._num, self._plain = 0, 0.0  # sequences in the last step; its seconds without drafts
-        self._common = 0  # of them those that took rows of others; the rest are roots
-        self._settled = 0  # roots as they last were when all was begun anew
-        self._left = REVIEW  # steps with drafts until the next decision
-        self._vain, self._wait = 0, 0  # looks in vain at a stretch, and passes until the next look
-        self._idle, self._pause = 0, PATIENCE[0]  # passes since the last probe, and until the next
-        self._probes = 0
-        self._rests = False  # whether a sequence rests, so that passes count
-        self._account: float | None = None  # seconds; none before the first step
-        self._first = 0.0  # plain steps of credit at first for one alone
-        self._owed = 0.0  # plain steps: credit of a lone sequence that is still to come
-        self._sober = SOBER  # steps since a debt was forgiven
-        self._is_broke, self._back = False, BACK  # all is plain until so much is on the account
-        self._is_idle = False  # the drafter never drafts
+        self._probe = Plan(min(PROBE_NODES, nodes), depth)
+        self._drafter, self._cost = Drafter(), Cost((1, 2), (1.0, 1.0))
+        self._known: dict[Drafter, Acceptance] = {}
+        self._records: dict[Sequence, Record] = {}  # of running sequences
+        self._num, self._roots, self._plain = 0, 0, 0.0  # of the last step; seconds without drafts
+        self._account, self._is_overdrawn = 0.0, False
+        self._review = 0  # drafting steps until the next decision
+        self._wait, self._backoff = 0.0, 1.0  # steps until the next draft, now and once it is empty
+        self._rests, self._probe_wait, self._num_probes = False, 0.0, 0
 
     def bind(self, target: Target, drafter: Drafter) -> None:
-        self._drafter, self._is_idle = drafter, not drafter.labels
-        self._luck.clear()  # of sequences that were given up elsewhere
-        if self._is_idle:  # nothing to price: steps need not be measured
-            return
-        num = sum(part.learns for part in drafter.within())
-        self._expect(cost_of(target).drafted(1 + MANY * max(num - 1, 0)))
-        self._unasked = Counts(drafter, self.nodes)
-        self._best([Luck(self._unasked)])  # compiled before anything waits for it
-        self._first, back = self._credit(1)
-        self._is_broke = self._first < back  # the first steps are plain, at no cost at all
+        self._drafter = drafter
+        self._records.clear()
+        if drafter.labels:  # else it never drafts, and steps need no price
+            self._cost = cost_of(target)
 
     def plan(self, seq: Sequence) -> Plan:
-        if self._is_broke or self._is_idle:
-            return NOTHING
-        luck = self._luck.get(seq)
-        if luck is None:
-            luck = self._luck[seq] = Luck(self._unasked)
-            if self._idle >= PATIENCE[0]:
-                self._idle = self._pause  # what other texts taught since then may help this one
-            if self._num:  # else nothing is priced: the first step shows how many run
-                self._decide(is_probing=True)
-        elif self._num and not self._wait and luck.counts.drafter is not self._drafter.whose(seq):
-            self._decide(is_probing=True)
-        if luck.plan.is_empty:
-            return luck.plan
-        if self._wait:
-            return LISTEN
-        luck.reading = luck.counts.drafter.reading(seq)
-        return luck.plan
+        if self._is_overdrawn or not self._drafter.labels:
+            return PLAIN
+        if not self._num:  # the first step shows how many sequences run
+            return LEARN
+        active, record = self._drafter.whose(seq), self._records.get(seq)
+        if record is None:
+            record = self._records[seq] = Record(self._acceptance(active), LEARN)
+            self._decide()
+        elif record.acceptance.drafter is not active:
+            record.acceptance = self._acceptance(active)
+            self._decide()
+        if record.plan.is_empty:
+            return record.plan
+        if self._wait >= 1:
+            return LEARN
+        record.catch_up = active.reading(seq)
+        return record.plan
 
     def observe(self, step: Step) -> None:
-        if self._is_idle:
+        if not self._drafter.labels:
             return
-        num = len(step.seqs)
-        self._sober += 1
-        common = step.num_common if step.leads else 0
-        if (num, common) != (self._num, self._common):
-            self._resize(num, common)
-        if self._is_broke:  # most steps where drafts do not pay: as little as can be
-            self._account += ALLOWED * self._plain  # type: ignore[operator]
-            if self._account >= self._back * self._plain:
-                self._renew()
-            return
-        self._idle += self._rests
-        self._balance(step)
-        if not self._is_broke and (self._left <= 0 or self._rests and self._idle >= self._pause):
+        num, roots = len(step.seqs), len(step.seqs) - step.num_common
+        self._plain = self._cost.whole(roots) + self._cost.aside(num, 0)
+        if (num, roots) != (self._num, self._roots):
+            self._account = self._account if self._num else CREDIT_STEPS * self._plain
+            self._num, self._roots, self._review = num, roots, 0
+        self._wait, self._probe_wait = max(self._wait - 1, 0.0), max(self._probe_wait - 1, 0.0)
+        self._settle(step)
+        if not self._is_overdrawn and (self._review <= 0 or self._rests and self._probe_wait < 1):
+            self._review = 0
             self._decide()
 
     def finish(self, seq: Sequence) -> None:
-        self._luck.pop(seq, None)
-        if self._owed:  # it has taught what the next one may try
-            more = min(max(self._first, FIRST[1]), self._owed)
-            self._owed -= more
-            self._account = (self._account or 0.0) + more * self._plain / max(self._num, 1)
+        self._records.pop(seq, None)
 
-    def _expect(self, cost: Cost) -> None:
-        """Steps cost so much."""
-        self._cost = cost
-        self._curve = np.array(cost.rows, float), np.array(cost.seconds)
-
-    def _balance(self, step: Step) -> None:
-        """What a step has saved or spent beside plain decoding."""
-        looks = hears = 0
-        for plan in step.plans:
-            if plan.nodes > 0:
-                looks += 1
-            elif plan.learns:
-                hears += 1
-        saved = ALLOWED * self._plain
-        if hears:
-            saved -= self._hearing(hears)
-        if looks:
-            saved += self._settle(step, looks)
-        else:
-            self._wait = max(self._wait - 1, 0)
-        self._account = min((self._account or 0.0) + saved, MOST_SAVED * self._plain)
-        self._is_broke = self._account < 0
-
-    def _settle(self, step: Step, looks: int) -> float:
-        """What a step with looks teaches; the seconds that it has saved."""
-        num, drafts, nodes, tokens, spent = len(step.seqs), 0, 0, 0, 0.0
-        heard: dict[Counts, int] = {}
-        readings: dict[Hashable, float] = {}  # samples of one prompt read it once
-        for i, seq in enumerate(step.seqs):
-            size, asked = len(step.trees[i].tokens), step.plans[i].nodes
-            tokens += len(step.emitted[i])
+    def _settle(self, step: Step) -> None:
+        """Counts what became of drafts, and puts what the step saved or lost on the account."""
+        drafts, empty, spent = 0, 0, 0.0
+        catch_up: dict[Hashable, float] = {}  # samples of one prompt share the reading
+        parts = zip(step.seqs, step.plans, step.trees, step.verdicts, strict=True)
+        for seq, plan, tree, verdict in parts:
+            record, size = self._records.get(seq), len(tree)
             drafts += size > 0
-            nodes += size
-            luck = self._luck.get(seq)
-            if luck is None or asked <= 0 and not size:
+            empty += not size and (plan.nodes > 0 or plan.learns)
+            if record is None or not (size or plan.nodes > 0):
                 continue
-            counts = luck.counts
-            if counts.priced <= 0:
-                counts.price(num)
-            if not size:
-                spent += counts.vain
-                continue
-            spent += counts.each + counts.per_node * size
-            if luck.reading:
+            spent += record.acceptance.seconds(size)
+            if size:
                 text = seq if seq.group is None else seq.group
-                readings[text] = max(readings.get(text, 0.0), luck.reading)
-            heard[counts] = heard.get(counts, 0) + 1
-            size, accepted = min(size, self.nodes), step.verdicts[i].nodes
-            luck.promised = FAST * luck.promised + (1 - FAST) * counts.gains[size]
-            luck.accepted = FAST * luck.accepted + (1 - FAST) * len(accepted)
-            counts.add(asked, size, accepted)
-        for counts, count in heard.items():
-            counts.decay(count)
+                catch_up[text] = max(catch_up.get(text, 0.0), record.catch_up)
+                record.add(plan.nodes, size, verdict.nodes)
+        num, tokens = len(step.seqs), sum(map(len, step.emitted))
+        spent += self._cost.whole(self._roots + step.num_nodes) + sum(catch_up.values())
+        spent += self._cost.aside(num, drafts, empty)
+        saved = self._plain * (tokens / num + PROBE_SHARE) - spent
+        self._account = min(self._account + saved, CREDIT_STEPS * self._plain)
+        self._is_overdrawn = self._account < (self._plain if self._is_overdrawn else 0.0)
         if drafts:
-            self._left -= 1
-            self._vain = 0
-        else:
-            self._vain += 1
-            longest = self._cost.vain(looks) / (VAIN * self._plain)
-            self._wait = int(min(2.0 ** min(self._vain - 1, 30), max(longest, 1.0))) - 1
-        rows = num - self._common + (step.num_nodes if step.leads else nodes)
-        spent += self._cost.whole(rows) + self._cost.aside(num, drafts, looks - drafts)
-        return self._plain * tokens / num - spent - sum(readings.values())
+            self._review, self._backoff = self._review - 1, 1.0
+        elif any(plan.nodes > 0 for plan in step.plans):
+            longest = self._cost.vain(empty) / (PROBE_SHARE * self._plain)
+            self._wait = min(self._backoff, max(longest, 1.0)) - 1
+            self._backoff = self._wait * 2 + 2
 
-    def _hearing(self, hears: int) -> float:
-        """Seconds of a step in which so many sequences only learn."""
-        return LEARNING[0] * self._cost.vain(hears)
+    def _acceptance(self, drafter: Drafter) -> Acceptance:
+        """What is known of a drafter."""
+        if drafter not in self._known:
+            self._known[drafter] = Acceptance(drafter, self.nodes, self._num)
+        return self._known[drafter]
 
-    def _resize(self, num: int, common: int) -> None:
-        """Other sequences than before run at once, or as many say the same as another."""
-        if self._rests and num < self._num:  # what did not pay beside so many may pay now
-            self._left = 0
-        self._num, self._common, roots = num, common, num - common
-        self._plain = self._cost.whole(roots) + self._cost.aside(num, 0)
-        first, back = self._credit(num)
-        if self._account is None:  # in steps as they will be: what is common soon is not
-            self._account, self._back = first * self._apart(num), back
-            self._owed = CREDIT - first if num == 1 else 0.0
-            self._is_broke = first < back
-        if not self._settled / 2 < roots < 2 * self._settled:
-            self._settled = roots
-            for counts in self._counts.values():
-                counts.price(num)
-            if first >= back:  # nothing is forgiven where a try is dear
-                self._renew()
-
-    def _apart(self, num: int) -> float:
-        """Seconds of a plain step of so many that have nothing in common."""
-        return self._cost.whole(num) + self._cost.aside(num, 0)
-
-    def _credit(self, num: int) -> tuple[float, float]:
-        """Plain steps that so many are given at first, and what is needed to begin."""
-        look = self._cost.vain(num) / self._apart(num)
-        share = (LOOK / max(look, LOOK)) ** 2
-        return min(FIRST[0], TOGETHER / num) * share, max(BACK, BEGIN * look)
-
-    def _renew(self) -> None:
-        """All are decided anew; a debt is forgiven and a probe comes at once, but seldom."""
-        self._back = BACK
-        if self._sober >= SOBER:
-            self._sober = 0
-            self._account = max(self._account or 0.0, BACK * self._plain)
-            self._idle = self._pause = PATIENCE[0]
-        self._is_broke = self._account is not None and self._account < 0
-        if not self._is_broke:
-            self._decide()
-
-    def _of(self, drafter: Drafter) -> Counts:
-        """What is known of one of those that draft."""
-        counts = self._counts.get(drafter)
-        if counts is None:
-            counts = self._counts[drafter] = Counts(drafter, self.nodes)
-        return counts
-
-    def _decide(self, *, is_probing: bool = False) -> None:
-        """What all draft until the next decision: what pays best, nothing, or a probe.
-
-        is_probing: a probe that is under way goes on.
-        """
-        if not is_probing:
-            self._left = REVIEW
-        running = [*self._luck.items()]
-        if not running:  # all came while nothing was drafted, or others plan for them
-            return
-        known: set[Counts] = set()
-        for seq, luck in running:
-            luck.counts = counts = self._of(self._drafter.whose(seq))
-            if counts not in known:
-                known.add(counts)
-                if counts.priced <= 0:
-                    counts.price(self._num)
-                counts.review(REVIEW)
-        sizes, per_row, speed = self._best([*self._luck.values()])
-        plans: dict[tuple[int, Counts], Plan] = {}  # most are alike
-        resting: list[tuple[Sequence, Luck]] = []
-        for (seq, luck), size in zip(running, sizes, strict=True):
-            if luck.plan is self._probe:
-                if size:
-                    self._pause = max(self._pause // 4, PATIENCE[0])
-                elif is_probing:
-                    continue
-            if not size:
-                luck.plan = self._resting(len(resting))
-                resting.append((seq, luck))
-                continue
-            kind = size, luck.counts
-            if kind not in plans:
-                least = BARGAIN * speed * (per_row + luck.counts.per_node)
-                plans[kind] = Plan(size, self.depth, least=least)
-            luck.plan = plans[kind]
-        self._rests = bool(resting)
-        if resting and self._idle >= self._pause:
-            pair = min(reversed(resting), key=lambda pair: pair[1].probe)  # who waits the longest
-            if self._try(*pair):
-                self._rests = len(resting) > 1
-            elif len(resting) < len(running):  # the others earn the price: asked again later
-                self._idle = 0
-            elif not is_probing:  # else some have plans already; the next decision is none
-                self._is_broke = True
-
-    def _try(self, seq: Sequence, luck: Luck) -> bool:
-        """A probe by one that rests, until the next decision, if the account holds its price."""
-        drafter, held = luck.counts.drafter, max(self._account or 0.0, 0.0)
-        price = drafter.reading(seq) + REVIEW * drafter.seconds(self._probe.nodes)
-        if price > held:
-            self._back = max(price, held + SAVED * self._plain) / self._plain
-            return False
-        self._idle, self._pause = 0, min(2 * self._pause, PATIENCE[1])
-        self._probes += 1
-        luck.plan, luck.probe = self._probe, self._probes
-        return True
-
-    def _best(self, lucks: list[Luck]) -> tuple[list[int], float, float]:
-        """Nodes of each sequence, seconds of a row more, and tokens per second."""
-        num = max(self._num, len(lucks))  # some may have joined just now
-        cost, roots = self._cost, num - self._common
-        prices: list[tuple[float, float, float]] = []
-        beliefs: list[np.ndarray] = []
-        for luck in lucks:
-            counts = luck.counts
-            beliefs.append(counts.beliefs)
-            prices.append((luck.factor, cost.per_draft + counts.each, counts.per_node))
-        sizes = np.empty(len(lucks), np.int64)
-        per_row, speed = choose(
-            np.array(beliefs) if len(beliefs) > 1 else beliefs[0][None],
-            np.array(prices),
-            num,
-            roots,
-            *self._curve,
-            cost.aside(num, 1) - cost.per_draft,
-            num / (cost.whole(roots) + cost.aside(num, 0)),
-            MARGIN,
-            sizes,
+    def _decide(self) -> None:
+        """Chooses the plan of every sequence until the next decision."""
+        is_review, records = self._review <= 0, list(self._records.items())
+        if is_review:
+            self._review = REVIEW_STEPS
+            for acceptance in {record.acceptance for _, record in records}:
+                acceptance.update(self._num)
+        parts = [(record.factor, record.acceptance) for _, record in records]
+        new = max(len(records) - self._num, 0)  # sequences that join with this step
+        sizes, per_row, speed = best_sizes(
+            parts, self._cost, self._num + new, self._roots + new, MARGIN
         )
-        return sizes.tolist(), per_row, speed
+        resting = []
+        for (seq, record), size in zip(records, sizes, strict=True):
+            if size:
+                least = MIN_WORTH * speed * (per_row + record.acceptance.per_node)
+                record.plan = Plan(size, self.depth, least=least)
+            elif is_review or record.plan is not self._probe:  # a probe under way goes on
+                record.plan = LEARN
+                resting.append((seq, record))
+        self._rests = bool(resting)
+        if resting and self._probe_wait < 1:
+            self._start_probe(*min(resting, key=lambda pair: pair[1].last_probe))
 
-    def _resting(self, others: int) -> Plan:
-        """Of those that rest some may listen, beside so many others."""
-        return LISTEN if self._hearing(1 + others) <= LEARNING[1] * self._plain else NOTHING
+    def _start_probe(self, seq: Sequence, record: Record) -> None:
+        """Lets a resting sequence draft for REVIEW_STEPS steps, if the account holds the price."""
+        cost, num, acceptance = self._cost, self._num, record.acceptance
+        extra = cost.whole(self._roots + PROBE_NODES) - cost.whole(self._roots)
+        extra += cost.aside(num, 1) - cost.aside(num, 0) + acceptance.seconds(PROBE_NODES)
+        price = acceptance.drafter.reading(seq) + REVIEW_STEPS * extra
+        share = PROBE_SHARE * self._plain  # seconds that every step adds to the account
+        missing = min(price, CREDIT_STEPS * self._plain) - self._account
+        if missing <= 0:
+            self._num_probes += 1
+            record.plan, record.last_probe, missing = self._probe, self._num_probes, price
+        self._probe_wait = 1 + missing / share

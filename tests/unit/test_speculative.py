@@ -12,8 +12,9 @@ from forerun.core.records import Rows
 from forerun.core.sampling import Sampling
 from forerun.core.tree import EMPTY, IID, POINT, SWOR, Proposal, Tree, TreeBuilder
 from forerun.errors import ConfigError
+from forerun.verifiers._rejection import scratch
 from forerun.verifiers.recursive import Recursive
-from forerun.verifiers.speculative import Speculative, scratch
+from forerun.verifiers.speculative import Speculative
 
 VOCAB = 50
 

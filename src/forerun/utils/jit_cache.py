@@ -43,7 +43,7 @@ KERNELS = {  # what decoding enters, by module: compiling these compiles what th
     "forerun.ngrams.tables.trigram.mcts": ("fill_tree",),
     "forerun.ngrams.index.counts.trie": ("descend", "shares"),
     "forerun.verifiers._gpu": ("measure", "holds", "plant"),
-    "forerun.verifiers.speculative": ("judge",),
+    "forerun.verifiers._rejection": ("judge",),
     "forerun.verifiers.k_seq": ("division_factor",),
     "forerun.verifiers.transport": ("judge",),
 }

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 
-from forerun.utils.version import __version__
+from forerun.utils.version import __version__ as __version__
 
 TYPE_CHECKING = False  # true for type checkers: `typing` itself takes longer than the rest
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ __all__ = [
     "Sample",
     "Sampling",
     "Stats",
-    "__version__",
     "generate",
     "load",
     "methods",

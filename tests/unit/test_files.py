@@ -183,7 +183,7 @@ def test_a_process_that_dies_leaves_the_old_file_or_the_new_one(path: Path, mome
 import os, sys
 from dataclasses import replace
 from pathlib import Path
-from forerun.ngrams import files
+from forerun.state import array_file as files
 path = Path(sys.argv[1])
 snapshot, origin = files.read(path)
 files._sync = lambda place: os._exit(9) if place.is_dir() == {moment.startswith("after")} else None

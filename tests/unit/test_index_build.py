@@ -226,10 +226,10 @@ def test_a_full_disk_is_an_error_that_can_be_mended(
     code = f"""
 import resource, sys
 from forerun.errors import CapacityError
-from forerun.ngrams import sorting
+from forerun.ngrams.index.build import sort
 from forerun.ngrams.index.build.build import Options, build
 from forerun.ngrams.index.build.documents import Reading
-sorting.warm_up(4)  # compiled files must still be written
+sort.warm_up(4)  # compiled files must still be written
 resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most}))
 options = Options(tokenizer="ids", reading=Reading("tokens", is_ids=True), width=4, workers=1)
 try:

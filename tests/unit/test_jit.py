@@ -21,8 +21,8 @@ from forerun.utils.jit import fetch
 
 
 def bare_kernels() -> list[CPUDispatcher]:
-    names = [info.name for info in pkgutil.iter_modules(forerun.ngrams.__path__)]
-    modules = [import_module(f"forerun.ngrams.{name}") for name in names]
+    found = pkgutil.walk_packages(forerun.ngrams.__path__, "forerun.ngrams.")
+    modules = [import_module(info.name) for info in found]
     found = {id(x): x for module in modules for x in vars(module).values()}
     kernels = [x for x in found.values() if isinstance(x, CPUDispatcher)]
     return [kernel for kernel in kernels if kernel.targetoptions.get("_nrt") is False]

@@ -19,7 +19,7 @@ NAME = f"_kernels{importlib.machinery.EXTENSION_SUFFIXES[0]}"
     ("source", "compiler"), [("#error broken\n", "cc"), ("int forerun;\n", "no-such-compiler")]
 )
 def test_a_failed_build_removes_the_old_kernels(tmp_path: Path, source: str, compiler: str) -> None:
-    native = tmp_path / "src" / "forerun" / "native"
+    native = tmp_path / "src" / "forerun" / "runner" / "native"
     native.mkdir(parents=True)
     shutil.copy(ROOT / "setup.py", tmp_path)
     (tmp_path / "setup.cfg").write_text(
@@ -29,7 +29,7 @@ def test_a_failed_build_removes_the_old_kernels(tmp_path: Path, source: str, com
     (native / "__init__.py").write_text("")
     (native / "kernels.c").write_text(source)
     built = tmp_path / "build" / f"lib.{sys.platform}"
-    places = [native / NAME, built / "forerun" / "native" / NAME]
+    places = [native / NAME, built / "forerun" / "runner" / "native" / NAME]
     for place in places:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(b"old")

@@ -27,7 +27,7 @@ from forerun.serving.schemas import (
 )
 from forerun.serving.settings import Settings
 from forerun.serving.templates import Template, empty
-from forerun.serving.validation_errors import check_keys, of_validation
+from forerun.serving.validation_errors import of_validation
 
 DEFAULT_TOKENS = 16  # of /v1/completions, as OpenAI has it; a chat may fill the context
 RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
@@ -51,7 +51,6 @@ def parse(kind: type[Body], body: bytes) -> Body:
         request = kind.model_validate_json(body)
     except ValidationError as error:
         raise of_validation(error, kind) from None
-    check_keys(body)
     for name, neutral in UNSUPPORTED.items():
         value = getattr(request, name, None)
         is_n = name == "best_of" and isinstance(value, int) and value == request.n

@@ -1,10 +1,8 @@
-"""Kernels without counted references give no array away; fetching ahead; compiling ends well."""
+"""Kernels without counted references give no array away; fetching ahead; the kernel cache."""
 
 from __future__ import annotations
 
-import os
 import pkgutil
-import signal
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -84,7 +82,7 @@ def test_a_kernel_that_cannot_be_kept_runs_and_that_is_said_once(
 
     said, watch = list[str](), jit_cache.attend()
     monkeypatch.setattr(watch, "say", said.append)
-    monkeypatch.setattr(watch, "_told", {jit_cache.NOTICE})
+    monkeypatch.setattr(watch, "_said", {jit_cache.NOTICE})
     monkeypatch.setattr(IndexDataCacheFile, "_save_data", refuse)
     assert (kernel(2), kernel(0.5)) == (4, 1.0), "two signatures, neither is kept"
     (line,) = said
@@ -92,71 +90,3 @@ def test_a_kernel_that_cannot_be_kept_runs_and_that_is_said_once(
         f"compiled kernels cannot be kept in {kernel.stats.cache_path}: No space"
     )
     assert "NUMBA_CACHE_DIR" in line
-
-
-@pytest.mark.parametrize("is_default", [True, False])
-def test_ctrl_c_waits_for_the_end_of_a_compilation_unless_it_is_answered_otherwise(
-    kernel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_default: bool
-) -> None:
-    """Callbacks of the compiler drop what a handler raises; the kernel could then not be kept."""
-    answers = list[int]()
-    interrupt(kernel, monkeypatch)
-    handler = signal.default_int_handler if is_default else lambda number, _: answers.append(number)
-    before = signal.signal(signal.SIGINT, handler)
-    try:
-        if is_default:
-            with pytest.raises(KeyboardInterrupt):
-                kernel(2)
-        assert kernel(2) == 4 and len(kernel.signatures) == 1
-        assert signal.getsignal(signal.SIGINT) is handler
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert answers == [] if is_default else answers == [signal.SIGINT]
-    assert len(list(tmp_path.rglob("*.nbi"))) == 1, "it was kept"
-
-
-def test_ctrl_c_waits_for_the_kernel_that_calls_the_one_being_compiled(
-    kernel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupt(kernel, monkeypatch)
-    with pytest.raises(KeyboardInterrupt):
-        kernel.py_func.__globals__["fourfold"](2)
-    assert len(list(tmp_path.rglob("*.nbi"))) == 2
-
-
-def test_its_kin_wait_as_well_where_ctrl_c_is_ignored(
-    kernel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in a job in the background, whose SIGTERM the command line answers as it does Ctrl-C."""
-    interrupt(kernel, monkeypatch, signal.SIGTERM)
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    own = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            kernel(2)
-    finally:
-        signal.signal(signal.SIGINT, before)
-        signal.signal(signal.SIGTERM, own)
-    assert len(list(tmp_path.rglob("*.nbi"))) == 1
-
-
-def test_ctrl_c_is_not_lost_where_a_compilation_fails(
-    kernel: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupt(kernel, monkeypatch)
-    with pytest.raises(KeyboardInterrupt):
-        kernel(None)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def interrupt(
-    kernel: Any, monkeypatch: pytest.MonkeyPatch, kind: signal.Signals = signal.SIGINT
-) -> None:
-    """Ctrl-C, or one of its kin, comes whenever this kernel is compiled."""
-    compile_ = kernel._compiler.compile
-
-    def interrupted(*given: object) -> object:
-        os.kill(os.getpid(), kind)
-        return compile_(*given)
-
-    monkeypatch.setattr(kernel._compiler, "compile", interrupted)

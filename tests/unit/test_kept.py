@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lines import at_line, ctrl_c
 from test_memories import ORIGIN, drafts, sequence, taught
 
 from forerun import registry
@@ -20,7 +17,6 @@ from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.state import array_file, drafter_files
 from forerun.state.drafter_files import Kept
 from forerun.utils.locks import Turns
-from forerun.utils.signals import answered, answers, uninterrupted
 
 
 @pytest.fixture(scope="module")
@@ -129,52 +125,6 @@ def test_what_a_block_could_not_save_another_file_takes(tmp_path: Path) -> None:
     with Kept(tmp_path / "b.mem", drafter, ORIGIN):
         pass
     assert drafter._keys(seq) == Stand()._keys(seq) and not drafter.kept
-
-
-def test_a_block_that_is_interrupted_before_it_begins_has_not_begun(tmp_path: Path) -> None:
-    """Wherever that is: after every line of what begins it."""
-    path = tmp_path / "a.mem"
-    Kept(path, taught(), ORIGIN).save()
-
-    for number in itertools.count(1):
-        drafter = Stand(context=2, entries=4)
-        kept = Kept(path, drafter, ORIGIN)
-        sys.settrace(at_line(number, ctrl_c, Kept.__enter__.__code__))
-        try:
-            with kept:
-                sys.settrace(None)
-            break
-        except KeyboardInterrupt:
-            sys.settrace(None)
-        with kept:
-            pass
-        assert drafter._keys(sequence([1])) == Stand()._keys(sequence([1])) and not drafter.kept
-    assert number > 9
-
-
-WAITING = (getattr(f, "__wrapped__", f) for f in (uninterrupted, answered, answers))
-ENDING = [f.__code__ for f in (Kept.__exit__, *WAITING)]
-
-
-def test_a_block_that_is_interrupted_at_its_end_is_saved(tmp_path: Path) -> None:
-    """Wherever that is: at every line of what ends it; what it learned is in the file."""
-    for number in itertools.count(1):
-        path, drafter = tmp_path / f"{number}.mem", Stand()
-        try:
-            with Kept(path, drafter, ORIGIN):
-                drafter.memory(sequence([1])).update([1], [2], [1.0])
-                sys.settrace(at_line(number, ctrl_c, *ENDING))
-            break
-        except KeyboardInterrupt:
-            sys.settrace(None)
-        if number == 1:  # nothing can be done about it yet, but by hand
-            Kept(path, drafter, ORIGIN).save()
-        assert drafter_files.read(path).snapshot.counts["tokens"] == 1
-        with Kept(path, drafter, ORIGIN):
-            pass
-        assert drafter._keys(sequence([1])) == Stand()._keys(sequence([1])) and not drafter.kept
-    sys.settrace(None)
-    assert number > 15
 
 
 def test_nobody_waits_while_a_file_is_read_or_written(

@@ -1,104 +1,65 @@
-"""Ctrl-C ends a command also where the code that is under way would drop it, and so do its kin."""
+"""Ctrl-C, SIGTERM and SIGHUP end a command with one line and the exit status of shells."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 from forerun.cli import _stdio as streams
-from forerun.utils.signals import KIN, answered, answers
 
-SOON = 0.01  # seconds, in which a finalizer has ended
-_came: list[int] = []  # of the kin, since a command began
+STOPPING = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n)]
+_came: list[int] = []  # signals since the command began
 
 
 def interrupted() -> int:
-    """The exit status of what was interrupted, as shells have it: 128 and the signal's number."""
+    """The exit status of an interrupted command: 128 and the signal's number."""
     return 128 + (_came[0] if _came else signal.SIGINT)
 
 
 @contextmanager
-def ending_at_once(line: str) -> Iterator[None]:
-    """Ctrl-C and its kin end the process with a last line and their status, whatever is under way.
-
-    For code that drops exceptions, as compilers called back from C do, and loses nothing.
-    """
-    with answered(lambda kind: _end_at_once(line, 128 + kind)):
-        yield
-
-
-@contextmanager
-def ending_dropped(line: str) -> Iterator[None]:
-    """A Ctrl-C that Python drops is not lost.
-
-    Dropped by a callback from C it ends the process, with a last line and its status: compilers
-    would go on without what they were to be given, and crash. Dropped by a finalizer it comes again
-    in a moment, as KeyboardInterrupt, so that blocks end as they should.
-    """
-    before = sys.unraisablehook
-    again: list[threading.Timer] = []
-
-    def hear(dropped: Any) -> None:
-        if not issubclass(dropped.exc_type, KeyboardInterrupt):
-            before(dropped)
-        elif "ctypes" in (dropped.err_msg or ""):  # "... on calling ctypes callback function"
-            _end_at_once(line, interrupted())
-        else:  # raised here it would be dropped once more
-            again.append(_sent_again())
-
-    sys.unraisablehook = hear
-    try:
-        yield
-        if any(timer.is_alive() for timer in again):
-            raise KeyboardInterrupt
-    finally:
-        sys.unraisablehook = before
-        for timer in again:
-            timer.cancel()
-
-
-@contextmanager
-def kin_of_ctrl_c() -> Iterator[None]:
-    """SIGTERM and SIGHUP, as schedulers and closed terminals send them, are answered as Ctrl-C is.
-
-    One that is ignored, as by nohup, stays so.
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-    mine = [kind for kind in KIN if is_main and signal.getsignal(kind) is signal.SIG_DFL]
+def as_interrupts() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does; one that is ignored stays so."""
     _came.clear()
 
-    def hear(kind: int, frame: Any) -> None:
-        _came.append(kind)
-        signal.default_int_handler(kind, frame)
+    def raise_interrupt(number: int, frame: Any) -> None:
+        _came.append(number)
+        signal.default_int_handler(number, frame)
 
-    for kind in mine:
-        signal.signal(kind, hear)
+    with _handled(raise_interrupt):
+        yield
+
+
+@contextmanager
+def exit_at_once(line: str) -> Iterator[None]:
+    """A signal prints `line` and ends the process, without KeyboardInterrupt.
+
+    For imports and compilers: C code that calls Python drops exceptions, and nothing is lost here.
+    """
+
+    def end(number: int, frame: Any) -> None:
+        try:
+            streams.end(line, 128 + number)
+        finally:
+            os._exit(128 + number)
+
+    with _handled(end):
+        yield
+
+
+@contextmanager
+def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Installs a handler for the signals that are not ignored, in the main thread."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in STOPPING if is_main}
+    before = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, handler)
     try:
         yield
     finally:
-        for kind in mine:
-            signal.signal(kind, signal.SIG_DFL)
-
-
-def _sent_again() -> threading.Timer:
-    """Ctrl-C for this thread, soon; or of its kin what is answered: jobs in the background."""
-    kind = next(iter(answers()), signal.SIGINT)
-    if hasattr(signal, "pthread_kill"):  # which wakes a thread that waits
-        timer = threading.Timer(SOON, signal.pthread_kill, [threading.get_ident(), kind])
-    else:
-        timer = threading.Timer(SOON, signal.raise_signal, [kind])
-    timer.daemon = True
-    timer.start()
-    return timer
-
-
-def _end_at_once(line: str, status: int) -> NoReturn:
-    try:
-        streams.end(line, status)
-    finally:
-        os._exit(status)
+        for number, old in before.items():
+            signal.signal(number, old)

@@ -40,10 +40,10 @@ def inflate(
 
     What the model says stays the same: for honest timing, labelled in every report.
     """
-    from forerun.cli._signals import ending_at_once
+    from forerun.cli._signals import exit_at_once
     from forerun.cli.index_show import Bars
 
-    with ending_at_once(options.UNBEGUN):  # imports may drop a Ctrl-C or die of it
+    with exit_at_once(options.UNBEGUN):  # imports may drop a Ctrl-C or die of it
         from forerun.bench.inflate import inflate as pad
     try:
         with Bars() as bars:

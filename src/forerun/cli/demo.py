@@ -21,7 +21,7 @@ from forerun.cli import options
 from forerun.cli.output import Results, console, notice, print_json
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, ForerunError
-from forerun.utils.signals import uninterrupted
+from forerun.utils.signals import delayed_interrupt
 from forerun.utils.text import counted
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ def _run(model: Model, board: Board, results: Results) -> None:
         with Live(board, console=err, refresh_per_second=4, transient=True) as live:
             live.auto_refresh = err.is_terminal
             for done in runs:
-                with uninterrupted():
+                with delayed_interrupt():
                     board.finish(done)
                     results.write(done.to_dict())
                 if not err.is_terminal:

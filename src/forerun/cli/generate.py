@@ -15,7 +15,7 @@ import typer
 from forerun import registry
 from forerun.cli import corpora, generate_ray, options
 from forerun.cli import style as styles
-from forerun.cli._signals import ending_at_once
+from forerun.cli._signals import exit_at_once
 from forerun.cli.memory import check_kept, kept
 from forerun.cli.output import (
     Results,
@@ -30,7 +30,7 @@ from forerun.cli.output import (
 from forerun.cli.prompts import Job, as_shown, read_jobs
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError
-from forerun.utils.signals import uninterrupted
+from forerun.utils.signals import delayed_interrupt
 
 if TYPE_CHECKING:
     from forerun.api import Model
@@ -240,7 +240,7 @@ def _here(
         how = {name: given[name] for name in ("dtype", "device", "weights")}
         loaded = options.load(given["model"], batch=batch, **how)
         output.decode = loaded.tokenizer.decode
-        with ending_at_once("interrupted before anything was begun"):  # they compile
+        with exit_at_once("interrupted before anything was begun"):  # they compile
             shapers = _shapers(loaded, given)
         chat = given["chat"]
         _hint_chat(loaded, jobs, chat, is_json)
@@ -332,5 +332,5 @@ def _run(model: Model, jobs: list[Job], how: dict[str, Any], batch: int, output:
         if event.sample:
             job = jobs[event.prompt_index]
             seed = run.seed if job.sampling.seed is None else job.sampling.seed
-            with uninterrupted():
+            with delayed_interrupt():
                 output.sample(event.sample, job, seed)

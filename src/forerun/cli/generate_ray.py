@@ -27,7 +27,7 @@ from forerun.engine.stats import COUNTS, Stats
 from forerun.errors import ConfigError, UnknownName
 from forerun.integrations.ray_results import Partial, partial_of, seed_of
 from forerun.integrations.ray_worker import Asked, Setup
-from forerun.utils.signals import uninterrupted
+from forerun.utils.signals import delayed_interrupt
 
 if TYPE_CHECKING:
     from forerun.engine.generation import Sample
@@ -188,7 +188,7 @@ def run(
 
 def _work(pool: Pool, left: list[Asked], jobs: list[Job], show: Show, call: str) -> None:
     def keep(index: int, samples: list[Sample]) -> None:
-        with uninterrupted():
+        with delayed_interrupt():
             show.partial.add(index, _records(samples, show.asked[index], jobs[index], call))
             show.count(samples)
         show.catch_up()

@@ -19,7 +19,7 @@ import typer
 from forerun import __version__
 from forerun.cli import _stdio as streams
 from forerun.cli._click_group import Commands
-from forerun.cli._signals import ending_dropped, interrupted, kin_of_ctrl_c
+from forerun.cli._signals import as_interrupts, interrupted
 from forerun.errors import ConfigError, DataError, ForerunError
 from forerun.runner import gpu
 
@@ -108,7 +108,7 @@ def main(argv: Many[str] | None = None) -> int:
             if not is_open:
                 raise DataError(CLOSED)
             _set_graphs()
-            with ending_dropped(INTERRUPTED), kin_of_ctrl_c():
+            with as_interrupts():
                 status = _run(args)
                 sys.stdout.flush()
             return interrupted() if status == 130 else status

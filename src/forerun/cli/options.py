@@ -195,10 +195,10 @@ def load(name: str, *, dtype: str, device: str, batch: int, weights: str = "auto
     """
     check_model(name, dtype, device, batch, weights)
     import forerun
-    from forerun.cli._signals import ending_at_once
+    from forerun.cli._signals import exit_at_once
 
     # imports may drop a Ctrl-C or die of it
-    with said_if_slow(f"loading {name} ..."), ending_at_once(UNBEGUN):
+    with said_if_slow(f"loading {name} ..."), exit_at_once(UNBEGUN):
         room = max(batch, registry.BATCH)
         loaded = forerun.load(name, dtype=dtype, device=device, max_seqs=room, weights=weights)
     from forerun.cli.output import notice
@@ -235,13 +235,13 @@ def warm(*parts: Any) -> None:
     """Compiles what parts run, or loads it from the cache; says so where it is slow."""
     import time
 
-    from forerun.cli._signals import ending_at_once
+    from forerun.cli._signals import exit_at_once
     from forerun.cli.output import notice
     from forerun.utils import jit_cache
 
     watch, start = jit_cache.watch(notice), time.perf_counter()
     before = watch.num_compiled
-    with ending_at_once(UNBEGUN):
+    with exit_at_once(UNBEGUN):
         for part in parts:
             part.warm_up()
     if watch.num_compiled > before:

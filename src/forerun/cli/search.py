@@ -21,7 +21,7 @@ from forerun.cli.output import Results, notice, painted, print_json, stats_lines
 from forerun.cli.prompts import Job, as_shown, read_jobs
 from forerun.core.sampling import MOST_SAMPLES, Sampling
 from forerun.errors import ConfigError, UnknownName
-from forerun.utils.signals import uninterrupted
+from forerun.utils.signals import delayed_interrupt
 from forerun.utils.text import counted
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def _search(
                 start = time.perf_counter()
                 found = _run(method, model, as_shown(model.name, job.prompt), own)
                 record = to_record(found, call) | ({} if job.id is None else {"id": job.id})
-                with uninterrupted():
+                with delayed_interrupt():
                     results.write(record)
                     print_json(record) if is_json else _show(found, time.perf_counter() - start)
                     num_done += 1

@@ -14,7 +14,7 @@ import typer
 
 from forerun import registry
 from forerun.cli import options
-from forerun.cli._signals import ending_at_once
+from forerun.cli._signals import exit_at_once
 from forerun.cli.output import notice
 from forerun.errors import ConfigError, DataError
 from forerun.utils.text import counted
@@ -113,7 +113,7 @@ def command(
     device: options.Device = "auto",
 ) -> int:
     """Serve a model over HTTP, in OpenAI's form."""
-    with ending_at_once(UNSERVED):  # imports and kernels that are loaded may drop a Ctrl-C
+    with exit_at_once(UNSERVED):  # imports and kernels that are loaded may drop a Ctrl-C
         _check(replicas, context, device)
         settings = _settings(ctx.params)
         keys, template = _keys(api_keys), _template(chat_template, model)
@@ -127,7 +127,7 @@ def command(
         setup = ReplicaSetup(model, settings, keys, dtype, device, context, template)
         return _serve_many(setup, replicas, sockets)
     notice(f"loading {model}")
-    with ending_at_once(UNSERVED):
+    with exit_at_once(UNSERVED):
         loaded = _load(model, dtype, device, max_seqs, context, template)
         server = _server(loaded, settings, keys, sockets)
     return _run(server)

@@ -25,7 +25,7 @@ from forerun.errors import ConfigError
 from forerun.state import array_file
 from forerun.state.array_file import Origin
 from forerun.utils.locks import Turns
-from forerun.utils.signals import uninterrupted
+from forerun.utils.signals import delayed_interrupt
 
 if TYPE_CHECKING:
     from forerun.api import Model
@@ -220,7 +220,7 @@ class Kept:
             if _begun[self.drafter].get(self.origin.tenant) is self:
                 self._finish(error)
 
-    @uninterrupted()
+    @delayed_interrupt()
     def _finish(self, error: BaseException | None) -> None:
         """Saves and ends it. What ended the block goes on; both are told."""
         is_saved = False

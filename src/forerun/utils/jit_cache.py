@@ -5,21 +5,17 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
-import signal
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-from forerun.utils.signals import answers, uninterrupted
 
 log = logging.getLogger(__name__)
 
 NOTICE = "compiling kernels, once (a minute or several); later runs find them in Numba's cache"
 UNKEPT = (
-    "compiled kernels cannot be kept in {}: {}; every run will compile them anew. Free some space "
+    "compiled kernels cannot be kept in {}: {}; every run compiles them again. Free some space "
     "there, or set NUMBA_CACHE_DIR to a folder that has some"
 )
 KERNELS = {  # what decoding enters, by module: compiling these compiles what they call
@@ -50,28 +46,19 @@ KERNELS = {  # what decoding enters, by module: compiling these compiles what th
 
 
 class Watch:
-    """Hears of every kernel of ours that is compiled in this process; says things once."""
+    """Counts our kernels that are compiled in this process, and says so once."""
 
     def __init__(self) -> None:
         self.say: Callable[[str], object] | None = None
         self.num_compiled = 0
-        self._told: set[str] = set()
-        self._held = list[ExitStack]()  # Ctrl-C, of every kernel under way: one may call another
+        self._said: set[str] = set()
 
     def begins(self, cache: Any) -> None:
         """A kernel is about to be compiled, and then kept in its cache."""
         self.num_compiled += 1
         if self.say:
-            self._tell(self.say, NOTICE)
+            self._say_once(self.say, NOTICE)
         self._keep(cache)
-        self._held.append(ExitStack())
-        if signal.default_int_handler in answers().values():
-            self._held[-1].enter_context(uninterrupted())
-
-    def ends(self) -> None:
-        """It is kept, or could not be compiled."""
-        if self._held:
-            self._held.pop().close()
 
     def _keep(self, cache: Any) -> None:
         """Makes a kernel's cache one that may fail to write: the kernel runs all the same."""
@@ -82,25 +69,19 @@ class Watch:
                 write(cache, *compiled)
             except OSError as error:  # a full disk, say
                 said = cache.cache_path, error.strerror or error
-                self._tell(self.say or log.warning, UNKEPT, *said)
-            finally:
-                self.ends()
+                self._say_once(self.say or log.warning, UNKEPT, *said)
 
         cache.save_overload = save_overload
 
-    def _tell(self, say: Callable[[str], object], text: str, *details: object) -> None:
-        if text not in self._told:
-            self._told.add(text)
+    def _say_once(self, say: Callable[[str], object], text: str, *details: object) -> None:
+        if text not in self._said:
+            self._said.add(text)
             say(text.format(*details))
 
 
 @cache
 def attend() -> Watch:
-    """The one of this process; Numba tells it of compilations, not of what its cache holds.
-
-    Ctrl-C and its kin wait until one is kept, if any of them raises KeyboardInterrupt: callbacks
-    of the compiler would drop it, and leave a kernel that cannot be. Else nothing waits.
-    """
+    """The watch of this process. Numba reports compilations to it, not kernels from its cache."""
     from numba.core import event
 
     found = Watch()
@@ -111,9 +92,7 @@ def attend() -> Watch:
                 found.begins(event.data["dispatcher"]._cache)
 
         def on_end(self, event: Any) -> None:
-            is_made = tuple(event.data["args"]) in event.data["dispatcher"].overloads
-            if _is_ours(event) and not is_made:  # else it is kept next
-                found.ends()
+            """Nothing to do; Numba asks for it."""
 
     event.register("numba:compile", Listener())
     return found
@@ -124,7 +103,7 @@ def _is_ours(event: Any) -> bool:
 
 
 def watch(say: Callable[[str], object]) -> Watch:
-    """From the first call on, whoever calls first says when a kernel has to be compiled."""
+    """From now on the first caller's `say` announces that kernels are compiled."""
     found = attend()
     found.say = found.say or say
     return found

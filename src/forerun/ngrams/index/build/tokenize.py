@@ -29,7 +29,7 @@ from forerun.ngrams.index.build import encoders
 from forerun.ngrams.index.build.documents import Bad, Document, Reading, Record, read
 from forerun.ngrams.index.build.manifest import file_name, no_room
 from forerun.ngrams.index.build.suffix_array import TYPES, separator
-from forerun.utils.signals import deaf_children
+from forerun.utils.signals import ignored_by_children
 
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 1024, 1 << 20
 EVERY = 5.0  # seconds between states
@@ -171,7 +171,7 @@ class Stage:
         job = (self.spec, self.encoder.fingerprint, texts)
         if self.call is not None:
             return pool.submit(self.call, encode, *job)
-        with deaf_children():  # the pool starts its processes at the first tasks
+        with ignored_by_children():  # the pool starts its processes at the first tasks
             return pool.submit(encode, *job)
 
     def _add(

@@ -17,8 +17,8 @@ def delayed_interrupt() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # only it may set handlers
         yield
         return
-    before = {number: signal.getsignal(number) for number in STOPPING}
-    before = {number: handler for number, handler in before.items() if callable(handler)}
+    handlers = ((number, signal.getsignal(number)) for number in STOPPING)
+    before: dict[int, Any] = {number: own for number, own in handlers if callable(own)}
     came: list[int] = []
 
     def note(number: int, frame: Any) -> None:

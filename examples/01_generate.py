@@ -1,4 +1,4 @@
-"""One sample from the embedded reasoner, with its statistics.
+"""Generate one sample with the embedded reasoner and print its statistics.
 
 python examples/01_generate.py
 """

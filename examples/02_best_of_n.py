@@ -1,10 +1,10 @@
-"""Best of n by majority vote: STAND beside plain decoding, in one run.
+"""Best of n by majority vote: plain decoding and STAND in one run.
 
 python examples/02_best_of_n.py [n]
 
-The samples are made one after another, so that each drafts from all that were said before it: tau,
-the tokens per pass, grows with them. All at once (batch=16) they have little to draft from, and
-passes of so small a model are cheap enough then that the default controller drafts nothing.
+Samples are generated one after another. Each drafts from all earlier samples, so tau (tokens per
+pass) grows. In one batch (batch=16) there is little to draft from; passes of this small model are
+then so cheap that the default controller drafts nothing.
 """
 
 import sys
@@ -16,11 +16,11 @@ from forerun.tasks.reasoning import ReasoningTask, read_answer
 try:
     n = int(sys.argv[1]) if len(sys.argv) > 1 else 16
     law = forerun.Sampling(n=n, temperature=0.6, max_new_tokens=400, seed=1)
-except ValueError as error:  # a ConfigError is one
+except ValueError as error:  # ConfigError is a ValueError
     sys.exit(f"error: {error}; give a number of samples")
 problem = ReasoningTask("heldout").example(7)
 model = forerun.load()
-model.generate(problem.prompt, max_new_tokens=8, drafter="stand")  # loads kernels, times passes
+model.generate(problem.prompt, max_new_tokens=8, drafter="stand")  # warm-up: loads kernels
 
 for drafter in ("none", "stand"):
     (result,) = model.generate(problem.prompt, law, drafter=drafter, controller="fixed", batch=1)

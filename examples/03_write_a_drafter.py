@@ -1,9 +1,9 @@
-"""A drafter of one's own in ten lines, and the proof that it changes no law.
+"""Write a drafter in ten lines and prove that it does not change the output distribution.
 
     python examples/03_write_a_drafter.py
 
-It needs no model: the target is a table over three tokens, and every outcome of a whole generation
-is enumerated with its probability.
+No model is needed. The target is a table over three tokens. Every outcome of a whole generation is
+enumerated with its probability.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from forerun.verifiers.recursive import Recursive
 
 
 class LastFollower(Drafter):
-    """Drafts what came after each token the last time; learns from every step."""
+    """Drafts what followed each token the last time. Learns from every step."""
 
     labels = frozenset({"point"})
 
@@ -42,7 +42,7 @@ class LastFollower(Drafter):
 
 
 class Table(Target):
-    """The next token's law depends on the last token only."""
+    """A target with next-token probabilities that depend on the last token only."""
 
     vocab_size, context = 3, 100
     law = np.array([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.6, 0.3, 0.1]])
@@ -59,7 +59,7 @@ class Table(Target):
 
 
 def generate(dice, length=4):
-    """One generation of the whole engine; all randomness comes from `dice`."""
+    """Generates one text with the whole engine; all randomness comes from `dice`."""
     engine = Engine(Table(), LastFollower(), Recursive(), Fixed(nodes=3, depth=3))
     seq = Sequence([0], 1, Sampling(), dice, limit=length)
     engine.submit(seq)
@@ -79,4 +79,4 @@ exact = {
 }
 error = max(abs(found[text] - exact[text]) for text in exact)
 print(f"{outcomes} outcomes, {len(exact)} texts, largest error of a probability {error:.1e}")
-assert error < 1e-12, "this drafter changes the law"
+assert error < 1e-12, "this drafter changes the distribution"

@@ -1,4 +1,4 @@
-"""Text as it becomes certain. An accepted draft arrives in one piece.
+"""Stream text while it is generated. An accepted draft arrives in one piece.
 
 python examples/04_stream.py
 """

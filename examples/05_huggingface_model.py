@@ -1,8 +1,8 @@
-"""Any Hugging Face causal LM as it is: greedy text of transformers and of forerun, side by side.
+"""Run any Hugging Face causal LM: compare greedy text of forerun and of transformers.
 
     python examples/05_huggingface_model.py [FOLDER_OR_HUB_ID] ["a prompt"]
 
-Without a folder it takes the embedded reasoner, which is an ordinary Hugging Face checkpoint.
+The default is the embedded reasoner, which is an ordinary Hugging Face checkpoint.
 """
 
 import sys
@@ -20,7 +20,7 @@ length = 100
 
 try:
     model = forerun.load(path, dtype="fp32")
-    model.generate(prompt, max_new_tokens=8, temperature=0)  # compiles kernels once
+    model.generate(prompt, max_new_tokens=8, temperature=0)  # warm-up: compiles kernels once
 except forerun.ForerunError as error:
     sys.exit(f"error: {error}")
 start = time.perf_counter()
@@ -29,7 +29,7 @@ ours_seconds = time.perf_counter() - start
 
 tokenizer = AutoTokenizer.from_pretrained(path)
 reference = AutoModelForCausalLM.from_pretrained(path, dtype="float32")
-# without what the checkpoint says of sampling (penalties, ...): forerun obeys what it is told
+# forerun takes sampling parameters from the call only, so drop those of the checkpoint
 reference.generation_config = GenerationConfig(
     eos_token_id=list(model.tokenizer.eos_ids) or None, pad_token_id=tokenizer.pad_token_id
 )

@@ -1,4 +1,4 @@
-"""Three searches on one held-out problem: best of n, beam search over steps, DVTS.
+"""Search on one held-out problem: best of n, beam search over steps, DVTS.
 
 python examples/06_search.py [n]
 """
@@ -19,7 +19,7 @@ except ValueError as error:
 problem = ReasoningTask("heldout").example(3)
 model = forerun.load()
 common = {"n": n, "temperature": 0.6, "max_new_tokens": 400, "seed": 1}
-steps = {"scorer": arithmetic, "step_end": (".", "\n"), "width": 2}  # a scorer without a key
+steps = {"scorer": arithmetic, "step_end": (".", "\n"), "width": 2}  # the scorer has no answer key
 
 searches = {
     "best of n, majority": lambda: best_of(model, problem.prompt, batch=4, **common),

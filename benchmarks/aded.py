@@ -175,7 +175,7 @@ def timed(drafter: Aded, text: np.ndarray) -> tuple[np.ndarray, np.ndarray, floa
         start = time.perf_counter()
         drafter.start(seq)
         learned = time.perf_counter()
-        nodes += len(drafter.propose([seq], [plan])[0])
+        nodes += len(drafter.propose([seq], [plan], [seq.dice])[0])
         marks.append((start, learned, time.perf_counter()))
     learn, draft = 1e6 * np.diff(marks, axis=1).T
     return draft, learn, nodes / len(marks)

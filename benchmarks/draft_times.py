@@ -127,7 +127,7 @@ def read_responses(drafter: Drafter, history: History) -> None:
     for start in range(0, len(history.text), PIECE):
         seq = sequence(history.text[start : start + PIECE].tolist(), 0)
         drafter.start(seq)
-        drafter.propose([seq], [Plan(1)])
+        drafter.propose([seq], [Plan(1)], [seq.dice])
         drafter.finish(seq)
 
 
@@ -193,7 +193,7 @@ class Case:
                 knows(part, history)
         self.seq = sequence(history.text[-setup.own :].tolist(), temperature)
         self.drafter.start(self.seq)
-        self.drafter.propose([self.seq], [PLAN])
+        self.drafter.propose([self.seq], [PLAN], [self.seq.dice])
         self.figures: list[tuple[float, float, int]] = []  # microseconds of both verbs, nodes
 
     def jump(self, tokens: list[int]) -> None:
@@ -206,7 +206,7 @@ class Case:
     def step(self, ahead: np.ndarray, teacher: Teacher, counts: bool) -> None:
         """Drafts, and learns that the text goes on with `ahead` [ACCEPTED + 1]."""
         start = perf_counter()
-        drafted = self.drafter.propose([self.seq], [PLAN])[0]
+        drafted = self.drafter.propose([self.seq], [PLAN], [self.seq.dice])[0]
         drafting = perf_counter() - start
         text = chain(ahead[:-1])
         found = Found(text.tokens, text.parents, np.ones(len(text), np.int64), 0, 0)

@@ -47,7 +47,7 @@ def measure(drafter: Rest, contexts: list[list[int]], nodes: int) -> tuple[float
     spent, sizes = [], []
     for seq in seqs:
         start = perf_counter()
-        tree = drafter.propose_one(seq, plan, dice)
+        tree = drafter.propose([seq], [plan], [dice])[0]
         spent.append(1e6 * (perf_counter() - start))
         sizes.append(len(tree))
     return float(np.median(spent)), float(np.percentile(spent, 99)), float(np.mean(sizes))

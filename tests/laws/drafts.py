@@ -11,7 +11,7 @@ from forerun.core.records import Plan
 from forerun.core.roles import Drafter
 from forerun.core.tree import Proposal, Tree, chain
 from forerun.core.tree_template import grid
-from forerun.drafters.base import Grown
+from forerun.drafters.base import Grown, PerSequence
 from forerun.ngrams.index.query.engine import Index
 from harness import DRAFT, Draft
 
@@ -43,7 +43,7 @@ def composed(name: str, *parts: Callable[[], Drafter], **more: object) -> Callab
     return lambda: registry.make("drafter", name, parts=tuple(part() for part in parts), **more)
 
 
-class Says(Drafter):
+class Says(PerSequence):
     """Always the same chain of chosen tokens."""
 
     labels = frozenset({"point"})
@@ -51,7 +51,7 @@ class Says(Drafter):
     def __init__(self, tokens: tuple[int, ...]) -> None:
         self.tokens = tokens
 
-    def propose_one(self, seq, plan, dice) -> Tree:
+    def draft(self, seq, plan, dice) -> Tree:
         return chain(self.tokens[: min(plan.nodes, plan.depth)])
 
 

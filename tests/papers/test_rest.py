@@ -46,7 +46,7 @@ def rest(texts: list[list[int]]) -> Rest:
 
 def accepted(drafter: Rest, text: list[int], at: int) -> int:
     """Tokens of the draft after text[:at] that go on as the text does."""
-    tree = drafter.propose_one(sequence(text[:at], 1, SeededDice(0)), PLAN, SeededDice(0))
+    tree = drafter.propose([sequence(text[:at], 1, SeededDice(0))], [PLAN], [SeededDice(0)])[0]
     node, count = -1, 0
     while at + count < len(text):
         same = [c for c in tree.children(node) if tree.tokens[c] == text[at + count]]

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Many
 from fakes import FakeTarget, sequence, table_law
 from forerun.controllers.budget import Budget
 from forerun.core.dice import SeededDice
+from forerun.core.mixins import Priced
 from forerun.core.records import Cost, Plan, Sequence, Step, Verdict
 from forerun.core.roles import Drafter
 from forerun.core.tree import EMPTY, chain
@@ -14,7 +15,7 @@ from forerun.core.tree import EMPTY, chain
 ALL = 10**6  # nodes: no draft is longer
 
 
-class Free(Drafter):
+class Free(Priced):
     labels = frozenset({"point"})
 
 
@@ -69,7 +70,7 @@ def extra(cost: Cost, plans: Many[Plan], is_known: bool = True) -> float:
     return (float(cost.at(rows)) + aside) / (float(cost.at(num)) + cost.aside(num, 0)) - 1
 
 
-class Dear(Drafter):
+class Dear(Priced):
     """Any draft costs as much as ten steps; counts how often that is asked."""
 
     labels = frozenset({"point"})
@@ -79,10 +80,10 @@ class Dear(Drafter):
         self.asked: list[tuple[int, int]] = []  # nodes, sequences
         self.hoped: list[int] = []
 
-    def seconds(self, nodes: int, num: int = 1) -> float:
+    def draft_seconds(self, nodes: int, num: int = 1) -> float:
         self.asked.append((nodes, num))
         return self.price
 
-    def hope(self, num: int = 1) -> tuple[float, float]:
+    def acceptance_prior(self, num: int = 1) -> tuple[float, float]:
         self.hoped.append(num)
-        return super().hope(num)
+        return super().acceptance_prior(num)

@@ -21,9 +21,10 @@ from forerun.controllers.budget import (
     Budget,
 )
 from forerun.core.dice import SeededDice
+from forerun.core.mixins import Priced
 from forerun.core.records import Cost, Plan, Sequence
 from forerun.core.roles import Drafter
-from forerun.engine.safe_drafter import Guarded
+from forerun.engine.safe_drafter import SafeDrafter
 from forerun.errors import ConfigError
 
 FLAT = Cost((1, 9, 65), (1.0, 1.0, 8.0))
@@ -120,7 +121,7 @@ def test_a_threshold_comes_with_the_plan_where_rows_cost() -> None:
 
 def test_a_dear_drafter_drafts_less() -> None:
     class Dear(Free):
-        def seconds(self, nodes: int, num: int = 1) -> float:
+        def draft_seconds(self, nodes: int, num: int = 1) -> float:
             return 0.5 * nodes
 
     target = FakeTarget(table_law(1))
@@ -137,7 +138,7 @@ def test_a_drafter_of_several_is_dearer() -> None:
     told = target.cost = Cost((1, 65), (1.0, 2.0), 1.0, 1.0, 0.5, 0.25, per_look=0.125, looking=0.5)
     budgets = {name: Budget() for name in ("stand", "router:parts=stand+suffix")}
     for name, budget in budgets.items():
-        budget.bind(target, Guarded(registry.make("drafter", name)))
+        budget.bind(target, SafeDrafter(registry.make("drafter", name)))
     one, several = (budget._cost for budget in budgets.values())
     assert one == told
     assert several.aside(8, 0) == told.aside(8, 0), "what the engine does costs what it did"
@@ -195,7 +196,7 @@ def test_looks_in_vain_come_at_growing_distances_and_learning_goes_on(longest: i
 class Asked(Free):
     asked = 0
 
-    def whose(self, seq: Sequence) -> Drafter:
+    def active_drafter(self, seq: Sequence) -> Drafter:
         self.asked += 1
         return self
 
@@ -239,14 +240,14 @@ def test_a_lone_answer_spends_a_part_of_the_credit_and_those_after_it_the_rest(
 def test_who_hopes_for_more_drafts_sooner() -> None:
     """Sixteen whose drafts cost as much as their pass: only good ones pay."""
 
-    class Sure(Drafter):
+    class Sure(Priced):
         labels = frozenset({"point"})
 
-        def hope(self, num: int = 1) -> tuple[float, float]:
+        def acceptance_prior(self, num: int = 1) -> tuple[float, float]:
             return 0.8, 0.9
 
     class Unsure(Sure):
-        hope = Drafter.hope
+        acceptance_prior = Priced.acceptance_prior
 
     first = {}
     for kind in (Sure, Unsure):
@@ -269,7 +270,7 @@ class Turns(Free):
         self.parts: tuple[Drafter, ...] = Free(), Free()
         self.left = first
 
-    def whose(self, seq: Sequence) -> Drafter:
+    def active_drafter(self, seq: Sequence) -> Drafter:
         self.left -= 1
         return self.parts[self.left < 0]
 
@@ -289,7 +290,7 @@ def test_each_drafter_is_judged_by_its_own_drafts() -> None:
 @pytest.mark.parametrize("reading", [0.0, 3.0])
 def test_what_a_drafter_reads_is_on_the_account(reading: float) -> None:
     class Reads(Free):
-        def reading(self, seq: Sequence) -> float:
+        def catch_up_seconds(self, seq: Sequence) -> float:
             return reading
 
     budgets = [bound(FLAT, drafter) for drafter in (Free(), Reads())]
@@ -303,7 +304,7 @@ def test_what_a_drafter_reads_is_on_the_account(reading: float) -> None:
 
 def test_samples_of_one_prompt_read_it_once() -> None:
     class Reads(Free):
-        def reading(self, seq: Sequence) -> float:
+        def catch_up_seconds(self, seq: Sequence) -> float:
             return 0.5
 
     left = []
@@ -332,7 +333,7 @@ def test_nothing_is_priced_before_a_step_shows_how_many_run() -> None:
 
 def test_a_drafter_that_says_it_takes_for_ever_drafts_nothing() -> None:
     class Never(Free):
-        def seconds(self, nodes: int, num: int = 1) -> float:
+        def draft_seconds(self, nodes: int, num: int = 1) -> float:
             return np.inf
 
     assert max(plan.nodes for plan in steps(bound(FLAT, Never()), ALL, 60)[20:]) <= PROBE

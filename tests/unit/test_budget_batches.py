@@ -57,7 +57,7 @@ def test_sequences_that_begin_together_in_vain_stop_and_lose_little(
     """Nothing is ever accepted, whatever was hoped."""
 
     class Hopeful(Free):
-        def hope(self, num: int = 1) -> tuple[float, float]:
+        def acceptance_prior(self, num: int = 1) -> tuple[float, float]:
             return hope
 
     budget = bound(SHARED, Hopeful())
@@ -226,10 +226,10 @@ class Reads(Dear):
         super().__init__()
         self.first, self.dear, self.cheap = reading, dear, Free()
 
-    def whose(self, seq: Sequence) -> Drafter:
+    def active_drafter(self, seq: Sequence) -> Drafter:
         return self if not self.dear or seq in self.dear else self.cheap
 
-    def reading(self, seq: Sequence) -> float:
+    def catch_up_seconds(self, seq: Sequence) -> float:
         return self.first
 
 
@@ -362,7 +362,7 @@ def test_who_drafts_is_asked_only_when_somebody_may(is_dear: bool) -> None:
     class Asked(Free):
         asked = 0
 
-        def whose(self, seq: Sequence) -> Drafter:
+        def active_drafter(self, seq: Sequence) -> Drafter:
             self.asked += 1
             return self
 

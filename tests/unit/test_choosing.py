@@ -11,6 +11,7 @@ from forerun.controllers._acceptance import HEAVY, KEEP, Counts
 from forerun.controllers._tree_size import WEIGHT
 from forerun.controllers._tree_size import believe as believe_into
 from forerun.controllers._tree_size import choose as choose_into
+from forerun.core.mixins import DEFAULTS
 from forerun.core.records import Cost
 from forerun.core.roles import Drafter
 
@@ -105,7 +106,7 @@ def test_both_are_what_numpy_computes(seed: int) -> None:
     cost, num = some_cost(rng), int(rng.integers(1, 17))
     given = [drafts(rng, int(rng.integers(0, 300))) for _ in range(num)]
     beliefs = np.array([counted(one).beliefs for one in given])
-    hope = Drafter().hope()
+    hope = DEFAULTS.acceptance_prior()
     np.testing.assert_allclose(beliefs, [plain_beliefs(one, *hope) for one in given], rtol=1e-9)
     prices = rng.uniform([0.3, 0.0, 0.0], [2.0, 0.1, 0.02], (num, 3))
     num += int(rng.integers(0, 3))

@@ -17,7 +17,7 @@ from forerun.core.dice import SeededDice
 from forerun.core.records import Sequence, Step
 from forerun.core.sampling import Sampling
 from forerun.engine.engine import Engine
-from forerun.engine.safe_drafter import Guarded
+from forerun.engine.safe_drafter import SafeDrafter
 from forerun.models.layers import GatedMLP, Linear, RMSNorm
 from forerun.models.transformer import DecoderConfig, Layer, RopeConfig, Transformer
 from forerun.runner.attention import TorchDecoder
@@ -74,7 +74,7 @@ def running(
     steps: list[Step] = []
     engine = Engine(
         runner,
-        Guarded(registry.make("drafter", drafter)),
+        SafeDrafter(registry.make("drafter", drafter)),
         registry.make("verifier", "speculative"),
         Fixed(nodes=6, depth=4),
         listeners=[steps.append],

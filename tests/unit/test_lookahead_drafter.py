@@ -147,7 +147,7 @@ def test_the_pool_reads_texts() -> None:
 
 def follow(drafter: Lookahead, seq: Sequence, law, plan: Plan, count: int = 1) -> Tree:
     """One step whose target is a law over tokens; emits the `count` tokens that it likes best."""
-    (tree,) = drafter.propose([seq], [plan])
+    (tree,) = drafter.propose([seq], [plan], [seq.dice])
     paths = [tree.path(node) for node in range(-1, len(tree))]
     logits = torch.from_numpy(np.log(np.stack([law(seq.tokens + path) for path in paths])))
     laws = Laws(Rows(logits), seq, tree, ())

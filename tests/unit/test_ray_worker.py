@@ -79,7 +79,7 @@ def test_a_memory_from_a_file_counts_once_after_merging(tiny_folder: Path, draft
     learned = [actor.snapshot().counts["tokens"] for actor in actors]
     own = before.counts["tokens"]
     assert own > 0 and learned[0] > learned[1] > 0
-    merged = actors[0].main.merged([before, *(actor.snapshot() for actor in actors)])
+    merged = actors[0].main.merge([before, *(actor.snapshot() for actor in actors)])
     whole = actors[0].main.snapshot().counts["tokens"]  # what the first one drafts from
     if drafter == "token_recycling":  # tokens with known successors: a union
         assert max(own, *learned) <= merged.counts["tokens"] <= own + sum(learned)

@@ -13,6 +13,7 @@ from forerun.core.records import Plan, Sequence, Step
 from forerun.core.roles import Drafter
 from forerun.core.sampling import Sampling
 from forerun.core.tree import POINT, SWOR, Tree, chain
+from forerun.drafters.base import PerSequence
 from forerun.drafters.fuse import Fuse, merge
 from forerun.drafters.router import Router
 from forerun.drafters.stand import Stand, Trial
@@ -142,12 +143,12 @@ def test_the_choice_is_one_of_three() -> None:
 # whose nodes are counted
 
 
-class Wrong(Drafter):
+class Wrong(PerSequence):
     """Drafts best tokens of a foreign grower, with cells of its own."""
 
     labels = frozenset({"point"})
 
-    def propose_one(self, seq: Sequence, plan: Plan, dice) -> Tree:
+    def draft(self, seq: Sequence, plan: Plan, dice) -> Tree:
         from dataclasses import replace
 
         return replace(chain([2, 2][: plan.nodes]), cells=np.zeros(min(2, plan.nodes), np.int8))

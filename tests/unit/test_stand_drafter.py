@@ -112,8 +112,8 @@ def test_fast_path_equals_plain_path() -> None:
     for seed in range(200):
         drafter, seq, plan = random_case(seed)
         twin = SeededDice(seed)
-        fast = drafter.propose([seq], [plan])[0]
-        plain = drafter.propose_one(seq, plan, twin)
+        fast = drafter.propose([seq], [plan], [seq.dice])[0]
+        plain = drafter.propose([seq], [plan], [twin])[0]
         for name in ARRAYS:
             ours, theirs = getattr(fast, name), getattr(plain, name)
             assert ours.dtype == theirs.dtype
@@ -126,7 +126,7 @@ def test_fast_path_equals_plain_path() -> None:
 def test_trees_are_well_formed() -> None:
     for seed in range(60):
         drafter, seq, plan = random_case(seed)
-        tree = drafter.propose([seq], [plan])[0]
+        tree = drafter.propose([seq], [plan], [seq.dice])[0]
         assert len(tree) <= plan.nodes
         assert np.all(tree.parents < np.arange(len(tree)))
         assert np.all(tree.depths <= plan.depth)
@@ -143,7 +143,7 @@ def test_trees_are_well_formed() -> None:
 
 def test_an_empty_plan_and_an_empty_memory_draft_nothing() -> None:
     drafter, seq = Stand(), sequence([1, 2])
-    trees = drafter.propose([seq, seq], [Plan(nodes=0), Plan()])
+    trees = drafter.propose([seq, seq], [Plan(nodes=0), Plan()], [seq.dice, seq.dice])
     assert [len(tree) for tree in trees] == [0, 0]
     assert seq.dice.uniform() == SeededDice(0).uniform()
 
@@ -157,7 +157,7 @@ def test_labels() -> None:
         drafter = Stand(template=grid(2), **options)
         seq = sequence([1], temperature=temperature)
         drafter.memory(seq).update([1], [4, 7, 2], [0.2, 0.5, 0.3])
-        tree = drafter.propose([seq], [Plan(nodes=3, depth=1)])[0]
+        tree = drafter.propose([seq], [Plan(nodes=3, depth=1)], [seq.dice])[0]
         assert tree.laws.tolist() == [law] * 2
         assert (tree.q(0) is None) == (law == POINT)
         if law == POINT:
@@ -221,7 +221,7 @@ def test_a_memory_of_the_model_is_tempered_for_each_request() -> None:
     drafter = Stand(scope="global")
     cool, hot = sequence([1], temperature=0.5), sequence([1], temperature=1.0)
     drafter.memory(cool).update([1], [0, 1], [0.75, 0.25])
-    trees = drafter.propose([cool, hot], [Plan(nodes=1, depth=1)] * 2)
+    trees = drafter.propose([cool, hot], [Plan(nodes=1, depth=1)] * 2, [cool.dice, hot.dice])
     np.testing.assert_allclose(trees[0].q_probs, [0.9, 0.1], atol=1e-7)
     np.testing.assert_allclose(trees[1].q_probs, [0.75, 0.25], atol=1e-7)
 
@@ -230,7 +230,10 @@ def test_a_batch_drafts_before_it_learns() -> None:
     drafter = Stand(context=1)
     one, two = sequence([5], 1), sequence([5], 2)
     plans = [Plan(nodes=2, depth=2)] * 2
-    assert [len(tree) for tree in drafter.propose([one, two], plans)] == [0, 0]
+    assert [len(tree) for tree in drafter.propose([one, two], plans, [one.dice, two.dice])] == [
+        0,
+        0,
+    ]
     laws = [PlainLaws({-1: np.eye(4)[0]}), PlainLaws({-1: np.eye(4)[1]})]
     for seq in (one, two):
         seq.tokens.append(2)

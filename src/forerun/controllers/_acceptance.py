@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from forerun.controllers._tree_size import believe
+from forerun.core.mixins import DEFAULTS, priced
 from forerun.core.roles import Drafter
 
 KEEP = 0.9975  # of the counts, per draft
@@ -27,7 +28,7 @@ class Counts:
         self.counts = [[0.0] * (nodes + 1) for _ in range(3)]
         self.beliefs = np.empty((3, nodes + 1))
         self.weight = 1.0  # of a draft of now; what was counted before weighs less
-        self._hope = Drafter().hope()
+        self._prior = DEFAULTS.acceptance_prior()
         self._is_new = True
         self._news = 0  # drafts that beliefs do not know yet
         self.priced = 0  # steps with drafts for which prices hold
@@ -41,9 +42,9 @@ class Counts:
         """
         if self._is_new:
             self._is_new = False
-            self._hope = self.drafter.hope(num)
+            self._prior = priced(self.drafter).acceptance_prior(num)
             self._sum_up()
-        vain, one, many = (self.drafter.seconds(n, num) for n in (0, 1, self.nodes))
+        vain, one, many = (priced(self.drafter).draft_seconds(n, num) for n in (0, 1, self.nodes))
         self.per_node = (many - one) / max(self.nodes - 1, 1)
         self.vain, self.each, self.priced = vain, one - self.per_node, PRICED
 
@@ -72,5 +73,5 @@ class Counts:
             self._sum_up()
 
     def _sum_up(self) -> None:
-        believe(np.array(self.counts), self.weight, *self._hope, self.beliefs)
+        believe(np.array(self.counts), self.weight, *self._prior, self.beliefs)
         self.gains = self.beliefs[2].tolist()

@@ -36,6 +36,7 @@ import numpy as np
 from forerun.controllers._acceptance import Counts
 from forerun.controllers._tree_size import choose
 from forerun.controllers.fixed import MOST
+from forerun.core.mixins import active_drafter, parts_of, priced
 from forerun.core.records import Cost, Plan, Sequence, Step
 from forerun.core.roles import Controller, Drafter, Target
 from forerun.engine.cost.step import cost_of
@@ -114,7 +115,7 @@ class Budget(Controller):
         self._luck.clear()  # of sequences that were given up elsewhere
         if self._is_idle:  # nothing to price: steps need not be measured
             return
-        num = sum(part.learns for part in drafter.within())
+        num = sum(priced(part).learns for part in parts_of(drafter))
         self._expect(cost_of(target).drafted(1 + MANY * max(num - 1, 0)))
         self._unasked = Counts(drafter, self.nodes)
         self._best([Luck(self._unasked)])  # compiled before anything waits for it
@@ -131,13 +132,17 @@ class Budget(Controller):
                 self._idle = self._pause  # what other texts taught since then may help this one
             if self._num:  # else nothing is priced: the first step shows how many run
                 self._decide(is_probing=True)
-        elif self._num and not self._wait and luck.counts.drafter is not self._drafter.whose(seq):
+        elif (
+            self._num
+            and not self._wait
+            and luck.counts.drafter is not active_drafter(self._drafter, seq)
+        ):
             self._decide(is_probing=True)
         if luck.plan.is_empty:
             return luck.plan
         if self._wait:
             return LISTEN
-        luck.reading = luck.counts.drafter.reading(seq)
+        luck.reading = priced(luck.counts.drafter).catch_up_seconds(seq)
         return luck.plan
 
     def observe(self, step: Step) -> None:
@@ -291,7 +296,7 @@ class Budget(Controller):
             return
         known: set[Counts] = set()
         for seq, luck in running:
-            luck.counts = counts = self._of(self._drafter.whose(seq))
+            luck.counts = counts = self._of(active_drafter(self._drafter, seq))
             if counts not in known:
                 known.add(counts)
                 if counts.priced <= 0:
@@ -327,8 +332,8 @@ class Budget(Controller):
 
     def _try(self, seq: Sequence, luck: Luck) -> bool:
         """A probe by one that rests, until the next decision, if the account holds its price."""
-        drafter, held = luck.counts.drafter, max(self._account or 0.0, 0.0)
-        price = drafter.reading(seq) + REVIEW * drafter.seconds(self._probe.nodes)
+        drafter, held = priced(luck.counts.drafter), max(self._account or 0.0, 0.0)
+        price = drafter.catch_up_seconds(seq) + REVIEW * drafter.draft_seconds(self._probe.nodes)
         if price > held:
             self._back = max(price, held + SAVED * self._plain) / self._plain
             return False

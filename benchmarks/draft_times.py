@@ -34,6 +34,7 @@ import torch
 from forerun import registry
 from forerun.core.dice import SeededDice
 from forerun.core.logits import Laws
+from forerun.core.mixins import parts_of
 from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
 from forerun.core.roles import Drafter, name_of
 from forerun.core.sampling import Sampling
@@ -187,8 +188,7 @@ class Case:
     def __init__(self, setup: Setup, history: History, temperature: float) -> None:
         self.name = setup.spec.partition(":")[0]
         self.drafter = registry.make("drafter", setup.spec, **setup.options(history))
-        self.drafter.warm_up()
-        for part in self.drafter.within():
+        for part in parts_of(self.drafter):
             if knows := KNOWS.get(type(part).__module__.rpartition(".")[2]):
                 knows(part, history)
         self.seq = sequence(history.text[-setup.own :].tolist(), temperature)

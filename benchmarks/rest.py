@@ -60,7 +60,6 @@ def run(tokens: int, vocab: int, nodes: int, queries: int) -> None:
     text[-1] = vocab - 1
     start = perf_counter()
     drafter = Rest(index=in_memory([text], None))
-    drafter.warm_up()
     print(f"{tokens} tokens: built in {perf_counter() - start:.1f} s, {drafter.memory_report()}")
     asked = text_of(rng, queries * 40, vocab, stock).tolist()
     ends = np.sort(rng.integers(20, len(asked), queries))

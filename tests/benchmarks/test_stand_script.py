@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 def most_seen(drafter: Stand) -> int:
     """How many laws a context stands for at most, after 40 tokens of a vocabulary of three."""
-    drafter.is_patient, seen = False, []
+    seen: list[int] = []
     parts = FakeTarget(table_law(1)), SafeDrafter(drafter), Recursive(), Fixed(nodes=0)
     loop = Engine(*parts)
     loop.listeners.append(lambda step: seen.append(drafter.memory(step.seqs[0]).table.counts.max()))

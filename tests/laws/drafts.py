@@ -59,20 +59,6 @@ def stand(**options: object) -> Callable[[], Drafter]:
     return lambda: registry.make("drafter", "stand", **options)
 
 
-def measured(**options: object) -> Callable[[], Drafter]:
-    """A STAND that doubts drawing and compares at every step: few tokens change its choice."""
-
-    class Eager(registry.get("drafter", "stand")):
-        def start(self, seq):
-            super().start(seq)
-            gain = self.memory(seq).gain
-            gain.look, gain.tries = 1, 2
-            gain.learn(seq, -0.5)
-
-    Eager.__module__ = Eager.__mro__[1].__module__  # known by the same name
-    return lambda: Eager(choice="measured", **options)
-
-
 def wide(**options: object) -> Callable[[], Drafter]:
     """A STAND that a group of the same tenant has taught; each sequence is a group of its own."""
 
@@ -187,13 +173,6 @@ DRAFTERS: dict[str, Draft] = {
         stand(context=1, entries=2),
         Plan(2, 2),
         (2, 3),
-    ),
-    "stand, measured": (measured(context=1, entries=3), Plan(2, 2), (4,)),
-    "stand, measured, two trajectories": (measured(context=1, entries=2), Plan(2, 1), (2, 3)),
-    "stand, measured, on a template": (
-        measured(context=1, entries=3, template=grid(2, 1)),
-        Plan(2, 2),
-        (4,),
     ),
     "stand, wide": (wide(context=2, entries=2), Plan(2, 2), (3,)),
     "stand, wide, two groups": (wide(context=1, entries=2), Plan(2, 1), (2, 2)),

@@ -95,7 +95,6 @@ def test_more_text_drafts_better_and_costs_little_more(held, own) -> None:
     taus = []
     for count in (40, 400, 4000):
         drafter = rest(own[:count])
-        drafter.warm_up()
         taus.append(tau(drafter, held))
         texts = [sequence(text[: at + 20], 1, SeededDice(0)) for text, at in held]
         start = perf_counter()

@@ -265,9 +265,10 @@ def test_what_strangers_have_in_common_changes_no_plan_of_a_seed() -> None:
 def test_no_request_compiles_what_joins_a_prediction_and_a_draft() -> None:
     """In a process of its own: here another test may have compiled it."""
     code = (
-        "from forerun import overlay, registry; from forerun.serving.routing import Router\n"
-        "Router({'none': registry.make('drafter', 'none')}).warm_up()\n"
-        "print(len(overlay.overlay.signatures))"
+        "from forerun import registry; from forerun.growers import _merge\n"
+        "from forerun.serving.routing import Router\n"
+        "Router({'none': registry.make('drafter', 'none')}).bind(None)\n"
+        "print(len(_merge.overlay.signatures))"
     )
     call = [sys.executable, "-c", code]
     done = subprocess.run(call, env=environment(), capture_output=True, text=True, check=True)

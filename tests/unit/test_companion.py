@@ -230,9 +230,3 @@ def test_a_draft_of_many_says_what_it_says_of_one(reasoner: Model) -> None:
             (alone,) = trees([i])
             assert np.array_equal(alone.tokens, tree.tokens) and len(tree)
             assert np.array_equal(alone.q_probs, tree.q_probs)
-
-
-def test_company_of_a_draft_model_lets_others_learn_some_steps_at_a_time(reasoner: Model) -> None:
-    """Else each step beside a small model costs a twentieth more, whoever drafts."""
-    for spec in ("auto", "auto:model=none", "draft_model:model=draft"):
-        assert reasoner.drafter(spec).is_patient

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fakes import FakeTarget, sequence, table_law
+from fakes import FakeTarget, PlainDice, sequence, table_law
 from forerun import registry
 from forerun.core.dice import SeededDice
 from forerun.core.records import Plan
@@ -90,7 +90,7 @@ def test_a_batch_of_both_kinds_equals_one_by_one() -> None:
     trees = made.propose(seqs, [plan] * 4 + [Plan(nodes=0, depth=0)], [s.dice for s in seqs])
     for (tokens, t), tree in zip(texts[:4], trees, strict=False):
         alone = seq_of(tokens, t)
-        one = made.propose([alone], [plan], [alone.dice])[0]
+        (one,) = made.propose([alone], [plan], [PlainDice(alone.dice)])
         assert tree.tokens.tolist() == one.tokens.tolist() and np.array_equal(
             tree.q_probs, one.q_probs
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fakes import sequence
+from fakes import PlainDice, sequence
 from forerun.core.dice import SeededDice
 from forerun.core.records import Plan
 from forerun.core.sampling import Sampling
@@ -45,7 +45,7 @@ def both(made: Infini, text: list[int], plan: Plan, temperature: float) -> tuple
     )
     assert made._has_kernel(fast)
     (tree,) = made.propose([fast], [plan], [fast.dice])
-    oracle = made.propose([plain], [plan], [plain.dice])[0]
+    (oracle,) = made.propose([plain], [plan], [PlainDice(plain.dice)])
     assert fast.dice.uniform() == plain.dice.uniform()
     return tree, oracle
 
@@ -87,7 +87,7 @@ def test_several_shards_are_left_to_the_grower() -> None:
     seq, alone = (sequence([1, 2], 50, SeededDice(7), Sampling()) for _ in range(2))
     assert not made._has_kernel(seq)
     (tree,) = made.propose([seq], [Plan(nodes=20)], [seq.dice])
-    oracle = made.propose([alone], [Plan(nodes=20)], [alone.dice])[0]
+    (oracle,) = made.propose([alone], [Plan(nodes=20)], [PlainDice(alone.dice)])
     assert tree.tokens.tolist() == oracle.tokens.tolist() and len(tree) > 10
 
 

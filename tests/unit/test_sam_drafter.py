@@ -10,6 +10,7 @@ import pytest
 from fakes import FakeTarget, table_law
 from forerun import registry
 from forerun.core.dice import SeededDice
+from forerun.core.mixins import Shared
 from forerun.core.records import Plan, Sequence, Step
 from forerun.core.sampling import Sampling
 from forerun.core.tree import POINT, chain
@@ -27,7 +28,7 @@ def _compiled() -> None:
     warm_up()
 
 
-class Other(PerSequence):
+class Other(PerSequence, Shared):
     """Drafts one token, 77, and notes what it hears."""
 
     labels, needs = frozenset({"swor"}), frozenset({"hidden"})

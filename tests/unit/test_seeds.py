@@ -43,7 +43,6 @@ SHARED = {  # what trajectories share is theirs alone: other calls teach them no
     "token recycling": {"drafter": "token_recycling"},
     "aded": {"drafter": "aded:iterations=4"},
     "stand": {"drafter": "stand"},
-    "stand, tree": {"drafter": "stand:update_from=tree"},
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import chi2
 from test_stand_drafter import ARRAYS, PlainLaws, fill, sequence
 
-from fakes import FakeTarget, table_law
+from fakes import FakeTarget, PlainDice, table_law
 from forerun.controllers.fixed import Fixed
 from forerun.core.dice import EnumeratedDice
 from forerun.core.records import Plan, Sequence, Step
@@ -53,10 +53,8 @@ def test_a_tree_is_a_snapshot(is_fast: bool) -> None:
     drafter, seq = Stand(template=grid(2, 2)), sequence([0, 1])
     rng = np.random.default_rng(1)
     fill(drafter.memory(seq), rng, 4)
-    if is_fast:
-        tree = drafter.propose([seq], [Plan()], [seq.dice])[0]
-    else:
-        tree = drafter.propose([seq], [Plan()], [seq.dice])[0]
+    dice = seq.dice if is_fast else PlainDice(seq.dice)
+    (tree,) = drafter.propose([seq], [Plan()], [dice])
     before = {name: getattr(tree, name).copy() for name in ARRAYS}
     fill(drafter.memory(seq), rng, 4, updates=300)
     drafter.propose([seq], [Plan()], [seq.dice])

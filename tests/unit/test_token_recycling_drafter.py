@@ -18,10 +18,12 @@ from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
 from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree, TreeBuilder, chain
 from forerun.core.tree_template import DEFAULT, grid
-from forerun.drafters.token_recycling import PUBLISHED, TokenRecycling
+from forerun.drafters.base import grow
+from forerun.drafters.token_recycling import PUBLISHED, Successors, TokenRecycling
 from forerun.engine.engine import Engine
 from forerun.engine.stats import Recorder
 from forerun.errors import ConfigError, DataError
+from forerun.growers.template import TopTemplate
 from forerun.ngrams.tables.adjacency.cpu import UNKNOWN, Adjacency
 from forerun.ngrams.tables.adjacency.gpu import TensorAdjacency
 
@@ -107,7 +109,8 @@ def test_fast_paths_equal_the_plain_one(seed: int, tensors: bool) -> None:
     for seq, plan, tree in zip(seqs, plans, trees, strict=True):
         plain = chain([])
         if not plan.is_empty:
-            plain = drafter.propose([seq], [plan], [seq.dice])[0]
+            best = TopTemplate(template=drafter.template)
+            (plain,) = grow([seq], [plan], [seq.dice], Successors(drafter), best)
         assert tree.tokens.tolist() == plain.tokens.tolist()
         assert tree.parents.tolist() == plain.parents.tolist()
         assert tree.laws.tolist() == plain.laws.tolist()
@@ -119,7 +122,6 @@ def test_fast_paths_equal_the_plain_one(seed: int, tensors: bool) -> None:
 
 def test_nothing_is_drafted_from_nothing() -> None:
     drafter, seq = TokenRecycling(), a_sequence([3])
-    assert len(drafter.propose([seq], [Plan(80)], [seq.dice])[0]) == 0
     assert len(drafter.propose([seq], [Plan(80)], [seq.dice])[0]) == 0
     drafter.observe(step_of(seq, chain([]), [], torch.randn(1, VOCAB)))
     assert seq.tokens[-1] == 1  # not seen yet: zeros would be drafted as token 0

@@ -27,7 +27,6 @@ from forerun.core.scopes import kept_key, key_of
 from forerun.core.tree import EMPTY, Proposal, Tree
 from forerun.core.tree_template import DEFAULT, RANK_VALUES, Template
 from forerun.errors import ConfigError
-from forerun.growers.template import TopTemplate
 from forerun.ngrams.tables.adjacency import pool
 from forerun.ngrams.tables.adjacency.cpu import warm_up
 from forerun.ngrams.tables.adjacency.pool import MOST, Matrices, Matrix
@@ -89,7 +88,6 @@ class TokenRecycling(Persistent):
             if value not in _CHOICES[name]:
                 raise ConfigError(f"{name} must be one of {_CHOICES[name]}, got {value!r}")
         self.scope, self.update_from, self.template = scope, update_from, _as_template(template)
-        self._best = TopTemplate(template=self.template)
         self._matrices = Matrices(entries=entries, budget=in_bytes(budget_mb), tensors=tensors)
         self._target: weakref.ref[Target] | None = None
 
@@ -182,7 +180,10 @@ class TokenRecycling(Persistent):
 
 
 class Successors(Source):
-    """The rows of the matrix, one path at a time; probabilities only say which rank comes first."""
+    """The rows of the matrix, one path at a time: with a grower the plain form of `propose`.
+
+    Probabilities only say which rank comes first.
+    """
 
     def __init__(self, drafter: TokenRecycling) -> None:
         self.drafter = drafter

@@ -166,7 +166,6 @@ def costs(files: list[str], tokenizer: Tokenizer) -> None:
 
 def timed(drafter: Aded, text: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
     """Microseconds of drafting and of learning at 2000 random places, and mean nodes."""
-    drafter.warm_up()
     rng, plan = np.random.default_rng(0), Plan(nodes=64)
     seq = Sequence([0, 1], 2, Sampling(), SeededDice(0), limit=10**9)
     marks, nodes = [], 0
@@ -175,7 +174,7 @@ def timed(drafter: Aded, text: np.ndarray) -> tuple[np.ndarray, np.ndarray, floa
         start = time.perf_counter()
         drafter.start(seq)
         learned = time.perf_counter()
-        nodes += len(drafter.propose([seq], [plan])[0])
+        nodes += len(drafter.propose([seq], [plan], [seq.dice])[0])
         marks.append((start, learned, time.perf_counter()))
     learn, draft = 1e6 * np.diff(marks, axis=1).T
     return draft, learn, nodes / len(marks)
@@ -218,7 +217,6 @@ def main() -> None:
                 given = dict(given)
                 file = files[str(given.pop("from", "problems"))]
                 drafter = Aded(matrix=file or None, tokenizer=model.tokenizer, **given)
-                drafter.warm_up()
                 print(f"{name:<42}{line(*solve(model, drafter, options))}", flush=True)
 
 

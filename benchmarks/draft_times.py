@@ -34,6 +34,7 @@ import torch
 from forerun import registry
 from forerun.core.dice import SeededDice
 from forerun.core.logits import Laws
+from forerun.core.mixins import parts_of
 from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
 from forerun.core.roles import Drafter, name_of
 from forerun.core.sampling import Sampling
@@ -127,7 +128,7 @@ def read_responses(drafter: Drafter, history: History) -> None:
     for start in range(0, len(history.text), PIECE):
         seq = sequence(history.text[start : start + PIECE].tolist(), 0)
         drafter.start(seq)
-        drafter.propose([seq], [Plan(1)])
+        drafter.propose([seq], [Plan(1)], [seq.dice])
         drafter.finish(seq)
 
 
@@ -187,13 +188,12 @@ class Case:
     def __init__(self, setup: Setup, history: History, temperature: float) -> None:
         self.name = setup.spec.partition(":")[0]
         self.drafter = registry.make("drafter", setup.spec, **setup.options(history))
-        self.drafter.warm_up()
-        for part in self.drafter.within():
+        for part in parts_of(self.drafter):
             if knows := KNOWS.get(type(part).__module__.rpartition(".")[2]):
                 knows(part, history)
         self.seq = sequence(history.text[-setup.own :].tolist(), temperature)
         self.drafter.start(self.seq)
-        self.drafter.propose([self.seq], [PLAN])
+        self.drafter.propose([self.seq], [PLAN], [self.seq.dice])
         self.figures: list[tuple[float, float, int]] = []  # microseconds of both verbs, nodes
 
     def jump(self, tokens: list[int]) -> None:
@@ -206,7 +206,7 @@ class Case:
     def step(self, ahead: np.ndarray, teacher: Teacher, counts: bool) -> None:
         """Drafts, and learns that the text goes on with `ahead` [ACCEPTED + 1]."""
         start = perf_counter()
-        drafted = self.drafter.propose([self.seq], [PLAN])[0]
+        drafted = self.drafter.propose([self.seq], [PLAN], [self.seq.dice])[0]
         drafting = perf_counter() - start
         text = chain(ahead[:-1])
         found = Found(text.tokens, text.parents, np.ones(len(text), np.int64), 0, 0)

@@ -42,7 +42,6 @@ METHODS = (
     "infini:index={index}",
     "stand:choice=top",
     "stand",
-    "stand:choice=measured",
     "stand:scope=tenant",
     "auto:model=none",
     "auto",

@@ -162,7 +162,7 @@ class Pair:
         found = []
         for token, weight in zip(first.ids.tolist(), first.probs.tolist(), strict=True):
             ahead = Sequence([*tokens, token], len(tokens), sampling, dice, limit=self.nodes + 1)
-            rest = drafter.propose_one(ahead, Plan(self.nodes - 1, self.nodes - 1), dice)
+            rest = drafter.propose([ahead], [Plan(self.nodes - 1, self.nodes - 1)], [dice])[0]
             drafter.finish(ahead)
             builder = TreeBuilder()
             node = builder.add(token, -1, IID, first)

@@ -101,7 +101,7 @@ def drafting(drafter: Stand, seq: Sequence, text: np.ndarray, rng: np.random.Gen
         def draft(i: int, plan: Plan = plan, sizes: list[int] = sizes) -> None:
             at = int(rng.integers(4, len(text)))
             seq.tokens = text[at - 4 : at].tolist()
-            sizes.append(len(drafter.propose([seq], [plan])[0]))
+            sizes.append(len(drafter.propose([seq], [plan], [seq.dice])[0]))
 
         figures = measure(draft, 2000)
         show(f"draft, {nodes}-node template ({np.mean(sizes):.0f} nodes filled)", figures)
@@ -130,7 +130,7 @@ def rows(drafter: Stand, seq: Sequence, vocab: int, rng: np.random.Generator) ->
     )
     select_then_learn = observed_step(drafter, seq, p, rng)
     show(f"observe a step of 5 tokens, V = {vocab} (selection included)", select_then_learn)
-    tree = drafter.propose([seq], [Plan(nodes=64)])[0]
+    tree = drafter.propose([seq], [Plan(nodes=64)], [seq.dice])[0]
     laws, dice = OneLaw(p, len(tree)), SeededDice(1)
     for verifier, count in ((speculative.Speculative(), 500), (Recursive(), 50)):
         name = type(verifier).__name__.lower()

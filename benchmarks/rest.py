@@ -47,7 +47,7 @@ def measure(drafter: Rest, contexts: list[list[int]], nodes: int) -> tuple[float
     spent, sizes = [], []
     for seq in seqs:
         start = perf_counter()
-        tree = drafter.propose_one(seq, plan, dice)
+        tree = drafter.propose([seq], [plan], [dice])[0]
         spent.append(1e6 * (perf_counter() - start))
         sizes.append(len(tree))
     return float(np.median(spent)), float(np.percentile(spent, 99)), float(np.mean(sizes))
@@ -60,7 +60,6 @@ def run(tokens: int, vocab: int, nodes: int, queries: int) -> None:
     text[-1] = vocab - 1
     start = perf_counter()
     drafter = Rest(index=in_memory([text], None))
-    drafter.warm_up()
     print(f"{tokens} tokens: built in {perf_counter() - start:.1f} s, {drafter.memory_report()}")
     asked = text_of(rng, queries * 40, vocab, stock).tolist()
     ends = np.sort(rng.integers(20, len(asked), queries))

@@ -138,7 +138,7 @@ def dense_tree(draw: str, q: Proposal, dice: SeededDice) -> Tree:
             return [q] * len(requests)
 
     seq = Sequence([0], 1, Sampling(), dice, limit=99)
-    return Grown(Same(), registry.make("grower", draw)).propose_one(seq, Plan(39, 3), dice)
+    return Grown(Same(), registry.make("grower", draw)).propose([seq], [Plan(39, 3)], [dice])[0]
 
 
 def rule_table(vocab: int, rounds: int, step: float) -> None:

@@ -12,7 +12,7 @@ interval (bootstrap over problems). table: tokens/s over plain decoding in the s
 brackets; trajectories 4 and 8 of the sequential way are the first ones of 16. DVTS: steps are lines
 scored by a checker of arithmetic; sentences scored by likelihood where texts state no answer.
 accuracy: plain against STAND, single samples and majority of 16. What outlives a prompt (scope
-tenant, refitted templates) begins anew when a run is gone on with.
+tenant) starts from nothing when a run is resumed.
 """
 
 from __future__ import annotations
@@ -56,12 +56,9 @@ ABLATIONS = {  # what is shown -> drafter; the first is the one that the others 
     "latest law instead of the mean": "stand:latest",
     "tree: template, unfitted": "stand:template=unfitted",
     "tree: template, fitted": "stand:tree=template",
-    "tree: template, refitted": "stand:refit=true",
     "scope request": "stand:scope=request",
     "scope tenant": "stand:scope=tenant",
     "best tokens": "stand:choice=top",
-    "measured choice": "stand:choice=measured",
-    "learns from the tree": "stand:update_from=tree",
     "learns from the prompt": "stand:seed_from_prompt=true",
 }
 TABLE = {
@@ -73,7 +70,7 @@ TABLE = {
 }
 TRAJECTORIES = 4, 8, 16
 WAYS = {"sequential": 1, "batch of 4": 4, "DVTS": 1}  # -> sequences at once
-LASTING = {"stand:scope=tenant", "stand:refit=true"}  # what they learn outlives a problem
+LASTING = {"stand:scope=tenant"}  # what they learn outlives a problem
 WIDTH = 4  # continuations per step of DVTS
 SENTENCES = {"scorer": Likelihood(), "step_end": ".", "select": "score"}  # DVTS on open text
 DRAWS = 2000  # of the bootstrap
@@ -211,11 +208,10 @@ def latest(tokenizer: Any) -> Any:
     from forerun.drafters.stand import Stand
 
     class Latest(Stand):
-        def hear(self, steps: Any) -> None:
-            for step in steps:
-                for seq in step.seqs:
-                    self.memory(seq).table.counts[:] = 0
-                super().hear([step])
+        def observe(self, step: Any) -> None:
+            for seq in step.seqs:
+                self.memory(seq).table.counts[:] = 0
+            super().observe(step)
 
     Latest.__module__ = Stand.__module__  # known by the same name
     return Latest(tokenizer=tokenizer)

@@ -79,7 +79,7 @@ def fill(drafter: Drafter, pieces: Iterator[list[int]], tokens: int) -> None:
     while held < tokens:
         seq = sequence(response(pieces))
         drafter.start(seq)
-        drafter.propose([seq], [Plan(nodes=1)])
+        drafter.propose([seq], [Plan(nodes=1)], [seq.dice])
         drafter.finish(seq)
         held += RESPONSE
         if held >= marks[0]:
@@ -100,7 +100,7 @@ def measure(drafter: Drafter, pieces: Iterator[list[int]], rounds: int) -> None:
         while len(ahead) < 5:
             ahead += next(pieces)
         start = perf_counter()
-        tree = drafter.propose([seq], [Plan(nodes=64, depth=64)])[0]
+        tree = drafter.propose([seq], [Plan(nodes=64, depth=64)], [seq.dice])[0]
         middle = perf_counter()
         seq.tokens += ahead[:5]
         step, ahead = step_of(seq), ahead[5:]

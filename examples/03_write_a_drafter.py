@@ -15,14 +15,15 @@ import torch
 from forerun.controllers.fixed import Fixed
 from forerun.core.dice import EnumeratedDice
 from forerun.core.records import Rows, Sequence
-from forerun.core.roles import Drafter, Target
+from forerun.core.roles import Target
 from forerun.core.sampling import Sampling
 from forerun.core.tree import chain
+from forerun.drafters.base import PerSequence
 from forerun.engine.engine import Engine
 from forerun.verifiers.recursive import Recursive
 
 
-class LastFollower(Drafter):
+class LastFollower(PerSequence):
     """Drafts what followed each token the last time. Learns from every step."""
 
     labels = frozenset({"point"})
@@ -30,7 +31,7 @@ class LastFollower(Drafter):
     def __init__(self):
         self.after = {}
 
-    def propose_one(self, seq, plan, dice):
+    def draft(self, seq, plan, dice):
         tokens = [seq.tokens[-1]]
         while tokens[-1] in self.after and len(tokens) <= min(plan.nodes, plan.depth):
             tokens.append(self.after[tokens[-1]])

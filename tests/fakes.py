@@ -133,6 +133,14 @@ def run_all(engine: Engine, seqs: Many[Sequence]) -> tuple[tuple[int, ...], ...]
     return tuple(tuple(seq.generated) for seq in seqs)
 
 
+class PlainDice:
+    """The same draws as other dice; drafters use no kernel with it, but their plain form."""
+
+    def __init__(self, dice: Dice) -> None:
+        self.choice, self.coin = dice.choice, dice.coin
+        self.without_replacement = dice.without_replacement
+
+
 class FakeRunner:
     """What `draft_model` asks of a model runner, from a law over tokens; its passes are cheap."""
 

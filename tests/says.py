@@ -9,10 +9,12 @@ import numpy as np
 from fakes import FakeTarget, run_all, sequence, table_law
 from forerun.controllers.fixed import Fixed
 from forerun.core.dice import SeededDice
+from forerun.core.mixins import Priced
 from forerun.core.records import Cost, Plan, Sequence
 from forerun.core.roles import Drafter
 from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree, chain
+from forerun.drafters.base import PerSequence
 from forerun.engine.engine import Engine
 from forerun.engine.stats import Recorder, Stats
 from forerun.verifiers.recursive import Recursive
@@ -22,7 +24,7 @@ GREEDY = Sampling(temperature=0)
 FIRST, SECOND = "says", "says 2"  # what two drafters of this file are called
 
 
-class Says(Drafter):
+class Says(PerSequence, Priced):
     """Chains of what a function says follows."""
 
     labels = frozenset({"point"})
@@ -30,7 +32,7 @@ class Says(Drafter):
     def __init__(self, say: Callable[[list[int], int], list[int]]) -> None:
         self.say = say
 
-    def propose_one(self, seq: Sequence, plan: Plan, dice) -> Tree:
+    def draft(self, seq: Sequence, plan: Plan, dice) -> Tree:
         return chain(self.say(seq.tokens, min(plan.nodes, plan.depth)))
 
 

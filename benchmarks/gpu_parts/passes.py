@@ -180,7 +180,7 @@ def verified(
             seconds[name] += step.times[name]
 
     engine = Engine(target, Stand(), Speculative(), Fixed(nodes=7), listeners=[hear], max_seqs=num)
-    for part in (engine.drafter, engine.verifier, engine.target):
+    for part in (engine.verifier, engine.target):
         part.warm_up()
     for i in range(num):
         other = text(len(seq.tokens), runner.vocab_size, 10 + i)

@@ -21,7 +21,7 @@ from forerun.core.roles import Controller, Drafter, Shaper, Target, Verifier, na
 from forerun.core.sampling import Sampling
 from forerun.engine.engine import Engine, check_pair
 from forerun.engine.generation import Event, Run, Sample, record_logprobs
-from forerun.engine.safe_drafter import Guarded
+from forerun.engine.safe_drafter import SafeDrafter
 from forerun.engine.stats import Recorder, Stats
 from forerun.engine.stopping import Stops
 from forerun.errors import ConfigError, DataError, UnknownName
@@ -141,8 +141,8 @@ class Model:
         sampling: one for all prompts, or one for each.
         drafter, verifier, controller: a name with options ("stand:context=4"), or an object. A
         drafter learns from run to run. Prompts with a seed learn within their run only, if the
-        drafter is given by a name that was not given to `memory` (and says neither `scope=global`
-        nor `refit=true`): the same call then drafts the same again.
+        drafter is given by a name that was not given to `memory` (and does not say
+        `scope=global`): the same call then drafts the same again.
         batch: most sequences that run at once; unless told 16, or fewer where there is no room. A
         pass over several costs little more than over one, but drafts learn less from each other.
         tenant: whose prompts these are, for memories that are kept apart by tenant.
@@ -183,7 +183,7 @@ class Model:
         heard += [on_step, recorder] if on_step else [recorder]
         chosen = self.drafter(drafter)
         engine = self._engine(chosen, verifier, controller, shapers, heard, batch)
-        is_lent = isinstance(drafter, str) and tenant not in chosen.kept
+        is_lent = isinstance(drafter, str) and tenant not in getattr(chosen, "kept", ())
         how: dict[str, Any] = {"numbers": numbers, "tenant": tenant, "is_lent": is_lent}
         run = Run(self, engine, recorder, texts, given, **how)
         with self.target.turns:
@@ -230,7 +230,7 @@ class Model:
         with self.target.turns:  # controllers measure passes
             engine = Engine(
                 self.target,
-                Guarded(drafter),
+                SafeDrafter(drafter),
                 rule,
                 planner,
                 stops=Stops(self.tokenizer.eos_ids, lambda: TextStream(self.tokenizer)),
@@ -238,7 +238,7 @@ class Model:
                 listeners=listeners,
                 max_seqs=batch or registry.BATCH,
             )
-            for part in (engine.target, engine.drafter, engine.verifier):
+            for part in (engine.target, engine.verifier):
                 part.warm_up()
             return engine
 

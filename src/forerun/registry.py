@@ -174,8 +174,20 @@ def resolve(kind: str, spec: str) -> tuple[type, dict[str, Any]]:
         raise ConfigError(f"{kind} {name!r}: {error}; see `forerun methods {name}`") from None
 
 
+# options of earlier releases, and why they went
+REMOVED = {
+    ("drafter", "stand", "refit"): "measuring did not pay",
+    ("drafter", "stand", "update_from"): "learning from the whole tree did not pay",
+}
+
+
 def _check_options(kind: str, name: str, given: Iterable[str], known: Iterable[str]) -> None:
     for key in sorted(set(given) - set(known)):
+        if (kind, name, key) in REMOVED:
+            raise ConfigError(
+                f"{name}: option {key} was removed in this release: "
+                f"{REMOVED[kind, name, key]}; leave it out"
+            )
         raise UnknownName.of(f"option of {kind} {name!r}:", key, known, f"`forerun methods {name}`")
 
 

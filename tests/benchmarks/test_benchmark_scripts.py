@@ -147,7 +147,7 @@ RUNS = (
     Run(
         "stand",
         "--problems 1 --tokens 8 --threads 1",
-        (r"as it is \|", r"tree: template, refitted \|", r"learns from the prompt \|"),
+        (r"as it is \|", r"tree: template, fitted \|", r"learns from the prompt \|"),
     ),
     Run(
         "stand",

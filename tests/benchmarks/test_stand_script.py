@@ -12,7 +12,7 @@ from forerun.controllers.fixed import Fixed
 from forerun.core.dice import SeededDice
 from forerun.drafters.stand import Stand
 from forerun.engine.engine import Engine
-from forerun.engine.safe_drafter import Guarded
+from forerun.engine.safe_drafter import SafeDrafter
 from forerun.verifiers.recursive import Recursive
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -20,8 +20,8 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 def most_seen(drafter: Stand) -> int:
     """How many laws a context stands for at most, after 40 tokens of a vocabulary of three."""
-    drafter.is_patient, seen = False, []
-    parts = FakeTarget(table_law(1)), Guarded(drafter), Recursive(), Fixed(nodes=0)
+    seen: list[int] = []
+    parts = FakeTarget(table_law(1)), SafeDrafter(drafter), Recursive(), Fixed(nodes=0)
     loop = Engine(*parts)
     loop.listeners.append(lambda step: seen.append(drafter.memory(step.seqs[0]).table.counts.max()))
     run_all(loop, [sequence((0, 1), 40, SeededDice(0))])

@@ -11,7 +11,7 @@ from forerun.core.records import Plan
 from forerun.core.roles import Drafter
 from forerun.core.tree import Proposal, Tree, chain
 from forerun.core.tree_template import grid
-from forerun.drafters.base import Grown
+from forerun.drafters.base import Grown, PerSequence
 from forerun.ngrams.index.query.engine import Index
 from harness import DRAFT, Draft
 
@@ -43,7 +43,7 @@ def composed(name: str, *parts: Callable[[], Drafter], **more: object) -> Callab
     return lambda: registry.make("drafter", name, parts=tuple(part() for part in parts), **more)
 
 
-class Says(Drafter):
+class Says(PerSequence):
     """Always the same chain of chosen tokens."""
 
     labels = frozenset({"point"})
@@ -51,26 +51,12 @@ class Says(Drafter):
     def __init__(self, tokens: tuple[int, ...]) -> None:
         self.tokens = tokens
 
-    def propose_one(self, seq, plan, dice) -> Tree:
+    def draft(self, seq, plan, dice) -> Tree:
         return chain(self.tokens[: min(plan.nodes, plan.depth)])
 
 
 def stand(**options: object) -> Callable[[], Drafter]:
     return lambda: registry.make("drafter", "stand", **options)
-
-
-def measured(**options: object) -> Callable[[], Drafter]:
-    """A STAND that doubts drawing and compares at every step: few tokens change its choice."""
-
-    class Eager(registry.get("drafter", "stand")):
-        def start(self, seq):
-            super().start(seq)
-            gain = self.memory(seq).gain
-            gain.look, gain.tries = 1, 2
-            gain.learn(seq, -0.5)
-
-    Eager.__module__ = Eager.__mro__[1].__module__  # known by the same name
-    return lambda: Eager(choice="measured", **options)
 
 
 def wide(**options: object) -> Callable[[], Drafter]:
@@ -187,13 +173,6 @@ DRAFTERS: dict[str, Draft] = {
         stand(context=1, entries=2),
         Plan(2, 2),
         (2, 3),
-    ),
-    "stand, measured": (measured(context=1, entries=3), Plan(2, 2), (4,)),
-    "stand, measured, two trajectories": (measured(context=1, entries=2), Plan(2, 1), (2, 3)),
-    "stand, measured, on a template": (
-        measured(context=1, entries=3, template=grid(2, 1)),
-        Plan(2, 2),
-        (4,),
     ),
     "stand, wide": (wide(context=2, entries=2), Plan(2, 2), (3,)),
     "stand, wide, two groups": (wide(context=1, entries=2), Plan(2, 1), (2, 2)),

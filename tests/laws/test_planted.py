@@ -9,8 +9,7 @@ import pytest
 
 from fakes import TableSource, table_law
 from forerun import registry
-from forerun.core.dice import Dice
-from forerun.core.records import Plan, Sequence
+from forerun.core.records import Plan
 from forerun.core.tree import IID, Tree, TreeBuilder
 from forerun.core.tree_template import grid
 from forerun.drafters.base import Grown
@@ -24,19 +23,17 @@ TARGET, DRAFT = table_law(1), table_law(2)
 class Mislabelled(Grown):
     """Siblings drawn without replacement, labelled as i.i.d. draws."""
 
-    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        tree = super().propose_one(seq, plan, dice)
+    def spoil(self, tree: Tree) -> Tree:
         return replace(tree, laws=np.full_like(tree.laws, IID))
 
-    def propose(self, seqs, plans):
-        return [self.propose_one(s, p, s.dice) for s, p in zip(seqs, plans, strict=True)]
+    def propose(self, seqs, plans, dice):
+        return [self.spoil(tree) for tree in super().propose(seqs, plans, dice)]
 
 
 class DropsDoubtful(Mislabelled):
     """A sampled token that looks unlikely is dropped, instead of stopping after it."""
 
-    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        tree = Grown.propose_one(self, seq, plan, dice)
+    def spoil(self, tree: Tree) -> Tree:
         out = TreeBuilder()
         for node in range(len(tree)):
             q, token = tree.q(node), int(tree.tokens[node])
@@ -49,8 +46,7 @@ class DropsDoubtful(Mislabelled):
 class Reorders(Mislabelled):
     """Sampled siblings sorted by their score, best first."""
 
-    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        tree = Grown.propose_one(self, seq, plan, dice)
+    def spoil(self, tree: Tree) -> Tree:
         score = [-tree.q(i).probs[tree.q(i).ids == tree.tokens[i]][0] for i in range(len(tree))]
         return replace(tree, tokens=tree.tokens[np.argsort(score)])
 
@@ -58,8 +54,7 @@ class Reorders(Mislabelled):
 class Prunes(Mislabelled):
     """The sampled sibling of the lowest score is pruned."""
 
-    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        tree = Grown.propose_one(self, seq, plan, dice)
+    def spoil(self, tree: Tree) -> Tree:
         scores = [tree.q(i).probs[tree.q(i).ids == tree.tokens[i]][0] for i in range(len(tree))]
         out = TreeBuilder()
         for i in range(len(tree)):

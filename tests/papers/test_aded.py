@@ -52,7 +52,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stats]:
         drafter = Aded(
             corpus=(str(folder / f"{corpus}.jsonl"),), tokenizer=model.tokenizer, **options
         )
-        drafter.warm_up()
         results = model.generate(
             prompts,
             temperature=0,

@@ -46,7 +46,7 @@ def rest(texts: list[list[int]]) -> Rest:
 
 def accepted(drafter: Rest, text: list[int], at: int) -> int:
     """Tokens of the draft after text[:at] that go on as the text does."""
-    tree = drafter.propose_one(sequence(text[:at], 1, SeededDice(0)), PLAN, SeededDice(0))
+    tree = drafter.propose([sequence(text[:at], 1, SeededDice(0))], [PLAN], [SeededDice(0)])[0]
     node, count = -1, 0
     while at + count < len(text):
         same = [c for c in tree.children(node) if tree.tokens[c] == text[at + count]]
@@ -95,7 +95,6 @@ def test_more_text_drafts_better_and_costs_little_more(held, own) -> None:
     taus = []
     for count in (40, 400, 4000):
         drafter = rest(own[:count])
-        drafter.warm_up()
         taus.append(tau(drafter, held))
         texts = [sequence(text[: at + 20], 1, SeededDice(0)) for text, at in held]
         start = perf_counter()

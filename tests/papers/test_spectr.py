@@ -60,7 +60,7 @@ def test_two_tokens_follow_the_joint_law(width: int) -> None:
     drafter, dice = Grown(TableSource(draft), Iid(width=width)), SeededDice(width)
     seq, counts, runs = sequence([0, 1], 9, dice), np.zeros((4, 4)), 5000
     for _ in range(runs):
-        tree = drafter.propose_one(seq, Plan(2 * width, 2), dice)
+        tree = drafter.propose([seq], [Plan(2 * width, 2)], [dice])[0]
         laws = Rows({node: target([0, 1, *tree.path(node)]) for node in range(-1, len(tree))})
         first, *rest = KSeq().verify(tree, laws, dice).tokens(tree)
         counts[first, rest[0] if rest else dice.choice(target([0, 1, first]))] += 1

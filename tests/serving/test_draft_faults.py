@@ -13,11 +13,12 @@ import pytest
 import forerun
 from forerun.core.records import Plan
 from forerun.core.roles import Drafter
+from forerun.drafters.base import PerSequence
 from forerun.drafters.draft_model import DraftModel
 from served import SHORT, TEXT, check_clean, scripted, thread
 
 
-class Shaky(Drafter):
+class Shaky(PerSequence):
     """A drafter that fails half the time, wherever it is called."""
 
     def __init__(self, inner: Drafter) -> None:
@@ -31,9 +32,9 @@ class Shaky(Drafter):
         self.inner.start(seq)
         self._shake()
 
-    def propose_one(self, seq: Any, plan: Plan, dice: Any) -> Any:
+    def draft(self, seq: Any, plan: Plan, dice: Any) -> Any:
         self._shake()
-        return self.inner.propose_one(seq, plan, dice)
+        return self.inner.propose([seq], [plan], [dice])[0]
 
     def observe(self, step: Any) -> None:
         self.inner.observe(step)

@@ -20,9 +20,9 @@ from forerun import registry
 from forerun.cli.serve import REASONER
 from forerun.core.dice import EnumeratedDice, SeededDice
 from forerun.core.records import Cost, Plan, Sequence, Step, Verdict
-from forerun.core.roles import Drafter
 from forerun.core.sampling import Sampling
 from forerun.core.tree import EMPTY, Tree, chain
+from forerun.drafters.base import PerSequence
 from forerun.engine.engine import Engine
 from forerun.engine.stopping import Stops, Stream
 from forerun.errors import ConfigError
@@ -176,7 +176,7 @@ def test_a_prediction_ends_where_its_text_does() -> None:
     assert drafts(Prediction(Expected([])), []) == []
 
 
-class Chain(Drafter):
+class Chain(PerSequence):
     """Drafts one fixed token; notes what it is shown."""
 
     labels = frozenset({"point"})
@@ -184,7 +184,7 @@ class Chain(Drafter):
     def __init__(self, token: int) -> None:
         self.token, self.seen, self.ended = token, [], 0
 
-    def propose_one(self, seq: Any, plan: Plan, dice: Any) -> Tree:
+    def draft(self, seq: Any, plan: Plan, dice: Any) -> Tree:
         return chain([self.token] * min(plan.nodes, plan.depth, 2))
 
     def observe(self, step: Any) -> None:
@@ -267,7 +267,7 @@ def test_no_request_compiles_what_joins_a_prediction_and_a_draft() -> None:
     code = (
         "from forerun import registry; from forerun.growers import _merge\n"
         "from forerun.serving.routing import Router\n"
-        "Router({'none': registry.make('drafter', 'none')}).warm_up()\n"
+        "Router({'none': registry.make('drafter', 'none')}).bind(None)\n"
         "print(len(_merge.overlay.signatures))"
     )
     call = [sys.executable, "-c", code]

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Many
 from fakes import FakeTarget, sequence, table_law
 from forerun.controllers.budget import Budget
 from forerun.core.dice import SeededDice
+from forerun.core.mixins import Priced
 from forerun.core.records import Cost, Plan, Sequence, Step, Verdict
 from forerun.core.roles import Drafter
 from forerun.core.tree import EMPTY, chain
@@ -14,7 +15,7 @@ from forerun.core.tree import EMPTY, chain
 ALL = 10**6  # nodes: no draft is longer
 
 
-class Free(Drafter):
+class Free(Priced, Drafter):
     labels = frozenset({"point"})
 
 

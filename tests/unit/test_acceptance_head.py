@@ -14,7 +14,7 @@ from forerun.core.records import Plan
 from forerun.core.sampling import Sampling
 from forerun.drafters.draft_model import DraftModel
 from forerun.engine.engine import Engine
-from forerun.engine.safe_drafter import Guarded
+from forerun.engine.safe_drafter import SafeDrafter
 from forerun.errors import ConfigError, ModelError
 from forerun.training.recipes import acceptance_head as recipe
 from forerun.utils.stats import auc
@@ -50,7 +50,7 @@ def random_head(seed: int = 0) -> Head:
 
 
 def engine(controller: AcceptanceHead, listeners=()) -> Engine:
-    drafter = Guarded(DraftModel(model=HiddenRunner(table_law(2))))  # type: ignore[arg-type]
+    drafter = SafeDrafter(DraftModel(model=HiddenRunner(table_law(2))))  # type: ignore[arg-type]
     verifier = registry.make("verifier", "recursive")
     return Engine(
         FakeTarget(table_law(1)), drafter, verifier, controller, listeners=listeners, max_seqs=2
@@ -128,11 +128,11 @@ def test_a_missing_head_says_how_to_train_one(tmp_path):
 def test_other_drafters_are_refused():
     controller = AcceptanceHead(head=constant(1.0))
     tree = DraftModel(model=HiddenRunner(table_law(2)), grower="gumbel")  # type: ignore[arg-type]
-    for drafter in (registry.make("drafter", "stand"), Guarded(tree)):
+    for drafter in (registry.make("drafter", "stand"), SafeDrafter(tree)):
         with pytest.raises(ConfigError, match="reads hidden rows of a draft model's chain"):
             controller.bind(FakeTarget(table_law(1)), drafter)
     chain = DraftModel(model=HiddenRunner(table_law(2)))  # type: ignore[arg-type]
-    assert runner_of(Guarded(chain)) is chain.runner
+    assert runner_of(SafeDrafter(chain)) is chain.runner
 
 
 def test_hidden_rows_are_those_of_a_forward_pass():

@@ -181,7 +181,7 @@ def test_compiled_search_equals_the_plain_one(
     for end in range(3, len(text)):
         drafter.layer().nudge(text[max(0, end - 16) : end])
     fast, plain = (sequence(text, 10, SeededDice(seed)) for _ in range(2))
-    ours = drafter.propose_one(fast, plan, fast.dice)
+    ours = drafter.propose([fast], [plan], [fast.dice])[0]
     oracle = grow([plain], [plan], [plain.dice], Recall(drafter), drafter.grower)[0]
     assert ours.tokens.tolist() == oracle.tokens.tolist()
     assert ours.parents.tolist() == oracle.parents.tolist()
@@ -202,7 +202,7 @@ def test_drafts_are_paths_of_the_matrix() -> None:
     seq = sequence(text, 10, SeededDice(0))
     for end in range(3, len(text) + 1):
         drafter.layer().nudge(text[max(0, end - 16) : end])
-    tree = drafter.propose([seq], [Plan(64)])[0]
+    tree = drafter.propose([seq], [Plan(64)], [seq.dice])[0]
     assert len(tree) > 20
     for path in paths(tree):
         whole = [*text[-2:], *path]
@@ -215,11 +215,11 @@ def test_unknown_pairs_and_short_texts_draft_nothing() -> None:
     for tokens in ([1], [1, 2]):
         seq = sequence(tokens, 10, SeededDice(0))
         drafter.start(seq)
-        assert len(drafter.propose([seq], [Plan()])[0]) == 0
+        assert len(drafter.propose([seq], [Plan()], [seq.dice])[0]) == 0
     seq = sequence([1, 2, 3, 1, 2], 10, SeededDice(0))
     drafter.start(seq)
-    assert paths(drafter.propose([seq], [Plan(8, 2)])[0]) == [(3,), (3, 1)]
-    assert len(drafter.propose([seq], [Plan(0)])[0]) == 0
+    assert paths(drafter.propose([seq], [Plan(8, 2)], [seq.dice])[0]) == [(3,), (3, 1)]
+    assert len(drafter.propose([seq], [Plan(0)], [seq.dice])[0]) == 0
 
 
 def tau(drafter: Aded, text: list[int]) -> float:
@@ -284,13 +284,13 @@ def test_snapshots_go_around_and_merge() -> None:
     one, two = Aded(), Aded()
     for drafter, text in ((one, [1, 2, 3, 4]), (two, [1, 2, 4, 5])):
         drafter.start(sequence(text, 10, SeededDice(0)))
-    both = Aded.merged([one.snapshot(), two.snapshot()])
+    both = Aded.merge([one.snapshot(), two.snapshot()])
     assert both.counts == {"tokens": 2, "evicted": 0, "rows": 3}
     third = Aded()
     third.restore(both)
     row = third.layer().row(1, 2)
     assert row is not None and row.ids.tolist() == [3, 4]
-    small = Aded.merged([one.snapshot(), two.snapshot()], max_bytes=2 * 112)
+    small = Aded.merge([one.snapshot(), two.snapshot()], max_bytes=2 * 112)
     assert small.counts["rows"] == 2 and small.counts["evicted"] == 1
     with pytest.raises(ConfigError, match="entries=12"):
         Aded(entries=4).restore(both)
@@ -304,7 +304,7 @@ def test_a_corpus_comes_from_files(tiny_folder: Path, tmp_path: Path) -> None:
     drafter = registry.make("drafter", f"aded:corpus={file}", tokenizer=tokenizer)
     tail = tokenizer.encode("the cat sat on the", special=False)
     seq = sequence(tail, 10, SeededDice(0))
-    assert len(drafter.propose([seq], [Plan()])[0])
+    assert len(drafter.propose([seq], [Plan()], [seq.dice])[0])
     drafter.save_corpus(tmp_path / "counts")
     again = registry.make("drafter", f"aded:matrix={tmp_path / 'counts'}", tokenizer=tokenizer)
     assert len(again.base) == len(drafter.base)
@@ -349,7 +349,7 @@ def test_other_growers_take_the_matrix_for_a_law() -> None:
     assert drafter.labels == {"swor"}
     seq = sequence(text_of(1, 4, 60), 10, SeededDice(0))
     drafter.layer().nudge(seq.tokens)
-    tree = drafter.propose([seq], [Plan(8)])[0]
+    tree = drafter.propose([seq], [Plan(8)], [seq.dice])[0]
     assert len(tree) and tree.q(0).probs.sum() == pytest.approx(1.0)
     with pytest.raises(UnknownName):
         Aded(grower="no_such")

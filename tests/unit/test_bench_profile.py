@@ -27,7 +27,7 @@ from forerun.bench.step_breakdown import (
 from forerun.bench.timers import Clock, Patches, calibrate
 from forerun.core import logits
 from forerun.core.sampling import Sampling
-from forerun.engine import engine
+from forerun.engine import stats
 from forerun.models import layers
 from forerun.models.layers import GatedMLP, Linear, RMSNorm
 from forerun.runner.attention import Pass
@@ -258,7 +258,7 @@ def test_what_takes_much_outside_the_pass_is_flagged() -> None:
 def test_the_share_without_timers_is_that_of_all_but_the_pass(
     model: Any, monkeypatch: pytest.MonkeyPatch, fake_time: Time
 ) -> None:
-    monkeypatch.setattr(engine, "perf_counter", fake_time.perf_counter)
+    monkeypatch.setattr(stats, "perf_counter", fake_time.perf_counter)
     for where, seconds in ("forward", 1.0), ("commit", 3.0):
         monkeypatch.setattr(model.target, where, slowly(model.target, where, seconds, fake_time))
     sampling = Sampling(temperature=0.0, max_new_tokens=12, ignore_eos=True)

@@ -99,7 +99,7 @@ class Priced(Free):
     def __init__(self, per_node: float) -> None:
         self.per_node = per_node
 
-    def seconds(self, nodes: int, num: int = 1) -> float:
+    def draft_seconds(self, nodes: int, num: int = 1) -> float:
         return self.per_node * nodes
 
 
@@ -124,7 +124,7 @@ def test_a_budget_of_nothing_is_refused(options: dict[str, int]) -> None:
 
 def test_a_better_prior_drafts_sooner() -> None:
     class Sure(Free):
-        def hope(self, num: int = 1) -> tuple[float, float]:
+        def acceptance_prior(self, num: int = 1) -> tuple[float, float]:
             return 0.8, 0.9
 
     first = {}
@@ -141,7 +141,7 @@ class Turns(Free):
         self.parts: tuple[Drafter, ...] = Free(), Free()
         self.is_second = False
 
-    def whose(self, seq: Sequence) -> Drafter:
+    def active_drafter(self, seq: Sequence) -> Drafter:
         return self.parts[self.is_second]
 
 
@@ -160,7 +160,7 @@ def drafts_until_overdrawn(catch_up: float, groups: Many[object]) -> int:
     """Steps with drafts in which each costs what was not read of its text."""
 
     class Reads(Free):
-        def reading(self, seq: Sequence) -> float:
+        def catch_up_seconds(self, seq: Sequence) -> float:
             return catch_up
 
     budget, seqs = bound(FLAT, Reads()), texts(len(groups))

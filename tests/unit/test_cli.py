@@ -92,6 +92,10 @@ def test_parts_in_use_are_warmed_up() -> None:
         def warm_up(self) -> None:
             self.warmed += 1
 
+        def bind(self, target: Any) -> None:
+            assert target is self
+            self.warmed += 1
+
     spy = Spy()
     options.warm_up(spy, drafter="fuse", verifier="recursive")
     assert spy.warmed == 2

@@ -23,6 +23,7 @@ from forerun.assets import embedded
 from forerun.bench.inflate import inflate
 from forerun.cli.options import check_parts
 from forerun.core.dice import SeededDice
+from forerun.core.mixins import parts_of
 from forerun.core.records import Plan, Sequence
 from forerun.core.roles import Drafter
 from forerun.core.sampling import Sampling
@@ -54,7 +55,7 @@ def reasoner() -> Model:
 
 
 def drafts(drafter: Drafter) -> list[DraftModel]:
-    return [part for part in drafter.within() if isinstance(part, DraftModel)]
+    return [part for part in parts_of(drafter) if isinstance(part, DraftModel)]
 
 
 def name(folder: Path, draft: Any) -> Path:
@@ -219,7 +220,7 @@ def test_a_draft_of_many_says_what_it_says_of_one(reasoner: Model) -> None:
                 Sequence([*texts[i]], len(texts[i]), asked[i], SeededDice(i), limit=50)
                 for i in rows
             ]
-            found = draft.propose(seqs, [Plan(6)] * len(seqs))
+            found = draft.propose(seqs, [Plan(6)] * len(seqs), [s.dice for s in seqs])
             for seq in seqs:
                 draft.finish(seq)
             return found
@@ -229,9 +230,3 @@ def test_a_draft_of_many_says_what_it_says_of_one(reasoner: Model) -> None:
             (alone,) = trees([i])
             assert np.array_equal(alone.tokens, tree.tokens) and len(tree)
             assert np.array_equal(alone.q_probs, tree.q_probs)
-
-
-def test_company_of_a_draft_model_lets_others_learn_some_steps_at_a_time(reasoner: Model) -> None:
-    """Else each step beside a small model costs a twentieth more, whoever drafts."""
-    for spec in ("auto", "auto:model=none", "draft_model:model=draft"):
-        assert reasoner.drafter(spec).is_patient

@@ -14,7 +14,7 @@ import torch
 from fakes import FakeTarget, table_law
 from forerun.core.records import Cost, Sequence, Step
 from forerun.core.tree import Tree
-from forerun.engine import engine as loop
+from forerun.engine import stats
 from forerun.engine.cost import forward as passes
 from forerun.engine.cost import step as cost
 from forerun.engine.cost.forward import curve_of, pass_seconds
@@ -49,7 +49,7 @@ class Timed(FakeTarget):
 
     def show(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is the only clock that is read, and its seconds are not long ones."""
-        for module in (passes, cost, loop):
+        for module in (passes, cost, stats):
             monkeypatch.setattr(module, "perf_counter", lambda: self.clock)
         monkeypatch.setattr(passes, "START", (0.0, math.inf))
         monkeypatch.setattr(cost, "SLOW", math.inf)

@@ -32,7 +32,7 @@ def test_a_sequence_that_was_given_up_uses_no_memory() -> None:
 @pytest.mark.parametrize("name", ["suffix", "sam"])
 def test_texts_of_a_sequence_that_was_given_up_may_be_replaced(name: str) -> None:
     drafter, seq = registry.make("drafter", f"{name}:scope=tenant"), sequence([1, 2, 3])
-    drafter.propose([seq], [Plan(nodes=2)])
+    drafter.propose([seq], [Plan(nodes=2)], [seq.dice])
     other = drafter.snapshot()
     del seq
     gc.collect()
@@ -45,13 +45,13 @@ def test_a_running_sequence_goes_on_whole_where_texts_are_replaced(name: str) ->
     """As a memory begins while it runs: it drafts from what was loaded; what it says is kept."""
     drafter, other = (registry.make("drafter", name) for _ in range(2))
     before, seq = sequence([1, 2, 3, 4, 5, 6, 7, 8]), sequence([9, 1, 2])
-    other.propose([before], [Plan(nodes=2)])
+    other.propose([before], [Plan(nodes=2)], [before.dice])
     other.finish(before)
     drafter.start(seq)
-    assert not len(drafter.propose([seq], [Plan(nodes=2)])[0])
+    assert not len(drafter.propose([seq], [Plan(nodes=2)], [seq.dice])[0])
     drafter.restore(other.snapshot())
     seq.tokens += [3, 4]
-    assert drafter.propose([seq], [Plan(nodes=2, depth=2)])[0].tokens.tolist() == [5, 6]
+    assert drafter.propose([seq], [Plan(nodes=2, depth=2)], [seq.dice])[0].tokens.tolist() == [5, 6]
     drafter.finish(seq)
     counts = drafter.snapshot().counts
     assert counts == {"tokens": 8 + 5, "texts": 2}

@@ -14,7 +14,7 @@ from forerun.core.records import Rows, Sequence, Step
 from forerun.core.sampling import Sampling
 from forerun.engine.cost import step as cost
 from forerun.engine.engine import Engine
-from forerun.engine.safe_drafter import Guarded
+from forerun.engine.safe_drafter import SafeDrafter
 from forerun.models.load import load_target
 from forerun.runner.model_runner import ModelRunner
 
@@ -46,15 +46,15 @@ class Device(ModelRunner):
 
 def run(target: ModelRunner, drafter: str, log: list[str]) -> tuple[list[list[int]], Any]:
     """Texts of four sequences, two after two, of one group; and what drafted."""
-    guarded = Guarded(registry.make("drafter", drafter))
+    guarded = SafeDrafter(registry.make("drafter", drafter))
     own: Any = guarded.drafter
-    hear = own.hear
-    own.hear = lambda steps: log.append("learn") or hear(steps)
+    observe = own.observe
+    own.observe = lambda step: log.append("learn") or observe(step)
     engine = Engine(
         target, guarded, registry.make("verifier", "speculative"), Fixed(nodes=6, depth=4),
         max_seqs=2,
     )  # fmt: skip
-    for part in (engine.target, engine.drafter, engine.verifier):
+    for part in (engine.target, engine.verifier):
         part.warm_up()
     seqs = []
     for i in range(4):
@@ -97,27 +97,36 @@ def test_stand_learns_between_launch_and_collect(reasoner: ModelRunner) -> None:
     assert len(keys[0]) and np.array_equal(*keys)
 
 
-@pytest.mark.parametrize("drafter", ["suffix", "stand:choice=measured"])
-def test_who_must_know_the_last_step_hears_of_it_first(drafter: str, reasoner: ModelRunner) -> None:
+@pytest.mark.parametrize("drafter", ["token_recycling", "lookahead"])
+def test_a_drafter_that_reads_rows_observes_before_the_next_pass(
+    drafter: str, reasoner: ModelRunner
+) -> None:
     log: list[str] = []
     texts, _ = run(Device(reasoner, log), drafter, log)
     assert texts == run(reasoner, "none", [])[0]
     assert "launch learn" not in " ".join(log) and "collect learn" in " ".join(log)
 
 
+@pytest.mark.parametrize("drafter", ["auto:model=none", "fuse:parts=suffix+stand", "router"])
+def test_composites_observe_late_if_all_parts_can(drafter: str, reasoner: ModelRunner) -> None:
+    log: list[str] = []
+    texts, _ = run(Device(reasoner, log), drafter, log)
+    assert texts == run(reasoner, "none", [])[0]
+    assert "launch learn collect" in " ".join(log)
+
+
 def test_what_a_measured_round_teaches_is_learned_in_it(reasoner: ModelRunner) -> None:
-    """Rounds shorten their texts, so a step that waits would be learned from another text."""
+    """Rounds shorten their texts, so a pending step would be learned from another text."""
     log: list[str] = []
     device, kinds = Device(reasoner, log), cost._kinds(4)
-    found: list[Guarded] = []
+    starts: list[bool] = []
 
-    class Watched(Guarded):
-        def observe(self, step: Step) -> None:
-            super().observe(step)
-            found.append(self)
-            assert not self._late
+    class Watched(SafeDrafter):
+        def _show(self, step: Step) -> None:
+            starts.append(all(step.start(i) < len(seq.tokens) for i, seq in enumerate(step.seqs)))
+            super()._show(step)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(cost, "Guarded", Watched)
+        patched.setattr(cost, "SafeDrafter", Watched)
         seconds = cost._rounds(device, 4, kinds, 2, (0.0, 20.0))
-    assert found and all(second > 0 for second in seconds)
+    assert starts and all(starts) and all(second > 0 for second in seconds)

@@ -22,9 +22,9 @@ Q = np.array([0.1, 0.3, 0.3, 0.05, 0.25])
 
 def grow(grower: GreedyMix, plan: Plan, q: np.ndarray = Q, dice=None):
     dice = dice or SeededDice(0)
-    return Grown(TableSource(lambda tokens: q), grower).propose_one(
-        sequence([0], 9, dice), plan, dice
-    )
+    return Grown(TableSource(lambda tokens: q), grower).propose(
+        [sequence([0], 9, dice)], [plan], [dice]
+    )[0]
 
 
 def test_top_tokens_are_chosen_and_the_last_is_drawn_from_the_rest() -> None:

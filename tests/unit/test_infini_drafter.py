@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fakes import FakeTarget, sequence, table_law
+from fakes import FakeTarget, PlainDice, sequence, table_law
 from forerun import registry
 from forerun.core.dice import SeededDice
 from forerun.core.records import Plan
@@ -73,13 +73,13 @@ def test_without_an_end_id_the_end_is_not_proposed() -> None:
 def test_greedy_requests_get_the_best_tokens() -> None:
     plan = Plan(nodes=4, depth=2)
     made = drafter()
-    greedy = made.propose_one(seq_of([1, 2], 0.0), plan, SeededDice(0))
-    drawn = made.propose_one(seq_of([1, 2], 1.0), plan, SeededDice(0))
+    greedy = made.propose([seq_of([1, 2], 0.0)], [plan], [SeededDice(0)])[0]
+    drawn = made.propose([seq_of([1, 2], 1.0)], [plan], [SeededDice(0)])[0]
     assert set(greedy.laws.tolist()) == {POINT} and greedy.tokens[0] == 3
     assert set(drawn.laws.tolist()) == {SWOR}
-    assert set(drafter(grower="chain").propose_one(seq_of([1, 2]), plan, SeededDice(0)).laws) == {
-        IID
-    }
+    assert set(
+        drafter(grower="chain").propose([seq_of([1, 2])], [plan], [SeededDice(0)])[0].laws
+    ) == {IID}
     assert made.labels == {"swor", "point"}
 
 
@@ -87,10 +87,10 @@ def test_a_batch_of_both_kinds_equals_one_by_one() -> None:
     made, plan = drafter(), Plan(nodes=5, depth=3)
     texts = [([1, 2], 0.0), ([1], 1.0), ([8], 1.0), ([5], 0.0), ([2], 0.7)]
     seqs = [seq_of(tokens, t) for tokens, t in texts]
-    trees = made.propose(seqs, [plan] * 4 + [Plan(nodes=0, depth=0)])
+    trees = made.propose(seqs, [plan] * 4 + [Plan(nodes=0, depth=0)], [s.dice for s in seqs])
     for (tokens, t), tree in zip(texts[:4], trees, strict=False):
         alone = seq_of(tokens, t)
-        one = made.propose_one(alone, plan, alone.dice)
+        (one,) = made.propose([alone], [plan], [PlainDice(alone.dice)])
         assert tree.tokens.tolist() == one.tokens.tolist() and np.array_equal(
             tree.q_probs, one.q_probs
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fakes import sequence
+from fakes import PlainDice, sequence
 from forerun.core.dice import SeededDice
 from forerun.core.records import Plan
 from forerun.core.sampling import Sampling
@@ -44,8 +44,8 @@ def both(made: Infini, text: list[int], plan: Plan, temperature: float) -> tuple
         sequence(list(text), 50, SeededDice(7), Sampling(temperature=temperature)) for _ in range(2)
     )
     assert made._has_kernel(fast)
-    (tree,) = made.propose([fast], [plan])
-    oracle = made.propose_one(plain, plan, plain.dice)
+    (tree,) = made.propose([fast], [plan], [fast.dice])
+    (oracle,) = made.propose([plain], [plan], [PlainDice(plain.dice)])
     assert fast.dice.uniform() == plain.dice.uniform()
     return tree, oracle
 
@@ -86,8 +86,8 @@ def test_several_shards_are_left_to_the_grower() -> None:
     made = Infini(index=Index.of(documents(np.random.default_rng(0)), shards=2, eos=5))
     seq, alone = (sequence([1, 2], 50, SeededDice(7), Sampling()) for _ in range(2))
     assert not made._has_kernel(seq)
-    (tree,) = made.propose([seq], [Plan(nodes=20)])
-    oracle = made.propose_one(alone, Plan(nodes=20), alone.dice)
+    (tree,) = made.propose([seq], [Plan(nodes=20)], [seq.dice])
+    (oracle,) = made.propose([alone], [Plan(nodes=20)], [PlainDice(alone.dice)])
     assert tree.tokens.tolist() == oracle.tokens.tolist() and len(tree) > 10
 
 

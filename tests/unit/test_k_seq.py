@@ -208,7 +208,7 @@ def test_verifier_has_the_law_and_the_acceptance(case, accepted) -> None:
 
 def draft(grower, law, dice: Dice, plan: Plan) -> Tree:
     drafter = Grown(TableSource(law), grower)
-    return drafter.propose_one(sequence([0, 1], 9, dice), plan, dice)
+    return drafter.propose([sequence([0, 1], 9, dice)], [plan], [dice])[0]
 
 
 @pytest.mark.parametrize("grower", [Iid(width=2), Iid(width=(3,)), Iid(width=(1, 2))])
@@ -307,7 +307,9 @@ class Counted(TableSource):
 def test_equal_paths_are_asked_for_once() -> None:
     source = Counted(lambda tokens: np.array([1.0, 0.0, 0.0]))
     dice = SeededDice(0)
-    tree = Grown(source, Iid(width=4)).propose_one(sequence([0, 1], 9, dice), Plan(12, 3), dice)
+    tree = Grown(source, Iid(width=4)).propose([sequence([0, 1], 9, dice)], [Plan(12, 3)], [dice])[
+        0
+    ]
     assert len(tree) == 12 and source.asked == 3
     assert tree.parents.tolist() == [-1] * 4 + list(range(8))
 

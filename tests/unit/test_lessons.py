@@ -21,27 +21,22 @@ from forerun.ngrams.tables.logits.top_k import STRETCH, select_top
 class OneByOne(Stand):
     """Learns by definition: each sequence of each step alone, by `LogitMemory.learn`."""
 
-    def hear(self, steps) -> None:
-        for step in steps:
-            for i, seq in enumerate(step.seqs):
-                if nodes := step.visited(i):
-                    self.learn(seq, step.start(i), step.trees[i], nodes, step.laws[i])
+    def observe(self, step: Step) -> None:
+        for i, seq in enumerate(step.seqs):
+            if nodes := step.visited(i):
+                self.learn(seq, step.start(i), step.trees[i], nodes, step.laws[i])
 
     def learn(self, seq: Sequence, start: int, tree: Tree, nodes: list[int], laws: Laws) -> None:
-        memory, is_tree = self.memory(seq), self.update_from == "tree"
-        if is_tree:
-            nodes = nodes + [node for node in range(-1, len(tree)) if node not in nodes]
+        memory = self.memory(seq)
         ids = np.zeros((len(nodes), self.entries), np.int32)
         probs = np.zeros((len(nodes), self.entries), np.float32)
         for i, node in enumerate(nodes):
             is_model = self._learns_model(seq)
             law = softmax(laws.logits(node)) if is_model else laws[node]
             select_top(law, ids[i], probs[i])
-        if memory.behind is not None:
-            self._memories.enlarge(memory.behind, len(nodes) * len(memory.lengths))
-        self._memories.enlarge(memory, len(nodes) * len(memory.lengths))
+        self._memories.enlarge(memory, len(nodes))
         root = memory.context(seq.tokens[:start])
-        memory.learn(root, tree, np.array(nodes, np.int32), ids, probs, is_once=is_tree)
+        memory.learn(root, tree, np.array(nodes, np.int32), ids, probs)
 
 
 class Text:
@@ -100,7 +95,7 @@ class Text:
 def contents(drafter: Stand) -> dict[Any, Any]:
     """All that the memories of a drafter hold."""
     found = {}
-    for key, memory in drafter._memories._held.items():
+    for key, memory in drafter._memories._pool._held.items():
         facts = len(memory), len(memory.table.keys), memory.observed, memory.evicted
         found[key] = facts, memory.rows(), memory.table
     return found
@@ -127,7 +122,6 @@ CASES = [
     {"scope": "request", "context": (3, 1), "entries": 256},
     {"scope": "tenant"},
     {"scope": "global", "entries": 3, "store": "processed"},
-    {"scope": "tenant", "update_from": "tree"},
 ]
 
 
@@ -139,31 +133,15 @@ def test_a_batch_teaches_as_its_rows_one_by_one_do(options: dict, vocab: int) ->
         for _ in range(25):
             step = text.step(drafts=True)
             ours.observe(step)
-            theirs.hear([step])
+            theirs.observe(step)
         assert_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("options", CASES[:4])
-def test_late_steps_teach_as_at_once(options: dict) -> None:
-    for seed in range(4):
-        late, once, theirs = Stand(**options), Stand(**options), OneByOne(**options)
-        text = Text(seed, 40, groups=seed)
-        for _ in range(4):
-            steps = [text.step(drafts=False) for _ in range(9)]
-            late.hear(steps)
-            theirs.hear(steps)
-            for step in steps:
-                once.observe(step)
-        assert_equal(late, theirs)
-        assert_equal(late, once)
-
-
 @pytest.mark.parametrize("scope", ["group", "request", "tenant", "global"])
-@pytest.mark.parametrize("update_from", ["path", "tree"])
-def test_a_full_memory_evicts_between_the_same_lessons(scope: str, update_from: str) -> None:
+def test_a_full_memory_evicts_between_the_same_lessons(scope: str) -> None:
     evicted = 0
     for seed in range(4):
-        options = {"scope": scope, "entries": 2, "budget_mb": 0.005, "update_from": update_from}
+        options = {"scope": scope, "entries": 2, "budget_mb": 0.005}
         ours, theirs = Stand(**options), OneByOne(**options)
         text = Text(seed, 60, num=4, groups=1)
         for seq in text.seqs:
@@ -172,8 +150,8 @@ def test_a_full_memory_evicts_between_the_same_lessons(scope: str, update_from: 
         for _ in range(60):
             step = text.step(drafts=True)
             ours.observe(step)
-            theirs.hear([step])
-        evicted += sum(memory.evicted for memory in ours._memories._held.values())
+            theirs.observe(step)
+        evicted += sum(memory.evicted for memory in ours._memories._pool._held.values())
         assert_equal(ours, theirs)
     assert evicted > 100
 
@@ -186,8 +164,9 @@ def test_laws_of_several_vocabularies_and_types() -> None:
         steps = [text.step(drafts=False) for _ in range(3)]
         kinds = {seq.sampling.is_greedy for step in steps for seq in step.seqs}
         assert kinds == {True, False}
-        ours.hear(steps)
-        theirs.hear(steps)
+        for step in steps:
+            ours.observe(step)
+            theirs.observe(step)
         assert_equal(ours, theirs)
 
 
@@ -236,5 +215,5 @@ def test_nothing_to_learn() -> None:
     step = text.step(drafts=False)
     seq = step.seqs[0]
     nothing = Step([seq], step.plans, [EMPTY], step.laws, step.verdicts, [[]], starts=step.starts)
-    drafter.hear([nothing, nothing])
+    drafter.observe(nothing)
     assert drafter.memory(seq).observed == 0 and len(drafter.memory(seq)) == 0

@@ -147,7 +147,7 @@ def test_the_pool_reads_texts() -> None:
 
 def follow(drafter: Lookahead, seq: Sequence, law, plan: Plan, count: int = 1) -> Tree:
     """One step whose target is a law over tokens; emits the `count` tokens that it likes best."""
-    (tree,) = drafter.propose([seq], [plan])
+    (tree,) = drafter.propose([seq], [plan], [seq.dice])
     paths = [tree.path(node) for node in range(-1, len(tree))]
     logits = torch.from_numpy(np.log(np.stack([law(seq.tokens + path) for path in paths])))
     laws = Laws(Rows(logits), seq, tree, ())
@@ -192,7 +192,7 @@ def test_a_run_follows_the_definition(ngram: int) -> None:
             rows = [row[count - 1 :] for row in rows[1:]]
         else:
             rows = [row[count:] for row in rows]
-    state = drafter._states[seq]
+    state = seq.scratch[drafter]
     assert state.window.rows == rows
     assert {t: [list(g) for g in state.pool.of(t)[::-1]] for t in range(9) if state.pool.of(t)} == {
         t: grams for t, grams in pool.items() if grams
@@ -220,9 +220,9 @@ def test_steps_without_drafts_move_the_window_too() -> None:
     law = table_law(2, vocab=6)
     drafter, seq = Lookahead(ngram=3, window=3), a_sequence([1, 2, 3])
     follow(drafter, seq, law, Plan(50, 9))
-    rows = [list(row) for row in drafter._states[seq].window.rows]
+    rows = [list(row) for row in seq.scratch[drafter].window.rows]
     follow(drafter, seq, law, Plan(0, 9), count=1)
-    assert drafter._states[seq].window.rows == [row[1:] for row in rows]
+    assert seq.scratch[drafter].window.rows == [row[1:] for row in rows]
 
 
 def test_sequences_do_not_share_and_are_forgotten() -> None:

@@ -51,7 +51,10 @@ def taught(seed: int = 0, tenant: str = "", **options: object) -> Stand:
 def drafts(drafter: Stand, tenant: str = "") -> list[list[int]]:
     """What is drafted after each of nine tokens."""
     seqs = [sequence([token], tenant=tenant, temperature=0.7) for token in range(9)]
-    return [tree.tokens.tolist() for tree in drafter.propose(seqs, [Plan(nodes=6)] * 9)]
+    return [
+        tree.tokens.tolist()
+        for tree in drafter.propose(seqs, [Plan(nodes=6)] * 9, [s.dice for s in seqs])
+    ]
 
 
 # snapshots
@@ -103,11 +106,8 @@ def test_other_settings_are_refused(options: dict, said: str) -> None:
 def test_what_cannot_be_kept_is_refused() -> None:
     for spec in ("none", "prompt_lookup"):
         drafter = registry.make("drafter", spec)
-        for call in (drafter.keep, drafter.snapshot, lambda d=drafter: d.merged([])):
-            with pytest.raises(ConfigError, match=f"drafter '{spec}' has nothing that could be"):
-                call()
-        with pytest.raises(ConfigError, match="nothing that could be saved"):
-            drafter.restore(taught().snapshot())
+        with pytest.raises(ConfigError, match=f"drafter '{spec}' has nothing that could be"):
+            Kept("some.mem", drafter, Origin("", (), ""))
     with pytest.raises(ConfigError, match="scope request ends with its request"):
         Stand(scope="request").keep()
     with pytest.raises(ConfigError, match="belongs to all, not to tenant 'a'"):
@@ -214,7 +214,7 @@ def test_what_one_part_has_learned_is_saved_in_its_own_form(tmp_path: Path) -> N
         Kept(path, registry.make("drafter", name, parts=("prompt_lookup", again)), ORIGIN).load()
         assert drafts(again) == drafts(alone)
         held = drafter_files.read(path).snapshot
-        assert both.merged([held, held]).counts["tokens"] == 120
+        assert both.merge([held, held]).counts["tokens"] == 120
     with pytest.raises(ConfigError, match="no part of fuse can be saved"):
         registry.make("drafter", "fuse:parts=prompt_lookup+suffix:scope=group").keep()
 

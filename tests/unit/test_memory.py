@@ -6,7 +6,7 @@ import numba
 import numpy as np
 import pytest
 
-from forerun.core.tree import EMPTY, Tree, TreeBuilder, chain
+from forerun.core.tree import EMPTY, chain
 from forerun.errors import ConfigError
 from forerun.ngrams.tables.logits import draft_template, kernels
 from forerun.ngrams.tables.logits import table as memory
@@ -224,33 +224,6 @@ def test_each_node_of_a_path_is_learned_once() -> None:
     assert memory.observed == 3
     assert [as_dict(memory, t) for t in ([1, 6], [6, 7], [7, 8])] == [{3: 1.0}, {4: 1.0}, {5: 1.0}]
     assert memory.table.counts.max() == 1 and len(memory) == 6
-
-
-def branching() -> Tree:
-    """Root 1 has children 7 and 8, and 7 comes again below 8."""
-    tree = TreeBuilder()
-    tree.add(7)
-    tree.add(7, tree.add(8))
-    return tree.build()
-
-
-def test_once_per_key_takes_the_first_node() -> None:
-    ids, probs = np.array([[3], [4], [5], [6]], np.int32), np.full((4, 1), 0.5, np.float32)
-    nodes = np.array([-1, 0, 1, 2], np.int32)
-    for is_once, count in ((True, 1), (False, 2)):
-        memory = LogitMemory(context=(2, 1), entries=1)
-        memory.learn(memory.context([1]), branching(), nodes, ids, probs, is_once=is_once)
-        place, _ = kernels.recall(
-            memory.table.keys,
-            NOTHING.keys,
-            np.array([1]),
-            memory.context([7]),
-            np.empty(2, np.uint64),
-        )
-        slot = place - 1
-        assert memory.table.counts[slot] == count
-        assert memory.table.ids[slot, 0] == 4  # the child of the root came first; ties: lower id
-        assert as_dict(memory, [8, 7]) == {6: 1.0}
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -19,7 +19,7 @@ from forerun.ngrams.tables.logits.serialize import (
     blend,
     check,
     from_snapshot,
-    merged,
+    merge,
     newest,
     to_snapshot,
 )
@@ -176,15 +176,15 @@ def test_merged_snapshots_cap_and_count() -> None:
     rows = filled([([t], [0], [1.0]) for t in range(10)], entries=1, context=1).rows()
     chances = {drawn: Chances(drawn=drawn) for drawn in (True, False)}
     one = to_snapshot("stand", rows, settings, {"tokens": 10, "evicted": 1}, chances)
-    whole = merged([one, one])
+    whole = merge([one, one])
     assert whole.counts == {"tokens": 20, "evicted": 2, "contexts": 10}
     most = NUM_BYTES + 4 * 24 + 23
-    capped = merged([one, one], max_bytes=most)
+    capped = merge([one, one], max_bytes=most)
     assert capped.counts == {"tokens": 20, "evicted": 8, "contexts": 4}
     assert capped.nbytes <= most
     other = to_snapshot("stand", rows, settings | {"store": "processed"}, one.counts, chances)
     with pytest.raises(ConfigError, match="store=model, got one with store=processed"):
-        merged([one, other])
+        merge([one, other])
 
 
 def counted(seed: int, *, drawn: bool = True, trials: int = 300) -> Chances:
@@ -232,7 +232,7 @@ def test_chances_are_kept_and_a_file_without_them_begins_with_what_is_believed()
     _, found = from_snapshot(old)
     for drawn in (True, False):
         np.testing.assert_array_equal(found[drawn].rates, Chances(drawn=drawn).rates)
-    _, mixed = from_snapshot(merged([held, old]))  # the old one counts as no trial
+    _, mixed = from_snapshot(merge([held, old]))  # the old one counts as no trial
     np.testing.assert_allclose(mixed[True].rates, chances[True].rates, rtol=1e-5)
 
 

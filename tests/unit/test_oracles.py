@@ -211,7 +211,7 @@ def stand_acceptance(p: list[float], q: list[float], k: int, **options: object) 
         memory = drafter.memory(seq)
         if not len(memory):
             memory.update(seq.tokens, range(len(q)), q)
-        return drafter.propose([seq], [Plan(nodes=k, depth=1)])[0]
+        return drafter.propose([seq], [Plan(nodes=k, depth=1)], [seq.dice])[0]
 
     accepted, law, _ = outcomes(p, draw, Speculative())
     np.testing.assert_allclose(law, p, atol=1e-12)
@@ -249,7 +249,7 @@ def test_order_of_draws_is_plackett_luce() -> None:
     drafter.memory(seq).update(seq.tokens, range(4), q)
     counts = np.zeros((4, 4))
     for _ in range(40_000):
-        first, second = drafter.propose([seq], [Plan(nodes=2, depth=1)])[0].tokens
+        first, second = drafter.propose([seq], [Plan(nodes=2, depth=1)], [seq.dice])[0].tokens
         counts[first, second] += 1
     expected = q[:, None] * q[None, :] / (1 - q[:, None])
     apart = ~np.eye(4, dtype=bool)

@@ -46,7 +46,7 @@ def test_equals_a_scan(ngram: int, tokens: int, match: str, allow_short: bool) -
         vocab = int(rng.integers(2, 6))
         seq = sequence(rng.integers(0, vocab, rng.integers(1, 20)).tolist())
         while len(seq.tokens) < 100:
-            tree = drafter.propose([seq], [Plan(nodes=50, depth=50)])[0]
+            tree = drafter.propose([seq], [Plan(nodes=50, depth=50)], [seq.dice])[0]
             assert tree.tokens.tolist() == scan(seq.tokens, **options)
             found += len(tree)
             seq.tokens += rng.integers(0, vocab, rng.integers(1, 6)).tolist()
@@ -56,7 +56,7 @@ def test_equals_a_scan(ngram: int, tokens: int, match: str, allow_short: bool) -
 def test_example() -> None:
     a, b, c, d, e = range(5)
     seq = sequence([a, b, c, d, e, e, a, b])
-    tree = PromptLookup(ngram=2).propose_one(seq, Plan(nodes=3, depth=9), seq.dice)
+    tree = PromptLookup(ngram=2).propose([seq], [Plan(nodes=3, depth=9)], [seq.dice])[0]
     assert tree.tokens.tolist() == [c, d, e]
     assert tree.parents.tolist() == [-1, 0, 1]
     assert tree.laws.tolist() == [POINT] * 3
@@ -65,30 +65,30 @@ def test_example() -> None:
 @pytest.mark.parametrize(("nodes", "depth", "size"), [(2, 9, 2), (9, 2, 2), (9, 9, 6), (0, 9, 0)])
 def test_is_bounded_by_the_plan_and_by_the_text(nodes: int, depth: int, size: int) -> None:
     seq = sequence([1, 2, 3, 4, 5, 6, 1])
-    tree = PromptLookup().propose([seq], [Plan(nodes=nodes, depth=depth)])[0]
+    tree = PromptLookup().propose([seq], [Plan(nodes=nodes, depth=depth)], [seq.dice])[0]
     assert len(tree) == size
 
 
 def test_never_proposes_the_query_itself() -> None:
     seq = sequence([1, 2, 3])
-    assert len(PromptLookup().propose_one(seq, Plan(), seq.dice)) == 0
+    assert len(PromptLookup().propose([seq], [Plan()], [seq.dice])[0]) == 0
 
 
 def test_state_follows_tokens_that_were_changed() -> None:
     rng = np.random.default_rng(1)
     drafter, seq = PromptLookup(), sequence(rng.integers(0, 3, 60).tolist())
     for cut in (50, 20, 1):
-        drafter.propose_one(seq, Plan(nodes=12), seq.dice)
+        drafter.propose([seq], [Plan(nodes=12)], [seq.dice])[0]
         del seq.tokens[cut:]
         seq.tokens += rng.integers(0, 3, 40).tolist()
         drafter.observe(Step([seq], [], [], [], [], []))
-        tree = drafter.propose_one(seq, Plan(nodes=12), seq.dice)
+        tree = drafter.propose([seq], [Plan(nodes=12)], [seq.dice])[0]
         assert tree.tokens.tolist() == scan(seq.tokens, 3, 10, "last", True)
 
 
 def test_a_sequence_that_drafts_is_read_after_its_steps() -> None:
     drafter, asked, other = PromptLookup(), sequence([1, 2, 3]), sequence([1, 2, 3])
-    drafter.propose_one(asked, Plan(), asked.dice)
+    drafter.propose([asked], [Plan()], [asked.dice])[0]
     for seq in (asked, other):
         seq.tokens += [4, 5, 6]
         drafter.observe(Step([seq], [], [], [], [], []))
@@ -98,7 +98,7 @@ def test_a_sequence_that_drafts_is_read_after_its_steps() -> None:
 def test_sequences_do_not_share_and_are_forgotten() -> None:
     drafter = PromptLookup()
     one, two = sequence([1, 2, 3, 1, 2]), sequence([4, 1, 2])
-    trees = drafter.propose([one, two], [Plan(), Plan()])
+    trees = drafter.propose([one, two], [Plan(), Plan()], [one.dice, two.dice])
     assert [tree.tokens.tolist() for tree in trees] == [[3, 1, 2], []]
     assert drafter.memory_report()["prompt lookup index"] > 0
     drafter.finish(one)

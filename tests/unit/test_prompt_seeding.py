@@ -41,10 +41,9 @@ class RowsTarget(FakeTarget):
 
 
 @pytest.mark.parametrize("length", [1, 2, 64, 65, 66, 150])
-@pytest.mark.parametrize("update_from", ["path", "tree"])
-def test_every_prompt_position_but_the_last_teaches_once(length: int, update_from: str) -> None:
+def test_every_prompt_position_but_the_last_teaches_once(length: int) -> None:
     law, tokens = table_law(5), np.random.default_rng(length).integers(0, 3, length).tolist()
-    drafter = Stand(context=2, seed_from_prompt=True, update_from=update_from)
+    drafter = Stand(context=2, seed_from_prompt=True)
     target = RowsTarget(law)
     drafter.bind(target)
     seq = sequence(tokens)

@@ -128,7 +128,7 @@ def rasd(seed: int = 2, **options: object) -> Rasd:
 
 
 def tree_after(drafter: Rasd, tokens: list[int], plan: Plan | None = None) -> Tree:
-    return drafter.propose_one(sequence(tokens, 50, SeededDice(0)), plan or Plan(12, 4), None)
+    return drafter.propose([sequence(tokens, 50, SeededDice(0))], [plan or Plan(12, 4)], [None])[0]
 
 
 def test_top_bounds_the_first_tokens() -> None:
@@ -175,8 +175,10 @@ def test_a_batch_equals_one_by_one() -> None:
     drafter = rasd(retrievers=("prompt_lookup",))
     seqs = [sequence(t, 50, SeededDice(0)) for t in ([0, 1, 2], [0, 0], [1, 2], [2, 1, 2])]
     plans = [Plan(9, 3), Plan(2, 2), Plan(0, 0), Plan(12, 2)]
-    for seq, plan, tree in zip(seqs, plans, drafter.propose(seqs, plans), strict=True):
-        one = drafter.propose_one(seq, plan, seq.dice)
+    for seq, plan, tree in zip(
+        seqs, plans, drafter.propose(seqs, plans, [s.dice for s in seqs]), strict=True
+    ):
+        one = drafter.propose([seq], [plan], [seq.dice])[0]
         assert np.array_equal(one.tokens, tree.tokens) and one.sources == tree.sources
 
 
@@ -217,9 +219,9 @@ def test_a_model_by_name_and_a_drafter_without_a_source() -> None:
     on_stand.bind(FakeTarget(table_law(1)))
     seq = sequence([0, 1], 9, SeededDice(0))
     on_stand.start(seq)
-    tree = on_stand.propose_one(seq, Plan(8, 4), seq.dice)
+    tree = on_stand.propose([seq], [Plan(8, 4)], [seq.dice])[0]
     assert tree.tokens.tolist()[:1] == [2] and set(tree.sources) == {"rest"}
-    assert on_stand.seconds(8) == 0, "no pass of a draft model"
+    assert on_stand.draft_seconds(8) == 0, "no pass of a draft model"
     assert "part 1: rest datastore in memory" in on_stand.memory_report()
 
 
@@ -241,12 +243,12 @@ class Whole(Drafter):
 
     labels = frozenset({"point"})
 
-    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: object) -> list[Tree]:
         return [chain([0, 0]) for _ in seqs]
 
 
 def test_retrievers_are_asked_the_fast_way() -> None:
     """A scalar reference may be many times slower: nothing that runs should enter it."""
     drafter, seq = rasd(top=3, share=0.5, retrievers=(Whole(),)), sequence([1, 2], 9, SeededDice(0))
-    (tree,) = drafter.propose([seq], [Plan(12, 4)])
+    (tree,) = drafter.propose([seq], [Plan(12, 4)], [seq.dice])
     assert drafter.names[-1] in tree.sources

@@ -12,6 +12,7 @@ from ray_jobs import DRAWN, SAMPLING, asked, local, tokens, worker
 
 from forerun import registry
 from forerun.cli.generate_ray import progress_line
+from forerun.core.roles import name_of
 from forerun.engine.stats import Stats
 from forerun.errors import CapacityError, DataError
 from forerun.integrations.ray_batch import pieces, share
@@ -79,7 +80,7 @@ def test_a_memory_from_a_file_counts_once_after_merging(tiny_folder: Path, draft
     learned = [actor.snapshot().counts["tokens"] for actor in actors]
     own = before.counts["tokens"]
     assert own > 0 and learned[0] > learned[1] > 0
-    merged = actors[0].main.merged([before, *(actor.snapshot() for actor in actors)])
+    merged = actors[0].main.merge([before, *(actor.snapshot() for actor in actors)])
     whole = actors[0].main.snapshot().counts["tokens"]  # what the first one drafts from
     if drafter == "token_recycling":  # tokens with known successors: a union
         assert max(own, *learned) <= merged.counts["tokens"] <= own + sum(learned)
@@ -89,17 +90,14 @@ def test_a_memory_from_a_file_counts_once_after_merging(tiny_folder: Path, draft
         assert whole == own + learned[0]
 
 
-@pytest.mark.parametrize("spec", ["stand", "stand:update_from=tree", "prompt_lookup"])
-def test_a_drafter_beside_another_is_as_patient(spec: str) -> None:
-    """Steps without drafts may wait for both, and both hear of them together."""
-    parts = [registry.make("drafter", spec) for _ in range(2)]
-    both = Twice(*parts)
-    assert both.is_patient == parts[0].is_patient == (spec == "stand")
-    heard: list[object] = []
+def test_both_drafters_are_shown_the_same_steps() -> None:
+    parts = [registry.make("drafter", "stand") for _ in range(2)]
+    both, shown = Twice(*parts), []
+    assert both.can_observe_late and name_of(both) == "stand"
     for part in parts:
-        part.hear = heard.append  # type: ignore[method-assign]
-    both.hear([])
-    assert heard == [[], []]
+        part.observe = shown.append
+    both.observe("step")
+    assert shown == ["step"] * 2
 
 
 def test_progress_goes_by_the_pace_of_this_run() -> None:

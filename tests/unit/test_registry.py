@@ -128,8 +128,8 @@ def test_a_tokenizer_is_no_option_of_users():
         ("drafter", "stand:context=4+3+2", {"context": (4, 3, 2)}),
         (
             "drafter",
-            "stand:refit=False,template=none",
-            {"refit": False, "template": None},
+            "stand:seed_from_prompt=False,template=none",
+            {"seed_from_prompt": False, "template": None},
         ),
         ("drafter", "fuse:parts=suffix+stand", {"parts": ("suffix", "stand")}),
         ("drafter", "draft_model:model=models/a+b", {"model": "models/a+b"}),
@@ -149,7 +149,7 @@ def test_texts_become_values_of_the_declared_types(kind, spec, options):
         ("controller", "fixed:nodes=many", "nodes takes a whole number, got 'many'"),
         ("controller", "fixed:nodes=1.5", "nodes takes a whole number, got '1.5'"),
         ("controller", "fixed:nodes=none", "nodes takes a whole number, got 'none'"),
-        ("drafter", "stand:refit=7", "refit takes true or false, got '7'"),
+        ("drafter", "aded:renormalise=7", "renormalise takes true or false, got '7'"),
         ("drafter", "stand:budget_mb=x", "budget_mb takes a number, got 'x'"),
         (
             "drafter",

@@ -12,7 +12,7 @@ from forerun.core.dice import SeededDice
 from forerun.core.records import Sequence, Snapshot
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError
-from forerun.ngrams.tables.suffix.response_store import LEAD, Responses, merged, pack, unpack
+from forerun.ngrams.tables.suffix.response_store import LEAD, Responses, merge, pack, unpack
 
 
 class Log:
@@ -237,12 +237,12 @@ def test_ids_that_a_target_lacks_are_refused() -> None:
 def test_merged_keeps_the_last_texts() -> None:
     one = pack("log", [np.array([1, 2], np.int32), np.array([3], np.int32)])
     two = pack("log", [np.array([4, 5, 6], np.int32)])
-    both = merged([one, two])
+    both = merge([one, two])
     assert [t.tolist() for t in unpack(both)] == [[1, 2], [3], [4, 5, 6]]
-    capped = merged([one, two], max_bytes=both.nbytes - 1)
+    capped = merge([one, two], max_bytes=both.nbytes - 1)
     assert [t.tolist() for t in unpack(capped)] == [[3], [4, 5, 6]]
     assert capped.nbytes <= both.nbytes - 1
-    least = merged([one, two], max_bytes=3)
+    least = merge([one, two], max_bytes=3)
     assert [t.tolist() for t in unpack(least)] == [[4, 5, 6]], "who asks reads how much it takes"
 
 

@@ -29,7 +29,7 @@ def seq_of(tokens: list[int]):
 
 
 def paths(drafter: Rest, tokens: list[int], plan: Plan | None = None) -> list[list[int]]:
-    tree = drafter.propose_one(seq_of(tokens), plan or Plan(8, 4), SeededDice(0))
+    tree = drafter.propose([seq_of(tokens)], [plan or Plan(8, 4)], [SeededDice(0)])[0]
     assert set(tree.laws.tolist()) <= {POINT}
     return [tree.path(node) for node in range(len(tree))]
 
@@ -56,10 +56,10 @@ def test_a_batch_equals_one_by_one() -> None:
     drafter = Rest(index=Index.of(DOCS, shards=2))
     seqs = [seq_of(t) for t in ([1, 2], [9], [1, 2, 3], [5, 2])]
     plans = [Plan(5, 3), Plan(5, 3), Plan(0, 3), Plan(1, 1)]
-    trees = drafter.propose(seqs, plans)
+    trees = drafter.propose(seqs, plans, [s.dice for s in seqs])
     assert [len(tree) for tree in trees] == [4, 0, 0, 1]
     for seq, plan, tree in zip(seqs, plans, trees, strict=True):
-        one = drafter.propose_one(seq, plan, seq.dice)
+        one = drafter.propose([seq], [plan], [seq.dice])[0]
         assert np.array_equal(one.tokens, tree.tokens) and np.array_equal(one.parents, tree.parents)
 
 

@@ -11,16 +11,17 @@ import forerun
 from fakes import FakeTarget, run_all, sequence
 from forerun.controllers.fixed import Fixed
 from forerun.core.dice import Dice, SeededDice
+from forerun.core.mixins import parts_of
 from forerun.core.records import Cost, Plan, Sequence, Step
 from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree
 from forerun.drafters import draft_model
 from forerun.drafters.auto import Auto
 from forerun.drafters.draft_model import DraftModel
-from forerun.drafters.router import MOST, OPTIMISM, Record, Router
+from forerun.drafters.router import MAX_RECORDS, OPTIMISM, Record, Router
 from forerun.drafters.stand import Stand
 from forerun.engine.engine import Engine
-from forerun.engine.safe_drafter import Guarded
+from forerun.engine.safe_drafter import SafeDrafter
 from forerun.errors import ConfigError
 from forerun.verifiers.recursive import Recursive
 
@@ -32,7 +33,7 @@ class Dear(Says):
         super().__init__(say)
         self.price = price
 
-    def seconds(self, nodes: int, num: int = 1) -> float:
+    def draft_seconds(self, nodes: int, num: int = 1) -> float:
         return self.price
 
 
@@ -63,7 +64,7 @@ def test_a_part_that_fails_is_left_for_one_that_drafts() -> None:
     """What it is believed to make does not keep it in use."""
 
     class Fails(Says):
-        def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
+        def draft(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
             raise MemoryError("no room for its cache")
 
     class Hopeful(Router):
@@ -71,7 +72,7 @@ def test_a_part_that_fails_is_left_for_one_that_drafts() -> None:
             return 1.6, 1.0
 
     router = Hopeful(parts=(Fails(truth), Says(truth)))
-    _, (stats,) = run(Guarded(router), count=1000)
+    _, (stats,) = run(SafeDrafter(router), count=1000)
     assert stats.accepted_by["says"] > 500
 
 
@@ -82,7 +83,7 @@ def test_who_drafts_next_is_told_beforehand() -> None:
 
     class Asks(Fixed):
         def plan(self, seq: Sequence) -> Plan:
-            told.append(router.parts.index(router.whose(seq)))
+            told.append(router.parts.index(router.active_drafter(seq)))
             return super().plan(seq)
 
         def observe(self, step: Step) -> None:
@@ -101,7 +102,7 @@ def test_a_text_that_a_part_would_have_to_read_first_goes_to_another() -> None:
     class Reads(Says):
         left = 0.0
 
-        def reading(self, seq: Sequence) -> float:
+        def catch_up_seconds(self, seq: Sequence) -> float:
             return self.left
 
     reads = Reads(truth)
@@ -109,24 +110,24 @@ def test_a_text_that_a_part_would_have_to_read_first_goes_to_another() -> None:
     router.bind(FakeTarget(LAW))
     seq, owned = sequence((0, 1), 9, SeededDice(0), GREEDY), []
     for reads.left in (0.0, 100.0, 0.0):
-        owned.append(router.whose(seq))
+        owned.append(router.active_drafter(seq))
     assert owned == [reads, router.parts[1], reads]
-    assert router.reading(seq) == 0.0
+    assert router.catch_up_seconds(seq) == 0.0
 
 
 def test_what_is_hoped_of_drafts_is_what_the_first_part_hopes() -> None:
     """A draft model too dear to be the first does not make others seem better."""
 
     class Sure(Dear):
-        def hope(self, num: int = 1) -> tuple[float, float]:
+        def acceptance_prior(self, num: int = 1) -> tuple[float, float]:
             return 0.9, 0.95
 
     hopes = []
     for price in (0.0, 10.0):
         router = Router(parts=(Sure(truth, price), Says(half)))
         router.bind(FakeTarget(LAW))
-        hopes.append(Guarded(router).hope(2))
-    assert hopes == [(0.9, 0.95), Says(half).hope()]
+        hopes.append(SafeDrafter(router).acceptance_prior(2))
+    assert hopes == [(0.9, 0.95), Says(half).acceptance_prior()]
 
 
 def test_others_do_not_show_in_what_a_group_learns() -> None:
@@ -170,9 +171,9 @@ def test_steps_in_which_another_one_drafted_do_not_count() -> None:
     router = Router(parts=(Says(truth), Says(truth)), scope="global")
 
     class Asks(Says):
-        def propose_one(self, seq: Sequence, plan: Plan, dice) -> Tree:
-            router.propose_one(seq, plan, dice)
-            return super().propose_one(seq, plan, dice)
+        def draft(self, seq: Sequence, plan: Plan, dice) -> Tree:
+            router.propose([seq], [plan], [dice])[0]
+            return super().draft(seq, plan, dice)
 
         def observe(self, step: Step) -> None:
             router.observe(step)
@@ -186,21 +187,20 @@ def test_what_was_said_for_one_step_waits_while_another_is_judged() -> None:
     """Two streams over one drafter: what each hears may come late."""
     router = Router(parts=(Says(truth), Says(wrong)), scope="global")
     seqs = [sequence((0, 1), 9, SeededDice(i), GREEDY) for i in range(2)]
-    asked = [router.propose([seq], [Plan(2)]) for seq in seqs]
+    asked = [router.propose([seq], [Plan(2)], [seq.dice]) for seq in seqs]
     for seq, trees in zip(reversed(seqs), reversed(asked), strict=True):
         router.observe(Step([seq], [Plan(2)], trees, [], [], [[1, 2, 0]]))
     (record,) = router._records.values()
     assert sum(record.tokens) == pytest.approx(6, rel=0.01)
-    assert not router._asked
 
 
 def test_records_of_tenants_are_few() -> None:
     router = Router(parts=(Says(truth), Says(wrong)), scope="tenant")
-    for i in range(MOST + 10):
+    for i in range(MAX_RECORDS + 10):
         seq = sequence((0, 1), 9, SeededDice(0), GREEDY)
         seq.tenant = str(i)
-        router.propose([seq], [Plan(2)])
-    assert len(router._records) == MOST
+        router.propose([seq], [Plan(2)], [seq.dice])
+    assert len(router._records) == MAX_RECORDS
 
 
 def test_to_read_is_to_leave_no_record() -> None:
@@ -228,7 +228,7 @@ def test_drafts_as_long_as_of_late_decide_what_a_part_would_cost() -> None:
     """A pass of a draft model for each node is dear where drafts are long."""
 
     class PerNode(Says):
-        def seconds(self, nodes: int, num: int = 1) -> float:
+        def draft_seconds(self, nodes: int, num: int = 1) -> float:
             return 0.2 * nodes
 
     router = Router(parts=(Says(half), PerNode(truth)))
@@ -259,12 +259,13 @@ def test_those_who_share_a_record_draft_together() -> None:
     seqs = [sequence((0, 1), 9, SeededDice(i), GREEDY, index=i) for i in range(4)]
     for i, seq in enumerate(seqs):
         seq.group = i // 2
+    assert [router.active_drafter(seq) for seq in seqs] == [router.parts[0]] * 4
+    assert not router._records, "to ask who drafts changes nothing"
+    router.propose(seqs, [Plan(2)] * 4, [s.dice for s in seqs])
     record = router._record(seqs[0])
-    assert record.num == 1
-    assert [router.whose(seq) for seq in seqs] == [router.parts[0]] * 4
-    assert record.num == 2, "those that were asked for"
+    assert record.num == 2
     record.part = 1
-    trees = router.propose(seqs, [Plan(2)] * 4)
+    trees = router.propose(seqs, [Plan(2)] * 4, [s.dice for s in seqs])
     said = [tree.tokens.tolist() for tree in trees]
     assert said == [wrong([0, 1], 2)] * 2 + [truth([0, 1], 2)] * 2
     router.finish(seqs[1])
@@ -273,17 +274,16 @@ def test_those_who_share_a_record_draft_together() -> None:
 
 @pytest.mark.parametrize("num", [1, 2])
 def test_parts_draft_by_their_fast_way_however_many_draft(num: int) -> None:
-    """`propose_one` is the plain text of a drafter: right, and ten times as slow."""
     asked: list[int] = []
 
     class Fast(Stand):
-        def propose(self, seqs, plans) -> list[Tree]:
+        def propose(self, seqs, plans, dice) -> list[Tree]:
             asked.append(len(seqs))
-            return super().propose(seqs, plans)
+            return super().propose(seqs, plans, dice)
 
     router = Router(parts=(Fast(), Fast()))
     seqs = [sequence((0, 1), 9, SeededDice(i), GREEDY, index=i) for i in range(num)]
-    router.propose(seqs, [Plan(2)] * num)
+    router.propose(seqs, [Plan(2)] * num, [s.dice for s in seqs])
     assert sum(asked) == num
 
 
@@ -318,10 +318,12 @@ def test_auto_tries_more_beside_a_draft_model() -> None:
 def test_auto_with_a_draft_model_uses_all_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     model = forerun.load("reasoner")
     drafter = model.drafter("auto:model=draft")
-    names = [type(part).__name__ for part in drafter.within()]
+    names = [type(part).__name__ for part in parts_of(drafter)]
     assert names == ["Auto", "Stand", "Suffix", "DraftModel"]
-    draft = next(part for part in drafter.within() if isinstance(part, DraftModel))
-    assert draft.seconds(4, 16) < draft.seconds(4), "a pass of the draft serves the whole batch"
+    draft = next(part for part in parts_of(drafter) if isinstance(part, DraftModel))
+    assert draft.draft_seconds(4, 16) < draft.draft_seconds(4), (
+        "a pass of the draft serves the whole batch"
+    )
     monkeypatch.setattr(draft_model, "COLD", 0.0)  # beside so small a model it does not pay
     question = "Question: Tom has 3 apples and buys 4 more. How many apples has he?\nAnswer:"
     sampling = Sampling(temperature=0, max_new_tokens=60, n=2)
@@ -335,14 +337,17 @@ def test_auto_with_a_draft_model_uses_all_it_has(monkeypatch: pytest.MonkeyPatch
 def test_a_draft_model_reads_a_prompt_once_for_all_its_samples() -> None:
     model = forerun.load("reasoner")
     (draft,) = (
-        part for part in model.drafter("auto:model=draft").within() if isinstance(part, DraftModel)
+        part for part in parts_of(model.drafter("auto:model=draft")) if isinstance(part, DraftModel)
     )
     seqs = [sequence(tuple(range(5, 105)), 9, SeededDice(i), index=i) for i in range(3)]
     for seq, group in zip(seqs, ("first", "first", "second"), strict=True):
         seq.group = group
-    assert len({draft.reading(seq) for seq in seqs}) == 1 and draft.reading(seqs[0]) > 0
-    draft.propose(seqs[:1], [Plan(2)])
-    assert [draft.reading(seq) > 0 for seq in seqs] == [False, False, True]
+    assert (
+        len({draft.catch_up_seconds(seq) for seq in seqs}) == 1
+        and draft.catch_up_seconds(seqs[0]) > 0
+    )
+    draft.propose(seqs[:1], [Plan(2)], [s.dice for s in seqs[:1]])
+    assert [draft.catch_up_seconds(seq) > 0 for seq in seqs] == [False, False, True]
     draft.finish(seqs[0])
     draft.forget("first")
-    assert draft.reading(seqs[1]) > 0
+    assert draft.catch_up_seconds(seqs[1]) > 0

@@ -10,10 +10,11 @@ import pytest
 from fakes import FakeTarget, table_law
 from forerun import registry
 from forerun.core.dice import SeededDice
+from forerun.core.mixins import Shared
 from forerun.core.records import Plan, Sequence, Step
-from forerun.core.roles import Drafter
 from forerun.core.sampling import Sampling
 from forerun.core.tree import POINT, chain
+from forerun.drafters.base import PerSequence
 from forerun.drafters.sam import Sam
 from forerun.errors import ConfigError, DataError
 from forerun.models.tokenizer import Tokenizer
@@ -27,7 +28,7 @@ def _compiled() -> None:
     warm_up()
 
 
-class Other(Drafter):
+class Other(PerSequence, Shared):
     """Drafts one token, 77, and notes what it hears."""
 
     labels, needs = frozenset({"swor"}), frozenset({"hidden"})
@@ -35,7 +36,7 @@ class Other(Drafter):
     def __init__(self) -> None:
         self.heard: list[str] = []
 
-    def propose_one(self, seq, plan, dice):
+    def draft(self, seq, plan, dice):
         return chain([77])
 
     def bind(self, target) -> None:
@@ -66,7 +67,9 @@ def step(*seqs: Sequence) -> Step:
 
 
 def drafted(drafter: Sam, tokens: list[int], plan: Plan = WIDE) -> list[int]:
-    return drafter.propose([sequence(tokens)], [plan])[0].tokens.tolist()
+    return drafter.propose([sequence(tokens)], [plan], [s.dice for s in [sequence(tokens)]])[
+        0
+    ].tokens.tolist()
 
 
 def said(drafter: Sam, tokens: list[int]) -> None:
@@ -80,7 +83,7 @@ def said(drafter: Sam, tokens: list[int]) -> None:
 
 def test_copies_what_followed_the_longest_match() -> None:
     seq = sequence([1, 2, 9, 9, 3, 1, 2, 4, 5, 3, 1, 2])
-    tree = Sam(place="latest").propose_one(seq, WIDE, seq.dice)
+    tree = Sam(place="latest").propose([seq], [WIDE], [seq.dice])[0]
     assert tree.tokens.tolist() == [4, 5, 3, 1, 2]  # "3 1 2", not "1 2"
     assert tree.laws.tolist() == [POINT] * 5 and tree.parents.tolist() == [-1, 0, 1, 2, 3]
 
@@ -110,9 +113,9 @@ def test_short_matches_are_left_to_the_other_drafter() -> None:
     assert Sam(other=other).threshold == 5 and Sam().threshold == 1
     assert drafter.labels == {"point", "swor"} and drafter.needs == {"hidden"}
     seqs = [sequence([1, 2, 3, 9, 1, 2]), sequence([1, 3, 9, 1])]
-    trees = drafter.propose(seqs, [WIDE, WIDE])
+    trees = drafter.propose(seqs, [WIDE, WIDE], [s.dice for s in seqs])
     assert trees[0].tokens.tolist() == [3, 9, 1, 2] and trees[1].tokens.tolist() == [77]
-    assert drafter.propose_one(seqs[1], WIDE, seqs[1].dice).tokens.tolist() == [77]
+    assert drafter.propose([seqs[1]], [WIDE], [seqs[1].dice])[0].tokens.tolist() == [77]
     drafter.bind(FakeTarget(table_law(1)))
     drafter.start(seqs[0])
     drafter.observe(step(*seqs))
@@ -135,10 +138,10 @@ def test_trajectories_hear_each_other_while_they_run() -> None:
     one.tokens += [1, 2, 3, 4]
     two.tokens += [1, 2]
     drafter.observe(step(one, two))
-    assert drafter.propose_one(two, WIDE, two.dice).tokens.tolist() == [3, 4]
+    assert drafter.propose([two], [WIDE], [two.dice])[0].tokens.tolist() == [3, 4]
     one.tokens += [5, 6]  # two has read nothing new, yet what follows has grown
     drafter.observe(step(one, two))
-    assert drafter.propose_one(two, WIDE, two.dice).tokens.tolist() == [3, 4, 5, 6]
+    assert drafter.propose([two], [WIDE], [two.dice])[0].tokens.tolist() == [3, 4, 5, 6]
 
 
 def test_propose_equals_propose_one() -> None:
@@ -150,9 +153,11 @@ def test_propose_equals_propose_one() -> None:
         one.start(seq)
         two.start(twin)
     for _ in range(20):
-        trees = one.propose(seqs, [WIDE] * 3)
+        trees = one.propose(seqs, [WIDE] * 3, [s.dice for s in seqs])
         for tree, twin in zip(trees, twins, strict=True):
-            assert tree.tokens.tolist() == two.propose_one(twin, WIDE, twin.dice).tokens.tolist()
+            assert (
+                tree.tokens.tolist() == two.propose([twin], [WIDE], [twin.dice])[0].tokens.tolist()
+            )
         for seq, twin in zip(seqs, twins, strict=True):
             seq.tokens += rng.integers(0, 3, rng.integers(1, 4)).tolist()
             twin.tokens[:] = seq.tokens
@@ -169,7 +174,7 @@ def test_a_corpus_is_copied_from(tiny_folder: Path, tmp_path: Path) -> None:
     seq = sequence([ids[-1], *ids[: len(ids) // 2]])
     drafter.start(seq)
     assert (
-        drafter.propose_one(seq, Plan(4, 4), seq.dice).tokens.tolist()
+        drafter.propose([seq], [Plan(4, 4)], [seq.dice])[0].tokens.tolist()
         == (ids[len(ids) // 2 : len(ids) // 2 + 4])
     )
     seq.tokens += [ids[0], ids[0]]  # the cursor follows
@@ -200,7 +205,7 @@ def test_what_was_learned_is_saved_and_restored() -> None:
     drafter.keep()
     other.restore(drafter.snapshot())
     assert drafted(other, [50, 1, 2]) == [3, 4, 5]
-    assert Sam.merged([drafter.snapshot()] * 2).counts == {"tokens": 12, "texts": 2}
+    assert Sam.merge([drafter.snapshot()] * 2).counts == {"tokens": 12, "texts": 2}
 
 
 def test_bad_options() -> None:

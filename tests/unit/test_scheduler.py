@@ -14,7 +14,7 @@ from forerun.core.records import Step
 from forerun.core.roles import Drafter, Shaper
 from forerun.core.sampling import Sampling
 from forerun.core.tree import EMPTY
-from forerun.drafters.base import Grown
+from forerun.drafters.base import Grown, PerSequence
 from forerun.drafters.fuse import Fuse
 from forerun.drafters.none import Plain
 from forerun.engine.engine import Engine
@@ -56,7 +56,7 @@ class Letters:
         return "".join("abc"[i] for i in ids)
 
 
-class Groups(Plain):
+class Groups(PerSequence):
     """Keeps the groups that it meets."""
 
     labels = frozenset({"point"})  # who never drafts is never asked
@@ -67,7 +67,7 @@ class Groups(Plain):
     def start(self, seq):
         self.groups.append(seq.group)
 
-    def propose_one(self, seq, plan, dice):
+    def draft(self, seq, plan, dice):
         return EMPTY
 
 

@@ -43,7 +43,6 @@ SHARED = {  # what trajectories share is theirs alone: other calls teach them no
     "token recycling": {"drafter": "token_recycling"},
     "aded": {"drafter": "aded:iterations=4"},
     "stand": {"drafter": "stand"},
-    "stand, tree": {"drafter": "stand:update_from=tree"},
 }
 
 
@@ -167,7 +166,7 @@ def test_who_drafts_hangs_on_no_earlier_call(folder: Path) -> None:
     for _ in range(2):
         auto = Auto(model=draft.target, target=whole.target, tokenizer=whole.tokenizer)
         prompt = "the cat sat on the mat and " * 7
-        (result,) = whole.generate(prompt, n=2, drafter=auto, **FIXED, **REQUEST)
+        (result,) = whole.generate(prompt, n=1, drafter=auto, **FIXED, **REQUEST)
         assert result.stats.drafted_by["draft_model"] > 0
         found.append([sample.tokens for sample in result.samples])
     assert found[0] == found[1]

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fakes import PlainDice
 from forerun.core.dice import SeededDice
 from forerun.core.records import Plan, Sequence, Step, Verdict
 from forerun.core.sampling import Sampling
@@ -112,8 +113,8 @@ def test_fast_path_equals_plain_path() -> None:
     for seed in range(200):
         drafter, seq, plan = random_case(seed)
         twin = SeededDice(seed)
-        fast = drafter.propose([seq], [plan])[0]
-        plain = drafter.propose_one(seq, plan, twin)
+        fast = drafter.propose([seq], [plan], [seq.dice])[0]
+        (plain,) = drafter.propose([seq], [plan], [PlainDice(twin)])
         for name in ARRAYS:
             ours, theirs = getattr(fast, name), getattr(plain, name)
             assert ours.dtype == theirs.dtype
@@ -126,7 +127,7 @@ def test_fast_path_equals_plain_path() -> None:
 def test_trees_are_well_formed() -> None:
     for seed in range(60):
         drafter, seq, plan = random_case(seed)
-        tree = drafter.propose([seq], [plan])[0]
+        tree = drafter.propose([seq], [plan], [seq.dice])[0]
         assert len(tree) <= plan.nodes
         assert np.all(tree.parents < np.arange(len(tree)))
         assert np.all(tree.depths <= plan.depth)
@@ -143,7 +144,7 @@ def test_trees_are_well_formed() -> None:
 
 def test_an_empty_plan_and_an_empty_memory_draft_nothing() -> None:
     drafter, seq = Stand(), sequence([1, 2])
-    trees = drafter.propose([seq, seq], [Plan(nodes=0), Plan()])
+    trees = drafter.propose([seq, seq], [Plan(nodes=0), Plan()], [seq.dice, seq.dice])
     assert [len(tree) for tree in trees] == [0, 0]
     assert seq.dice.uniform() == SeededDice(0).uniform()
 
@@ -157,7 +158,7 @@ def test_labels() -> None:
         drafter = Stand(template=grid(2), **options)
         seq = sequence([1], temperature=temperature)
         drafter.memory(seq).update([1], [4, 7, 2], [0.2, 0.5, 0.3])
-        tree = drafter.propose([seq], [Plan(nodes=3, depth=1)])[0]
+        tree = drafter.propose([seq], [Plan(nodes=3, depth=1)], [seq.dice])[0]
         assert tree.laws.tolist() == [law] * 2
         assert (tree.q(0) is None) == (law == POINT)
         if law == POINT:
@@ -191,14 +192,6 @@ def test_does_not_learn_beyond_the_end() -> None:
     assert drafter.memory(seq).observed == 1
 
 
-def test_tree_mode_learns_from_rejected_nodes_too() -> None:
-    drafter, seq = Stand(context=1, update_from="tree"), sequence([5])
-    rows = {n: np.eye(9)[n + 1] for n in range(-1, 3)}
-    drafter.observe(step_of(seq, chain([6, 7, 6]), Verdict([0], 1), PlainLaws(rows)))
-    assert law_of(drafter, seq, [7]) == {2: 1.0}
-    assert law_of(drafter, seq, [6]) == {1: 1.0}  # once per context: the visited node, not the leaf
-
-
 @pytest.mark.parametrize(
     ("options", "temperature", "is_model"),
     [
@@ -221,7 +214,7 @@ def test_a_memory_of_the_model_is_tempered_for_each_request() -> None:
     drafter = Stand(scope="global")
     cool, hot = sequence([1], temperature=0.5), sequence([1], temperature=1.0)
     drafter.memory(cool).update([1], [0, 1], [0.75, 0.25])
-    trees = drafter.propose([cool, hot], [Plan(nodes=1, depth=1)] * 2)
+    trees = drafter.propose([cool, hot], [Plan(nodes=1, depth=1)] * 2, [cool.dice, hot.dice])
     np.testing.assert_allclose(trees[0].q_probs, [0.9, 0.1], atol=1e-7)
     np.testing.assert_allclose(trees[1].q_probs, [0.75, 0.25], atol=1e-7)
 
@@ -230,7 +223,10 @@ def test_a_batch_drafts_before_it_learns() -> None:
     drafter = Stand(context=1)
     one, two = sequence([5], 1), sequence([5], 2)
     plans = [Plan(nodes=2, depth=2)] * 2
-    assert [len(tree) for tree in drafter.propose([one, two], plans)] == [0, 0]
+    assert [len(tree) for tree in drafter.propose([one, two], plans, [one.dice, two.dice])] == [
+        0,
+        0,
+    ]
     laws = [PlainLaws({-1: np.eye(4)[0]}), PlainLaws({-1: np.eye(4)[1]})]
     for seq in (one, two):
         seq.tokens.append(2)
@@ -307,7 +303,6 @@ def test_in_a_wide_scope_a_group_believes_itself_first(group: object) -> None:
     back = sequence([4, 1], group=group)
     assert drafter.memory(back).observed == 0 and drafter.memory(back).behind.observed == 4
     assert drafter.memory(back).chances is drafter.memory(other).chances
-    assert drafter.memory(back).gain is drafter.memory(other).gain
 
 
 def test_all_memories_together_keep_to_the_budget() -> None:

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import chi2
 from test_stand_drafter import ARRAYS, PlainLaws, fill, sequence
 
-from fakes import FakeTarget, table_law
+from fakes import FakeTarget, PlainDice, table_law
 from forerun.controllers.fixed import Fixed
 from forerun.core.dice import EnumeratedDice
 from forerun.core.records import Plan, Sequence, Step
@@ -53,13 +53,11 @@ def test_a_tree_is_a_snapshot(is_fast: bool) -> None:
     drafter, seq = Stand(template=grid(2, 2)), sequence([0, 1])
     rng = np.random.default_rng(1)
     fill(drafter.memory(seq), rng, 4)
-    if is_fast:
-        tree = drafter.propose([seq], [Plan()])[0]
-    else:
-        tree = drafter.propose_one(seq, Plan(), seq.dice)
+    dice = seq.dice if is_fast else PlainDice(seq.dice)
+    (tree,) = drafter.propose([seq], [Plan()], [dice])
     before = {name: getattr(tree, name).copy() for name in ARRAYS}
     fill(drafter.memory(seq), rng, 4, updates=300)
-    drafter.propose([seq], [Plan()])
+    drafter.propose([seq], [Plan()], [seq.dice])
     for name, value in before.items():
         np.testing.assert_array_equal(getattr(tree, name), value)
 
@@ -76,7 +74,7 @@ def test_mutating_the_memory_between_draft_and_verify_keeps_the_law() -> None:
         drafter, seq = Stand(template=grid(2, 1)), sequence([0, 1])
         fresh = np.random.default_rng(3)
         fill(drafter.memory(seq), fresh, 3)
-        tree = drafter.propose_one(seq, Plan(), dice)
+        tree = drafter.propose([seq], [Plan()], [dice])[0]
         assert len(tree) > 2
         fill(drafter.memory(seq), fresh, 3, updates=30)
         return Speculative().verify(tree, laws, dice).tokens(tree)[0]
@@ -123,7 +121,7 @@ def decode(chain: np.ndarray, length: int, regroup: int) -> tuple[list[Sequence]
             for seq in seqs:
                 seq.group = rounds
         rounds += 1
-        trees = drafter.propose(seqs, plans)
+        trees = drafter.propose(seqs, plans, [s.dice for s in seqs])
         laws = [Markov(chain, seq.tokens, tree) for seq, tree in zip(seqs, trees, strict=True)]
         verdicts = [
             verifier.verify(tree, law, seq.dice)

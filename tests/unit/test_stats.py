@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -11,12 +12,12 @@ from fakes import FakeTarget, run_all, sequence
 from forerun.controllers.fixed import Fixed
 from forerun.core.dice import SeededDice
 from forerun.core.records import Plan, Step, Verdict
-from forerun.core.roles import Drafter
 from forerun.core.sampling import Sampling
 from forerun.core.tree import EMPTY, Tree, TreeBuilder, chain
+from forerun.drafters.base import PerSequence
 from forerun.drafters.none import Plain
 from forerun.engine.engine import Engine
-from forerun.engine.stats import LATE, Recorder, Stats
+from forerun.engine.stats import Recorder, Stats
 from forerun.engine.stopping import Stops
 from forerun.verifiers.greedy import Greedy
 
@@ -128,10 +129,10 @@ def test_to_dict_is_plain_json(seq):
     assert again["seconds"]["draft"] == 0.25
 
 
-class Guess(Drafter):
+class Guess(PerSequence):
     """Drafts the same chain at every step."""
 
-    def propose_one(self, seq, plan, dice):
+    def draft(self, seq, plan, dice):
         return chain([1, 2, 0, 0][: min(plan.nodes, plan.depth)])
 
 
@@ -158,21 +159,6 @@ def test_the_engine_counts_what_it_did(drafter, tau):
     assert stats.generated == 6
     assert stats.tau == tau
     assert set(stats.seconds) == {"draft", "forward", "verify", "other"}
-
-
-def test_steps_that_wait_are_counted_when_asked_and_when_a_sequence_ends() -> None:
-    recorder, seq = Recorder(), sequence((0, 1), 99, SeededDice(0))
-    for num in range(1, 2 * LATE + 6):
-        recorder(step(seq, fork(), [0], 2, forward=0.5))
-        if num in (3, LATE + 2, 2 * LATE + 5):  # a few wait, and more than may have been counted
-            stats = recorder.of(seq)
-            assert (stats.passes, stats.generated, stats.drafted) == (num, 2 * num, 3 * num)
-            assert stats.seconds["forward"] == 0.5 * num
-    recorder(step(seq, fork(), [0], 2))
-    assert stats.passes == num, "it waits"
-    seq.finish = "length"
-    recorder(step(seq, fork(), [0], 2))
-    assert stats.passes == num + 2, "nothing of it waits any longer"
 
 
 def test_a_stop_string_cuts_what_its_own_step_made() -> None:
@@ -202,8 +188,7 @@ def test_a_finished_sequence_leaves_though_a_listener_failed() -> None:
     assert engine.step() == [seq] and seq.num_generated == 3
 
 
-def test_late_steps_of_other_sequences_are_shared_by_those() -> None:
-    """Two run, then the second with a third: nobody has ended, all are counted at once."""
+def test_a_pass_is_shared_by_its_batch() -> None:
     one, two, three = (sequence([1], 9, SeededDice(k)) for k in range(3))
     recorder = Recorder()
     for seqs in ([one, two], [one, two], [two, three]):
@@ -215,3 +200,20 @@ def test_late_steps_of_other_sequences_are_shared_by_those() -> None:
     found = [recorder.of(seq) for seq in (one, two, three)]
     assert [stats.generated for stats in found] == [2, 3, 1]
     assert [stats.seconds["forward"] for stats in found] == [2.0, 3.0, 1.0]
+
+
+def test_times_of_a_step_are_its_parts_and_other_work() -> None:
+    """Parts follow each other: together they are no more than the step took."""
+    seq = sequence((0, 1), 20, SeededDice(0), Sampling(temperature=0))
+    recorder, found = Recorder(), list[Step]()
+    engine = Engine(
+        FakeTarget(cycle), Guess(), Greedy(), Fixed(), listeners=[recorder, found.append]
+    )
+    start = perf_counter()
+    run_all(engine, [seq])
+    total = perf_counter() - start
+    assert all(one.times.keys() == {"draft", "forward", "verify"} for one in found)
+    assert all(min(one.times.values()) > 0 and one.clock > start for one in found)
+    stats = recorder.of(seq)
+    assert stats.seconds.keys() == {"draft", "forward", "verify", "other"}
+    assert 0 < sum(stats.seconds.values()) <= total

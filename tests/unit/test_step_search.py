@@ -72,7 +72,6 @@ def test_no_stem_is_computed_twice(model: Model, method: Any, batch: int, drafte
 
 def test_n_grams_of_pruned_branches_stay_in_the_memory(model: Model, method: Any) -> None:
     drafter = Stand()
-    drafter.is_patient = False  # what it has learned is looked at after every step
     seen: list[int] = []
 
     def listen(step: Any) -> None:

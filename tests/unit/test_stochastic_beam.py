@@ -39,7 +39,7 @@ DRAFT = table_law(2)
 
 def tree_of(grower: Grower, dice: Dice, plan: Plan, law=DRAFT, known=lambda t: True) -> Tree:
     drafter = Grown(TableSource(law, known), grower)
-    return drafter.propose_one(sequence([0, 1], 30, dice), plan, dice)
+    return drafter.propose([sequence([0, 1], 30, dice)], [plan], [dice])[0]
 
 
 def levels(tree: Tree) -> tuple[frozenset[tuple[int, ...]], ...]:

@@ -16,6 +16,7 @@ from forerun.core.records import Sequence
 from forerun.core.roles import Drafter
 from forerun.core.sampling import Sampling
 from forerun.core.tree import chain
+from forerun.drafters.base import PerSequence
 from forerun.engine.engine import Engine
 from forerun.engine.stopping import Stops, Stream
 from forerun.verifiers.greedy import Greedy
@@ -224,10 +225,10 @@ def test_streaming_equals_one_block_and_the_definition(blocks, stop):
         assert whole.startswith(shown)
 
 
-class Right(Drafter):
+class Right(PerSequence):
     """Drafts what the target will say."""
 
-    def propose_one(self, seq, plan, dice):
+    def draft(self, seq, plan, dice):
         last, depth = seq.tokens[-1], min(plan.nodes, plan.depth)
         return chain([(last + i) % 3 for i in range(1, depth + 1)])
 

@@ -48,13 +48,13 @@ def paths(tree: Tree) -> set[tuple[int, ...]]:
 
 def test_drafts_as_many_tokens_as_the_match_is_long() -> None:
     drafter, seq = Suffix(), sequence([1, 2, 3, 4, 5, 6, 9, 1, 2, 3])
-    tree = drafter.propose([seq], [WIDE])[0]
+    tree = drafter.propose([seq], [WIDE], [seq.dice])[0]
     assert tree.tokens.tolist() == [4, 5, 6] and tree.parents.tolist() == [-1, 0, 1]
     assert tree.laws.tolist() == [POINT] * 3 and tree.rows.tolist() == [-1] * 3
     assert drafter.best(seq, WIDE).score == 3
-    assert len(Suffix(factor=0.5).propose_one(seq, WIDE, seq.dice)) == 1
-    assert len(Suffix(factor=2).propose_one(seq, WIDE, seq.dice)) == 6
-    assert len(Suffix(offset=2).propose_one(seq, WIDE, seq.dice)) == 5
+    assert len(Suffix(factor=0.5).propose([seq], [WIDE], [seq.dice])[0]) == 1
+    assert len(Suffix(factor=2).propose([seq], [WIDE], [seq.dice])[0]) == 6
+    assert len(Suffix(offset=2).propose([seq], [WIDE], [seq.dice])[0]) == 5
 
 
 def test_frequent_continuations_form_a_tree() -> None:
@@ -62,7 +62,7 @@ def test_frequent_continuations_form_a_tree() -> None:
 
     def draft(**options: object) -> Tree:
         drafter = Suffix(factor=2, scope="request", **options)
-        return drafter.propose_one(sequence(text), WIDE, SeededDice(0))
+        return drafter.propose([sequence(text)], [WIDE], [SeededDice(0)])[0]
 
     assert paths(draft()) == {(7,), (7, 1), (7, 1, 2), (9,)}  # 2/4, 2/4, 2/4, and 1/4: the latest
     assert paths(draft(min_prob=0.4)) == {(7,), (7, 1), (7, 1, 2)}
@@ -73,22 +73,22 @@ def test_frequent_continuations_form_a_tree() -> None:
 @pytest.mark.parametrize(("nodes", "depth", "size"), [(2, 9, 2), (9, 2, 2), (9, 9, 3), (0, 9, 0)])
 def test_is_bounded_by_the_plan(nodes: int, depth: int, size: int) -> None:
     seq = sequence([1, 2, 3, 4, 5, 6, 9, 1, 2, 3])
-    assert len(Suffix().propose([seq], [Plan(nodes, depth)])[0]) == size
+    assert len(Suffix().propose([seq], [Plan(nodes, depth)], [seq.dice])[0]) == size
 
 
 def test_no_match_or_no_text_no_draft() -> None:
     drafter = Suffix()
     for tokens in ([1], [1, 2, 3], []):
-        assert len(drafter.propose_one(sequence(tokens), WIDE, SeededDice(0))) == 0
+        assert len(drafter.propose([sequence(tokens)], [WIDE], [SeededDice(0)])[0]) == 0
 
 
 def test_the_tree_with_the_better_score_drafts() -> None:
     drafter = Suffix()
     said(drafter, [1, 2, 3, 4, 5, 6, 7, 8])
     seq = sequence([3, 8, 8, 1, 2, 3])  # here 3 was followed by 8; there 1 2 3 by 4 5 6
-    assert drafter.propose_one(seq, WIDE, seq.dice).tokens.tolist() == [4, 5, 6]
+    assert drafter.propose([seq], [WIDE], [seq.dice])[0].tokens.tolist() == [4, 5, 6]
     seq = sequence([50, 2, 3, 60, 51, 2, 3])  # a tie: 2 3 by 60 51 here, by 4 5 there
-    assert drafter.propose_one(seq, WIDE, seq.dice).tokens.tolist() == [60, 51]
+    assert drafter.propose([seq], [WIDE], [seq.dice])[0].tokens.tolist() == [60, 51]
 
 
 def test_a_response_is_found_from_its_prompts_end_on() -> None:
@@ -100,7 +100,7 @@ def test_a_response_is_found_from_its_prompts_end_on() -> None:
     drafter.observe(step(first))
     second = sequence(prompt, "g")
     drafter.start(second)
-    assert drafter.propose([second], [WIDE])[0].tokens.tolist() == [1, 2, 3]
+    assert drafter.propose([second], [WIDE], [second.dice])[0].tokens.tolist() == [1, 2, 3]
 
 
 def test_others_are_heard_while_they_run_if_the_scope_says_so() -> None:
@@ -112,7 +112,7 @@ def test_others_are_heard_while_they_run_if_the_scope_says_so() -> None:
         one.tokens += [1, 2, 3, 4]
         two.tokens += [1, 2]
         drafter.observe(step(one, two))
-        assert len(drafter.propose_one(two, WIDE, two.dice)) == drafted
+        assert len(drafter.propose([two], [WIDE], [two.dice])[0]) == drafted
 
 
 @pytest.mark.parametrize("asked_at", [(), (0, 1, 2, 3, 4, 5, 6), (3,)])
@@ -126,12 +126,14 @@ def test_what_is_drafted_does_not_hang_on_when_texts_are_read(asked_at: tuple[in
             seq.tokens += rng.integers(0, 3, 4).tolist()
         drafter.observe(step(*seqs))
         if i in asked_at:
-            drafter.propose(seqs, [WIDE, WIDE])
+            drafter.propose(seqs, [WIDE, WIDE], [s.dice for s in seqs])
     fresh = Suffix(scope="group")
     for seq in seqs:
         fresh.start(seq)
     for a, b in zip(
-        drafter.propose(seqs, [WIDE] * 2), fresh.propose(seqs, [WIDE] * 2), strict=True
+        drafter.propose(seqs, [WIDE] * 2, [s.dice for s in seqs]),
+        fresh.propose(seqs, [WIDE] * 2, [s.dice for s in seqs]),
+        strict=True,
     ):
         assert len(a) and sorted(map(a.path, range(len(a)))) == sorted(map(b.path, range(len(b))))
 
@@ -144,7 +146,7 @@ def test_who_is_never_asked_reads_nothing_and_loses_nothing() -> None:
     drafter.start(seq)
     drafter.observe(step(seq))
     assert [*drafter.memory_report().values()] == [0, 0, 4 * 6]
-    assert drafter.propose([seq], [WIDE])[0].tokens.tolist() == [3, 4]
+    assert drafter.propose([seq], [WIDE], [seq.dice])[0].tokens.tolist() == [3, 4]
     own, shared, unread = drafter.memory_report().values()
     assert own > 0 and shared > 0 and unread == 0
 
@@ -155,7 +157,7 @@ def test_ended_responses_are_read_some_at_a_time() -> None:
     for text in texts:
         said(drafter, text)
     seqs = [sequence([-1, *text[7:11]]) for text in texts]
-    found = [len(drafter.propose([seq], [WIDE])[0]) for seq in (*seqs[::-1], *seqs)]
+    found = [len(drafter.propose([seq], [WIDE], [seq.dice])[0]) for seq in (*seqs[::-1], *seqs)]
     assert found == [0, 0, *[4] * 10]  # two texts with every draft, the oldest first
 
 
@@ -164,7 +166,7 @@ def test_tenants_are_kept_apart() -> None:
     said(drafter, [1, 2, 3, 4], tenant="a")
     for tenant, drafted in (("a", 2), ("b", 0)):
         seq = sequence([50, 1, 2], tenant=tenant)
-        assert len(drafter.propose_one(seq, WIDE, seq.dice)) == drafted
+        assert len(drafter.propose([seq], [WIDE], [seq.dice])[0]) == drafted
 
 
 def test_weak_drafts_are_left_out() -> None:
@@ -173,7 +175,7 @@ def test_weak_drafts_are_left_out() -> None:
 
 
 def drafted(drafter: Suffix, seq: Sequence) -> int:
-    return len(drafter.propose_one(seq, WIDE, seq.dice))
+    return len(drafter.propose([seq], [WIDE], [seq.dice])[0])
 
 
 @pytest.mark.parametrize("scope", ["request", "group", "global"])
@@ -187,9 +189,9 @@ def test_batch_equals_one_by_one(scope: str) -> None:
         together.start(seq)
         alone.start(twin)
     for _ in range(10):
-        trees = together.propose(seqs, [WIDE] * 4)
+        trees = together.propose(seqs, [WIDE] * 4, [s.dice for s in seqs])
         for tree, twin in zip(trees, twins, strict=True):
-            assert paths(tree) == paths(alone.propose_one(twin, WIDE, twin.dice))
+            assert paths(tree) == paths(alone.propose([twin], [WIDE], [twin.dice])[0])
         for seq, twin in zip(seqs, twins, strict=True):
             seq.tokens += rng.integers(0, 3, rng.integers(1, 4)).tolist()
             twin.tokens[:] = seq.tokens
@@ -216,7 +218,7 @@ def test_what_was_learned_is_saved_and_restored() -> None:
     drafter.keep()
     other.restore(drafter.snapshot())
     assert drafted(other, sequence([50, 1, 2])) == 2
-    both = Suffix.merged([drafter.snapshot(), other.snapshot()])
+    both = Suffix.merge([drafter.snapshot(), other.snapshot()])
     assert both.counts["texts"] == 3  # the open request of the line above is one
 
 

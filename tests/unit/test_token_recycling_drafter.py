@@ -18,10 +18,12 @@ from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
 from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree, TreeBuilder, chain
 from forerun.core.tree_template import DEFAULT, grid
-from forerun.drafters.token_recycling import PUBLISHED, TokenRecycling
+from forerun.drafters.base import grow
+from forerun.drafters.token_recycling import PUBLISHED, Successors, TokenRecycling
 from forerun.engine.engine import Engine
 from forerun.engine.stats import Recorder
 from forerun.errors import ConfigError, DataError
+from forerun.growers.template import TopTemplate
 from forerun.ngrams.tables.adjacency.cpu import UNKNOWN, Adjacency
 from forerun.ngrams.tables.adjacency.gpu import TensorAdjacency
 
@@ -103,11 +105,12 @@ def test_fast_paths_equal_the_plain_one(seed: int, tensors: bool) -> None:
             logits = torch.from_numpy(rng.normal(size=(9, VOCAB)).astype(np.float32))
             drafter.observe(step_of(seq, random_tree(rng, 8, VOCAB), [], logits))
     plans = [Plan(int(rng.integers(0, 100)), int(rng.integers(0, 8))) for _ in seqs]
-    trees = drafter.propose(seqs, plans)
+    trees = drafter.propose(seqs, plans, [s.dice for s in seqs])
     for seq, plan, tree in zip(seqs, plans, trees, strict=True):
         plain = chain([])
         if not plan.is_empty:
-            plain = drafter.propose_one(seq, plan, seq.dice)
+            best = TopTemplate(template=drafter.template)
+            (plain,) = grow([seq], [plan], [seq.dice], Successors(drafter), best)
         assert tree.tokens.tolist() == plain.tokens.tolist()
         assert tree.parents.tolist() == plain.parents.tolist()
         assert tree.laws.tolist() == plain.laws.tolist()
@@ -119,11 +122,10 @@ def test_fast_paths_equal_the_plain_one(seed: int, tensors: bool) -> None:
 
 def test_nothing_is_drafted_from_nothing() -> None:
     drafter, seq = TokenRecycling(), a_sequence([3])
-    assert len(drafter.propose([seq], [Plan(80)])[0]) == 0
-    assert len(drafter.propose_one(seq, Plan(80), seq.dice)) == 0
+    assert len(drafter.propose([seq], [Plan(80)], [seq.dice])[0]) == 0
     drafter.observe(step_of(seq, chain([]), [], torch.randn(1, VOCAB)))
     assert seq.tokens[-1] == 1  # not seen yet: zeros would be drafted as token 0
-    assert len(drafter.propose([seq], [Plan(80)])[0]) == 0
+    assert len(drafter.propose([seq], [Plan(80)], [seq.dice])[0]) == 0
 
 
 # learning
@@ -252,8 +254,8 @@ def test_who_shares(scope: str, same_group: bool, other_group: bool, other_tenan
     others = [("a", "x", same_group), ("b", "x", other_group), ("c", "y", other_tenant)]
     for group, tenant, shares in others:
         other = a_sequence([9], group, tenant)
-        assert bool(len(drafter.propose([other], [Plan()])[0])) == shares
-    assert len(drafter.propose([first], [Plan()])[0])
+        assert bool(len(drafter.propose([other], [Plan()], [other.dice])[0])) == shares
+    assert len(drafter.propose([first], [Plan()], [first.dice])[0])
     drafter.finish(first)
     drafter.forget("a")
     stays = scope in ("tenant", "global")
@@ -294,8 +296,8 @@ def test_what_was_learned_is_saved_and_restored() -> None:
     fresh.restore(saved, "x")
     plan = [Plan(8, 1)]
     assert (
-        fresh.propose([seq], plan)[0].tokens.tolist()
-        == drafter.propose([seq], plan)[0].tokens.tolist()
+        fresh.propose([seq], plan, [seq.dice])[0].tokens.tolist()
+        == drafter.propose([seq], plan, [seq.dice])[0].tokens.tolist()
         != []
     )
     before = rows_of(fresh, seq)[9].tolist()
@@ -312,12 +314,12 @@ def test_merging_prefers_the_later_and_keeps_the_rest() -> None:
     for drafter, tokens, best in ((first, [4, 5], 7), (second, [5, 6], 8)):
         logits = torch.eye(VOCAB)[[best]].expand(3, -1)
         drafter.observe(step_of(a_sequence([0]), chain(tokens), [], logits))
-    merged = TokenRecycling.merged([first.snapshot(), second.snapshot()])
+    merged = TokenRecycling.merge([first.snapshot(), second.snapshot()])
     assert merged.arrays["successors"][[4, 5, 6, 9]].ravel().tolist() == [7, 8, 8, UNKNOWN]
     assert merged.counts == {"tokens": 4}  # 0, 4, 5 and 6
     TokenRecycling(entries=1).restore(merged)
     with pytest.raises(ConfigError, match="expected at least 160 bytes"):
-        TokenRecycling.merged([merged], max_bytes=100)
+        TokenRecycling.merge([merged], max_bytes=100)
 
 
 def test_what_does_not_fit_is_refused() -> None:

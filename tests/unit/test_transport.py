@@ -28,7 +28,7 @@ SHEET = [(A, 0.9), (B, 0.766666666667), (C, 0.933333333333), (D, 1.0)]
 
 def drafts(q: np.ndarray, count: int, dice: Dice) -> Tree:
     drafter = Grown(TableSource(lambda tokens: q), GreedyMix(branching=(count,)))
-    return drafter.propose_one(sequence([0], 9, dice), Plan(count, 1), dice)
+    return drafter.propose([sequence([0], 9, dice)], [Plan(count, 1)], [dice])[0]
 
 
 def top_first(q: np.ndarray, count: int, dice: Dice) -> Tree:

@@ -90,8 +90,9 @@ class Own:
     def start(self) -> None:
         model = self.model()
         verifier = registry.make("verifier", self.parts.verifier)
-        for part in (model.target, self.drafter, verifier):
+        for part in (model.target, verifier):
             part.warm_up()
+        self.drafter.bind(model.target)
 
     @cached_property
     def drafter(self) -> Drafter:

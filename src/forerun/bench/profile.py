@@ -113,15 +113,16 @@ def consume(run: Run) -> list[Sample]:
 def wrapped_engine(run: Run, clock: Clock) -> Iterator[None]:
     """Timers around the roles that an engine calls."""
     from forerun.core import logits
+    from forerun.engine import engine as loop
 
     engine = run.engine
     listeners = engine.listeners
     with Patches() as patch:
         patch(engine.drafter, "propose", "draft", clock)
+        patch(loop, "settle", "learn", clock)
         patch(engine.controller, "plan", "plan", clock)
         patch(engine.target, "forward", REST, clock)
         patch(engine.target, "collect", REST, clock)
-        patch(engine.drafter, "overlap", "learn", clock)
         patch(engine.target, "commit", "commit", clock)
         patch(engine.verifier, "verify", "verify", clock)
         patch(engine.stops, "cut", "tokens and stops", clock)

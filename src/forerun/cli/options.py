@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -225,14 +226,15 @@ def said_if_slow(text: str) -> Iterator[None]:
 
 def warm_up(model: Any = None, **specs: str) -> None:
     """Compiles the kernels of the parts in use before the clock runs."""
-    parts = [registry.make("verifier", specs.get("verifier", "speculative"))]
+    works = [registry.make("verifier", specs.get("verifier", "speculative")).warm_up]
     if model is not None:
-        parts += [model.target, model.drafter(specs.get("drafter", registry.DRAFTER))]
-    warm(*parts)
+        drafter = model.drafter(specs.get("drafter", registry.DRAFTER))
+        works += [model.target.warm_up, partial(drafter.bind, model.target)]
+    warm(*works)
 
 
-def warm(*parts: Any) -> None:
-    """Compiles what parts run, or loads it from the cache; says so where it is slow."""
+def warm(*works: Callable[[], object]) -> None:
+    """Compiles the kernels of these parts, or loads them; says so where that is slow."""
     import time
 
     from forerun.cli._signals import exit_at_once
@@ -242,8 +244,8 @@ def warm(*parts: Any) -> None:
     watch, start = jit_cache.watch(notice), time.perf_counter()
     before = watch.num_compiled
     with exit_at_once(UNBEGUN):
-        for part in parts:
-            part.warm_up()
+        for work in works:
+            work()
     if watch.num_compiled > before:
         notice(f"compiled in {time.perf_counter() - start:.0f} s")
 

@@ -166,7 +166,7 @@ def _server(model: Model, settings: Settings, keys: Keys, sockets: list[socket])
     from forerun.serving.service import Service, settle
 
     service = Service(model, settings, keys)
-    options.warm(service)
+    options.warm(service.warm_up)
     settle()
     started = _started(settings, keys, service.describe())
     return Server(service, sockets, started, _draining(settings))

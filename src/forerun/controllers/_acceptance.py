@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forerun.controllers._tree_size import node_beliefs
+from forerun.core.mixins import priced
 from forerun.core.records import Plan
 from forerun.core.roles import Drafter
 
@@ -26,7 +27,7 @@ class Acceptance:
         # drafts that were allowed so many nodes, that had so many, and that had this one accepted
         self._counts = np.zeros((3, nodes + 1))
         self._weight = 1.0  # of the next draft; instead of scaling all earlier ones down
-        self._prior = drafter.hope(num_seqs)
+        self._prior = priced(drafter).acceptance_prior(num_seqs)
         self._num_new = 0  # drafts since the last `update`
         self.beliefs = np.empty((3, nodes + 1))
         self.update(num_seqs)
@@ -48,7 +49,9 @@ class Acceptance:
             self._counts /= self._weight
             self._weight = 1.0
         node_beliefs(self._counts, self._weight, *self._prior, self.beliefs)
-        self._empty, one, many = (self.drafter.seconds(n, num_seqs) for n in (0, 1, self.nodes))
+        self._empty, one, many = (
+            priced(self.drafter).draft_seconds(n, num_seqs) for n in (0, 1, self.nodes)
+        )
         if not np.isfinite(many):
             self.per_draft = self.per_node = np.inf
             return

@@ -6,8 +6,6 @@ The heuristic schedule of assisted generation in transformers: +2 when the whole
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
-
 from forerun.controllers.fixed import MOST
 from forerun.core.records import Plan, Sequence, Step
 from forerun.core.roles import Controller
@@ -34,18 +32,17 @@ class Additive(Controller):
             )
         self.nodes, self.first = nodes, depth
         self.up, self.down, self.least, self.most = up, down, least, most
-        self._depths: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
 
     def plan(self, seq: Sequence) -> Plan:
-        depth = self._depths.get(seq, self.first)
+        depth = seq.scratch.get(self, self.first)
         return Plan(self.nodes, depth)
 
     def observe(self, step: Step) -> None:
         for seq, tree, verdict in zip(step.seqs, step.trees, step.verdicts, strict=True):
             if len(tree):
                 whole = len(verdict.nodes) == int(tree.depths.max())
-                depth = self._depths.get(seq, self.first) + (self.up if whole else -self.down)
-                self._depths[seq] = max(self.least, min(self.most, depth))
+                depth = seq.scratch.get(self, self.first) + (self.up if whole else -self.down)
+                seq.scratch[self] = max(self.least, min(self.most, depth))
 
     def finish(self, seq: Sequence) -> None:
-        self._depths.pop(seq, None)
+        seq.scratch.pop(self, None)

@@ -21,6 +21,7 @@ from collections.abc import Hashable
 from forerun.controllers._acceptance import Acceptance, Record
 from forerun.controllers._tree_size import best_sizes
 from forerun.controllers.fixed import MOST
+from forerun.core.mixins import active_drafter, priced
 from forerun.core.records import Cost, Plan, Sequence, Step
 from forerun.core.roles import Controller, Drafter, Target
 from forerun.engine.cost.step import cost_of
@@ -67,7 +68,7 @@ class Budget(Controller):
             return PLAIN
         if not self._num:  # the first step shows how many sequences run
             return LEARN
-        active, record = self._drafter.whose(seq), self._records.get(seq)
+        active, record = active_drafter(self._drafter, seq), self._records.get(seq)
         if record is None:
             record = self._records[seq] = Record(self._acceptance(active), LEARN)
             self._decide()
@@ -78,7 +79,7 @@ class Budget(Controller):
             return record.plan
         if self._wait >= 1:
             return LEARN
-        record.catch_up = active.reading(seq)
+        record.catch_up = priced(active).catch_up_seconds(seq)
         return record.plan
 
     def observe(self, step: Step) -> None:
@@ -162,7 +163,7 @@ class Budget(Controller):
         cost, num, acceptance = self._cost, self._num, record.acceptance
         extra = cost.whole(self._roots + PROBE_NODES) - cost.whole(self._roots)
         extra += cost.aside(num, 1) - cost.aside(num, 0) + acceptance.seconds(PROBE_NODES)
-        price = acceptance.drafter.reading(seq) + REVIEW_STEPS * extra
+        price = priced(acceptance.drafter).catch_up_seconds(seq) + REVIEW_STEPS * extra
         share = PROBE_SHARE * self._plain  # seconds that every step adds to the account
         missing = min(price, CREDIT_STEPS * self._plain) - self._account
         if missing <= 0:

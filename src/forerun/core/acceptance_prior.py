@@ -10,11 +10,9 @@ model's own probabilities; here the factors are measured.
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from forerun.core.records import Sequence
 from forerun.utils.jit import bare
 
 SURE = np.array([0.4, 0.6, 0.8, 0.9, 0.97])  # bounds of the largest probability of q
@@ -95,9 +93,6 @@ FIRST_BEST = np.vstack(
 )  # the same for the best tokens, at temperatures 0 and 0.6
 WEIGHT = 8.0
 NUM_BYTES = 4 * 4 * FIRST_DRAWN.size  # of the counts of both kinds of trees, as saved
-TRUST, FIRST = 64.0, 8.0  # comparisons that outweigh those of others, and that none counts for
-KEEP = 0.998  # of others' comparisons, per comparison
-_NOTHING = np.zeros(2)
 
 
 class Chances:
@@ -145,51 +140,6 @@ def are_counts(tries: np.ndarray, hits: np.ndarray) -> bool:
     return has_form and bool(
         np.all((tries > 0) & (tries <= OLD + 1) & (hits >= 0) & (hits <= tries))
     )
-
-
-class Gain:
-    """What drawing is worth: accepted nodes of drawn trees less those of best tokens, on average.
-
-    Both are drafted from the same place. Whether a chosen token would have been accepted shows in
-    the text, so drawn steps tell both sides: every `look`-th one is compared. Where best tokens
-    lead, one step in `tries` draws all the same. A sequence's mean starts from that of others of
-    its temperature and leaves it as its own comparisons outnumber TRUST.
-    """
-
-    def __init__(self, *, look: int = 4, tries: int = 8) -> None:
-        self.look, self.tries = look, tries
-        self._all: dict[float, np.ndarray] = {}  # comparisons, and sum of differences
-        self._own: WeakKeyDictionary[Sequence, np.ndarray] = WeakKeyDictionary()
-        self._turns: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
-
-    def of(self, seq: Sequence) -> float:
-        """The mean difference expected of a sequence; 0 before anything was compared."""
-        count, total = self._all.get(_like(seq), _NOTHING)
-        own_count, own_total = self._own.get(seq, _NOTHING)
-        return (own_total + TRUST * total / (count + FIRST)) / (own_count + TRUST)
-
-    def draws(self, seq: Sequence) -> bool:
-        """Whether its next tree is drawn."""
-        return self.of(seq) >= 0 or self._turns.get(seq, 0) % self.tries == 0
-
-    def compares(self, seq: Sequence) -> bool:
-        """Whether its next step is compared, if it draws."""
-        return self._turns.get(seq, 0) % self.look == 0
-
-    def step(self, seq: Sequence) -> None:
-        """One more step of a sequence."""
-        self._turns[seq] = self._turns.get(seq, 0) + 1
-
-    def learn(self, seq: Sequence, difference: float) -> None:
-        """One comparison."""
-        new, key = np.array([1.0, difference]), _like(seq)
-        self._own[seq] = self._own.get(seq, _NOTHING) + new
-        self._all[key] = KEEP * self._all.get(key, _NOTHING) + new
-
-
-def _like(seq: Sequence) -> float:
-    """Whom a sequence learns from."""
-    return round(seq.sampling.temperature, 1)
 
 
 @bare

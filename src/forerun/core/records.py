@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
     from forerun.core.dice import Dice
     from forerun.core.logits import Laws
-    from forerun.core.roles import Drafter
     from forerun.core.sampling import Sampling
-    from forerun.engine.stats import Stats
 
 
 FLOAT32 = np.dtype(np.float32)
@@ -42,9 +40,8 @@ class Sequence:
     end: int | None = None  # where a stop string cut the tokens off, if one did
     states: tuple[Any, ...] = ()  # one per shaper of the engine
     logprobs: list[dict[int, float]] = field(default_factory=list)  # per generated token
-    text: Any = field(default=None, init=False, repr=False)  # as `Stops` reads it
-    begun_by: set[Drafter] = field(default_factory=set, init=False, repr=False)  # see `Guarded`
-    counts: dict[Any, Stats] = field(default_factory=dict, init=False, repr=False)  # by `Recorder`
+    # state of parts, by the part or (part, name); it ends with the sequence
+    scratch: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def generated(self) -> list[int]:
@@ -75,7 +72,7 @@ class Plan:
     depth: int = 16  # longest path
     stop: Callable[[Proposal, int], bool] = never  # asked after a token is kept, never to drop it
     least: float = 0.0  # smallest chance of acceptance worth a node; for growers that know chances
-    learns: bool = True  # whether the drafter hears of this step even if it has nothing to draft
+    learns: bool = True  # whether the drafter is shown this step even if it drafts nothing
 
     @cached_property
     def is_empty(self) -> bool:

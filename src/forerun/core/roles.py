@@ -1,18 +1,19 @@
 """The roles that methods play. A part declares what it needs; the engine honours or refuses it.
 
-Randomness is always an argument (`seq.dice`, or `dice`), so that tests can enumerate it.
+Randomness is always an argument (`dice`), so that tests can enumerate it. What only some drafters
+have, saved state and costs, is in `mixins.py`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Hashable, Iterator
+from collections.abc import Generator
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from forerun.core.records import Cost, Plan, Rows, Sequence, Snapshot, Step, Verdict
+from forerun.core.records import Cost, Plan, Rows, Sequence, Step, Verdict
 from forerun.core.tree import EMPTY, Proposal, Tree
 from forerun.errors import ConfigError
 from forerun.utils.locks import Turns
@@ -111,133 +112,43 @@ class Grower(ABC):
 
 
 class Drafter:
-    """Proposes a tree per sequence. The default proposes nothing: plain decoding."""
+    """Proposes a draft tree per sequence. The default proposes nothing: plain decoding.
+
+    labels: how its tokens are found, of "point", "iid", "swor". needs: outputs of the forward pass
+    that it reads; with any it is shown every step, also those in which it did not draft.
+    """
 
     labels: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
-    alias: str = ""  # its name where others of its class draft beside it
-    is_patient: bool = False  # may hear of steps in which it drafted nothing late, before it drafts
-    learns: bool = True  # from the texts that it drafts for
+    name: str = ""  # in statistics; empty: that of its module
+    parts: Many[Drafter] = ()  # drafters that it is made of
+    can_observe_late: bool = False  # whether a step may be shown during the next forward pass
     num_top_logits: int = 0  # top logits per row that it learns from; 0: whole rows
-    can_learn_during_forward: bool = False  # whether a step may be learned in the next pass
-    kept: frozenset[str] = frozenset()  # tenants of whom it hears every step: it is to be saved
-
-    def within(self) -> Iterator[Drafter]:
-        """Itself, and the drafters that it is made of."""
-        yield self
 
     def bind(self, target: Target) -> None:
-        """Learns whom it drafts for. Raises ConfigError if it cannot."""
-
-    def check_room(self, seqs: int, tokens: int, taken: int = 0) -> int:
-        """Bytes that it will take to draft for so many sequences of so many tokens.
-
-        taken: bytes that others will. Raises CapacityError if there is no room for both.
-        """
-        return 0
-
-    def warm_up(self) -> None:
-        """Compiles what it runs."""
-
-    def whose(self, seq: Sequence) -> Drafter:
-        """Who will draft for a sequence in the next step: itself, or one that it is made of.
-
-        Asked only where a class says otherwise; so is `reading`.
-        """
-        return self
-
-    def seconds(self, nodes: int, num: int = 1) -> float:
-        """What a draft of so many nodes costs beside what any draft does (`Cost.aside`), about.
-
-        num: sequences that draft at once; its share is meant.
-        """
-        return 0.0
-
-    def reading(self, seq: Sequence) -> float:
-        """Seconds that the next draft takes beside that, to read what it has not read of a text."""
-        return 0.0
-
-    def hope(self, num: int = 1) -> tuple[float, float]:
-        """Acceptance that is believed in at first: of a draft's first node, and below a sure one.
-
-        num: sequences that draft at once.
-        """
-        return 0.5, 0.8
+        """Learns the target and compiles its kernels. Raises ConfigError if they do not fit."""
 
     def start(self, seq: Sequence) -> None:
         """A sequence joins."""
 
-    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        """The tree for one sequence."""
-        return EMPTY
-
-    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
-        """The trees of a batch; must equal `propose_one` for each."""
-        return [
-            EMPTY if plan.is_empty else self.propose_one(seq, plan, seq.dice)
-            for seq, plan in zip(seqs, plans, strict=True)
-        ]
-
-    def learns_from(self, seq: Sequence, plan: Plan) -> bool:
-        """Whether it is shown the step of a sequence with this plan."""
-        return plan.nodes > 0 or plan.learns or seq.tenant in self.kept
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
+        """One tree per sequence, within its plan; a sequence's draws come from its own dice."""
+        return [EMPTY] * len(seqs)
 
     def observe(self, step: Step) -> None:
         """Learns from a finished step."""
 
-    def hear(self, steps: Many[Step]) -> None:
-        """Learns from finished steps, the oldest first; of several none has a draft."""
-        for step in steps:
-            self.observe(step)
-
-    def overlap(self) -> None:
-        """Work for the CPU during a forward pass."""
-
     def finish(self, seq: Sequence) -> None:
         """A sequence has ended."""
-
-    def forget(self, group: Hashable) -> None:
-        """No sequence of this group will come any more, or of the tenant of ("tenant", name)."""
 
     def memory_report(self) -> dict[str, int]:
         """Bytes held, by part."""
         return {}
 
-    def keep(self, tenant: str = "") -> None:
-        """Asks that what it learns of a tenant outlive the sequences, to be saved.
-
-        Raises ConfigError if it cannot: it learns nothing, or nothing for that tenant alone.
-        """
-        raise ConfigError(_cannot_keep(type(self)))
-
-    def let_go(self, tenant: str = "") -> None:
-        """Ends `keep`: what it learns of the tenant lasts as long as it would have without."""
-
-    def snapshot(self, tenant: str = "") -> Snapshot:
-        """What it has learned of a tenant. Raises ConfigError as `keep` does."""
-        raise ConfigError(_cannot_keep(type(self)))
-
-    def restore(self, snapshot: Snapshot, tenant: str = "") -> None:
-        """Knows of a tenant what a snapshot holds, and nothing else; keeps it.
-
-        Raises ConfigError as `keep` does, and for a snapshot made with other settings.
-        """
-        raise ConfigError(_cannot_keep(type(self)))
-
-    @classmethod
-    def merged(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
-        """One snapshot of several; beyond `max_bytes` goes what was not used for longest."""
-        raise ConfigError(_cannot_keep(cls))
-
-
-def _cannot_keep(cls: type) -> str:
-    name = _module(cls)
-    return f"drafter {name!r} has nothing that could be saved; use it without a memory file"
-
 
 def name_of(part: object) -> str:
-    """What users call a part: the name of its file, numbered where several stand side by side."""
-    return getattr(part, "alias", "") or _module(type(part))
+    """What users call a part: its own name, or that of its module."""
+    return (part.name if isinstance(part, Drafter) else "") or _module(type(part))
 
 
 def _module(cls: type) -> str:

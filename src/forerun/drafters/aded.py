@@ -19,12 +19,13 @@ from typing import Any
 
 from forerun import registry
 from forerun.core.dice import Dice, SeededDice
+from forerun.core.mixins import Persistent
 from forerun.core.records import Plan, Sequence, Snapshot, Step
-from forerun.core.roles import Drafter, Grower, Path, Source, Target
+from forerun.core.roles import Grower, Path, Source, Target
 from forerun.core.scopes import kept_key
 from forerun.core.tree import EMPTY, Proposal, Tree
 from forerun.core.tree_search import CONSTANT
-from forerun.drafters.base import grow
+from forerun.drafters.base import PerSequence, grow
 from forerun.errors import ConfigError
 from forerun.growers.monte_carlo import MonteCarlo
 from forerun.models.tokenizer import Tokenizer
@@ -35,7 +36,7 @@ from forerun.ngrams.tables.trigram.table import TrigramMatrix
 from forerun.registry import Corpus, GrowerName
 
 
-class Aded(Drafter):
+class Aded(PerSequence, Persistent):
     """A tri-gram matrix x Monte-Carlo tree search.
 
     corpus: text files to count tri-grams in; matrix: a file of such counts (`save_corpus`);
@@ -45,6 +46,8 @@ class Aded(Drafter):
     corpus_mb: of the corpus. grower: "monte_carlo" with the options length to drop, explained
     there, or the name of another.
     """
+
+    can_observe_late = True
 
     def __init__(
         self,
@@ -103,8 +106,6 @@ class Aded(Drafter):
                 f"the corpus of aded holds token {largest}, but the ids of this model end at "
                 f"{target.vocab_size - 1}; build it with the model's own tokenizer"
             )
-
-    def warm_up(self) -> None:
         table.warm_up()
         mcts.warm_up()
 
@@ -129,8 +130,8 @@ class Aded(Drafter):
         self._layers.move_to_end(tenant)
         return self._layers[tenant]
 
-    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        if plan.is_empty or len(seq.tokens) < 2:
+    def draft(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
+        if len(seq.tokens) < 2:
             return EMPTY
         if self.search is None or not isinstance(dice, SeededDice):
             return grow([seq], [plan], [dice], Recall(self), self.grower)[0]
@@ -176,7 +177,7 @@ class Aded(Drafter):
         self._make_room(0)
 
     @classmethod
-    def merged(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
+    def merge(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
         entries = snapshots[0].settings["entries"]
         for other in snapshots[1:]:
             other.check({"entries": entries})

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from forerun import registry
+from forerun.core.mixins import Persistent
 from forerun.core.records import Sequence
 from forerun.core.roles import Drafter, Target
 from forerun.drafters.router import OPTIMISM, Router
@@ -76,7 +77,7 @@ class Auto(Router):
             optimism = SURE if is_sure else OPTIMISM
         super().__init__(parts=parts, scope=scope, run=run, optimism=optimism, tokenizer=tokenizer)
 
-    def _keeper(self, tenant: str) -> Drafter:
+    def _keeper(self, tenant: str) -> Persistent:
         try:
             return super()._keeper(tenant)
         except ConfigError as error:

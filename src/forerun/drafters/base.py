@@ -1,41 +1,49 @@
-"""What drafters share: a source times a grower is a drafter, and so are several of them."""
+"""Base classes of drafters: one tree at a time, a source with a grower, several drafters."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from collections.abc import Sequence as Many
 from typing import Any
 
-import numpy as np
-
 from forerun import registry
 from forerun.core.dice import Dice
+from forerun.core.mixins import Persistent, Priced, forget, parts_of, persistent, priced
 from forerun.core.records import Plan, Sequence, Snapshot, Step
 from forerun.core.roles import Drafter, Grower, Path, Source, Target, name_of
 from forerun.core.tree import EMPTY, Proposal, Tree
 from forerun.errors import ConfigError
 
 
+class PerSequence(Drafter):
+    """A drafter that makes one tree at a time: subclasses write `draft`."""
+
+    def draft(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
+        """The tree of one sequence, whose plan is not empty."""
+        raise NotImplementedError(f"{type(self).__name__} must define draft(seq, plan, dice)")
+
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
+        each = zip(seqs, plans, dice, strict=True)
+        return [EMPTY if plan.is_empty else self.draft(seq, plan, own) for seq, plan, own in each]
+
+
 class Grown(Drafter):
-    """Grows every tree of the batch in lockstep, so that the source is asked once per level."""
+    """A source times a grower. All trees grow in lockstep: one call of the source per level."""
 
     def __init__(self, source: Source, grower: Grower) -> None:
         self.source, self.grower = source, grower
         self.labels = grower.labels
 
-    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        return grow([seq], [plan], [dice], self.source, self.grower)[0]
-
-    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
-        return grow(seqs, plans, [seq.dice for seq in seqs], self.source, self.grower)
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
+        return grow(seqs, plans, dice, self.source, self.grower)
 
 
-class Composite(Drafter):
-    """Drafters that hear the same steps. `parts` are drafters or their names ("suffix+stand").
+class Composite(Persistent, Priced):
+    """Drafters that are shown the same steps. `parts` are drafters or names ("suffix+stand").
 
-    Of what they learn, that of the first part that can be saved is: in that part's own form, so its
-    files serve it alone and in company.
+    The first part that can be saved is what is saved, in that part's own form: its files serve it
+    alone and in company.
     """
 
     def __init__(self, parts: tuple[Any, ...], tokenizer: Any = None) -> None:
@@ -46,35 +54,27 @@ class Composite(Drafter):
         if len(parts) < 2:
             raise ConfigError(f"{name} needs two parts or more, got {parts!r}; write parts=a+b")
         if twice := [part for part, count in Counter(parts).items() if count > 1]:
-            raise ConfigError(
-                f"{name} has the part {twice[0]!r} twice, which learns and drafts alike; name it "
-                "once"
-            )
-        self.parts: list[Drafter] = [
+            raise ConfigError(f"{name} has the duplicate part {twice[0]!r}; list it once")
+        self.parts: tuple[Drafter, ...] = tuple(
             part
             if isinstance(part, Drafter)
             else registry.make("drafter", part, tokenizer=tokenizer)
             for part in parts
-        ]
+        )
         if idle := [name_of(part) for part in self.parts if not part.labels]:
             raise ConfigError(
                 f"{name} has the part {idle[0]!r}, which drafts nothing; leave it out: the "
                 "controller decides how much is drafted"
             )
-        _tell_apart(self)
+        _number(self)
         self.labels = frozenset().union(*(part.labels for part in self.parts))
         self.needs = frozenset().union(*(part.needs for part in self.parts))
-        self.is_patient = all(part.is_patient for part in self.parts)
+        self.can_observe_late = all(part.can_observe_late for part in self.parts)
 
     @property
     def names(self) -> list[str]:
-        """What statistics call the parts; no two are the same."""
+        """Names of the parts in statistics; no two are the same."""
         return [name_of(part) for part in self.parts]
-
-    def within(self) -> Iterator[Drafter]:
-        yield self
-        for part in self.parts:
-            yield from part.within()
 
     def bind(self, target: Target) -> None:
         for part in self.parts:
@@ -83,18 +83,14 @@ class Composite(Drafter):
     def check_room(self, seqs: int, tokens: int, taken: int = 0) -> int:
         own = 0
         for part in self.parts:
-            own += part.check_room(seqs, tokens, taken + own)
+            own += priced(part).check_room(seqs, tokens, taken + own)
         return own
 
-    def seconds(self, nodes: int, num: int = 1) -> float:
-        return max(part.seconds(nodes, num) for part in self.parts)
+    def draft_seconds(self, nodes: int, num: int = 1) -> float:
+        return max(priced(part).draft_seconds(nodes, num) for part in self.parts)
 
-    def reading(self, seq: Sequence) -> float:
-        return sum(part.reading(seq) for part in self.parts)
-
-    def warm_up(self) -> None:
-        for part in self.parts:
-            part.warm_up()
+    def catch_up_seconds(self, seq: Sequence) -> float:
+        return sum(priced(part).catch_up_seconds(seq) for part in self.parts)
 
     def start(self, seq: Sequence) -> None:
         for part in self.parts:
@@ -104,17 +100,13 @@ class Composite(Drafter):
         for part in self.parts:
             part.observe(step)
 
-    def hear(self, steps: Many[Step]) -> None:
-        for part in self.parts:
-            part.hear(steps)
-
     def finish(self, seq: Sequence) -> None:
         for part in self.parts:
             part.finish(seq)
 
     def forget(self, group: Hashable) -> None:
         for part in self.parts:
-            part.forget(group)
+            forget(part, group)
 
     def memory_report(self) -> dict[str, int]:
         return {
@@ -126,9 +118,10 @@ class Composite(Drafter):
     def keep(self, tenant: str = "") -> None:
         self._keeper(tenant)
 
-    def let_go(self, tenant: str = "") -> None:
+    def release(self, tenant: str = "") -> None:
         for part in self.parts:
-            part.let_go(tenant)
+            if isinstance(part, Persistent):
+                part.release(tenant)
 
     def snapshot(self, tenant: str = "") -> Snapshot:
         return self._keeper(tenant).snapshot(tenant)
@@ -137,58 +130,43 @@ class Composite(Drafter):
         self._keeper(tenant).restore(snapshot, tenant)
 
     @classmethod
-    def merged(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
-        part: type[Drafter] = registry.get("drafter", snapshots[0].kind)
-        return part.merged(snapshots, max_bytes)
+    def merge(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
+        part: type[Persistent] = registry.get("drafter", snapshots[0].kind)
+        return part.merge(snapshots, max_bytes)
 
-    def _keeper(self, tenant: str) -> Drafter:
+    def _keeper(self, tenant: str) -> Persistent:
         """The first part that keeps what it learns of a tenant. Raises ConfigError if none does."""
         reasons = []
         for part, name in zip(self.parts, self.names, strict=True):
             try:
-                part.keep(tenant)
+                kept = persistent(part)
+                kept.keep(tenant)
             except ConfigError as error:
                 reasons.append(f"{name}: {error}")
             else:
-                return part
+                return kept
         raise ConfigError(f"no part of {name_of(self)} can be saved ({'; '.join(reasons)})")
 
 
-def _tell_apart(whole: Drafter) -> None:
-    """Numbers the second and later drafters of one name: who drafted what is told by names."""
+def _number(whole: Drafter) -> None:
+    """Numbers the second and later drafters of one name: statistics go by names."""
     seen: Counter[str] = Counter()
-    for part in dict.fromkeys(whole.within()):
-        part.alias = ""
+    for part in dict.fromkeys(parts_of(whole)):
+        vars(part).pop("name", None)
         name = name_of(part)
         seen[name] += 1
         if seen[name] > 1:
-            part.alias = f"{name} {seen[name]}"
-
-
-def followed(tree: Tree, tokens: list[int]) -> tuple[int, bool]:
-    """How many of the first of `tokens` a path of the tree holds, and whether that is final.
-
-    It is not where the tokens end before the path does.
-    """
-    node, count = -1, 0
-    while True:
-        children = np.flatnonzero(tree.parents == node)
-        if not len(children) or count == len(tokens):
-            return count, not len(children)
-        hits = children[tree.tokens[children] == tokens[count]]
-        if not len(hits):
-            return count, True
-        node, count = int(hits[0]), count + 1
+            part.name = f"{name} {seen[name]}"
 
 
 def grow(
-    seqs: Many[Sequence], plans: Many[Plan], dices: Many[Dice], source: Source, grower: Grower
+    seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice], source: Source, grower: Grower
 ) -> list[Tree]:
     """Runs one growth per sequence; the requests of all go to the source together."""
     trees = [EMPTY] * len(seqs)
     growths = {
-        i: grower.grow(plan, dice)
-        for i, (plan, dice) in enumerate(zip(plans, dices, strict=True))
+        i: grower.grow(plan, own)
+        for i, (plan, own) in enumerate(zip(plans, dice, strict=True))
         if not plan.is_empty
     }
     wants: dict[int, list[Path]] = {}

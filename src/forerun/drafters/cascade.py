@@ -43,21 +43,15 @@ class Cascade(Composite):
                 "put it last"
             )
 
-    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        best = EMPTY
-        for part in self.parts:
-            best = self._better(best, part.propose_one(seq, plan, dice), part)
-            if self._is_enough(best, plan):
-                break
-        return best
-
-    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
         trees = [EMPTY] * len(seqs)
         asked = [i for i, plan in enumerate(plans) if not plan.is_empty]
         for part in self.parts:
             if not asked:
                 break
-            found = part.propose([seqs[i] for i in asked], [plans[i] for i in asked])
+            found = part.propose(
+                [seqs[i] for i in asked], [plans[i] for i in asked], [dice[i] for i in asked]
+            )
             for i, tree in zip(asked, found, strict=True):
                 trees[i] = self._better(trees[i], tree, part)
             asked = [i for i in asked if not self._is_enough(trees[i], plans[i])]

@@ -14,6 +14,7 @@ import numpy as np
 
 from forerun import registry
 from forerun.core.dice import Dice
+from forerun.core.mixins import Priced, Shared
 from forerun.core.records import Lent, Plan, Sequence
 from forerun.core.roles import Path, Source, Target
 from forerun.core.sampling import softmax, to_probs
@@ -31,13 +32,13 @@ SMALL = 32  # unread tokens: no more than a draft that was accepted may leave
 COLD = 2.5  # a step between passes of the target, over one among its like: all code is cold
 
 
-class DraftModel(Grown):
+class DraftModel(Grown, Shared, Priced):
     """`model` is a folder, a hub id or a loaded runner; `grower` is a registered name.
 
     Raises ConfigError when the draft's vocabulary is not the target's.
     """
 
-    learns, is_patient = False, True  # its cache follows the text
+    learns, can_observe_late = False, True  # its cache follows the text
 
     def __init__(
         self,
@@ -66,16 +67,16 @@ class DraftModel(Grown):
         runner = self.runner
         return runner.check_room(runner.num_held + seqs, min(tokens, runner.context), taken)
 
-    def seconds(self, nodes: int, num: int = 1) -> float:
-        """A plain step of the draft for every node of a chain; a tree is taken for half as deep.
+    def draft_seconds(self, nodes: int, num: int = 1) -> float:
+        """A plain step of the draft for every node of a chain; a tree counts as half as deep.
 
-        One for a look in vain.
+        An empty draft takes one step.
         """
         rows, cost = 1 + self.source.is_tree, cost_of(self.runner)
         return COLD * max(nodes, 1) / rows * (cost.whole(rows * num) + cost.aside(num, 0)) / num
 
-    def reading(self, seq: Sequence) -> float:
-        """A pass over all that a draft model has not read, where that is more than it drafts by."""
+    def catch_up_seconds(self, seq: Sequence) -> float:
+        """A pass over the tokens that the draft has not read, if they are more than SMALL."""
         rows = self.runner.num_unread(seq)
         if seq.group in self._read:  # its prompt is copied from another's slot
             rows = min(rows, seq.num_generated)
@@ -84,17 +85,14 @@ class DraftModel(Grown):
         cost = cost_of(self.runner)
         return cost.whole(rows) - cost.whole(1)
 
-    def hope(self, num: int = 1) -> tuple[float, float]:
-        """It knows a text from the start; about what is reported of pairs of one family."""
+    def acceptance_prior(self, num: int = 1) -> tuple[float, float]:
+        """It knows a text from the start; about what is reported for pairs of one family."""
         return 0.7, 0.85
 
-    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        self._note([seq])
-        return super().propose_one(seq, self._cap(seq, plan), dice)
-
-    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
-        self._note(seqs)
-        return super().propose(seqs, [self._cap(*pair) for pair in zip(seqs, plans, strict=True)])
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
+        self._read.update(seq.group for seq in seqs if seq.group is not None)
+        capped = [self._cap(*pair) for pair in zip(seqs, plans, strict=True)]
+        return super().propose(seqs, capped, dice)
 
     def finish(self, seq: Sequence) -> None:
         self.runner.release(seq)
@@ -105,10 +103,6 @@ class DraftModel(Grown):
     def memory_report(self) -> dict[str, int]:
         held = self.runner.memory_report()
         return {f"draft {part}": Lent(n, (id(self.runner), part)) for part, n in held.items()}
-
-    def _note(self, seqs: Many[Sequence]) -> None:
-        """Of their groups it has read the prompts."""
-        self._read.update(seq.group for seq in seqs if seq.group is not None)
 
     def _cap(self, seq: Sequence, plan: Plan) -> Plan:
         """The plan within the draft's own context, which may be shorter than the target's."""

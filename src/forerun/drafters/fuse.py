@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from forerun.core.dice import Dice
+from forerun.core.mixins import priced
 from forerun.core.records import Plan, Sequence
-from forerun.core.roles import Drafter
+from forerun.core.roles import Drafter, Target
 from forerun.core.tree import NO_Q, POINT, Tree
 from forerun.drafters.base import Composite
 from forerun.growers._merge import copy_laws, overlay, warm_up
@@ -38,23 +39,20 @@ class Fuse(Composite):
         super().__init__(parts, tokenizer)
         self.labels = frozenset({"swor"}).union(*(p.labels - {"iid"} for p in self.parts))
 
-    def seconds(self, nodes: int, num: int = 1) -> float:
-        share = -(-nodes // len(self.parts))
-        return sum(part.seconds(share, num) for part in self.parts)
-
-    def warm_up(self) -> None:
-        super().warm_up()
+    def bind(self, target: Target) -> None:
+        super().bind(target)
         warm_up()
 
-    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        shares = zip(self.parts, self._shares(plan), strict=True)
-        return merge([part.propose_one(seq, share, dice) for part, share in shares], self.names)
+    def draft_seconds(self, nodes: int, num: int = 1) -> float:
+        share = -(-nodes // len(self.parts))
+        return sum(priced(part).draft_seconds(share, num) for part in self.parts)
 
-    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
         if not seqs:
             return []
         shares = zip(*(self._shares(plan) for plan in plans), strict=True)
-        forests = [part.propose(seqs, list(s)) for part, s in zip(self.parts, shares, strict=True)]
+        pairs = zip(self.parts, shares, strict=True)
+        forests = [part.propose(seqs, list(share), dice) for part, share in pairs]
         return [merge(list(trees), self.names) for trees in zip(*forests, strict=True)]
 
     def _shares(self, plan: Plan) -> list[Plan]:
@@ -67,7 +65,7 @@ class Fuse(Composite):
 def merge(trees: list[Tree], names: Many[str] = ()) -> Tree:
     """One tree that holds all paths of the given ones, earlier trees first.
 
-    names: of the drafters, so that every node tells who drafted it first.
+    names: of the drafters; `Tree.sources` gets the one that drafted a node first.
     """
     most, size = sum(map(len, trees)), 0
     tokens, parents, origins, rows = np.empty((4, most), np.int32)
@@ -83,10 +81,10 @@ def merge(trees: list[Tree], names: Many[str] = ()) -> Tree:
         if size == start:
             continue
         if names:
-            sources += _told(tree, origins[start:size], names[i])
+            sources += _sources(tree, origins[start:size], names[i])
         if len(tree.starts) > 1 or tree.cells is not None:
-            told = tree.cells if tree.cells is not None else NO_CELLS
-            own = tree.laws, tree.rows, told
+            valued = tree.cells if tree.cells is not None else NO_CELLS
+            own = tree.laws, tree.rows, valued
             copy_laws(laws, rows, cells, origins, start, size, own, num_laws)
         if len(tree.starts) > 1:
             drawn.append(tree)
@@ -105,8 +103,8 @@ def merge(trees: list[Tree], names: Many[str] = ()) -> Tree:
     )
 
 
-def _told(tree: Tree, kept: np.ndarray, name: str) -> tuple[str, ...]:
-    """Who drafted the kept nodes of a tree of the drafter `name`."""
+def _sources(tree: Tree, kept: np.ndarray, name: str) -> tuple[str, ...]:
+    """The drafters of the kept nodes of a tree of the drafter `name`."""
     if not tree.sources:
         return (name,) * len(kept)
     return tuple(tree.sources[node] for node in kept.tolist())

@@ -46,6 +46,8 @@ class Infini(Drafter):
     next tokens that are kept. max_support: occurrences that are read; more are sampled.
     """
 
+    can_observe_late = True
+
     def __init__(
         self,
         *,
@@ -96,31 +98,30 @@ class Infini(Drafter):
                 "built with another tokenizer; build one with --tokenizer and the target's folder"
             )
         self.source.vocab_size = target.vocab_size
-
-    def warm_up(self) -> None:
         self.index.infgram_ntd([0])
         self.index.infgram_many([[0], [0, 1]])
         seq = Sequence([0], 1, Sampling(temperature=0), SeededDice(0), limit=1)
-        self.propose([seq], [Plan()])
+        self.propose([seq], [Plan()], [seq.dice])
 
-    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        return grow([seq], [plan], [dice], self.source, self._grower(seq))[0]
-
-    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
         trees = [EMPTY] * len(seqs)
         slow = []
         for i, (seq, plan) in enumerate(zip(seqs, plans, strict=True)):
             if plan.is_empty:
                 continue
-            if self._has_kernel(seq):
-                trees[i] = self._drafted(seq, plan)
+            own = dice[i]
+            if isinstance(own, SeededDice) and self._has_kernel(seq):
+                trees[i] = self._drafted(seq, plan, own)
             else:
                 slow.append(i)
         for grower in dict.fromkeys(self.growers) if slow else ():
             mine = [i for i in slow if self._grower(seqs[i]) is grower]
-            dices = [seqs[i].dice for i in mine]
             grown = grow(
-                [seqs[i] for i in mine], [plans[i] for i in mine], dices, self.source, grower
+                [seqs[i] for i in mine],
+                [plans[i] for i in mine],
+                [dice[i] for i in mine],
+                self.source,
+                grower,
             )
             for i, tree in zip(mine, grown, strict=True):
                 trees[i] = tree
@@ -136,18 +137,18 @@ class Infini(Drafter):
     def _has_kernel(self, seq: Sequence) -> bool:
         """Whether `_drafted` grows the same tree; counts of several shards are added up here."""
         is_filled = type(self._grower(seq)) in (Gumbel, TopTemplate)
-        return is_filled and len(self.index.shards) == 1 and isinstance(seq.dice, SeededDice)
+        return is_filled and len(self.index.shards) == 1
 
-    def _drafted(self, seq: Sequence, plan: Plan) -> Tree:
+    def _drafted(self, seq: Sequence, plan: Plan, dice: SeededDice) -> Tree:
         """The tree of a grower that fills a template, in one call."""
         grower, source = self._grower(seq), self.source
-        assert isinstance(grower, Gumbel | TopTemplate) and isinstance(seq.dice, SeededDice)
+        assert isinstance(grower, Gumbel | TopTemplate)
         wish, query = source.wish(seq.sampling), self.index.ids(seq.tokens[-source.context :])
         shape = grower.template.first(plan.nodes)
         most = plan.nodes * wish.entries
-        uniforms = seq.dice.peek(most) if isinstance(grower, Gumbel) else None
+        uniforms = dice.peek(most) if isinstance(grower, Gumbel) else None
         tree, used = draft(self.index.shards[0], query, wish, shape, plan.depth, uniforms)
-        seq.dice.skip(used)
+        dice.skip(used)
         return tree
 
 

@@ -15,18 +15,18 @@ Needs: the target's logits at the window's nodes.
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 import torch
 
 from forerun.core.dice import Dice
 from forerun.core.records import Plan, Sequence, Step
-from forerun.core.roles import Drafter
 from forerun.core.tree import Tree, TreeBuilder
+from forerun.drafters.base import PerSequence
 from forerun.errors import ConfigError
 
 
-class Lookahead(Drafter):
+class Lookahead(PerSequence):
     """A window of `window` columns and `ngram` - 1 rows, and a pool of n-grams, per sequence.
 
     guesses: most n-grams drafted, and kept per first token; the latest are. from_prompt: the pool
@@ -46,9 +46,9 @@ class Lookahead(Drafter):
             )
         self.ngram, self.window, self.guesses = ngram, window, guesses
         self.from_prompt = from_prompt
-        self._states: WeakKeyDictionary[Sequence, State] = WeakKeyDictionary()
+        self._seqs: WeakSet[Sequence] = WeakSet()  # with a state
 
-    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
+    def draft(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         state, tree = self._state(seq), Trie()
         whole = self.window * (self.ngram - 1) - 1  # nodes of the whole window
         most = plan.nodes - min(whole, (plan.nodes + 1) // 2)
@@ -61,7 +61,7 @@ class Lookahead(Drafter):
 
     def observe(self, step: Step) -> None:
         for i, seq in enumerate(step.seqs):
-            state, count = self._states.get(seq), len(step.emitted[i])
+            state, count = seq.scratch.get(self), len(step.emitted[i])
             if state is None or not count:
                 continue
             best = best_tokens(step.trees[i], state.window.paths(), step.laws[i].rows.logits)
@@ -72,15 +72,19 @@ class Lookahead(Drafter):
             state.length = len(seq.tokens)
 
     def finish(self, seq: Sequence) -> None:
-        self._states.pop(seq, None)
+        seq.scratch.pop(self, None)
+        self._seqs.discard(seq)
 
     def memory_report(self) -> dict[str, int]:
-        grams = sum(state.pool.size for state in self._states.values())
+        grams = sum(seq.scratch[self].pool.size for seq in self._seqs)
         return {"n-gram pools": grams * (160 + 8 * self.ngram)}  # a tuple, a dict slot
 
     def _state(self, seq: Sequence) -> State:
-        """Up to the last token: the window begins anew where text came without its passes."""
-        state = self._states.setdefault(seq, State(self.ngram, self.guesses))
+        """Its state, up to the last token: text from other steps empties the window."""
+        if self not in seq.scratch:
+            seq.scratch[self] = State(self.ngram, self.guesses)
+            self._seqs.add(seq)
+        state: State = seq.scratch[self]
         if missed := len(seq.tokens) - state.length:
             state.window, state.length = Window(self.ngram), len(seq.tokens)
             if self.from_prompt:

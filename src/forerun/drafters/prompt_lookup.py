@@ -9,16 +9,16 @@ Law: POINT nodes, so the output is exact under every rule for deterministic draf
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 from forerun.core.dice import Dice
 from forerun.core.records import Plan, Sequence, Step
-from forerun.core.roles import Drafter
 from forerun.core.tree import EMPTY, Tree, chain
+from forerun.drafters.base import PerSequence
 from forerun.errors import ConfigError
 
 
-class PromptLookup(Drafter):
+class PromptLookup(PerSequence):
     """Copies up to `tokens` tokens that followed an earlier occurrence of the last `ngram` ones.
 
     match: the "last" occurrence or the "first". allow_short: also use an occurrence that fewer than
@@ -26,6 +26,7 @@ class PromptLookup(Drafter):
     """
 
     labels = frozenset({"point"})
+    can_observe_late = True
 
     def __init__(
         self, *, ngram: int = 3, tokens: int = 10, match: str = "last", allow_short: bool = True
@@ -36,12 +37,13 @@ class PromptLookup(Drafter):
             raise ConfigError(f"match must be 'last' or 'first', got {match!r}")
         self.ngram, self.tokens, self.match = ngram, tokens, match
         self.follow = 1 if allow_short else tokens  # tokens that must follow an occurrence
-        self._indexes: WeakKeyDictionary[Sequence, Index] = WeakKeyDictionary()
+        self._seqs: WeakSet[Sequence] = WeakSet()  # with an index
 
-    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        index = self._indexes.get(seq)
+    def draft(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
+        index = seq.scratch.get(self)
         if index is None or not index.fits(seq.tokens):
-            index = self._indexes[seq] = Index(self.ngram, self.follow, self.match == "last")
+            index = seq.scratch[self] = Index(self.ngram, self.follow, self.match == "last")
+            self._seqs.add(seq)
         index.extend(seq.tokens)
         start = index.find(seq.tokens)
         if start is None:
@@ -50,22 +52,23 @@ class PromptLookup(Drafter):
 
     def observe(self, step: Step) -> None:
         for seq in step.seqs:
-            index = self._indexes.get(seq)
+            index = seq.scratch.get(self)
             if index is not None and index.fits(seq.tokens):
                 index.extend(seq.tokens)
 
     def finish(self, seq: Sequence) -> None:
-        self._indexes.pop(seq, None)
+        seq.scratch.pop(self, None)
+        self._seqs.discard(seq)
 
     def memory_report(self) -> dict[str, int]:
-        entries = sum(len(index.ends) for index in self._indexes.values())
+        entries = sum(len(seq.scratch[self].ends) for seq in self._seqs)
         return {"prompt lookup index": entries * (120 + 8 * self.ngram)}  # a tuple, a dict slot
 
 
 class Index:
     """Where each n-gram of a growing text ended; constant work per new token."""
 
-    TAIL = 16  # tokens compared to notice that the text was changed rather than extended
+    TAIL = 16  # tokens compared to detect that the text was changed rather than extended
 
     def __init__(self, ngram: int, follow: int, keeps_last: bool) -> None:
         self.ngram, self.follow, self.keeps_last = ngram, follow, keeps_last

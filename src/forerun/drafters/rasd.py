@@ -19,9 +19,10 @@ import numpy as np
 
 from forerun import registry
 from forerun.core.dice import Dice
+from forerun.core.mixins import priced
 from forerun.core.records import Plan, Sequence
 from forerun.core.roles import Drafter, Source, Target, name_of
-from forerun.core.tree import EMPTY, POINT, Proposal, Tree
+from forerun.core.tree import POINT, Proposal, Tree
 from forerun.drafters.base import Composite
 from forerun.errors import ConfigError
 from forerun.growers._merge import overlay, warm_up
@@ -103,27 +104,18 @@ class Rasd(Composite):
     def bind(self, target: Target) -> None:
         super().bind(target)
         self.vocab_size = target.vocab_size
-
-    def warm_up(self) -> None:
-        super().warm_up()
         warm_up()
         likeliest(np.zeros(1, np.int32), np.ones(1), 1)
 
-    def seconds(self, nodes: int, num: int = 1) -> float:
+    def draft_seconds(self, nodes: int, num: int = 1) -> float:
         room = self._room(Plan(nodes))
-        own = self.generator.seconds(nodes - room, num)
-        return own + sum(part.seconds(room, num) for part in self.retrievers)
+        own = priced(self.generator).draft_seconds(nodes - room, num)
+        return own + sum(priced(part).draft_seconds(room, num) for part in self.retrievers)
 
-    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        (law,) = self._laws([seq], [plan])
-        found, own = self._begun(seq, plan, law)
-        tree = EMPTY if own.is_empty else self.generator.propose_one(seq, own, dice)
-        return self._fused(seq, plan, tree, found)
-
-    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
         laws = self._laws(seqs, plans)
         begun = [self._begun(*each) for each in zip(seqs, plans, laws, strict=True)]
-        trees = self.generator.propose(seqs, [own for _, own in begun])
+        trees = self.generator.propose(seqs, [own for _, own in begun], dice)
         return [
             self._fused(seq, plan, tree, found)
             for seq, plan, tree, (found, _) in zip(seqs, plans, trees, begun, strict=True)
@@ -181,7 +173,7 @@ class Rasd(Composite):
         look = getattr(part, "retrieve", None)  # one that counts prunes before it cuts
         if look is not None:
             return look(seq, plan, firsts, self.bypass)
-        (tree,) = part.propose([seq], [plan])  # chosen nodes: no dice are thrown
+        (tree,) = part.propose([seq], [plan], [seq.dice])  # chosen nodes: no dice are thrown
         return pruned(Found(tree.tokens, tree.parents, np.ones(len(tree), np.int64), 0, 0), firsts)
 
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from forerun.core.dice import Dice
 from forerun.core.records import Plan, Sequence
-from forerun.core.roles import Drafter, Target
-from forerun.core.tree import EMPTY, Tree, points
+from forerun.core.roles import Target
+from forerun.core.tree import Tree, points
+from forerun.drafters.base import PerSequence
 from forerun.errors import ConfigError
 from forerun.ngrams.index.query import continuations
 from forerun.ngrams.index.query.continuation_kernels import READS, Firsts, Wish
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
 
 
-class Rest(Drafter):
+class Rest(PerSequence):
     """A datastore x the most frequent continuations.
 
     index: folder that `forerun index build` made, or an open Index. corpus: text or .jsonl files,
@@ -38,6 +39,7 @@ class Rest(Drafter):
     """
 
     labels = frozenset({"point"})
+    can_observe_late = True
 
     def __init__(
         self,
@@ -69,8 +71,6 @@ class Rest(Drafter):
 
     def bind(self, target: Target) -> None:
         check_ids(self.datastore, target)
-
-    def warm_up(self) -> None:
         continuations.warm_up(self.datastore)
 
     def retrieve(
@@ -86,9 +86,7 @@ class Rest(Drafter):
             bypass=bypass,
         )
 
-    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        if plan.is_empty:
-            return EMPTY
+    def draft(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
         found = self.retrieve(seq, plan)
         return points(found.tokens, found.parents)
 

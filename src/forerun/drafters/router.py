@@ -1,8 +1,8 @@
-"""One of several drafters at a time: whichever makes the most tokens per second here.
+"""One of several drafters at a time: the one that makes the most tokens per second here.
 
-Parts of any kind may compete, those that draw too, so nothing but use tells how a part fares. Those
-who share a record draft with the same part, chosen anew every few steps: the one that may be
-fastest, since what was hardly used of late may be faster than it seems (an upper confidence bound).
+Parts of any kind may compete, also those that draw, so only use shows how fast a part is. Sequences
+that share a record draft with the same part, chosen again every few steps: the one that may be the
+fastest, where a part that was rarely used may be faster than it seems (an upper confidence bound).
 A part's speed is the tokens of its steps over their seconds (`engine/cost/step.py`), as if all that
 share its record and decode at once drafted with it. Of a part that was hardly used, tokens are
 believed to stand to those of the others as `beliefs` say; its seconds are known. Recent steps weigh
@@ -14,14 +14,15 @@ Law: the choice rests on earlier steps alone, so labels stay true. Needs: what i
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Hashable
 from collections.abc import Sequence as Many
 from operator import mul
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 from forerun.core.dice import Dice
+from forerun.core.mixins import active_drafter, priced
 from forerun.core.records import Cost, Plan, Sequence, Step
 from forerun.core.roles import Drafter, Target
 from forerun.core.scopes import check_scope, key_of
@@ -36,15 +37,14 @@ WEIGHT = 8.0  # steps that a belief stands for
 GRAIN = 8.0  # steps that are one sample of a part's speed: neighbours are alike
 FEW = 4.0  # nodes of a draft, as long as none was made
 LASTS = 32  # steps over which the reading of a text is spread
-OPTIMISM = 0.5  # unless told
-MOST = 1024  # records; the least recently begun on go
+OPTIMISM = 0.5  # default
+MAX_RECORDS = 1024  # the least recently joined go
 
 
 class Record:
     """How the parts have fared on all sequences that share it.
 
-    beliefs: tokens of a step with each part, one relative to another. Plain numbers: they are
-    touched once a step, when a pass has made all code cold.
+    beliefs: tokens of a step with each part, one relative to another.
     """
 
     def __init__(self, beliefs: Many[float]) -> None:
@@ -52,7 +52,7 @@ class Record:
         self.tokens, self.seconds, self.steps = ([0.0] * len(beliefs) for _ in range(3))  # decayed
         self.nodes = FEW  # of a draft, a mean
         self.seqs: WeakSet[Sequence] = WeakSet()  # that draft at present
-        # who drafts, for how many steps more, and how many drafted at once when that was chosen
+        # the part that drafts, for how many more steps, and the batch when that was chosen
         self.part = self.left = self.crowd = 0
 
     @property
@@ -75,7 +75,7 @@ class Record:
         usual = 1.0  # of a step at belief 1
         if made := sum(self.tokens):
             usual = made / sum(map(mul, self.beliefs, self.steps))
-            usual = max(usual, 1 / min(self.beliefs))  # a step makes a token, whoever drafts
+            usual = max(usual, 1 / min(self.beliefs))  # every step makes a token
         return [
             (tokens + WEIGHT * usual * belief) / (spent + WEIGHT * due)
             for tokens, spent, belief, due in zip(
@@ -125,7 +125,7 @@ class Router(Composite):
         if inner := next((part for part in self.parts if isinstance(part, Router)), None):
             name = type(inner).__name__.lower()
             raise ConfigError(
-                f"a router chooses among drafters, and its part {name!r} does so itself; name the "
+                f"a router chooses among drafters, and its part {name!r} does so itself; list the "
                 "parts of that one instead"
             )
         check_scope(scope)
@@ -134,9 +134,6 @@ class Router(Composite):
         self.scope, self.run, self.optimism = scope, run, optimism
         self._cost = Cost((1, 2), (1.0, 1.0))
         self._records: OrderedDict[tuple[Hashable, bool], Record] = OrderedDict()
-        self._own: WeakKeyDictionary[Sequence, Record] = WeakKeyDictionary()
-        # who drafted what in a step that is not judged yet
-        self._asked: WeakKeyDictionary[Sequence, tuple[int, Tree]] = WeakKeyDictionary()
 
     def beliefs(self, seq: Sequence | None) -> Many[float]:
         """Tokens that steps with each part are thought to make, one relative to another.
@@ -149,52 +146,44 @@ class Router(Composite):
         super().bind(target)
         self._cost = cost_of(target)
 
-    def whose(self, seq: Sequence) -> Drafter:
-        return self.parts[self._part(seq)].whose(seq)
+    def active_drafter(self, seq: Sequence) -> Drafter:
+        return active_drafter(self.parts[self._best(seq, self._record(seq))], seq)
 
-    def seconds(self, nodes: int, num: int = 1) -> float:
-        return self._first().seconds(nodes, num)
+    def draft_seconds(self, nodes: int, num: int = 1) -> float:
+        return priced(self._first()).draft_seconds(nodes, num)
 
-    def reading(self, seq: Sequence) -> float:
-        return self.whose(seq).reading(seq)
+    def catch_up_seconds(self, seq: Sequence) -> float:
+        return priced(self.active_drafter(seq)).catch_up_seconds(seq)
 
-    def hope(self, num: int = 1) -> tuple[float, float]:
-        return self._first().hope(num)
+    def acceptance_prior(self, num: int = 1) -> tuple[float, float]:
+        return priced(self._first()).acceptance_prior(num)
 
-    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        k = self._part(seq)
-        self._asked[seq] = k, EMPTY  # of a part that fails
-        tree = signed(self.parts[k].propose_one(seq, plan, dice), self.names[k])
-        self._asked[seq] = k, tree
-        return tree
-
-    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
-        chosen = [self._part(seq) for seq in seqs]
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
+        for seq in seqs:
+            self._join(seq)
+        chosen = [self._choose(seq) for seq in seqs]
         trees = [EMPTY] * len(seqs)
         for k in dict.fromkeys(chosen):
             mine = [i for i, part in enumerate(chosen) if part == k]
-            name = self.names[k]
-            self._asked.update((seqs[i], (k, EMPTY)) for i in mine)  # of a part that fails
-            found = self.parts[k].propose([seqs[i] for i in mine], [plans[i] for i in mine])
+            for i in mine:
+                self._unjudged(seqs[i]).append((k, EMPTY))  # of a part that fails
+            found = self.parts[k].propose(
+                [seqs[i] for i in mine], [plans[i] for i in mine], [dice[i] for i in mine]
+            )
             for i, tree in zip(mine, found, strict=True):
-                trees[i] = signed(tree, name)
-                self._asked[seqs[i]] = k, tree
+                trees[i] = signed(tree, self.names[k])
+                self._unjudged(seqs[i])[-1] = k, tree
         return trees
 
     def observe(self, step: Step) -> None:
         super().observe(step)
-        self._judge(step)
-
-    def hear(self, steps: Many[Step]) -> None:
-        super().hear(steps)
-        for step in steps:
-            self._judge(step)
+        for seq, tree, emitted in zip(step.seqs, step.trees, step.emitted, strict=True):
+            self._judge(seq, tree, len(emitted))
 
     def finish(self, seq: Sequence) -> None:
-        self._asked.pop(seq, None)
-        if record := self._own.pop(seq, None):
+        if record := seq.scratch.pop(self, None):
             record.seqs.discard(seq)
-        self._drop(seq)  # where nobody shares it
+        self._drop(seq)  # if it shared its record with no other
         super().finish(seq)
 
     def forget(self, group: Hashable) -> None:
@@ -203,34 +192,50 @@ class Router(Composite):
 
     def speeds(self, seq: Sequence) -> dict[str, float]:
         """Tokens per second by part, as far as is known."""
-        known = self._records.get(self._key(seq)) or Record(self.beliefs(seq))
+        known = self._record(seq)
         return dict(zip(self.names, known.speeds(self._dues(known)), strict=True))
 
-    def _judge(self, step: Step) -> None:
-        """Adds what a step has made to the records of those who drafted in it."""
-        if not self._asked:
-            return
-        for seq, tree, emitted in zip(step.seqs, step.trees, step.emitted, strict=True):
-            part, asked = self._asked.pop(seq, (0, None))
-            if asked is tree:  # else somebody else's was used
-                record, nodes = self._record(seq), len(tree)
-                num = record.num  # who has a seed knows of no others
-                due = self._due(nodes, num) + self.parts[part].seconds(nodes, num)
-                record.add(part, len(emitted), due, nodes)
+    def _unjudged(self, seq: Sequence) -> deque[tuple[int, Tree]]:
+        """Parts with the trees that they drafted in steps that were not observed yet."""
+        return seq.scratch.setdefault((self, "unjudged"), deque(maxlen=2))
 
-    def _part(self, seq: Sequence) -> int:
-        """Who drafts for it in the next step."""
+    def _judge(self, seq: Sequence, tree: Tree, num_emitted: int) -> None:
+        """Adds what a step has made to the record of the part that drafted in it."""
+        drafted = self._unjudged(seq)
+        while drafted:
+            part, own = drafted.popleft()
+            if own is tree:  # else another drafter's was used
+                record, nodes = self._record(seq), len(tree)
+                due = self._due(nodes, record.num)
+                due += priced(self.parts[part]).draft_seconds(nodes, record.num)
+                record.add(part, num_emitted, due, nodes)
+                return
+
+    def _choose(self, seq: Sequence) -> int:
+        """The part that drafts in the next step; its record keeps the choice for `run` steps."""
         record = self._record(seq)
-        num = record.num
-        if record.left <= 0 or not record.crowd / 2 < num < 2 * record.crowd:
-            record.part = first_best(record.merits(self._dues(record), self.optimism))
-            record.left, record.crowd = self.run, num
-        reading = self.parts[record.part].reading(seq)
-        if not reading:
-            return record.part
+        if self._is_due(record, record.num):
+            record.part = self._fastest(record)
+            record.left, record.crowd = self.run, record.num
+        return self._best(seq, record)
+
+    def _best(self, seq: Sequence, record: Record) -> int:
+        """The part that drafts for a sequence if it is asked now; nothing changes."""
+        num = len(record.seqs) + (self not in seq.scratch)
+        part = self._fastest(record) if self._is_due(record, num) else record.part
+        unread = priced(self.parts[part]).catch_up_seconds(seq)
+        if not unread:
+            return part
         dues = self._dues(record)
-        dues[record.part] += reading / LASTS
+        dues[part] += unread / LASTS
         return first_best(record.merits(dues, self.optimism))
+
+    def _is_due(self, record: Record, num: int) -> bool:
+        """Whether a part is to be chosen again, where `num` sequences draft at once."""
+        return record.left <= 0 or not record.crowd / 2 < num < 2 * record.crowd
+
+    def _fastest(self, record: Record) -> int:
+        return first_best(record.merits(self._dues(record), self.optimism))
 
     def _first(self) -> Drafter:
         """The part that is believed to be the fastest."""
@@ -238,15 +243,20 @@ class Router(Composite):
         return self.parts[first_best(record.speeds(self._dues(record)))]
 
     def _record(self, seq: Sequence) -> Record:
-        record = self._own.get(seq)
-        if record is None:
-            key = self._key(seq)
-            record = self._own[seq] = self._records.setdefault(key, Record(self.beliefs(seq)))
-            record.seqs.add(seq)
-            self._records.move_to_end(key)
-            if len(self._records) > MOST:
-                self._records.popitem(last=False)
-        return record
+        """The record of a sequence; a new one, which is not kept, before it has drafted."""
+        own = seq.scratch.get(self) or self._records.get(self._key(seq))
+        return own or Record(self.beliefs(seq))
+
+    def _join(self, seq: Sequence) -> None:
+        """A sequence begins to draft."""
+        if self in seq.scratch:
+            return
+        key = self._key(seq)
+        record = seq.scratch[self] = self._records.setdefault(key, Record(self.beliefs(seq)))
+        record.seqs.add(seq)
+        self._records.move_to_end(key)
+        if len(self._records) > MAX_RECORDS:
+            self._records.popitem(last=False)
 
     def _key(self, seq: Sequence) -> tuple[Hashable, bool]:
         return key_of(self.scope, seq), seq.sampling.is_greedy  # parts fare otherwise there
@@ -259,7 +269,7 @@ class Router(Composite):
         """Seconds of a step with each part, for drafts as they are at present."""
         nodes, num = round(record.nodes), record.num
         due = self._due(nodes, num)
-        return [due + part.seconds(nodes, num) for part in self.parts]
+        return [due + priced(part).draft_seconds(nodes, num) for part in self.parts]
 
     def _due(self, nodes: int, num: int) -> float:
         """Seconds of a sequence's share in a step in which all draft so many nodes; not theirs."""

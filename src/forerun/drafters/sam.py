@@ -12,15 +12,15 @@ any temperature. Needs: what the other drafter needs.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 from forerun import registry
 from forerun.core.dice import Dice
+from forerun.core.mixins import Persistent, Priced, forget, priced
 from forerun.core.records import Plan, Sequence, Snapshot, Step
 from forerun.core.roles import Drafter, Target, name_of
 from forerun.core.tree import EMPTY, Tree, chain, signed
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
 
 
-class Sam(Drafter):
+class Sam(Persistent, Priced):
     """Suffix automata x what followed the longest match.
 
     tokens: longest draft. bias: how much longer a match elsewhere must be than one in the request.
@@ -72,6 +72,8 @@ class Sam(Drafter):
         self.threshold = threshold or (1 if self.other is None else 5)
         self.labels = frozenset({"point"}) | (self.other.labels if self.other else frozenset())
         self.needs = self.other.needs if self.other else frozenset()
+        self.parts = () if self.other is None else (self.other,)
+        self.can_observe_late = all(part.can_observe_late for part in self.parts)
         self._responses: Responses[SuffixAutomaton, Generations] = Responses(
             "sam",
             lambda: SuffixAutomaton(latest=self.is_latest),
@@ -81,12 +83,6 @@ class Sam(Drafter):
         )
         files = (corpus,) if isinstance(corpus, str | FilePath) else corpus
         self.corpus = _built(files, tokenizer, self.is_latest) if files else None
-        self._heard: WeakKeyDictionary[Reader, Heard] = WeakKeyDictionary()
-
-    def within(self) -> Iterator[Drafter]:
-        yield self
-        if self.other is not None:
-            yield from self.other.within()
 
     def bind(self, target: Target) -> None:
         if self.corpus is not None and (largest := self.corpus.largest()) >= target.vocab_size:
@@ -95,30 +91,31 @@ class Sam(Drafter):
                 f"{target.vocab_size - 1}; read it with the model's own tokenizer"
             )
         self._responses.bind(target)
-        if self.other is not None:
-            self.other.bind(target)
-
-    def warm_up(self) -> None:
         suffix_automaton.warm_up()
-        if self.other is not None:
-            self.other.warm_up()
+        for part in self.parts:
+            part.bind(target)
 
     def start(self, seq: Sequence) -> None:
         self._follow(seq)
-        if self.other is not None:
-            self.other.start(seq)
+        for part in self.parts:
+            part.start(seq)
 
-    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        tree = self._copied(seq, plan)
-        if self.other is None or len(tree):
-            return tree
-        return signed(self.other.propose_one(seq, plan, dice), name_of(self.other))
+    def draft_seconds(self, nodes: int, num: int = 1) -> float:
+        return sum(priced(part).draft_seconds(nodes, num) for part in self.parts)
 
-    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+    def catch_up_seconds(self, seq: Sequence) -> float:
+        return sum(priced(part).catch_up_seconds(seq) for part in self.parts)
+
+    def check_room(self, seqs: int, tokens: int, taken: int = 0) -> int:
+        return sum(priced(part).check_room(seqs, tokens, taken) for part in self.parts)
+
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
         trees = [self._copied(seq, plan) for seq, plan in zip(seqs, plans, strict=True)]
         short = [i for i, tree in enumerate(trees) if not len(tree)]
         if self.other is not None and short:
-            others = self.other.propose([seqs[i] for i in short], [plans[i] for i in short])
+            others = self.other.propose(
+                [seqs[i] for i in short], [plans[i] for i in short], [dice[i] for i in short]
+            )
             for i, tree in zip(short, others, strict=True):
                 trees[i] = signed(tree, name_of(self.other))
         return trees
@@ -126,18 +123,18 @@ class Sam(Drafter):
     def observe(self, step: Step) -> None:
         for seq in step.seqs:
             self._follow(seq)
-        if self.other is not None:
-            self.other.observe(step)
+        for part in self.parts:
+            part.observe(step)
 
     def finish(self, seq: Sequence) -> None:
         self._responses.finish(seq)
-        if self.other is not None:
-            self.other.finish(seq)
+        for part in self.parts:
+            part.finish(seq)
 
     def forget(self, group: Hashable) -> None:
         self._responses.forget(group)
-        if self.other is not None:
-            self.other.forget(group)
+        for part in self.parts:
+            forget(part, group)
 
     def memory_report(self) -> dict[str, int]:
         sizes = {f"automata, {name}": size for name, size in self._responses.report().items()}
@@ -155,8 +152,8 @@ class Sam(Drafter):
         self._responses.restore(snapshot, tenant)
 
     @classmethod
-    def merged(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
-        return response_store.merged(snapshots, max_bytes)
+    def merge(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
+        return response_store.merge(snapshots, max_bytes)
 
     def matches(self, seq: Sequence) -> list[tuple[int, SuffixAutomaton, Text]]:
         """Every automaton with its match: the length, less the bias, and the place; best first."""
@@ -166,8 +163,8 @@ class Sam(Drafter):
             for automaton, text in reader.shared.places(reader.entry):
                 found.append((automaton.match(text) - self.bias, automaton, text))
         if self.corpus is not None:
-            heard = self._heard[reader]
-            found.append((self.corpus.match(heard.text) - self.bias, self.corpus, heard.text))
+            place = seq.scratch[self, "corpus"].text
+            found.append((self.corpus.match(place) - self.bias, self.corpus, place))
         return sorted(found, key=lambda match: -match[0])  # of equal ones the first stays first
 
     def _copied(self, seq: Sequence, plan: Plan) -> Tree:
@@ -187,16 +184,19 @@ class Sam(Drafter):
         """The sequence's reader, and its cursor in the corpus, brought up to the last token."""
         reader = self._responses.follow(seq)
         if self.corpus is not None:
-            heard = self._heard.setdefault(reader, Heard())
-            self.corpus.listen(heard.text, seq.tokens[heard.length :])
-            heard.length = len(seq.tokens)
+            cursor = seq.scratch.get((self, "corpus"))
+            if cursor is None or cursor.reader is not reader:
+                cursor = seq.scratch[self, "corpus"] = Cursor(reader)
+            self.corpus.listen(cursor.text, seq.tokens[cursor.length :])
+            cursor.length = len(seq.tokens)
         return reader
 
 
 @dataclass
-class Heard:
-    """A cursor in the corpus that has read so many tokens of a sequence."""
+class Cursor:
+    """A place in the corpus, after so many tokens of a sequence that a reader follows."""
 
+    reader: Reader[SuffixAutomaton, Generations]
     text: Text = field(default_factory=Text)
     length: int = 0
 

@@ -16,9 +16,11 @@ from collections.abc import Hashable
 from collections.abc import Sequence as Many
 
 from forerun.core.dice import Dice
+from forerun.core.mixins import Persistent
 from forerun.core.records import Plan, Sequence, Snapshot
-from forerun.core.roles import Drafter, Target
+from forerun.core.roles import Target
 from forerun.core.tree import EMPTY, Tree, points
+from forerun.drafters.base import PerSequence
 from forerun.errors import ConfigError
 from forerun.ngrams.tables.logits.pool import in_bytes
 from forerun.ngrams.tables.suffix import response_store, tree
@@ -27,7 +29,7 @@ from forerun.ngrams.tables.suffix.response_store import Responses
 from forerun.ngrams.tables.suffix.tree import NO_LIMIT, Draft, SuffixTree
 
 
-class Suffix(Drafter):
+class Suffix(PerSequence, Persistent):
     """Counted suffix trees x the most frequent continuations.
 
     scope: whose responses are shared, "request" (nobody's), "group", "tenant" or "global".
@@ -39,7 +41,7 @@ class Suffix(Drafter):
     """
 
     labels = frozenset({"point"})
-    is_patient = True  # it reads texts, not steps
+    can_observe_late = True  # it reads texts, not steps
 
     def __init__(
         self,
@@ -73,20 +75,18 @@ class Suffix(Drafter):
 
     def bind(self, target: Target) -> None:
         self._responses.bind(target)
-
-    def warm_up(self) -> None:
         tree.warm_up()
 
     def start(self, seq: Sequence) -> None:
         self._responses.join(seq)
 
-    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        self._responses.gather([seq])
-        return self._drafted(seq, plan)
-
-    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
         self._responses.gather(seqs)
-        return [self._drafted(seq, plan) for seq, plan in zip(seqs, plans, strict=True)]
+        return super().propose(seqs, plans, dice)
+
+    def draft(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
+        draft = self.best(seq, plan)
+        return EMPTY if draft is None else points(draft.tokens, draft.parents)
 
     def best(self, seq: Sequence, plan: Plan) -> Draft | None:
         """The better draft of the two trees, that of the request in a tie; None without one."""
@@ -118,9 +118,5 @@ class Suffix(Drafter):
         self._responses.restore(snapshot, tenant)
 
     @classmethod
-    def merged(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
-        return response_store.merged(snapshots, max_bytes)
-
-    def _drafted(self, seq: Sequence, plan: Plan) -> Tree:
-        draft = None if plan.is_empty else self.best(seq, plan)
-        return EMPTY if draft is None else points(draft.tokens, draft.parents)
+    def merge(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
+        return response_store.merge(snapshots, max_bytes)

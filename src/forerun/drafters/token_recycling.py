@@ -20,14 +20,13 @@ from pathlib import Path as FilePath
 import numpy as np
 
 from forerun.core.dice import Dice
+from forerun.core.mixins import Persistent
 from forerun.core.records import Plan, Sequence, Snapshot, Step
-from forerun.core.roles import Drafter, Path, Source, Target
+from forerun.core.roles import Path, Source, Target
 from forerun.core.scopes import kept_key, key_of
 from forerun.core.tree import EMPTY, Proposal, Tree
 from forerun.core.tree_template import DEFAULT, RANK_VALUES, Template
-from forerun.drafters.base import grow
 from forerun.errors import ConfigError
-from forerun.growers.template import TopTemplate
 from forerun.ngrams.tables.adjacency import pool
 from forerun.ngrams.tables.adjacency.cpu import warm_up
 from forerun.ngrams.tables.adjacency.pool import MOST, Matrices, Matrix
@@ -62,7 +61,7 @@ RANKED = 1.0 / np.arange(1, MOST + 1)  # weights by rank
 FALLING = [RANKED[:count] / RANKED[:count].sum() for count in range(MOST + 1)]  # of so many ids
 
 
-class TokenRecycling(Drafter):
+class TokenRecycling(Persistent):
     """An adjacency matrix x the best tokens on a fixed template.
 
     entries: successors kept per token, the paper's k. template: "published" (80 places),
@@ -89,7 +88,6 @@ class TokenRecycling(Drafter):
             if value not in _CHOICES[name]:
                 raise ConfigError(f"{name} must be one of {_CHOICES[name]}, got {value!r}")
         self.scope, self.update_from, self.template = scope, update_from, _as_template(template)
-        self._best = TopTemplate(template=self.template)
         self._matrices = Matrices(entries=entries, budget=in_bytes(budget_mb), tensors=tensors)
         self._target: weakref.ref[Target] | None = None
 
@@ -98,8 +96,6 @@ class TokenRecycling(Drafter):
         if self._target is not None and self._target() is not target:
             self._matrices.clear()  # they hold another model's candidates
         self._target = weakref.ref(target)
-
-    def warm_up(self) -> None:
         warm_up()
 
     def finish(self, seq: Sequence) -> None:
@@ -113,10 +109,7 @@ class TokenRecycling(Drafter):
         """The matrix that a sequence drafts from; None before anything was learned."""
         return self._matrices.get(self._key(seq))
 
-    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        return grow([seq], [plan], [dice], Successors(self), self._best)[0]
-
-    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
         trees = [EMPTY] * len(seqs)
         alike: dict[tuple[Hashable, int, int], list[int]] = {}
         for i, (seq, plan) in enumerate(zip(seqs, plans, strict=True)):
@@ -170,8 +163,8 @@ class TokenRecycling(Drafter):
         self._matrices.restore(self._kept_key(tenant), snapshot)
 
     @classmethod
-    def merged(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
-        whole = pool.merged(snapshots)
+    def merge(cls, snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
+        whole = pool.merge(snapshots)
         if max_bytes is not None and whole.nbytes > max_bytes:
             raise ConfigError(
                 f"expected at least {whole.nbytes} bytes, the size of every matrix of these "
@@ -187,7 +180,10 @@ class TokenRecycling(Drafter):
 
 
 class Successors(Source):
-    """The rows of the matrix, one path at a time; probabilities only say which rank comes first."""
+    """The rows of the matrix, one path at a time: with a grower the plain form of `propose`.
+
+    Probabilities only say which rank comes first.
+    """
 
     def __init__(self, drafter: TokenRecycling) -> None:
         self.drafter = drafter

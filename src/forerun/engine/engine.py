@@ -1,30 +1,52 @@
-"""The loop. It names roles, never methods: plain decoding is the empty tree, and prefill is
-pending tokens that the target catches up on."""
+"""The loop: draft, verify, commit. It names roles, never methods.
+
+Plain decoding is the empty tree; prefill is pending tokens that the target catches up on.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from operator import attrgetter
-from time import perf_counter
+from dataclasses import dataclass
 from typing import Any
 
-from forerun.core.dice import Dice
 from forerun.core.logits import Laws, advance
-from forerun.core.records import Plan, Rows, Sequence, Step
+from forerun.core.mixins import observes, parts_of
+from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
 from forerun.core.roles import Controller, Drafter, Shaper, Target, Verifier, name_of
 from forerun.core.tree import Tree
+from forerun.engine.safe_drafter import settle
 from forerun.engine.scheduler import Scheduler
+from forerun.engine.stats import StepTimer, timed, timed_step
 from forerun.engine.stopping import Stops
 from forerun.errors import ConfigError
 
-FINISH = attrgetter("finish")
+
+@dataclass
+class Draft:
+    """What is proposed for one step; one entry per sequence."""
+
+    seqs: list[Sequence]
+    plans: list[Plan]
+    trees: list[Tree]
+    probed: list[Tree]  # the trees, with the nodes that the verifier appended
+
+
+@dataclass
+class Verified:
+    """What the target made of a draft; nothing is committed yet."""
+
+    draft: Draft
+    laws: list[Laws]
+    verdicts: list[Verdict]
+    leads: Many[int]  # see `Step.leads`
 
 
 class Engine:
-    """Draft, check in one pass, keep the target's law; one sequence or many.
+    """Drafts, verifies in one forward pass, and keeps the target's law; one sequence or many.
 
+    `step` is the loop body; `draft`, `verify` and `commit` are its parts, for other schedules.
     Raises ConfigError when the verifier cannot judge what the drafter may propose, or the target
     does not give what they need.
     """
@@ -50,76 +72,88 @@ class Engine:
         self.verifier, self.controller = verifier, controller
         self.stops = stops or Stops()
         self.shapers = tuple(shapers)
-        self.listeners = [drafter.observe, controller.observe, *listeners]
+        self.timer = StepTimer()
+        self.listeners = [self.timer.record, drafter.observe, controller.observe, *listeners]
         self.needs = drafter.needs | verifier.needs
-        self.has_probes = "probes" in verifier.needs
-        self.num_top_logits = max((part.num_top_logits for part in drafter.within()), default=0)
+        self.num_top_logits = max(part.num_top_logits for part in parts_of(drafter))
         self.scheduler = Scheduler(max_seqs)
         self._cancelled: deque[Sequence] = deque()  # by any thread; only ours writes seq.finish
-        self._is_due = False  # whether somebody may have ended since the last `retire`
 
     def submit(self, seq: Sequence) -> None:
         """Queues a sequence. Raises ConfigError if the verifier cannot serve its sampling."""
         self.verifier.check(seq.sampling)
         self.scheduler.add(seq)
-        self._is_due = True
 
+    @timed_step
     def step(self) -> list[Sequence]:
-        """One round for every running sequence; returns those that ended since the last one.
+        """One step for every running sequence; returns those that ended since the last one.
 
-        Engines on one target take turns; for `round` and `retire` the caller sees to that.
+        Engines on one target take turns; callers of `round` and `retire` hold the turn themselves.
         """
         with self.target.turns:
-            t0 = perf_counter()
-            gone = self.retire()
-            if self.scheduler.waiting:
-                self.scheduler.admit(self._start)
-            seqs = list(self.scheduler.running)
-            if not seqs:
-                return gone
-            self.round(seqs, t0)
             ended = self.retire()
-            return gone + ended if ended else gone
+            self.scheduler.admit(self._start)
+            if self.scheduler.running:
+                self.round(list(self.scheduler.running))
+                ended += self.retire()
+            return ended
 
-    def round(self, seqs: list[Sequence], start: float | None = None) -> None:
-        """One round for some of the running ones: their texts grow together, or not at all."""
-        t0 = perf_counter() if start is None else start
-        is_due, self._is_due = self._is_due, True  # until nothing can fail any more
-        plans: list[Plan] = []
-        for seq in seqs:
-            plan = self.controller.plan(seq)
-            plans.append(plan if plan.is_empty else plan.within(seq.num_left - 1))
-        trees = self.drafter.propose(seqs, plans)
-        probed = list(map(self._probe, seqs, trees)) if self.has_probes else trees
-        t1 = perf_counter()
-        found = self.target.launch(seqs, probed, self.needs)  # one tree-attention pass
-        self.drafter.overlap()
+    def round(self, seqs: list[Sequence]) -> None:
+        """One step for some running sequences: all of them grow, or none does."""
+        draft = self.draft(seqs)
+        verified = self.verify(draft)
+        self.commit(verified)
+
+    @timed
+    def draft(self, seqs: list[Sequence]) -> Draft:
+        """A plan and a tree for each sequence."""
+        plans = [self._plan(seq) for seq in seqs]
+        trees = self.drafter.propose(seqs, plans, [seq.dice for seq in seqs])
+        probed = trees
+        if "probes" in self.verifier.needs:
+            probed = [self._probe(*pair) for pair in zip(seqs, trees, strict=True)]
+        return Draft(seqs, plans, trees, probed)
+
+    @timed
+    def verify(self, draft: Draft) -> Verified:
+        """One forward pass over all trees, and the verdict on each."""
+        found = self.forward(draft)
+        leads = _leads(found)
+        if draft.probed is not draft.trees:
+            pairs = zip(found, draft.trees, strict=True)
+            found = [rows.split(len(tree)) for rows, tree in pairs]
+        each = zip(found, draft.seqs, draft.trees, draft.plans, strict=True)
+        laws = [self._laws(*one) for one in each]
+        dice = [seq.dice for seq in draft.seqs]
+        return Verified(draft, laws, self.verifier.verify_all(draft.trees, laws, dice), leads)
+
+    @timed
+    def forward(self, draft: Draft) -> list[Rows]:
+        """The forward pass of `verify`. While a device computes, the drafter learns."""
+        found = self.target.launch(draft.seqs, draft.probed, self.needs)
+        settle(self.drafter)
         self.target.collect()
-        t2 = perf_counter()
-        # what follows enters few functions, comprehensions and `list[...]()` too: a pass has made
-        # their code cold
-        leads = _leads(found) if len(found) > 1 else ()
-        if self.has_probes:
-            found = [part.split(len(tree)) for part, tree in zip(found, trees, strict=True)]
-        laws: list[Laws] = []
-        dice: list[Dice] = []
-        starts: list[int] = []
-        for rows, seq, tree, plan in zip(found, seqs, trees, plans, strict=True):
-            laws.append(Laws(rows, seq, tree, self.shapers))
-            if rows.is_away and self.drafter.learns_from(seq, plan):
-                laws[-1].num_top_logits = self.num_top_logits
-            dice.append(seq.dice)
-            starts.append(len(seq.tokens))
-        verdicts = self.verifier.verify_all(trees, laws, dice)
-        t3 = perf_counter()
-        drawn: list[list[int]] = []
-        for verdict, tree in zip(verdicts, trees, strict=True):
-            drawn.append(verdict.tokens(tree))
-        emitted = self._extend(seqs, drawn)
-        self.target.commit(seqs, probed, verdicts)
-        times = {"draft": t1 - t0, "forward": t2 - t1, "verify": t3 - t2}
-        self._publish(Step(seqs, plans, trees, laws, verdicts, emitted, times, t3, starts, leads))
-        self._is_due = is_due or any(map(FINISH, seqs))
+        return found
+
+    def commit(self, verified: Verified) -> Step:
+        """Appends what was accepted, up to a stop, and shows the step to all listeners."""
+        draft, verdicts = verified.draft, verified.verdicts
+        starts = [len(seq.tokens) for seq in draft.seqs]
+        pairs = zip(verdicts, draft.trees, strict=True)
+        emitted = self._extend(draft.seqs, [verdict.tokens(tree) for verdict, tree in pairs])
+        self.target.commit(draft.seqs, draft.probed, verdicts)
+        step = Step(
+            draft.seqs,
+            draft.plans,
+            draft.trees,
+            verified.laws,
+            verdicts,
+            emitted,
+            starts=starts,
+            leads=verified.leads,
+        )
+        self._publish(step)
+        return step
 
     def run(self) -> None:
         """Steps until nothing is left to do."""
@@ -132,8 +166,6 @@ class Engine:
 
     def retire(self) -> list[Sequence]:
         """Lets finished and cancelled sequences leave; returns them."""
-        if not (self._is_due or self._cancelled):
-            return []
         while self._cancelled:
             seq = self._cancelled.popleft()
             seq.finish = seq.finish or "cancelled"
@@ -143,54 +175,64 @@ class Engine:
             self.controller.finish(seq)
             self.stops.finish(seq)
             self.target.release(seq)
-        self._is_due = False
         return ended + dropped
-
-    def _probe(self, seq: Sequence, tree: Tree) -> Tree:
-        return self.verifier.probe(tree, self.target.context - len(seq.tokens))
 
     def _start(self, seq: Sequence) -> None:
         seq.states = tuple(shaper.start(seq) for shaper in self.shapers)
         self.stops.start(seq)
         self.drafter.start(seq)
 
+    def _plan(self, seq: Sequence) -> Plan:
+        """The controller's plan, no deeper than the tokens that are left."""
+        plan = self.controller.plan(seq)
+        return plan if plan.is_empty else plan.within(seq.num_left - 1)
+
+    def _probe(self, seq: Sequence, tree: Tree) -> Tree:
+        return self.verifier.probe(tree, self.target.context - len(seq.tokens))
+
+    def _laws(self, rows: Rows, seq: Sequence, tree: Tree, plan: Plan) -> Laws:
+        laws = Laws(rows, seq, tree, self.shapers)
+        if rows.is_away and observes(self.drafter, seq, plan):
+            laws.num_top_logits = self.num_top_logits
+        return laws
+
     def _extend(self, seqs: list[Sequence], drawn: list[list[int]]) -> list[list[int]]:
-        """Appends to each what comes before its end, if that lies among its tokens."""
+        """Appends to each sequence the tokens up to its end; to all of them, or to none."""
         try:
-            kept = list(map(self.stops.cut, seqs, drawn))
-            states = [seq.states for seq in seqs]
-            for i, (now, tokens) in enumerate(zip(states, kept, strict=True)):
-                if now.count(None) < len(now):
-                    states[i] = self._advanced(now, tokens)
+            kept = [self.stops.cut(*pair) for pair in zip(seqs, drawn, strict=True)]
+            states = [self._advanced(*pair) for pair in zip(seqs, kept, strict=True)]
         except Exception:
             for seq in seqs:
                 self.stops.renew(seq)
             raise
-        for seq, more, state in zip(seqs, kept, states, strict=True):
-            seq.tokens += more
+        for seq, tokens, state in zip(seqs, kept, states, strict=True):
+            seq.tokens += tokens
             seq.states = state
         return kept
 
-    def _advanced(self, states: tuple[Any, ...], tokens: list[int]) -> tuple[Any, ...]:
-        """The states of a sequence's shapers after these tokens."""
+    def _advanced(self, seq: Sequence, tokens: list[int]) -> tuple[Any, ...]:
+        """The states of a sequence's shapers after these tokens; None is a shaper at rest."""
+        states = seq.states
+        if states.count(None) == len(states):
+            return states
         for token in tokens:
             states = advance(self.shapers, states, token)
         return states
 
     def _publish(self, step: Step) -> None:
-        """All listeners hear the step; the first error among them is raised after that."""
-        faults = []
-        for hear in self.listeners:
+        """Shows the step to all listeners; then the first error among them is raised."""
+        errors = []
+        for listener in self.listeners:
             try:
-                hear(step)
-            except Exception as fault:
-                faults.append(fault)
-        if faults:
-            raise faults[0]
+                listener(step)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
 
 def _leads(found: list[Rows]) -> Many[int]:
-    """Whose rows each sequence took; nothing if all took their own."""
+    """The sequence that each took its rows from; empty if all took their own."""
     leads = [rows.lead for rows in found]
     if leads.count(None) == len(leads):
         return ()

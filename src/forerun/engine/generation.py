@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forerun.core.dice import SeededDice
+from forerun.core.mixins import forget, priced
 from forerun.core.records import Sequence, Step
 from forerun.core.scopes import kept_key
 from forerun.engine.stats import Stats
@@ -125,9 +126,7 @@ class Run:
     def _steps(self) -> Generator[tuple[list[Sequence], list[Sequence]], None, None]:
         """Those that ran before each step, and those that ended with it."""
         if self._was_left:
-            raise ConfigError(
-                "this run was left before its end, and what it had begun is gone; make another one"
-            )
+            raise ConfigError("This run was closed before it finished; call model.run() again.")
         scheduler, ended = self.engine.scheduler, list[Sequence]()
         try:
             while (scheduler.running and not ended) or self._queue():  # an end makes room
@@ -145,15 +144,14 @@ class Run:
         for seq in [*scheduler.running, *scheduler.waiting]:
             self.engine.cancel(seq)
         self.engine.retire()
-        self.recorder.catch_up()
         self.forget()
 
     def forget(self) -> None:
         """The drafter loses what it learned of these prompts only."""
         for i in range(len(self.prompts)):
-            self.engine.drafter.forget((self._number, i))
+            forget(self.engine.drafter, (self._number, i))
         if self._alone != self.tenant:
-            self.engine.drafter.forget(kept_key("tenant", self._alone))
+            forget(self.engine.drafter, kept_key("tenant", self._alone))
 
     def fit(self, warns: bool) -> None:
         """Lets fewer sequences run at once where target or drafter has no room for as many."""
@@ -163,7 +161,7 @@ class Run:
         while most > 1:
             try:
                 taken = target.check_room(target.num_held + most, self._longest)
-                self.engine.drafter.check_room(most, self._longest, taken)
+                priced(self.engine.drafter).check_room(most, self._longest, taken)
                 break
             except CapacityError as found:
                 most, why = most - 1, why or found
@@ -243,7 +241,7 @@ class Run:
         tokens = seq.generated
         logprobs = None if seq.sampling.logprobs is None else seq.logprobs[: len(tokens)]
         stats = self.recorder.of(seq)
-        stats.failures = self.engine.drafter.failures.get(seq, 0)  # type: ignore[attr-defined]
+        stats.failures = self.engine.drafter.failures(seq)  # type: ignore[attr-defined]
         return Sample(_prompt(seq), seq.index, text, tokens, seq.finish or "", stats, logprobs)
 
 

@@ -1,75 +1,83 @@
-"""A drafter may fail; generation goes on: drafts only save time, the law holds without them.
+"""A drafter may fail; generation goes on: drafts only save time, and the law holds without them.
 
-That is so where failing does not depend on the tokens that were drawn: a drafter that fails at some
-tokens only leaves the others more often than their q says.
+This needs failures that do not depend on the drawn tokens: a drafter that fails at some tokens only
+leaves the others more often than their q says.
 
-A sequence whose plan neither drafts nor learns costs the drafter nothing: it begins at the first
-plan that does. So a drafter may find that a text has grown without it, unless what it learns of a
-tenant is to be saved: then it hears of all of that. A patient drafter hears of steps in which it
-drafted nothing some at a time: code that a pass has made cold is dear to enter.
+A sequence whose plan neither drafts nor learns costs the drafter nothing: it begins at its first
+use, so a drafter may find that a text has grown without it.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Set
+from collections.abc import Callable, Hashable, Set
 from collections.abc import Sequence as Many
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
 
+from forerun.core.mixins import (
+    Priced,
+    Shared,
+    active_drafter,
+    forget,
+    observes,
+    parts_of,
+    priced,
+)
 from forerun.core.records import Plan, Sequence, Step
 from forerun.core.roles import Drafter, Target, name_of
 from forerun.core.tree import EMPTY, Tree, signed
 from forerun.errors import CapacityError, ConfigError, ForerunError
 
-LATE = 16, 1 << 22  # steps that may wait to be learned from, and bytes of their logits
+if TYPE_CHECKING:
+    from forerun.core.dice import Dice
+
+RENAMED = {  # methods and attributes of drafters before this release
+    "propose_one": "draft, in a subclass of forerun.drafters.base.PerSequence",
+    "warm_up": "bind, which compiles too",
+    "hear": "observe",
+    "whose": "active_drafter, of forerun.core.mixins.Priced",
+    "seconds": "draft_seconds, of forerun.core.mixins.Priced",
+    "reading": "catch_up_seconds, of forerun.core.mixins.Priced",
+    "hope": "acceptance_prior, of forerun.core.mixins.Priced",
+    "let_go": "release, of forerun.core.mixins.Persistent",
+    "merged": "merge, of forerun.core.mixins.Persistent",
+    "within": "the attribute parts",
+    "alias": "name",
+    "can_learn_during_forward": "can_observe_late",
+}
 log = logging.getLogger("forerun")
 T = TypeVar("T")
 
 
-class Guarded(Drafter):
-    """A drafter whose errors while it runs cost drafts and one warning, nothing else.
+class SafeDrafter(Shared, Priced):
+    """A drafter whose runtime errors cost drafts and one warning, nothing else.
 
-    Errors of `bind` still end the run: they tell that the parts do not fit.
+    Errors of `bind` still end the run: the parts do not fit. It prices drafters without `Priced` by
+    the defaults, and defers `observe` into the next forward pass of an asynchronous target.
     """
 
-    def __init__(self, drafter: Drafter, *, can_defer: bool = True) -> None:
-        """can_defer: whether steps may be learned later than they end."""
+    def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.name = drafter, name_of(drafter)
-        self._can_defer = can_defer
-        self.labels, self.needs = drafter.labels, drafter.needs
-        if not isinstance(self.labels, Set):
-            raise ConfigError(
-                f"drafter {self.name}: labels must be a set, such as frozenset({{'point'}}), got "
-                f"{self.labels!r}"
-            )
-        kind, parts = type(drafter), [*drafter.within()]
-        if mute := [part for part in parts if part.labels and not _can_draft(type(part))]:
-            raise ConfigError(
-                f"drafter {name_of(mute[0])} has neither `propose_one` nor `propose`, so it never "
-                "drafts; write one of them, or say labels = frozenset()"
-            )
-        # what drafters from elsewhere say is looked at: an id that is none would end the run
-        is_ours = all(type(part).__module__.startswith("forerun.") for part in (drafter, *parts))
+        check_interface(drafter)
+        self.labels, self.needs, self.parts = drafter.labels, drafter.needs, drafter.parts
+        self.num_top_logits, self.learns = drafter.num_top_logits, priced(drafter).learns
+        # drafts of code from elsewhere are checked: an id out of range would end the run
+        is_ours = all(type(part).__module__.startswith("forerun.") for part in parts_of(drafter))
         self._vocab = None if is_ours else 0
-        self._is_one = kind.whose is Drafter.whose  # whoever is asked, it drafts itself
-        self._reads = kind.reading is not Drafter.reading
-        self.failures: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
-        self._late: list[tuple[Step, list[int]]] = []  # unheard steps, and who is to be learned
-        self._is_due = False  # whether somebody was asked in one of them
-        self._defers = False  # whether steps are learned while the next pass is computed
-        self._room = 0  # laws more that may wait: of an empty tree all are of one size
-        self._seen: Counter[str] = Counter()
-        self._parts: dict[Drafter, Guarded] = {}  # those that were told of
-
-    def within(self) -> Iterator[Drafter]:
-        return self.drafter.within()
+        self._defers = False  # whether steps are observed during the next forward pass
+        self._seen: Counter[str] = Counter()  # errors by type; parts share it: one warning
+        self._safe_parts: dict[Drafter, SafeDrafter] = {drafter: self}
+        for part in list(parts_of(drafter))[1:] if isinstance(drafter, Priced) else []:
+            self._safe_parts[part] = safe = SafeDrafter(part)
+            safe._seen = self._seen
 
     def bind(self, target: Target) -> None:
         if self._vocab is not None:
             self._vocab = target.vocab_size
-        self._defers = self._can_defer and target.is_async and self.drafter.can_learn_during_forward
+        self._defers = target.is_async and self.drafter.can_observe_late
         try:
             self.drafter.bind(target)
         except ForerunError:
@@ -79,151 +87,103 @@ class Guarded(Drafter):
                 f"drafter {self.name} failed to bind ({type(error).__name__}: {error})"
             ) from error
 
-    def whose(self, seq: Sequence) -> Drafter:
-        """The part that will draft, guarded too: what is known of drafts is known by then."""
-        if self._is_one:
-            return self
-        if self._is_due:
-            self._catch_up()
-        part = self._ask(lambda: self.drafter.whose(seq), self.drafter)
-        if part is self.drafter:
-            return self
-        if part not in self._parts:
-            self._parts[part] = Guarded(part)
-            self._parts[part]._seen = self._seen  # one warning for all of them
-        return self._parts[part]
+    @property
+    def kept(self) -> frozenset[str]:
+        """Tenants of which it is shown every step."""
+        return getattr(self.drafter, "kept", frozenset())
+
+    def failures(self, seq: Sequence) -> int:
+        """Errors of the drafter that cost a sequence a draft or a step to learn from."""
+        return seq.scratch.get((self, "failures"), 0)
+
+    def active_drafter(self, seq: Sequence) -> Drafter:
+        part = self._ask(lambda: active_drafter(self.drafter, seq), self.drafter)
+        return self._safe_parts.get(part, self)
+
+    def draft_seconds(self, nodes: int, num: int = 1) -> float:
+        return self._ask(lambda: priced(self.drafter).draft_seconds(nodes, num), 0.0)
+
+    def catch_up_seconds(self, seq: Sequence) -> float:
+        return self._ask(lambda: priced(self.drafter).catch_up_seconds(seq), 0.0)
+
+    def acceptance_prior(self, num: int = 1) -> tuple[float, float]:
+        otherwise = super().acceptance_prior(num)
+        return self._ask(lambda: priced(self.drafter).acceptance_prior(num), otherwise)
 
     def check_room(self, seqs: int, tokens: int, taken: int = 0) -> int:
-        return self._ask(lambda: self.drafter.check_room(seqs, tokens, taken), 0, CapacityError)
+        return self._ask(
+            lambda: priced(self.drafter).check_room(seqs, tokens, taken), 0, CapacityError
+        )
 
-    def seconds(self, nodes: int, num: int = 1) -> float:
-        return self._ask(lambda: self.drafter.seconds(nodes, num), super().seconds(nodes, num))
-
-    def reading(self, seq: Sequence) -> float:
-        return self._ask(lambda: self.drafter.reading(seq), 0.0) if self._reads else 0.0
-
-    def hope(self, num: int = 1) -> tuple[float, float]:
-        return self._ask(lambda: self.drafter.hope(num), super().hope(num))
-
-    def warm_up(self) -> None:
-        self.drafter.warm_up()
-
-    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
-        asked: list[int] = []
-        for i, plan in enumerate(plans):
-            if not plan.is_empty:
-                asked.append(i)
-        if asked and self._late and not self._defers:
-            self._catch_up()
-        for i in asked:
-            if self not in seqs[i].begun_by:
-                self._begin(seqs[i])
-        if len(asked) == len(seqs):
-            return self._propose(seqs, plans)
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
         trees = [EMPTY] * len(seqs)
+        asked = [i for i, plan in enumerate(plans) if not plan.is_empty]
         if not asked:
             return trees
-        found = self._propose([seqs[i] for i in asked], [plans[i] for i in asked])
-        for i, tree in zip(asked, found, strict=True):
+        for i in asked:
+            self._begin(seqs[i])
+        pick = [seqs[i] for i in asked], [plans[i] for i in asked], [dice[i] for i in asked]
+        for i, tree in zip(asked, self._propose(*pick), strict=True):
             trees[i] = tree
         return trees
 
     def observe(self, step: Step) -> None:
-        rows: list[int] = []
-        num_asked = num_nodes = 0
-        for i, plan in enumerate(step.plans):
-            if self.learns_from(step.seqs[i], plan):
-                rows.append(i)
-                num_asked += plan.nodes > 0
-                num_nodes += len(step.trees[i].tokens)
+        pairs = zip(step.seqs, step.plans, strict=True)
+        rows = [i for i, (seq, plan) in enumerate(pairs) if observes(self, seq, plan)]
         if not rows:
             return
-        self._late.append((step, rows))
+        mine = step if len(rows) == len(step.seqs) else step.of(rows)
+        for seq in mine.seqs:  # now: beginning may take a forward pass of its own
+            self._begin(seq)
         if self._defers:
-            for i in rows:  # beginning may take a pass, which must not fall into the next one
-                if self not in step.seqs[i].begun_by:
-                    self._begin(step.seqs[i])
-            return
-        may_wait = self._can_defer and self.drafter.is_patient and step.starts
-        if num_nodes or not may_wait:
-            self._catch_up()
-            return
-        self._is_due = self._is_due or num_asked > 0
-        steps, size = LATE
-        if len(self._late) == 1:
-            self._room = size // step.laws[0].rows.nbytes
-        self._room -= len(step.laws)
-        if len(self._late) >= steps or self._room <= 0:
-            self._catch_up()
-
-    def learns_from(self, seq: Sequence, plan: Plan) -> bool:
-        return self.drafter.learns_from(seq, plan)
-
-    def _catch_up(self) -> None:
-        """The drafter hears of all steps that wait, in their order."""
-        late, self._late, self._is_due = self._late, [], False
-        steps: list[Step] = []
-        for step, rows in late:
-            steps.append(step if len(rows) == len(step.seqs) else step.of(rows))
-            for seq in steps[-1].seqs:
-                if self not in seq.begun_by:
-                    self._begin(seq)
-        try:
-            self.drafter.hear(steps)
-        except Exception as error:
-            self._note(error, list(dict.fromkeys(seq for step in steps for seq in step.seqs)))
-
-    def overlap(self) -> None:
-        if self._defers and self._late:
-            self._catch_up()
+            settle(self)
+            _pending[self.drafter] = self, mine
+        else:
+            self._show(mine)
 
     def finish(self, seq: Sequence) -> None:
-        if self._late:
-            self._catch_up()
-        if self in seq.begun_by:
-            seq.begun_by.discard(self)
-            try:
-                self.drafter.finish(seq)
-            except Exception as error:
-                self._note(error, [seq])
+        settle(self)
+        if seq.scratch.pop((self, "begun"), False):
+            self._try(lambda: self.drafter.finish(seq), [seq])
 
     def forget(self, group: Hashable) -> None:
-        if self._late:
-            self._catch_up()
-        try:
-            self.drafter.forget(group)
-        except Exception as error:
-            self._note(error, [])
+        settle(self)
+        self._try(lambda: forget(self.drafter, group), [])
 
     def memory_report(self) -> dict[str, int]:
         return self.drafter.memory_report()
 
     def _begin(self, seq: Sequence) -> None:
-        seq.begun_by.add(self)
-        try:
-            self.drafter.start(seq)
-        except Exception as error:
-            self._note(error, [seq])
+        if (self, "begun") not in seq.scratch:
+            seq.scratch[self, "begun"] = True
+            self._try(lambda: self.drafter.start(seq), [seq])
 
-    def _propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+    def _show(self, step: Step) -> None:
+        self._try(lambda: self.drafter.observe(step), step.seqs)
+
+    def _propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
         try:
-            found = self.drafter.propose(seqs, plans)
+            found = self.drafter.propose(seqs, plans, dice)
             _check(found, plans, self._vocab)
-            for tree in found:
-                signed(tree, self.name)
-            return list(found)
+            return [signed(tree, self.name) for tree in found]
         except Exception as error:
             if len(seqs) == 1:
                 self._note(error, seqs)
                 return [EMPTY]
-        pairs = zip(seqs, plans, strict=True)  # the others of the batch keep their drafts
-        return [self._propose([seq], [plan])[0] for seq, plan in pairs]
+        each = zip(seqs, plans, dice, strict=True)  # the others of the batch keep their drafts
+        return [self._propose([seq], [plan], [own])[0] for seq, plan, own in each]
 
-    def _ask(self, work: Callable[[], T], otherwise: T, *told: type[Exception]) -> T:
-        """What it says, if it can. Raises errors that are `told`."""
+    def _try(self, work: Callable[[], object], seqs: Many[Sequence]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self._note(error, seqs)
+
+    def _ask(self, work: Callable[[], T], otherwise: T, *passed: type[Exception]) -> T:
+        """The drafter's answer, or `otherwise` if it fails. Errors in `passed` are raised."""
         try:
             return work()
-        except told:
+        except passed:
             raise
         except Exception as error:
             self._note(error, [])
@@ -231,7 +191,7 @@ class Guarded(Drafter):
 
     def _note(self, error: Exception, seqs: Many[Sequence]) -> None:
         for seq in seqs:
-            self.failures[seq] = self.failures.get(seq, 0) + 1
+            seq.scratch[self, "failures"] = self.failures(seq) + 1
         if not self._seen:
             log.warning(
                 "drafter %s failed (%s: %s); going on without its drafts where it fails",
@@ -243,14 +203,50 @@ class Guarded(Drafter):
         self._seen[type(error).__name__] += 1
 
 
-def _can_draft(kind: type[Drafter]) -> bool:
-    return kind.propose is not Drafter.propose or kind.propose_one is not Drafter.propose_one
+# by drafter: the one step that it has not been shown yet, and the wrapper that will show it
+_pending: WeakKeyDictionary[Drafter, tuple[SafeDrafter, Step]] = WeakKeyDictionary()
+
+
+def settle(drafter: Drafter) -> None:
+    """Shows a drafter, or those that it is made of, the step that is pending."""
+    if not _pending:
+        return
+    for part in parts_of(drafter):
+        inner = part.drafter if isinstance(part, SafeDrafter) else part
+        safe, step = _pending.pop(inner, (None, None))
+        if safe is not None and step is not None:
+            safe._show(step)
+
+
+def check_interface(drafter: Drafter) -> None:
+    """Raises ConfigError for a drafter that cannot draft, or is written for an older release."""
+    for part in parts_of(drafter):
+        kind, name = type(part), name_of(part)
+        if not isinstance(part.labels, Set):
+            raise ConfigError(
+                f"drafter {name}: labels must be a set, such as frozenset({{'point'}}), got "
+                f"{part.labels!r}"
+            )
+        if old := next((old for old in RENAMED if hasattr(kind, old)), None):
+            raise ConfigError(f"drafter {name}: {old} was renamed; write {RENAMED[old]}")
+        if part.labels and kind.propose is Drafter.propose:
+            raise ConfigError(
+                f"drafter {name} has no `propose`, so it never drafts; write one, subclass "
+                "forerun.drafters.base.PerSequence, or set labels = frozenset()"
+            )
+        try:
+            inspect.signature(part.propose).bind([], [], [])
+        except TypeError:
+            raise ConfigError(
+                f"drafter {name}: propose must take (seqs, plans, dice), has "
+                f"{inspect.signature(part.propose)}; dice holds one Dice per sequence"
+            ) from None
 
 
 def _check(found: object, plans: Many[Plan], vocab: int | None) -> None:
-    """Raises TypeError for what is not a tree for each plan.
+    """Raises TypeError for anything but one tree per plan.
 
-    vocab: ValueError for ids that are not in 0..vocab - 1 and for more than was planned, if told.
+    vocab: if given, ValueError for ids outside 0..vocab - 1 and for trees larger than their plan.
     """
     if not isinstance(found, list | tuple) or len(found) != len(plans):
         raise TypeError(f"propose must return a list of {len(plans)} trees, got {found!r:.80}")

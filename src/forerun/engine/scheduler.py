@@ -36,12 +36,8 @@ class Scheduler:
 
     def retire(self) -> tuple[list[Sequence], list[Sequence]]:
         """Removes and returns the sequences that have finished, and those cancelled waiting."""
-        ended: list[Sequence] = []
-        dropped: list[Sequence] = []
-        for seqs, gone in (self.running, ended), (self.waiting, dropped):
-            for seq in seqs:
-                if seq.finish is not None:
-                    gone.append(seq)
+        ended = [seq for seq in self.running if seq.finish is not None]
+        dropped = [seq for seq in self.waiting if seq.finish is not None]
         if ended or dropped:
             self.running = [seq for seq in self.running if seq.finish is None]
             self.waiting = deque(seq for seq in self.waiting if seq.finish is None)

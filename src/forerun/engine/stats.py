@@ -8,16 +8,15 @@ unconditional: accepted at depth i over S.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import groupby
-from operator import itemgetter
+from functools import wraps
 from time import perf_counter
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from forerun.core.records import Sequence, Step
 from forerun.core.tree import Tree
 
-LATE = 64  # steps
 COUNTS = ("passes", "drafted", "accepted", "examined", "generated")
 
 
@@ -32,8 +31,8 @@ class Stats:
     generated: int = 0  # G
     accepted_at: Counter[int] = field(default_factory=Counter)  # depth from 1 -> count
     seconds: dict[str, float] = field(default_factory=dict)  # draft, forward, verify, other
-    failures: int = 0  # of the drafter, each of which cost a draft or a lesson
-    drafted_by: Counter[str] = field(default_factory=Counter)  # where drafters tell their names
+    failures: int = 0  # errors of the drafter; each cost a draft or a step to learn from
+    drafted_by: Counter[str] = field(default_factory=Counter)  # by name of the drafter
     accepted_by: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -94,55 +93,88 @@ class Stats:
 
 
 class Recorder:
-    """The listener that keeps a `Stats` per sequence.
-
-    It counts LATE steps at a time, when a sequence ends, and when `of` is called, whose answer
-    holds until the next step: code that a pass has made cold is dear to enter.
-    """
-
-    def __init__(self) -> None:
-        self._late: list[tuple[Any, ...]] = []  # what is counted of a step
+    """The listener that keeps a `Stats` per sequence."""
 
     def of(self, seq: Sequence) -> Stats:
         """Counters of one sequence."""
-        self.catch_up()
-        return self._of(seq)
+        return seq.scratch.get(self) or Stats()
 
     def __call__(self, step: Step) -> None:
         times = {**step.times, "other": perf_counter() - step.clock}
-        self._late.append((step.seqs, times, step.trees, step.verdicts, step.emitted))
-        is_due = len(self._late) >= LATE
-        for seq in step.seqs:
-            is_due = is_due or seq.finish is not None
-        if not is_due:
-            return
-        self.catch_up()
-        for seq in step.seqs:
-            if seq.end is not None:  # a stop string reached back: what it cut off is no output
-                self._of(seq).generated -= len(seq.tokens) - seq.end
+        num = len(step.seqs)  # a pass is shared evenly by its batch
+        share = {name: seconds / num for name, seconds in times.items()}
+        for i, seq in enumerate(step.seqs):
+            stats = seq.scratch[self] = self.of(seq)
+            tree, num_emitted = step.trees[i], len(step.emitted[i])
+            stats.passes += 1
+            stats.generated += num_emitted
+            stats.spend(share)
+            if len(tree):
+                _count(stats, tree, step.verdicts[i].nodes, num_emitted)
+            if seq.finish is not None and seq.end is not None:  # a stop string cut tokens off
+                stats.generated -= len(seq.tokens) - seq.end
 
-    def catch_up(self) -> None:
-        """Counts what waits, which holds its sequences as they hold their counts."""
-        late, self._late = self._late, []
-        for seqs, steps in groupby(late, itemgetter(0)):
-            _, times, *lists = zip(*steps, strict=True)
-            # a pass is shared evenly by its batch
-            spent = {name: sum(map(itemgetter(name), times)) / len(seqs) for name in times[0]}
-            columns = [zip(*rows, strict=True) for rows in lists]  # by sequence, then by step
-            for seq, trees, verdicts, emitted in zip(seqs, *columns, strict=True):
-                stats = self._of(seq)
-                stats.passes += len(times)
-                stats.generated += sum(map(len, emitted))
-                stats.spend(spent)
-                for tree, verdict, tokens in zip(trees, verdicts, emitted, strict=True):
-                    if len(tree.tokens):
-                        _count(stats, tree, verdict.nodes, len(tokens))
 
-    def _of(self, seq: Sequence) -> Stats:
-        stats = seq.counts.get(self)
-        if stats is None:
-            stats = seq.counts[self] = Stats()
-        return stats
+class StepTimer:
+    """Seconds of the parts of a step: what passes between calls of `lap`.
+
+    `record` is the first listener: it fills in `Step.times` and `Step.clock`. What comes before
+    `draft` within `step`, sequences that leave and join, counts as drafting.
+    """
+
+    def __init__(self) -> None:
+        self._last = 0.0
+        self._times: dict[str, float] = {}
+        self.is_open = False  # within `step`, which has set the start
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._last, self._times = perf_counter(), {}
+
+    def lap(self, name: str) -> None:
+        """The part `name` of the step ends."""
+        now = perf_counter()
+        self._times[name], self._last = now - self._last, now
+
+    def record(self, step: Step) -> None:
+        """Listener: the times of this step."""
+        step.times, step.clock = self._times, self._last
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def timed_step(call: Callable[P, R]) -> Callable[P, R]:
+    """A method of an engine whose `timer` begins with it."""
+
+    @wraps(call)
+    def step(*args: P.args, **kwargs: P.kwargs) -> R:
+        timer: StepTimer = args[0].timer  # type: ignore[attr-defined]
+        timer.begin()
+        timer.is_open = True
+        try:
+            return call(*args, **kwargs)
+        finally:
+            timer.is_open = False
+
+    return step
+
+
+def timed(call: Callable[P, R]) -> Callable[P, R]:
+    """A method of an engine that is one part of a step; `draft` is the first."""
+    name = call.__name__
+
+    @wraps(call)
+    def part(*args: P.args, **kwargs: P.kwargs) -> R:
+        timer: StepTimer = args[0].timer  # type: ignore[attr-defined]
+        if name == "draft" and not timer.is_open:
+            timer.begin()
+        found = call(*args, **kwargs)
+        timer.lap(name)
+        return found
+
+    return part
 
 
 def _count(stats: Stats, tree: Tree, nodes: list[int], emitted: int) -> None:

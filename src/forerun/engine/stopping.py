@@ -30,9 +30,9 @@ class Stops:
 
     def start(self, seq: Sequence) -> None:
         """A sequence joins; a stop string may have begun in what it has generated before."""
-        seq.text = Text(self._stream, seq.sampling.stop) if self._stream else None
-        if seq.text:
-            seq.text.extend(seq.generated)
+        if self._stream:
+            seq.scratch[self] = text = Text(self._stream, seq.sampling.stop)
+            text.extend(seq.generated)
 
     def renew(self, seq: Sequence) -> None:
         """Takes back a cut whose tokens were not appended to a sequence that runs."""
@@ -41,7 +41,7 @@ class Stops:
 
     def cut(self, seq: Sequence, tokens: list[int]) -> list[int]:
         """The tokens up to the end of the sequence; sets seq.finish (and seq.end) if it is met."""
-        s, text, before = seq.sampling, seq.text, len(seq.tokens) - seq.num_prompt
+        s, text, before = seq.sampling, self._text(seq), len(seq.tokens) - seq.num_prompt
         ends = frozenset() if s.ignore_eos else self.eos_ids
         is_last = before + len(tokens) >= seq.limit
         if not (is_last or s.stop or s.stop_token_ids) and ends.isdisjoint(tokens):  # nearly always
@@ -64,25 +64,28 @@ class Stops:
 
     def text(self, seq: Sequence) -> str:
         """The text generated so far, without what a stop string cut off."""
-        text = seq.text
+        text = self._text(seq)
         return text.so_far(seq.finish is not None) if text else ""
 
     def begins(self, seq: Sequence) -> list[int]:
         """Where in the text each token begins; a token that ends a text may be left out."""
-        text = seq.text
+        text = self._text(seq)
         return text.begins if text else []
+
+    def _text(self, seq: Sequence) -> Text | None:
+        return seq.scratch.get(self)
 
     def finish(self, seq: Sequence) -> None:
         """A sequence has ended; its text stays readable as long as the sequence lives."""
 
 
-LATE = 64  # tokens whose text may wait; the text of a long answer made at once would halt others
+MAX_PENDING_TOKENS = 64  # tokens without text yet: a long answer decoded at once would stall others
 
 
 class Text:
-    """Text of one sequence, watched for stop strings; without any it is made when asked for.
+    """Text of one sequence, searched for stop strings; without any it is decoded when needed.
 
-    Many tokens at a time, until somebody asks where each of them begins.
+    Many tokens are decoded at a time, until the place where each begins is asked for.
     """
 
     def __init__(self, stream: Callable[[], Stream], stop: Many[str]) -> None:
@@ -93,10 +96,10 @@ class Text:
         self._begin(has_places=bool(stop))
 
     def _begin(self, *, has_places: bool) -> None:
-        self._has_places = has_places  # whether it is told where each token begins
+        self._has_places = has_places  # whether the place where each token begins is known
         self._stream = self._make()
         self._text = ""
-        self._done = 0  # tokens whose text is made; nobody has asked for that of the rest
+        self._done = 0  # tokens that are decoded
         self._begins: list[int] = []
 
     @property
@@ -110,7 +113,7 @@ class Text:
     def extend(self, tokens: list[int]) -> None:
         """Adds tokens; stop strings are not looked for."""
         self._tokens += tokens
-        if len(self._tokens) - self._done >= LATE:
+        if len(self._tokens) - self._done >= MAX_PENDING_TOKENS:
             self._catch_up()
 
     def push(self, token: int, may_stop: bool = True) -> int | None:

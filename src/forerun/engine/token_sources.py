@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 from forerun.core.records import Sequence, Step
 
@@ -14,7 +13,7 @@ OWN = "target"  # corrections, bonus tokens and plain steps
 
 @dataclass(frozen=True)
 class Piece:
-    """Text of one origin: the name of a drafter, "draft" where it is not told, or OWN."""
+    """Text of one origin: the name of a drafter, "draft" where it is unknown, or OWN."""
 
     text: str
     origin: str
@@ -23,19 +22,16 @@ class Piece:
 class Origins:
     """Listener: the origin of every emitted token."""
 
-    def __init__(self) -> None:
-        self._of: WeakKeyDictionary[Sequence, list[str]] = WeakKeyDictionary()
-
     def __call__(self, step: Step) -> None:
         for i, seq in enumerate(step.seqs):
             tree, nodes = step.trees[i], step.verdicts[i].nodes
             names = [tree.sources[n] if tree.sources else "draft" for n in nodes]
-            self._of.setdefault(seq, []).extend([*names, OWN][: len(step.emitted[i])])
+            seq.scratch.setdefault(self, []).extend([*names, OWN][: len(step.emitted[i])])
 
     def pieces(self, seq: Sequence, text: str, start: int, begins: Many[int]) -> list[Piece]:
         """text[start:] cut where origins change; begins: where each token's text begins."""
         found: list[Piece] = []
-        origins = self._of.get(seq, [])
+        origins = seq.scratch.get(self, [])
         first = max(0, bisect_right(begins, start) - 1)
         for k in range(first, len(begins)):
             stop = begins[k + 1] if k + 1 < len(begins) else len(text)

@@ -9,7 +9,6 @@ comes next, so every N first places are the best tree of N nodes that the rankin
 from __future__ import annotations
 
 import heapq
-import json
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from pathlib import Path
@@ -21,7 +20,6 @@ from forerun.core.records import Plan, Step
 from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree
 from forerun.core.tree_template import DEFAULT, RANK_VALUES, Template
-from forerun.errors import DataError
 
 if TYPE_CHECKING:
     from forerun.api import Model
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
 Place = tuple[int, ...]
 GRID, DEPTH = 625, 20  # nodes and levels of the tree whose places are counted
 WEIGHT = 8.0  # trials that the belief stands for
-MOST = 2000.0  # trials of a file that a refit starts from; more would hardly ever be outweighed
-REVIEW, SELDOM = 64, 4096  # passes before the first refit; most between two
 FILE = "forerun-template.json"  # in a model's folder
 
 
@@ -73,58 +69,6 @@ class Tally:
         order = [self.index[place] for place in template.places]
         counts = {"hits": self.hits[order], "tries": self.tries[order]}
         return {"passes": self.passes} | {k: v.astype(int).tolist() for k, v in counts.items()}
-
-    @classmethod
-    def of_file(cls, path: Path) -> Tally:
-        """The counts that a fitted template's file holds, if it holds any. Raises DataError."""
-        tally = cls(Template.load(path))
-        facts = json.loads(path.read_text())
-        if "tries" in facts:
-            try:
-                tries, hits = (np.array(facts[name], dtype=float) for name in ("tries", "hits"))
-            except (ValueError, TypeError, KeyError) as error:
-                raise DataError(f"{path} has counts that are no numbers: {error}") from None
-            if tries.ndim != 1 or hits.ndim != 1:
-                raise DataError(f"{path} has counts that are no lists of numbers")
-            if not len(tries) == len(hits) == len(tally.places):
-                raise DataError(
-                    f"{path} has {len(tries)} tries and {len(hits)} hits for {len(tally.places)} "
-                    "places; fit it again with `forerun fit-tree`"
-                )
-            if not ((hits >= 0) & (hits <= tries)).all() or not np.isfinite(tries).all():
-                raise DataError(
-                    f"{path} has counts that cannot be: hits are from 0 to tries, place by place; "
-                    "fit it again with `forerun fit-tree`"
-                )
-            tally.tries, tally.hits = tries, hits
-        scale = min(1.0, MOST / max(1.0, tally.tries.max(initial=0.0)))
-        tally.tries *= scale
-        tally.hits *= scale
-        return tally
-
-
-class Refit:
-    """Ranks a template's places anew as counts grow; each time after twice as many passes."""
-
-    def __init__(self, start: Template | Path | str) -> None:
-        if isinstance(start, Template):
-            self.tally = Tally(start)
-        else:
-            self.tally = Tally.of_file(Path(start))
-        self._next = REVIEW
-
-    @property
-    def is_due(self) -> bool:
-        return self.tally.passes >= self._next
-
-    def count(self, tree: Tree, accepted: Many[int], plan: Plan) -> None:
-        """One pass, as `Tally.count`."""
-        self.tally.count(tree, accepted, plan)
-
-    def ranked(self) -> Template:
-        """The ranking by all counts so far."""
-        self._next = self.tally.passes + min(self.tally.passes, SELDOM)
-        return self.tally.ranked()
 
 
 def belief(place: Place) -> float:

@@ -14,7 +14,6 @@ import itertools
 from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -22,12 +21,13 @@ from torch import Tensor
 
 from forerun import registry
 from forerun.core.dice import SeededDice
+from forerun.core.mixins import forget
 from forerun.core.records import Sequence, Step
 from forerun.core.roles import Drafter, Shaper, Verifier
 from forerun.core.sampling import Sampling
 from forerun.core.scopes import kept_key
 from forerun.engine.engine import Engine
-from forerun.engine.safe_drafter import Guarded
+from forerun.engine.safe_drafter import SafeDrafter
 from forerun.engine.stopping import Stops
 from forerun.errors import ConfigError
 from forerun.models.hf import HFTarget
@@ -72,7 +72,7 @@ def generate(
         target = target_of(model, len(input_ids))
         engine = Engine(
             target,
-            Guarded(_drafter(model, drafter)),
+            SafeDrafter(_drafter(model, drafter)),
             registry.make("verifier", verifier) if isinstance(verifier, str) else verifier,
             registry.make("controller", controller),
             stops=Criteria(ends, stopping_criteria, input_ids),
@@ -235,13 +235,12 @@ class Recorded:
         self.wants_scores, self.wants_logits = (
             bool(wants and flag) for flag in (config.output_scores, config.output_logits)
         )
-        self._rows: WeakKeyDictionary[Sequence, list[np.ndarray]] = WeakKeyDictionary()
 
     def __call__(self, step: Step) -> None:
         if not (self.wants_scores or self.wants_logits):
             return
         for i, seq in enumerate(step.seqs):
-            rows = self._rows.setdefault(seq, [])
+            rows = seq.scratch.setdefault(self, [])
             rows += [step.laws[i].rows.row(node) for node in step.visited(i)]
 
     def outputs(self, input_ids: Tensor, seqs: list[Sequence], pad: int) -> Any:
@@ -272,7 +271,7 @@ class Recorded:
             rows = []
             for seq in seqs:
                 place = min(at, seq.num_generated - 1)
-                before, row = seq.generated[:place], self._rows[seq][place]
+                before, row = seq.generated[:place], seq.scratch[self][place]
                 rows.append(shaped(processors, prompts, seq.index, before, row))
             made.append(torch.from_numpy(np.stack(rows)))
         return tuple(made)
@@ -296,7 +295,7 @@ def _leave(engine: Engine, seqs: list[Sequence]) -> None:
             engine.cancel(seq)
         engine.retire()
         for group in groups | alone:
-            engine.drafter.forget(group)
+            forget(engine.drafter, group)
 
 
 def _pad(config: Any, ends: tuple[int, ...] | list[int]) -> int:

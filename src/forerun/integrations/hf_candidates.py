@@ -26,7 +26,7 @@ from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
 from forerun.core.roles import Drafter
 from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree, TreeBuilder
-from forerun.engine.safe_drafter import Guarded
+from forerun.engine.safe_drafter import SafeDrafter
 from forerun.errors import ConfigError
 from forerun.integrations.hf import target_of, turns_of
 
@@ -41,7 +41,7 @@ class Candidates(CandidateGenerator):
             raise ConfigError(f"num_tokens must be at least 1, got {num_tokens}")
         made = drafter if isinstance(drafter, Drafter) else registry.make("drafter", drafter)
         made.bind(target_of(model, 1))
-        self.drafter, self.plan = Guarded(made), Plan(num_tokens, num_tokens)
+        self.drafter, self.plan = SafeDrafter(made), Plan(num_tokens, num_tokens)
         self.vocab_size = model.config.get_text_config().vocab_size
         self.sampling = Sampling(temperature=0.0 if greedy else 1.0)
         self.seq: Sequence | None = None
@@ -50,7 +50,7 @@ class Candidates(CandidateGenerator):
     def get_candidates(self, input_ids: Tensor, **_: Any) -> Any:
         """input_ids [1, L] with candidates behind them, and log q [1, n, V] if there are any."""
         seq = self._synced(input_ids)
-        (tree,) = self.drafter.propose([seq], [self.plan])
+        (tree,) = self.drafter.propose([seq], [self.plan], [seq.dice])
         self.tree = tree = first_path(tree)
         if not len(tree):
             return input_ids, None
@@ -63,7 +63,7 @@ class Candidates(CandidateGenerator):
     def update_candidate_strategy(
         self, input_ids: Tensor, scores: Tensor, num_matches: int
     ) -> None:
-        """Tells the drafter what became of its candidates: scores [1, n + 1, V], processed."""
+        """Shows the drafter what became of its candidates: scores [1, n + 1, V], processed."""
         seq, tree = self.seq, self.tree
         if seq is None or tree is None:
             return

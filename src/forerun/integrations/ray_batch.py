@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forerun import registry
+from forerun.core.mixins import Persistent
 from forerun.core.records import Snapshot
-from forerun.core.roles import Drafter
 from forerun.errors import CapacityError, ConfigError
 from forerun.integrations.ray_worker import Asked, Setup, Worker
 from forerun.state.drafter_files import Kept
@@ -266,11 +266,11 @@ class Pool:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
 
 
-class Pooled(Drafter):
+class Pooled(Persistent):
     """The drafters of all actors as one that can be saved."""
 
     def __init__(self, pool: Pool, spec: str) -> None:
-        kind: type[Drafter] = registry.resolve("drafter", spec)[0]
+        kind: type[Persistent] = registry.resolve("drafter", spec)[0]
         self.pool, self.kind = pool, kind
         self.before: Snapshot | None = None
 
@@ -295,7 +295,7 @@ class Pooled(Drafter):
                 "expected something learned to save, but no actor is left that has learned any; "
                 "results are kept, and the same command goes on from them"
             )
-        return self.kind.merged(held)
+        return self.kind.merge(held)
 
     def _teach_all(self) -> None:
         for actor in self.pool.pids:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forerun import registry
 from forerun.core.dice import Dice
+from forerun.core.mixins import Persistent, Priced, Shared, active_drafter, persistent, priced
 from forerun.core.records import Plan, Sequence, Snapshot, Step
 from forerun.core.roles import Drafter, Shaper, Target, name_of
 from forerun.core.sampling import Sampling
@@ -83,7 +84,6 @@ class Worker:
         self.drafter: str | Drafter = s.drafter  # by its name pieces teach each other nothing
         self.shapers = s.shapers(self.model)
         self.fresh: Drafter | None = None
-        self.main.warm_up()
         self._run([Asked(0, [0], Sampling())])
         return os.getpid(), origin_of(self.model, s.tenant)
 
@@ -93,23 +93,22 @@ class Worker:
 
     def keep(self, before: Snapshot | None) -> None:
         """What is learned from now on will be asked for; `before` is what a file held."""
-        tenant = self.setup.tenant
-        self.main.keep(tenant)
-        self.main.kept |= {tenant}
-        self.drafter = self.main
+        tenant, main = self.setup.tenant, persistent(self.main)
+        main.keep(tenant)
+        main.kept |= {tenant}
+        self.drafter = main
         if before is None:
             return
-        self.main.restore(before, tenant)
-        self.fresh = registry.make("drafter", self.setup.drafter, **self.model.offers)
-        self.fresh.keep(tenant)
-        self.drafter = both = Twice(self.main, self.fresh)
-        both.kept = self.main.kept
-        both.warm_up()
+        main.restore(before, tenant)
+        fresh = persistent(registry.make("drafter", self.setup.drafter, **self.model.offers))
+        fresh.keep(tenant)
+        self.fresh = fresh
+        self.drafter = Twice(main, fresh)
 
     def snapshot(self) -> Snapshot | None:
         """What was learned here, without what the file held before; None if it is nothing."""
         try:
-            return (self.fresh or self.main).snapshot(self.setup.tenant)
+            return persistent(self.fresh or self.main).snapshot(self.setup.tenant)
         except ConfigError:
             if self.has_worked:
                 raise
@@ -158,57 +157,49 @@ class Worker:
             raise _renumbered(error, asked) from None
 
 
-class Twice(Drafter):
-    """Drafts with one drafter; a second one of the same kind hears the same steps."""
+class Twice(Shared, Priced):
+    """Drafts with one drafter; a second one of the same kind is shown the same steps."""
 
-    def __init__(self, main: Drafter, fresh: Drafter) -> None:
+    def __init__(self, main: Persistent, fresh: Persistent) -> None:
         self.main, self.fresh, self.name = main, fresh, name_of(main)
-        self.labels, self.needs = main.labels, main.needs
-        self.learns, self.is_patient = main.learns, main.is_patient and fresh.is_patient
+        self.labels, self.needs, self.parts = main.labels, main.needs, main.parts
+        self.num_top_logits, self.learns = main.num_top_logits, priced(main).learns
+        self.can_observe_late = main.can_observe_late
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """Tenants of which it is shown every step."""
+        return self.main.kept
 
     def bind(self, target: Target) -> None:
         self.main.bind(target)
         self.fresh.bind(target)
 
-    def within(self) -> Iterator[Drafter]:
-        return self.main.within()
+    def active_drafter(self, seq: Sequence) -> Drafter:
+        return active_drafter(self.main, seq)
 
     def check_room(self, seqs: int, tokens: int, taken: int = 0) -> int:
-        return self.main.check_room(seqs, tokens, taken)
+        return priced(self.main).check_room(seqs, tokens, taken)
 
-    def warm_up(self) -> None:
-        self.main.warm_up()
-        self.fresh.warm_up()
+    def draft_seconds(self, nodes: int, num: int = 1) -> float:
+        return priced(self.main).draft_seconds(nodes, num)
 
-    def whose(self, seq: Sequence) -> Drafter:
-        return self.main.whose(seq)
+    def catch_up_seconds(self, seq: Sequence) -> float:
+        return priced(self.main).catch_up_seconds(seq)
 
-    def seconds(self, nodes: int, num: int = 1) -> float:
-        return self.main.seconds(nodes, num)
-
-    def reading(self, seq: Sequence) -> float:
-        return self.main.reading(seq)
-
-    def hope(self, num: int = 1) -> tuple[float, float]:
-        return self.main.hope(num)
+    def acceptance_prior(self, num: int = 1) -> tuple[float, float]:
+        return priced(self.main).acceptance_prior(num)
 
     def start(self, seq: Sequence) -> None:
         self.main.start(seq)
         self.fresh.start(seq)
 
-    def propose_one(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        return signed(self.main.propose_one(seq, plan, dice), self.name)
-
-    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
-        return [signed(tree, self.name) for tree in self.main.propose(seqs, plans)]
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
+        return [signed(tree, self.name) for tree in self.main.propose(seqs, plans, dice)]
 
     def observe(self, step: Step) -> None:
         self.main.observe(step)
         self.fresh.observe(step)
-
-    def hear(self, steps: Many[Step]) -> None:
-        self.main.hear(steps)
-        self.fresh.hear(steps)
 
     def finish(self, seq: Sequence) -> None:
         self.main.finish(seq)

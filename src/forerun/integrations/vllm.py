@@ -35,7 +35,7 @@ from forerun.core.roles import Target
 from forerun.core.sampling import Sampling
 from forerun.core.tree import EMPTY, Tree, chain
 from forerun.core.tree_template import grid
-from forerun.engine.safe_drafter import Guarded
+from forerun.engine.safe_drafter import SafeDrafter
 from forerun.errors import ConfigError
 from forerun.integrations.vllm_mend import mend
 from forerun.integrations.vllm_taps import Tap, check_release, open_taps
@@ -92,13 +92,12 @@ class Proposer(Tap):
         self._runner: Any = None
         self._seen: Seen | None = None
         self.restart()
-        self.drafter.warm_up()
 
     def restart(self) -> None:
         """Forgets all that was learned; call it while no request runs."""
         made = self.make(self.options)
         made.bind(self.target)
-        self.drafter = Guarded(made)
+        self.drafter = SafeDrafter(made)
         self._texts.clear()
 
     def make(self, options: str) -> Any:
@@ -138,7 +137,8 @@ class Proposer(Tap):
         if rows:
             self.drafter.observe(self._step(seen, rows, texts, news))
         seqs = [text.seq for text in texts]
-        trees = self.drafter.propose(seqs, [self._plan(seq) for seq in seqs])
+        plans = [self._plan(seq) for seq in seqs]
+        trees = self.drafter.propose(seqs, plans, [seq.dice for seq in seqs])
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         for row, text, tree in zip(rows, texts, trees, strict=True):
             assert not len(tree) or tree.parents[-1] == len(tree) - 2, "vLLM judges chains"
@@ -251,7 +251,7 @@ class StandProposer(Proposer):
     name = "stand"
 
     def fixed(self) -> dict[str, Any]:
-        return super().fixed() | {"tree": "template", "refit": False}
+        return super().fixed() | {"tree": "template"}
 
 
 class TokenRecyclingProposer(Proposer):

@@ -129,7 +129,7 @@ class Session:
         while not self.engine.scheduler.is_idle or self._held:
             for seq in self._step():
                 stats = self.recorder.of(seq)
-                stats.failures = self.engine.drafter.failures.get(seq, 0)  # type: ignore[attr-defined]
+                stats.failures = self.engine.drafter.failures(seq)  # type: ignore[attr-defined]
                 self.stats.add(stats)
                 yield seq
 

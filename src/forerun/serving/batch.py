@@ -104,7 +104,7 @@ class Batch:
         target, longest = self.engine.target, max(seq.num_prompt + seq.limit for seq in seqs)
         try:
             taken = target.check_room(len(self._choices) + len(seqs), longest)
-            self.router.parts[method].check_room(len(seqs), longest, taken)
+            self.router.by_name[method].check_room(len(seqs), longest, taken)
         except CapacityError as why:
             log.warning("a request goes on without drafts of %s, for want of room: %s", method, why)
             return False

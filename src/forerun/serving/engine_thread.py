@@ -40,10 +40,6 @@ class EngineThread:
         self._beat = time.monotonic()  # of the last step
         self._num_faults = 0  # in a row
 
-    def warm_up(self) -> None:
-        """Compiles what the drafters run; before `start`."""
-        self._batch.router.warm_up()
-
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Starts the thread; events are delivered on `loop`."""
         self._loop = loop

@@ -1,8 +1,7 @@
 """Many methods on one engine: every sequence drafts by the method of its own request.
 
-The target, its cache and the pass are shared; only drafting differs from sequence to sequence. So
-one engine with a drafter that hands each sequence to its method keeps all requests in one batch,
-where an engine per method would split it and pay one pass of the target for each.
+The target, its cache and the pass are shared; only drafting differs. So one engine keeps all
+requests in one batch, where an engine per method would pay one pass of the target for each method.
 """
 
 from __future__ import annotations
@@ -10,67 +9,61 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import replace
-from weakref import WeakKeyDictionary
 
 from forerun import registry
+from forerun.core.dice import Dice
+from forerun.core.mixins import Shared
 from forerun.core.records import Plan, Sequence, Step
 from forerun.core.roles import Controller, Drafter, Target
 from forerun.core.tree import EMPTY, Tree
 from forerun.drafters.fuse import merge
-from forerun.engine.safe_drafter import Guarded
+from forerun.engine.safe_drafter import SafeDrafter
 from forerun.growers import _merge as overlay
 from forerun.serving.prediction import Prediction
 
 
-class Router(Drafter):
-    """Drafters by name, and who drafts for which sequence; one that fails costs its drafts only.
+class Router(Shared):
+    """Drafters by name, one per sequence; one that fails costs its drafts only.
 
     A sequence with a prediction copies it first; its method gets the nodes that are left.
     """
 
     def __init__(self, parts: Mapping[str, Drafter]) -> None:
-        guarded = {part: Guarded(part) for part in parts.values()}
-        self.parts = {name: guarded[part] for name, part in parts.items()}
-        self._distinct = {part: name for name, part in self.parts.items()}
-        self.labels = frozenset().union(*(part.labels for part in self.parts.values()))
-        self.needs = frozenset().union(*(part.needs for part in self.parts.values()))
-        self._methods: WeakKeyDictionary[Sequence, str] = WeakKeyDictionary()
-        self._predictions: WeakKeyDictionary[Sequence, Prediction] = WeakKeyDictionary()
-        self._copied: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()  # nodes in this step
+        safe = {part: SafeDrafter(part) for part in parts.values()}
+        self.by_name = {name: safe[part] for name, part in parts.items()}
+        self.parts: tuple[SafeDrafter, ...] = tuple(safe.values())
+        self.labels = frozenset().union(*(part.labels for part in self.parts))
+        self.needs = frozenset().union(*(part.needs for part in self.parts))
 
     def assign(self, seq: Sequence, method: str, prediction: Prediction | None = None) -> None:
-        """Says who drafts for a sequence; to be called before it joins."""
-        self._methods[seq] = method
+        """Sets the drafter of a sequence; to be called before it joins."""
+        seq.scratch[self] = method
         if prediction is not None:
-            self._predictions[seq] = prediction
+            seq.scratch[self, "prediction"] = prediction
 
     def method(self, seq: Sequence) -> str:
-        """Who drafts for a sequence."""
-        return self._methods[seq]
+        """The name of the drafter of a sequence."""
+        return seq.scratch[self]
 
     def prediction(self, seq: Sequence) -> Prediction | None:
-        """Where a sequence stands in its predicted output."""
-        return self._predictions.get(seq)
+        """The place of a sequence in its predicted output."""
+        return seq.scratch.get((self, "prediction"))
 
     def failures(self, seq: Sequence) -> int:
-        """How often drafting for a sequence has failed."""
-        return self._part(seq).failures.get(seq, 0)
+        """Errors that drafting for a sequence has met."""
+        return self._part(seq).failures(seq)
 
     def bind(self, target: Target) -> None:
-        for part in self._distinct:
+        for part in self.parts:
             part.bind(target)
+        overlay.warm_up()  # merges the draft of a method with a prediction
 
-    def warm_up(self) -> None:
-        for part in self._distinct:
-            part.warm_up()
-        overlay.warm_up()  # what lays a method's draft over a prediction
-
-    def propose(self, seqs: Many[Sequence], plans: Many[Plan]) -> list[Tree]:
+    def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:
         both = [self._copy(seq, plan) for seq, plan in zip(seqs, plans, strict=True)]
         trees = [EMPTY] * len(seqs)
         for name, rows in self._by_method(seqs).items():
-            own = [seqs[i] for i in rows], [both[i][1] for i in rows]
-            for i, tree in zip(rows, self.parts[name].propose(*own), strict=True):
+            own = [seqs[i] for i in rows], [both[i][1] for i in rows], [dice[i] for i in rows]
+            for i, tree in zip(rows, self.by_name[name].propose(*own), strict=True):
                 trees[i] = tree
         return [
             self._both(seq, copy, tree)
@@ -79,54 +72,55 @@ class Router(Drafter):
 
     def observe(self, step: Step) -> None:
         for i, seq in enumerate(step.seqs):
-            if seq in self._copied:
+            if (self, "copied") in seq.scratch:
                 self._judge(step, i)
         methods = self._by_method(step.seqs)
         for name, rows in methods.items():
-            self.parts[name].observe(step if len(methods) == 1 else step.of(rows))
+            self.by_name[name].observe(step if len(methods) == 1 else step.of(rows))
 
     def finish(self, seq: Sequence) -> None:
         self._part(seq).finish(seq)
 
     def forget(self, group: Hashable) -> None:
-        for part in self._distinct:
+        for part in self.parts:
             part.forget(group)
 
     def memory_report(self) -> dict[str, int]:
         return {
             f"{name}: {what}": size
-            for part, name in self._distinct.items()
+            for part, name in {part: name for name, part in self.by_name.items()}.items()
             for what, size in part.memory_report().items()
         }
 
-    def _part(self, seq: Sequence) -> Guarded:
-        return self.parts[self._methods[seq]]
+    def _part(self, seq: Sequence) -> SafeDrafter:
+        return self.by_name[self.method(seq)]
 
     def _by_method(self, seqs: Many[Sequence]) -> dict[str, list[int]]:
         """Indices of the sequences of each method."""
         found: dict[str, list[int]] = {}
         for i, seq in enumerate(seqs):
-            found.setdefault(self._methods[seq], []).append(i)
+            found.setdefault(self.method(seq), []).append(i)
         return found
 
     def _copy(self, seq: Sequence, plan: Plan) -> tuple[Tree, Plan]:
         """What the prediction drafts, and the plan that is left for the method."""
-        prediction = self._predictions.get(seq)
+        prediction = self.prediction(seq)
         if prediction is None:
             return EMPTY, plan
         copy = prediction.draft(seq.generated, seq.num_left - 1)
-        self._copied[seq] = len(copy)
+        seq.scratch[self, "copied"] = len(copy)  # nodes in this step
         return copy, replace(plan, nodes=max(plan.nodes - len(copy), 0))
 
     def _both(self, seq: Sequence, copy: Tree, tree: Tree) -> Tree:
         """What the prediction drafts, then what the method does."""
-        return merge([copy, tree], ("prediction", self._methods[seq])) if len(copy) else tree
+        return merge([copy, tree], ("prediction", self.method(seq))) if len(copy) else tree
 
     def _judge(self, step: Step, i: int) -> None:
         """Copied nodes come first in their tree."""
-        copied = self._copied.pop(step.seqs[i])
+        seq = step.seqs[i]
+        copied = seq.scratch.pop((self, "copied"))
         nodes = step.verdicts[i].nodes[: len(step.emitted[i])]
-        self._predictions[step.seqs[i]].judge(copied, sum(node < copied for node in nodes))
+        seq.scratch[self, "prediction"].judge(copied, sum(node < copied for node in nodes))
 
 
 class Plans(Controller):
@@ -140,30 +134,33 @@ class Plans(Controller):
     def __init__(self, spec: str, router: Router) -> None:
         self._spec, self._router = spec, router
         self._shared: dict[tuple[str, int | None], Controller] = {}
-        self._of: WeakKeyDictionary[Sequence, Controller | None] = WeakKeyDictionary()
         self._target: Target | None = None
 
     def bind(self, target: Target, drafter: Drafter) -> None:
         self._target = target
-        for method in self._router.parts:
+        for method in self._router.by_name:
             self._of_method(method, None)
 
     def assign(self, seqs: Many[Sequence], method: str, nodes: int | None, is_own: bool) -> None:
-        """Who plans for these sequences; to be called before they join. nodes: largest tree."""
+        """Sets the controller of these sequences; to be called before they join.
+
+        nodes: largest tree.
+        """
         controller = None
-        if nodes != 0 and self._router.parts[method].labels:  # who never drafts needs no plan
+        if nodes != 0 and self._router.by_name[method].labels:  # else it never drafts
             make = self._make if is_own else self._of_method
             controller = make(method, nodes)
-        self._of.update((seq, controller) for seq in seqs)
+        for seq in seqs:
+            seq.scratch[self] = controller
 
     def plan(self, seq: Sequence) -> Plan:
-        controller = self._of[seq]
+        controller = seq.scratch[self]
         return Plan(0, learns=False) if controller is None else controller.plan(seq)
 
     def observe(self, step: Step) -> None:
         rows: dict[Controller, list[int]] = {}
         for i, seq in enumerate(step.seqs):
-            controller = self._of[seq]
+            controller = seq.scratch[self]
             if controller is not None:
                 rows.setdefault(controller, []).append(i)
         shared = set(self._shared.values())
@@ -172,7 +169,7 @@ class Plans(Controller):
             controller.observe(step if is_all else step.of(own))
 
     def finish(self, seq: Sequence) -> None:
-        controller = self._of[seq]
+        controller = seq.scratch[self]
         if controller is not None:
             controller.finish(seq)
 
@@ -186,5 +183,5 @@ class Plans(Controller):
         size = {} if nodes is None else {"nodes": nodes}
         controller: Controller = registry.make("controller", self._spec, **size)
         assert self._target is not None, "bind comes first"
-        controller.bind(self._target, self._router.parts[method])
+        controller.bind(self._target, self._router.by_name[method])
         return controller

@@ -61,7 +61,7 @@ class Service:
 
     def warm_up(self) -> None:
         """Compiles what will run."""
-        for part in (self.model.target, self.verifier, self.worker):
+        for part in (self.model.target, self.verifier):
             part.warm_up()
 
     def tenant(self, request: Request) -> str:

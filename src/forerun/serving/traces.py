@@ -10,7 +10,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from forerun.core.records import Sequence, Step, Verdict
 from forerun.core.tree import Tree
@@ -87,16 +86,13 @@ class Trace:
 class Traces:
     """Listener: traces of the sequences that are watched; the others cost nothing."""
 
-    def __init__(self) -> None:
-        self._of: WeakKeyDictionary[Sequence, Trace] = WeakKeyDictionary()
-
     def watch(self, seq: Sequence, drafter: str) -> Trace:
         """The trace of a sequence, from its next step on."""
-        return self._of.setdefault(seq, Trace(drafter))
+        return seq.scratch.setdefault(self, Trace(drafter))
 
     def __call__(self, step: Step) -> None:
-        for i, seq in enumerate(step.seqs if self._of else ()):
-            if (trace := self._of.get(seq)) is not None:
+        for i, seq in enumerate(step.seqs):
+            if (trace := seq.scratch.get(self)) is not None:
                 count = len(step.emitted[i])
                 trace.add(step.trees[i], step.verdicts[i], count, seq.num_generated - count)
 

@@ -1,6 +1,6 @@
 """What drafters have learned, as files that go with one tokenizer: saved, loaded, merged, capped.
 
-Works for every drafter that has snapshots (`Drafter.keep`, `snapshot`, `restore`, `merged`). Drafts
+Works for every drafter that has snapshots (`core.mixins.Persistent`). Drafts
 never change what a model says, so a memory of another model with the same tokenizer is welcome; one
 of another tokenizer is refused, because its ids mean other texts.
 """
@@ -17,10 +17,12 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from forerun import registry
 from forerun.core.dice import SeededDice
+from forerun.core.mixins import Persistent, persistent
 from forerun.core.records import Plan, Sequence, Snapshot
 from forerun.core.roles import Drafter, name_of
 from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree
+from forerun.engine.safe_drafter import settle
 from forerun.errors import ConfigError
 from forerun.state import array_file
 from forerun.state.array_file import Origin
@@ -105,7 +107,11 @@ def merge(
         )
     owner = (owners[0] if owners else "") if tenant is None else tenant
     drafter: type[Drafter] = registry.get("drafter", kinds[0])
-    snapshot = drafter.merged([memory.snapshot for memory in held], max_bytes)
+    if not issubclass(drafter, Persistent):
+        raise ConfigError(
+            f"memories of {kinds[0]} cannot be merged: it is no drafter that is saved"
+        )
+    snapshot = drafter.merge([memory.snapshot for memory in held], max_bytes)
     if max_bytes is not None and snapshot.nbytes > max_bytes:  # all that may go has gone
         raise ConfigError(
             f"expected a cap of at least {snapshot.nbytes} bytes ({snapshot.nbytes / 2**20:.4f} "
@@ -119,11 +125,12 @@ def merge(
 
 def draft(memory: Memory, tokens: list[int], nodes: int) -> Tree:
     """The best tokens that a memory would draft after a text."""
-    drafter: Drafter = registry.get("drafter", memory.snapshot.kind)(**memory.snapshot.settings)
+    made = registry.get("drafter", memory.snapshot.kind)(**memory.snapshot.settings)
+    drafter = persistent(made)
     drafter.restore(memory.snapshot)
     greedy = Sampling(temperature=0.0)
     seq = Sequence(tokens, len(tokens), greedy, SeededDice(0), limit=nodes + 1)
-    return drafter.propose([seq], [Plan(nodes=nodes)])[0]
+    return drafter.propose([seq], [Plan(nodes=nodes)], [seq.dice])[0]
 
 
 class Kept:
@@ -131,7 +138,7 @@ class Kept:
 
     In a `with` it is loaded where there is a file, and saved at the end, also when an error or
     Ctrl-C ends the block: what was learned until then is true. A file that could not be loaded is
-    left alone, and so is the drafter. Until the end the drafter hears every token, also where
+    left alone, and so is the drafter. Until the end the drafter is shown every step, also where
     nothing is drafted, and no second `with` may begin for the same drafter and tenant. What could
     not be saved stays in the drafter, for `save()` to take; a file that is loaded, also by another
     `with`, takes its place. turns: those of who else uses it; files are read and written without.
@@ -140,7 +147,7 @@ class Kept:
     def __init__(
         self, path: Path | str, drafter: Drafter, origin: Origin, turns: Turns | None = None
     ) -> None:
-        self.path, self.drafter, self.origin = Path(path), drafter, origin
+        self.path, self.drafter, self.origin = Path(path), persistent(drafter), origin
         self._turns = turns or Turns()
         self.before: Memory | None = None
         self.after: Memory | None = None
@@ -155,10 +162,11 @@ class Kept:
         check_fits(memory, self.origin)
         with self._turns:
             was_kept = self._is_kept
+            settle(self.drafter)
             try:
                 self.drafter.restore(memory.snapshot, self.origin.tenant)
             except BaseException:
-                self._let_go(was_kept)
+                self._release(was_kept)
                 raise
             self.drafter.kept |= {self.origin.tenant}
         joined = Origin.joined([memory.origin, self.origin])
@@ -175,9 +183,10 @@ class Kept:
         self._check_owner()
         tenant = self.origin.tenant
         with self._turns:
+            settle(self.drafter)
             snapshot = self.drafter.snapshot(tenant)
             if not self._is_kept and not snapshot.counts["tokens"]:
-                self._let_go()
+                self._release()
                 raise ConfigError(
                     "nothing was learned that could be saved; run what is to be learned within "
                     "`with model.memory(...)`, or after `load()`"
@@ -240,16 +249,16 @@ class Kept:
     def _is_kept(self) -> bool:
         return self.origin.tenant in self.drafter.kept
 
-    def _let_go(self, was_kept: bool = False) -> None:
+    def _release(self, was_kept: bool = False) -> None:
         """The drafter keeps the tenant as it did before."""
         if not was_kept:
-            self.drafter.let_go(self.origin.tenant)
+            self.drafter.release(self.origin.tenant)
             self.drafter.kept -= {self.origin.tenant}
 
     def _end(self, was_kept: bool = False) -> None:
         """Another `with` may begin."""
         with self._turns:
-            self._let_go(was_kept)
+            self._release(was_kept)
             _begun[self.drafter].pop(self.origin.tenant, None)
 
     def _check_owner(self) -> None:

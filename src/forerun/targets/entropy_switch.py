@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -96,8 +95,6 @@ class EntropySwitch(Target):
         self.vocab_size = min(model.vocab_size for model in self.models)  # rows may be padded
         self.context = min(model.context for model in self.models)
         self.usage = Usage()
-        self._modes: WeakKeyDictionary[Sequence, Mode] = WeakKeyDictionary()
-        self._seen: WeakKeyDictionary[Sequence, list[int]] = WeakKeyDictionary()  # tokens computed
         self._rows: dict[Sequence, SwitchRows] = {}  # of the step under way
 
     @property
@@ -107,7 +104,7 @@ class EntropySwitch(Target):
 
     def mode(self, seq: Sequence) -> Mode:
         """What holds for the next token of a sequence."""
-        return self._modes.get(seq) or Mode()
+        return seq.scratch.get(self) or Mode()
 
     def wanted(self, mode: Mode, window: tuple[float, ...]) -> int:
         """The model that these entropies ask for."""
@@ -175,16 +172,17 @@ class EntropySwitch(Target):
                 self.usage.tokens[spoke] += 1
                 self.usage.catch_up[asked] += asked != spoke
                 self.usage.switches += after.active != asked
-                self._modes[seq] = after
+                seq.scratch[self] = after
             rows.is_open = False
             for which in rows.used:
-                self._seen[seq][which] = len(seq.tokens) - 1
+                self._computed(seq)[which] = len(seq.tokens) - 1
 
     def release(self, seq: Sequence) -> None:
         for model in self.models:
             model.release(seq)
-        for state in (self._modes, self._seen, self._rows):
-            state.pop(seq, None)
+        self._rows.pop(seq, None)
+        for key in (self, (self, "computed")):
+            seq.scratch.pop(key, None)
 
     def memory_report(self) -> dict[str, int]:
         """Bytes of both models."""
@@ -196,9 +194,12 @@ class EntropySwitch(Target):
 
     def caught_up(self, seq: Sequence, which: int, depth: int = 0) -> None:
         """Counts what a model had to compute before the row that it was asked for."""
-        seen = self._seen.setdefault(seq, [0, 0])
-        behind = len(seq.tokens) - 1 - max(seen[which], seq.num_prompt)
+        behind = len(seq.tokens) - 1 - max(self._computed(seq)[which], seq.num_prompt)
         self.usage.catch_up[which] += max(behind, 0) + depth
+
+    def _computed(self, seq: Sequence) -> list[int]:
+        """Tokens of a sequence that each model has computed."""
+        return seq.scratch.setdefault((self, "computed"), [0, 0])
 
 
 class SwitchRows(Rows):

@@ -15,6 +15,7 @@ import numpy as np
 
 from forerun.bench.replay.recording import Trace
 from forerun.core.dice import SeededDice
+from forerun.core.mixins import forget
 from forerun.core.records import Cost, Plan, Rows, Sequence, Step, Verdict
 from forerun.core.roles import Drafter, Target, name_of
 from forerun.core.sampling import Sampling
@@ -96,7 +97,7 @@ def replay(
     for group, trace in enumerate(traces):
         for index, sample in enumerate(trace.samples):
             found.add(index, _follow(drafter, trace.prompt, sample, plan, laws, group, index))
-        drafter.forget(group)
+        forget(drafter, group)
     return found
 
 
@@ -132,7 +133,7 @@ def _follow(
     drafter.start(seq)
     while seq.num_left:
         at = seq.num_generated
-        (tree,) = drafter.propose([seq], [plan.within(seq.num_left - 1)])
+        (tree,) = drafter.propose([seq], [plan.within(seq.num_left - 1)], [seq.dice])
         nodes = agreed(tree, text, at)
         emitted = text[at : at + len(nodes) + 1]
         seq.tokens += emitted

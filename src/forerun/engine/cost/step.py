@@ -32,7 +32,7 @@ from forerun.engine.cost.forward import (
     some_text,
 )
 from forerun.engine.engine import Engine
-from forerun.engine.safe_drafter import Guarded
+from forerun.engine.safe_drafter import SafeDrafter, settle
 from forerun.errors import CapacityError
 
 SEQS, NODES = 8, 4  # sequences that run at once where others than one are measured; their drafts
@@ -89,12 +89,10 @@ def _rounds(
     controller, length = _First(), _length(target)
     drafter = registry.make("drafter", registry.BRANCHING)
     verifier = registry.make("verifier", registry.VERIFIER)
-    parts, heard = (
-        (target, Guarded(drafter, can_defer=False), verifier, controller),
-        deque[Step](maxlen=1),
-    )
-    engine = Engine(*parts, listeners=[heard.append], max_seqs=seqs)
-    for part in (target, drafter, verifier):
+    last = deque[Step](maxlen=1)
+    safe = SafeDrafter(drafter)
+    engine = Engine(target, safe, verifier, controller, listeners=[last.append], max_seqs=seqs)
+    for part in (target, verifier):
         part.warm_up()
     running = [
         Sequence(text, length, Sampling(), SeededDice(i), limit=1 << 30, group=0, index=i)
@@ -107,7 +105,8 @@ def _rounds(
             del seq.tokens[length:]
         start = perf_counter()
         engine.round(running[:num])
-        return perf_counter() - start - _within(heard[0])
+        settle(safe)  # else the next round, which shortens the texts, would observe this step
+        return perf_counter() - start - _within(last[0])
 
     try:
         for seq in running:

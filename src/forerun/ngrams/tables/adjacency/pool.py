@@ -106,7 +106,7 @@ def snapshot(kind: str, matrix: np.ndarray) -> Snapshot:
     return Snapshot(kind, {ARRAY: matrix}, settings, {"tokens": known})
 
 
-def merged(snapshots: Many[Snapshot]) -> np.ndarray:
+def merge(snapshots: Many[Snapshot]) -> np.ndarray:
     """One matrix [V, K]: a token has the row of the last snapshot that knows it."""
     for other in snapshots[1:]:
         other.check(snapshots[0].settings)

@@ -185,32 +185,23 @@ def learn(
     nodes: np.ndarray,
     top_ids: np.ndarray,
     top_probs: np.ndarray,
-    is_once: bool,
 ) -> int:
     """Averages one observation per node into the slots of all its contexts.
 
     A node's context is its path below `root`; top_ids and top_probs [len(nodes), K] are the
-    target's largest probabilities there. `is_once`: a key learns from its first node only.
-    Returns the number of new keys. arrays: a Table.
+    target's largest probabilities there. Returns the number of new keys. arrays: a Table.
     """
     table = Table(*arrays)
     longest, entries, added = len(root), table.ids.shape[1], 0
     context, hashes = np.empty(longest, np.int32), np.empty(longest, np.uint64)
     ids, probs = np.empty(2 * entries, np.int32), np.empty(2 * entries, np.float32)
-    seen = np.zeros(2 * len(nodes) * len(lengths) + 1 if is_once else 1, np.uint64)
     for i in range(len(nodes)):
         fill_context(root, tokens, parents, nodes[i], context)
         known = hash_context(context, hashes)
         for n in lengths:
             if n > known:
                 continue
-            key = hashes[n - 1]
-            if is_once:
-                mark = find(seen, key)
-                if seen[mark] == key:
-                    continue
-                seen[mark] = key
-            added += observe(table, key, clock, top_ids[i], top_probs[i], ids, probs)
+            added += observe(table, hashes[n - 1], clock, top_ids[i], top_probs[i], ids, probs)
     return added
 
 

@@ -70,7 +70,7 @@ def newest(rows: Table, most: int) -> Table:
     return _ranked(_take(rows, np.sort(order)))
 
 
-def merged(snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
+def merge(snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
     """One snapshot of several, of at most `max_bytes`. Raises ConfigError if settings differ."""
     settings = snapshots[0].settings
     for other in snapshots[1:]:

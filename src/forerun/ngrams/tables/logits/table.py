@@ -17,7 +17,7 @@ from functools import cache
 
 import numpy as np
 
-from forerun.core.acceptance_prior import Chances, Gain
+from forerun.core.acceptance_prior import Chances
 from forerun.core.records import Plan
 from forerun.core.tree import EMPTY, Proposal, Tree
 from forerun.core.tree_template import Shape, grid
@@ -60,7 +60,6 @@ class LogitMemory:
             )
         self.table = new_table(min(FIRST_SLOTS, self.slots_within(budget)), entries)
         self.chances = {drawn: Chances(drawn=drawn) for drawn in (True, False)}
-        self.gain = Gain()
         self.behind: LogitMemory | None = None
         self.clock = 0  # one tick per update
         self.evicted = 0  # contexts dropped so far
@@ -90,7 +89,7 @@ class LogitMemory:
         What is learned of drafts is common to both from now on.
         """
         self.behind, self.clock = behind, behind.clock
-        self.chances, self.gain = behind.chances, behind.gain
+        self.chances = behind.chances
 
     def slots_within(self, budget: int) -> int:
         """How many slots fit into `budget` bytes."""
@@ -167,16 +166,13 @@ class LogitMemory:
         nodes: np.ndarray,
         top_ids: np.ndarray,
         top_probs: np.ndarray,
-        *,
-        is_once: bool = False,
     ) -> None:
         """Learns the top probabilities [n, K] at `nodes` int32 [n] of a tree below context `root`.
 
-        Each row adds one observation to every context length; with `is_once` each context learns
-        from the first of the nodes that share it.
+        Each row adds one observation to every context length.
         """
         if self.behind is not None:
-            self.behind.learn(root, tree, nodes, top_ids, top_probs, is_once=is_once)
+            self.behind.learn(root, tree, nodes, top_ids, top_probs)
         self._tick(len(nodes))
         for start, stop in self._parts(len(nodes)):
             self._size += kernels.learn(
@@ -189,7 +185,6 @@ class LogitMemory:
                 nodes[start:stop],
                 top_ids[start:stop],
                 top_probs[start:stop],
-                is_once,
             )
 
     def follow(self, tokens: list[int], before: int, laws: np.ndarray) -> None:

@@ -328,7 +328,7 @@ def _are_texts(tokens: np.ndarray, lengths: np.ndarray) -> bool:
     )
 
 
-def merged(snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
+def merge(snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
     """All texts of several snapshots in order; beyond `max_bytes` the first go, never the last."""
     texts = [text for snapshot in snapshots for text in unpack(snapshot)]
     room = np.inf if max_bytes is None else max_bytes

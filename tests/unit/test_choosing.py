@@ -7,6 +7,7 @@ import pytest
 
 from forerun.controllers._acceptance import DECAY, MAX_WEIGHT, Acceptance
 from forerun.controllers._tree_size import PRIOR_TRIALS, choose, node_beliefs
+from forerun.core.mixins import Priced
 from forerun.core.records import Cost
 from forerun.core.roles import Drafter
 
@@ -94,7 +95,7 @@ def test_both_are_what_numpy_computes(seed: int) -> None:
     cost, num = some_cost(rng), int(rng.integers(1, 17))
     given = [drafts(rng, int(rng.integers(0, 300))) for _ in range(num)]
     beliefs = np.array([counted(one).beliefs for one in given])
-    hope = Drafter().hope()
+    hope = Priced().acceptance_prior()
     np.testing.assert_allclose(beliefs, [plain_beliefs(one, *hope) for one in given], rtol=1e-9)
     prices = rng.uniform([0.3, 0.0, 0.0], [2.0, 0.1, 0.02], (num, 3))
     num += int(rng.integers(0, 3))

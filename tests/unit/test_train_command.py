@@ -218,7 +218,7 @@ def test_options_reach_the_recipe(tmp_path):
         (["judge_head", "--problmes", "3"], "--problems"),
         (["judge_head", "--sources", "a+b"], "option sources takes"),
         (["seal"], "recipe 'seal' needs --passages"),
-        (["--problems", "x", "judge-head"], "'x' is not a valid"),
+        (["--problems", "x", "judge-head"], "Invalid value for '--problems'"),
     ],
 )
 def test_mistakes_name_what_was_meant(args, said, capsys):

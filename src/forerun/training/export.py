@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
-SPECULATORS_VERSION = "0.5.0"  # release of the format's library that the fields follow
+SPECULATORS_VERSION = "0.9.0"  # release of the library whose fields these are
 
 
 @dataclass(frozen=True)

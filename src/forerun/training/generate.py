@@ -59,6 +59,7 @@ def generate_records(
     tokens to store per position. features: whether to store hidden rows. Raises ConfigError where
     the folder holds records of another target or of other settings.
     """
+    annotate = _annotator(model.target, top_k, features)
     check_target(folder, model)
     wanted = settings(sampling, seed) | {"top_k_stored": top_k, "features": features}
     plans.check_plan(folder, wanted)
@@ -68,7 +69,6 @@ def generate_records(
     show = counted(watch, "records", "prompts")
     show(len(done), len(prompts))
     run = _samples(model, prompts, left, sampling, seed=seed, batch=batch, drafter=drafter)
-    annotate = _annotator(model.target, top_k, features)
     for num, (number, samples) in enumerate(run, len(done) + 1):
         records = [_record(number, _ids(model, prompts[number]), s, annotate) for s in samples]
         write_records(prompt_file(folder, number), records)

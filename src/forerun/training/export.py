@@ -15,8 +15,10 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from forerun.models.hf_load import quiet
+
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
-SPECULATORS_VERSION = "0.9.0"  # release of the library whose fields these are
+SPECULATORS_VERSION = "0.9.0"  # release of the library that defines these fields
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Speculator:
 
     kind: the format's model type, such as eagle3. verifier: name or path of the target.
     layer_config: transformers configuration of the head's layers, as a dict. tokens: draft length.
-    fields: what the kind needs besides, such as draft_vocab_size.
+    fields: further fields of the kind, such as draft_vocab_size.
     """
 
     kind: str
@@ -128,7 +130,8 @@ def _write_checkpoint(model: PreTrainedModel, part: Path) -> None:
         eos_token_id=model.config.eos_token_id,
         pad_token_id=model.config.pad_token_id,
     )
-    half.save_pretrained(part)
+    with quiet():
+        half.save_pretrained(part)
 
 
 def _write_tensors(made: nn.Module | Mapping[str, Tensor], path: Path) -> None:

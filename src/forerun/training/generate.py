@@ -26,7 +26,7 @@ from .progress import Watch, counted, silent
 from .records import Record, check_target, finished, identity, pack, prompt_file, write_records
 
 CHUNK = 128  # tokens per forward pass of the target
-SHARD = 256  # prompts whose files are joined into one
+SHARD = 256  # prompts per shard
 HIDDEN, NOTHING = frozenset({"hidden"}), frozenset[str]()
 
 

@@ -161,7 +161,7 @@ def _causal(rows: int, keys: int, device: torch.device) -> Tensor:
 
 
 def _check(config: DecoderConfig) -> None:
-    """Raises ConfigError for families whose layers differ in more than sizes."""
+    """Raises ConfigError for families with layers that differ in more than sizes."""
     is_plain = (
         config.norm == "rms"
         and config.norms == "pre"

@@ -1,7 +1,7 @@
 """On-policy batches: texts drawn from the current weights at every step of a run.
 
-A step's prompts and seeds depend on the run's seed and the step number only, and its texts on the
-weights besides. A run that resumes from a checkpoint therefore draws the same batches as one that
+A step's prompts and seeds depend on the run's seed and the step number only, its texts also on the
+weights. A run that resumes from a checkpoint therefore draws the same batches as one that
 was not interrupted.
 """
 

@@ -36,7 +36,7 @@ class Settings(Protocol):
 def reasoner_facts(
     s: Settings, name: str, size: Size, num_samples: int, vocabulary: int, context: int
 ) -> dict[str, str]:
-    """What the card of the reasoner or its draft says besides what was measured."""
+    """The unmeasured part of the card of the reasoner or its draft."""
     command = (
         f"forerun train reasoner --minutes {s.minutes:g} --draft-minutes {s.draft_minutes:g}"
         f" --threads {s.threads} --device {s.device} --seed {s.seed}"

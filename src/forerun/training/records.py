@@ -86,7 +86,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def finished(folder: Path) -> set[int]:
-    """Numbers of the prompts whose records are in a folder."""
+    """Numbers of the prompts that have records in a folder."""
     return {number for path in files(folder) for number in prompts_in(path)}
 
 

@@ -45,8 +45,8 @@ class AcceptanceHead(LoopRecipe):
     """Trains the head of controller `acceptance_head` on a frozen draft and its target.
 
     problems: training problems, one text of the target each; a tenth is held out.
-    target: model whose acceptance is learned, and that writes the texts.
-    draft: model whose hidden rows the head reads.
+    target: model that accepts or rejects, and writes the texts.
+    draft: model that gives the hidden rows.
     temperature: sampling temperature of deployment, for which the labels hold.
     max_tokens: longest text.
     layers: residual blocks of the head.

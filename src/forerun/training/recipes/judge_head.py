@@ -35,9 +35,9 @@ PENALTIES = tuple(10.0**k for k in range(-4, 3))  # of the squared norm, per uni
 class JudgeHead(Recipe):
     """Makes the head of verifier `judge` for a target. It is solved for, not trained by steps.
 
-    problems: training problems whose texts are labelled.
-    target: model whose hidden rows the head reads.
-    draft: model whose tokens are judged.
+    problems: training problems, of which texts are labelled.
+    target: model that gives the hidden rows.
+    draft: model that gives the judged tokens.
     swaps: labelled draft tokens per right text of the target, at most.
     temperature: sampling temperature of drafts.
     max_tokens: longest text.

@@ -54,7 +54,7 @@ class Seal(LanguageModel, LoopRecipe):
     """Trains a generator on passages and indexes them, for `forerun seal search`.
 
     passages: file of JSON lines with a title and a body each.
-    evaluated: passages whose questions are not trained on.
+    evaluated: passages that give no questions to train on.
     vocabulary: tokens of the tokenizer that is trained.
     spans: spans per question; the paper has 10.
     titles: titles per question; the paper has 3.

@@ -28,19 +28,22 @@ from forerun.retrieval.books import Question, passages_of, questions, split
 from forerun.retrieval.measures import accuracy, interval, r_precision
 from forerun.retrieval.passages import Passage, write_passages
 from forerun.retrieval.seal import SCORES, Generated, Options, Seal, spoken
-from forerun.training.loop import Progress
 from forerun.training.recipes import seal as recipe
 
 CUTS, VECTOR = (1, 5, 20, 100), 768  # k of accuracy; numbers of a dense vector
 EVALUATED = 200
 
 
-def report_step(progress: Progress) -> None:
-    """A line every 50 steps."""
-    if progress.step % 50 == 0:
-        print(
-            f"step {progress.step}, {progress.seconds:.0f} s, loss {progress.loss:.3f}", flush=True
-        )
+class StepReport:
+    """Prints a line at every fiftieth report of the training loop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, title: str, share: float, note: str) -> None:
+        self.count += 1
+        if self.count % 50 == 0:
+            print(f"{title}  {share:.0%}  {note}", flush=True)
 
 
 def cell(values: list[float]) -> str:
@@ -136,8 +139,8 @@ def measure(options: argparse.Namespace, out: Path) -> None:
     file = out / "passages.jsonl"
     write_passages(file, passages)
     if options.minutes:
-        plan = recipe.Plan(out / "run", file, options.minutes, evaluated=EVALUATED)
-        recipe.run(plan, report_step)
+        seal = recipe.Seal(passages=file, minutes=options.minutes, evaluated=EVALUATED)
+        seal.train(out / "run", resume=True, watch=StepReport())
     generator, index = recipe.load(out / "run")
     fm, dense = sum(index.index.nbytes.values()), 4 * VECTOR * len(passages)
     print(

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from forerun.bench.machine import product_rate
 from forerun.training.data import Batches, Documents
-from forerun.training.language_model import LanguageModelRecipe, Size
+from forerun.training.language_model import LanguageModel, Size
 from forerun.training.loop import Loop, LoopOptions, Progress
 
 from .report import OutOfTime, Report
@@ -58,7 +58,7 @@ def throughput(
     batches = Batches(some_documents(64 if setting.is_smoke else 4000), budget=tokens)
     clock = Clock(report, 2 if setting.is_smoke else STEPS, setting)
     options = LoopOptions(max_steps=10**6)
-    loop = Loop(LanguageModelRecipe(model, batches), options, setting.device, on_step=clock)
+    loop = Loop(LanguageModel(model, batches), options, setting.device, on_step=clock)
     with suppress(StopIteration):
         loop.run()
     num = sum(p.numel() for p in model.parameters())

@@ -42,6 +42,7 @@ KINDS = {
     "verifier": ("forerun.verifiers", "Verifier"),
     "controller": ("forerun.controllers", "Controller"),
     "target": ("forerun.targets", "Target"),
+    "recipe": ("forerun.training.recipes", "Recipe"),
 }
 
 
@@ -74,7 +75,7 @@ def get(kind: str, name: str) -> type:
 def _class(package: str, name: str, role: str) -> type:
     """The one public class of that role in a module of ours."""
     module = importlib.import_module(f"{package}.{name}")
-    base = getattr(importlib.import_module("forerun.core.roles"), role)
+    base = _role(package, role)
     found = [
         thing
         for thing in vars(module).values()
@@ -84,6 +85,12 @@ def _class(package: str, name: str, role: str) -> type:
     ]
     assert len(found) == 1, f"{module.__name__} must define one public {role}, has {found}"
     return found[0]
+
+
+def _role(package: str, role: str) -> type:
+    """The class of a role: of `core.roles`, or of the package's own `base`."""
+    roles = importlib.import_module("forerun.core.roles")
+    return getattr(roles, role, None) or getattr(importlib.import_module(f"{package}.base"), role)
 
 
 def _not_built(kind: str, name: str) -> UnknownName | None:

@@ -64,9 +64,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("seal")
     write_passages(folder / "passages.jsonl", made_up())
     size = Size(hidden=64, layers=2, heads=4, kv_heads=2, inner=160)
-    plan = recipe.Plan(
-        folder / "run",
-        folder / "passages.jsonl",
+    seal = recipe.Seal(
+        passages=folder / "passages.jsonl",
         minutes=None,
         max_steps=900,
         evaluated=EVALUATED,
@@ -74,7 +73,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         micro_tokens=1024,
         size=size,
     )
-    recipe.run(plan)
+    seal.train(folder / "run")
     return folder / "run"
 
 

@@ -16,6 +16,7 @@ from forerun.drafters.draft_model import DraftModel
 from forerun.engine.engine import Engine
 from forerun.engine.safe_drafter import SafeDrafter
 from forerun.errors import ConfigError, ModelError
+from forerun.training.export import save
 from forerun.training.recipes import acceptance_head as recipe
 from forerun.utils.stats import auc
 from harness import PROMPT
@@ -104,7 +105,7 @@ def test_head_is_the_trained_module_and_survives_a_file(tmp_path):
     for layers, shared in ((3, False), (3, True), (0, False)):
         module = recipe.HeadModule(WIDTH, layers, shared)
         torch.nn.init.normal_(module.out)
-        recipe.save(module, tmp_path / "head.safetensors")
+        save(module.tensors(), tmp_path, file="head.safetensors")
         head = read_head(str(tmp_path / "head.safetensors"))
         assert head.layers == layers and len(head.weights) == (1 if shared else layers)
         for row in torch.randn(5, WIDTH):
@@ -171,17 +172,6 @@ def test_the_embedded_draft_has_its_head():
     assert controller.head.width == 128 and 0 < min(chances) < max(chances) < 1
 
 
-def test_loss_with_weight_one_and_hard_labels_is_bce():
-    logits, labels = torch.randn(3, 5, 2), torch.randint(0, 2, (3, 5)).float()
-    logs, keep = torch.log_softmax(logits, -1), torch.ones(3, 5, dtype=torch.bool)
-    plain = torch.nn.functional.binary_cross_entropy(logs[..., 1].exp(), labels)
-    assert recipe.weighted_loss(logs, labels, keep, 1.0) == pytest.approx(float(plain), abs=1e-5)
-    keep[0] = False
-    a, kept = labels[1:], logs[1:]
-    lost = -(a * kept[..., 1] + 6 * (1 - a) * kept[..., 0]).sum() / (a + 6 * (1 - a)).sum()
-    assert recipe.weighted_loss(logs, labels, keep, 6.0) == pytest.approx(float(lost), abs=1e-5)
-
-
 def test_auc_by_hand():
     assert auc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1])) == 0.75
     assert auc(np.zeros(4), np.array([0, 1, 1, 0.5])) == 0.5
@@ -189,11 +179,10 @@ def test_auc_by_hand():
 
 
 def test_the_recipe_runs_whole(tmp_path):
-    plan = recipe.Plan(
-        tmp_path, num_texts=4, max_tokens=24, max_steps=2, micro_tokens=512, layers=1, batch=4
-    )
-    progress, area = recipe.run(plan)
-    assert progress.step == 2 and np.isfinite(progress.loss) and 0 <= area <= 1
+    options = {"problems": 4, "max_tokens": 24, "micro_tokens": 512, "layers": 1, "batch": 4}
+    trained = recipe.AcceptanceHead(max_steps=2, **options)
+    (line,) = trained.train(tmp_path)
+    assert line.startswith("head: 2 steps") and 0 <= trained.auc <= 1
     assert AcceptanceHead(head=str(tmp_path)).head.width == 128
 
 
@@ -212,10 +201,10 @@ def test_the_command_trains_one(tmp_path, capsys, monkeypatch):
     assert after == steps
 
 
-def test_bad_plans_are_refused(tmp_path):
-    for options in ({"num_texts": 1}, {"mix": 1.0}, {"weight": 0.0}, {"layers": -1}):
-        with pytest.raises(ConfigError, match="an acceptance head needs"):
-            recipe.Plan(tmp_path, **options)
+def test_bad_options_of_the_recipe_are_refused():
+    for options in ({"problems": 1}, {"mix": 1.0}, {"weight": 0.0}, {"layers": -1}):
+        with pytest.raises(ConfigError, match="acceptance_head needs"):
+            recipe.AcceptanceHead(**options)
 
 
 def test_a_plan_without_the_controller_is_untouched():

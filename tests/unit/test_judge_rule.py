@@ -21,6 +21,7 @@ from forerun.drafters.draft_model import DraftModel
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError, ModelError
 from forerun.serving.methods import make_verifier
+from forerun.training.recipes import _judge_labels as labels_of
 from forerun.training.recipes import judge_head as recipe
 from forerun.verifiers.judge import NAME, Head, Judge, logit, read_head
 from forerun.verifiers.recursive import Recursive
@@ -201,11 +202,11 @@ def test_the_fit_separates_what_can_be_separated():
     rows, labels = rng.normal(size=(600, WIDTH)).astype(np.float32), rng.random(600) < 0.8
     rows[:, 2] += np.where(labels, 4, -4)
     tokens = recipe.Tokens(rows, labels, np.arange(600), np.full(600, recipe.SWAP))
-    found = recipe.best(tokens, recipe.Plan(None))  # type: ignore[arg-type]
+    found = recipe.best(tokens, recipe.JudgeHead())
     assert found.auc == 1.0 and found.kept_correct == 1.0 and found.kept_mistakes <= 0.1
     assert found.correct + found.mistakes == 600
     shifted = recipe.Tokens(np.roll(rows, 1, 0), labels, tokens.problems, tokens.sources)
-    assert abs(recipe.best(shifted, recipe.Plan(None)).auc - 0.5) < 0.25  # type: ignore[arg-type]
+    assert abs(recipe.best(shifted, recipe.JudgeHead()).auc - 0.5) < 0.25
 
 
 def test_both_classes_weigh_the_same():
@@ -216,7 +217,7 @@ def test_both_classes_weigh_the_same():
 
 
 def test_swaps_stand_beside_the_tokens_that_they_replace():
-    tree = recipe.with_swaps([5, 6, 7], {0: 9, 2: 8})
+    tree = labels_of.with_swaps([5, 6, 7], {0: 9, 2: 8})
     assert [tree.path(n) for n in (3, 4)] == [[9], [5, 6, 8]]
 
 
@@ -226,7 +227,7 @@ def test_delta_keeps_the_share_of_mistakes_that_was_asked_for():
     rows[:, 0] += labels
     tokens = recipe.Tokens(rows, labels, np.arange(2000), np.zeros(2000))
     for recall in (0.8, 0.95):
-        found = recipe.best(tokens, recipe.Plan(None, recall=recall))  # type: ignore[arg-type]
+        found = recipe.best(tokens, recipe.JudgeHead(recall=recall))
         assert found.kept_mistakes == pytest.approx(1 - recall, abs=0.03)
 
 
@@ -241,7 +242,7 @@ def test_what_is_reported_was_neither_fitted_nor_chosen_on(monkeypatch):
         return made(part, plan)
 
     monkeypatch.setattr(recipe, "made", watched)
-    found = recipe.best(tokens, recipe.Plan(None, folds=3, recall=0.9))  # type: ignore[arg-type]
+    found = recipe.best(tokens, recipe.JudgeHead(folds=3, recall=0.9))
     *folds, whole = seen
     assert whole == set(range(120)) and len(folds) == 3
     assert all(sum(problem not in fold for fold in folds) == 1 for problem in whole)
@@ -257,14 +258,22 @@ def test_folds_are_by_problem():
 
 
 def test_the_recipe_runs_whole(tmp_path):
-    plan = recipe.Plan(tmp_path, num_problems=40, swaps=6, folds=2, batch=40, max_tokens=200)
-    found = recipe.run(plan)
-    tokens = recipe.labelled(plan)  # read from the file now
+    options = {"problems": 40, "swaps": 6, "batch": 40, "max_tokens": 200}
+    judge = recipe.JudgeHead(folds=2, **options)
+    (line,) = judge.train(tmp_path)
+    found = judge.found
+    assert f"area under the curve {found.auc:.3f}" in line
+    tokens = judge.labelled(tmp_path)  # read from the file now
     assert tokens.rows.shape == (len(tokens.labels), 256)
-    slips = tokens.where(tokens.sources == recipe.SLIP)
+    slips = tokens.where(tokens.sources == labels_of.SLIP)
     assert (slips.labels.sum(), (~slips.labels).sum()) == (40, 40)
-    assert tokens.where(tokens.sources == recipe.REPLY).labels.all()
+    assert tokens.where(tokens.sources == labels_of.REPLY).labels.all()
     assert Judge(head=str(tmp_path)).head.width == 256 and 0 <= found.auc <= 1
+    again = recipe.JudgeHead(folds=2, recall=0.9, **options)  # the same labels
+    again.train(tmp_path)
+    assert again.found.head.delta < found.head.delta
+    with pytest.raises(ConfigError, match="started with swaps 6, but this run has swaps 5"):
+        recipe.JudgeHead(folds=2, **options | {"swaps": 5}).train(tmp_path)
 
 
 def test_rows_of_the_recipe_are_those_of_decoding():
@@ -275,18 +284,18 @@ def test_rows_of_the_recipe_are_those_of_decoding():
     target = forerun.load("reasoner", dtype="fp32").target
     prompt, tokens = [5, 6, 7, 8], [9, 30, 31, 40]
     seq = sequence(prompt, 20, SeededDice(0))
-    tree = recipe.with_swaps(tokens, {2: 50})
-    (rows,) = target.forward([seq], [tree], recipe.HIDDEN)
+    tree = labels_of.with_swaps(tokens, {2: 50})
+    (rows,) = target.forward([seq], [tree], labels_of.HIDDEN)
     other = sequence([*prompt, 9, 30, 50], 20, SeededDice(0))
-    (plain,) = target.forward([other], [EMPTY], recipe.HIDDEN)
+    (plain,) = target.forward([other], [EMPTY], labels_of.HIDDEN)
     assert rows.hidden is not None and plain.hidden is not None
     torch.testing.assert_close(rows.hidden[5], plain.hidden[0], atol=1e-4, rtol=1e-4)
 
 
-def test_bad_plans_are_refused(tmp_path):
-    for options in ({"num_problems": 3}, {"recall": 0.0}, {"swaps": 0}):
-        with pytest.raises(ConfigError, match="a judge's head needs"):
-            recipe.Plan(tmp_path, **options)
+def test_bad_options_of_the_recipe_are_refused():
+    for options in ({"problems": 3}, {"recall": 0.0}, {"swaps": 0}):
+        with pytest.raises(ConfigError, match="judge_head needs"):
+            recipe.JudgeHead(**options)
 
 
 def test_the_registry_finds_it():

@@ -18,42 +18,44 @@ from forerun.training import problems
 from forerun.training.evaluate import entropies, evaluate, load, measure_tau, read_solved
 from forerun.training.plans import NAME
 from forerun.training.recipes import reasoner
-from forerun.training.recipes.reasoner import Plan, run, settle
+from forerun.training.recipes.reasoner import Reasoner
 
 
-def make_plan(out: Path, **changed) -> Plan:
-    small = {
+def small(**changed) -> Reasoner:
+    options = {
         "threads": 1,
-        "num_problems": 30,
-        "num_tokenizer_problems": 30,
-        "num_held_out": 2,
+        "problems": 30,
+        "tokenizer_problems": 30,
+        "held_out": 2,
         "micro_tokens": 512,
         "max_steps": 1,
-        "num_samples": 2,
+        "samples": 2,
         "sample_limit": 4,
     }
-    return Plan(out, **small | changed)
+    return Reasoner(**options | changed)
 
 
 @pytest.mark.parametrize(("threads", "expected"), [(1, 2), (2, 2), (3, 3), (4, 4), (5, 5)])
 def test_every_process_gets_as_many_micro_batches(tmp_path, threads, expected):
-    assert settle(make_plan(tmp_path, threads=threads), resume=False).micro_batches == expected
+    assert small(threads=threads).settled(tmp_path, resume=False).micro_batches == expected
 
 
 def test_micro_batches_stay_what_they_were_and_must_fit(tmp_path):
-    settle(make_plan(tmp_path, threads=4), resume=False)
-    assert settle(make_plan(tmp_path, threads=2), resume=True).micro_batches == 4
+    small(threads=4).settled(tmp_path, resume=False)
+    assert small(threads=2).settled(tmp_path, resume=True).micro_batches == 4
     with pytest.raises(ConfigError, match=r"4 micro-batches .* 3 processes; use --threads 2"):
-        settle(make_plan(tmp_path, threads=3), resume=True)
-    assert settle(make_plan(tmp_path, threads=3, device="cuda"), resume=True).micro_batches == 4
+        small(threads=3).settled(tmp_path, resume=True)
+    assert small(threads=3, device="cuda").settled(tmp_path, resume=True).micro_batches == 4
 
 
 def test_another_seed_is_refused_and_named(tmp_path):
-    settle(make_plan(tmp_path, seed=3), resume=False)
+    small(seed=3).settled(tmp_path, resume=False)
     kept = (tmp_path / NAME).read_bytes()
     for resume in (True, False):
-        with pytest.raises(ConfigError, match=r"begun with seed 3, but this run has seed 4.*--out"):
-            settle(make_plan(tmp_path, seed=4), resume)
+        with pytest.raises(
+            ConfigError, match=r"started with seed 3, but this run has seed 4.*--out"
+        ):
+            small(seed=4).settled(tmp_path, resume)
     assert (tmp_path / NAME).read_bytes() == kept
 
 
@@ -62,70 +64,87 @@ def test_another_seed_is_refused_and_named(tmp_path):
     [("MIX", (1, 2), "levels"), ("VOCAB", 800, "vocabulary"), ("CONTEXT", 512, "context")],
 )
 def test_another_recipe_is_refused_and_named(tmp_path, monkeypatch, constant, value, name):
-    settle(make_plan(tmp_path), resume=False)
+    small().settled(tmp_path, resume=False)
     monkeypatch.setattr(reasoner, constant, value)
-    with pytest.raises(ConfigError, match=f"begun with {name} "):
-        settle(make_plan(tmp_path), resume=True)
+    with pytest.raises(ConfigError, match=f"started with {name} "):
+        small().settled(tmp_path, resume=True)
 
 
 def test_budgets_may_change(tmp_path):
-    settle(make_plan(tmp_path), resume=False)
-    changed = {"minutes": 1.0, "draft_minutes": 2.0, "num_problems": 40, "num_held_out": 5}
-    settle(make_plan(tmp_path, threads=2, max_steps=7, **changed), resume=True)
+    small().settled(tmp_path, resume=False)
+    changed = {"minutes": 1.0, "draft_minutes": 2.0, "problems": 40, "held_out": 5}
+    small(threads=2, max_steps=7, **changed).settled(tmp_path, resume=True)
     budgets = json.loads((tmp_path / NAME).read_text())["budgets"]
     assert budgets["minutes"] == 1.0 and budgets["threads"] == 2 and budgets["max_steps"] == 7
 
 
-def test_a_trained_folder_is_not_begun_anew(tmp_path):
-    settle(make_plan(tmp_path), resume=False)
+def test_a_trained_folder_is_not_overwritten(tmp_path):
+    small().settled(tmp_path, resume=False)
     (tmp_path / "draft.pt").touch()
     with pytest.raises(ConfigError, match="--resume"):
-        settle(make_plan(tmp_path), resume=False)
+        small().settled(tmp_path, resume=False)
 
 
 def test_a_folder_without_a_plan_is_judged_by_its_data(tmp_path):
-    old = make_plan(tmp_path)
-    old.problems.make(1)
+    old = small()
+    old.data(tmp_path).make(1)
     (tmp_path / "reasoner.pt").touch()
     with pytest.raises(ConfigError, match="holds other problems than seed 1"):
-        settle(replace(old, seed=1), resume=True)
+        replace(old, seed=1).settled(tmp_path, resume=True)
     assert not (tmp_path / NAME).exists()
     with pytest.raises(ConfigError, match="use --threads 2"):
-        settle(replace(old, threads=4), resume=True)
-    assert settle(old, resume=True).micro_batches == 2
+        replace(old, threads=4).settled(tmp_path, resume=True)
+    assert old.settled(tmp_path, resume=True).micro_batches == 2
     assert (tmp_path / NAME).exists()
 
 
 def test_an_unreadable_plan_is_named(tmp_path):
     (tmp_path / NAME).write_text("{")
     with pytest.raises(DataError, match=r"plan\.json is not a readable plan"):
-        settle(make_plan(tmp_path), resume=True)
+        small().settled(tmp_path, resume=True)
 
 
-def test_more_problems_make_a_short_shard_anew(tmp_path, monkeypatch):
+def test_more_problems_make_a_short_shard_again(tmp_path, monkeypatch):
     monkeypatch.setattr(problems, "SHARD", 8)
-    few = make_plan(tmp_path, num_problems=10).problems
+    few = small(problems=10).data(tmp_path)
     few.make(1)
     made: list[tuple[int, int]] = []
-    more = make_plan(tmp_path, num_problems=20).problems
+    more = small(problems=20).data(tmp_path)
     more.make(1, lambda done, total: made.append((done, total)))
-    assert made == [(1, 2), (2, 2)]  # of 8, 2 and none: the second anew, the third
+    assert made == [(1, 2), (2, 2)]  # of 8, 2 and none: the second again, and the third
     assert len(more.documents()) == 20 and len(few.documents()) >= 10
     ids, prompt = more.tokenise(9, 1)[0]
     assert more.documents().document(9).tolist() == ids and prompt < len(ids)
 
 
 def test_two_processes_train_as_one_does(tmp_path):
-    alone = settle(make_plan(tmp_path / "alone", max_steps=2, micro_batches=2), resume=False)
-    together = settle(make_plan(tmp_path / "both", max_steps=2, threads=2), resume=False)
-    for plan in (alone, together):
-        plan.problems.tokenizer()
-        plan.problems.make(1)
-        assert reasoner.train(plan, "draft").step == 2
-    found = [torch.load(p.out / "draft.pt", weights_only=True) for p in (alone, together)]
+    recipes = {
+        tmp_path / "alone": small(max_steps=2, micro_batches=2),
+        tmp_path / "both": small(max_steps=2, threads=2),
+    }
+    for folder, recipe in recipes.items():
+        settled = recipe.settled(folder, resume=False)
+        settled.data(folder).make(1)
+        assert reasoner.train_model(settled, folder, "draft").step == 2
+    found = [torch.load(folder / "draft.pt", weights_only=True) for folder in recipes]
     assert found[0]["progress"]["tokens"] == found[1]["progress"]["tokens"]
     for name, p in found[0]["parameters"].items():
         torch.testing.assert_close(found[1]["parameters"][name], p, atol=1e-4, rtol=1e-3)
+
+
+def test_a_plan_of_an_earlier_version_is_read(tmp_path):
+    """It named some options otherwise, and listed fewer."""
+    small().settled(tmp_path, resume=False)
+    plan = json.loads((tmp_path / NAME).read_text())
+    settings = {n: v for n, v in plan["settings"].items() if n != "tokenizer_problems"}
+    for num, fits in ((30, True), (31, False)):
+        old = {"settings": settings | {"num_tokenizer_problems": num}, "budgets": {}}
+        (tmp_path / NAME).write_text(json.dumps(old))
+        if fits:
+            small().settled(tmp_path, resume=True)
+        else:
+            with pytest.raises(ConfigError, match="started with tokenizer_problems 31"):
+                small().settled(tmp_path, resume=True)
 
 
 @pytest.fixture(scope="module")
@@ -175,10 +194,16 @@ def test_tau_counts_tokens_per_pass(folder):
 
 
 def test_recipe_runs_from_data_to_cards_and_resumes(tmp_path):
-    plan = make_plan(tmp_path / "run")
-    seen: list[str] = []
-    events = reasoner.Events(on_evaluation=lambda what, done, total: seen.append(what))
-    reports = run(plan, events=events)
+    out, seen = tmp_path / "run", list[str]()
+
+    def watch(title: str, share: float, note: str) -> None:
+        if title.startswith("evaluation: "):
+            seen.append(title.removeprefix("evaluation: "))
+
+    recipe = small()
+    lines = recipe.train(out, watch=watch)
+    reports = recipe.reports
+    assert [line.partition(":")[0] for line in lines] == ["reasoner", "draft"]
     assert seen == [
         *["reasoner"] * 2,
         *["tau of reasoner"] * 2,
@@ -187,14 +212,16 @@ def test_recipe_runs_from_data_to_cards_and_resumes(tmp_path):
     ]
     assert reports["reasoner"].num_problems == 2 and reports["reasoner"].one_sample == 0.0
     for name in ("reasoner", "draft"):
-        files = {f.name for f in (plan.out / name).iterdir()}
+        files = {f.name for f in (out / name).iterdir()}
         assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= files
-        card = (plan.out / name / "README.md").read_text()
+        card = (out / name / "README.md").read_text()
         assert "2 held-out problems" in card
         assert f"2 problems | {reports[name].tau:.2f} tokens per pass |" in card
     with pytest.raises(ConfigError, match="--resume"):
-        run(plan)
+        small().train(out)
     seen.clear()
-    assert run(plan, resume=True, events=events) == reports
+    again = small()
+    again.train(out, resume=True, watch=watch)
+    assert again.reports == reports
     assert "reasoner" not in seen  # its results were kept
-    assert json.loads((plan.out / "evaluation.json").read_text())["draft"]["tau"] >= 1.0
+    assert json.loads((out / "evaluation.json").read_text())["draft"]["tau"] >= 1.0

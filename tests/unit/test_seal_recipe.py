@@ -69,8 +69,8 @@ def test_spans_share_words_with_the_question() -> None:
 def test_pairs_leave_the_evaluated_questions_out(tmp_path: Path) -> None:
     passages = [Passage(f"Title {w}", SENTENCE.format(w), "") for w in WORDS[:3]]
     tokenizer = Tokenizer(recipe.make_tokenizer(passages, 320))
-    plan = recipe.Plan(tmp_path, tmp_path / "p.jsonl", spans=2, titles=1)
-    pairs = recipe.pairs(passages, np.array([0, 2]), tokenizer, plan)
+    seal = recipe.Seal(passages=tmp_path / "p.jsonl", spans=2, titles=1)
+    pairs = recipe.pairs(passages, np.array([0, 2]), tokenizer, seal)
     known = tokenizer.vocabulary()
     sources = {"question": 0, "span": 0}
     for i in range(len(pairs)):
@@ -91,15 +91,19 @@ def test_a_run_from_file_to_search(tmp_path: Path) -> None:
     file = tmp_path / "p.jsonl"
     write_passages(file, books.passages_of(BOOK))
     size = Size(hidden=32, layers=1, heads=2, kv_heads=1, inner=48)
-    plan = recipe.Plan(
-        tmp_path / "run", file, minutes=None, max_steps=3, evaluated=2, vocabulary=320, size=size
-    )
-    assert recipe.run(plan).step == 3
-    generator, index = recipe.load(tmp_path / "run")
+    options = {"passages": file, "evaluated": 2, "vocabulary": 320, "size": size}
+    folder = tmp_path / "run"
+    (line,) = recipe.Seal(minutes=None, max_steps=3, **options).train(folder)
+    assert line.startswith("3 steps, loss")
+    generator, index = recipe.load(folder)
     assert len(index) == 18 and generator.context == recipe.CONTEXT
-    with pytest.raises(ConfigError, match="begun with"):
-        recipe.run(recipe.Plan(tmp_path / "run", file, max_steps=3, evaluated=2))
+    with pytest.raises(ConfigError, match="holds an earlier run"):
+        recipe.Seal(max_steps=4, **options).train(folder)
+    (line,) = recipe.Seal(minutes=None, max_steps=4, **options).train(folder, resume=True)
+    assert line.startswith("4 steps")
+    with pytest.raises(ConfigError, match="started with vocabulary 320"):
+        recipe.Seal(**options | {"vocabulary": 321}).train(folder, resume=True)
     with pytest.raises(ConfigError, match="leave none to train on"):
-        recipe.run(recipe.Plan(tmp_path / "other", file, evaluated=18))
+        recipe.Seal(passages=file, evaluated=18).train(tmp_path / "other")
     with pytest.raises(ConfigError, match="at least 1 passage"):
-        recipe.Plan(tmp_path, file, evaluated=0)
+        recipe.Seal(passages=file, evaluated=0)

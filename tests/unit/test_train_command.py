@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from forerun.cli.train import RECIPES, Display, check
-from forerun.errors import ConfigError
+from forerun import registry
+from forerun.cli._progress import Display
+from forerun.cli.train import option_types
 from forerun.training.loop import Progress
 from forerun.training.processes import in_processes
+from forerun.training.progress import step_note
 from forerun.training.recipes import reasoner
 from forerun.utils.signals import uninterrupted
 
@@ -54,27 +56,24 @@ def python(*args: str) -> subprocess.CompletedProcess[str]:
 def test_ctrl_c_waits_for_the_end_of_a_step(tmp_path, monkeypatch):
     sizes = {"reasoner": reasoner.Size(hidden=32, layers=1, heads=2, kv_heads=1, inner=48)}
     monkeypatch.setattr(reasoner, "SIZES", sizes)
-    plan = reasoner.Plan(tmp_path / "r u n", threads=1, num_problems=40, num_tokenizer_problems=30)
-    plan.problems.tokenizer()  # not the command's 6000 problems
-
-    flags = ["--out", str(plan.out), "--threads", "1", "--problems", "40"]
+    out = tmp_path / "r u n"
+    options = {"threads": 1, "problems": 40, "tokenizer_problems": 30, "micro_batches": 2}
+    flags = ["--out", str(out), "--threads", "1", "--problems", "40", "--tokenizer-problems", "30"]
     ended = python("-c", INTERRUPTED, *flags)
     assert ended.returncode == 130, ended.stderr
-    call = f"forerun train reasoner --out='{plan.out}' --problems=40 --threads=1 --resume"
+    call = f"forerun train reasoner --out='{out}' --threads=1 --problems=40 "
+    call += "--tokenizer-problems=30 --resume"
     assert f"continue with: {call}\n" in ended.stdout
     line = r"reasoner  0%  step 1  0\.0\d M tokens  [\d,]+ tokens/s  loss \d\.\d+  \d+ min left"
     assert re.search(line, ended.stdout)
 
-    saved = torch.load(plan.out / "reasoner.pt", weights_only=True)
+    saved = torch.load(out / "reasoner.pt", weights_only=True)
     assert saved["progress"]["step"] == 3
-    (plan.out / "reasoner.pt").rename(tmp_path / "saved.pt")
-    whole = reasoner.Plan(
-        plan.out, threads=1, num_problems=40, num_tokenizer_problems=30, micro_batches=2
-    )
-    _, loop = reasoner.prepare(whole, "reasoner")
+    (out / "reasoner.pt").rename(tmp_path / "saved.pt")
+    _, loop = reasoner.prepare(reasoner.Reasoner(**options), out, "reasoner")
     batches = loop.recipe.batches(0)
     for _ in range(3):
-        loop._step(next(batches), loop.spent())
+        loop.step(next(batches), loop.spent())
     for name, p in loop.parameters.items():
         torch.testing.assert_close(saved["parameters"][name], p.detach(), atol=2e-5, rtol=0)
 
@@ -121,14 +120,14 @@ def test_kernels_and_threads_are_set_before_torch_loads():
     assert ended.stdout.split() == ["1", "8192"], ended.stderr
 
 
-def test_a_line_every_half_minute_where_nobody_looks(capsys):
+def test_a_line_every_half_minute_without_a_terminal(capsys):
     now = [0.0]
     display = Display(is_terminal=False, clock=lambda: now[0])
     with display:
-        on_step = display.events().on_step
         for step in range(1, 101):
             now[0] = float(step)
-            on_step("reasoner", Progress(step, float(step), 2000 * step, 1.5), step / 100)
+            progress = Progress(step, float(step), 2000 * step, 1.5)
+            display.draw("reasoner", *step_note(progress, step / 100))
         display.draw("data", 0.5, "1/2 shards")
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[3] for line in lines[:-1]] == ["1", "31", "61", "91", "100"]
@@ -138,7 +137,7 @@ def test_a_line_every_half_minute_where_nobody_looks(capsys):
     assert lines[-1] == "data  50%  1/2 shards"
 
 
-def test_bars_where_somebody_looks(capsys):
+def test_bars_on_a_terminal(capsys):
     display = Display(is_terminal=True)
     display.bars.live.transient = False
     with display:
@@ -173,35 +172,82 @@ def test_a_recipe_refuses_options_that_it_does_not_have(name, flag, option, caps
     folder = tmp_path / "new"
     assert main(["train", name, "--out", str(folder), *flag]) == 2
     said = capsys.readouterr().err
-    assert f"recipe '{name}' has no {flag[0]}; it takes --" in said and "--problems" in said
-    assert option not in RECIPES[name].options and not folder.exists()
+    assert f"No such option: {flag[0]}" in said and f"`forerun train {name} --help`" in said
+    assert option not in option_types(registry.get("recipe", name)) and not folder.exists()
 
 
-def test_every_option_belongs_to_a_recipe_and_is_a_field_of_its_plan(tmp_path):
-    """What a recipe takes reaches its plan; what the command offers, some recipe takes."""
-    import dataclasses
-    import inspect
+@pytest.mark.parametrize("name", ["acceptance_head", "judge_head", "reasoner", "seal"])
+def test_help_describes_every_option_of_the_constructor(name, capsys):
+    from forerun.cli.main import main
+    from forerun.cli.train import descriptions
 
-    from forerun.cli import train
-    from forerun.training.recipes import acceptance_head, judge_head
-
-    plans = {"reasoner": reasoner, "acceptance_head": acceptance_head, "judge_head": judge_head}
-    renamed = {"problems": {"num_problems", "num_texts"}, "held_out": {"num_held_out"}}
-    for name, module in plans.items():
-        fields = {field.name for field in dataclasses.fields(module.Plan)}
-        for option in RECIPES[name].options - {"resume"}:
-            assert renamed.get(option, {option}) & fields, (name, option)
-    offered = inspect.signature(train.command).parameters.keys() - {"ctx", "name"}
-    assert offered == set().union(*(recipe.options for recipe in RECIPES.values()))
-    with pytest.raises(ConfigError, match="has no --device, --threads; it takes --out, --problems"):
-        check("judge_head", {"threads": 1, "device": "cpu"})
+    cls = registry.get("recipe", name)
+    assert main(["train", name, "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    shown = [option for option in option_types(cls) if option not in ("out", "resume")]
+    assert {"seed"} < set(shown) <= set(registry.options(cls))
+    for option in shown:
+        text = descriptions(cls)[option]
+        assert f"--{option.replace('_', '-')}" in said
+        assert f"{text[0].upper()}{text[1:].rstrip('.')}" in said
+    assert ("--resume" in said) == cls.can_resume
 
 
-def test_unset_options_are_the_plans_own(tmp_path):
-    from forerun.cli.train import _plan
-    from forerun.training.recipes import acceptance_head, judge_head
+def test_the_list_of_recipes_imports_none(capsys):
+    ended = python("-m", "forerun", "train", "--help")
+    assert ended.returncode == 0
+    for name in registry.names("recipe"):
+        assert f"\n  {name} " in ended.stdout
+    loaded = python("-X", "importtime", "-m", "forerun", "train", "--help").stderr
+    assert re.search(r"\| +typer$", loaded, re.MULTILINE)
+    assert not re.search(r"\| +torch$", loaded, re.MULTILINE)
 
-    assert _plan(judge_head.Plan, {"out": tmp_path}) == judge_head.Plan(tmp_path)
-    given = {"out": tmp_path, "problems": 7, "minutes": 0.5, "resume": True}
-    found = _plan(acceptance_head.Plan, given, problems="num_texts")
-    assert found == acceptance_head.Plan(tmp_path, num_texts=7, minutes=0.5)
+
+def test_options_reach_the_recipe(tmp_path):
+    from forerun.cli.train import make
+
+    judge = make("judge_head", {"problems": 20, "sources": "0+2", "recall": 0.5})
+    assert (judge.problems, judge.sources, judge.recall) == (20, (0, 2), 0.5)
+    assert (judge.target, judge.swaps) == ("reasoner", 6)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["acceptance_haed"], "did you mean 'acceptance_head'"),
+        (["judge_head", "--problmes", "3"], "--problems"),
+        (["judge_head", "--sources", "a+b"], "option sources takes"),
+        (["seal"], "recipe 'seal' needs --passages"),
+        (["--problems", "x", "judge-head"], "Invalid value for '--problems'"),
+    ],
+)
+def test_mistakes_name_what_was_meant(args, said, capsys):
+    from forerun.cli.main import main
+
+    assert main(["train", *args]) == 2
+    found = capsys.readouterr().err
+    assert said in found and found.count("\n") == 1
+
+
+def test_a_new_recipe_needs_no_command(tmp_path, monkeypatch, capsys):
+    """A module in the folder of recipes is a command, with its own options."""
+    from forerun.cli.main import main
+    from forerun.training import recipes
+
+    (tmp_path / "echo.py").write_text(
+        '"""Repeats a word."""\n\nfrom dataclasses import dataclass\n'
+        "from forerun.training.recipes.base import Recipe\n\n\n"
+        "@dataclass(kw_only=True, eq=False)\nclass Echo(Recipe):\n"
+        '    """Repeats.\n\n    word: what is repeated.\n    times: how often.\n    """\n\n'
+        '    word: "str" = "a"\n    times: "int" = 2\n\n'
+        "    def train(self, out, *, resume=False, watch=None):\n"
+        "        return [f'{out.name} {self.word * self.times}']\n"
+    )
+    monkeypatch.setattr(recipes, "__path__", [*recipes.__path__, str(tmp_path)])
+    registry._own.cache_clear()
+    try:
+        assert main(["train", "--help"]) == 0 and "Repeats a word." in capsys.readouterr().out
+        assert main(["train", "echo", "--times", "3", "--out", str(tmp_path / "o")]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == "o aaa"
+    finally:
+        registry._own.cache_clear()

@@ -16,9 +16,10 @@ from forerun.training.data import (
     save_documents,
     write_atomically,
 )
-from forerun.training.export import export
-from forerun.training.language_model import LanguageModelRecipe, Size, build_model
-from forerun.training.loop import Loop, LoopOptions, rate_factor
+from forerun.training.export import save
+from forerun.training.language_model import LanguageModel, Size, build_model
+from forerun.training.loop import Loop, LoopOptions
+from forerun.training.optimizers import rate_factor
 from forerun.training.tokenizer import train_tokenizer
 
 TINY = Size(hidden=32, layers=2, heads=2, kv_heads=1, inner=48)
@@ -40,7 +41,7 @@ def make_documents(tmp_path: Path, num: int = 24) -> Documents:
 
 def make_loop(tokenizer, documents: Documents, steps: int, checkpoint: Path | None = None) -> Loop:
     batches = Batches(documents, budget=128, accumulate=2, pad=0)
-    recipe = LanguageModelRecipe(build_model(TINY, tokenizer), batches)
+    recipe = LanguageModel(build_model(TINY, tokenizer), batches)
     options = LoopOptions(max_steps=steps, warmup_steps=2, decay_share=0.0)
     return Loop(recipe, options, CPU, checkpoint)
 
@@ -64,9 +65,9 @@ def test_damaged_shard_is_named(tmp_path):
 
 def test_an_epoch_shows_every_document_once(tmp_path):
     documents = make_documents(tmp_path)
-    groups = Batches(documents, budget=128, accumulate=2)._groups(epoch=0)
+    groups = Batches(documents, budget=128, accumulate=2).groups(epoch=0)
     assert sorted(np.concatenate(groups).tolist()) == list(range(len(documents)))
-    assert groups[0].tolist() != Batches(documents, budget=128, seed=1)._groups(0)[0].tolist()
+    assert groups[0].tolist() != Batches(documents, budget=128, seed=1).groups(0)[0].tolist()
 
 
 def test_step_weights_sum_to_one_and_skip_padding(tmp_path):
@@ -200,7 +201,8 @@ def test_export_loads_in_transformers(tmp_path, tokenizer):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = build_model(TINY, tokenizer)
-    export(model, tokenizer, tmp_path / "model")
+    save(model, tmp_path / "model", tokenizer=tokenizer, card="# a card\n")
+    assert (tmp_path / "model" / "README.md").read_text() == "# a card\n"
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     again = AutoTokenizer.from_pretrained(tmp_path / "model")
     for name, p in model.named_parameters():

@@ -38,23 +38,19 @@ def build(
     seed: Annotated[int, typer.Option(help="Decides weights, questions and order.")] = 0,
 ) -> None:
     """Index passages and train a generator on them. The same call goes on with longer --minutes."""
-    from forerun.cli.train import Display
-    from forerun.training.recipes import seal as recipe
+    from forerun.cli._progress import Display
+    from forerun.training.recipes.seal import Seal
 
     options.check_folder_name(run)
-    plan = recipe.Plan(run, passages, minutes, evaluated=held_out, seed=seed)
+    recipe = Seal(passages=passages, minutes=minutes, evaluated=held_out, seed=seed)
     with Display() as display:
         try:
-            done = recipe.run(
-                plan,
-                lambda p: display.draw(
-                    "generator", p.seconds / (60 * minutes), f"step {p.step}  loss {p.loss:.3f}"
-                ),
-            )
+            lines = recipe.train(run, resume=True, watch=display.draw)
         except KeyboardInterrupt:
-            typer.echo("\nstopped and saved; give the same command again to go on")
+            typer.echo("\nstopped and saved; give the same command again to continue")
             raise typer.Exit(130) from None
-    typer.echo(f"{run}: {counted(done.step, 'step')}, loss {done.loss:.3f}")
+    for line in lines:
+        typer.echo(line)
 
 
 @app.command("search")

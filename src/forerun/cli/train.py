@@ -1,269 +1,208 @@
-"""`forerun train NAME`: trains a model or head by its recipe."""
+"""`forerun train NAME`: trains a model or head by its recipe.
+
+A command per registered recipe, with the options of the recipe's constructor. A recipe is imported
+when its command is called; the list of recipes shows the first lines of their files.
+"""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+import inspect
 import os
 import re
-import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun import registry
 from forerun.cli import options
+from forerun.cli._click_group import Commands
+from forerun.cli._progress import Display
 from forerun.errors import ConfigError, UnknownName
 
 if TYPE_CHECKING:
-    from forerun.training.loop import Progress
+    from forerun.training.recipes.base import Recipe
+
+DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
+HELP = re.compile(r"^(\w+): (.*(?:\n(?!\w+: ).+)*)", re.MULTILINE)  # option: text, to a blank line
+TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "Path": Path}
+TEXTS = {"str", "ModelName", "File", "Corpus"}  # annotations of options that are given as text
 
 
-def command(
-    ctx: typer.Context,
-    name: Annotated[
-        str, typer.Argument(help="What to train: reasoner, acceptance_head or judge_head.")
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for data, checkpoints and what is made [the recipe's name]."),
-    ] = None,
-    problems: Annotated[
-        int | None,
-        typer.Option(
-            min=2,
-            help="Training problems [reasoner 160000, acceptance_head 2000, judge_head 800].",
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Decides data, initial weights and order [0].")
-    ] = None,
-    minutes: Annotated[
-        float | None,
-        typer.Option(
-            min=0.01,
-            help="Training time, at most [reasoner 60; acceptance_head: its 600 steps]. "
-            "Not for judge_head, which is solved for.",
-        ),
-    ] = None,
-    draft_minutes: Annotated[
-        float | None,
-        typer.Option(min=0.01, help="Training time of the reasoner's small draft [10]."),
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU cores, reasoner only [2].")
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda or cuda:N, reasoner only [cpu].")
-    ] = None,
-    held_out: Annotated[
-        int | None,
-        typer.Option(min=1, help="Held-out problems for evaluation, reasoner only [200]."),
-    ] = None,
-    resume: Annotated[
-        bool | None,
-        typer.Option(
-            "--resume",
-            help="Continue the run in --out. Not for judge_head: labels found there serve again.",
-        ),
-    ] = None,
-) -> None:
-    """Train a model or a head by its recipe and export it. Ctrl-C saves; --resume continues."""
-    given = {key: value for key, value in ctx.params.items() if value is not None}
-    recipe = check(given.pop("name"), given)
-    set_up(given.get("device", "cpu"))
+class Recipes(Commands):
+    """The registered recipes as commands."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return registry.names("recipe")
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Options may stand before the recipe's name."""
+        known = registry.names("recipe")
+        name = next((word for word in args if word.replace("-", "_") in known), None)
+        if name and args[0].startswith("-") and args[0] != "--help":
+            args = [name, *(word for word in args if word != name)]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        known = registry.names("recipe")
+        name = args[0].replace("-", "_")
+        if name not in known:
+            raise UnknownName.of("recipe", args[0], known, "`forerun train --help` lists all")
+        set_up("cuda" if any("cuda" in word for word in args) else "cpu")
+        return name, command_of(name), args[1:]
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        """A command without options, for the list of recipes: nothing is imported for it."""
+        return _typer_command(name, lambda: None, summary(name))
+
+
+app = typer.Typer(cls=Recipes, add_completion=False, rich_markup_mode=None)
+
+
+@app.callback()
+def _train() -> None:
+    """Train a model or head by its recipe. Ctrl-C saves; --resume continues."""
+
+
+def summary(name: str) -> str:
+    """First line of a recipe's file, read without importing it."""
+    spec = importlib.util.find_spec(f"{registry.KINDS['recipe'][0]}.{name}")
+    if spec is None or not spec.origin:  # of another package
+        return (registry.get("recipe", name).__doc__ or "").partition("\n")[0]
+    text = ast.get_docstring(ast.parse(Path(spec.origin).read_text("utf-8"))) or ""
+    return text.partition("\n")[0]
+
+
+def command_of(name: str) -> Any:
+    """The command of a recipe."""
+    cls: type[Recipe] = registry.get("recipe", name)
+
+    def command(ctx: typer.Context, **given: Any) -> None:
+        train(ctx, name, {key: value for key, value in ctx.params.items() if value is not None})
+
+    parameters = [inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    parameters += [_option(*one) for one in option_types(cls).items()]
+    parameters[0] = parameters[0].replace(annotation=typer.Context)
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return _typer_command(name, command, (cls.__doc__ or "").partition("\n")[0])
+
+
+def option_types(cls: type[Recipe]) -> dict[str, Any]:
+    """Options of a recipe's command by name, as annotations of typer."""
+    folder = cls.__module__.rpartition(".")[2]
+    found = {"out": _annotated(Path, "Folder for data, checkpoints and what is made", folder)}
+    help_of = descriptions(cls)
+    for name, parameter in registry.options(cls).items():
+        kind = _type(str(parameter.annotation))
+        if kind is not None:
+            found[name] = _annotated(kind, help_of.get(name, ""), parameter.default)
+    if cls.can_resume:
+        found["resume"] = Annotated[
+            bool | None, typer.Option("--resume", help="Continue the run in --out.")
+        ]
+    return found
+
+
+def descriptions(cls: type) -> dict[str, str]:
+    """What class docstrings say about options, by lines `name: text`; own words before a base's."""
+    found: dict[str, str] = {}
+    for one in reversed(cls.__mro__):
+        found |= {name: " ".join(text.split()) for name, text in HELP.findall(_own_doc(one))}
+    return found
+
+
+def _own_doc(cls: type) -> str:
+    return inspect.cleandoc(vars(cls).get("__doc__") or "")
+
+
+def _type(annotation: str) -> type | None:
+    """The type that the command line gives an option; None where it cannot give one."""
+    kinds = [kind.strip() for kind in annotation.split("|") if kind.strip() != "None"]
+    if len(kinds) != 1:
+        return str if set(kinds) & TEXTS else None
+    if kinds[0] in TEXTS or kinds[0].startswith("tuple"):
+        return str
+    return TYPES.get(kinds[0])
+
+
+def _annotated(kind: type, text: str, default: Any) -> Any:
+    """An option of typer that is None where it is not given; its help states the default."""
+    text = f"{text[:1].upper()}{text[1:].rstrip('.')}"
+    if default is inspect.Parameter.empty:
+        text += " [required]"
+    elif default is not None:
+        text += f" [{_shown(default)}]"
+    return Annotated[kind | None, typer.Option(help=f"{text}.")]
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return "+".join(map(str, default)) if isinstance(default, tuple) else str(default)
+
+
+def _option(name: str, annotation: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=None, annotation=annotation)
+
+
+def _typer_command(name: str, function: Any, text: str) -> Any:
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single.command(name, help=text, short_help=text)(function)
+    return typer.main.get_command(single)
+
+
+def train(ctx: typer.Context, name: str, given: dict[str, Any]) -> None:
+    """Runs a recipe with the options given, and prints what it made."""
+    out, resume = given.pop("out", Path(name)), given.pop("resume", False)
+    recipe = make(name, given)
+    options.check_out_folder(out)
+    options.check_folder_name(out)
+    typer.echo(f"training {name} in {out}, seed {recipe.seed}")
     with Display() as display:
         try:
-            lines = recipe.run({"out": Path(name)} | given, display)
+            lines = recipe.train(out, resume=resume, watch=display.draw)
         except KeyboardInterrupt:
-            typer.echo(f"\n{_stopped(ctx, name, recipe)}")
+            typer.echo(f"\n{_stopped(ctx, recipe)}")
             raise typer.Exit(130) from None
     for line in lines:
         typer.echo(line)
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """run: from the options given to the lines that say what was made. options: all that it has."""
-
-    run: Callable[[dict[str, Any], Display], list[str]]
-    options: frozenset[str]
-
-
-def check(name: str, given: dict[str, Any]) -> Recipe:
-    """The recipe of a name.
-
-    Raises UnknownName, ConfigError for an option or a device that it does not have, DataError for
-    what cannot be --out.
-    """
-    if name not in RECIPES:
-        raise UnknownName.of("recipe", name, list(RECIPES))
-    known = RECIPES[name].options
-    if foreign := sorted(given.keys() - known):
-        flags, own = (
-            ", ".join(f"--{option.replace('_', '-')}" for option in names)
-            for names in (foreign, sorted(known))
-        )
-        raise ConfigError(f"recipe {name!r} has no {flags}; it takes {own}")
+def make(name: str, given: dict[str, Any]) -> Recipe:
+    """The recipe with its options. Raises ConfigError for what it cannot be made with."""
     device = given.get("device", "cpu")
     if not DEVICE.fullmatch(device):
         raise ConfigError(f"--device must be cpu, cuda or cuda:N to train on, got {device!r}")
-    out = given.get("out", Path(name))
-    options.check_out_folder(out)
-    options.check_folder_name(out)
-    return RECIPES[name]
+    cls = registry.get("recipe", name)
+    for option, parameter in registry.options(cls).items():
+        if parameter.default is inspect.Parameter.empty and option not in given:
+            flag = option.replace("_", "-")
+            raise ConfigError(f"recipe {name!r} needs --{flag} (see `forerun train {name} --help`)")
+        if option in given and str(parameter.annotation).startswith("tuple"):
+            text = f"{name}:{option}={given[option]}"
+            given[option] = registry.resolve("recipe", text)[1][option]
+    return cls(**given)
 
 
-def _stopped(ctx: typer.Context, name: str, recipe: Recipe) -> str:
-    """What Ctrl-C leaves behind."""
-    again = {"resume": True} if "resume" in recipe.options else {}
-    call = options.call_line(ctx, name=None, **again).replace("train", f"train {name}", 1)
+def _stopped(ctx: typer.Context, recipe: Recipe) -> str:
+    """What Ctrl-C leaves, and the call that continues."""
+    again = {"resume": True} if recipe.can_resume else {}
+    call = options.call_line(ctx, **again).replace("forerun ", "forerun train ", 1)
     if again:
         return f"stopped and saved; continue with: {call}"
-    return f"stopped; nothing is kept of a step that was not finished; begin again with: {call}"
-
-
-def _plan(cls: type[Any], given: dict[str, Any], **names: str) -> Any:
-    """A recipe's plan: its own defaults where nothing was given. names: option -> field."""
-    fields = {names.get(key, key): value for key, value in given.items() if key != "resume"}
-    return cls(**fields)
-
-
-def _reasoner(given: dict[str, Any], display: Display) -> list[str]:
-    from forerun.models.load import choose_device
-    from forerun.training.recipes.reasoner import Plan, run
-
-    plan = _plan(Plan, given, problems="num_problems", held_out="num_held_out")
-    choose_device(plan.device)  # raises ConfigError where torch sees no GPU
-    typer.echo(
-        f"training reasoner in {plan.out}: {plan.minutes:g} + {plan.draft_minutes:g} min on "
-        f"{plan.device}, seed {plan.seed}"
-    )
-    reports = run(plan, given.get("resume", False), display.events())
-    return [
-        f"{model}: one sample {r.one_sample:.1f} %, majority@{r.num_samples} {r.majority:.1f} %"
-        f", entropy {r.mean_entropy:.2f} nats per token, {r.fork_share:.0f} % forks"
-        f", tau {r.tau:.2f} -> {plan.out / model}"
-        for model, r in reports.items()
-    ]
-
-
-def _acceptance_head(given: dict[str, Any], display: Display) -> list[str]:
-    from forerun.training.recipes.acceptance_head import Plan, run
-
-    plan = _plan(Plan, given, problems="num_texts")
-    limit = f", at most {plan.minutes:g} min" if plan.minutes else ""
-    typer.echo(
-        f"training acceptance_head in {plan.out}: {plan.max_steps} steps{limit}, seed {plan.seed}"
-    )
-    show = display.events().on_step
-    resume = given.get("resume", False)
-    progress, area = run(plan, resume, lambda p, spent: show("head", p, spent))
-    return [
-        f"head: {progress.step} steps, area under the curve {area:.3f} on a tenth of the texts"
-        f" -> {plan.out}"
-    ]
-
-
-def _judge_head(given: dict[str, Any], display: Display) -> list[str]:
-    from forerun.training.recipes.judge_head import Plan, run
-
-    plan = _plan(Plan, given, problems="num_problems")
-    typer.echo(f"training judge_head in {plan.out}: {plan.num_problems} problems, seed {plan.seed}")
-    found = run(plan, lambda what, share: display.draw(what, share, ""))
-    return [
-        f"head: delta {found.head.delta:.3f}; on {found.correct} correct and {found.mistakes} "
-        f"wrong tokens that neither it nor delta has seen: area under the curve {found.auc:.3f}, "
-        f"{found.kept_correct:.1%} of the former kept, {found.kept_mistakes:.1%} of the latter"
-        f" -> {plan.out}"
-    ]
-
-
-DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
-COMMON = {"out", "problems", "seed"}
-LOOP = COMMON | {"minutes", "resume"}  # what is trained in steps
-RECIPES = {
-    "reasoner": Recipe(
-        _reasoner, frozenset(LOOP | {"draft_minutes", "threads", "device", "held_out"})
-    ),
-    "acceptance_head": Recipe(_acceptance_head, frozenset(LOOP)),
-    "judge_head": Recipe(_judge_head, frozenset(COMMON)),
-}
+    return f"stopped; what was finished in the folder is used again by: {call}"
 
 
 def set_up(device: str) -> None:
-    """What torch reads when it is loaded, here and in the processes started from here.
+    """Sets what torch reads when it is loaded, here and in the processes started from here.
 
-    Batches have many shapes, and oneDNN makes kernels anew for those that it has no room for. On
-    a CPU, each process has one thread: --threads counts them.
+    Batches have many shapes: oneDNN compiles a kernel again when its cache is full. On a CPU each
+    process has one thread: --threads counts processes.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8192")
     if device == "cpu":
         os.environ["OMP_NUM_THREADS"] = "1"
-
-
-class Display:
-    """Progress of data, training and evaluation: bars on a terminal, else a line now and then."""
-
-    def __init__(
-        self,
-        every: float = 30.0,  # seconds between lines
-        is_terminal: bool | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        text = TextColumn("{task.description}")
-        self.bars = Progress(
-            text, BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn()
-        )
-        self.tasks: dict[str, Any] = {}
-        self.every, self.clock = every, clock
-        self.is_terminal = sys.stdout.isatty() if is_terminal is None else is_terminal
-        self.printed: dict[str, float] = {}  # time of each title's last line
-
-    def __enter__(self) -> Display:
-        if self.is_terminal:
-            self.bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.is_terminal:
-            self.bars.stop()
-
-    def events(self) -> Any:
-        """The callbacks that draw."""
-        from forerun.training.recipes.reasoner import Events
-
-        return Events(
-            on_data=lambda done, total: self.draw("data", done / total, f"{done}/{total} shards"),
-            on_step=self._on_step,
-            on_evaluation=lambda what, done, total: self.draw(
-                f"evaluation: {what}", done / total, f"{done}/{total} problems"
-            ),
-        )
-
-    def draw(self, title: str, share: float, note: str) -> None:
-        """Moves the bar of that title, made on first use; or prints the line that is due."""
-        if not self.is_terminal:
-            self._print(title, share, note)
-            return
-        if title not in self.tasks:
-            self.tasks[title] = self.bars.add_task(title, total=1.0, note="")
-        self.bars.update(self.tasks[title], completed=min(1.0, share), note=note)
-
-    def _print(self, title: str, share: float, note: str) -> None:
-        now = self.clock()
-        if title not in self.printed or share >= 1 or now - self.printed[title] >= self.every:
-            self.printed[title] = now
-            typer.echo(f"{title}  {min(1.0, share):.0%}  {note}")
-
-    def _on_step(self, model: str, p: Progress, spent: float) -> None:
-        left = p.seconds * (1 - spent) / spent / 60 if spent > 0 else 0.0
-        self.draw(
-            model,
-            spent,
-            f"step {p.step}  {p.tokens / 1e6:.2f} M tokens  {p.rate:,.0f} tokens/s  "
-            f"loss {p.loss:.3f}  {max(0.0, left):.0f} min left",
-        )

@@ -1,10 +1,16 @@
-"""Training data on disk and in batches: tokenised documents in shards, batched by length."""
+"""Tokenised documents, and batches of them: what the training loop reads.
+
+A batch holds documents of similar length next to each other, up to a number of padded tokens. Which
+documents a step has depends on the seed and the step number only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,16 +18,48 @@ import torch
 from forerun.errors import DataError
 from forerun.utils.files import write_atomically
 
-WIDTH_STEP = 32
+WIDTH_STEP = 32  # tokens
+FIELDS = ("top_ids", "top_logp", "features")  # rows per token that records may have
+
+
+class Stacked:
+    """Arrays [n, ...] of several shards as one, of which slices are read on demand."""
+
+    def __init__(self, parts: Many[Any]) -> None:
+        self.parts = list(parts)  # arrays, or slices of safetensors files
+        lengths = [_shape(part)[0] for part in self.parts]
+        self.starts = np.cumsum([0, *lengths])
+        self.shape = (int(self.starts[-1]), *_shape(self.parts[0])[1:])
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Rows from `start` to `stop`, which lie in one shard."""
+        i = int(np.searchsorted(self.starts, start, side="right")) - 1
+        first = int(self.starts[i])
+        return self.parts[i][int(start) - first : int(stop) - first]
+
+
+def _shape(part: Any) -> tuple[int, ...]:
+    return tuple(part.get_shape() if hasattr(part, "get_shape") else part.shape)
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Token ids of many documents end to end, where each starts, how much of it is prompt."""
+    """Token ids of many documents end to end, where each starts, and how long its prompt is."""
 
-    tokens: np.ndarray  # uint16 (total,)
+    tokens: np.ndarray  # integers (total,)
     starts: np.ndarray  # int64 (num + 1,)
     prompts: np.ndarray  # int64 (num,) prompt length in tokens
+    mask: np.ndarray | None = None  # bool (total,): tokens to learn; None: all after the prompt
+    rows: dict[str, Stacked] = field(default_factory=dict)  # FIELDS by name, (total, ...)
+
+    @classmethod
+    def of(cls, documents: Iterable[tuple[Many[int], int]]) -> Documents:
+        """Documents of (token ids, prompt length) pairs."""
+        pairs = [(np.asarray(ids), prompt) for ids, prompt in documents]
+        tokens = np.concatenate([ids for ids, _ in pairs]) if pairs else np.zeros(0, np.int64)
+        starts = np.cumsum([0, *(len(ids) for ids, _ in pairs)], dtype=np.int64)
+        prompts = np.asarray([prompt for _, prompt in pairs], dtype=np.int64)
+        return cls(tokens.astype(smallest_type(tokens)), starts, prompts)
 
     def __len__(self) -> int:
         """Number of documents."""
@@ -35,30 +73,59 @@ class Documents:
         """Token ids of the i-th document."""
         return self.tokens[self.starts[i] : self.starts[i + 1]]
 
+    def is_learned(self, i: int) -> np.ndarray:
+        """Which tokens of the i-th document are to be learned, bool [n]."""
+        if self.mask is not None:
+            return self.mask[self.starts[i] : self.starts[i + 1]]
+        return np.arange(self.starts[i + 1] - self.starts[i]) >= self.prompts[i]
+
+    def rows_of(self, name: str, i: int) -> np.ndarray:
+        """A field of the i-th document, [n, ...]."""
+        return self.rows[name].rows(self.starts[i], self.starts[i + 1])
+
+    def part(self, first: int, stop: int) -> Documents:
+        """Documents from number `first` to `stop`."""
+        at, end = int(self.starts[first]), int(self.starts[stop])
+        assert not self.rows, "records with teacher rows are not cut; select them when reading"
+        return Documents(
+            self.tokens[at:end],
+            self.starts[first : stop + 1] - at,
+            self.prompts[first:stop],
+            None if self.mask is None else self.mask[at:end],
+        )
+
 
 @dataclass(frozen=True)
 class Micro:
-    """Documents side by side, padded on the right; a step's weights sum to 1."""
+    """Documents next to each other, padded on the right; a step's weights sum to 1.
+
+    Row t of the teacher's and feature rows belongs to the text up to and including token t.
+    """
 
     tokens: torch.Tensor  # int64 (rows, width)
     weights: torch.Tensor  # float32 (rows, width), of the token at that place as a target
     num_tokens: int  # without padding
+    top_ids: torch.Tensor | None = None  # int64 (rows, width, k)
+    top_logp: torch.Tensor | None = None  # float32 (rows, width, k)
+    features: torch.Tensor | None = None  # float32 (rows, width, d)
 
     def to(self, device: torch.device) -> Micro:
         """The same on another device."""
-        tokens = self.tokens.to(device, non_blocking=True)
-        return Micro(tokens, self.weights.to(device, non_blocking=True), self.num_tokens)
+        moved: dict[str, Any] = {
+            name: value.to(device, non_blocking=True)
+            for name, value in vars(self).items()
+            if isinstance(value, torch.Tensor)
+        }
+        return replace(self, **moved)
 
 
 def save_documents(path: Path, documents: list[tuple[list[int], int]]) -> None:
     """Writes (token ids, prompt length) pairs as one shard."""
-    tokens = np.concatenate([np.asarray(ids, dtype=np.uint16) for ids, _ in documents])
-    starts = np.cumsum([0] + [len(ids) for ids, _ in documents], dtype=np.int64)
-    prompts = np.asarray([prompt for _, prompt in documents], dtype=np.int64)
+    made = Documents.of(documents)
 
     def write(temporary: Path) -> None:
         with temporary.open("wb") as file:
-            np.savez(file, tokens=tokens, starts=starts, prompts=prompts)
+            np.savez(file, tokens=made.tokens, starts=made.starts, prompts=made.prompts)
 
     write_atomically(path, write)
 
@@ -73,16 +140,28 @@ def load_documents(paths: list[Path]) -> Documents:
     for path in paths:
         try:
             with np.load(path) as shard:
-                parts.append((shard["tokens"], shard["starts"], shard["prompts"]))
+                parts.append(Documents(shard["tokens"], shard["starts"], shard["prompts"]))
         except (OSError, ValueError, KeyError) as error:
             raise DataError(
-                f"{path} is not a readable shard ({error}); delete it to have it made anew"
+                f"{path} is not a readable shard ({error}); delete it, and it is made again"
             ) from error
-    offsets = np.cumsum([0] + [len(tokens) for tokens, _, _ in parts])
-    starts = [s[:-1] + offset for (_, s, _), offset in zip(parts, offsets, strict=False)]
-    tokens = np.concatenate([tokens for tokens, _, _ in parts])
+    return joined(parts)
+
+
+def joined(parts: list[Documents]) -> Documents:
+    """Several sets of documents as one; all have the same fields."""
+    offsets = np.cumsum([0, *(len(part.tokens) for part in parts)])
+    starts = [part.starts[:-1] + at for part, at in zip(parts, offsets, strict=False)]
+    masks = [part.mask for part in parts if part.mask is not None]
     return Documents(
-        tokens, np.concatenate([*starts, offsets[-1:]]), np.concatenate([p for _, _, p in parts])
+        np.concatenate([part.tokens for part in parts]),
+        np.concatenate([*starts, offsets[-1:]]),
+        np.concatenate([part.prompts for part in parts]),
+        np.concatenate(masks) if masks else None,
+        {
+            name: Stacked([piece for part in parts for piece in part.rows[name].parts])
+            for name in parts[0].rows
+        },
     )
 
 
@@ -93,24 +172,25 @@ class Batches:
     documents: Documents
     budget: int = 4096
     accumulate: int = 2
-    pool: int = 4096
-    prompt_weight: float = 0.1
+    pool: int = 4096  # documents that are sorted by length together
+    prompt_weight: float = 0.1  # of tokens that are not learned, relative to those that are
     pad: int = 0
     seed: int = 0
 
     def steps(self, start: int = 0) -> Iterator[list[Micro]]:
-        """Endless steps from number `start` on; all documents before one again."""
+        """Endless steps from number `start` on; every document once per epoch."""
         step, epoch = 0, 0
         while True:
-            groups = self._groups(epoch)
+            groups = self.groups(epoch)
             for at in range(0, len(groups) - self.accumulate + 1, self.accumulate):
                 if step >= start:
-                    yield self._collate(groups[at : at + self.accumulate])
+                    micros = [self.micro(group) for group in groups[at : at + self.accumulate]]
+                    yield normalised(micros)
                 step += 1
             epoch += 1
 
-    def _groups(self, epoch: int) -> list[np.ndarray]:
-        """Document indices of an epoch's micro-batches, alike in length within one."""
+    def groups(self, epoch: int) -> list[np.ndarray]:
+        """Document indices of an epoch's micro-batches, similar in length within one."""
         rng = np.random.default_rng((self.seed, epoch))
         order, lengths = rng.permutation(len(self.documents)), self.documents.lengths()
         groups = []
@@ -122,33 +202,54 @@ class Batches:
             groups = groups * self.accumulate
         return [groups[i] for i in rng.permutation(len(groups))]
 
-    def _collate(self, groups: list[np.ndarray]) -> list[Micro]:
-        micros = [self._micro(group) for group in groups]
-        total = sum(float(m.weights.sum()) for m in micros)
-        return [Micro(m.tokens, m.weights / total, m.num_tokens) for m in micros]
-
-    def _micro(self, group: np.ndarray) -> Micro:
+    def micro(self, group: np.ndarray) -> Micro:
+        """Some documents as one micro-batch; weights are 1 or `prompt_weight`."""
         lengths = self.documents.lengths()[group]
-        tokens = np.full((len(group), _width(int(lengths.max()))), self.pad, dtype=np.int64)
+        width = padded_width(int(lengths.max()))
+        tokens = np.full((len(group), width), self.pad, dtype=np.int64)
         weights = np.zeros(tokens.shape, dtype=np.float32)
         for row, i in enumerate(group):
-            ids, prompt = self.documents.document(i), self.documents.prompts[i]
+            ids, is_learned = self.documents.document(i), self.documents.is_learned(i)
             tokens[row, : len(ids)] = ids
-            weights[row, 1:prompt] = self.prompt_weight
-            weights[row, max(prompt, 1) : len(ids)] = 1.0
-        return Micro(torch.from_numpy(tokens), torch.from_numpy(weights), int(lengths.sum()))
+            weights[row, : len(ids)] = np.where(is_learned, 1.0, self.prompt_weight)
+        weights[:, 0] = 0.0  # nothing predicts the first token
+        rows = {name: self._rows(name, group, width) for name in self.documents.rows}
+        return Micro(
+            torch.from_numpy(tokens), torch.from_numpy(weights), int(lengths.sum()), **rows
+        )
+
+    def _rows(self, name: str, group: np.ndarray, width: int) -> torch.Tensor:
+        """A field of some documents, padded with zeros."""
+        stacked = self.documents.rows[name]
+        kind = np.int64 if name == "top_ids" else np.float32
+        found = np.zeros((len(group), width, *stacked.shape[1:]), dtype=kind)
+        for row, i in enumerate(group):
+            rows = self.documents.rows_of(name, i)
+            found[row, : len(rows)] = rows
+        return torch.from_numpy(found)
+
+
+def normalised(micros: list[Micro]) -> list[Micro]:
+    """The micro-batches of a step with weights that sum to 1 over all of them."""
+    total = sum(float(micro.weights.sum()) for micro in micros)
+    return [replace(micro, weights=micro.weights / max(total, 1e-9)) for micro in micros]
+
+
+def smallest_type(tokens: np.ndarray) -> type:
+    """The integer type in which token ids are stored."""
+    return np.uint16 if not len(tokens) or int(tokens.max()) < 1 << 16 else np.uint32
+
+
+def padded_width(length: int) -> int:
+    """Padded width: few distinct ones, since each new shape costs a kernel set-up."""
+    return -(-(length - 1) // WIDTH_STEP) * WIDTH_STEP + 1
 
 
 def _cut(pool: np.ndarray, lengths: np.ndarray, budget: int) -> list[np.ndarray]:
     """Runs of a pool sorted from long to short, as many rows as fit at the first's width."""
     groups, start = [], 0
     while start < len(pool):
-        rows = max(1, budget // _width(int(lengths[start])))
+        rows = max(1, budget // padded_width(int(lengths[start])))
         groups.append(pool[start : start + rows])
         start += rows
     return groups
-
-
-def _width(length: int) -> int:
-    """Padded width: few distinct ones, since each new shape costs a kernel set-up."""
-    return -(-(length - 1) // WIDTH_STEP) * WIDTH_STEP + 1

@@ -77,7 +77,7 @@ def evaluate(
     device: str = "cpu",
     on_problem: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Samples held-out problems; those whose results are in `kept` are done."""
+    """Samples held-out problems; those with results in `kept` are done."""
     sampling = sampling or Sampling(temperature=0.6, n=16, max_new_tokens=800)
     solved = {s.problem: s for s in read_solved(kept) if s.problem < num_problems}
     left = [i for i in range(num_problems) if i not in solved]

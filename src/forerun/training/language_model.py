@@ -1,4 +1,4 @@
-"""Causal language models as a recipe: a small Llama, and next-token prediction."""
+"""Next-token prediction of causal language models, and small Llama models to train."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from .data import Batches, Micro
+from .losses import cross_entropy
 
-EAGER_WIDTH = 320  # on a CPU, flash attention's backward pass loses to plain matrices up to here
+EAGER_WIDTH = (
+    320  # tokens; on a CPU, plain attention trains faster than the fused kernel up to here
+)
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,14 @@ def build_model(size: Size, tokenizer: PreTrainedTokenizerFast, seed: int = 0) -
     return LlamaForCausalLM(config)
 
 
-class LanguageModelRecipe:
-    """Next-token prediction for any Hugging Face causal model."""
+class LanguageModel:
+    """What the loop trains: next-token prediction of any Hugging Face causal model.
 
-    def __init__(self, model: PreTrainedModel, batches: Batches) -> None:
-        self.model, self.data = model, batches
+    As a base class of a recipe it reads `model` and `data`, which `prepare` sets.
+    """
+
+    def __init__(self, model: PreTrainedModel, data: Batches) -> None:
+        self.model, self.data = model, data
 
     def batches(self, start: int) -> Iterator[list[Micro]]:
         """Steps of micro-batches from number `start` on."""
@@ -61,11 +67,7 @@ class LanguageModelRecipe:
                 "eager" if micro.tokens.shape[1] <= EAGER_WIDTH else "sdpa"
             )
         logits = self.model(input_ids=micro.tokens[:, :-1], use_cache=False).logits
-        targets, weights = micro.tokens[:, 1:].flatten(), micro.weights[:, 1:].flatten()
-        each = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1).float(), targets, reduction="none"
-        )
-        return (each * weights).sum()
+        return cross_entropy(logits.float(), micro.tokens[:, 1:], micro.weights[:, 1:])
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """All parameters of the model by name; tied ones once."""

@@ -2,8 +2,59 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
+import torch
+
 from .evaluate import Report
+from .language_model import Size
 from .loop import Progress
+
+_ROLES = {
+    "reasoner": "A small language model that solves word problems with written-out steps.",
+    "draft": "A tenth-size companion of the forerun reasoner that drafts tokens for it.",
+}
+_TAU = {
+    "reasoner": "tau with STAND, best-of-{n}, {problems} problems",
+    "draft": "tau of the reasoner with chains of 4 of this draft, {n} samples, {problems} problems",
+}
+
+
+class Settings(Protocol):
+    """The options of the reasoner's recipe that its card states."""
+
+    minutes: float
+    draft_minutes: float
+    threads: int
+    device: str
+    seed: int
+    problems: int
+    held_out: int
+    tau_problems: int
+
+
+def reasoner_facts(
+    s: Settings, name: str, size: Size, num_samples: int, vocabulary: int, context: int
+) -> dict[str, str]:
+    """The unmeasured part of the card of the reasoner or its draft."""
+    command = (
+        f"forerun train reasoner --minutes {s.minutes:g} --draft-minutes {s.draft_minutes:g}"
+        f" --threads {s.threads} --device {s.device} --seed {s.seed}"
+        f" --problems {s.problems} --held-out {s.held_out}"
+    )
+    shape = f"{size.layers} layers, width {size.hidden}, {size.heads} heads ({size.kv_heads} KV)"
+    is_cpu = s.device == "cpu"
+    machine = f"{s.threads} CPU core(s)" if is_cpu else torch.cuda.get_device_name()
+    problems = min(s.tau_problems, s.held_out)
+    return {
+        "title": "forerun reasoner" if name == "reasoner" else "forerun reasoner draft",
+        "role": _ROLES[name],
+        "shape": f"{shape}; byte-level BPE of {vocabulary} tokens, single digits; "
+        f"context {context}",
+        "made": f"{s.problems} generated problems, on {machine}",
+        "command": command,
+        "tau_of": _TAU[name].format(n=num_samples, problems=problems),
+    }
 
 
 def write_card(facts: dict[str, str], progress: Progress, report: Report) -> str:

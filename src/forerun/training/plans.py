@@ -1,43 +1,97 @@
-"""What a folder was begun with: written down at the start, compared whenever somebody goes on."""
+"""`plan.json`: settings of a training folder, written at the start, compared on every resume."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
+from forerun import registry
 from forerun.errors import ConfigError, DataError
 from forerun.utils.files import write_atomically
 
 NAME = "plan.json"
+RENAMED = {  # settings in folders of earlier versions
+    "num_problems": "problems",
+    "num_texts": "problems",
+    "num_tokenizer_problems": "tokenizer_problems",
+}
+
+
+class Planned(Protocol):
+    """The part of a recipe that plans read."""
+
+    may_change: ClassVar[frozenset[str]]
+
+    def fixed(self) -> dict[str, Any]:
+        """Constants of the recipe that a run keeps."""
+        ...
+
+
+def begin(folder: Path, recipe: Planned, *, is_trained: bool, resume: bool) -> None:
+    """Starts or continues a run in a folder. Raises ConfigError where the recipe may not.
+
+    is_trained: whether the folder holds a checkpoint.
+    """
+    check_resume(folder, is_trained, resume)
+    check_plan(folder, settings(recipe))
+    write_plan(folder, settings(recipe), budgets(recipe))
+
+
+def check_resume(folder: Path, is_trained: bool, resume: bool) -> None:
+    """Raises ConfigError where a run would overwrite an earlier one."""
+    if is_trained and not resume:
+        raise ConfigError(
+            f"{folder} holds an earlier run; continue it with --resume, or choose another --out"
+        )
+
+
+def settings(recipe: Planned) -> dict[str, Any]:
+    """Options that a resumed run must repeat, and the recipe's constants, as plain data."""
+    kept = [name for name in registry.options(type(recipe)) if name not in recipe.may_change]
+    return {name: plain(getattr(recipe, name)) for name in kept} | recipe.fixed()
+
+
+def budgets(recipe: Planned) -> dict[str, Any]:
+    """Options that a resumed run may change."""
+    kept = [name for name in registry.options(type(recipe)) if name in recipe.may_change]
+    return {name: plain(getattr(recipe, name)) for name in kept}
+
+
+def plain(value: Any) -> Any:
+    """An option as JSON holds it."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return str(value) if isinstance(value, Path) else value
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
-    """The settings that the folder was begun with; empty where none are written down."""
+    """The settings that a folder was started with; empty where none are written."""
     path = folder / NAME
     if not path.exists():
         return {}
     try:
-        plan = json.loads(path.read_text())
-        return {**plan["settings"]}
-    except (ValueError, KeyError, TypeError) as error:
+        found = json.loads(path.read_text())["settings"].items()
+        return {RENAMED.get(name, name): value for name, value in found}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{path} is not a readable plan ({error!r}); restore it, or choose another --out"
         ) from error
 
 
-def check_plan(folder: Path, settings: dict[str, Any]) -> None:
-    """Raises ConfigError with the first setting that is not what the folder was begun with."""
-    now = json.loads(json.dumps(settings))  # tuples as they come back
+def check_plan(folder: Path, wanted: dict[str, Any]) -> None:
+    """Raises ConfigError with the first setting that differs from the folder's."""
+    wanted = json.loads(json.dumps(wanted))  # tuples become lists, as they are read back
     for name, before in read_plan(folder).items():
-        if now.get(name) != before:
+        if name in wanted and wanted[name] != before:
             raise ConfigError(
-                f"{folder} was begun with {name} {before}, but this run has {name} "
-                f"{now.get(name)}; go on with the former, or choose another --out"
+                f"{folder} was started with {name} {before}, but this run has {name} "
+                f"{wanted[name]}; use the former, or choose another --out"
             )
 
 
-def write_plan(folder: Path, settings: dict[str, Any], budgets: dict[str, Any]) -> None:
+def write_plan(folder: Path, kept: dict[str, Any], changing: dict[str, Any]) -> None:
     """Writes settings, which must not change, and budgets, which may."""
-    text = json.dumps({"settings": settings, "budgets": budgets}, indent=2) + "\n"
+    text = json.dumps({"settings": kept, "budgets": changing}, indent=2) + "\n"
     write_atomically(folder / NAME, lambda part: part.write_text(text))

@@ -1,10 +1,13 @@
-"""Single-threaded processes that train one model together: on a busy CPU, faster than threads."""
+"""Several single-threaded processes that train one model, and what they exchange.
+
+On a CPU that does other work too this is faster than threads, which wait for each other.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
@@ -16,7 +19,7 @@ from forerun.utils.signals import deaf_children
 
 T = TypeVar("T")
 R = TypeVar("R")
-PATIENCE = timedelta(minutes=10)
+TIMEOUT = timedelta(minutes=10)  # of one exchange between processes
 
 
 def in_processes(job: Callable[[T], R], items: list[T], size: int) -> Iterator[R]:
@@ -34,7 +37,7 @@ def in_processes(job: Callable[[T], R], items: list[T], size: int) -> Iterator[R
 
 @contextmanager
 def process_group(size: int, target: Callable[..., None], args: tuple) -> Iterator[None]:
-    """Inside, this process is the first of `size`; the others run `target(*args)` beside it."""
+    """Inside, this process is the first of `size`; the others run `target(*args)`."""
     if size <= 1:
         yield
         return
@@ -61,7 +64,7 @@ def process_group(size: int, target: Callable[..., None], args: tuple) -> Iterat
 
 def _meet(rank: int, size: int, url: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size, timeout=PATIENCE)
+    dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size, timeout=TIMEOUT)
 
 
 def _join(rank: int, size: int, url: str, target: Callable[..., None], args: tuple) -> None:
@@ -69,6 +72,39 @@ def _join(rank: int, size: int, url: str, target: Callable[..., None], args: tup
     try:
         target(*args)
     except RuntimeError as error:
-        if "closed by peer" not in str(error):  # else the first process has ended, and says why
+        if "closed by peer" not in str(error):  # the first process has ended, and reports why
             raise
     dist.destroy_process_group()
+
+
+def is_first_process() -> bool:
+    """Whether this process writes files: true outside a group."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def my_share(items: list[T]) -> list[T]:
+    """Every size-th item, from this process's rank on; all items outside a group."""
+    if not dist.is_initialized():
+        return items
+    return items[dist.get_rank() :: dist.get_world_size()]
+
+
+def agree(value: float) -> float:
+    """The first process's value, in every process."""
+    if not dist.is_initialized():
+        return value
+    shared = torch.tensor([value], dtype=torch.float64)
+    dist.broadcast(shared, src=0)
+    return float(shared)
+
+
+def sum_gradients(total: torch.Tensor, parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Adds up `total` [1] and all gradients over the processes of the group, in place."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    grads = [p.grad for p in parameters if p.grad is not None]
+    flat = torch.cat([total] + [g.flatten().cpu() for g in grads])
+    dist.all_reduce(flat)
+    total.copy_(flat[:1])
+    for g, part in zip(grads, flat[1:].split([g.numel() for g in grads]), strict=True):
+        g.copy_(part.view_as(g))

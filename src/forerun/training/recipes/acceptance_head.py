@@ -1,17 +1,18 @@
-"""The head of SpecDec++: which tokens of a draft model its target would accept.
+"""Head that predicts which tokens of a draft model its target accepts (SpecDec++).
 
-Huang et al. 2024. Texts X are the target's own. At each place a token Y ~ q is drawn and labelled
-with its acceptance a = min(1, p(Y) / q(Y)), both laws after X; the draft then reads the prompt and
-Z, which is Y or, with probability `mix`, X, and the head learns a from the hidden row at Z = Y.
-Only the head moves; what is wrong costs `weight` times as much where a rejection was missed.
+Huang et al., "SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths", 2024. Texts
+X are the target's own. At each position a token Y ~ q is drawn and labelled with its acceptance
+probability a = min(1, p(Y) / q(Y)), both distributions after X. The draft then reads the prompt and
+Z, which is Y or, with probability `mix`, X; the head learns a from the hidden row at Z = Y. Only
+the head is trained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -22,51 +23,164 @@ from forerun.controllers.acceptance_head import NAME
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError
 from forerun.models.paths import located
+from forerun.registry import ModelName
 from forerun.tasks.reasoning import ReasoningTask
 from forerun.tasks.reasoning_world import MIX
-from forerun.training.data import (
-    Batches,
-    Documents,
-    Micro,
-    load_documents,
-    save_documents,
-)
-from forerun.training.loop import Loop, LoopOptions, Progress
-from forerun.utils.files import write_atomically
+from forerun.training.data import Batches, Documents, Micro, load_documents
+from forerun.training.export import save
+from forerun.training.generate import generate_records
+from forerun.training.loop import LoopOptions, Progress
+from forerun.training.losses import binary_cross_entropy
+from forerun.training.progress import Watch
+from forerun.training.recipes.base import LoopRecipe
+from forerun.training.records import read_records
 from forerun.utils.stats import auc
 
+LAST_PROBLEM = 999_999  # texts are made of this training problem and those before it
+EVALUATION_STEPS = 8
 
-@dataclass(frozen=True)
-class Plan:
-    """One run, resolved. temperature: that of deployment; the labels hold for it."""
 
-    out: Path
-    target: str = "reasoner"
-    draft: str = "draft"
-    num_texts: int = 2000
+@dataclass(kw_only=True, eq=False)
+class AcceptanceHead(LoopRecipe):
+    """Trains the head of controller `acceptance_head` on a frozen draft and its target.
+
+    problems: training problems, one text of the target each; a tenth is held out.
+    target: model that accepts or rejects, and writes the texts.
+    draft: model that gives the hidden rows.
+    temperature: sampling temperature of deployment, for which the labels hold.
+    max_tokens: longest text.
+    layers: residual blocks of the head.
+    shared: one block repeated instead of separate blocks, as in the authors' code.
+    weight: cost of a missed rejection, relative to a missed acceptance.
+    mix: probability that the draft reads the target's own token.
+    rate: learning rate of AdamW.
+    micro_tokens: padded tokens per step.
+    batch: texts that are generated at once.
+    """
+
+    may_change: ClassVar[frozenset[str]] = LoopRecipe.may_change | {"batch"}
+    checkpoint: ClassVar[str] = "head.pt"
+
+    max_steps: int | None = 600
+    problems: int = 2000
+    target: ModelName = "reasoner"
+    draft: ModelName = "draft"
     temperature: float = 0.6
     max_tokens: int = 300
     layers: int = 3
-    shared: bool = False  # one block repeated, as in the authors' code; else separate ones
+    shared: bool = False
     weight: float = 6.0
     mix: float = 0.15
-    minutes: float | None = None
-    max_steps: int | None = 600
     rate: float = 1e-3
     micro_tokens: int = 4096
     batch: int = 32
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.num_texts < 2 or self.layers < 0 or not 0 <= self.mix < 1 or self.weight <= 0:
+        if self.problems < 2 or self.layers < 0 or not 0 <= self.mix < 1 or self.weight <= 0:
             raise ConfigError(
-                "an acceptance head needs two texts, layers >= 0, 0 <= mix < 1 and weight > 0, got "
-                f"{self.num_texts}, {self.layers}, {self.mix}, {self.weight}"
+                "acceptance_head needs problems >= 2, layers >= 0, 0 <= mix < 1 and weight > 0, "
+                f"got {self.problems}, {self.layers}, {self.mix}, {self.weight}"
             )
+
+    def loop_options(self) -> LoopOptions:
+        return LoopOptions(
+            max_steps=self.max_steps,
+            minutes=self.minutes,
+            other_rate=self.rate,
+            warmup_steps=20,
+            decay_share=0.9,
+            seed=self.seed,
+        )
+
+    def prepare(self, out: Path, watch: Watch) -> None:
+        held, trained = self.texts(out, watch)
+        self.held, self.data = self._batches(held), self._batches(trained)
+        self.models = [_frozen(name) for name in (self.target, self.draft)]
+        torch.manual_seed(self.seed)
+        width = self.models[1].config.hidden_size
+        self.head = HeadModule(width, self.layers, self.shared)
+
+    def texts(self, out: Path, watch: Watch) -> tuple[Documents, Documents]:
+        """Texts of the target on training problems: a tenth held out, and the rest."""
+        files = [out / "data" / f"{name}.npz" for name in ("held", "train")]
+        if all(file.exists() for file in files):  # of a run that an earlier version started
+            held, trained = (load_documents([file]) for file in files)
+            return held, trained
+        model = forerun.load(self.target, max_seqs=self.batch)
+        task = ReasoningTask("train", MIX)
+        prompts = [task.example(LAST_PROBLEM - i).prompt for i in range(self.problems)]
+        sampling = Sampling(temperature=self.temperature, max_new_tokens=self.max_tokens)
+        folder = out / "data"
+        generate_records(
+            model, prompts, folder, sampling, seed=self.seed, batch=self.batch, watch=watch
+        )
+        documents = read_records(folder, model)
+        num_held = max(1, len(documents) // 10)
+        return documents.part(0, num_held), documents.part(num_held, len(documents))
+
+    def batches(self, start: int) -> Iterator[list[Micro]]:
+        return self.data.steps(start)
+
+    def loss(self, micro: Micro) -> Tensor:
+        hidden, labels, keep = self.examples(micro)
+        weights = keep * (micro.weights.sum() / keep.sum().clamp_min(1))
+        logits = self.head(hidden)
+        return binary_cross_entropy(logits[..., 1] - logits[..., 0], labels, weights, self.weight)
+
+    @torch.no_grad()
+    def examples(self, micro: Micro) -> tuple[Tensor, Tensor, Tensor]:
+        """Hidden rows [b, n, d] at Z, labels [b, n], and which positions count [b, n]."""
+        x, is_text = micro.tokens, micro.weights > 0
+        target, draft = self.models
+        with torch.autocast(x.device.type, enabled=False):
+            p, q = (self._probs(model, x) for model in (target, draft))  # [b, n - 1, V]
+            drawn = torch.multinomial(q.flatten(0, 1), 1).view(q.shape[:2])
+            ratio = p.gather(2, drawn[..., None]) / q.gather(2, drawn[..., None])
+            labels = torch.zeros(x.shape)
+            labels[:, 1:] = ratio[..., 0].clamp(max=1.0)
+            y = torch.cat([x[:, :1], drawn], dim=1)
+            is_mixed = torch.rand(x.shape) < self.mix
+            z = torch.where(is_text & ~is_mixed, y, x)
+            hidden = draft(z, output_hidden_states=True, use_cache=False).hidden_states[-1]
+        return hidden, labels, is_text & (z == y)
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        return {f"head.{name}": p for name, p in self.head.named_parameters()}
+
+    def save(self, out: Path) -> None:
+        save(self.head.tensors(), out, file=NAME)
+
+    def report(self, out: Path, progress: Progress) -> list[str]:
+        self.auc = self.evaluate()
+        return [
+            f"head: {progress.step} steps, area under the curve {self.auc:.3f} on a tenth of the "
+            f"texts -> {out}"
+        ]
+
+    def evaluate(self) -> float:
+        """AUC on held-out texts: are accepted tokens scored above rejected ones?"""
+        torch.manual_seed(self.seed)
+        scores, labels = [], []
+        for _, micros in zip(range(EVALUATION_STEPS), self.held.steps(), strict=False):
+            for micro in micros:
+                hidden, a, keep = self.examples(micro)
+                with torch.no_grad():
+                    scores.append(self.head(hidden)[..., 1][keep].numpy())
+                labels.append(a[keep].numpy())
+        return auc(np.concatenate(scores), np.concatenate(labels))
+
+    def _probs(self, model: Any, tokens: Tensor) -> Tensor:
+        logits = model(tokens[:, :-1], use_cache=False).logits.float()
+        return torch.softmax(logits / self.temperature, dim=-1)
+
+    def _batches(self, documents: Documents) -> Batches:
+        return Batches(
+            documents, self.micro_tokens, accumulate=1, prompt_weight=0.0, seed=self.seed
+        )
 
 
 class HeadModule(torch.nn.Module):
-    """The trained form of `forerun.controllers.acceptance_head.Head`; starts from no opinion."""
+    """The trained form of `forerun.controllers.acceptance_head.Head`; starts at chances of 0.5."""
 
     def __init__(self, width: int, layers: int, shared: bool) -> None:
         super().__init__()
@@ -81,134 +195,17 @@ class HeadModule(torch.nn.Module):
         """log s [.., 2] of hidden rows [.., d]; class 1 is acceptance."""
         e = hidden.float()
         for i in range(self.layers):
-            at = i % len(self.weights)
-            e = e + torch.nn.functional.silu(e @ self.weights[at].T + self.biases[at])
+            block = i % len(self.weights)
+            e = e + torch.nn.functional.silu(e @ self.weights[block].T + self.biases[block])
         return torch.log_softmax(e @ self.out.T + self.bias, dim=-1)
 
-
-def weighted_loss(logs: Tensor, labels: Tensor, keep: Tensor, weight: float) -> Tensor:
-    """-[a log s + w (1 - a) log(1 - s)] over kept places, by the sum of a + w (1 - a)."""
-    a, kept = labels, keep.float()
-    lost = -(a * logs[..., 1] + weight * (1 - a) * logs[..., 0])
-    return (lost * kept).sum() / ((a + weight * (1 - a)) * kept).sum().clamp_min(1e-9)
+    def tensors(self) -> dict[str, Tensor]:
+        """Tensors by the names that the controller reads."""
+        found: dict[str, Tensor] = dict(self.named_parameters())
+        return found | {"layers": torch.tensor(self.layers)}
 
 
-class HeadRecipe:
-    """What `Loop` trains: two frozen transformers models, and a head."""
-
-    def __init__(self, target: Any, draft: Any, head: HeadModule, plan: Plan, data: Batches):
-        self.target, self.draft, self.head, self.plan, self.data = target, draft, head, plan, data
-
-    def batches(self, start: int) -> Iterator[list[Micro]]:
-        """Steps of micro-batches from number `start` on."""
-        return self.data.steps(start)
-
-    def loss(self, micro: Micro) -> Tensor:
-        """The micro-batch's share of the step's loss."""
-        hidden, labels, keep = self.examples(micro)
-        share = micro.weights.sum()
-        return share * weighted_loss(self.head(hidden), labels, keep, self.plan.weight)
-
-    @torch.no_grad()
-    def examples(self, micro: Micro) -> tuple[Tensor, Tensor, Tensor]:
-        """Hidden rows [b, n, d] at Z, labels [b, n], and which places count [b, n]."""
-        x, places = micro.tokens, micro.weights > 0
-        with torch.autocast(x.device.type, enabled=False):
-            p, q = (self._law(model, x) for model in (self.target, self.draft))
-            drawn = torch.multinomial(q.flatten(0, 1), 1).view(q.shape[:2])
-            ratio = p.gather(2, drawn[..., None]) / q.gather(2, drawn[..., None])
-            labels = torch.zeros(x.shape)
-            labels[:, 1:] = ratio[..., 0].clamp(max=1.0)
-            y = torch.cat([x[:, :1], drawn], dim=1)
-            mixed = torch.rand(x.shape) < self.plan.mix
-            z = torch.where(places & ~mixed, y, x)
-            hidden = self.draft(z, output_hidden_states=True, use_cache=False).hidden_states[-1]
-        return hidden, labels, places & (z == y)
-
-    def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Those of the head."""
-        return {f"head.{name}": p for name, p in self.head.named_parameters()}
-
-    def _law(self, model: Any, tokens: Tensor) -> Tensor:
-        logits = model(tokens[:, :-1], use_cache=False).logits.float()
-        return torch.softmax(logits / self.plan.temperature, dim=-1)
-
-
-def run(
-    plan: Plan, resume: bool = False, on_step: Callable[[Progress, float], None] | None = None
-) -> tuple[Progress, float]:
-    """Texts, training, export to plan.out; progress, and the AUC on a tenth of the texts.
-
-    resume: goes on from the checkpoint in plan.out. on_step hears progress and the share spent.
-    """
-    held, trained = texts(plan)
-    torch.manual_seed(plan.seed)
-    target, draft = _model(plan.target), _model(plan.draft)
-    head = HeadModule(draft.config.hidden_size, plan.layers, plan.shared)
-    options = LoopOptions(
-        max_steps=plan.max_steps,
-        minutes=plan.minutes,
-        other_rate=plan.rate,
-        warmup_steps=20,
-        decay_share=0.9,
-        seed=plan.seed,
-    )
-    recipe = HeadRecipe(target, draft, head, plan, _batches(trained, plan))
-    loop = Loop(recipe, options, torch.device("cpu"), plan.out / "head.pt")
-    if on_step:
-        loop.on_step = lambda progress: on_step(progress, loop.spent())
-    if resume:
-        loop.resume()
-    progress = loop.run()
-    save(head, plan.out / NAME)
-    return progress, evaluate(recipe, _batches(held, plan))
-
-
-def texts(plan: Plan) -> tuple[Documents, Documents]:
-    """Texts of the target on training problems: a tenth held out, and the rest."""
-    files = [plan.out / "data" / f"{name}.npz" for name in ("held", "train")]
-    if not all(file.exists() for file in files):
-        task, model = ReasoningTask("train", MIX), forerun.load(plan.target, max_seqs=plan.batch)
-        sampling = Sampling(temperature=plan.temperature, max_new_tokens=plan.max_tokens)
-        prompts = [task.example(1_000_000 - 1 - i).prompt for i in range(plan.num_texts)]
-        results = model.generate(prompts, sampling, seed=plan.seed, batch=plan.batch)
-        ids = [model.tokenizer.encode(prompt) for prompt in prompts]
-        found = [(p + r.samples[0].tokens, len(p)) for p, r in zip(ids, results, strict=True)]
-        cut = max(1, len(found) // 10)
-        for file, part in zip(files, (found[:cut], found[cut:]), strict=True):
-            save_documents(file, part)
-    held, trained = (load_documents([file]) for file in files)
-    return held, trained
-
-
-def evaluate(recipe: HeadRecipe, data: Batches, steps: int = 8) -> float:
-    """Area under the curve: is an accepted token scored above a rejected one? Labels weigh in."""
-    scores, labels = [], []
-    for micros, _ in zip(data.steps(0), range(steps), strict=False):
-        for micro in micros:
-            hidden, a, keep = recipe.examples(micro)
-            with torch.no_grad():
-                scores.append(recipe.head(hidden)[..., 1][keep].numpy())
-            labels.append(a[keep].numpy())
-    return auc(np.concatenate(scores), np.concatenate(labels))
-
-
-def save(head: HeadModule, path: Path) -> None:
-    """Writes the head as the controller reads it."""
-    from safetensors.torch import save_file
-
-    tensors = {name: p.detach().clone().contiguous() for name, p in head.named_parameters()}
-    tensors["layers"] = torch.tensor(head.layers)
-    write_atomically(path, lambda part: save_file(tensors, part))
-
-
-def _batches(documents: Documents, plan: Plan) -> Batches:
-    return Batches(
-        documents, budget=plan.micro_tokens, accumulate=1, prompt_weight=0.0, seed=plan.seed
-    )
-
-
-def _model(name: str) -> Any:
+def _frozen(name: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     from forerun.models.hf_load import load_whole

@@ -1,22 +1,22 @@
-"""SEAL's generator at small scale: from a question to n-grams of the passage that it is about.
+"""Generator of SEAL at small scale: from a question to n-grams of the passage that answers it.
 
 Bevilacqua et al., "Autoregressive Search Engines", 2022, with a causal model of under a million
 weights from scratch where the paper tunes BART-large. Pairs: a question and spans of ten words of
-its passage, drawn with probability exp(words in common with the question), none of which begins
-with one of the most frequent words; a question and the title. And without questions, of every
-passage: span to span, span to title, title to span. Questions are made by the rules of
-`retrieval/books`; passages that are kept for evaluation give none.
+its passage, drawn with probability exp(number of shared words), none of which begins with one of
+the most frequent words; a question and the title. And of every passage, without questions: span to
+span, span to title, title to span. Questions are made by the rules of `retrieval/books`; passages
+that are kept for evaluation give none.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
-import torch
 from transformers import PreTrainedTokenizerFast
 
 from forerun.errors import ConfigError
@@ -37,33 +37,41 @@ from forerun.retrieval.passages import (
     special_ids,
 )
 from forerun.training.data import Batches, Documents
-from forerun.training.export import export
-from forerun.training.language_model import LanguageModelRecipe, Size, build_model
-from forerun.training.loop import Loop, LoopOptions, Progress
-from forerun.training.plans import check_plan, write_plan
+from forerun.training.export import save
+from forerun.training.language_model import LanguageModel, Size, build_model
+from forerun.training.progress import Watch
+from forerun.training.recipes.base import LoopRecipe
 from forerun.training.tokenizer import train_tokenizer
 
 CONTEXT, SPAN = 256, 10  # tokens; words
 SIZE = Size(hidden=128, layers=3, heads=4, kv_heads=2, inner=352)
-FREQUENT = 50  # words that no span begins with
+NUM_FREQUENT = 50  # words that no span begins with
 MODEL, INDEX = "model", "passages.fm"  # in the folder of a run
 
 
-@dataclass(frozen=True)
-class Plan:
-    """One run, resolved. passages: a file that `retrieval/passages` reads."""
+@dataclass(kw_only=True, eq=False)
+class Seal(LanguageModel, LoopRecipe):
+    """Trains a generator on passages and indexes them, for `forerun seal search`.
 
-    out: Path
+    passages: file of JSON lines with a title and a body each.
+    evaluated: passages that give no questions to train on.
+    vocabulary: tokens of the tokenizer that is trained.
+    spans: spans per question; the paper has 10.
+    titles: titles per question; the paper has 3.
+    micro_tokens: padded tokens per micro-batch, two of which make a step.
+    """
+
+    may_change: ClassVar[frozenset[str]] = LoopRecipe.may_change | {"passages"}
+    checkpoint: ClassVar[str] = "generator.pt"
+
     passages: Path
     minutes: float | None = 10.0
-    max_steps: int | None = None
-    evaluated: int = 200  # passages whose questions are not trained on
+    evaluated: int = 200
     vocabulary: int = 2048
-    spans: int = 5  # per question; the paper has 10
-    titles: int = 1  # per question; the paper has 3
-    size: Size = SIZE
+    spans: int = 5
+    titles: int = 1
     micro_tokens: int = 2048
-    seed: int = 0
+    size: Size = SIZE
 
     def __post_init__(self) -> None:
         if self.evaluated < 1 or self.spans < 1 or self.titles < 0 or self.vocabulary < 300:
@@ -72,38 +80,24 @@ class Plan:
                 f"{self.evaluated}, {self.spans}, {self.titles} and {self.vocabulary}"
             )
 
-    def settings(self) -> dict[str, object]:
-        """What a folder keeps to its end."""
-        kept = ("evaluated", "vocabulary", "spans", "titles", "micro_tokens", "seed")
-        return {name: getattr(self, name) for name in kept} | {"size": asdict(self.size)}
+    def prepare(self, out: Path, watch: Watch) -> None:
+        passages = read_passages(self.passages)
+        trained, _ = split(len(passages), self.evaluated, self.seed)
+        if not len(trained):
+            raise ConfigError(
+                f"{len(passages)} passages leave none to train on after {self.evaluated} for "
+                "evaluation; give more passages, or evaluate fewer"
+            )
+        self.inner = make_tokenizer(passages, self.vocabulary)
+        tokenizer = Tokenizer(self.inner)
+        PassageIndex.of(passages, tokenizer).save(out / INDEX)
+        documents = pairs(passages, trained, tokenizer, self)
+        self.model = build_model(self.size, self.inner, self.seed)
+        pad = self.inner.pad_token_id
+        self.data = Batches(documents, self.micro_tokens, pad=pad, seed=self.seed)
 
-
-def run(plan: Plan, on_step: Callable[[Progress], None] | None = None) -> Progress:
-    """Tokenizer, index, training, export; goes on from a checkpoint of the same plan."""
-    passages = read_passages(plan.passages)
-    fit, _ = split(len(passages), plan.evaluated, plan.seed)
-    if not len(fit):
-        raise ConfigError(
-            f"{len(passages)} passages leave none to train on after {plan.evaluated} for "
-            "evaluation; give more passages, or evaluate fewer"
-        )
-    plan.out.mkdir(parents=True, exist_ok=True)
-    check_plan(plan.out, plan.settings())
-    write_plan(plan.out, plan.settings(), {"minutes": plan.minutes, "max_steps": plan.max_steps})
-    inner = make_tokenizer(passages, plan.vocabulary)
-    tokenizer = Tokenizer(inner)
-    PassageIndex.of(passages, tokenizer).save(plan.out / INDEX)
-    documents = pairs(passages, fit, tokenizer, plan)
-    model = build_model(plan.size, inner, plan.seed)
-    batches = Batches(documents, plan.micro_tokens, pad=inner.pad_token_id, seed=plan.seed)
-    options = LoopOptions(max_steps=plan.max_steps, minutes=plan.minutes, seed=plan.seed)
-    place = torch.device("cpu")
-    recipe = LanguageModelRecipe(model, batches)
-    loop = Loop(recipe, options, place, plan.out / "generator.pt", on_step)
-    loop.resume()
-    progress = loop.run()
-    export(model, inner, plan.out / MODEL)
-    return progress
+    def save(self, out: Path) -> None:
+        save(self.model, out / MODEL, tokenizer=self.inner)
 
 
 def load(folder: Path | str) -> tuple[Generator, PassageIndex]:
@@ -120,37 +114,47 @@ def make_tokenizer(passages: list[Passage], vocabulary: int) -> PreTrainedTokeni
     return inner
 
 
-def pairs(passages: list[Passage], fit: np.ndarray, tokenizer: Tokenizer, plan: Plan) -> Documents:
-    """All training pairs as documents whose prompt is the source."""
-    ids, rng = special_ids(tokenizer), np.random.default_rng((plan.seed, 1))
+@dataclass(frozen=True)
+class Pair:
+    """One training text: source, markers, target, and the marker of a title's end."""
+
+    source: str
+    markers: list[int]
+    target: str
+    end: list[int]
+
+
+def pairs(
+    passages: list[Passage], trained: np.ndarray, tokenizer: Tokenizer, recipe: Seal
+) -> Documents:
+    """All training pairs as documents with the source as prompt."""
+    ids, rng = special_ids(tokenizer), np.random.default_rng((recipe.seed, 1))
     frequent = frequent_words(passages)
-    texts: list[tuple[str, list[int], str, bool]] = []  # source, markers, target, is a title
-    for number in fit.tolist():
+    ends = [ids[TITLE_END]]
+    made: list[Pair] = []
+    for number in trained.tolist():
         passage = passages[number]
         for question in _questions(passage, rng):
-            for span in spans(question, passage.body, plan.spans, frequent, rng):
-                texts.append((question, [ids[BODY]], span, False))
-            texts += [(question, [ids[TITLE]], passage.title, True)] * plan.titles
+            for span in spans(question, passage.body, recipe.spans, frequent, rng):
+                made.append(Pair(question, [ids[BODY]], span, []))
+            made += [Pair(question, [ids[TITLE]], passage.title, ends)] * recipe.titles
     for passage in passages:
         one, other = (spans("", passage.body, 1, frequent, rng)[0] for _ in range(2))
-        texts.append((one, [ids[PASSAGE], ids[BODY]], other, False))
-        texts.append((one, [ids[PASSAGE], ids[TITLE]], passage.title, True))
-        texts.append((passage.title, [ids[PASSAGE], ids[BODY]], other, False))
-    sources, targets = (encode_all(tokenizer, [str(text[k]) for text in texts]) for k in (0, 2))
-    parts, prompts = [], []
-    for (_, markers, _, is_title), source, target in zip(texts, sources, targets, strict=True):
-        end = [ids[TITLE_END]] if is_title else []
-        parts.append([*source, *markers, *target, *end][:CONTEXT])
-        prompts.append(len(source) + len(markers))
-    starts = np.cumsum([0] + [len(part) for part in parts])
-    tokens = np.concatenate([np.array(part, np.uint16) for part in parts])
-    return Documents(tokens, starts.astype(np.int64), np.array(prompts, np.int64))
+        made.append(Pair(one, [ids[PASSAGE], ids[BODY]], other, []))
+        made.append(Pair(one, [ids[PASSAGE], ids[TITLE]], passage.title, ends))
+        made.append(Pair(passage.title, [ids[PASSAGE], ids[BODY]], other, []))
+    sources = encode_all(tokenizer, [pair.source for pair in made])
+    targets = encode_all(tokenizer, [pair.target for pair in made])
+    return Documents.of(
+        ([*source, *pair.markers, *target, *pair.end][:CONTEXT], len(source) + len(pair.markers))
+        for pair, source, target in zip(made, sources, targets, strict=True)
+    )
 
 
 def frequent_words(passages: list[Passage]) -> set[str]:
     """The most frequent words of the passages."""
     counts = Counter(word for p in passages for word in plain(p.body).split())
-    return {word for word, _ in counts.most_common(FREQUENT)}
+    return {word for word, _ in counts.most_common(NUM_FREQUENT)}
 
 
 def spans(
@@ -164,13 +168,13 @@ def spans(
     shared = np.array([word in asked for word in bare], float)
     scores = np.convolve(shared, np.ones(min(SPAN, len(words))), "valid")[: len(starts)]
     scores[[bare[s] in frequent for s in starts]] -= 20
-    chances = np.exp(scores - scores.max())
-    chosen = rng.choice(starts, count, p=chances / chances.sum())
+    weights = np.exp(scores - scores.max())
+    chosen = rng.choice(starts, count, p=weights / weights.sum())
     return [" ".join(words[s : s + SPAN]) for s in chosen.tolist()]
 
 
 def _questions(passage: Passage, rng: np.random.Generator) -> Iterator[str]:
-    """One of every sentence with words left out; and with the sentence that was taken out."""
+    """One of every sentence with words left out; and of the held-out sentence, whole and cut."""
     for sentence in askable(passage.body):
         yield cloze(sentence, rng)
     if passage.held_out:

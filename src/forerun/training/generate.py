@@ -1,0 +1,150 @@
+"""Records made by a target: its texts, and on demand its likeliest tokens and hidden rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Many
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from forerun import registry
+from forerun.api import Model
+from forerun.core.dice import SeededDice
+from forerun.core.records import Sequence
+from forerun.core.roles import Target
+from forerun.core.sampling import Sampling
+from forerun.core.tree import chain
+from forerun.engine.generation import Sample
+from forerun.errors import ConfigError
+
+from . import plans
+from .progress import Watch, counted, silent
+from .records import Record, check_target, finished, identity, pack, prompt_file, write_records
+
+CHUNK = 128  # tokens per forward pass of the target
+SHARD = 256  # prompts per shard
+HIDDEN, NOTHING = frozenset({"hidden"}), frozenset[str]()
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """What a target computes at every token of a text; absent fields were not asked for."""
+
+    top_ids: np.ndarray | None = None  # int32 [n, k]
+    top_logp: np.ndarray | None = None  # float16 [n, k], at temperature 1
+    features: np.ndarray | None = None  # float16 [n, d]
+
+
+def generate_records(
+    model: Model,
+    prompts: Many[str | list[int]],
+    folder: Path,
+    sampling: Sampling,
+    *,
+    seed: int = 0,
+    batch: int = registry.BATCH,
+    top_k: int = 0,
+    features: bool = False,
+    drafter: str = registry.DRAFTER,
+    watch: Watch = silent,
+) -> None:
+    """Writes the records of all prompts that the folder does not hold yet.
+
+    Each prompt has its own randomness, so a run that was interrupted or killed continues with the
+    next prompt. Drafts are allowed: they do not change the distribution of texts. top_k: likeliest
+    tokens to store per position. features: whether to store hidden rows. Raises ConfigError where
+    the folder holds records of another target or of other settings.
+    """
+    annotate = _annotator(model.target, top_k, features)
+    check_target(folder, model)
+    wanted = settings(sampling, seed) | {"top_k_stored": top_k, "features": features}
+    plans.check_plan(folder, wanted)
+    plans.write_plan(folder, identity(model) | wanted, {"prompts": len(prompts)})
+    done = finished(folder)
+    left = [number for number in range(len(prompts)) if number not in done]
+    show = counted(watch, "records", "prompts")
+    show(len(done), len(prompts))
+    run = _samples(model, prompts, left, sampling, seed=seed, batch=batch, drafter=drafter)
+    for num, (number, samples) in enumerate(run, len(done) + 1):
+        records = [_record(number, _ids(model, prompts[number]), s, annotate) for s in samples]
+        write_records(prompt_file(folder, number), records)
+        show(num, len(prompts))
+    pack(folder, SHARD)
+
+
+def settings(sampling: Sampling, seed: int) -> dict[str, Any]:
+    """Generation settings as plain data."""
+    known = asdict(sampling) | {"seed": seed}
+    return {name: dict(v) if isinstance(v, dict) else v for name, v in known.items()}
+
+
+def features(
+    target: Target, tokens: Many[int], *, top_k: int = 0, hidden: bool = True
+) -> TokenRows:
+    """Likeliest next tokens and hidden rows at every token of a text, by passes of CHUNK tokens."""
+    seq = Sequence([tokens[0]], 1, Sampling(), SeededDice(0), limit=len(tokens))
+    ids, logp, found = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+    try:
+        for start in range(0, len(tokens), CHUNK):
+            seq.tokens = list(tokens[: start + 1])
+            tree = chain(list(tokens[start + 1 : start + CHUNK]))
+            with target.turns:
+                (rows,) = target.forward([seq], [tree], HIDDEN if hidden else NOTHING)
+            if top_k:
+                top = torch.log_softmax(rows.logits.float(), -1).topk(top_k, -1)
+                ids.append(top.indices.int().cpu().numpy())
+                logp.append(top.values.half().cpu().numpy())
+            if hidden:
+                assert rows.hidden is not None
+                found.append(rows.hidden.half().cpu().numpy())
+    finally:
+        target.release(seq)
+    join = np.concatenate
+    return TokenRows(
+        join(ids) if ids else None, join(logp) if logp else None, join(found) if found else None
+    )
+
+
+def _samples(
+    model: Model, prompts: Many[Any], numbers: list[int], sampling: Sampling, **options: Any
+) -> Iterable[tuple[int, list[Sample]]]:
+    """Numbers of prompts with all their samples, in the order in which they finish."""
+    if not numbers:
+        return
+    waiting: dict[int, list[Sample]] = {}
+    run = model.run([prompts[i] for i in numbers], sampling, numbers=numbers, **options)
+    for sample in run:
+        samples = waiting.setdefault(sample.prompt_index, [])
+        samples.append(sample)
+        if len(samples) == sampling.n:
+            del waiting[sample.prompt_index]
+            yield numbers[sample.prompt_index], sorted(samples, key=lambda s: s.index)
+
+
+def _annotator(target: Target, top_k: int, hidden: bool) -> Callable[[list[int]], TokenRows]:
+    """What computes the rows of a text, on a twin: the target's own cells are those of the run."""
+    if not top_k and not hidden:
+        return lambda tokens: TokenRows()
+    if top_k > target.vocab_size or top_k < 0:
+        raise ConfigError(
+            f"top_k must be from 0 to {target.vocab_size}, the vocabulary, got {top_k}"
+        )
+    twin = target.twin()
+    return lambda tokens: features(twin, tokens, top_k=top_k, hidden=hidden)
+
+
+def _ids(model: Model, prompt: str | list[int]) -> list[int]:
+    return model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+
+def _record(
+    number: int, prompt: list[int], sample: Sample, annotate: Callable[[list[int]], TokenRows]
+) -> Record:
+    ids = [*prompt, *sample.tokens]
+    rows = annotate(ids)
+    mask = np.arange(len(ids)) >= len(prompt)
+    return Record(number, np.array(ids, np.int32), mask, rows.top_ids, rows.top_logp, rows.features)

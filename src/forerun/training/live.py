@@ -1,0 +1,96 @@
+"""On-policy batches: texts drawn from the current weights at every step of a run.
+
+A step's prompts and seeds depend on the run's seed and the step number only, its texts also on the
+weights. A run that resumes from a checkpoint therefore draws the same batches as one that
+was not interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from forerun.api import Model
+from forerun.core.sampling import Sampling
+from forerun.models.hf import HFTarget
+from forerun.models.tokenizer import Tokenizer
+
+from .data import Batches, Documents, Micro, normalised
+
+Draw = Callable[[list[list[int]], int], list[list[int]]]  # prompts, seed -> generated ids
+
+
+@dataclass(frozen=True)
+class LiveBatches:
+    """Endless steps of `size` prompts each, continued by `draw` at the time of the step."""
+
+    prompts: Many[list[int]]  # token ids
+    draw: Draw
+    size: int = 16
+    budget: int = 4096  # padded tokens per micro-batch
+    prompt_weight: float = 0.0
+    pad: int = 0
+    seed: int = 0
+
+    def steps(self, start: int = 0) -> Iterator[list[Micro]]:
+        """Steps from number `start` on. Each is drawn when it is asked for, not before."""
+        step = start
+        while True:
+            yield self.batch(step)
+            step += 1
+
+    def batch(self, step: int) -> list[Micro]:
+        """The micro-batches of one step, drawn from the weights as they are now."""
+        prompts = [list(self.prompts[i]) for i in self.numbers(step)]
+        texts = self.draw(prompts, self.seed_of(step))
+        pairs = [(p + text, len(p)) for p, text in zip(prompts, texts, strict=True)]
+        batches = Batches(
+            Documents.of(pairs),
+            self.budget,
+            prompt_weight=self.prompt_weight,
+            pad=self.pad,
+            seed=self.seed_of(step),
+        )
+        return normalised([batches.micro(group) for group in batches.groups(0)])
+
+    def numbers(self, step: int) -> list[int]:
+        """Which prompts a step has: all of them once per epoch, in an order of the seed."""
+        places = range(step * self.size, (step + 1) * self.size)
+        return [int(self._order(at // len(self.prompts))[at % len(self.prompts)]) for at in places]
+
+    def seed_of(self, step: int) -> int:
+        """The seed of a step's draws."""
+        return int(np.random.default_rng((self.seed, step)).integers(1 << 31))
+
+    def _order(self, epoch: int) -> np.ndarray:
+        return np.random.default_rng((self.seed, 1, epoch)).permutation(len(self.prompts))
+
+
+def draw_from(model: Model, sampling: Sampling, drafter: str = "none") -> Draw:
+    """Draws from a loaded model. Its weights may be replaced between steps."""
+
+    def draw(prompts: list[list[int]], seed: int) -> list[list[int]]:
+        results = model.generate(prompts, sampling, seed=seed, n=1, drafter=drafter)
+        return [result.samples[0].tokens for result in results]
+
+    return draw
+
+
+def draw_from_module(module: Any, tokenizer: Tokenizer, sampling: Sampling) -> Draw:
+    """Draws from a transformers model that is being trained, as its weights are at each call."""
+    way: list[str] = []  # how trees are computed: tried at the first call only
+
+    def draw(prompts: list[list[int]], seed: int) -> list[list[int]]:
+        was_training = module.training
+        try:
+            target = HFTarget(module, way=way[0] if way else None)  # with no cells of old weights
+            way[:] = [target.way]
+            return draw_from(Model(target, tokenizer), sampling)(prompts, seed)
+        finally:
+            module.train(was_training)
+
+    return draw

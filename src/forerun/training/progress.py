@@ -1,0 +1,52 @@
+"""Reports of progress: what recipes call, and how their figures are written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+Watch = Callable[[str, float, str], None]  # what is being done, share done, a note
+
+
+class Counts(Protocol):
+    """The counts of `loop.Progress` that are shown."""
+
+    step: int
+    seconds: float
+    tokens: int
+    loss: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        ...
+
+
+def silent(title: str, share: float, note: str) -> None:
+    """The default watcher: shows nothing."""
+
+
+def counted(watch: Watch, title: str, unit: str) -> Callable[[int, int], None]:
+    """A callback (done, total) that reports to a watcher, with the time left."""
+    start, first = time.monotonic(), list[int]()
+
+    def show(done: int, total: int) -> None:
+        if not first:
+            first.append(done)  # made earlier, so no part of the rate
+        made, left = done - first[0], total - done
+        note = f"{done}/{total} {unit}"
+        if made and left:
+            note += f"  {(time.monotonic() - start) / made * left / 60:.0f} min left"
+        watch(title, done / total, note)
+
+    return show
+
+
+def step_note(p: Counts, spent: float) -> tuple[float, str]:
+    """Share of the budget and a line of figures, for a watcher."""
+    left = p.seconds * (1 - spent) / spent / 60 if spent > 0 else 0.0
+    return spent, (
+        f"step {p.step}  {p.tokens / 1e6:.2f} M tokens  {p.rate:,.0f} tokens/s  "
+        f"loss {p.loss:.3f}  {max(0.0, left):.0f} min left"
+    )

@@ -47,12 +47,15 @@ def missing(config: DecoderConfig) -> str:
     """What the kernels lack for a decoder; empty if they run it."""
     if config.moe is not None:
         return "experts"
+    if not config.has_even_heads:
+        return "head counts that differ between layers"
     if config.head_dim > MOST_DIM:
         return f"a head size of {config.head_dim}, above {MOST_DIM}"
     if config.num_heads // config.num_kv_heads > MOST_FOLD:
         return f"more than {MOST_FOLD} query heads per key head"
-    sizes = {"hidden": config.hidden_size, "inner": config.mlp_size, "head": config.head_dim}
-    for what, size in sizes.items():  # the last two are padded where nothing else is in the way
+    sizes = [("hidden", config.hidden_size), ("head", config.head_dim)]
+    sizes += [("inner", size) for size in (config.mlp_size, *config.layer_mlp_sizes)]
+    for what, size in sizes:  # heads and MLPs are padded where nothing else is in the way
         if size % LANES:
             return f"a {what} size of {size}, no multiple of {LANES}"
     return ""

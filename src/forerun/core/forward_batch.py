@@ -19,6 +19,8 @@ NO_NEEDS: frozenset[str] = frozenset()
 FIELDS = frozenset(  # what `ForwardBatch.needs` may name; taps come as "taps:2,5,8"
     {"logits", "hidden", "probes", "taps", "attention", "embeddings", "prompt_logits"}
 )
+# all that a target may give: see `ForwardBatch.kinds`
+EVERYTHING = FIELDS | {"layers", "resume", "prompt_rows", "positions", "dropped_cells"}
 
 
 class Fields(NamedTuple):

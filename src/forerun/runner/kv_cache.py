@@ -8,10 +8,8 @@ and a new sequence takes over the longest prefix that any slot holds.
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
 from typing import Any, Self
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -22,70 +20,12 @@ from forerun.core.records import Sequence
 from forerun.errors import CapacityError
 from forerun.runner.free_memory import available_bytes
 from forerun.runner.kv_memory import Cells
+from forerun.runner.slot import Slot, common_prefix
 
-TAIL = 64  # tokens compared again where a list that was synced before has grown
 DEAR = 64  # tokens that are worth a slot of their own
 MAX_KEPT = 4  # free slots that are kept for the conversations they hold
 RECORDED, AT_ONCE = ("cuda",), 2048  # where graphs know cells by addresses: cells from the start
 SHARE = 0.25  # of memory that slots may take, so that conversations are kept
-
-
-@dataclass
-class Slot:
-    """What one row of the cache holds."""
-
-    index: int
-    tokens: list[int] = field(default_factory=list)  # committed: cell i holds tokens[i]
-    nodes: list[int] = field(default_factory=list)  # scratch: cell len(tokens) + j holds nodes[j]
-    parents: list[int] = field(default_factory=list)  # of scratch nodes; -1: the last committed
-    where: dict[tuple[int, int], int] = field(default_factory=dict)  # (parent, token) -> node
-    logits: dict[int, torch.Tensor] = field(default_factory=dict)  # of node (-1: root), if kept
-    hidden: dict[int, torch.Tensor] = field(default_factory=dict)  # the same of hidden rows
-    owner: ref[Sequence] | None = None
-    synced: list[int] | None = None  # the list that `tokens` last agreed with
-    used: int = 0  # time of the last pass
-
-    @property
-    def is_free(self) -> bool:
-        return self.owner is None or self.owner() is None
-
-    def agreed(self, tokens: list[int]) -> int:
-        """How many held tokens `tokens` begins with.
-
-        Law: a list that was synced is appended to, or loses at most its last TAIL tokens before it
-        grows again; any other change comes as a new list, which is compared in full.
-        """
-        num = len(self.tokens)
-        low = max(num - TAIL, 0)
-        if tokens is self.synced and self.tokens[low:] == tokens[low:num]:
-            return num
-        return common_prefix(self.tokens, tokens)
-
-    def add(self, nodes: list[int], parents: list[int]) -> None:
-        """Appends scratch nodes. Among equal siblings the last one counts."""
-        first = len(self.nodes)
-        self.nodes += nodes
-        self.parents += parents
-        self.where.update(zip(zip(parents, nodes, strict=True), itertools.count(first)))
-
-    def truncate(self, length: int) -> None:
-        """Keeps `length` committed tokens and no scratch."""
-        del self.tokens[length:]
-        self.clear_scratch()
-
-    def clear_scratch(self) -> None:
-        self.nodes, self.parents, self.where = [], [], {}
-        self.logits, self.hidden = {}, {}
-
-    def walk(self, tokens: list[int]) -> list[int]:
-        """Scratch nodes that spell the longest beginning of `tokens`, from the top down."""
-        found, node = [], -1
-        for token in tokens:
-            node = self.where.get((node, token), -2)
-            if node < 0:
-                break
-            found.append(node)
-        return found
 
 
 class Slots(ABC):
@@ -180,21 +120,31 @@ class Slots(ABC):
         slot = self._of.pop(seq, None)
         if slot is not None:
             slot.owner = slot.synced = None
+            slot.restore()
+
+    def invalidate(self) -> None:
+        """Drops all cells: the weights have changed. Sequences keep their slots."""
+        for slot in self.slots:
+            slot.truncate(0)
+            slot.dropped = slot.synced = None
 
     def _follow(self, slot: Slot, tokens: list[int]) -> None:
         """Commits the scratch nodes that the new tokens spell, moving their cells into place."""
         start = len(slot.tokens)
         path = slot.walk(tokens[start:-1]) if slot.nodes and self.can_move else []
+        partial = slot.partial if len(tokens) == start + 1 else None  # its root is still the last
         slot.clear_scratch()  # before the move: an interrupted one must not be tried again
         source, stop = [start + node for node in path], start + len(path)
         if source != list(range(start, stop)):
             self.move(slot, source, start)
         slot.tokens += tokens[start:stop]
+        slot.partial = partial
 
     def _acquire(self, seq: Sequence) -> Slot:
-        found = [(common_prefix(s.tokens, seq.tokens), s.is_free, -s.used, s) for s in self.slots]
+        found = [(self._shared(s, seq), s.is_free, -s.used, s) for s in self.slots]
         shared, _, _, best = max(found, key=lambda f: f[:3], default=(0, False, 0, None))
         slot = self._choose(best if shared else None, shared, len(seq.tokens))
+        slot.restore()
         slot.clear_scratch()
         slot.synced = None
         if best is not None and slot is not best and shared:
@@ -206,6 +156,11 @@ class Slots(ABC):
         self._guests.discard(seq)
         self.reused.setdefault(seq, shared)
         return slot
+
+    @staticmethod
+    def _shared(slot: Slot, seq: Sequence) -> int:
+        """Cells of a slot that a newcomer may take over."""
+        return 0 if slot.is_altered else common_prefix(slot.tokens, seq.tokens)
 
     def _choose(self, best: Slot | None, shared: int, wanted: int) -> Slot:
         """The slot for a newcomer of `wanted` tokens, the first `shared` of which `best` holds.
@@ -288,6 +243,21 @@ class Cache(Slots):
     def copy(self, slot: Slot, other: Slot, length: int) -> None:
         self.reserve(slot, length)
         self.data[:, slot.index, :length] = self.data[:, other.index, :length]
+
+    def drop(self, slot: Slot, layer: int, head: int, keep: np.ndarray) -> None:
+        """Hides committed cells of one layer and KV head from all later rows.
+
+        keep: bool [n]; cells from n on stay. Hidden cells keep their memory; they come back only
+        where they are computed again.
+        """
+        layers, _, _, _, num_kv_heads, _ = self.data.shape
+        before = slot.dropped
+        held = 0 if before is None else before.shape[2]
+        dropped = np.zeros((layers, num_kv_heads, max(held, len(keep))), np.bool_)
+        if before is not None:
+            dropped[:, :, :held] = before
+        dropped[layer, head, : len(keep)] |= ~keep
+        slot.dropped = dropped
 
     def reserve(self, slot: Slot, cells: int) -> None:
         """Makes room for `cells` cells in this slot (and all others).
@@ -384,17 +354,3 @@ class Cache(Slots):
         self._words: Any = data
         if data.device.type == "cpu":
             self._words = data.view(torch.int16 if data.itemsize == 2 else torch.int32).numpy()
-
-
-def common_prefix(a: list[int], b: list[int]) -> int:
-    """Length of the longest common prefix."""
-    low, high = 0, min(len(a), len(b))
-    if a[:high] == b[:high]:
-        return high
-    while high - low > 1:  # a[:low] == b[:low], a[:high] != b[:high]
-        mid = (low + high) // 2
-        if a[low:mid] == b[low:mid]:
-            low = mid
-        else:
-            high = mid
-    return low

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from forerun.core.forward_batch import NO_NEEDS, ForwardBatch
 from forerun.core.records import Cost, Rows, Sequence, Verdict
 from forerun.core.roles import Target
 from forerun.core.tree import Tree
@@ -71,7 +72,7 @@ class EntropySwitch(Target):
     large one. Raises ConfigError unless both share a vocabulary.
     """
 
-    gives = frozenset[str]()  # hidden rows of two models do not compare; whose turn is it behind?
+    gives = frozenset[str]()  # rows of two models do not compare
 
     def __init__(
         self,
@@ -139,11 +140,25 @@ class EntropySwitch(Target):
     def reused(self, seq: Sequence) -> int:
         return min(model.reused(seq) for model in self.models)
 
-    def forward(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
-        """One pass of the small model for sequences whose turn it has, one of the large for others.
+    def forward(
+        self,
+        batch: ForwardBatch | Many[Sequence],
+        trees: Many[Tree] | None = None,
+        needs: frozenset[str] = NO_NEEDS,
+    ) -> list[Rows]:
+        """One pass of the small model for the sequences it is active for, one of the large for the
+        others and for those whose root has just become the large model's.
 
-        The others are also those whose root has just become the large model's.
+        Raises ConfigError for batches that ask for more than logits.
         """
+        batch = ForwardBatch.of(batch, trees, needs)
+        if batch.kinds or batch.num_extra is not None:
+            wanted = ", ".join(sorted(batch.kinds)) or "extra rows"
+            raise ConfigError(
+                f"target 'entropy_switch' gives logits only, not {wanted}: rows of two models do "
+                "not compare; use a plain target"
+            )
+        seqs, trees = batch.seqs, batch.trees
         found: dict[Sequence, SwitchRows] = {}
         for which in (SMALL, LARGE):
             turn = [
@@ -155,7 +170,7 @@ class EntropySwitch(Target):
                 continue
             own, drafts = [seq for seq, _ in turn], [tree for _, tree in turn]
             for (seq, tree), rows in zip(
-                turn, self.models[which].forward(own, drafts, needs), strict=True
+                turn, self.models[which].forward(ForwardBatch(own, drafts)), strict=True
             ):
                 if seq in found:
                     found[seq].add(range(-1, len(tree)), rows)

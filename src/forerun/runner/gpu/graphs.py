@@ -73,6 +73,8 @@ class GraphDecoder:
     than rounding, or anything fails, all passes are torch's from then on, and it is said once.
     """
 
+    gives = frozenset({"hidden", "probes", "embeddings"})
+
     def __init__(self, model: Transformer) -> None:
         self.model, self.torch = model, TorchDecoder(model)
         self.is_trusted = True
@@ -132,6 +134,11 @@ class GraphDecoder:
             return hidden, logits.index_select(0, wanted)
         logits = logits[:num] if num == given[0] else logits.index_select(0, wanted)
         return hidden, self._to_host(logits.float())
+
+    def refresh(self) -> None:
+        """The weights have changed, and perhaps their addresses: shapes are recorded again."""
+        self.wait()
+        self._graphs.clear()
 
     def wait(self) -> None:
         """Until the logits of the last pass are on the host."""

@@ -79,6 +79,8 @@ def say_once(lack: str) -> None:
 class NativeDecoder:
     """Runs packed rows of all sequences through a model whose linears are packed."""
 
+    gives = frozenset({"hidden", "probes", "embeddings"})
+
     def __init__(self, model: Transformer) -> None:
         self.model, c = model, model.config
         self._kernels, self._crew = kernels(), Crew()
@@ -139,6 +141,11 @@ class NativeDecoder:
         self._crew.took(num)
         hidden = self._no_hidden if wide is None else wide.to(self.model.dtype)
         return hidden, rows.logits[:, : c.vocab_size]
+
+    def refresh(self) -> None:
+        """The weights have changed: describes the model to the kernels again."""
+        self._kept = []
+        self._record = self._describe(self.model)
 
     @property
     def nbytes(self) -> int:

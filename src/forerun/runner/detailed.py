@@ -83,7 +83,7 @@ class DetailedForward:
         seq, tree = self.batch.seqs[i], self.batch.trees[i]
         slot = self.runner.synced(seq, tree)
         root = len(seq.tokens) - 1
-        queries = self.queries(i)
+        queries = sorted(self.queries(i))
         start = min([root, *queries, *([] if (s := self.start(i)) is None else [s])])
         resume = None if queries or start < root else self._resume(slot, seq, tree)
         if len(slot.tokens) > start:

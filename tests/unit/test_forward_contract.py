@@ -1,4 +1,7 @@
-"""The forward contract: every field of `Rows` against transformers, for prefill, step, tree, batch."""
+"""The forward contract: every field of `Rows` against transformers.
+
+For prefill, cached step, tree pass and a ragged batch, by torch and by our kernels.
+"""
 
 from __future__ import annotations
 
@@ -374,7 +377,9 @@ class HiddenCells:
 
         plain = llama.eager_attention_forward
 
-        def masked(module: Any, q: Any, k: Any, v: Any, mask: Any, *more: Any, **options: Any) -> Any:
+        def masked(
+            module: Any, q: Any, k: Any, v: Any, mask: Any, *more: Any, **options: Any
+        ) -> Any:
             fold = q.shape[1] // k.shape[1]
             mask = mask.expand(-1, q.shape[1], -1, -1).clone()
             for (layer, head), cells in self.gone.items():

@@ -228,7 +228,8 @@ def activation(name: str) -> str:
 
 def by_layer(config: Any, name: str) -> tuple[int, tuple[int, ...]]:
     """The largest size of a field, and its sizes per layer; empty if the field is one number."""
-    value = getattr(config, name)
+    lists = vars(config).get("per_layer", {})  # where transformers knows the largest one only
+    value = lists.get(name) or getattr(config, name)
     if not isinstance(value, list | tuple):
         return value, ()
     if len(value) != config.num_hidden_layers:
@@ -306,7 +307,4 @@ def head_size(config: Any) -> int:
     size = getattr(config, "head_dim", None)
     if size == 0:
         raise ValueError("head_dim must be an integer of at least 1, got 0")
-    heads = config.num_attention_heads
-    if size is None and not isinstance(heads, int):
-        raise ValueError("num_attention_heads is a list, so head_dim must be given; add it")
-    return config.hidden_size // heads if size is None else size
+    return config.hidden_size // config.num_attention_heads if size is None else size

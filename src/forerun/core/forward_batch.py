@@ -87,7 +87,10 @@ class ForwardBatch:
 
     @classmethod
     def of(
-        cls, batch: ForwardBatch | Many[Sequence], trees: Many[Tree] | None, needs: frozenset[str]
+        cls,
+        batch: ForwardBatch | Many[Sequence],
+        trees: Many[Tree] | None = None,
+        needs: frozenset[str] = NO_NEEDS,
     ) -> ForwardBatch:
         """The batch of a call `forward(batch)`, or of the older `forward(seqs, trees, needs)`."""
         if isinstance(batch, ForwardBatch):

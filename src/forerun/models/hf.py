@@ -29,8 +29,7 @@ from forerun.models.checkpoint import flaw
 from forerun.models.weight_update import update_module
 from forerun.runner.base import LOGITS, Runner
 from forerun.runner.forward_batch import DetailedWork, PassRequest, Work, WorkRows
-from forerun.runner.kv_cache import Slots
-from forerun.runner.slot import Slot
+from forerun.runner.slots import Slot, Slots
 
 WAYS = ("tree", "paths", "full")
 WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "window_size")

@@ -22,10 +22,9 @@ from forerun.core.records import Rows, Sequence, Verdict
 from forerun.core.roles import Path, Target
 from forerun.core.tree import Tree
 from forerun.errors import CapacityError, ConfigError
-from forerun.runner.detailed import check_positions, detailed_rows
+from forerun.runner.detailed_forward import check_positions, detailed_rows
 from forerun.runner.forward_batch import DetailedWork, PassRequest, Work, WorkRows, warm_up
-from forerun.runner.kv_cache import Slots
-from forerun.runner.slot import Slot
+from forerun.runner.slots import Slot, Slots
 
 CHUNK = 512  # most rows of one prefill pass
 SMALL = 8  # pending tokens that are not worth a pass of their own
@@ -210,7 +209,7 @@ class Runner(Target):
                     if is_tree and seq.tokens == seqs[lead].tokens:
                         leads[i] = lead
                         break
-            if leads[i] == i:
+            if leads[i] == i and not self.cache.is_altered(seq):
                 alike.append(i)
         return leads
 

@@ -15,7 +15,7 @@ from numba import njit
 from torch import Tensor
 
 from forerun.core.tree import Resume
-from forerun.runner.slot import PartialPass, Slot
+from forerun.runner.slots import PartialPass, Slot
 from forerun.runner.span import Span
 
 NO_NODES = np.zeros(0, dtype=np.int32)

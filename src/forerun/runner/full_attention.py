@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from forerun.models.transformer import DecoderConfig
     from forerun.runner.kv_cache import Cache
 
+MAX_SCORES = 1 << 24  # numbers of a block of scores; long prompts are taken a part at a time
+
 
 class FullAttention:
     """What the decoder calls per layer, as `attention.Pass`.
 
-    queries: for each span the numbers of the rows whose weights are kept, in `weights[span][layer]`
+    queries: rising row numbers of each span; `weights[span][layer]` keeps their attention weights
     as [heads, queries, cells].
     """
 
@@ -57,16 +59,27 @@ class FullAttention:
         cells[span.start : span.stop, :, :kv_heads] = new
         keys, values = cells[: span.stop, :, :kv_heads].permute(1, 2, 0, 3).unbind(0)  # [KV, n, D]
         q = qkv.narrow(1, 0, heads).unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
-        scores = torch.matmul(q, keys.transpose(1, 2)[:, None]).float() * c.attn_scale
-        if c.attn_softcap is not None:
-            scores = (scores / c.attn_softcap).tanh() * c.attn_softcap
         hidden = self._hidden(i, span, layer, kv_heads)  # [KV or 1, 1, rows, n]
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)  # [KV, fold, rows, n]
-        if self.queries is not None and len(self.queries[i]):
-            chosen = torch.tensor(list(self.queries[i]), device=weights.device)
-            self.weights[i][layer] = weights.flatten(0, 1).index_select(1, chosen)
-        out = torch.matmul(weights.to(q.dtype), values[:, None])  # [KV, fold, rows, D]
+        parts, kept = [], []
+        size = max(1, MAX_SCORES // (heads * span.stop))
+        for at in range(0, rows, size):
+            block = slice(at, at + size)
+            scores = torch.matmul(q[:, :, block], keys.transpose(1, 2)[:, None]).float()
+            scores = scores * c.attn_scale
+            if c.attn_softcap is not None:
+                scores = (scores / c.attn_softcap).tanh() * c.attn_softcap
+            weights = scores.masked_fill(hidden[:, :, block], -torch.inf).softmax(-1)
+            parts.append(torch.matmul(weights.to(q.dtype), values[:, None]))  # [KV, fold, rows, D]
+            if chosen := [row - at for row in self._chosen(i) if at <= row < at + size]:
+                kept.append(weights.flatten(0, 1)[:, chosen])
+        if kept:
+            self.weights[i][layer] = torch.cat(kept, 1)
+        out = torch.cat(parts, 2)
         return out.permute(2, 0, 1, 3).reshape(rows, heads * c.head_dim)
+
+    def _chosen(self, i: int) -> Many[int]:
+        """Rows of a span whose weights are kept, rising."""
+        return () if self.queries is None else self.queries[i]
 
     def _hidden(self, i: int, span: Span, layer: int, kv_heads: int) -> Tensor:
         """The cells that rows do not see: by window and ancestry, and dropped ones."""

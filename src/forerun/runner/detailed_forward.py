@@ -21,7 +21,7 @@ from forerun.runner.forward_batch import DetailedWork, PassRequest, Work, WorkRo
 
 if TYPE_CHECKING:
     from forerun.runner.base import Runner
-    from forerun.runner.slot import Slot
+    from forerun.runner.slots import Slot
 
 SMALL = 8  # tokens that are not worth a pass of their own, in a batch
 

@@ -12,8 +12,7 @@ import copy
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,10 +25,10 @@ from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree, TreeBuilder
 from forerun.errors import CapacityError, ConfigError, ModelError
 from forerun.models.checkpoint import flaw
+from forerun.models.hf_cache import Caches
 from forerun.models.weight_update import update_module
 from forerun.runner.base import LOGITS, Runner
 from forerun.runner.forward_batch import DetailedWork, PassRequest, Work, WorkRows
-from forerun.runner.slots import Slot, Slots
 
 WAYS = ("tree", "paths", "full")
 WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "window_size")
@@ -316,71 +315,6 @@ class Gathered:
     def stacked(self) -> tuple[Tensor, ...]:
         """The parts that `_call` gives, of all rows."""
         return tuple(map(torch.stack, zip(*self._rows, strict=True)))  # type: ignore[arg-type]
-
-
-@dataclass
-class Held:
-    """A transformers cache and how many cells (or tokens) it has seen in a whole pass."""
-
-    cache: Any
-    length: int = 0
-
-    def cut(self, length: int) -> None:
-        """Drops the cells from `length` on."""
-        for layer in self.cache.layers:  # each by its own length: a move may be interrupted
-            layer.keys, layer.values = layer.keys[:, :, :length], layer.values[:, :, :length]
-        self.length = min(self.length, length)
-
-
-class Caches(Slots):
-    """One transformers cache per slot. config: None makes plain caches whose cells can move."""
-
-    def __init__(self, max_slots: int, config: Any, *, can_move: bool) -> None:
-        super().__init__(max_slots)
-        self.can_move, self._config = can_move, config
-        self._held: dict[int, Held] = {}
-
-    @property
-    def nbytes(self) -> int:
-        return sum(
-            tensor.nbytes
-            for held in self._held.values()
-            for layer in held.cache.layers
-            for tensor in vars(layer).values()
-            if isinstance(tensor, Tensor)
-        )
-
-    def empty(self) -> Self:
-        return type(self)(self.max_slots, self._config, can_move=self.can_move)
-
-    def held(self, slot: Slot) -> Held:
-        """The cache of a slot."""
-        if slot.index not in self._held:
-            return self.renew(slot)
-        return self._held[slot.index]
-
-    def renew(self, slot: Slot) -> Held:
-        """An empty cache for a slot."""
-        from transformers import DynamicCache
-
-        cache = DynamicCache(config=self._config) if self._config else DynamicCache()
-        self._held[slot.index] = Held(cache)
-        return self._held[slot.index]
-
-    def move(self, slot: Slot, source: list[int], start: int) -> None:
-        held, cells = self.held(slot), torch.tensor(source)
-        for layer in held.cache.layers:
-            index = cells.to(layer.keys.device)
-            for part in (layer.keys, layer.values):
-                part[:, :, start : start + len(source)] = part.index_select(2, index)
-        held.cut(start + len(source))
-
-    def copy(self, slot: Slot, other: Slot, length: int) -> None:
-        if not self.can_move:  # what the cache lacks is computed again
-            self.renew(slot)
-            return
-        self._held[slot.index] = held = copy.deepcopy(self.held(other))
-        held.cut(length)
 
 
 def _probe_tree(tokens: list[int]) -> Tree:

@@ -46,7 +46,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Saved:
 
 
 def runner_of(folder: Path, kind: str = "torch") -> ModelRunner:
-    """A runner whose passes torch computes, or our kernels where they can."""
+    """A runner with passes by torch, or by our kernels where they can."""
     runner = load_target(folder)
     assert isinstance(runner, ModelRunner)
     if kind == "torch":
@@ -359,7 +359,7 @@ def test_positions_of_a_prompt_with_gaps(family: Saved, kind: str) -> None:
     want = placed(model, seq.tokens, [*positions, *more])
     assert error(rows.logits[0], want[-1]) < TOLERANCE
     assert runner.num_rows - before == 1, "accepted nodes keep their cells"
-    other = sequence(list(seq.tokens))  # nobody else takes over such cells
+    other = sequence(list(seq.tokens))  # no other sequence takes over such cells
     (rows,) = runner.forward(ForwardBatch([other], [EMPTY]))
     assert error(rows.logits[0], reference(model, other.tokens)["logits"][-1]) < TOLERANCE
 

@@ -75,7 +75,7 @@ class ForwardBatch:
 
     seqs: Many[Sequence]
     trees: Many[Tree]
-    needs: frozenset[str] = NO_NEEDS  # fields of `Rows` beside logits, see FIELDS
+    needs: frozenset[str] = NO_NEEDS  # fields of `Rows` in addition to logits, see FIELDS
     layers: range | tuple[int, ...] | None = None  # run only these, then final norm and head
     # first index for which `Rows.prompt` is wanted; None: no prompt rows for this sequence
     prompt_rows: Many[int | None] | None = None

@@ -39,7 +39,7 @@ GIVES = frozenset({"hidden", "probes", "taps", "embeddings", "prompt_rows", "pro
 
 
 class Asked(NamedTuple):
-    """What a call of the model returns beside logits."""
+    """What a call of the model returns, logits aside."""
 
     hidden: bool = False
     logits: bool = True  # of all rows
@@ -228,7 +228,7 @@ class HFTarget(Runner):
         else:
             out = self.model(input_ids=ids, **options)
         logits = out.logits[0]
-        if len(logits) < len(tokens):  # rows that nobody asked for
+        if len(logits) < len(tokens):  # the other rows are not needed
             logits = logits.expand(len(tokens), -1)
         found = [out.hidden_states[-1][0] if asked.hidden else logits, logits]
         found += [out.hidden_states[layer + 1][0] for layer in asked.taps]

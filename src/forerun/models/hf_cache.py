@@ -27,7 +27,7 @@ class Held:
 
 
 class Caches(Slots):
-    """One transformers cache per slot. config: None makes plain caches whose cells can move."""
+    """One transformers cache per slot. config: None makes plain caches with cells that can move."""
 
     def __init__(self, max_slots: int, config: Any, *, can_move: bool) -> None:
         super().__init__(max_slots)

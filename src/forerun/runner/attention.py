@@ -212,7 +212,7 @@ class TorchDecoder:
 
 
 def _wanted(works: Many[Work], order: list[int]) -> np.ndarray:
-    """Rows of the pass whose logits are wanted, in the order of `works`; int64."""
+    """Numbers of the wanted rows of the pass, in the order of `works`; int64."""
     at, rows = 0, {}
     for i in order:
         rows[i] = np.arange(at + works[i].first, at + works[i].num_rows)
@@ -251,7 +251,7 @@ def seen(spans: Many[Span], width: int, low: int, high: int, window: int | None)
 
 
 def grouped(spans: Many[Span]) -> list[list[Span]]:
-    """Runs of neighbouring slots whose padding costs little. Spans come in the order of slots."""
+    """Runs of neighbouring slots that need little padding. Spans come in the order of slots."""
     groups: list[list[Span]] = []
     for span in spans:
         if groups and span.slot == groups[-1][-1].slot + 1:

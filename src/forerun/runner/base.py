@@ -89,7 +89,7 @@ class Runner(Target):
         works = [self._tree_work(seqs[i], trees[i], len(own)) for i in own]
         hidden, logits = self.run(works, needs | LOGITS)
         if isinstance(logits, Tensor) and logits.is_cpu and logits.dtype is torch.float32:
-            logits = logits.numpy()  # once for all: every way into torch is dear
+            logits = logits.numpy()  # once per pass: each call into torch costs microseconds
         has_hidden, found, at = "hidden" in needs, [], 0
         firsts: list[int] = []
         for i, (tree, lead) in enumerate(zip(trees, leads, strict=True)):
@@ -130,7 +130,7 @@ class Runner(Target):
                 self.synced(seq, tree).set_positions(np.asarray(positions, np.int64))
 
     def _owners(self, batch: ForwardBatch) -> list[int]:
-        """As `_leads`, for batches whose sequences may ask for different rows."""
+        """As `_leads`, where sequences may ask for different rows."""
         is_own = batch.attention_queries is not None or batch.layers is not None
         if is_own or any(tree.resume is not None for tree in batch.trees):
             return list(range(len(batch.seqs)))
@@ -192,7 +192,7 @@ class Runner(Target):
         return sum(stores.values())
 
     def _leads(self, seqs: Many[Sequence], trees: Many[Tree]) -> list[int]:
-        """For each sequence the one whose rows it takes: mostly its own number.
+        """For each sequence the number of the one that computes its rows: mostly its own.
 
         Who has no slot takes those of the first one with the same text, if its tree is empty or the
         same: the root's row then comes first.

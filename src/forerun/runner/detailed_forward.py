@@ -69,7 +69,7 @@ class DetailedForward:
         return None if starts is None else starts[i]
 
     def queries(self, i: int) -> Many[int]:
-        """Indexes whose attention weights are wanted."""
+        """Indexes of the queries that return attention weights."""
         if not self.fields.attention:
             return ()
         given = self.batch.attention_queries

@@ -93,7 +93,7 @@ def _rows_of(
     attention: dict[int, Tensor],
     request: PassRequest,
 ) -> WorkRows:
-    """The wanted rows of one work, whose rows begin at `first`."""
+    """The wanted rows of one work; `first` is its first row in the pass."""
     wanted = slice(first + work.first_row, first + work.num_rows)
     hidden = decoder.model.norm(x[wanted])
     start = 0 if request.has_prompt_logits else max(work.root - work.first_row, 0)

@@ -41,7 +41,7 @@ class Work:
 
     @property
     def first(self) -> int:
-        """The first row whose logits are wanted: the root, or the first node."""
+        """The first row with logits: the root, or the first node."""
         return max(len(self.pending) - 1, 0)
 
     @property
@@ -90,7 +90,7 @@ class DetailedWork(Work):
     """A work that asks for more than the logits of the root and the nodes."""
 
     first_row: int = 0  # the first row that is wanted
-    queries: list[int] = field(default_factory=list)  # rows whose attention weights are wanted
+    queries: list[int] = field(default_factory=list)  # rows that return attention weights
     resume: Resume | None = None  # of the root and the first nodes; pending is the root alone
 
     @property
@@ -141,7 +141,7 @@ class Packed(NamedTuple):
     logits: np.ndarray  # float32 [w, width], room for those of wanted rows
     addresses: tuple[int, int]  # of numbers, of logits
     top: int  # the highest position
-    wrong: int  # the first row whose id is none, or -1
+    wrong: int  # the first row with an invalid id, or -1
 
 
 def packed(works: Many[Work], strides: tuple[int, int], num_ids: int, width: int) -> Packed:
@@ -216,7 +216,7 @@ def pack(
         if not 0 <= numbers[i] < num_ids:
             wrong = i
             break
-    # told here since NumPy takes longer to tell an address than all of this does
+    # read here: `ndarray.ctypes` in Python takes longer than all of this
     return (numbers.ctypes.data, logits.ctypes.data), top, wrong
 
 

@@ -78,7 +78,7 @@ class FullAttention:
         return out.permute(2, 0, 1, 3).reshape(rows, heads * c.head_dim)
 
     def _chosen(self, i: int) -> Many[int]:
-        """Rows of a span whose weights are kept, rising."""
+        """Rows of a span that return their weights, rising."""
         return () if self.queries is None else self.queries[i]
 
     def _hidden(self, i: int, span: Span, layer: int, kv_heads: int) -> Tensor:

@@ -13,7 +13,7 @@ from forerun.runner.free_memory import available_bytes
 from forerun.runner.kv_memory import Cells
 from forerun.runner.slots import Slot, Slots
 
-RECORDED = ("cuda",)  # device types whose graphs hold addresses of cells
+RECORDED = ("cuda",)  # device types with graphs that hold addresses of cells
 RECORDED_CELLS = 2048  # cells of a slot at the start on such devices, so that they move rarely
 MAX_MEMORY_SHARE = 0.25  # of free memory that cells may take ahead of need
 
@@ -181,7 +181,7 @@ class Cache(Slots):
 
     def _hold(self, data: torch.Tensor) -> None:
         self.data = data
-        # asked for in every pass, and every way into torch is dear
+        # read in every pass: each call into torch costs microseconds
         self.size, self.address, self.strides = data.shape[:3], data.data_ptr(), data.stride()
         # the same memory for moves; NumPy's indexing costs a fraction of torch's
         self._words: Any = data

@@ -161,7 +161,7 @@ class Slots(ABC):
         return True
 
     def check_room(self, slots: int, cells: int, taken: int = 0) -> int:
-        """Bytes that so many slots of so many cells take beside those that are held, if known.
+        """Bytes that so many slots of so many cells need in addition to the current ones, if known.
 
         taken: bytes that others will. Raises CapacityError if the slots may not be, or do not fit.
         """
@@ -179,7 +179,7 @@ class Slots(ABC):
     def sync(self, seq: Sequence) -> Slot:
         """The slot of `seq`, with everything it holds agreeing with seq.tokens.
 
-        Tokens that scratch nodes spell are committed, all but the last one, whose row is wanted.
+        Tokens that scratch nodes hold are committed, except the last one: its row is computed.
         """
         slot = self._of.get(seq)
         if slot is None:
@@ -270,12 +270,12 @@ class Slots(ABC):
     def _choose(self, best: Slot | None, shared: int, wanted: int) -> Slot:
         """The slot for a newcomer of `wanted` tokens, the first `shared` of which `best` holds.
 
-        A free slot whose tokens are at least MIN_REUSE_TOKENS is left to its conversation while
+        A free slot of at least MIN_REUSE_TOKENS tokens is left to its conversation while
         few are, and memory is ample. So the order is: one that loses little, `best` before the
         others; a new one if that may be; the least recently used free one.
         """
         lost = len(best.tokens) - shared if best is not None else 0
-        # another trajectory of the same prompt, or the same turn again: nobody wants what is lost
+        # another trajectory of the same prompt, or the same turn again: the rest is not needed
         is_again = shared >= wanted - 1
         if best is not None and best.is_free and (is_again or lost < MIN_REUSE_TOKENS):
             return best

@@ -5,8 +5,8 @@ token the active model is asked; the rolling mean of such entropies decides, in 
 logits. Above the threshold the large model gives this very token and goes on; else the small one
 goes on from the next token. Each keeps its own cache and catches up as state follows tokens.
 
-Law: NOT the large model's. It is that of a third model, whose next-token law is that of the one
-whose turn it is, which follows from the text. That law is kept exactly by drafting: a node below a
+Law: NOT the large model's. It is that of a third model: its next-token law is that of the active
+model, which follows from the text. That law is kept exactly by drafting: a node below a
 switch is judged by the model that would have spoken there. Needs two models of one vocabulary.
 """
 
@@ -49,7 +49,7 @@ class Usage:
     """What was spent, by model (small, large)."""
 
     tokens: list[int] = field(default_factory=lambda: [0, 0])  # generated
-    catch_up: list[int] = field(default_factory=lambda: [0, 0])  # computed beside; no prompt
+    catch_up: list[int] = field(default_factory=lambda: [0, 0])  # computed in addition; no prompt
     switches: int = 0
 
     @property
@@ -147,7 +147,7 @@ class EntropySwitch(Target):
         needs: frozenset[str] = NO_NEEDS,
     ) -> list[Rows]:
         """One pass of the small model for the sequences it is active for, one of the large for the
-        others and for those whose root has just become the large model's.
+        others and for those that switch to the large model at the root.
 
         Raises ConfigError for batches that ask for more than logits.
         """
@@ -217,7 +217,7 @@ class EntropySwitch(Target):
 
 
 class SwitchRows(Rows):
-    """Rows of one sequence, each by the model whose turn it is there.
+    """Rows of one sequence, each by the model that is active there.
 
     `logits` are those of the first pass, by one model for all nodes; what the other has to say is
     computed where it is asked.

@@ -77,7 +77,7 @@ def say_once(lack: str) -> None:
 
 
 class NativeDecoder:
-    """Runs packed rows of all sequences through a model whose linears are packed."""
+    """Runs packed rows of all sequences through a model with packed weights."""
 
     gives = frozenset({"hidden", "probes", "embeddings"})
 

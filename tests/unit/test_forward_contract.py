@@ -266,6 +266,30 @@ def test_the_first_layers_are_a_cut_model(llama: Saved, kind: str) -> None:
             seq.tokens += [*(tree.path(4) if len(tree) else []), 8]
 
 
+@pytest.mark.parametrize("layers", [range(1), range(1, 3), range(2, 3), range(3)])
+def test_native_runs_neighbouring_layers(
+    family: Saved, layers: range, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the residual stream after the last of them, without torch and as torch does."""
+    native, plain = runner_of(family[1], "native"), runner_of(family[1])
+    if not isinstance(native.decode, NativeDecoder):
+        pytest.skip("our kernels are not built here")
+    seqs, trees = [sequence(prompt(n)) for n in (14, 6, 9)], [branching(3), EMPTY, chain([4])]
+    needs = frozenset({"hidden", "embeddings", f"taps:{layers[-1]}"})
+    with caplog.at_level(logging.WARNING, logger="forerun"):
+        for run in (layers, None if len(layers) == 3 else layers):
+            batch = ForwardBatch(seqs, trees, needs, layers=run)
+            for one, other in zip(native.forward(batch), plain.forward(batch), strict=True):
+                assert error(one.logits, other.logits) < TOLERANCE
+                assert one.hidden is not None and other.hidden is not None
+                assert error(one.hidden, other.hidden) < TOLERANCE
+                assert one.taps is not None and other.taps is not None
+                assert error(one.taps[layers[-1]], other.taps[layers[-1]]) < TOLERANCE
+    assert not caplog.records
+    for seq, rows in zip(seqs, native.forward(ForwardBatch(seqs, trees)), strict=True):
+        assert error(rows.logits[0], reference(family[0], seq.tokens)["logits"][-1]) < TOLERANCE
+
+
 def test_skipped_layers_read_the_whole_models_cells(llama: Saved) -> None:
     """As transformers with the middle layer taken out for the last token alone."""
     model, folder = llama
@@ -426,6 +450,36 @@ def test_dropped_cells_equal_a_masked_reference(llama: Saved, kind: str) -> None
     other = sequence(list(seq.tokens))
     (rows,) = runner.forward(ForwardBatch([other], [EMPTY]))
     assert error(rows.logits[0], reference(model, other.tokens)["logits"][-1]) < TOLERANCE
+
+
+def test_altered_cells_are_not_lent(llama: Saved) -> None:
+    """A sequence of the same text has rows of its own, by the plain law."""
+    model, folder = llama
+    runner, seq = runner_of(folder), sequence(prompt(16))
+    runner.forward(ForwardBatch([seq], [EMPTY]))
+    runner.drop_cells(seq, 1, 0, np.arange(16) > 9)
+    seqs = [seq, *(sequence(prompt(16)) for _ in range(2))]
+    found = runner.forward(ForwardBatch(seqs, [EMPTY] * 3))
+    assert [rows.lead for rows in found] == [None, None, 1]
+    want = reference(model, seq.tokens)["logits"][-1]
+    assert [error(rows.logits[0], want) < TOLERANCE for rows in found] == [False, True, True]
+
+
+def test_attention_in_blocks_equals_attention_at_once(
+    llama: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for size in (1 << 24, 200):
+        monkeypatch.setattr("forerun.runner.full_attention.MAX_SCORES", size)
+        batch = ForwardBatch(
+            [sequence(prompt(30))], [branching()], ALL, attention_queries=[[33, 2, 7, 29]]
+        )
+        found += runner_of(llama[1]).forward(batch)
+    whole, blocks = found
+    assert torch.allclose(whole.logits, blocks.logits, atol=1e-5)
+    assert whole.attention is not None and blocks.attention is not None
+    for layer, weights in whole.attention.items():
+        assert torch.allclose(weights, blocks.attention[layer], atol=1e-6)
 
 
 # what is refused

@@ -145,8 +145,11 @@ class DetailedForward:
         ids = torch.tensor([seq.tokens[-1], *tree.tokens.tolist()])
         mine = slice(len(last.hidden) - total, len(last.hidden) - total + count)
         at = len(last.logits) - total
+        logits: Tensor | np.ndarray = last.logits[at : at + count]
+        if isinstance(logits, Tensor) and logits.is_cpu and logits.dtype is torch.float32:
+            logits = logits.numpy()  # verifiers read it in place
         rows = Rows(
-            last.logits[at : at + count],
+            logits,
             last.hidden[mine] if self.fields.hidden else None,
             taps={n: x[mine] for n, x in last.taps.items()} if self.fields.taps else None,
             attention=self._attention(i, lead, parts) if self.fields.attention else None,

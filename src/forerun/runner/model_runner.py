@@ -97,7 +97,10 @@ class ModelRunner(Runner):
             "prompt_rows": any(work.first_row < work.root for work in works),
         }
         used = frozenset(kind for kind, is_used in kinds.items() if is_used)
-        found = detailed_pass(self.torch_decoder(used), works, self.cache, request)
+        if isinstance(self.decode, NativeDecoder) and self.decode.can_run(works, request):
+            found = self.decode.rows_of(works, self.cache, request)
+        else:
+            found = detailed_pass(self.torch_decoder(used), works, self.cache, request)
         self.num_rows += sum(work.num_rows - work.num_resumed for work in works)
         return found
 

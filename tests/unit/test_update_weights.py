@@ -93,14 +93,17 @@ def test_draft_paths_and_twins_use_the_new_weights(tmp_path: Path) -> None:
     old, new, model = pair("llama", tmp_path)
     runner = load_target(old)
     assert isinstance(runner, ModelRunner)
-    twin, seqs = runner.twin(), [sequence(prompt(12)) for _ in range(2)]
+    seqs = [sequence(prompt(12)) for _ in range(3)]
+    twin, other = runner.twin(), ModelRunner(runner.model)
     runner.rows_at([(seqs[0], (4,))])
-    forward(twin, seqs[1:], [EMPTY])
+    forward(twin, seqs[1:2], [EMPTY])
+    forward(other, seqs[2:], [EMPTY])
     runner.update_weights(state_of(new))
     with torch.inference_mode():
         want = model(torch.tensor([[*seqs[0].tokens, 4]])).logits[0]
     assert torch.allclose(runner.rows_at([(seqs[0], (4,))])[0], want[-1], atol=1e-4)
-    assert worst(model, seqs[1], EMPTY, forward(twin, seqs[1:], [EMPTY])[0]) < TOLERANCE
+    for target, seq in ((twin, seqs[1]), (other, seqs[2])):
+        assert worst(model, seq, EMPTY, forward(target, [seq], [EMPTY])[0]) < TOLERANCE
 
 
 @pytest.mark.parametrize("way", ["tree", "paths"])

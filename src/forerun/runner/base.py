@@ -71,7 +71,7 @@ class Runner(Target):
         """
         batch = ForwardBatch.of(batch, trees, needs)
         if self.version != self.weights_version:  # another runner of the same model took new ones
-            self._forget_cells()
+            self.forget_cells()
         if batch.positions is not None:
             self._set_positions(batch)
         is_plain = batch.layers is None and batch.kinds <= PLAIN
@@ -115,7 +115,7 @@ class Runner(Target):
         """How often the model took new weights."""
         return 0
 
-    def _forget_cells(self) -> None:
+    def forget_cells(self) -> None:
         """The weights have changed: everything is computed again."""
         self.cache.invalidate()
         self.version = self.weights_version
@@ -164,7 +164,7 @@ class Runner(Target):
         Raises CapacityError as `forward` does.
         """
         if self.version != self.weights_version:
-            self._forget_cells()
+            self.forget_cells()
         wishes: dict[Sequence, list[Path]] = {}
         for seq, path in requests:
             wishes.setdefault(seq, []).append(path)

@@ -147,13 +147,17 @@ class ModelRunner(Runner):
 
     def update_weights(self, state: Mapping[str, Tensor]) -> None:
         with self.turns:
-            if self.model.take is None:
+            if self.model.take is None:  # built by hand
                 super().update_weights(state)
             else:
                 self.model.take(state)
-            refresh = getattr(self.decode, "refresh", None)
-            if refresh is not None:
-                refresh()
+                self.forget_cells()
+
+    def forget_cells(self) -> None:
+        super().forget_cells()
+        refresh = getattr(self.decode, "refresh", None)  # where it holds addresses of weights
+        if refresh is not None:
+            refresh()
 
     def launch(self, *batch: Any) -> list[Rows]:
         self._is_launched = True

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from forerun.core.dice import Dice
+from forerun.core.forward_batch import NO_NEEDS, ForwardBatch
 from forerun.core.logits import advance
 from forerun.core.records import Cost, Rows, Sequence, Verdict
 from forerun.core.roles import Path, Shaper, Source, Target
@@ -42,8 +43,15 @@ class FakeTarget(Target):
     def __init__(self, law: Callable[[Many[int]], np.ndarray], vocab: int = VOCAB) -> None:
         self.law, self.vocab_size, self.context = law, vocab, 10_000
 
-    def forward(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
-        return [Rows(self._logits(seq, tree)) for seq, tree in zip(seqs, trees, strict=True)]
+    def forward(
+        self,
+        batch: ForwardBatch | Many[Sequence],
+        trees: Many[Tree] | None = None,
+        needs: frozenset[str] = NO_NEEDS,
+    ) -> list[Rows]:
+        batch = ForwardBatch.of(batch, trees, needs)
+        pairs = zip(batch.seqs, batch.trees, strict=True)
+        return [Rows(self._logits(seq, tree)) for seq, tree in pairs]
 
     def _logits(self, seq: Sequence, tree: Tree) -> torch.Tensor:
         laws = [self.law(seq.tokens + tree.path(node)) for node in range(-1, len(tree))]

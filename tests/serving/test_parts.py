@@ -316,7 +316,9 @@ def test_methods_that_learn_do_so_by_tenant() -> None:
     methods = Methods({"mine": "stand:context=3", "all": "stand:scope=global"}, None)
     parts = methods.router(Recursive()).by_name
     inner = {name: part.drafter for name, part in parts.items()}
-    assert [inner[name].scope for name in ("stand", "mine", "all")] == ["tenant"] * 2 + ["global"]
+    assert [inner[name]._memories.scope for name in ("stand", "mine", "all")] == ["tenant"] * 2 + [
+        "global"
+    ]
     assert inner["mine"].context == 3 and set(inner) == set(methods.specs)
     assert methods.choose(None) == methods.default
     assert methods.choose("prompt-lookup") == "prompt_lookup"

@@ -12,8 +12,9 @@ from forerun.core.records import Sequence
 from forerun.errors import CapacityError
 from forerun.runner import kv_cache as cache_module
 from forerun.runner.free_memory import UNLIMITED, container_bytes
-from forerun.runner.kv_cache import DEAR, MAX_KEPT, Cache, Slot, common_prefix
+from forerun.runner.kv_cache import Cache
 from forerun.runner.kv_memory import Cells
+from forerun.runner.slots import MAX_KEPT, MIN_REUSE_TOKENS, Slot, common_prefix
 
 
 def cache(max_slots: int = 4, max_cells: int = 4096) -> Cache:
@@ -239,13 +240,13 @@ def turn(c: Cache, tokens: list[int]) -> int:
 
 def test_conversations_that_take_turns_keep_their_prefixes() -> None:
     c, system = cache(max_slots=16), [1] * 10
-    chats = [system + [n] * 3 * DEAR for n in (2, 3)]
+    chats = [system + [n] * 3 * MIN_REUSE_TOKENS for n in (2, 3)]
     for chat in chats:
         turn(c, chat)
     for _ in range(3):
         for chat in chats:
             before = len(chat)
-            chat += [7, 8, 9] * DEAR
+            chat += [7, 8, 9] * MIN_REUSE_TOKENS
             assert turn(c, chat) == before, "all of it was still there"
     assert len(c.slots) == 2
     assert cells(c, c.slots[1], len(chats[1])) == chats[1], "the shared beginning was copied"
@@ -253,30 +254,30 @@ def test_conversations_that_take_turns_keep_their_prefixes() -> None:
 
 def test_few_conversations_are_kept_the_latest_ones() -> None:
     c = cache(max_slots=16)
-    chats = [[n] * 2 * DEAR for n in range(MAX_KEPT + 2)]
+    chats = [[n] * 2 * MIN_REUSE_TOKENS for n in range(MAX_KEPT + 2)]
     for chat in chats:
         turn(c, chat)
     assert len(c.slots) == MAX_KEPT
-    assert turn(c, [*chats[-1], 9]) == turn(c, [*chats[2], 9]) == 2 * DEAR
+    assert turn(c, [*chats[-1], 9]) == turn(c, [*chats[2], 9]) == 2 * MIN_REUSE_TOKENS
     assert turn(c, chats[0]) == 0, "the least recently used ones have gone"
 
 
 def test_trajectories_of_one_prompt_need_one_slot() -> None:
-    c, prompt = cache(max_slots=16), [1] * 3 * DEAR
+    c, prompt = cache(max_slots=16), [1] * 3 * MIN_REUSE_TOKENS
     for n in range(5):
         turn(c, prompt)
-        turn(c, prompt + [2 + n] * 3 * DEAR)
+        turn(c, prompt + [2 + n] * 3 * MIN_REUSE_TOKENS)
     assert len(c.slots) == 1
 
 
 def test_a_slot_that_holds_little_is_taken_before_a_new_one() -> None:
     c = cache(max_slots=16)
-    short, long = sequence([5] * 3), sequence([1] * 2 * DEAR)
+    short, long = sequence([5] * 3), sequence([1] * 2 * MIN_REUSE_TOKENS)
     for seq in (short, long):
         fill(c, c.sync(seq), seq.tokens)
     for seq in (short, long):
         c.release(seq)
-    assert c.sync(sequence([6] * DEAR)).index == 0
+    assert c.sync(sequence([6] * MIN_REUSE_TOKENS)).index == 0
 
 
 def test_conversations_are_kept_only_while_memory_is_ample(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,10 +285,10 @@ def test_conversations_are_kept_only_while_memory_is_ample(monkeypatch: pytest.M
     size = 2 * 2 * 4 * 4  # bytes of a cell
     monkeypatch.setattr("forerun.runner.kv_cache.available_bytes", lambda device: 7000 * size)
     for n in (2, 3):  # two slots of 1000 cells are more than a quarter of 7000 and what is held
-        turn(c, [n] * 2 * DEAR)
+        turn(c, [n] * 2 * MIN_REUSE_TOKENS)
     assert len(c.slots) == 1
     monkeypatch.setattr("forerun.runner.kv_cache.available_bytes", lambda device: 8000 * size)
-    turn(c, [4] * 2 * DEAR)
+    turn(c, [4] * 2 * MIN_REUSE_TOKENS)
     assert len(c.slots) == 2
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 from forerun.runner.forward_batch import Work, packed  # noqa: E402
 from forerun.runner.gpu import bodies, kernels  # noqa: E402
 from forerun.runner.gpu.layout import describe, shape_of  # noqa: E402
-from forerun.runner.kv_cache import Slot  # noqa: E402
+from forerun.runner.slots import Slot  # noqa: E402
 
 ACTS = {
     "silu": F.silu,

@@ -22,7 +22,7 @@ from forerun.runner.gpu.layout import (
     fits,
     shape_of,
 )
-from forerun.runner.kv_cache import Slot
+from forerun.runner.slots import Slot
 
 SLOT, CELL, IDS = 5000, 8, 100  # strides, and how many ids there are
 

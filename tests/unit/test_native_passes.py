@@ -18,10 +18,10 @@ from forerun.core.tree import EMPTY, TreeBuilder
 from forerun.models.load import load_target
 from forerun.runner.attention import TorchDecoder
 from forerun.runner.forward_batch import FIELDS, Work, packed
-from forerun.runner.kv_cache import Slot
 from forerun.runner.model_runner import ModelRunner
 from forerun.runner.native import LEVELS, decoder, kernels, layout
 from forerun.runner.native.decoder import NativeDecoder, missing, say_once
+from forerun.runner.slots import Slot
 
 pytestmark = pytest.mark.skipif(not kernels(), reason=f"native kernels: {kernels().why}")
 NATIVE = {  # families at sizes that the kernels take

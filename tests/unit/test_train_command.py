@@ -19,7 +19,7 @@ from forerun.training.loop import Progress
 from forerun.training.processes import in_processes
 from forerun.training.progress import step_note
 from forerun.training.recipes import reasoner
-from forerun.utils.signals import uninterrupted
+from forerun.utils.signals import delayed_interrupt
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -88,7 +88,7 @@ def audible():
 
 def test_a_block_ends_before_ctrl_c_does(audible):
     done: list[int] = []
-    with pytest.raises(KeyboardInterrupt), uninterrupted():
+    with pytest.raises(KeyboardInterrupt), delayed_interrupt():
         signal.raise_signal(signal.SIGINT)
         done.append(1)
     assert done and signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -97,7 +97,7 @@ def test_a_block_ends_before_ctrl_c_does(audible):
 def test_ignored_ctrl_c_stays_ignored(audible):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     done: list[int] = []
-    with uninterrupted():
+    with delayed_interrupt():
         signal.raise_signal(signal.SIGINT)
         done.append(1)
     assert done and signal.getsignal(signal.SIGINT) is signal.SIG_IGN

@@ -89,13 +89,33 @@ class Plan:
         return Plan(self.nodes, max(depth, 0), self.stop, self.least, self.learns)
 
 
+@dataclass(frozen=True, eq=False)
+class PromptRows:
+    """Rows of the tokens from `start` up to the one before the root; a field is None unless asked.
+
+    m tokens: logits [m, V], hidden [m, d] after the final norm, taps: layer -> [m, d], embeddings
+    [m, d].
+    """
+
+    start: int
+    logits: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None
+    taps: dict[int, torch.Tensor] | None = None
+    embeddings: torch.Tensor | None = None
+
+
 class Rows:
     """What one forward pass returns for one sequence; row 0 is the root, row i + 1 is node i.
 
-    logits [n + 1, V]: an array where NumPy can read them in place, else a tensor. hidden
-    [n + 1, d]: last layer after the norm; absent unless asked. probes: logits [k, V] of nodes that
-    the verifier appended. lead: the sequence of the pass whose rows these are, if its text is the
-    same.
+    logits [n + 1, V]: an array where NumPy can read them in place, else a tensor. The others are
+    None unless `ForwardBatch.needs` names them:
+        hidden      [n + 1, d], after the final norm
+        taps        layer -> [n + 1, d], residual stream after that layer (0 is the first layer)
+        attention   layer -> [heads, queries, cells], softmax weights of `attention_queries`
+        embeddings  [n + 1, d], rows of the input embedding matrix
+        prompt      `PromptRows`, where `ForwardBatch.prompt_rows` asks for them
+        probes      logits [k, V] of nodes that the verifier appended
+    lead: the sequence of the pass that these rows were computed for, if it has the same text.
     """
 
     lead: int | None = None
@@ -105,8 +125,15 @@ class Rows:
         logits: torch.Tensor | np.ndarray,
         hidden: torch.Tensor | None = None,
         probes: torch.Tensor | np.ndarray | None = None,
+        *,
+        taps: dict[int, torch.Tensor] | None = None,
+        attention: dict[int, torch.Tensor] | None = None,
+        embeddings: torch.Tensor | None = None,
+        prompt: PromptRows | None = None,
     ) -> None:
         self.hidden, self._given, self._probes = hidden, logits, probes
+        self.taps, self.attention, self.embeddings = taps, attention, embeddings
+        self.prompt = prompt
         # whether the logits lie on an accelerator
         self.is_away = not isinstance(logits, np.ndarray) and not logits.is_cpu
 
@@ -142,8 +169,16 @@ class Rows:
         stop = nodes + 1
         if len(self._given) <= stop:
             return self
-        hidden = None if self.hidden is None else self.hidden[:stop]
-        return Rows(self._given[:stop], hidden, self._given[stop:])
+        taps = None if self.taps is None else {i: x[:stop] for i, x in self.taps.items()}
+        return Rows(
+            self._given[:stop],
+            None if self.hidden is None else self.hidden[:stop],
+            self._given[stop:],
+            taps=taps,
+            attention=self.attention,
+            embeddings=None if self.embeddings is None else self.embeddings[:stop],
+            prompt=self.prompt,
+        )
 
     def row(self, node: int) -> np.ndarray:
         """Logits of `node` (-1: the root) as NumPy [V]; half precisions are widened."""

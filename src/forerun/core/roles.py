@@ -7,18 +7,21 @@ have, saved state and costs, is in `mixins.py`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from forerun.core.forward_batch import NO_NEEDS, ForwardBatch
 from forerun.core.records import Cost, Plan, Rows, Sequence, Step, Verdict
 from forerun.core.tree import EMPTY, Proposal, Tree
 from forerun.errors import ConfigError
 from forerun.utils.locks import Turns
 
 if TYPE_CHECKING:
+    import torch
+
     from forerun.core.dice import Dice
     from forerun.core.logits import Laws
     from forerun.core.sampling import Sampling
@@ -37,7 +40,7 @@ class Target(ABC):
     cost: Cost | None = None  # of steps, likewise
     is_async = False  # whether a device computes between `launch` and `collect`
     is_slow_at_first = False  # whether the first pass of a shape is slower than later ones
-    gives: frozenset[str] = frozenset({"hidden", "probes"})  # of what others may need of a pass
+    gives: frozenset[str] = frozenset({"hidden", "probes"})  # see `ForwardBatch.kinds`
 
     turns: Turns  # held for a step, and by all else that uses it, its twins or their drafters
 
@@ -54,12 +57,21 @@ class Target(ABC):
         raise ConfigError(f"there can be no second target {name_of(self)!r} on the same weights")
 
     @abstractmethod
-    def forward(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
-        """Rows for the root and every node of each tree, in one pass."""
+    def forward(
+        self,
+        batch: ForwardBatch | Many[Sequence],
+        trees: Many[Tree] | None = None,
+        needs: frozenset[str] = NO_NEEDS,
+    ) -> list[Rows]:
+        """Rows for the root and every node of each tree, in one pass over the batch.
 
-    def launch(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
-        """Starts a forward pass; its rows are valid after `collect`."""
-        return self.forward(seqs, trees, needs)
+        `forward(seqs, trees, needs)` is the older form of `forward(ForwardBatch(...))`. Raises
+        ConfigError for what `gives` does not name.
+        """
+
+    def launch(self, *batch: Any) -> list[Rows]:
+        """Starts a forward pass, as `forward`; its rows are valid after `collect`."""
+        return self.forward(*batch)
 
     def collect(self) -> None:
         """Blocks until the rows of the last `launch` are valid."""
@@ -67,6 +79,16 @@ class Target(ABC):
     @abstractmethod
     def commit(self, seqs: Many[Sequence], trees: Many[Tree], verdicts: Many[Verdict]) -> None:
         """Keeps the state of the accepted paths and drops the rest."""
+
+    def update_weights(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Takes new weights between two steps; running sequences are computed again.
+
+        state: tensors by their names in the Hugging Face checkpoint; parts that it leaves out stay.
+        Raises ModelError for an unknown name or a wrong shape, before any weight has changed.
+        """
+        raise ConfigError(
+            f"target {name_of(self)!r} cannot take new weights; load it from a model folder"
+        )
 
     def release(self, seq: Sequence) -> None:
         """The sequence has ended; its state may be reused."""

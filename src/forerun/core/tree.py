@@ -15,8 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 POINT, IID, SWOR = 0, 1, 2
 LAW_NAMES = {"point": POINT, "iid": IID, "swor": SWOR}
@@ -37,6 +41,17 @@ class Proposal:
         return cls(ids, np.ascontiguousarray(dense[ids], dtype=np.float64))
 
 
+@dataclass(frozen=True, eq=False)
+class Resume:
+    """Rows that a self-drafter has computed up to a layer; the target goes on from there.
+
+    They come from a pass with `layers=range(layer)` over the same nodes, as `Rows.taps[layer - 1]`.
+    """
+
+    layer: int  # layers 0 .. layer - 1 are done
+    rows: torch.Tensor  # [k, d], residual stream after them: the root and the first k - 1 nodes
+
+
 @dataclass(eq=False)
 class Tree:
     """Draft nodes as parallel arrays; masks, depths and paths are derived from `parents`.
@@ -55,6 +70,7 @@ class Tree:
         None  # int8 [n], how each was valued: forerun.core.acceptance_prior; -1: not told
     )
     sources: tuple[str, ...] = ()  # [n], the drafter that each node came from; empty: not told
+    resume: Resume | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -222,4 +238,5 @@ def appended(tree: Tree, tokens: Iterable[int], parents: Iterable[int]) -> Tree:
         starts=tree.starts,
         q_ids=tree.q_ids,
         q_probs=tree.q_probs,
+        resume=tree.resume,
     )

@@ -235,13 +235,17 @@ class Parts:
         ):
             raise Unsupported("the config ties the head to the embedding, but the two differ")
 
+    def take(self, dest: str) -> Tensor | Linear:
+        """A finished part, which is handed over."""
+        return self._done.pop(dest)
+
     def build(self) -> Transformer:
         """The decoder out of its finished parts."""
         c, done = self.config, self._done
         embed: Tensor | Linear | None = done["embed"]
         assert isinstance(embed, Tensor)
         if c.is_tied:
-            head = Linear(embed, rounding=self._rounding("head"))
+            head = Linear(embed, rounding=self.rounding_of("head"))
             if head.can_look_up:  # one copy serves both
                 embed = None
         else:
@@ -255,12 +259,12 @@ class Parts:
         tensor = tensor.to(self.device)
         is_linear = dest.endswith(".weight") and tensor.dim() == 2
         is_gated = dest.endswith("gate_up.weight")
-        rounding = self._rounding(dest)
+        rounding = self.rounding_of(dest)
         self._done[dest] = (
             Linear(tensor, is_gated=is_gated, rounding=rounding) if is_linear else tensor
         )
 
-    def _rounding(self, dest: str) -> Rounding:
+    def rounding_of(self, dest: str) -> Rounding:
         """Of a part: routers are kept, and heads are where only 4 bits are left."""
         is_fine = dest.endswith("router.weight") or (
             self.rounding.bits == 4 and dest.startswith("head")

@@ -34,8 +34,9 @@ def check_decoder(c: Any) -> None:
     for value in (*needed, *(value for value in optional if value is not None)):
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise ValueError(f"a norm, rotation or scale would be computed with {value!r}")
-    if c.num_heads % c.num_kv_heads:
-        raise ValueError(f"{c.num_heads} heads do not share {c.num_kv_heads} key-value heads")
+    for heads, kv_heads in {(c.heads(i), c.kv_heads(i)) for i in range(c.num_layers)}:
+        if heads % kv_heads:
+            raise ValueError(f"{heads} heads do not share {kv_heads} key-value heads")
     if any(2 * len(r.inv_freq) > c.head_dim for r in c.ropes):
         raise ValueError(f"heads have {c.head_dim} dimensions, an odd number or fewer than turn")
     for window in set(c.windows) - {None}:

@@ -64,14 +64,20 @@ def llama(config: Any, context: int | None, act: str = "hidden_act") -> DecoderC
     """What most families share; the others change fields of it. act: the activation's field."""
     head_dim = head_size(config)
     ropes, layer_ropes, limit = rotations(config, context)
+    heads, layer_heads = by_layer(config, "num_attention_heads")
+    kv_heads, layer_kv_heads = by_layer(config, "num_key_value_heads")
+    mlp_size, layer_mlp_sizes = by_layer(config, "intermediate_size")
     return DecoderConfig(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         num_layers=config.num_hidden_layers,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
         head_dim=head_dim,
-        mlp_size=config.intermediate_size,
+        mlp_size=mlp_size,
+        layer_heads=layer_heads,
+        layer_kv_heads=layer_kv_heads,
+        layer_mlp_sizes=layer_mlp_sizes,
         context=limit,
         attn_scale=head_dim**-0.5,
         norm_eps=config.rms_norm_eps,
@@ -218,6 +224,22 @@ def activation(name: str) -> str:
     if name not in ACTIVATION_NAMES:
         raise Unsupported(f"activation {name!r}")
     return ACTIVATION_NAMES[name]
+
+
+def by_layer(config: Any, name: str) -> tuple[int, tuple[int, ...]]:
+    """The largest size of a field, and its sizes per layer; empty if the field is one number."""
+    lists = vars(config).get("per_layer", {})  # where transformers knows the largest one only
+    value = lists.get(name) or getattr(config, name)
+    if not isinstance(value, list | tuple):
+        return value, ()
+    if len(value) != config.num_hidden_layers:
+        raise ValueError(
+            f"{name} lists {len(value)} sizes for {config.num_hidden_layers} layers; it needs one "
+            "per layer"
+        )
+    if not all(type(size) is int and size > 0 for size in value):
+        raise ValueError(f"{name} must list integers of at least 1, got {value!r}")
+    return max(value), () if len(set(value)) == 1 else tuple(value)
 
 
 def typed_windows(config: Any) -> tuple[int | None, ...]:

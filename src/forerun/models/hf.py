@@ -10,27 +10,52 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.core.dice import SeededDice
 from forerun.core.records import Sequence
 from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree, TreeBuilder
-from forerun.errors import CapacityError, ModelError
+from forerun.errors import CapacityError, ConfigError, ModelError
 from forerun.models.checkpoint import flaw
-from forerun.runner.forward_batch import Work
-from forerun.runner.kv_cache import Slot, Slots
-from forerun.runner.model_runner import LOGITS, Runner
+from forerun.models.hf_cache import Caches
+from forerun.models.weight_update import update_module
+from forerun.runner.base import LOGITS, Runner
+from forerun.runner.forward_batch import DetailedWork, PassRequest, Work, WorkRows
 
 WAYS = ("tree", "paths", "full")
 WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "window_size")
 CLOSE = 1e-4  # relative error that passes for rounding in the check at load
+
+
+GIVES = frozenset({"hidden", "probes", "taps", "embeddings", "prompt_rows", "prompt_logits"})
+
+
+class Asked(NamedTuple):
+    """What a call of the model returns, logits aside."""
+
+    hidden: bool = False
+    logits: bool = True  # of all rows
+    taps: tuple[int, ...] = ()
+    attention: bool = False
+
+
+@contextmanager
+def eager_attention(model: Any) -> Iterator[None]:
+    """Within, the model computes attention in a way that returns its weights."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
 
 
 class HFTarget(Runner):
@@ -63,6 +88,7 @@ class HFTarget(Runner):
         else:
             self._set_way(way)
         self.context = min(context or own, own)
+        self.num_layers = text.num_hidden_layers
 
     # cells that transformers makes in inference mode may be moved in no other
     forward = torch.inference_mode()(Runner.forward)
@@ -79,28 +105,63 @@ class HFTarget(Runner):
 
     @torch.inference_mode()
     def run(self, works: list[Work], needs: frozenset[str]) -> tuple[Tensor, Tensor]:
-        compute = {"tree": self._tree, "paths": self._paths, "full": self._full}[self.way]
-        parts = []
+        asked, parts = Asked("hidden" in needs, "logits" in needs), []
         for work in works:
-            before = len(work.slot.tokens)
-            try:
-                outputs = compute(work, needs)
-                work.keep()
-            except BaseException as cause:  # some layers may have cells that others lack
-                self.cache.renew(work.slot)
-                work.slot.truncate(0)
-                if not isinstance(cause, MemoryError | torch.OutOfMemoryError):
-                    raise
-                raise CapacityError(
-                    f"{work.num_rows} tokens after {before} do not fit into memory; "
-                    "use shorter prompts or fewer sequences at once"
-                ) from cause
+            outputs = self._computed(work, asked)
+            work.keep()
             parts.append([part[work.first :] for part in outputs])
-            self.num_rows += work.num_rows
         hidden, logits = (torch.cat(column) for column in zip(*parts, strict=True))
         return hidden, logits
 
-    def _tree(self, work: Work, needs: frozenset[str]) -> tuple[Tensor, Tensor]:
+    @torch.inference_mode()
+    def run_detailed(self, works: list[DetailedWork], request: PassRequest) -> list[WorkRows]:
+        last = self.num_layers - 1
+        if last in request.taps:
+            raise ConfigError(
+                f"taps:{last} is the last layer, and transformers returns its rows after the norm "
+                "only; use hidden, or an earlier layer"
+            )
+        found = []
+        for work in works:
+            asked = Asked(True, True, request.taps, bool(work.queries))
+            outputs = self._computed(work, asked)
+            hidden, logits, *rest = (part[work.first_row :] for part in outputs)
+            taps = dict(zip(request.taps, rest, strict=False))
+            start = 0 if request.has_prompt_logits else max(work.root - work.first_row, 0)
+            logits = logits[start:] if request.has_logits else logits[:0]
+            weights = outputs[-1][work.queries] if work.queries else None  # [q, layers, heads, n]
+            by_layer = {} if weights is None else dict(enumerate(weights.permute(1, 2, 0, 3)))
+            found.append(WorkRows(hidden, logits, taps, by_layer))
+        return found
+
+    def embed(self, ids: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return F.embedding(ids.to(self.device), self.model.get_input_embeddings().weight)
+
+    def update_weights(self, state: Mapping[str, Tensor]) -> None:
+        with self.turns:
+            update_module(self.model, state)
+            self.cache.invalidate()
+
+    def _computed(self, work: Work, asked: Asked) -> tuple[Tensor, ...]:
+        """What `_call` gives for the rows of a work. Raises CapacityError if memory runs out."""
+        compute = {"tree": self._tree, "paths": self._paths, "full": self._full}[self.way]
+        before = len(work.slot.tokens)
+        try:
+            outputs = compute(work, asked)
+        except BaseException as cause:  # some layers may have cells that others lack
+            self.cache.renew(work.slot)
+            work.slot.truncate(0)
+            if not isinstance(cause, MemoryError | torch.OutOfMemoryError):
+                raise
+            raise CapacityError(
+                f"{work.num_rows} tokens after {before} do not fit into memory; "
+                "use shorter prompts or fewer sequences at once"
+            ) from cause
+        self.num_rows += work.num_rows
+        return outputs
+
+    def _tree(self, work: Work, asked: Asked) -> tuple[Tensor, ...]:
         """One pass over pending tokens and nodes; nodes see their ancestors."""
         span, held = work.span, self.cache.held(work.slot)
         held.cut(span.start)
@@ -112,11 +173,11 @@ class HFTarget(Runner):
             mask[..., span.base :].masked_fill_(hidden, torch.finfo(mask.dtype).min)
             options["attention_mask"] = mask
             options["position_ids"] = torch.from_numpy(span.positions).to(self.device)[None]
-        outputs = self._call([*work.pending, *work.nodes], held.cache, needs, **options)
+        outputs = self._call([*work.pending, *work.nodes], held.cache, asked, **options)
         held.length = span.stop
         return outputs
 
-    def _paths(self, work: Work, needs: frozenset[str]) -> tuple[Tensor, Tensor]:
+    def _paths(self, work: Work, asked: Asked) -> tuple[Tensor, ...]:
         """Pending tokens on the kept cache, then each path on a copy of it."""
         slot, num = work.slot, len(work.pending)
         held, rows = self.cache.held(slot), Gathered(work)
@@ -124,48 +185,63 @@ class HFTarget(Runner):
             held = self.cache.renew(slot)
         todo = [*slot.tokens, *work.pending][held.length :]
         if todo:
-            outputs = self._call(todo, held.cache, needs)
+            outputs = self._call(todo, held.cache, asked)
             held.length += len(todo)
             rows.put(range(num), [part[len(todo) - num :] for part in outputs])
         for nodes, tokens in rows.leaf_paths():
-            outputs = self._call(tokens, copy.deepcopy(held.cache), needs)
+            outputs = self._call(tokens, copy.deepcopy(held.cache), asked)
             rows.put([num + node for node in nodes], outputs)
         return rows.stacked()
 
-    def _full(self, work: Work, needs: frozenset[str]) -> tuple[Tensor, Tensor]:
+    def _full(self, work: Work, asked: Asked) -> tuple[Tensor, ...]:
         """Each path with all tokens before it."""
         before, num = [*work.slot.tokens, *work.pending], len(work.pending)
         rows = Gathered(work)
         if num:
-            outputs = self._call(before, None, needs)
+            outputs = self._call(before, None, asked)
             rows.put(range(num), [part[len(before) - num :] for part in outputs])
         for nodes, tokens in rows.leaf_paths():
-            outputs = self._call(before + tokens, None, needs)
+            outputs = self._call(before + tokens, None, asked)
             rows.put([num + node for node in nodes], [part[len(before) :] for part in outputs])
         return rows.stacked()
 
     def _call(
-        self, tokens: list[int], cache: Any, needs: frozenset[str], **options: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Hidden rows [n, d] after the last norm (or a placeholder) and logits [n, V]."""
+        self, tokens: list[int], cache: Any, asked: Asked, **options: Any
+    ) -> tuple[Tensor, ...]:
+        """Hidden rows [n, d] after the last norm (or a placeholder) and logits [n, V].
+
+        Behind them the residual stream [n, d] after each layer asked for, and attention weights
+        [n, layers, heads, cells].
+        """
         if cache is None:
             options["use_cache"] = False
         else:
             options |= {"past_key_values": cache, "use_cache": True}
-        if "hidden" in needs:
+        if asked.hidden or asked.taps:
             options["output_hidden_states"] = True
-        if "logits" not in needs and self._can_trim:
+        if not asked.logits and self._can_trim:
             options["logits_to_keep"] = 1
-        out = self.model(input_ids=torch.tensor([tokens], device=self.device), **options)
+        ids = torch.tensor([tokens], device=self.device)
+        if asked.attention:
+            with eager_attention(self.model):
+                out = self.model(input_ids=ids, output_attentions=True, **options)
+        else:
+            out = self.model(input_ids=ids, **options)
         logits = out.logits[0]
-        if len(logits) < len(tokens):  # rows that nobody asked for
+        if len(logits) < len(tokens):  # the other rows are not needed
             logits = logits.expand(len(tokens), -1)
-        return out.hidden_states[-1][0] if "hidden" in needs else logits, logits
+        found = [out.hidden_states[-1][0] if asked.hidden else logits, logits]
+        found += [out.hidden_states[layer + 1][0] for layer in asked.taps]
+        if asked.attention:
+            found.append(torch.stack([w[0] for w in out.attentions]).permute(2, 0, 1, 3))
+        return tuple(found)
 
     def _set_way(self, way: str) -> None:
         config = None if way == "tree" else self.model.config
         self.way = way
         self.cache: Caches = Caches(self.max_seqs, config, can_move=way == "tree")
+        # paths are computed apart, so their attention has no common cells
+        self.gives = GIVES | {"attention"} if way == "tree" else GIVES
         self.num_rows = 0
 
     def _choose_way(self, text: Any) -> None:
@@ -195,9 +271,9 @@ class HFTarget(Runner):
         for _ in range(2):
             rows = self.forward([seq], [tree], LOGITS)[0]
             # what a pass without a mask would give: a wrong answer to stay away from
-            mistaken = self._call(seq.tokens + tree.tokens.tolist(), None, LOGITS)[1]
+            mistaken = self._call(seq.tokens + tree.tokens.tolist(), None, Asked())[1]
             for node in range(-1, len(tree)):
-                plain = self._call(seq.tokens + tree.path(node), None, LOGITS)[1][-1].float()
+                plain = self._call(seq.tokens + tree.path(node), None, Asked())[1][-1].float()
                 error = float((rows.logits[node + 1].float() - plain).abs().max())
                 gap = float((mistaken[len(seq.tokens) + node].float() - plain).abs().max())
                 close = max(CLOSE * float(plain.abs().max()), loose * gap)
@@ -236,75 +312,9 @@ class Gathered:
             numbers = [n - self._first if n >= self._first else -(1 << 30) for n in path]
             yield numbers, [self._tokens[n] for n in path]
 
-    def stacked(self) -> tuple[Tensor, Tensor]:
-        """Hidden rows and logits."""
-        hidden, logits = zip(*self._rows, strict=True)  # type: ignore[arg-type]
-        return torch.stack(hidden), torch.stack(logits)
-
-
-@dataclass
-class Held:
-    """A transformers cache and how many cells (or tokens) it has seen in a whole pass."""
-
-    cache: Any
-    length: int = 0
-
-    def cut(self, length: int) -> None:
-        """Drops the cells from `length` on."""
-        for layer in self.cache.layers:  # each by its own length: a move may be interrupted
-            layer.keys, layer.values = layer.keys[:, :, :length], layer.values[:, :, :length]
-        self.length = min(self.length, length)
-
-
-class Caches(Slots):
-    """One transformers cache per slot. config: None makes plain caches whose cells can move."""
-
-    def __init__(self, max_slots: int, config: Any, *, can_move: bool) -> None:
-        super().__init__(max_slots)
-        self.can_move, self._config = can_move, config
-        self._held: dict[int, Held] = {}
-
-    @property
-    def nbytes(self) -> int:
-        return sum(
-            tensor.nbytes
-            for held in self._held.values()
-            for layer in held.cache.layers
-            for tensor in vars(layer).values()
-            if isinstance(tensor, Tensor)
-        )
-
-    def empty(self) -> Self:
-        return type(self)(self.max_slots, self._config, can_move=self.can_move)
-
-    def held(self, slot: Slot) -> Held:
-        """The cache of a slot."""
-        if slot.index not in self._held:
-            return self.renew(slot)
-        return self._held[slot.index]
-
-    def renew(self, slot: Slot) -> Held:
-        """An empty cache for a slot."""
-        from transformers import DynamicCache
-
-        cache = DynamicCache(config=self._config) if self._config else DynamicCache()
-        self._held[slot.index] = Held(cache)
-        return self._held[slot.index]
-
-    def move(self, slot: Slot, source: list[int], start: int) -> None:
-        held, cells = self.held(slot), torch.tensor(source)
-        for layer in held.cache.layers:
-            index = cells.to(layer.keys.device)
-            for part in (layer.keys, layer.values):
-                part[:, :, start : start + len(source)] = part.index_select(2, index)
-        held.cut(start + len(source))
-
-    def copy(self, slot: Slot, other: Slot, length: int) -> None:
-        if not self.can_move:  # what the cache lacks is computed again
-            self.renew(slot)
-            return
-        self._held[slot.index] = held = copy.deepcopy(self.held(other))
-        held.cut(length)
+    def stacked(self) -> tuple[Tensor, ...]:
+        """The parts that `_call` gives, of all rows."""
+        return tuple(map(torch.stack, zip(*self._rows, strict=True)))  # type: ignore[arg-type]
 
 
 def _probe_tree(tokens: list[int]) -> Tree:

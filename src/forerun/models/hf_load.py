@@ -67,29 +67,29 @@ def load_gguf(folder: Path, path: Path, dtype: torch.dtype | None) -> Any:
 def load_whole(kind: Any, folder: Path | str | None, **options: Any) -> Any:
     """`kind.from_pretrained(folder, **options)`. Raises ModelError for what would be made up."""
     with _loading, quiet():
-        model, told = kind.from_pretrained(
+        model, report = kind.from_pretrained(
             folder,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are told, and refused by name
+            ignore_mismatched_sizes=True,  # reported, and refused by name
             **options,
         )
-    check_whole(folder, model, told)
+    check_whole(folder, model, report)
     return model
 
 
-def check_whole(folder: Path | str | None, model: Any, told: dict[str, Any]) -> None:
+def check_whole(folder: Path | str | None, model: Any, report: dict[str, Any]) -> None:
     """Raises ModelError if weights were made up, or some of the model's own were left out.
 
-    told: what transformers says of a load, without what the model's class declares to be no fault.
+    report: loading info of transformers, without what the model's class declares to be harmless.
     """
-    if told["missing_keys"]:
-        raise ModelError(lacking(sorted(told["missing_keys"])))
-    for name, found, wanted in sorted(told["mismatched_keys"]):
+    if report["missing_keys"]:
+        raise ModelError(lacking(sorted(report["missing_keys"])))
+    for name, found, wanted in sorted(report["mismatched_keys"]):
         raise ModelError(
             f"tensor {name} has shape {list(found)}, and the config wants {list(wanted)}; is "
             "config.json of this checkpoint?"
         )
-    surplus = sorted(name for name in told["unexpected_keys"] if not name.endswith(IGNORED))
+    surplus = sorted(name for name in report["unexpected_keys"] if not name.endswith(IGNORED))
     if own := inside(surplus, model):
         raise ModelError(
             f"the checkpoint holds {listed(own)}, for which the model of its config.json has no "
@@ -105,7 +105,7 @@ def check_whole(folder: Path | str | None, model: Any, told: dict[str, Any]) -> 
 
 
 def inside(names: Iterable[str], model: Any) -> list[str]:
-    """Those tensors whose names lie inside a part of a model: a list of layers, a norm, the head.
+    """The tensors with names inside a part of a model: a list of layers, a norm, the head.
 
     The whole and its base model are no parts. Names may lack the prefix of the base model.
     """
@@ -123,7 +123,7 @@ def inside(names: Iterable[str], model: Any) -> list[str]:
 def quiet() -> Iterator[None]:
     """Within, transformers draws no progress bars and gives no warnings: its report of a load.
 
-    Unless our log tells everything (DEBUG).
+    Unless our log is at DEBUG.
     """
     from transformers.utils import logging as theirs
 

@@ -74,6 +74,13 @@ class Linear:
         if self.packed is not None:
             self.packed.set_bias(bias)
 
+    def replace(self, other: Linear) -> None:
+        """Takes the weight of another product of the same shape; the bias stays."""
+        assert self.shape == other.shape
+        self.packed, self.weight, self._blocked = other.packed, other.weight, other._blocked
+        if self.bias is not None:
+            self.set_bias(self.bias)
+
     def __call__(self, x: Tensor) -> Tensor:
         if self.packed is not None:
             if self.packed.wins(len(x)) and not self.packed.is_gated:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from forerun.models.paths import (
     model_folder,
     read_config,
 )
+from forerun.models.weight_update import update_decoder
 from forerun.runner.free_memory import check_weights
 from forerun.runner.model_runner import ModelRunner
 from forerun.runner.native import kernels
@@ -80,6 +82,7 @@ def load_target(
         if rounding != KEPT:
             check_rounding(weights, rounding, path_or_model, where, kind)
         decoder = load_decoder(plan, files, kind, where, rounding)
+        decoder.take = partial(update_decoder, decoder, plan, rounding=rounding)
     except Unsupported as reason:
         if rounding != KEPT:
             raise ModelError(

@@ -31,20 +31,33 @@ def in_lanes(c: DecoderConfig) -> DecoderConfig:
         return c
     if c.qk_norm and c.norm == "layer":  # zeros would move its mean
         return c
-    head_dim, mlp_size = (-(-size // LANES) * LANES for size in (c.head_dim, c.mlp_size))
+    head_dim = in_whole_lanes(c.head_dim)
     share = c.head_dim / head_dim if c.qk_norm else 1.0
-    wide = replace(c, head_dim=head_dim, mlp_size=mlp_size, attn_scale=c.attn_scale * share)
+    wide = replace(
+        c,
+        head_dim=head_dim,
+        mlp_size=in_whole_lanes(c.mlp_size),
+        layer_mlp_sizes=tuple(map(in_whole_lanes, c.layer_mlp_sizes)),
+        attn_scale=c.attn_scale * share,
+    )
     return c if missing(wide) else wide
+
+
+def in_whole_lanes(size: int) -> int:
+    """The next multiple of LANES."""
+    return -(-size // LANES) * LANES
 
 
 def widened(name: str, part: Tensor, before: DecoderConfig, after: DecoderConfig) -> Tensor:
     """A part of the decoder, by its name in `names.shapes`, with the zeros of `after` in it."""
-    kind = name.split(".")[-2:][0]
+    words = name.split(".")
+    kind = words[-2:][0]
     if kind in HEADS:
         axis, halves = HEADS[kind], 2 if before.ropes else 1
         size, wide = before.head_dim // halves, after.head_dim // halves
     elif kind in CHANNELS:
-        axis, size, wide = CHANNELS[kind], before.mlp_size, after.mlp_size
+        layer = int(words[1])
+        axis, size, wide = CHANNELS[kind], before.mlp(layer), after.mlp(layer)
     else:
         return part
     if size == wide or axis == part.dim():  # or a bias of outputs that stay

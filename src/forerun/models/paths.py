@@ -167,6 +167,9 @@ class Unsaid(Exception):
     """A config file does not tell this; the class of transformers may have a default for it."""
 
 
+PER_LAYER = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+
+
 class Written:
     """What a config.json says in so many words, without transformers: its import takes seconds.
 
@@ -188,10 +191,22 @@ class Written:
 
 def read_config(folder: Path) -> Any:
     """The transformers config of a folder. Raises ModelError if it is absent or unknown."""
-    check_config(folder)
+    said = check_config(folder)
     from transformers import AutoConfig
 
+    # transformers takes one size for all layers; a pruned model lists one per layer
+    lists = {name: said[name] for name in PER_LAYER if isinstance(said.get(name), list)}
     try:
-        return AutoConfig.from_pretrained(folder)
+        if not lists:
+            return AutoConfig.from_pretrained(folder)
+        if "num_attention_heads" in lists and said.get("head_dim") is None:
+            raise ValueError("num_attention_heads is a list, so head_dim must be given; add it")
+        sizes = {
+            name: max((size for size in value if isinstance(size, int)), default=1)
+            for name, value in lists.items()
+        }
+        config = AutoConfig.for_model(**(said | sizes))
+        config.per_layer = lists  # read by `families.by_layer`
+        return config
     except Exception as cause:  # unknown type, invalid fields
         raise ModelError(f"{check_folder(folder)} cannot be used: {in_a_line(cause)}") from cause

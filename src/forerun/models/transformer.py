@@ -7,7 +7,7 @@ out, norm, fused gate and up, product, down.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -73,11 +73,33 @@ class DecoderConfig:
     mlp_bias: bool = False
     is_tied: bool = False
     moe: Moe | None = None
+    # pruned models: sizes per layer, empty where all layers are alike; the fields above then hold
+    # the largest one
+    layer_heads: tuple[int, ...] = ()
+    layer_kv_heads: tuple[int, ...] = ()
+    layer_mlp_sizes: tuple[int, ...] = ()
 
     @property
     def num_lanes(self) -> int:
         """Heads in one row of the fused projection: queries, keys, values."""
         return self.num_heads + 2 * self.num_kv_heads
+
+    @property
+    def has_even_heads(self) -> bool:
+        """Whether all layers have the same number of query and KV heads."""
+        return not self.layer_heads and not self.layer_kv_heads
+
+    def heads(self, layer: int) -> int:
+        """Query heads of a layer."""
+        return self.layer_heads[layer] if self.layer_heads else self.num_heads
+
+    def kv_heads(self, layer: int) -> int:
+        """KV heads of a layer."""
+        return self.layer_kv_heads[layer] if self.layer_kv_heads else self.num_kv_heads
+
+    def mlp(self, layer: int) -> int:
+        """Inner width of a layer's MLP."""
+        return self.layer_mlp_sizes[layer] if self.layer_mlp_sizes else self.mlp_size
 
     def window(self, layer: int) -> int | None:
         """How many positions back a layer sees, itself counted; None: all."""
@@ -119,6 +141,8 @@ class Transformer:
     ) -> None:
         self.config, self.layers, self.norm, self.head = config, layers, norm, head
         self.embed, self.positions = embed, positions
+        self.version = 0  # counts updates of the weights
+        self.take: Callable[[Mapping[str, Tensor]], None] | None = None  # set by the loader
         self.dtype, self.device = head.dtype, head.device
         self.ropes = [
             Rope(torch.tensor(r.inv_freq), config.head_dim, r.scale, self.dtype, self.device)
@@ -144,30 +168,44 @@ class Transformer:
 
         table [n, d]: the rows that ids stand for, instead of those of tokens.
         """
-        c = self.config
+        x = self.embedded(ids, positions, table)
+        turns = self.turns(positions, top)
+        for i in range(self.config.num_layers):
+            x = self.layer(i, x, turns, attend)
+        return self.norm(x)
+
+    def embedded(self, ids: Tensor, positions: Tensor, table: Tensor | None = None) -> Tensor:
+        """What the first layer reads, [R, d]; arguments as in `__call__`."""
         x = self.rows(ids) if table is None else F.embedding(ids, table)
         if self.embed_scale is not None:
             x = x * self.embed_scale
         if self.positions is not None:
             x = x + F.embedding(positions, self.positions)
-        turns = [rope.rows(positions, top) for rope in self.ropes]
-        shape, half = (len(ids), c.num_lanes, c.head_dim), c.head_dim // 2
-        num_rotated = c.num_heads + c.num_kv_heads
-        for i, layer in enumerate(self.layers):
-            h = x if layer.attn_norm is None else layer.attn_norm(x)
-            qkv = layer.qkv(h).view(shape)
-            if layer.q_norm is not None:
-                self._normalise(layer, qkv)
-            if (rope := c.rope(i)) is not None:
-                cos, sin = turns[rope]
-                qk = qkv.narrow(1, 0, num_rotated)
-                turned = qk.roll(half, -1)
-                qk.mul_(cos).addcmul_(turned, sin)
-            h = layer.out(attend(i, qkv))
-            x = self._added(x, h if layer.post_attn_norm is None else layer.post_attn_norm(h))
-            h = layer.mlp(x if layer.mlp_norm is None else layer.mlp_norm(x))
-            x = self._added(x, h if layer.post_mlp_norm is None else layer.post_mlp_norm(h))
-        return self.norm(x)
+        return x
+
+    def turns(self, positions: Tensor, top: int) -> list[tuple[Tensor, Tensor]]:
+        """cos and sin of these positions by each rotary table."""
+        return [rope.rows(positions, top) for rope in self.ropes]
+
+    def layer(
+        self, i: int, x: Tensor, turns: list[tuple[Tensor, Tensor]], attend: Attend
+    ) -> Tensor:
+        """Residual rows [R, d] after layer i."""
+        c, layer = self.config, self.layers[i]
+        heads, kv_heads, half = c.heads(i), c.kv_heads(i), c.head_dim // 2
+        h = x if layer.attn_norm is None else layer.attn_norm(x)
+        qkv = layer.qkv(h).view(len(x), heads + 2 * kv_heads, c.head_dim)
+        if layer.q_norm is not None:
+            self._normalise(layer, qkv, heads, kv_heads)
+        if (rope := c.rope(i)) is not None:
+            cos, sin = turns[rope]
+            qk = qkv.narrow(1, 0, heads + kv_heads)
+            turned = qk.roll(half, -1)
+            qk.mul_(cos).addcmul_(turned, sin)
+        h = layer.out(attend(i, qkv))
+        x = self._added(x, h if layer.post_attn_norm is None else layer.post_attn_norm(h))
+        h = layer.mlp(x if layer.mlp_norm is None else layer.mlp_norm(x))
+        return self._added(x, h if layer.post_mlp_norm is None else layer.post_mlp_norm(h))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [n, V] of hidden rows [n, d]."""
@@ -182,15 +220,11 @@ class Transformer:
         scale = self.config.residual_scale
         return x + part if scale == 1 else x + part * scale
 
-    def _normalise(self, layer: Layer, qkv: Tensor) -> None:
+    def _normalise(self, layer: Layer, qkv: Tensor, heads: int, kv_heads: int) -> None:
         """QK-norm in place: per head, or over the whole width."""
-        c = self.config
-        for norm, at, num in (
-            (layer.q_norm, 0, c.num_heads),
-            (layer.k_norm, c.num_heads, c.num_kv_heads),
-        ):
+        for norm, at, num in ((layer.q_norm, 0, heads), (layer.k_norm, heads, kv_heads)):
             part = qkv.narrow(1, at, num)
-            flat = part if c.qk_norm == "head" else part.flatten(1)
+            flat = part if self.config.qk_norm == "head" else part.flatten(1)
             part.copy_(norm(flat).view(part.shape))  # type: ignore[misc]
 
     @property

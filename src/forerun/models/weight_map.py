@@ -65,7 +65,8 @@ def shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _layer_shapes(c: DecoderConfig, i: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    d, inner, lanes = c.hidden_size, c.num_heads * c.head_dim, c.num_lanes * c.head_dim
+    d, inner, kv = c.hidden_size, c.heads(i) * c.head_dim, c.kv_heads(i) * c.head_dim
+    lanes, width = inner + 2 * kv, c.mlp(i)
     yield from _linear_shapes("qkv", lanes, d, c.qkv_bias)
     yield from _linear_shapes("out", d, inner, c.out_bias)
     if c.moe and c.moe.layers[i]:
@@ -74,15 +75,15 @@ def _layer_shapes(c: DecoderConfig, i: int) -> Iterator[tuple[str, tuple[int, ..
             yield f"experts.{e}.gate_up.weight", (2 * c.moe.size, d)
             yield f"experts.{e}.down.weight", (d, c.moe.size)
     else:
-        up = ("gate_up", 2 * c.mlp_size) if c.is_gated else ("up", c.mlp_size)
+        up = ("gate_up", 2 * width) if c.is_gated else ("up", width)
         yield from _linear_shapes(*up, d, c.mlp_bias)
-        yield from _linear_shapes("down", d, c.mlp_size, c.mlp_bias)
+        yield from _linear_shapes("down", d, width, c.mlp_bias)
     for name in norm_names(c):
         yield from _norm_shapes(c, name, d).items()
     if c.qk_norm:
         wide = c.qk_norm == "width"
         yield "q_norm.weight", (inner if wide else c.head_dim,)
-        yield "k_norm.weight", (c.num_kv_heads * c.head_dim if wide else c.head_dim,)
+        yield "k_norm.weight", (kv if wide else c.head_dim,)
 
 
 def norm_names(c: DecoderConfig) -> list[str]:
@@ -132,9 +133,9 @@ def llama_pieces(c: DecoderConfig, family: str) -> Iterator[tuple[str, Piece]]:
 
 
 def _layer_pieces(c: DecoderConfig, i: int, is_fused: bool) -> Iterator[tuple[str, Piece]]:
-    q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    q, kv = c.heads(i) * c.head_dim, c.kv_heads(i) * c.head_dim
     rotary = 2 * len(c.ropes[0].inv_freq)
-    turn = None if rotary == c.head_dim else _turn(c, rotary, is_fused)
+    turn = None if rotary == c.head_dim else _turn(c, i, rotary, is_fused)
     for kind in ("weight", "bias") if c.qkv_bias else ("weight",):
         if is_fused:
             yield f"self_attn.qkv_proj.{kind}", Piece(f"qkv.{kind}", 0, turn)
@@ -153,7 +154,7 @@ def _layer_pieces(c: DecoderConfig, i: int, is_fused: bool) -> Iterator[tuple[st
         for e in range(c.moe.num_experts):
             yield from _mlp_pieces(f"mlp.experts.{e}.", f"experts.{e}.", c.moe.size, False, False)
     else:
-        yield from _mlp_pieces("mlp.", "", c.mlp_size, c.mlp_bias, is_fused)
+        yield from _mlp_pieces("mlp.", "", c.mlp(i), c.mlp_bias, is_fused)
 
 
 def _mlp_pieces(
@@ -168,13 +169,14 @@ def _mlp_pieces(
         yield f"{source}down_proj.{kind}", Piece(f"{dest}down.{kind}")
 
 
-def _turn(c: DecoderConfig, rotary: int, is_fused: bool) -> Callable[[Tensor], Tensor]:
+def _turn(c: DecoderConfig, i: int, rotary: int, is_fused: bool) -> Callable[[Tensor], Tensor]:
     """Reorders the dimensions of query and key heads as `Rope` wants them."""
     assert is_fused, "only phi3 rotates a part of the head"
     order = torch.tensor(roll_order(c.head_dim, rotary))
-    num = c.num_heads + c.num_kv_heads
+    num = c.heads(i) + c.kv_heads(i)
     turned = (torch.arange(num)[:, None] * c.head_dim + order).reshape(-1)
-    rows = torch.cat((turned, torch.arange(num * c.head_dim, c.num_lanes * c.head_dim)))
+    rest = torch.arange(num * c.head_dim, (num + c.kv_heads(i)) * c.head_dim)
+    rows = torch.cat((turned, rest))
 
     def reorder(weight: Tensor) -> Tensor:
         fits = len(weight) == len(rows)  # a wrong shape is refused by name later

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from forerun.core.forward_batch import EVERYTHING
+from forerun.runner.full_attention import FullAttention
+from forerun.runner.span import Span
 
 if TYPE_CHECKING:
     from forerun.models.transformer import DecoderConfig, Transformer
@@ -24,47 +27,6 @@ if TYPE_CHECKING:
 
 PADDING = 1.5  # most padded work per true work in a group
 MOST = 1 << 24  # numbers in a mask that persists
-
-
-@dataclass(frozen=True)
-class Span:
-    """Rows of one sequence in a pass: the last `num_rows` of the cells [base, stop) of a slot.
-
-    Every row sees the cells before `base`, where cell i is position i.
-    """
-
-    slot: int
-    base: int
-    places: np.ndarray  # int64 [stop - base], position per cell
-    num_rows: int
-    sees: np.ndarray | None = None  # bool [num_rows, stop - base]; None: causal
-
-    @property
-    def stop(self) -> int:
-        return self.base + len(self.places)
-
-    @property
-    def start(self) -> int:
-        """The first cell that the pass writes."""
-        return self.stop - self.num_rows
-
-    @property
-    def positions(self) -> np.ndarray:
-        """int64 [num_rows]."""
-        return self.places[-self.num_rows :]
-
-    def mask(self, low: int, high: int, window: int | None) -> np.ndarray:
-        """Which cells of [low, high) the rows see, bool [num_rows, high - low]; low <= base."""
-        cells = np.arange(low, high)
-        mask = np.repeat(cells[None] < self.base, self.num_rows, axis=0)
-        if high > self.base:
-            at = slice(self.base - low, self.stop - low)
-            causal = np.tri(self.num_rows, len(self.places), self.start - self.base, dtype=bool)
-            mask[:, at] = causal if self.sees is None else self.sees
-            cells[at] = self.places
-        if window is not None:
-            mask &= self.positions[:, None] - cells < window
-        return mask
 
 
 class Masks:
@@ -210,6 +172,8 @@ class TorchDecoder:
     """Runs packed rows through a model in torch: every device, dtype and family; the oracle of the
     native kernels."""
 
+    gives = EVERYTHING
+
     def __init__(self, model: Transformer) -> None:
         self.model, self.masks = model, Masks(model.dtype, model.device)
 
@@ -234,14 +198,21 @@ class TorchDecoder:
         # all copies to a GPU come before its first kernel: a later one would wait for the others
         given = (np.array(ids), positions, wanted)
         rows, places, kept = (torch.from_numpy(array).to(m.device) for array in given)
-        attend = Pass(spans, cache, m.config, self.masks)
+        attend = self.attention(spans, cache)
         hidden = m(rows, places, int(positions.max()), attend, table)
         hidden = hidden.index_select(0, kept)
         return hidden, m.logits(hidden)
 
+    def attention(self, spans: Many[Span], cache: Cache) -> Pass | FullAttention:
+        """How these rows attend: in few calls, or span by span where anything is unusual."""
+        config = self.model.config
+        if config.has_even_heads and not any(span.is_altered for span in spans):
+            return Pass(spans, cache, config, self.masks)
+        return FullAttention(spans, cache, config)
+
 
 def _wanted(works: Many[Work], order: list[int]) -> np.ndarray:
-    """Rows of the pass whose logits are wanted, in the order of `works`; int64."""
+    """Numbers of the wanted rows of the pass, in the order of `works`; int64."""
     at, rows = 0, {}
     for i in order:
         rows[i] = np.arange(at + works[i].first, at + works[i].num_rows)
@@ -280,7 +251,7 @@ def seen(spans: Many[Span], width: int, low: int, high: int, window: int | None)
 
 
 def grouped(spans: Many[Span]) -> list[list[Span]]:
-    """Runs of neighbouring slots whose padding costs little. Spans come in the order of slots."""
+    """Runs of neighbouring slots that need little padding. Spans come in the order of slots."""
     groups: list[list[Span]] = []
     for span in spans:
         if groups and span.slot == groups[-1][-1].slot + 1:

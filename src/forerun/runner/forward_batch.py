@@ -1,4 +1,7 @@
-"""What one sequence brings to a pass: tokens that are not yet computed, and nodes of a tree."""
+"""What one sequence brings to a pass: tokens that are not yet computed, and nodes of a tree.
+
+`core/forward_batch.py` holds what a caller asks for; this is what decoders read.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+from torch import Tensor
 
-from forerun.runner.attention import Span
-from forerun.runner.kv_cache import Slot
+from forerun.core.tree import Resume
+from forerun.runner.slots import PartialPass, Slot
+from forerun.runner.span import Span
 
 NO_NODES = np.zeros(0, dtype=np.int32)
 FIELDS = 6  # of a span, as the kernels read it: slot, base, stop, rows, first row, address of sees
@@ -36,7 +41,7 @@ class Work:
 
     @property
     def first(self) -> int:
-        """The first row whose logits are wanted: the root, or the first node."""
+        """The first row with logits: the root, or the first node."""
         return max(len(self.pending) - 1, 0)
 
     @property
@@ -50,15 +55,26 @@ class Work:
         return self.parents[len(self.parents) - len(self.nodes) :].tolist()
 
     @property
+    def is_altered(self) -> bool:
+        """Whether the slot has cells with positions of their own, or hidden ones."""
+        return self.slot.is_altered
+
+    @property
     def span(self) -> Span:
         """Cells, positions and visibility of the rows."""
-        base, num, rows = len(self.slot.tokens), len(self.pending), self.num_rows
+        slot, base, num, rows = self.slot, len(self.slot.tokens), len(self.pending), self.num_rows
+        past = None if slot.positions is None else slot.places(0, base)
         if not len(self.parents):
-            return Span(self.slot.index, base, np.arange(base, base + num), rows)
+            places = slot.places(base, base + num)
+            return Span(slot.index, base, places, rows, None, past, slot.dropped)
         count = num + len(self.parents)
         places, sees = np.empty(count, np.int64), np.empty((count, count), np.bool_)
         lay_out(base, num, self.parents, places, sees)
-        return Span(self.slot.index, base, places, rows, sees[count - rows :])
+        if slot.positions is not None:  # nodes go on from the position of the root
+            root = base + num - 1
+            places[num:] += slot.places(root, root + 1) - root
+            places[:num] = slot.places(base, base + num)
+        return Span(slot.index, base, places, rows, sees[count - rows :], past, slot.dropped)
 
     def keep(self) -> None:
         """The rows have been computed: pending tokens are committed, new nodes are scratch."""
@@ -69,6 +85,54 @@ class Work:
             self.slot.add(self.nodes, self.new_parents)
 
 
+@dataclass
+class DetailedWork(Work):
+    """A work that asks for more than the logits of the root and the nodes."""
+
+    first_row: int = 0  # the first row that is wanted
+    queries: list[int] = field(default_factory=list)  # rows that return attention weights
+    resume: Resume | None = None  # of the root and the first nodes; pending is the root alone
+
+    @property
+    def root(self) -> int:
+        """The row of the last pending token."""
+        return max(len(self.pending) - 1, 0)
+
+    @property
+    def num_resumed(self) -> int:
+        """Rows that start at `resume.layer`."""
+        return 0 if self.resume is None else len(self.resume.rows)
+
+    def keep_partial(self, num_layers: int) -> None:
+        """The rows have been computed in the first layers only; nothing is committed."""
+        self.slot.clear_scratch()
+        parents = self.parents.tolist()
+        self.slot.partial = PartialPass(num_layers, self.pending[-1], self.nodes, parents)
+
+
+@dataclass(frozen=True)
+class PassRequest:
+    """What a detailed pass returns of all of its works."""
+
+    layers: tuple[int, ...] | None = None  # None: all
+    taps: tuple[int, ...] = ()
+    has_logits: bool = True
+    has_prompt_logits: bool = False  # logits of all wanted rows, else from the root on
+
+
+@dataclass
+class WorkRows:
+    """Wanted rows of one work: hidden [w, d], taps by layer [w, d], attention by layer.
+
+    logits: of the same rows, or from the root on; attention: [heads, queries, cells].
+    """
+
+    hidden: Tensor
+    logits: Tensor
+    taps: dict[int, Tensor] = field(default_factory=dict)
+    attention: dict[int, Tensor] = field(default_factory=dict)
+
+
 class Packed(NamedTuple):
     """R rows of several works, one work after another, as the kernels read them; int64."""
 
@@ -77,7 +141,7 @@ class Packed(NamedTuple):
     logits: np.ndarray  # float32 [w, width], room for those of wanted rows
     addresses: tuple[int, int]  # of numbers, of logits
     top: int  # the highest position
-    wrong: int  # the first row whose id is none, or -1
+    wrong: int  # the first row with an invalid id, or -1
 
 
 def packed(works: Many[Work], strides: tuple[int, int], num_ids: int, width: int) -> Packed:
@@ -152,7 +216,7 @@ def pack(
         if not 0 <= numbers[i] < num_ids:
             wrong = i
             break
-    # told here since NumPy takes longer to tell an address than all of this does
+    # read here: `ndarray.ctypes` in Python takes longer than all of this
     return (numbers.ctypes.data, logits.ctypes.data), top, wrong
 
 

@@ -1,236 +1,21 @@
-"""Key-value cells of all sequences in one tensor. State follows tokens: a slot knows what it holds.
-
-A slot holds committed cells (cell i is position i) and behind them scratch cells: the tree nodes of
-the last pass. `sync` compares both with a sequence's tokens, keeps what agrees and moves accepted
-nodes into place, so nothing is ever rolled back. A free slot keeps its tokens until it is reused,
-and a new sequence takes over the longest prefix that any slot holds.
-"""
+"""KV cells of all sequences in one tensor; `slots.py` says which slot holds which tokens."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
 from typing import Any, Self
-from weakref import WeakKeyDictionary, WeakSet, ref
 
 import numpy as np
 import torch
 
-from forerun.core.records import Sequence
 from forerun.errors import CapacityError
 from forerun.runner.free_memory import available_bytes
 from forerun.runner.kv_memory import Cells
+from forerun.runner.slots import Slot, Slots
 
-TAIL = 64  # tokens compared again where a list that was synced before has grown
-DEAR = 64  # tokens that are worth a slot of their own
-MAX_KEPT = 4  # free slots that are kept for the conversations they hold
-RECORDED, AT_ONCE = ("cuda",), 2048  # where graphs know cells by addresses: cells from the start
-SHARE = 0.25  # of memory that slots may take, so that conversations are kept
-
-
-@dataclass
-class Slot:
-    """What one row of the cache holds."""
-
-    index: int
-    tokens: list[int] = field(default_factory=list)  # committed: cell i holds tokens[i]
-    nodes: list[int] = field(default_factory=list)  # scratch: cell len(tokens) + j holds nodes[j]
-    parents: list[int] = field(default_factory=list)  # of scratch nodes; -1: the last committed
-    where: dict[tuple[int, int], int] = field(default_factory=dict)  # (parent, token) -> node
-    logits: dict[int, torch.Tensor] = field(default_factory=dict)  # of node (-1: root), if kept
-    hidden: dict[int, torch.Tensor] = field(default_factory=dict)  # the same of hidden rows
-    owner: ref[Sequence] | None = None
-    synced: list[int] | None = None  # the list that `tokens` last agreed with
-    used: int = 0  # time of the last pass
-
-    @property
-    def is_free(self) -> bool:
-        return self.owner is None or self.owner() is None
-
-    def agreed(self, tokens: list[int]) -> int:
-        """How many held tokens `tokens` begins with.
-
-        Law: a list that was synced is appended to, or loses at most its last TAIL tokens before it
-        grows again; any other change comes as a new list, which is compared in full.
-        """
-        num = len(self.tokens)
-        low = max(num - TAIL, 0)
-        if tokens is self.synced and self.tokens[low:] == tokens[low:num]:
-            return num
-        return common_prefix(self.tokens, tokens)
-
-    def add(self, nodes: list[int], parents: list[int]) -> None:
-        """Appends scratch nodes. Among equal siblings the last one counts."""
-        first = len(self.nodes)
-        self.nodes += nodes
-        self.parents += parents
-        self.where.update(zip(zip(parents, nodes, strict=True), itertools.count(first)))
-
-    def truncate(self, length: int) -> None:
-        """Keeps `length` committed tokens and no scratch."""
-        del self.tokens[length:]
-        self.clear_scratch()
-
-    def clear_scratch(self) -> None:
-        self.nodes, self.parents, self.where = [], [], {}
-        self.logits, self.hidden = {}, {}
-
-    def walk(self, tokens: list[int]) -> list[int]:
-        """Scratch nodes that spell the longest beginning of `tokens`, from the top down."""
-        found, node = [], -1
-        for token in tokens:
-            node = self.where.get((node, token), -2)
-            if node < 0:
-                break
-            found.append(node)
-        return found
-
-
-class Slots(ABC):
-    """Which slot belongs to which sequence, and which tokens it holds; the cells are a subclass's.
-
-    can_move: cells of scratch nodes outlive their pass, so accepted nodes need no second one.
-    """
-
-    can_move = True
-
-    def __init__(self, max_slots: int) -> None:
-        self.max_slots = max_slots
-        self.slots: list[Slot] = []
-        self._of: WeakKeyDictionary[Sequence, Slot] = WeakKeyDictionary()
-        self._guests: WeakSet[Sequence] = WeakSet()  # without a slot; each may need one any time
-        self.reused: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()  # tokens found, by who
-        self._clock = 0
-
-    @abstractmethod
-    def empty(self) -> Self:
-        """Another one of this kind, which holds nothing."""
-
-    @abstractmethod
-    def move(self, slot: Slot, source: list[int], start: int) -> None:
-        """Copies the cells `source` to the cells from `start` on."""
-
-    @abstractmethod
-    def copy(self, slot: Slot, other: Slot, length: int) -> None:
-        """Copies the first `length` cells of another slot."""
-
-    def has_cells(self, slot: Slot) -> bool:
-        """Whether the slot has been given cells; memory may have been full."""
-        return True
-
-    def check_room(self, slots: int, cells: int, taken: int = 0) -> int:
-        """Bytes that so many slots of so many cells take beside those that are held, if known.
-
-        taken: bytes that others will. Raises CapacityError if the slots may not be, or do not fit.
-        """
-        if slots > self.max_slots:
-            raise CapacityError(
-                f"max_seqs is {self.max_slots}, and {slots} sequences were asked for; load the "
-                "model with a larger max_seqs, or use a smaller batch"
-            )
-        return 0
-
-    def can_keep_more(self) -> bool:
-        """Whether memory allows a slot more than what runs needs, for a conversation that rests."""
-        return False
-
-    def sync(self, seq: Sequence) -> Slot:
-        """The slot of `seq`, with everything it holds agreeing with seq.tokens.
-
-        Tokens that scratch nodes spell are committed, all but the last one, whose row is wanted.
-        """
-        slot = self._of.get(seq)
-        if slot is None:
-            slot = self._acquire(seq)
-        self._clock += 1
-        slot.used = self._clock
-        held, tokens = len(slot.tokens), seq.tokens
-        agreed = slot.agreed(tokens)
-        if agreed < held:
-            slot.truncate(min(agreed, len(tokens) - 1))
-        elif held < len(tokens):
-            self._follow(slot, tokens)
-        slot.synced = tokens
-        return slot
-
-    def holds(self, seq: Sequence) -> bool:
-        """Whether the sequence has a slot."""
-        return seq in self._of
-
-    @property
-    def num_held(self) -> int:
-        """Sequences that have a slot, or follow one that has."""
-        return sum(not slot.is_free for slot in self.slots) + len(self._guests)
-
-    def follow(self, seq: Sequence) -> None:
-        """The sequence took the rows of another one, and has no slot yet."""
-        self._guests.add(seq)
-        self.reused.setdefault(seq, len(seq.tokens) - 1)
-
-    def known(self, seq: Sequence) -> int:
-        """Tokens that its own slot holds; what others' do hangs on who else was here."""
-        slot = self._of.get(seq)
-        return 0 if slot is None else min(len(slot.tokens), len(seq.tokens))
-
-    def release(self, seq: Sequence) -> None:
-        """Frees the slot; its tokens stay until it is reused."""
-        self._guests.discard(seq)
-        slot = self._of.pop(seq, None)
-        if slot is not None:
-            slot.owner = slot.synced = None
-
-    def _follow(self, slot: Slot, tokens: list[int]) -> None:
-        """Commits the scratch nodes that the new tokens spell, moving their cells into place."""
-        start = len(slot.tokens)
-        path = slot.walk(tokens[start:-1]) if slot.nodes and self.can_move else []
-        slot.clear_scratch()  # before the move: an interrupted one must not be tried again
-        source, stop = [start + node for node in path], start + len(path)
-        if source != list(range(start, stop)):
-            self.move(slot, source, start)
-        slot.tokens += tokens[start:stop]
-
-    def _acquire(self, seq: Sequence) -> Slot:
-        found = [(common_prefix(s.tokens, seq.tokens), s.is_free, -s.used, s) for s in self.slots]
-        shared, _, _, best = max(found, key=lambda f: f[:3], default=(0, False, 0, None))
-        slot = self._choose(best if shared else None, shared, len(seq.tokens))
-        slot.clear_scratch()
-        slot.synced = None
-        if best is not None and slot is not best and shared:
-            self.copy(slot, best, shared)
-            slot.tokens = best.tokens[:shared]
-        slot.truncate(shared)
-        slot.owner = ref(seq)
-        self._of[seq] = slot
-        self._guests.discard(seq)
-        self.reused.setdefault(seq, shared)
-        return slot
-
-    def _choose(self, best: Slot | None, shared: int, wanted: int) -> Slot:
-        """The slot for a newcomer of `wanted` tokens, the first `shared` of which `best` holds.
-
-        A free slot whose tokens would be DEAR to compute again is left to its conversation while
-        few are, and memory is ample. So the order is: one that loses little, `best` before the
-        others; a new one if that may be; the least recently used free one.
-        """
-        lost = len(best.tokens) - shared if best is not None else 0
-        # another trajectory of the same prompt, or the same turn again: nobody wants what is lost
-        is_again = shared >= wanted - 1
-        if best is not None and best.is_free and (is_again or lost < DEAR):
-            return best
-        free = [slot for slot in self.slots if slot.is_free]
-        cheap = [slot for slot in free if len(slot.tokens) < DEAR and self.has_cells(slot)]
-        keeps = not cheap and len(free) < MAX_KEPT and self.can_keep_more()
-        if (keeps or not free) and len(self.slots) < self.max_slots:
-            self.slots.append(Slot(len(self.slots)))
-            return self.slots[-1]
-        if free:  # one without tokens may have no cells yet, and memory may be full
-            return min(cheap or free, key=lambda s: (not s.tokens, s.used))
-        raise CapacityError(
-            f"max_seqs is {self.max_slots}, and one more sequence came; load the model with a "
-            "larger max_seqs, or use a smaller batch"
-        )
+RECORDED = ("cuda",)  # device types with graphs that hold addresses of cells
+RECORDED_CELLS = 2048  # cells of a slot at the start on such devices, so that they move rarely
+MAX_MEMORY_SHARE = 0.25  # of free memory that cells may take ahead of need
 
 
 class Cache(Slots):
@@ -274,7 +59,7 @@ class Cache(Slots):
         return slot.index < self.data.shape[1]
 
     def can_keep_more(self) -> bool:
-        """Even if all slots grew to the whole context they would take SHARE of memory at most."""
+        """Whether one slot more fits into MAX_MEMORY_SHARE if all grow to the whole context."""
         layers, _, _, *cell = self.data.shape
         return self._is_share((layers, len(self.slots) + 1, self.max_cells, *cell))
 
@@ -289,6 +74,21 @@ class Cache(Slots):
         self.reserve(slot, length)
         self.data[:, slot.index, :length] = self.data[:, other.index, :length]
 
+    def drop(self, slot: Slot, layer: int, head: int, keep: np.ndarray) -> None:
+        """Hides committed cells of one layer and KV head from all later rows.
+
+        keep: bool [n]; cells from n on stay. Hidden cells keep their memory; they come back only
+        where they are computed again.
+        """
+        layers, _, _, _, num_kv_heads, _ = self.data.shape
+        before = slot.dropped
+        held = 0 if before is None else before.shape[2]
+        dropped = np.zeros((layers, num_kv_heads, max(held, len(keep))), np.bool_)
+        if before is not None:
+            dropped[:, :, :held] = before
+        dropped[layer, head, : len(keep)] |= ~keep
+        slot.dropped = dropped
+
     def reserve(self, slot: Slot, cells: int) -> None:
         """Makes room for `cells` cells in this slot (and all others).
 
@@ -302,7 +102,10 @@ class Cache(Slots):
         ample = min(self.max_cells, max(2 * have, 256)) if length > have else have
         tail = self.data.shape[3:]
         if self.device.type in RECORDED:
-            all_at_once = self.max_slots, max(length, min(self.max_cells, max(2 * have, AT_ONCE)))
+            all_at_once = (
+                self.max_slots,
+                max(length, min(self.max_cells, max(2 * have, RECORDED_CELLS))),
+            )
             if self._is_share((layers, *all_at_once, *tail)):
                 ample_room, ample = all_at_once
         try:
@@ -311,9 +114,9 @@ class Cache(Slots):
             self._grow((layers, room, length, *tail))
 
     def _is_share(self, shape: tuple[int, ...]) -> bool:
-        """Whether cells of this shape take SHARE of memory at most."""
+        """Whether cells of this shape take MAX_MEMORY_SHARE of memory at most."""
         size = math.prod(shape) * self.dtype.itemsize
-        return size <= SHARE * (available_bytes(self.device) + self.nbytes)
+        return size <= MAX_MEMORY_SHARE * (available_bytes(self.device) + self.nbytes)
 
     def prepare(self, cells: int) -> None:
         """Takes a part of the memory that comes next where a pass needs more than half the cells.
@@ -328,7 +131,7 @@ class Cache(Slots):
             size = math.prod(shape) * self.dtype.itemsize
             if self._lacked == shape:
                 return
-            if size > SHARE * available_bytes(self.device):
+            if size > MAX_MEMORY_SHARE * available_bytes(self.device):
                 self._lacked = shape
                 return
             try:
@@ -378,23 +181,9 @@ class Cache(Slots):
 
     def _hold(self, data: torch.Tensor) -> None:
         self.data = data
-        # asked for in every pass, and every way into torch is dear
+        # read in every pass: each call into torch costs microseconds
         self.size, self.address, self.strides = data.shape[:3], data.data_ptr(), data.stride()
         # the same memory for moves; NumPy's indexing costs a fraction of torch's
         self._words: Any = data
         if data.device.type == "cpu":
             self._words = data.view(torch.int16 if data.itemsize == 2 else torch.int32).numpy()
-
-
-def common_prefix(a: list[int], b: list[int]) -> int:
-    """Length of the longest common prefix."""
-    low, high = 0, min(len(a), len(b))
-    if a[:high] == b[:high]:
-        return high
-    while high - low > 1:  # a[:low] == b[:low], a[:high] != b[:high]
-        mid = (low + high) // 2
-        if a[low:mid] == b[low:mid]:
-            low = mid
-        else:
-            high = mid
-    return low

@@ -1,6 +1,6 @@
 """Memory for cells, zeroed a part at a time, so that no step waits for all of it.
 
-A system may hand out fresh pages at less than 1 GB/s (guests whose host gives them as they are
+A system may hand out fresh pages at less than 1 GB/s (virtual machines that get them as they are
 touched): 200 MB at once hold up a step by .3 s.
 """
 

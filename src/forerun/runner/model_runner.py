@@ -1,218 +1,48 @@
-"""Runs our decoder as a `Target`: slots brought up to date, then one packed pass over all rows.
-
-The rows of a sequence in a pass are its pending tokens (committed, not yet computed) and its tree
-nodes; logits are computed for the last pending token, which is the root, and for the nodes.
-
-Samples of a prompt say the same at first, and what they have in common is computed once: a sequence
-gets a slot only when its text, or its tree, is no other's.
-"""
+"""Runs our decoder as a `Target`: slots brought up to date, then one packed pass over all rows."""
 
 from __future__ import annotations
 
-import copy
-from abc import abstractmethod
-from collections.abc import Sequence as Many
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.core.records import Rows, Sequence, Verdict
-from forerun.core.roles import Path, Target
-from forerun.core.tree import Tree
-from forerun.errors import CapacityError
+from forerun.core.forward_batch import EVERYTHING
+from forerun.core.records import Rows, Sequence
+from forerun.errors import ConfigError
 from forerun.runner import gpu
 from forerun.runner.attention import TorchDecoder
-from forerun.runner.forward_batch import Work, warm_up
-from forerun.runner.kv_cache import Cache, Slot, Slots
+from forerun.runner.base import CHUNK, HIDDEN, LOGITS, NOTHING, Runner
+from forerun.runner.detailed_pass import detailed_pass
+from forerun.runner.forward_batch import DetailedWork, PassRequest, Work, WorkRows
+from forerun.runner.kv_cache import Cache
 from forerun.runner.native.decoder import NativeDecoder, lacking, say_once
 
 if TYPE_CHECKING:
     from forerun.models.transformer import Transformer
     from forerun.runner.gpu.graphs import GraphDecoder
 
-CHUNK = 512  # most rows of one prefill pass
-SMALL = 8  # pending tokens that are not worth a pass of their own
+__all__ = ["CHUNK", "HIDDEN", "LOGITS", "NOTHING", "ModelRunner", "Runner", "decoder"]
+
+log = logging.getLogger("forerun")
 SCRATCH = 1024  # cells beyond the context, for tree nodes
-LOGITS: frozenset[str] = frozenset({"logits"})
-HIDDEN: frozenset[str] = frozenset({"hidden"})
-NOTHING: frozenset[str] = frozenset()
-
-
-class Runner(Target):
-    """Everything about rows, slots and paths that does not depend on how a pass is computed."""
-
-    cache: Slots
-    num_rows = 0  # computed so far, prefill included
-    keeps_hidden = False  # whether `rows_at` keeps hidden rows too, for `hidden_at`
-
-    @abstractmethod
-    def run(self, works: list[Work], needs: frozenset[str]) -> tuple[Tensor, Tensor | np.ndarray]:
-        """Hidden rows [n, d] and logits [n, V] of the wanted rows of all works, in their order.
-
-        What `needs` does not name may be empty. Calls `Work.keep` on each once it is computed.
-        """
-
-    def warm_up(self) -> None:
-        warm_up()
-
-    def twin(self) -> Runner:
-        found = copy.copy(self)  # which takes turns with it: both compute in the same buffers
-        found.cache, found.num_rows = self.cache.empty(), 0
-        return found
-
-    def forward(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
-        """Rows of the root and of every node. `needs` may name "hidden".
-
-        Raises CapacityError when a sequence with its tree exceeds the context, or memory runs out.
-        """
-        leads = self._leads(seqs, trees)
-        own = [i for i, lead in enumerate(leads) if lead == i]
-        works = [self._tree_work(seqs[i], trees[i], len(own)) for i in own]
-        hidden, logits = self.run(works, needs | LOGITS)
-        if isinstance(logits, Tensor) and logits.is_cpu and logits.dtype is torch.float32:
-            logits = logits.numpy()  # once for all: every way into torch is dear
-        has_hidden, found, at = "hidden" in needs, [], 0
-        firsts: list[int] = []
-        for i, (tree, lead) in enumerate(zip(trees, leads, strict=True)):
-            firsts.append(at if lead == i else firsts[lead])
-            part = slice(firsts[i], firsts[i] + 1 + len(tree))
-            found.append(Rows(logits[part], hidden[part] if has_hidden else None))
-            if lead != i:
-                found[i].lead = lead
-                self.cache.follow(seqs[i])
-            at = max(at, part.stop)
-        return found
-
-    def commit(self, seqs: Many[Sequence], trees: Many[Tree], verdicts: Many[Verdict]) -> None:
-        """Nothing to do: the next pass finds the accepted nodes by their tokens."""
-
-    def release(self, seq: Sequence) -> None:
-        self.cache.release(seq)
-
-    @property
-    def num_held(self) -> int:
-        return self.cache.num_held
-
-    def check_room(self, seqs: int, tokens: int, taken: int = 0) -> int:
-        return self.cache.check_room(seqs, tokens, taken)
-
-    def reused(self, seq: Sequence) -> int:
-        return self.cache.reused.get(seq, 0)
-
-    def num_unread(self, seq: Sequence) -> int:
-        """Tokens of a text that its own slot does not hold."""
-        return len(seq.tokens) - self.cache.known(seq)
-
-    def rows_at(self, requests: Many[tuple[Sequence, Path]]) -> Tensor:
-        """Logits [n, V] after seq.tokens + path; only nodes not yet known are computed.
-
-        Raises CapacityError as `forward` does.
-        """
-        wishes: dict[Sequence, list[Path]] = {}
-        for seq, path in requests:
-            wishes.setdefault(seq, []).append(path)
-        works = {seq: self._path_work(seq, paths) for seq, paths in wishes.items()}
-        todo = [work for work in works.values() if work.num_rows]
-        if todo:
-            hidden, logits = self.run(todo, LOGITS | HIDDEN if self.keeps_hidden else LOGITS)
-            _keep(todo, torch.as_tensor(logits), "logits")
-            if self.keeps_hidden:
-                _keep(todo, hidden, "hidden")
-        rows = [_known(works[seq].slot, path) for seq, path in requests]
-        if len({row.device for row in rows}) > 1:  # kept by passes of few logits, and of many
-            rows = [row.float().cpu() for row in rows]
-        return torch.stack(rows)
-
-    def hidden_at(self, seq: Sequence, path: Path) -> Tensor:
-        """Hidden row [d] after seq.tokens + path, which `rows_at` was asked for in this step."""
-        slot = self.cache.sync(seq)
-        return slot.hidden[_node(slot, path)]
-
-    def kept_bytes(self) -> int:
-        """Bytes of the logits that are kept for draft paths."""
-        rows = [row for slot in self.cache.slots for row in slot.logits.values()]
-        stores = {row.untyped_storage().data_ptr(): row.untyped_storage().nbytes() for row in rows}
-        return sum(stores.values())
-
-    def _leads(self, seqs: Many[Sequence], trees: Many[Tree]) -> list[int]:
-        """For each sequence the one whose rows it takes: mostly its own number.
-
-        Who has no slot takes those of the first one with the same text, if its tree is empty or the
-        same: the root's row then comes first.
-        """
-        leads = list(range(len(seqs)))
-        if len(seqs) == 1 or all(map(self.cache.holds, seqs)):
-            return leads
-        texts: dict[tuple[int, int], list[int]] = {}  # by length and last token
-        for i, (seq, tree) in enumerate(zip(seqs, trees, strict=True)):
-            alike = texts.setdefault((len(seq.tokens), seq.tokens[-1]), [])
-            if not self.cache.holds(seq):
-                for lead in alike:
-                    is_tree = not len(tree) or tree.is_like(trees[lead])
-                    if is_tree and seq.tokens == seqs[lead].tokens:
-                        leads[i] = lead
-                        break
-            if leads[i] == i:
-                alike.append(i)
-        return leads
-
-    def _tree_work(self, seq: Sequence, tree: Tree, num_works: int) -> Work:
-        """All rows of a tree pass of so many works; at least the last token is pending."""
-        slot = self._synced(seq, tree)
-        if len(slot.tokens) == len(seq.tokens):
-            slot.truncate(len(seq.tokens) - 1)
-        slot.clear_scratch()
-        self._prefill(slot, seq, SMALL if num_works > 1 else CHUNK)
-        pending = seq.tokens[len(slot.tokens) :]
-        if not len(tree):
-            return Work(slot, pending)
-        parents = np.ascontiguousarray(tree.parents, np.int32)
-        return Work(slot, pending, tree.tokens.tolist(), parents)
-
-    def _path_work(self, seq: Sequence, paths: list[Path]) -> Work:
-        """Pending tokens and new nodes of one sequence; no rows if all are known."""
-        slot = self._synced(seq, max(paths, key=len))
-        if len(slot.tokens) == len(seq.tokens) and -1 not in slot.logits:
-            slot.truncate(len(seq.tokens) - 1)  # `forward` made these cells and kept no logits
-        self._prefill(slot, seq, SMALL)
-        pending = seq.tokens[len(slot.tokens) :]
-        if pending:
-            slot.clear_scratch()
-        nodes, parents = _missing(slot, paths)
-        return Work(slot, pending, nodes, np.array(slot.parents + parents, dtype=np.int32))
-
-    def _synced(self, seq: Sequence, draft: Tree | Path) -> Slot:
-        length = len(seq.tokens)
-        if length + len(draft) > self.context:  # a tree may have fewer levels than nodes
-            depth = int(draft.depths.max(initial=0)) if isinstance(draft, Tree) else len(draft)
-            if length + depth > self.context:
-                what = f"{length} tokens" + (f" and a tree of depth {depth}" if depth else "")
-                raise CapacityError(
-                    f"the sequence has {what}, but the context is {self.context}; shorten the "
-                    "prompt, or load the model with a larger `context` if it supports one"
-                )
-        return self.cache.sync(seq)
-
-    def _prefill(self, slot: Slot, seq: Sequence, most: int) -> None:
-        """Computes a long missing tail in chunks, all but its last token."""
-        start, stop = len(slot.tokens), len(seq.tokens) - 1
-        if stop - start < most:
-            return
-        for at in range(start, stop, CHUNK):
-            self.run([Work(slot, seq.tokens[at : min(at + CHUNK, stop)])], NOTHING)
+ALTERED = frozenset({"positions", "dropped_cells"})
 
 
 class ModelRunner(Runner):
     """Our decoder with its cache: one packed pass for all sequences."""
+
+    gives = EVERYTHING
 
     def __init__(
         self, model: Transformer, *, max_seqs: int = 16, context: int | None = None
     ) -> None:
         c = model.config
         self.model = model
-        self.vocab_size = c.vocab_size
+        self.vocab_size, self.num_layers = c.vocab_size, c.num_layers
         self.context = min(context or c.context, c.context)
         self.cache: Cache = Cache(
             c.num_layers,
@@ -224,6 +54,8 @@ class ModelRunner(Runner):
             device=model.device,
         )
         self.decode = decoder(model)
+        self._torch: TorchDecoder | None = None  # for what `decode` does not give
+        self._said: set[str] = set()  # needs for which that was logged
         how = type(self.decode).__name__
         self.is_async = model.device.type == "cuda"
         self._is_launched = False
@@ -242,7 +74,10 @@ class ModelRunner(Runner):
         for work in works:
             self.cache.reserve(work.slot, work.stop)
         self.cache.prepare(max(work.stop for work in works))
-        found = self.decode(works, self.cache, needs)
+        decode = self.decode
+        if any(work.slot.is_altered for work in works):
+            decode = self.torch_decoder(ALTERED)
+        found = decode(works, self.cache, needs)
         if not self._is_launched:
             self.collect()
         for work in works:
@@ -250,10 +85,84 @@ class ModelRunner(Runner):
             work.keep()
         return found
 
-    def launch(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
+    def run_detailed(self, works: list[DetailedWork], request: PassRequest) -> list[WorkRows]:
+        for work in works:
+            self.cache.reserve(work.slot, work.stop)
+        self.cache.prepare(max(work.stop for work in works))
+        kinds = {
+            "layers": request.layers is not None,
+            "taps": bool(request.taps),
+            "attention": any(work.queries for work in works),
+            "resume": any(work.resume is not None for work in works),
+            "prompt_rows": any(work.first_row < work.root for work in works),
+        }
+        used = frozenset(kind for kind, is_used in kinds.items() if is_used)
+        if isinstance(self.decode, NativeDecoder) and self.decode.can_run(works, request):
+            found = self.decode.rows_of(works, self.cache, request)
+        else:
+            found = detailed_pass(self.torch_decoder(used), works, self.cache, request)
+        self.num_rows += sum(work.num_rows - work.num_resumed for work in works)
+        return found
+
+    def torch_decoder(self, needs: frozenset[str]) -> TorchDecoder:
+        """The decoder for needs that `decode` lacks, on the same weights and cells."""
+        if isinstance(self.decode, TorchDecoder):
+            return self.decode
+        if self._torch is None:
+            own = getattr(self.decode, "torch", None)  # a graph decoder brings one
+            self._torch = own or TorchDecoder(self.model)
+        new = needs - self.decode.gives - self._said
+        if new:
+            self._said |= new
+            name = type(self.decode).__name__
+            log.warning("%s has no %s: such passes run on torch", name, ", ".join(sorted(new)))
+        return self._torch
+
+    def embed(self, ids: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return self.model.rows(ids.to(self.model.device))
+
+    def drop_cells(self, seq: Sequence, layer: int, head: int, keep: np.ndarray) -> None:
+        """Hides cells of one layer and KV head from all later rows of a sequence.
+
+        keep: bool [n], n <= tokens that the cache holds (`num_cells`); later cells stay.
+        """
+        config, slot = self.model.config, self.cache.sync(seq)
+        if not (0 <= layer < config.num_layers and 0 <= head < config.kv_heads(layer)):
+            raise ConfigError(
+                f"layer {layer}, KV head {head}: the model has {config.num_layers} layers and "
+                f"{config.num_kv_heads} KV heads"
+            )
+        if len(keep) > len(slot.tokens):
+            raise ConfigError(f"keep has {len(keep)} cells, the cache {len(slot.tokens)}")
+        self.cache.drop(slot, layer, head, np.asarray(keep, np.bool_))
+
+    def num_cells(self, seq: Sequence) -> int:
+        """Tokens of a sequence that the cache holds."""
+        return self.cache.known(seq)
+
+    @property
+    def weights_version(self) -> int:
+        return self.model.version
+
+    def update_weights(self, state: Mapping[str, Tensor]) -> None:
+        with self.turns:
+            if self.model.take is None:  # built by hand
+                super().update_weights(state)
+            else:
+                self.model.take(state)
+                self.forget_cells()
+
+    def forget_cells(self) -> None:
+        super().forget_cells()
+        refresh = getattr(self.decode, "refresh", None)  # where it holds addresses of weights
+        if refresh is not None:
+            refresh()
+
+    def launch(self, *batch: Any) -> list[Rows]:
         self._is_launched = True
         try:
-            return self.forward(seqs, trees, needs)
+            return self.forward(*batch)
         finally:
             self._is_launched = False
 
@@ -278,37 +187,3 @@ def decoder(model: Transformer) -> NativeDecoder | TorchDecoder | GraphDecoder:
     if model.device.type in ("cpu", "cuda"):
         say_once(lack)
     return TorchDecoder(model)
-
-
-def _missing(slot: Slot, paths: list[Path]) -> tuple[list[int], list[int]]:
-    """Tokens and parents of the nodes that the paths need and the slot lacks."""
-    new: dict[tuple[int, int], int] = {}
-    for path in paths:
-        node = -1
-        for token in path:
-            key = node, token
-            found = slot.where.get(key)
-            node = new.setdefault(key, len(slot.nodes) + len(new)) if found is None else found
-    return [token for _, token in new], [parent for parent, _ in new]
-
-
-def _known(slot: Slot, path: Path) -> Tensor:
-    """The kept logits [V] after `path`."""
-    return slot.logits[_node(slot, path)]
-
-
-def _node(slot: Slot, path: Path) -> int:
-    """The scratch node that `path` leads to."""
-    node = -1
-    for token in path:
-        node = slot.where[node, token]
-    return node
-
-
-def _keep(works: list[Work], rows: Tensor, name: str) -> None:
-    """Stores wanted rows of a pass in the slots, by node."""
-    left = iter(rows.unbind(0))
-    for work in works:
-        total = len(work.slot.nodes)
-        first = total - len(work.nodes) - bool(work.pending)
-        getattr(work.slot, name).update({node: next(left) for node in range(first, total)})

@@ -13,8 +13,9 @@ import torch
 from forerun.core.roles import Target
 from forerun.errors import CapacityError, ConfigError
 from forerun.runner.forward_batch import Work
-from forerun.runner.kv_cache import Cache, Slot
+from forerun.runner.kv_cache import Cache
 from forerun.runner.model_runner import CHUNK, LOGITS, ModelRunner
+from forerun.runner.slots import Slot
 
 
 class MixedStream:

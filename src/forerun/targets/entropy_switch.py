@@ -5,8 +5,8 @@ token the active model is asked; the rolling mean of such entropies decides, in 
 logits. Above the threshold the large model gives this very token and goes on; else the small one
 goes on from the next token. Each keeps its own cache and catches up as state follows tokens.
 
-Law: NOT the large model's. It is that of a third model, whose next-token law is that of the one
-whose turn it is, which follows from the text. That law is kept exactly by drafting: a node below a
+Law: NOT the large model's. It is that of a third model: its next-token law is that of the active
+model, which follows from the text. That law is kept exactly by drafting: a node below a
 switch is judged by the model that would have spoken there. Needs two models of one vocabulary.
 """
 
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from forerun.core.forward_batch import NO_NEEDS, ForwardBatch
 from forerun.core.records import Cost, Rows, Sequence, Verdict
 from forerun.core.roles import Target
 from forerun.core.tree import Tree
@@ -47,7 +48,7 @@ class Usage:
     """What was spent, by model (small, large)."""
 
     tokens: list[int] = field(default_factory=lambda: [0, 0])  # generated
-    catch_up: list[int] = field(default_factory=lambda: [0, 0])  # computed beside; no prompt
+    catch_up: list[int] = field(default_factory=lambda: [0, 0])  # computed in addition; no prompt
     switches: int = 0
 
     @property
@@ -70,7 +71,7 @@ class EntropySwitch(Target):
     large one. Raises ConfigError unless both share a vocabulary.
     """
 
-    gives = frozenset[str]()  # hidden rows of two models do not compare; whose turn is it behind?
+    gives = frozenset[str]()  # rows of two models do not compare
 
     def __init__(
         self,
@@ -136,11 +137,25 @@ class EntropySwitch(Target):
     def reused(self, seq: Sequence) -> int:
         return min(model.reused(seq) for model in self.models)
 
-    def forward(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
-        """One pass of the small model for sequences whose turn it has, one of the large for others.
+    def forward(
+        self,
+        batch: ForwardBatch | Many[Sequence],
+        trees: Many[Tree] | None = None,
+        needs: frozenset[str] = NO_NEEDS,
+    ) -> list[Rows]:
+        """One pass of the small model for the sequences it is active for, one of the large for the
+        others and for those that switch to the large model at the root.
 
-        The others are also those whose root has just become the large model's.
+        Raises ConfigError for batches that ask for more than logits.
         """
+        batch = ForwardBatch.of(batch, trees, needs)
+        if batch.kinds or batch.num_extra is not None:
+            wanted = ", ".join(sorted(batch.kinds)) or "extra rows"
+            raise ConfigError(
+                f"target 'entropy_switch' gives logits only, not {wanted}: rows of two models do "
+                "not compare; use a plain target"
+            )
+        seqs, trees = batch.seqs, batch.trees
         found: dict[Sequence, SwitchRows] = {}
         for which in (SMALL, LARGE):
             turn = [
@@ -152,7 +167,7 @@ class EntropySwitch(Target):
                 continue
             own, drafts = [seq for seq, _ in turn], [tree for _, tree in turn]
             for (seq, tree), rows in zip(
-                turn, self.models[which].forward(own, drafts, needs), strict=True
+                turn, self.models[which].forward(ForwardBatch(own, drafts)), strict=True
             ):
                 if seq in found:
                     found[seq].add(range(-1, len(tree)), rows)
@@ -203,7 +218,7 @@ class EntropySwitch(Target):
 
 
 class SwitchRows(Rows):
-    """Rows of one sequence, each by the model whose turn it is there.
+    """Rows of one sequence, each by the model that is active there.
 
     `logits` are those of the first pass, by one model for all nodes; what the other has to say is
     computed where it is asked.

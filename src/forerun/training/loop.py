@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from forerun.errors import ConfigError, DataError
-from forerun.utils.signals import uninterrupted
+from forerun.utils.signals import delayed_interrupt
 
 from .checkpoints import restore_checkpoint, save_checkpoint
 from .data import Micro
@@ -132,7 +132,7 @@ class Loop:
         loss = self.gradients(micros)
         factor = rate_factor(self.progress.step, spent, self.options)
         set_rates(self.optimizers, self.base_rates, factor)
-        with uninterrupted():
+        with delayed_interrupt():
             for optimizer in self.optimizers:
                 optimizer.step()
             tokens = sum(micro.num_tokens for micro in micros)

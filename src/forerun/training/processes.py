@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from forerun.utils.signals import deaf_children
+from forerun.utils.signals import ignored_by_children
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -29,7 +29,7 @@ def in_processes(job: Callable[[T], R], items: list[T], size: int) -> Iterator[R
         yield from map(job, items)
         return
     context = multiprocessing.get_context("spawn")
-    with deaf_children():
+    with ignored_by_children():
         pool = context.Pool(size, initializer=torch.set_num_threads, initargs=(1,))
     with pool:
         yield from pool.imap_unordered(job, items)
@@ -46,7 +46,7 @@ def process_group(size: int, target: Callable[..., None], args: tuple) -> Iterat
         context = multiprocessing.get_context("spawn")
         jobs = [(rank, size, url, target, args) for rank in range(1, size)]
         others = [context.Process(target=_join, args=job, daemon=True) for job in jobs]
-        with deaf_children():
+        with ignored_by_children():
             for other in others:
                 other.start()
         threads = torch.get_num_threads()

@@ -48,9 +48,3 @@ def ignored_by_children() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-uninterrupted, deaf_children = (
-    delayed_interrupt,
-    ignored_by_children,
-)

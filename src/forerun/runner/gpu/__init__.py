@@ -45,6 +45,8 @@ def lacking(config: DecoderConfig) -> str:
 
     if config.moe is not None:
         return "experts, which are chosen on the host"
+    if not config.has_even_heads or config.layer_mlp_sizes:
+        return "sizes that differ between layers"
     dim = config.head_dim
     if dim != power_of_two(dim) or not 16 <= dim <= MAX_HEAD_DIM:
         return f"a head size of {dim}, no power of two from 16 to {MAX_HEAD_DIM}"

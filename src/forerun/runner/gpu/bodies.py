@@ -1,4 +1,4 @@
-"""What a graph records: a pass whose shapes are fixed and whose numbers lie in one array.
+"""What a graph records: a pass of fixed shapes with all its numbers in one array.
 
 `OneRow` and `FewRows` run decoders of the llama family, the first on our own products, the second
 on torch's; `Body` runs any other, with nothing of ours but attention. Rows beyond those that a pass
@@ -249,9 +249,9 @@ def cut_of(num: int, inner: int, *, is_two: bool) -> Cut:
 
 
 def launch(has_pdl: bool, warps: int) -> dict[str, Any]:
-    """What a launch is told beside the arguments."""
-    told: dict[str, Any] = {"PDL": has_pdl, "num_warps": warps}
-    return {**told, "launch_pdl": True} if has_pdl else told
+    """Options of a kernel launch."""
+    options: dict[str, Any] = {"PDL": has_pdl, "num_warps": warps}
+    return {**options, "launch_pdl": True} if has_pdl else options
 
 
 def can_overlap(device: torch.device) -> bool:

@@ -39,8 +39,8 @@ Found = tuple[Tensor, Tensor]  # hidden rows [R, d] and logits [R, V]
 class Recorded:
     """Passes of one shape."""
 
-    described: Tensor  # what the next one is told
-    body: Body  # whose buffers the graph knows by their addresses
+    described: Tensor  # the array of the next pass
+    body: Body  # the graph holds addresses of its buffers
     graph: torch.cuda.CUDAGraph | None = None  # None where it is run as it is
     found: Found | None = None  # what the graph leaves
 
@@ -73,6 +73,8 @@ class GraphDecoder:
     than rounding, or anything fails, all passes are torch's from then on, and it is said once.
     """
 
+    gives = frozenset({"hidden", "probes", "embeddings"})
+
     def __init__(self, model: Transformer) -> None:
         self.model, self.torch = model, TorchDecoder(model)
         self.is_trusted = True
@@ -91,7 +93,7 @@ class GraphDecoder:
         """As `TorchDecoder`; small logits come as fp32 on the host, valid once `wait` returns."""
         place = self.model.device
         with torch.inference_mode(), torch.cuda.device(place if place.type == "cuda" else -1):
-            shapes = self._shapes(cache)  # lets go of those whose cells have moved
+            shapes = self._shapes(cache)  # drops graphs of cells that have moved
             if table is not None or "logits" not in needs or not fits(works) or not self.is_trusted:
                 return self.torch(works, cache, needs, table)
             shape = shape_of(works)
@@ -133,6 +135,11 @@ class GraphDecoder:
         logits = logits[:num] if num == given[0] else logits.index_select(0, wanted)
         return hidden, self._to_host(logits.float())
 
+    def refresh(self) -> None:
+        """The weights have changed, and perhaps their addresses: shapes are recorded again."""
+        self.wait()
+        self._graphs.clear()
+
     def wait(self) -> None:
         """Until the logits of the last pass are on the host."""
         if self._copied is not None:
@@ -161,14 +168,16 @@ class GraphDecoder:
             self.wait()
         except Exception as fault:  # no compiler, no memory, a GPU that cannot: torch goes on
             why = f"{type(fault).__name__}: {in_a_line(fault)}"
-        told = self.torch(works, cache, BOTH)  # the last to write the cells
-        if found and all(_alike(torch.as_tensor(a), b) for a, b in zip(found, told, strict=True)):
+        expected = self.torch(works, cache, BOTH)  # the last to write the cells
+        if found and all(
+            _alike(torch.as_tensor(a), b) for a, b in zip(found, expected, strict=True)
+        ):
             self._shapes(cache)[shape] = one
         else:
             self.is_trusted = False
             self._graphs.clear()
             say_once(why)
-        return (told[0] if "hidden" in needs else told[0][:0]), told[1]
+        return (expected[0] if "hidden" in needs else expected[0][:0]), expected[1]
 
     def _recorded(self, cache: Cache, shape: Shape, given: np.ndarray) -> Recorded:
         """Passes of a shape, the next of which is described; on a GPU as a graph."""

@@ -1,8 +1,8 @@
-"""Triton kernels of a pass over few rows: products of one row, whose time is that of reading the
+"""Triton kernels of a pass over few rows: products of one row, which take as long as reading the
 weights; attention in pieces of the context; what lies between torch's products of several rows.
 
 Kernels overlap where the GPU can do that (PDL, programmatic dependent launch): each is started
-beside the one ahead of it, fetches what does not hang on that one, and waits for it in `_wait`.
+while the one before it runs, fetches what does not depend on it, and waits for it in `_wait`.
 Sums are fp32.
 
 `described` is the array of `layout.py`: R rows, of which the first number says how many count.
@@ -181,8 +181,8 @@ def turn_heads(
     """The same for qkv [R, heads + 2 kv_heads, D] that has been computed; a program per head."""
     row, lane, at = tl.program_id(0), tl.program_id(1), tl.arange(0, D // 2)
     is_row = row < tl.load(described)
-    told = described + HEAD + row
-    place, cell = tl.load(told + R), tl.load(told + 2 * R)
+    given = described + HEAD + row
+    place, cell = tl.load(given + R), tl.load(given + 2 * R)
     cos_a, cos_b, sin_a, sin_b = _turn(rope, place, at, lane < heads + kv_heads, D)
     _wait(PDL)
     if is_row:
@@ -263,7 +263,7 @@ def attend(
     """softmax(scale q k + mask) v of a tile of rows, a key head, one of `splits` parts of cells.
 
     q [R, heads, D], rows q_stride apart; out [R, heads, D]. A row sees cells before the base, or
-    the last `window`, and later ones whose bit is set. IS_SPLIT: sums, not divided, go to partial
+    the last `window`, and later ones with their bit set. IS_SPLIT: sums, not divided, go to partial
     [R, heads, splits, D], maxima and totals to states [R, heads, splits, 2]."""
     tile, kv, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     entry = described + HEAD + (PER_ROW + WORDS) * R + tile * TILE

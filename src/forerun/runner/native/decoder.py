@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections.abc import Sequence as Many
 from functools import cache
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.runner.forward_batch import packed
+from forerun.runner.forward_batch import WorkRows, packed
 from forerun.runner.native import kernels
 from forerun.runner.native.layout import (
     ACTIVATIONS,
@@ -35,11 +36,12 @@ from forerun.runner.native.threads import Crew
 if TYPE_CHECKING:
     from forerun.models.layers import GatedMLP, LayerNorm, PlainMLP, RMSNorm
     from forerun.models.transformer import DecoderConfig, Transformer
-    from forerun.runner.forward_batch import Work
+    from forerun.runner.forward_batch import DetailedWork, PassRequest, Work
     from forerun.runner.kv_cache import Cache
 
 log = logging.getLogger("forerun")
 USUAL_CACHE = 1 << 24  # bytes, where the system does not say
+BOTH = frozenset({"hidden", "logits"})
 SPLIT = 1024  # most rows x runs for which every run is a piece of work of its own
 
 
@@ -47,12 +49,15 @@ def missing(config: DecoderConfig) -> str:
     """What the kernels lack for a decoder; empty if they run it."""
     if config.moe is not None:
         return "experts"
+    if not config.has_even_heads:
+        return "head counts that differ between layers"
     if config.head_dim > MOST_DIM:
         return f"a head size of {config.head_dim}, above {MOST_DIM}"
     if config.num_heads // config.num_kv_heads > MOST_FOLD:
         return f"more than {MOST_FOLD} query heads per key head"
-    sizes = {"hidden": config.hidden_size, "inner": config.mlp_size, "head": config.head_dim}
-    for what, size in sizes.items():  # the last two are padded where nothing else is in the way
+    sizes = [("hidden", config.hidden_size), ("head", config.head_dim)]
+    sizes += [("inner", size) for size in (config.mlp_size, *config.layer_mlp_sizes)]
+    for what, size in sizes:  # heads and MLPs are padded where nothing else is in the way
         if size % LANES:
             return f"a {what} size of {size}, no multiple of {LANES}"
     return ""
@@ -74,7 +79,10 @@ def say_once(lack: str) -> None:
 
 
 class NativeDecoder:
-    """Runs packed rows of all sequences through a model whose linears are packed."""
+    """Runs packed rows of all sequences through a model with packed weights."""
+
+    # and neighbouring layers, with a tap after the last of them: see `can_run`
+    gives = frozenset({"hidden", "probes", "embeddings"})
 
     def __init__(self, model: Transformer) -> None:
         self.model, c = model, model.config
@@ -96,12 +104,17 @@ class NativeDecoder:
         )
 
     def __call__(
-        self, works: Many[Work], cache: Cache, needs: frozenset[str], table: Tensor | None = None
+        self,
+        works: Many[Work],
+        cache: Cache,
+        needs: frozenset[str],
+        table: Tensor | None = None,
+        layers: range | None = None,
     ) -> tuple[Tensor, np.ndarray]:
         """Hidden rows [w, d] (empty if not needed) and logits fp32 [w, V] of the rows of all works
         from their first wanted one on, none unless `needs` names logits; the other rows only fill
         their cells. table [n, d], of the model's dtype: the embeddings that ids stand for, instead
-        of tokens'. Raises IndexError for ids without."""
+        of tokens'. layers: run only these neighbours. Raises IndexError for ids without."""
         c, work = self.model.config, self._work
         slots, cells = cache.strides[1:3]
         num_ids = c.vocab_size if table is None else len(table)
@@ -122,20 +135,75 @@ class NativeDecoder:
         work.rope, work.rope_stride = self._rope_tables(rows.top)
         work.cells, work.head_stride = cache.address, cache.strides[4]
         work.layer_stride, work.slot_stride = cache.strides[0], slots
+        if layers is not None:
+            work.cells += layers.start * cache.strides[0] * cache.dtype.itemsize
         wide, work.hidden = None, None
         if "hidden" in needs:
             wide = torch.empty(len(rows.logits), c.hidden_size)
             work.hidden = wide.data_ptr()
         embed = None if table is None else table.contiguous()
-        self._record.embed = self._embed if embed is None else embed.data_ptr()
         self._counters[:] = 0
         work.num_threads = self._crew.size(torch.get_num_threads())
+        record = self._record if layers is None else self._part(layers)
+        record.embed = self._embed if embed is None else embed.data_ptr()
         self._kernels.library.forerun_pass(  # type: ignore[union-attr]
-            self._kernels.level, self._record, work, at + 16 * num, self._counters_at
+            self._kernels.level, record, work, at + 16 * num, self._counters_at
         )
         self._crew.took(num)
         hidden = self._no_hidden if wide is None else wide.to(self.model.dtype)
         return hidden, rows.logits[:, : c.vocab_size]
+
+    def can_run(self, works: Many[DetailedWork], request: PassRequest) -> bool:
+        """Whether `rows_of` computes a detailed pass: neighbouring layers, a tap after the last."""
+        layers = self._layers(request)
+        is_plain = all(
+            work.first_row == work.root
+            and not (work.queries or work.resume is not None or work.slot.is_altered)
+            for work in works
+        )
+        is_range = tuple(layers) == tuple(request.layers or layers)
+        return is_plain and is_range and set(request.taps) <= {layers[-1]}
+
+    def rows_of(
+        self, works: Many[DetailedWork], cache: Cache, request: PassRequest
+    ) -> list[WorkRows]:
+        """The wanted rows of each work, for passes that `can_run`."""
+        layers = self._layers(request)
+        hidden, logits = self(works, cache, BOTH, None, layers)
+        num = sum(work.num_rows for work in works)
+        stream = self._buffers["x"][: num * self.model.config.hidden_size].view(num, -1)
+        found, at, first = [], 0, 0  # wanted rows, and rows, of the works before
+        for work in works:
+            count = work.num_rows - work.root
+            tap = stream[first + work.root : first + work.num_rows].to(self.model.dtype, copy=True)
+            part = slice(at, at + count)
+            taps = {layers[-1]: tap} if request.taps else {}
+            found.append(WorkRows(hidden[part], torch.from_numpy(logits[part]), taps))
+            at, first = at + count, first + work.num_rows
+        return found
+
+    def _layers(self, request: PassRequest) -> range:
+        """From the first to the last layer of a pass."""
+        if request.layers is None:
+            return range(self.model.config.num_layers)
+        return range(request.layers[0], request.layers[-1] + 1)
+
+    def _part(self, layers: range) -> Any:
+        """The record of a model that has some neighbouring layers only."""
+        record = Model.from_buffer_copy(self._record)
+        record.layers = (Layer * len(layers)).from_buffer(self._all_layers, self._offset(layers))
+        record.num_layers = len(layers)
+        return record
+
+    @staticmethod
+    def _offset(layers: range) -> int:
+        """Bytes before the first of these layers in the array of all."""
+        return layers.start * ctypes.sizeof(Layer)
+
+    def refresh(self) -> None:
+        """The weights have changed: describes the model to the kernels again."""
+        self._kept = []
+        self._record = self._describe(self.model)
 
     @property
     def nbytes(self) -> int:
@@ -195,6 +263,7 @@ class NativeDecoder:
                 rope=-1 if (rope := c.rope(i)) is None else rope,
             )
         self._kept.append(layers)
+        self._all_layers = layers
         return Model(
             hidden=c.hidden_size,
             num_layers=c.num_layers,

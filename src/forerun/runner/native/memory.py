@@ -45,6 +45,6 @@ def _read(*files: Path) -> list[str]:
 
 @cache
 def is_roomy() -> bool:
-    """Whether the first cache has room for weights that are fetched ahead of their use, beside the
+    """Whether the first cache has room for weights that are fetched ahead of their use and for the
     inputs: with 48 KiB (Zen 5), not with 32 KiB (Zen 4)."""
     return cache_bytes(level=1) >= ROOMY

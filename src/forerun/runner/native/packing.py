@@ -203,7 +203,7 @@ class Packed:
 
 
 def rounded(weight: Tensor, scaled: int = 0) -> tuple[Tensor, Tensor]:
-    """int8 [n, k] and float32 scales [n, ceil(k / scaled)] whose product is about `weight`."""
+    """int8 [n, k] and float32 scales [n, ceil(k / scaled)]; their product is about `weight`."""
     n, k = weight.shape
     scaled = scaled or k
     pieces = weight.float().split(scaled, dim=1)

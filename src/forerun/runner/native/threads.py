@@ -17,7 +17,7 @@ except ImportError:  # not a Unix
 
 EXACT = 64  # rows up to which only passes of as many are compared; more: half to twice as many
 WINDOW = 0.04  # seconds of passes that are looked at together: some turns of a scheduler
-SLOW = 2.2  # times the best; half of the threads take up to twice as long where nobody disturbs
+SLOW = 2.2  # times the best; half of the threads take up to twice as long on an idle machine
 HALTS = 3  # of threads in a pass, to let others run
 REST = 40  # times the seconds of a trial that failed, until the next one
 BETTER = 0.9  # of the time before: a trial is a success
@@ -43,7 +43,7 @@ class Crew:
 
     def size(self, most: int) -> int:
         """Threads of the next pass."""
-        if most != self._most:  # what was seen of another number tells nothing
+        if most != self._most:  # times of another number do not compare
             Crew.__init__(self, self._clock)
             self._most = most
         self._start = self._clock()

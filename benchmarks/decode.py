@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from forerun.core.dice import SeededDice
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Sequence
 from forerun.core.sampling import Sampling
 from forerun.core.tree import EMPTY, Tree, TreeBuilder
@@ -108,11 +109,11 @@ class Contest:
         """One token: a pass over one row, and the greedy choice."""
         if self.seq.num_generated >= 64:
             del self.seq.tokens[len(self.tokens) :]
-        rows = self.runner.forward([self.seq], [EMPTY], frozenset())[0]
+        rows = self.runner.forward(ForwardBatch([self.seq], [EMPTY]))[0]
         self.seq.tokens.append(int(rows.logits[0].argmax()))
 
     def tree(self, num_nodes: int) -> None:
-        self.runner.forward([self.seq], [self.trees[num_nodes]], frozenset())
+        self.runner.forward(ForwardBatch([self.seq], [self.trees[num_nodes]]))
 
     def generate(self, num_tokens: int) -> None:
         ids = torch.tensor([self.tokens])

@@ -26,6 +26,7 @@ from forerun.api import Model
 from forerun.assets import embedded
 from forerun.bench.kernel_profile import seconds_alone
 from forerun.core.dice import SeededDice
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Sequence
 from forerun.core.roles import Target
 from forerun.core.sampling import Sampling, softmax
@@ -57,7 +58,7 @@ def passes(size: str, threads: int, rounds: int, given: Path | None) -> None:
                 tree = binary_tree(rows - 1, target.vocab_size) if rows > 1 else EMPTY
                 start = time.perf_counter()
                 for _ in range(5):
-                    target.forward([seqs[name]], [tree], frozenset())
+                    target.forward(ForwardBatch([seqs[name]], [tree]))
                 pass_ = (time.perf_counter() - start) / 5
                 times.setdefault(("pass", name, rows), []).append(pass_)
                 alone = sum(seconds_alone(target.model, rows).values())
@@ -73,7 +74,7 @@ def passes(size: str, threads: int, rounds: int, given: Path | None) -> None:
 def logits(target: Target, tokens: list[int]) -> np.ndarray:
     """Rows [n, V] after every token but the last."""
     seq = Sequence(tokens[:1], 1, Sampling(), SeededDice(0), limit=9999)
-    (rows,) = target.forward([seq], [chain(tokens[1:-1])], frozenset())
+    (rows,) = target.forward(ForwardBatch([seq], [chain(tokens[1:-1])]))
     target.release(seq)
     return rows.logits.float().numpy()
 

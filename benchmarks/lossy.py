@@ -25,6 +25,7 @@ from forerun.api import Model
 from forerun.assets import embedded
 from forerun.controllers.fixed import Fixed
 from forerun.core.dice import EnumeratedDice, SeededDice
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.logits import Laws
 from forerun.core.records import Plan, Sequence
 from forerun.core.roles import Verifier
@@ -180,7 +181,7 @@ class Pair:
         seq = Sequence(list(tokens), len(tokens), sampling, SeededDice(0), limit=self.nodes + 1)
         rule.bind(target)
         probed = rule.probe(tree, target.context - len(tokens))
-        (rows,) = target.forward([seq], [probed], rule.needs)
+        (rows,) = target.forward(ForwardBatch([seq], [probed], rule.needs))
         target.release(seq)
         laws = Laws(rows.split(len(tree)), seq, tree, ())
         law = np.zeros(target.vocab_size)

@@ -24,6 +24,7 @@ import forerun
 from forerun import registry
 from forerun.bench import optimum
 from forerun.core.dice import SeededDice
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.logits import Laws
 from forerun.core.records import Rows, Sequence
 from forerun.core.roles import Verifier
@@ -188,7 +189,7 @@ def pass_time(name: str, rounds: int) -> float:
     seq = Sequence(list(range(5, 37)), 32, Sampling(), SeededDice(0), limit=9999)
 
     def step() -> None:
-        target.forward([seq], [EMPTY], frozenset())
+        target.forward(ForwardBatch([seq], [EMPTY]))
         seq.tokens.append(5 + len(seq.tokens) % 90)
 
     return microseconds(step, rounds)

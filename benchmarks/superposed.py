@@ -31,6 +31,7 @@ import numpy as np
 import scripts
 
 import forerun
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.sampling import softmax
 from forerun.ngrams.index.counts import trie
 from forerun.ngrams.index.counts.trie import NgramModel
@@ -137,7 +138,7 @@ def leaves(
         for i in range(1, len(tokens) + 1):
             if tokens[:i] not in where:
                 where[tokens[:i]] = builder.add(tokens[i - 1], where[tokens[: i - 1]])
-    rows = model.target.forward([seq], [builder.build()], frozenset())[0]
+    rows = model.target.forward(ForwardBatch([seq], [builder.build()]))[0]
     model.target.release(seq)
     return [rows.row(where[tokens]) for _, tokens in paths]
 

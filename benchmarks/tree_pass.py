@@ -22,6 +22,7 @@ from decode import SIZES, binary_tree, checkpoint
 
 from forerun.bench.machine import read_bandwidth
 from forerun.core.dice import SeededDice
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Sequence
 from forerun.core.sampling import Sampling
 from forerun.core.tree import EMPTY
@@ -57,7 +58,7 @@ def timed(runner: ModelRunner, seq: Sequence, nodes: int, repeats: int) -> float
     tree = binary_tree(nodes, runner.vocab_size) if nodes else EMPTY
     start = time.perf_counter()
     for _ in range(repeats):
-        runner.forward([seq], [tree], frozenset())
+        runner.forward(ForwardBatch([seq], [tree]))
     return (time.perf_counter() - start) / repeats
 
 

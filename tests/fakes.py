@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from forerun.core.dice import Dice
-from forerun.core.forward_batch import NO_NEEDS, ForwardBatch
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.logits import advance
 from forerun.core.records import Cost, Rows, Sequence, Verdict
 from forerun.core.roles import Path, Shaper, Source, Target
@@ -43,13 +43,7 @@ class FakeTarget(Target):
     def __init__(self, law: Callable[[Many[int]], np.ndarray], vocab: int = VOCAB) -> None:
         self.law, self.vocab_size, self.context = law, vocab, 10_000
 
-    def forward(
-        self,
-        batch: ForwardBatch | Many[Sequence],
-        trees: Many[Tree] | None = None,
-        needs: frozenset[str] = NO_NEEDS,
-    ) -> list[Rows]:
-        batch = ForwardBatch.of(batch, trees, needs)
+    def forward(self, batch: ForwardBatch) -> list[Rows]:
         pairs = zip(batch.seqs, batch.trees, strict=True)
         return [Rows(self._logits(seq, tree)) for seq, tree in pairs]
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from forerun.core.dice import SeededDice
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Sequence
 from forerun.core.tree import EMPTY, SWOR, Proposal, Tree, TreeBuilder
 from forerun.models.transformer import DecoderConfig
@@ -171,7 +172,7 @@ def errors(
 
 def rows_of(runner: ModelRunner, seqs: list[Sequence], trees: list[Tree]) -> list[Tensor]:
     """Logits and hidden rows of every sequence, fp32 on the host."""
-    found = runner.forward(seqs, trees, frozenset({"hidden"}))
+    found = runner.forward(ForwardBatch(seqs, trees, frozenset({"hidden"})))
     parts = [part for rows in found for part in (rows.logits, rows.hidden)]
     return [part.float().cpu() for part in parts if part is not None]
 

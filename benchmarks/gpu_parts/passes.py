@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from forerun.bench.machine import best_seconds, read_bandwidth
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Sequence
 from forerun.core.roles import Target
 from forerun.core.tree import EMPTY
@@ -105,7 +106,7 @@ def curve(
         grown = tree(num - 1, runner.vocab_size) if num > 1 else EMPTY
 
         def one(grown=grown) -> None:  # type: ignore[no-untyped-def]
-            runner.forward([seq], [grown], frozenset())
+            runner.forward(ForwardBatch([seq], [grown]))
             wait(runner.model.device)
 
         found[num] = median_seconds(one, timed)

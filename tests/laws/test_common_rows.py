@@ -16,6 +16,7 @@ from drafts import Says, drafted, grown, made, stand
 from fakes import VOCAB, sequence
 from forerun import registry
 from forerun.core.dice import SeededDice
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Plan
 from forerun.core.sampling import log_softmax
 from forerun.core.tree import EMPTY
@@ -76,7 +77,7 @@ def test_samples_at_once_are_independent(folder: Path, draft: str, request_: str
         key = tuple(tokens)
         if key not in laws:
             seq = sequence(tokens, 1, SeededDice(0))
-            laws[key] = np.exp(log_softmax(alone.forward([seq], [EMPTY], frozenset())[0].row(-1)))
+            laws[key] = np.exp(log_softmax(alone.forward(ForwardBatch([seq], [EMPTY]))[0].row(-1)))
             alone.release(seq)
         return laws[key]
 

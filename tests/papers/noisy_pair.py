@@ -57,8 +57,9 @@ class LazyTarget(FakeTarget):
         super().__init__(lambda tokens: pair.both(tokens)[0], VOCAB)
         self.pair = pair
 
-    def forward(self, seqs, trees, needs):
-        return [LazyRows(self.pair, seq, tree) for seq, tree in zip(seqs, trees, strict=True)]
+    def forward(self, batch):
+        pairs = zip(batch.seqs, batch.trees, strict=True)
+        return [LazyRows(self.pair, seq, tree) for seq, tree in pairs]
 
 
 def run(

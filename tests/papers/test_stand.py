@@ -61,8 +61,9 @@ class LazyTarget(FakeTarget):
         super().__init__(source.logits, VOCAB)
         self.source = source
 
-    def forward(self, seqs, trees, needs):
-        return [LazyRows(self.source, seq, tree) for seq, tree in zip(seqs, trees, strict=True)]
+    def forward(self, batch):
+        pairs = zip(batch.seqs, batch.trees, strict=True)
+        return [LazyRows(self.source, seq, tree) for seq, tree in pairs]
 
 
 def accepted_lengths(spec: str, source: Source) -> np.ndarray:

@@ -23,6 +23,7 @@ import openai
 import torch
 
 from forerun.api import Model
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Cost, Rows, Sequence, Verdict
 from forerun.core.roles import Target
 from forerun.core.tree import Tree
@@ -182,9 +183,10 @@ class Script(Target):
         self.released = 0
         self.cost = Cost((1, 65), (1.0, 1.1))  # nothing is measured
 
-    def forward(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
+    def forward(self, batch: ForwardBatch) -> list[Rows]:
         time.sleep(self.seconds)
-        return [Rows(self._logits(seq, tree)) for seq, tree in zip(seqs, trees, strict=True)]
+        pairs = zip(batch.seqs, batch.trees, strict=True)
+        return [Rows(self._logits(seq, tree)) for seq, tree in pairs]
 
     def _logits(self, seq: Sequence, tree: Tree) -> torch.Tensor:
         logits = torch.zeros(1 + len(tree), self.vocab_size)

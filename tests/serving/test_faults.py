@@ -190,9 +190,9 @@ def test_logits_that_are_no_law_are_the_servers_fault(tiny_chat: Path, temperatu
     model = scripted(tiny_chat, TEXT)
     rain, forward = model.tokenizer.encode("rain"), model.target.forward
 
-    def overflow(seqs: Any, trees: Any, needs: Any) -> Any:
-        found = forward(seqs, trees, needs)
-        for seq, rows in zip(seqs, found, strict=True):
+    def overflow(batch: Any) -> Any:
+        found = forward(batch)
+        for seq, rows in zip(batch.seqs, found, strict=True):
             if seq.tokens[: len(rain)] == rain:
                 rows.logits[:] = np.nan
         return found

@@ -79,10 +79,10 @@ def test_neither_keys_nor_prompts_are_logged(
     with caplog.at_level(logging.DEBUG), thread(model, keys) as served:
         whole = model.target.forward
 
-        def fail(seqs: Any, *rest: Any) -> Any:
-            if any(len(seq.tokens) > 30 for seq in seqs):
+        def fail(batch: Any) -> Any:
+            if any(len(seq.tokens) > 30 for seq in batch.seqs):
                 raise RuntimeError("a kernel has failed")
-            return whole(seqs, *rest)
+            return whole(batch)
 
         model.target.forward = fail
         said = "my own words, which nobody else may read, however this request may end"

@@ -155,10 +155,10 @@ def fault_in(target: Any, is_bad: Callable[[Any], bool]) -> None:
     """Makes passes fail that hold a certain sequence."""
     whole = target.forward
 
-    def forward(seqs: Any, trees: Any, needs: Any) -> Any:
-        if any(is_bad(seq) for seq in seqs):
+    def forward(batch: Any) -> Any:
+        if any(is_bad(seq) for seq in batch.seqs):
             raise RuntimeError("a kernel has failed")
-        return whole(seqs, trees, needs)
+        return whole(batch)
 
     target.forward = forward
 

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from forerun.core.dice import SeededDice
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Rows, Sequence
 from forerun.core.roles import Target
 from forerun.core.sampling import Sampling
@@ -211,4 +212,4 @@ def worst(model: Any, seq: Sequence, tree: Tree, rows: Rows) -> float:
 
 def forward(target: Target, seqs: list[Sequence], trees: list[Tree]) -> list[Rows]:
     """One pass that asks for nothing special."""
-    return target.forward(seqs, trees, frozenset())
+    return target.forward(ForwardBatch(seqs, trees))

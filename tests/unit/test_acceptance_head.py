@@ -10,6 +10,7 @@ from fakes import FakeRunner, FakeTarget, exact_law, run_all, sequence, table_la
 from forerun import registry
 from forerun.controllers.acceptance_head import AcceptanceHead, Head, read_head, runner_of
 from forerun.core.dice import EnumeratedDice, SeededDice
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Plan
 from forerun.core.sampling import Sampling
 from forerun.drafters.draft_model import DraftModel
@@ -149,7 +150,7 @@ def test_hidden_rows_are_those_of_a_forward_pass():
         runner.rows_at([(seq, tuple(path[:i]))])
     for i in range(1, len(path) + 1):
         other = sequence([*seq.tokens, *path[:i]], 9, SeededDice(0))
-        (rows,) = runner.forward([other], [EMPTY], frozenset({"hidden"}))
+        (rows,) = runner.forward(ForwardBatch([other], [EMPTY], frozenset({"hidden"})))
         runner.release(other)
         found = runner.hidden_at(seq, tuple(path[:i]))
         torch.testing.assert_close(found, rows.hidden[0], atol=1e-5, rtol=1e-5)

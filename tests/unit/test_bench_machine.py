@@ -173,8 +173,8 @@ def test_cost_curve_measures_every_size(model: Any) -> None:
     seen: list[int] = []
     forward = model.target.forward
 
-    def watched(seqs: Any, trees: Any, needs: Any) -> Any:
-        rows = forward(seqs, trees, needs)
+    def watched(batch: Any) -> Any:
+        rows = forward(batch)
         seen.append(len(rows[0].logits))
         return rows
 

@@ -34,8 +34,8 @@ def nan_after_two(tokens):
 class Hidden(FakeTarget):
     """With hidden rows of zeros, as wide as the shipped judge's head."""
 
-    def forward(self, seqs, trees, needs):
-        found = super().forward(seqs, trees, needs)
+    def forward(self, batch):
+        found = super().forward(batch)
         width = read_head("reasoner").width
         return [Rows(rows.logits, torch.zeros(len(rows.logits), width)) for rows in found]
 

@@ -39,9 +39,9 @@ class Timed(FakeTarget):
 
     cost, clock = None, 0.0
 
-    def forward(self, seqs, trees, needs):
-        self.clock += 1 + len(seqs) + sum(len(tree) > 0 for tree in trees)
-        return super().forward(seqs, trees, needs)
+    def forward(self, batch):
+        self.clock += 1 + len(batch.seqs) + sum(len(tree) > 0 for tree in batch.trees)
+        return super().forward(batch)
 
     def commit(self, seqs, trees, verdicts):
         self.clock += 2 * len(seqs) + 5 * sum(len(tree) > 0 for tree in trees)
@@ -64,10 +64,10 @@ class Recording(Timed):
         super().__init__(*law)
         self.seen = set()
 
-    def forward(self, seqs, trees, needs):
-        self.clock += 100 * (len(trees[0]) not in self.seen)
-        self.seen.add(len(trees[0]))
-        return super().forward(seqs, trees, needs)
+    def forward(self, batch):
+        self.clock += 100 * (len(batch.trees[0]) not in self.seen)
+        self.seen.add(len(batch.trees[0]))
+        return super().forward(batch)
 
 
 class Shaped(FakeTarget):
@@ -106,9 +106,9 @@ def test_a_curve_of_a_busy_machine_is_measured_again(
     class Busy(Timed):
         shape, slowness = "a fake on a clock", 1.0
 
-        def forward(self, seqs, trees, needs):
+        def forward(self, batch):
             self.clock += self.slowness - 1
-            return super().forward(seqs, trees, needs)
+            return super().forward(batch)
 
     def found(slowness: float) -> Cost:
         target = Busy(table_law(1))
@@ -125,9 +125,9 @@ def test_a_pass_is_as_fast_as_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> N
     """A busy moment beside the smallest ones does not make drafts seem free."""
 
     class Hit(Timed):
-        def forward(self, seqs, trees, needs):
-            self.clock += 10 * (sum(map(len, trees)) < 3)
-            return super().forward(seqs, trees, needs)
+        def forward(self, batch):
+            self.clock += 10 * (sum(map(len, batch.trees)) < 3)
+            return super().forward(batch)
 
     target = Hit(table_law(1))
     target.show(monkeypatch)
@@ -217,9 +217,9 @@ def test_measuring_leaves_no_sequence_behind(monkeypatch: pytest.MonkeyPatch) ->
     class Target(FakeTarget):
         cost = None
 
-        def forward(self, seqs, trees, needs):
-            held.update(seqs)
-            return super().forward(seqs, trees, needs)
+        def forward(self, batch):
+            held.update(batch.seqs)
+            return super().forward(batch)
 
         def release(self, seq) -> None:
             held.remove(seq)
@@ -247,9 +247,9 @@ def test_all_texts_of_a_measurement_are_few_tokens(monkeypatch: pytest.MonkeyPat
     class Target(FakeTarget):
         cost = None
 
-        def forward(self, seqs, trees, needs):
-            new.update({seq: len(seq.tokens) for seq in seqs if seq not in new})
-            return super().forward(seqs, trees, needs)
+        def forward(self, batch):
+            new.update({seq: len(seq.tokens) for seq in batch.seqs if seq not in new})
+            return super().forward(batch)
 
         def release(self, seq) -> None:
             nums[-1].append(new.pop(seq))
@@ -289,10 +289,10 @@ def test_neighbours_that_slow_passes_down_make_no_draft_dear(
     class Shaken(Timed):
         count = 0
 
-        def forward(self, seqs, trees, needs):
+        def forward(self, batch):
             self.count += 1
             self.clock += 1000 * (self.count // 10 % 2)
-            return super().forward(seqs, trees, needs)
+            return super().forward(batch)
 
     target = Shaken(table_law(1))
     target.show(monkeypatch)
@@ -310,9 +310,9 @@ def test_a_target_with_room_for_one_is_measured_with_one(monkeypatch: pytest.Mon
             if seqs > 1:
                 raise CapacityError("one at a time")
 
-        def forward(self, seqs, trees, needs):
-            assert len(seqs) == 1
-            return super().forward(seqs, trees, needs)
+        def forward(self, batch):
+            assert len(batch.seqs) == 1
+            return super().forward(batch)
 
     monkeypatch.setattr(passes, "START", (0.0, 0.1))
     found = cost_of(Narrow(table_law(1)))

@@ -176,18 +176,6 @@ def test_fields_are_absent_unless_asked(llama: Saved) -> None:
     assert set(rows.prompt.taps or {}) == {1}
 
 
-def test_extra_nodes_come_as_probes(llama: Saved) -> None:
-    model, folder = llama
-    seq, tree = sequence(prompt(9)), branching()
-    batch = ForwardBatch([seq], [tree], frozenset({"taps:1"}), num_extra=[3])
-    (rows,) = runner_of(folder).forward(batch)
-    assert rows.probes is not None and rows.taps is not None
-    assert len(rows.logits) == len(rows.taps[1]) == len(tree) - 3 + 1
-    for i, node in enumerate(range(len(tree) - 3, len(tree))):
-        want = reference(model, seq.tokens + tree.path(node))["logits"][-1]
-        assert error(rows.probes[i], want) < TOLERANCE
-
-
 def test_prompt_rows_of_a_long_prompt(llama: Saved) -> None:
     """Several prefill passes; the cells of another sequence do not stand in for rows."""
     model, folder = llama

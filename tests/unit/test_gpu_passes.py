@@ -11,6 +11,7 @@ import torch
 from command import Call
 from parity import VOCAB, branching, forward, prompt, saved, sequence
 
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.tree import EMPTY, Tree, TreeBuilder
 from forerun.models import layers
 from forerun.models.load import load_target
@@ -72,7 +73,9 @@ def runners(case: str, folder: Path, dtype: str, **options: int) -> tuple[ModelR
 def error(ours: ModelRunner, plain: ModelRunner, seqs: list, trees: list[Tree]) -> float:
     """The largest difference of logits and hidden rows, over the largest of either."""
     needs, worst = frozenset({"hidden"}), 0.0
-    found = [r.forward(s, trees, needs) for r, s in zip((ours, plain), seqs, strict=True)]
+    found = [
+        r.forward(ForwardBatch(s, trees, needs)) for r, s in zip((ours, plain), seqs, strict=True)
+    ]
     for got, want in zip(*found, strict=True):
         for a, b in ((got.logits, want.logits), (got.hidden, want.hidden)):
             assert a is not None and b is not None

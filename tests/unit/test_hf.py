@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.tree import EMPTY
 from forerun.errors import CapacityError, ModelError
 from forerun.models.hf import WAYS, HFTarget
@@ -131,7 +132,7 @@ def test_paths_of_a_draft_grow_level_by_level(way: str) -> None:
 def test_hidden_rows_and_memory() -> None:
     model = tiny("llama")
     target, seq = HFTarget(model), sequence(prompt(6))
-    rows = target.forward([seq], [branching()], frozenset({"hidden"}))[0]
+    rows = target.forward(ForwardBatch([seq], [branching()], frozenset({"hidden"})))[0]
     assert rows.hidden is not None
     with torch.inference_mode():
         logits = model.lm_head(rows.hidden)

@@ -12,6 +12,7 @@ from fakes import VOCAB, FakeRunner, FakeTarget, NoRepeats, run_all, sequence, t
 from forerun import registry
 from forerun.controllers.fixed import Fixed
 from forerun.core.dice import EnumeratedDice, SeededDice
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.logits import Laws
 from forerun.core.records import Rows
 from forerun.core.roles import Verifier
@@ -33,9 +34,9 @@ HEAD = Head(np.array([1.0, -0.5, 0.3, 0.8, -1.2], np.float32), 0.1)
 class HiddenTarget(FakeTarget):
     """A fake target whose hidden row is a table by the last token."""
 
-    def forward(self, seqs, trees, needs):
-        found = super().forward(seqs, trees, needs)
-        for rows, seq, tree in zip(found, seqs, trees, strict=True):
+    def forward(self, batch):
+        found = super().forward(batch)
+        for rows, seq, tree in zip(found, batch.seqs, batch.trees, strict=True):
             rows.hidden = rows_of([seq.tokens[-1], *tree.tokens.tolist()])
         return found
 
@@ -47,7 +48,9 @@ def rows_of(tokens: list[int]) -> torch.Tensor:
 
 def laws_of(tree: Tree, seed: int, sampling: Sampling | None = None) -> Laws:
     seq = sequence([0, 1], 9, SeededDice(0), sampling)
-    (rows,) = HiddenTarget(table_law(seed)).forward([seq], [tree], frozenset({"hidden"}))
+    (rows,) = HiddenTarget(table_law(seed)).forward(
+        ForwardBatch([seq], [tree], frozenset({"hidden"}))
+    )
     return Laws(rows, seq, tree, ())
 
 
@@ -185,7 +188,7 @@ def test_bad_heads_and_options_are_refused(tmp_path):
         Judge(head=HEAD).bind(load_target(embedded("draft")))
     tree = chain([0])
     seq = sequence([0, 1], 9, SeededDice(0))
-    (rows,) = FakeTarget(table_law(1)).forward([seq], [tree], frozenset())
+    (rows,) = FakeTarget(table_law(1)).forward(ForwardBatch([seq], [tree]))
     with pytest.raises(ConfigError, match="this target gave none"):
         Judge(head=HEAD).verify(tree, Laws(rows, seq, tree, ()), SeededDice(0))
 
@@ -285,9 +288,9 @@ def test_rows_of_the_recipe_are_those_of_decoding():
     prompt, tokens = [5, 6, 7, 8], [9, 30, 31, 40]
     seq = sequence(prompt, 20, SeededDice(0))
     tree = labels_of.with_swaps(tokens, {2: 50})
-    (rows,) = target.forward([seq], [tree], labels_of.HIDDEN)
+    (rows,) = target.forward(ForwardBatch([seq], [tree], labels_of.HIDDEN))
     other = sequence([*prompt, 9, 30, 50], 20, SeededDice(0))
-    (plain,) = target.forward([other], [EMPTY], labels_of.HIDDEN)
+    (plain,) = target.forward(ForwardBatch([other], [EMPTY], labels_of.HIDDEN))
     assert rows.hidden is not None and plain.hidden is not None
     torch.testing.assert_close(rows.hidden[5], plain.hidden[0], atol=1e-4, rtol=1e-4)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from says import GREEDY, LAW, truth
 from fakes import FakeTarget, run_all, sequence
 from forerun.controllers.fixed import Fixed
 from forerun.core.dice import Dice, SeededDice
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.mixins import Persistent
 from forerun.core.records import Plan, Rows, Sequence, Snapshot, Step
 from forerun.core.tree import Tree, chain
@@ -32,9 +32,9 @@ class Device(FakeTarget):
         super().__init__(LAW)
         self.log = log
 
-    def launch(self, seqs: Many[Sequence], trees: Many[Tree], needs: frozenset[str]) -> list[Rows]:
+    def launch(self, batch: ForwardBatch) -> list[Rows]:
         self.log.append("launch")
-        return super().launch(seqs, trees, needs)
+        return super().launch(batch)
 
     def collect(self) -> None:
         self.log.append("collect")

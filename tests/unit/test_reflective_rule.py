@@ -11,6 +11,7 @@ from fakes import FakeRunner, FakeTarget, NoRepeats, run_all, sequence, table_la
 from forerun import registry
 from forerun.controllers.fixed import Fixed
 from forerun.core.dice import EnumeratedDice, SeededDice
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.logits import Laws
 from forerun.core.records import Rows, Step
 from forerun.core.roles import Drafter, Verifier
@@ -89,7 +90,7 @@ def test_no_room_in_the_context_means_no_probe():
 
 def laws_of(tree: Tree, rule: Reflective, law, sampling: Sampling | None = None) -> Laws:
     seq = sequence([0, 1], 9, SeededDice(0), sampling)
-    (rows,) = FakeTarget(law).forward([seq], [rule.probe(tree, 99)], frozenset())
+    (rows,) = FakeTarget(law).forward(ForwardBatch([seq], [rule.probe(tree, 99)]))
     return Laws(rows.split(len(tree)), seq, tree, ())
 
 
@@ -233,13 +234,13 @@ def test_probes_change_no_row_of_the_draft_and_equal_a_pass_over_the_text(model)
     prompt, draft = model.tokenizer.encode(PROBLEM), model.tokenizer.encode("Dan has 25")
     tree = chain(draft)
     seq = sequence(prompt, 50, SeededDice(0))
-    (plain,) = target.forward([seq], [tree], frozenset())
-    (found,) = target.forward([seq], [rule.probe(tree, 500)], frozenset())
+    (plain,) = target.forward(ForwardBatch([seq], [tree]))
+    (found,) = target.forward(ForwardBatch([seq], [rule.probe(tree, 500)]))
     rows = found.split(len(tree))
     torch.testing.assert_close(rows.logits, plain.logits, atol=1e-4, rtol=1e-4)
     whole = [*draft, *rule.reflection, *draft[:-1]]
     other = sequence(prompt, 50, SeededDice(0))
-    (written,) = target.forward([other], [chain(whole)], frozenset())
+    (written,) = target.forward(ForwardBatch([other], [chain(whole)]))
     expected = written.logits[1 + len(draft) :]
     torch.testing.assert_close(rows.probes, expected, atol=1e-4, rtol=1e-4)
 
@@ -257,9 +258,9 @@ def test_what_the_cache_holds_afterwards_is_what_plain_decoding_holds(model):
         on_step=lambda step: texts.append(list(step.seqs[0].tokens)),
     )
     seq = sequence(texts[-1], 5, SeededDice(0))
-    (kept,) = model.target.forward([seq], [EMPTY], frozenset())
+    (kept,) = model.target.forward(ForwardBatch([seq], [EMPTY]))
     assert model.target.cache.reused[seq] > len(texts[-1]) // 2  # it stands on those cells
     fresh = forerun.load("reasoner", dtype="fp32").target
-    (plain,) = fresh.forward([sequence(texts[-1], 5, SeededDice(0))], [EMPTY], frozenset())
+    (plain,) = fresh.forward(ForwardBatch([sequence(texts[-1], 5, SeededDice(0))], [EMPTY]))
     torch.testing.assert_close(kept.logits, plain.logits, atol=1e-4, rtol=1e-4)
     assert result.stats.accepted > 0

@@ -10,12 +10,13 @@ import pytest
 import torch
 from parity import branching, error, expected, forward, prompt, saved, sequence, worst
 
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.tree import EMPTY, Tree, TreeBuilder, chain
 from forerun.errors import CapacityError
 from forerun.models.load import load_target
 from forerun.runner.attention import Masks, Span, lowest
 from forerun.runner.forward_batch import Work, lay_out
-from forerun.runner.model_runner import CHUNK, LOGITS, ModelRunner
+from forerun.runner.model_runner import CHUNK, ModelRunner
 from forerun.runner.native import kernels
 
 TOLERANCE = 1e-4
@@ -175,7 +176,7 @@ def test_paths_grow_level_by_level(model: Any, runner: ModelRunner) -> None:
 
 def test_rows_read_in_place_are_those_of_their_sequence(model: Any, runner: ModelRunner) -> None:
     seqs, trees = [sequence(prompt(n)) for n in (20, 4, 11)], [branching(), EMPTY, chain([4, 5])]
-    found = runner.forward(seqs, trees, LOGITS)
+    found = runner.forward(ForwardBatch(seqs, trees))
     assert len({id(rows.row(-1).base) for rows in found}) == 1, "nothing is copied"
     for rows, seq, tree in zip(found, seqs, trees, strict=True):
         assert len(rows.logits) == 1 + len(tree)
@@ -207,7 +208,7 @@ def test_hidden_rows_come_when_asked(model: Any, runner: ModelRunner) -> None:
     seq = sequence(prompt(10))
     assert forward(runner, [seq], [EMPTY])[0].hidden is None
     seqs = [seq, sequence(prompt(5))]
-    for rows in runner.forward(seqs, [branching(), EMPTY], frozenset({"hidden"})):
+    for rows in runner.forward(ForwardBatch(seqs, [branching(), EMPTY], frozenset({"hidden"}))):
         assert rows.hidden is not None
         with torch.inference_mode():
             assert error(model.lm_head(rows.hidden), rows.logits) < TOLERANCE

@@ -210,9 +210,9 @@ def test_needs_are_the_union_of_what_the_parts_declare():
     seen = []
 
     class Asked(FakeTarget):
-        def forward(self, seqs, trees, needs):
-            seen.append(needs)
-            return super().forward(seqs, trees, needs)
+        def forward(self, batch):
+            seen.append(batch.needs)
+            return super().forward(batch)
 
     run_all(Engine(Asked(table_law(1)), Plain(), Judge(), Fixed()), seqs_of(1, length=2))
     assert seen == [frozenset({"hidden"})] * 2
@@ -367,8 +367,8 @@ def test_parts_that_answer_for_too_few_or_too_many_end_the_step_before_a_text_gr
             return (super().verify_all(trees, laws, dice) * 2)[:num]
 
     class Target(FakeTarget):
-        def forward(self, seqs, trees, needs):
-            return (super().forward(seqs, trees, needs) * 2)[:num]
+        def forward(self, batch):
+            return (super().forward(batch) * 2)[:num]
 
     for target, verifier in ((FakeTarget, Verifier), (Target, Recursive)):
         parts = target(table_law(1)), Plain(), verifier(), Fixed()

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import forerun
 from forerun.cli.main import main
 from forerun.core.dice import SeededDice
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Sequence
 from forerun.core.sampling import Sampling
 from forerun.core.tree import EMPTY
@@ -69,7 +70,7 @@ def one_draft() -> Settings:
 
 def plain_logits(model: forerun.Model, tokens: list[int]) -> np.ndarray:
     seq = Sequence(tokens, len(tokens), Sampling(), SeededDice(0), limit=1)
-    row = model.target.forward([seq], [EMPTY], frozenset())[0].row(-1)
+    row = model.target.forward(ForwardBatch([seq], [EMPTY]))[0].row(-1)
     model.target.release(seq)
     return row
 

@@ -23,6 +23,7 @@ from fakes import (
 )
 from forerun import registry
 from forerun.core.dice import EnumeratedDice, SeededDice
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Plan
 from forerun.core.roles import Path
 from forerun.core.sampling import Sampling
@@ -345,7 +346,7 @@ def test_rows_are_those_of_a_fresh_prefill(pair, drafter):
     for which, tokens, row in seen[::5]:
         fresh = sequence(tokens, 1, SeededDice(0))
         runner = pair.target.models[which]
-        (rows,) = runner.forward([fresh], [EMPTY], frozenset())
+        (rows,) = runner.forward(ForwardBatch([fresh], [EMPTY]))
         runner.release(fresh)
         assert np.abs(rows.row(-1) - row).max() < 1e-4
 

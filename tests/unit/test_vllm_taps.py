@@ -14,6 +14,7 @@ import pytest
 import torch
 from vllm_loop import CONTEXT, Loop, V, make, params
 
+from forerun.core.forward_batch import ForwardBatch
 from forerun.errors import ConfigError, UnknownName
 from forerun.integrations import vllm, vllm_taps
 
@@ -36,7 +37,7 @@ class TestOptions:
 
     def test_a_pass_of_our_own_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="vLLM runs the model"):
-            vllm.Served(V, CONTEXT).forward([], [], frozenset())
+            vllm.Served(V, CONTEXT).forward(ForwardBatch([], []))
 
 
 class TestTaps:

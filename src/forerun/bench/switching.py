@@ -14,6 +14,7 @@ import numpy as np
 
 from forerun.api import Model
 from forerun.core.dice import SeededDice
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Sequence, Step
 from forerun.core.sampling import Sampling
 from forerun.core.tree import chain
@@ -112,7 +113,7 @@ def traces(
         ids = tokenizer.encode(example.prompt)
         tokens = tokenizer.encode(example.prompt + example.reference)[len(ids) :]
         seq = Sequence(ids, len(ids), Sampling(), SeededDice(0), limit=len(tokens) + 1)
-        rows = [m.forward([seq], [chain(tokens)], frozenset())[0].logits for m in models]
+        rows = [m.forward(ForwardBatch([seq], [chain(tokens)]))[0].logits for m in models]
         for model in models:
             model.release(seq)
         size = min(row.shape[1] for row in rows)

@@ -18,6 +18,7 @@ from forerun.bench.metrics import Totals, ratio
 from forerun.bench.optimum import candidates, for_drafts
 from forerun.bench.results import Record
 from forerun.core.dice import SeededDice
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Sequence as Trajectory
 from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree, TreeBuilder
@@ -114,7 +115,7 @@ def cost_curve(
         for i in range(rounds + 1):
             for n in rows if i % 2 else rows[::-1]:
                 start = time.perf_counter()
-                (found,) = target.forward([seq], [trees[n]], frozenset())
+                (found,) = target.forward(ForwardBatch([seq], [trees[n]]))
                 found.row(-1)  # on a GPU: wait for it
                 if i:
                     times[n].append(time.perf_counter() - start)

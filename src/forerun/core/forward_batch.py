@@ -82,21 +82,7 @@ class ForwardBatch:
     # int64 [len(tokens)], the position of each token where it is not its index; kept until the
     # sequence is released, and continued by one per token
     positions: Many[np.ndarray | None] | None = None
-    num_extra: Many[int] | None = None  # last nodes of each tree that come as `Rows.probes`
     attention_queries: Many[Many[int]] | None = None  # indexes; default: the root
-
-    @classmethod
-    def of(
-        cls,
-        batch: ForwardBatch | Many[Sequence],
-        trees: Many[Tree] | None = None,
-        needs: frozenset[str] = NO_NEEDS,
-    ) -> ForwardBatch:
-        """The batch of a call `forward(batch)`, or of the older `forward(seqs, trees, needs)`."""
-        if isinstance(batch, ForwardBatch):
-            return batch
-        assert trees is not None, "forward takes a ForwardBatch, or sequences and trees"
-        return cls(batch, trees, needs)
 
     @property
     def kinds(self) -> frozenset[str]:

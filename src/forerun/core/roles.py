@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from forerun.core.forward_batch import NO_NEEDS, ForwardBatch
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Cost, Plan, Rows, Sequence, Step, Verdict
 from forerun.core.tree import EMPTY, Proposal, Tree
 from forerun.errors import ConfigError
@@ -57,21 +57,15 @@ class Target(ABC):
         raise ConfigError(f"there can be no second target {name_of(self)!r} on the same weights")
 
     @abstractmethod
-    def forward(
-        self,
-        batch: ForwardBatch | Many[Sequence],
-        trees: Many[Tree] | None = None,
-        needs: frozenset[str] = NO_NEEDS,
-    ) -> list[Rows]:
+    def forward(self, batch: ForwardBatch) -> list[Rows]:
         """Rows for the root and every node of each tree, in one pass over the batch.
 
-        `forward(seqs, trees, needs)` is the older form of `forward(ForwardBatch(...))`. Raises
-        ConfigError for what `gives` does not name.
+        Raises ConfigError for what `gives` does not name.
         """
 
-    def launch(self, *batch: Any) -> list[Rows]:
+    def launch(self, batch: ForwardBatch) -> list[Rows]:
         """Starts a forward pass, as `forward`; its rows are valid after `collect`."""
-        return self.forward(*batch)
+        return self.forward(batch)
 
     def collect(self) -> None:
         """Blocks until the rows of the last `launch` are valid."""

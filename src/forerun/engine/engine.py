@@ -11,6 +11,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.logits import Laws, advance
 from forerun.core.mixins import observes, parts_of
 from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
@@ -130,7 +131,7 @@ class Engine:
     @timed
     def forward(self, draft: Draft) -> list[Rows]:
         """The forward pass of `verify`. While a device computes, the drafter learns."""
-        found = self.target.launch(draft.seqs, draft.probed, self.needs)
+        found = self.target.launch(ForwardBatch(draft.seqs, draft.probed, self.needs))
         settle(self.drafter)
         self.target.collect()
         return found

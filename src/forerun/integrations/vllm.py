@@ -29,6 +29,7 @@ import torch
 
 from forerun import registry
 from forerun.core.dice import SeededDice
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.logits import Laws
 from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
 from forerun.core.roles import Target
@@ -50,7 +51,7 @@ class Served(Target):
     def __init__(self, vocab_size: int, context: int) -> None:
         self.vocab_size, self.context = vocab_size, context
 
-    def forward(self, *_: Any) -> list[Rows]:
+    def forward(self, batch: ForwardBatch) -> list[Rows]:
         raise ConfigError("vLLM runs the model's passes; this drafter cannot ask for its own")
 
     commit = forward  # type: ignore[assignment]

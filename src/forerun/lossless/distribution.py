@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from forerun.core.dice import SeededDice
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.logits import Adjust, Laws
 from forerun.core.records import Sequence, Step
 from forerun.core.sampling import Sampling, to_probs
@@ -235,7 +236,7 @@ def next_logits(model: Model, prompt: list[int], generated: list[int], sampling:
     seq.states = (adjust.start(seq),)
     with model.target.turns:
         try:
-            (rows,) = model.target.forward([seq], [EMPTY], frozenset())
+            (rows,) = model.target.forward(ForwardBatch([seq], [EMPTY]))
             return Laws(rows, seq, EMPTY, (adjust,)).logits(-1)
         finally:
             model.target.release(seq)

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.core.dice import SeededDice
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Sequence
 from forerun.core.sampling import Sampling
 from forerun.core.tree import Tree, TreeBuilder
@@ -27,7 +28,7 @@ from forerun.errors import CapacityError, ConfigError, ModelError
 from forerun.models.checkpoint import flaw
 from forerun.models.hf_cache import Caches
 from forerun.models.weight_update import update_module
-from forerun.runner.base import LOGITS, Runner
+from forerun.runner.base import Runner
 from forerun.runner.forward_batch import DetailedWork, PassRequest, Work, WorkRows
 
 WAYS = ("tree", "paths", "full")
@@ -269,7 +270,7 @@ class HFTarget(Runner):
         seq = Sequence(tokens[:8], 8, Sampling(), SeededDice(0), limit=8)
         loose = 0.3 if torch.finfo(self.model.dtype).bits < 32 else 0.0  # halves round coarsely
         for _ in range(2):
-            rows = self.forward([seq], [tree], LOGITS)[0]
+            rows = self.forward(ForwardBatch([seq], [tree]))[0]
             # what a pass without a mask would give: a wrong answer to stay away from
             mistaken = self._call(seq.tokens + tree.tokens.tolist(), None, Asked())[1]
             for node in range(-1, len(tree)):

@@ -59,27 +59,17 @@ class Runner(Target):
         found.cache, found.num_rows = self.cache.empty(), 0
         return found
 
-    def forward(
-        self,
-        batch: ForwardBatch | Many[Sequence],
-        trees: Many[Tree] | None = None,
-        needs: frozenset[str] = NOTHING,
-    ) -> list[Rows]:
+    def forward(self, batch: ForwardBatch) -> list[Rows]:
         """Rows of the root and of every node, and what else the batch asks for.
 
         Raises CapacityError when a sequence with its tree exceeds the context, or memory runs out.
         """
-        batch = ForwardBatch.of(batch, trees, needs)
         if self.version != self.weights_version:  # another runner of the same model took new ones
             self.forget_cells()
         if batch.positions is not None:
             self._set_positions(batch)
         is_plain = batch.layers is None and batch.kinds <= PLAIN
-        found = self._plain(batch) if is_plain else detailed_rows(self, batch, self._owners(batch))
-        if batch.num_extra is None:
-            return found
-        sizes = zip(found, batch.trees, batch.num_extra, strict=True)
-        return [rows.split(len(tree) - num) for rows, tree, num in sizes]
+        return self._plain(batch) if is_plain else detailed_rows(self, batch, self._owners(batch))
 
     def _plain(self, batch: ForwardBatch) -> list[Rows]:
         """Logits and hidden rows of roots and nodes: one pass of the fastest decoder."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.core.forward_batch import EVERYTHING
+from forerun.core.forward_batch import EVERYTHING, ForwardBatch
 from forerun.core.records import Rows, Sequence
 from forerun.errors import ConfigError
 from forerun.runner import gpu
@@ -159,10 +159,10 @@ class ModelRunner(Runner):
         if refresh is not None:
             refresh()
 
-    def launch(self, *batch: Any) -> list[Rows]:
+    def launch(self, batch: ForwardBatch) -> list[Rows]:
         self._is_launched = True
         try:
-            return self.forward(*batch)
+            return self.forward(batch)
         finally:
             self._is_launched = False
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forerun.core.dice import SeededDice
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Sequence
 from forerun.core.sampling import Sampling, log_softmax, softmax
 from forerun.core.tree import TreeBuilder
@@ -216,7 +217,7 @@ def rescored(model: Model, prompt: str | Many[int], drafts: Many[Draft]) -> list
             path.append(where[prefix])
         paths.append(path)
     with model.target.turns:
-        rows = model.target.forward([seq], [builder.build()], frozenset())[0]
+        rows = model.target.forward(ForwardBatch([seq], [builder.build()]))[0]
         model.target.release(seq)
     laws = {node: log_softmax(rows.row(node)) for path in paths for node in path[:-1]}
     return [

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forerun.core.forward_batch import NO_NEEDS, ForwardBatch
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Cost, Rows, Sequence, Verdict
 from forerun.core.roles import Target
 from forerun.core.tree import Tree
@@ -137,20 +137,14 @@ class EntropySwitch(Target):
     def reused(self, seq: Sequence) -> int:
         return min(model.reused(seq) for model in self.models)
 
-    def forward(
-        self,
-        batch: ForwardBatch | Many[Sequence],
-        trees: Many[Tree] | None = None,
-        needs: frozenset[str] = NO_NEEDS,
-    ) -> list[Rows]:
+    def forward(self, batch: ForwardBatch) -> list[Rows]:
         """One pass of the small model for the sequences it is active for, one of the large for the
         others and for those that switch to the large model at the root.
 
         Raises ConfigError for batches that ask for more than logits.
         """
-        batch = ForwardBatch.of(batch, trees, needs)
-        if batch.kinds or batch.num_extra is not None:
-            wanted = ", ".join(sorted(batch.kinds)) or "extra rows"
+        if batch.kinds:
+            wanted = ", ".join(sorted(batch.kinds))
             raise ConfigError(
                 f"target 'entropy_switch' gives logits only, not {wanted}: rows of two models do "
                 "not compare; use a plain target"

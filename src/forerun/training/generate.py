@@ -14,6 +14,7 @@ import torch
 from forerun import registry
 from forerun.api import Model
 from forerun.core.dice import SeededDice
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Sequence
 from forerun.core.roles import Target
 from forerun.core.sampling import Sampling
@@ -93,7 +94,7 @@ def features(
             seq.tokens = list(tokens[: start + 1])
             tree = chain(list(tokens[start + 1 : start + CHUNK]))
             with target.turns:
-                (rows,) = target.forward([seq], [tree], HIDDEN if hidden else NOTHING)
+                (rows,) = target.forward(ForwardBatch([seq], [tree], HIDDEN if hidden else NOTHING))
             if top_k:
                 top = torch.log_softmax(rows.logits.float(), -1).topk(top_k, -1)
                 ids.append(top.indices.int().cpu().numpy())

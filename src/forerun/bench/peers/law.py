@@ -16,6 +16,7 @@ import numpy as np
 
 from forerun.bench.contestants import PeerError
 from forerun.core.dice import SeededDice
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Sequence
 from forerun.core.sampling import Sampling, to_probs
 from forerun.core.tree import TreeBuilder
@@ -127,7 +128,7 @@ def logits_along(model: Model, prompt: Many[int], tokens: Many[int]) -> np.ndarr
         chain.add(token, parent=i - 1)
     seq = Sequence(list(prompt), len(prompt), Sampling(), SeededDice(0, 0, 0), limit=1)
     try:
-        [rows] = model.target.forward([seq], [chain.build()], frozenset())
+        [rows] = model.target.forward(ForwardBatch([seq], [chain.build()]))
     finally:
         model.target.release(seq)
     return np.stack([rows.row(node) for node in range(-1, len(tokens))])

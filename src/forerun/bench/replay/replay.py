@@ -15,6 +15,7 @@ import numpy as np
 
 from forerun.bench.replay.recording import Trace
 from forerun.core.dice import SeededDice
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.mixins import forget
 from forerun.core.records import Cost, Plan, Rows, Sequence, Step, Verdict
 from forerun.core.roles import Drafter, Target, name_of
@@ -76,7 +77,7 @@ class Absent(Target):
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
-    def forward(self, *batch: Any) -> list[Rows]:
+    def forward(self, batch: ForwardBatch) -> list[Rows]:
         raise AssertionError("a replay computes nothing")
 
     def commit(self, seqs: Many[Sequence], trees: Many[Tree], verdicts: Many[Verdict]) -> None:

@@ -25,6 +25,7 @@ from typing import TypeVar
 import numpy as np
 
 from forerun.core.dice import SeededDice
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Cost, Rows, Sequence
 from forerun.core.roles import Target
 from forerun.core.sampling import Sampling
@@ -144,7 +145,7 @@ def pass_seconds(target: Target, kinds: Many[Pass], tries: int, limits: Limits) 
 
     def run(num: int, tree: Tree) -> float:
         start = perf_counter()
-        _wait(target.forward(seqs[:num], [tree] + [EMPTY] * (num - 1), frozenset()))
+        _wait(target.forward(ForwardBatch(seqs[:num], [tree] + [EMPTY] * (num - 1))))
         return perf_counter() - start
 
     try:

@@ -17,6 +17,7 @@ import numpy as np
 import forerun
 from forerun.api import Model
 from forerun.core.dice import SeededDice
+from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Rows, Sequence
 from forerun.core.roles import Target
 from forerun.core.sampling import Sampling, to_probs
@@ -171,7 +172,7 @@ class Labeller:
     def _rows(self, target: Target, prompt: list[int], tree: Tree) -> Rows:
         """Rows of a tree after a prompt, hidden ones too."""
         seq = Sequence(list(prompt), len(prompt), Sampling(), SeededDice(0), limit=len(tree) + 1)
-        (rows,) = target.forward([seq], [tree], HIDDEN)
+        (rows,) = target.forward(ForwardBatch([seq], [tree], HIDDEN))
         target.release(seq)
         return rows
 

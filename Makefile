@@ -3,7 +3,7 @@
 # make check   lint, format and types
 # make sanitize  the kernels' tests with address and undefined-behaviour checks
 # make valgrind  the kernels under memcheck, without Python
-# make docs    every link resolves, every working method has its page
+# make docs    links, page lengths, option tables, commands, numbers and words of the docs
 # make bench   the benchmarks that docs/results quotes; names those that lack data, peers or packages
 # make peers   environments of the libraries that forerun is measured against (docs/peers.md)
 #

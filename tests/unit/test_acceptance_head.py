@@ -187,6 +187,25 @@ def test_the_recipe_runs_whole(tmp_path):
     assert AcceptanceHead(head=str(tmp_path)).head.width == 128
 
 
+def test_a_resumed_run_learns_the_same_head(tmp_path):
+    """Labels are drawn at every step; a resumed run draws the same ones."""
+    options = {"problems": 4, "max_tokens": 24, "micro_tokens": 256, "layers": 1, "batch": 4}
+
+    def stop(title: str, share: float, note: str) -> None:
+        if title == "training" and share >= 0.5:
+            raise KeyboardInterrupt
+
+    whole, first, rest = (recipe.AcceptanceHead(max_steps=4, **options) for _ in range(3))
+    whole.train(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        first.train(tmp_path / "run", watch=stop)
+    with pytest.raises(ConfigError, match="continue it with --resume"):
+        rest.train(tmp_path / "run")
+    rest.train(tmp_path / "run", resume=True)
+    for name, p in whole.parameters().items():
+        torch.testing.assert_close(rest.parameters()[name], p, rtol=0, atol=1e-6)
+
+
 def test_the_command_trains_one(tmp_path, capsys, monkeypatch):
     from forerun.cli.main import main
 

@@ -251,3 +251,21 @@ def test_a_new_recipe_needs_no_command(tmp_path, monkeypatch, capsys):
         assert capsys.readouterr().out.splitlines()[-1] == "o aaa"
     finally:
         registry._own.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "new"),
+    [
+        ("recipes.seal", "Plan", r"Seal\(passages"),
+        ("recipes.reasoner", "run", r"Reasoner\(\.\.\.\)\.train"),
+        ("recipes.acceptance_head", "Plan", "AcceptanceHead"),
+        ("recipes.judge_head", "run", "JudgeHead"),
+        ("export", "export", "save"),
+        ("language_model", "LanguageModelRecipe", r"LanguageModel\("),
+    ],
+)
+def test_old_names_say_what_to_use(module, name, new):
+    with pytest.raises(ImportError, match=f"{name} was renamed in this release; use {new}"):
+        exec(f"from forerun.training.{module} import {name}")
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        exec(f"from forerun.training.{module} import nothing")

@@ -130,6 +130,29 @@ def test_interrupt_saves_what_was_learned(tmp_path, tokenizer):
         assert torch.equal(p, again.parameters[name]), name
 
 
+def test_a_step_that_is_interrupted_within_its_gradients_is_repeated(tmp_path, tokenizer):
+    documents, path = make_documents(tmp_path), tmp_path / "run.pt"
+    whole = make_loop(tokenizer, documents, steps=6)
+    whole.run()
+    loop = make_loop(tokenizer, documents, steps=6, checkpoint=path)
+    loss, calls = loop.recipe.loss, list[int]()
+
+    def interrupted(micro):
+        calls.append(1)
+        if len(calls) == 8:  # the second micro-batch of the fourth step
+            raise KeyboardInterrupt
+        return loss(micro)
+
+    loop.recipe.loss = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        loop.run()
+    rest = make_loop(tokenizer, documents, steps=6, checkpoint=path)
+    assert rest.resume() and rest.progress.step == 3
+    rest.run()
+    for name, p in whole.parameters.items():
+        assert torch.equal(p, rest.parameters[name]), name
+
+
 def test_failed_save_leaves_the_earlier_checkpoint(tmp_path, tokenizer, monkeypatch):
     path = tmp_path / "run.pt"
     loop = make_loop(tokenizer, make_documents(tmp_path), steps=2, checkpoint=path)

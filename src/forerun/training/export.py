@@ -17,6 +17,8 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from forerun.models.hf_load import quiet
 
+from .renamed import refuse
+
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 SPECULATORS_VERSION = "0.9.0"  # release of the library that defines these fields
 
@@ -150,3 +152,6 @@ def _clean_tokenizer_config(path: Path) -> None:
         config.pop(trace, None)
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
     path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+__getattr__ = refuse(__name__, {"export": "save(model, folder, tokenizer=...)"})

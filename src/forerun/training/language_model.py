@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrai
 
 from .data import Batches, Micro
 from .losses import cross_entropy
+from .renamed import refuse
 
 EAGER_WIDTH = (
     320  # tokens; on a CPU, plain attention trains faster than the fused kernel up to here
@@ -72,3 +73,6 @@ class LanguageModel:
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """All parameters of the model by name; tied ones once."""
         return dict(self.model.named_parameters())
+
+
+__getattr__ = refuse(__name__, {"LanguageModelRecipe": "LanguageModel(model, batches)"})

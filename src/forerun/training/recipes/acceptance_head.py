@@ -34,6 +34,7 @@ from forerun.training.losses import binary_cross_entropy
 from forerun.training.progress import Watch
 from forerun.training.recipes.base import LoopRecipe
 from forerun.training.records import read_records
+from forerun.training.renamed import refuse
 from forerun.utils.stats import auc
 
 LAST_PROBLEM = 999_999  # texts are made of this training problem and those before it
@@ -212,3 +213,8 @@ def _frozen(name: str) -> Any:
 
     model = load_whole(AutoModelForCausalLM, located(name), dtype=torch.float32)
     return model.eval().requires_grad_(False)
+
+
+__getattr__ = refuse(
+    __name__, {"Plan": "AcceptanceHead(...)", "run": "AcceptanceHead(...).train(out)"}
+)

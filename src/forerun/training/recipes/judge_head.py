@@ -24,6 +24,7 @@ from forerun.training.export import write_folder
 from forerun.training.progress import Watch, silent
 from forerun.training.recipes._judge_labels import SWAP, Tokens, label_tokens
 from forerun.training.recipes.base import Recipe
+from forerun.training.renamed import refuse
 from forerun.utils.files import write_atomically
 from forerun.utils.stats import auc
 from forerun.verifiers.judge import NAME, Head
@@ -201,3 +202,6 @@ def held_out(tokens: Tokens, folds: int) -> Iterator[np.ndarray]:
 def _save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     with path.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
+
+
+__getattr__ = refuse(__name__, {"Plan": "JudgeHead(...)", "run": "JudgeHead(...).train(out)"})

@@ -34,6 +34,7 @@ from forerun.training.problems import Problems
 from forerun.training.processes import process_group
 from forerun.training.progress import Watch, counted, silent, step_note
 from forerun.training.recipes.base import Recipe
+from forerun.training.renamed import refuse
 from forerun.utils.files import write_atomically
 
 CONTEXT, VOCAB = 1024, 768
@@ -224,3 +225,6 @@ def _line(name: str, r: Report, out: Path) -> str:
 
 def _write(path: Path, text: str) -> None:
     write_atomically(path, lambda part: Path.write_text(part, text))
+
+
+__getattr__ = refuse(__name__, {"Plan": "Reasoner(...)", "run": "Reasoner(...).train(out)"})

@@ -41,6 +41,7 @@ from forerun.training.export import save
 from forerun.training.language_model import LanguageModel, Size, build_model
 from forerun.training.progress import Watch
 from forerun.training.recipes.base import LoopRecipe
+from forerun.training.renamed import refuse
 from forerun.training.tokenizer import train_tokenizer
 
 CONTEXT, SPAN = 256, 10  # tokens; words
@@ -180,3 +181,8 @@ def _questions(passage: Passage, rng: np.random.Generator) -> Iterator[str]:
     if passage.held_out:
         yield plain(passage.held_out)
         yield cloze(passage.held_out, rng)
+
+
+__getattr__ = refuse(
+    __name__, {"Plan": "Seal(passages=...)", "run": "Seal(passages=...).train(out)"}
+)

@@ -129,7 +129,7 @@ def test_a_reward_model_scores(search: Any, tmp_path: Path) -> None:
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
-    from forerun.search.scorers import Attempt, RewardModel
+    from forerun.search._scorers import Attempt, RewardModel
 
     folder = make_tiny(tmp_path / "reward")
     torch.manual_seed(2)
@@ -156,7 +156,7 @@ def test_a_classifier_with_several_outputs_is_refused(tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForSequenceClassification
 
     from forerun.errors import ModelError
-    from forerun.search.scorers import RewardModel
+    from forerun.search._scorers import RewardModel
 
     folder = make_tiny(tmp_path / "classes")
     config = LlamaConfig(
@@ -171,7 +171,7 @@ def test_a_classifier_with_several_outputs_is_refused(tmp_path: Path) -> None:
 def test_a_language_model_is_no_reward_model(tmp_path: Path) -> None:
     """Its checkpoint has no head for a score, which transformers would make up."""
     from forerun.errors import ModelError
-    from forerun.search.scorers import RewardModel
+    from forerun.search._scorers import RewardModel
 
     with pytest.raises(ModelError, match=r"the checkpoint lacks .*score\.weight"):
         RewardModel(make_tiny(tmp_path / "tiny"))

@@ -26,8 +26,8 @@ from forerun.utils.text import counted
 
 if TYPE_CHECKING:
     from forerun.api import Model
+    from forerun.search._steps import Found
     from forerun.search.best_of import BestOf
-    from forerun.search.steps import Found
 
 NUMBERS = {"superposed": 3}  # of -n, where it is not 16
 METHODS = ("best_of", "step_beam", "dvts", "superposed")
@@ -264,8 +264,8 @@ def _options(method: str, given: dict[str, Any], is_ours: bool) -> dict[str, Any
 
 def make_scorer(spec: str, device: str = "auto") -> Any:
     """The scorer that a text names. Raises ConfigError, ModelError."""
-    from forerun.search.arithmetic import arithmetic
-    from forerun.search.scorers import Likelihood, RewardModel
+    from forerun.search._arithmetic import arithmetic
+    from forerun.search._scorers import Likelihood, RewardModel
 
     own: dict[str, Callable[[], Any]] = {
         "arithmetic": lambda: arithmetic,

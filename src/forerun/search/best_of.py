@@ -20,9 +20,9 @@ from forerun.core.sampling import Sampling
 from forerun.engine.generation import Sample
 from forerun.engine.stats import Stats
 from forerun.errors import ConfigError, UnknownName
-from forerun.search.answers import Parse, check_num, is_decided, last_answer, read, voted, weigh
-from forerun.search.scorers import AnyScorer, Attempt, Likelihood, as_scorer, score_all
-from forerun.search.session import Session
+from forerun.search._answers import Parse, check_num, is_decided, last_answer, read, voted, weigh
+from forerun.search._scorers import AnyScorer, Attempt, Likelihood, as_scorer, score_all
+from forerun.search._session import Session
 
 if TYPE_CHECKING:
     from forerun.api import Model

@@ -12,9 +12,9 @@ from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any
 
 from forerun.core.sampling import Sampling
-from forerun.search.answers import Parse, last_answer
-from forerun.search.scorers import AnyScorer
-from forerun.search.steps import Found, Options, search
+from forerun.search._answers import Parse, last_answer
+from forerun.search._scorers import AnyScorer
+from forerun.search._steps import Found, Options, search
 
 if TYPE_CHECKING:
     from forerun.api import Model

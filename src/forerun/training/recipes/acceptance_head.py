@@ -22,8 +22,8 @@ from forerun.controllers.acceptance_head import NAME
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError
 from forerun.models.paths import located
+from forerun.tasks._reasoning_world import MIX
 from forerun.tasks.reasoning import ReasoningTask
-from forerun.tasks.reasoning_world import MIX
 from forerun.training.data import (
     Batches,
     Documents,

@@ -36,8 +36,8 @@ from forerun.core.tree import Tree, TreeBuilder, chain
 from forerun.errors import ConfigError, DataError
 from forerun.models.load import load_target
 from forerun.models.paths import located
+from forerun.tasks._reasoning_world import MIX
 from forerun.tasks.reasoning import Example, ReasoningTask
-from forerun.tasks.reasoning_world import MIX
 from forerun.training.plans import check_plan, write_plan
 from forerun.utils.stats import auc
 from forerun.verifiers.judge import NAME, Head

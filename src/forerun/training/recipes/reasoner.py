@@ -21,7 +21,7 @@ from forerun.core.sampling import Sampling
 from forerun.drafters.draft_model import DraftModel
 from forerun.errors import ConfigError
 from forerun.models.draft_link import name_companion
-from forerun.tasks.reasoning_world import MIX
+from forerun.tasks._reasoning_world import MIX
 from forerun.training.data import Batches
 from forerun.training.evaluate import Report, evaluate, measure_tau
 from forerun.training.export import export

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from forerun.core.records import Sequence
 from forerun.engine.stats import Stats
 from forerun.errors import ConfigError, UnknownName
-from forerun.search.answers import Parse, check_num, read, voted, weigh
-from forerun.search.scorers import AnyScorer, Attempt, as_scorer, score_all
-from forerun.search.session import Session, as_delimiters
+from forerun.search._answers import Parse, check_num, read, voted, weigh
+from forerun.search._scorers import AnyScorer, Attempt, as_scorer, score_all
+from forerun.search._session import Session, as_delimiters
 
 if TYPE_CHECKING:
     from forerun.api import Model

@@ -231,6 +231,19 @@ def check_needed(
             )
 
 
+def check_options(kind: str, spec: str, *, here: bool = True) -> None:
+    """Refuses what a method can refuse before it is made: its class may have `check_options`.
+
+    Unless it is made `here`, options that name files are left out.
+    """
+    cls, given = resolve(kind, spec)
+    check_needed(kind, parse(spec)[0], given, options(cls))
+    check = getattr(cls, "check_options", None)
+    if check is not None:
+        paths = set() if here else named(cls).keys()
+        check(**{option: value for option, value in given.items() if option not in paths})
+
+
 def parse(spec: str) -> tuple[str, dict[str, str]]:
     """Splits "name:key=value,key=value" into the name and the texts of its options.
 
@@ -282,14 +295,14 @@ def _value(text: str, parameter: inspect.Parameter) -> Any:
     inner = next((kind for kind in kinds if kind.startswith("tuple")), None)
     if inner:
         with suppress(ValueError):
-            return tuple(map(_piece_type(inner), text.split("+")))
+            return tuple(map(piece_type(inner), text.split("+")))
     plain = {"bool", "int", "float", "None", inner}
     if not plain.issuperset(kinds):
         return text
     raise ValueError(f"option {parameter.name} takes {_in_words(kinds)}, got {text!r}")
 
 
-def _piece_type(kind: str) -> type:
+def piece_type(kind: str) -> type:
     """What the pieces of a tuple are."""
     if "int" in kind or "TokenId" in kind:
         return int
@@ -301,7 +314,7 @@ def _in_words(kinds: list[str]) -> str:
     words = {"bool": "true or false", "int": "a whole number", "float": "a number", "None": "none"}
     found = [text for kind, text in words.items() if kind in kinds]
     if inner := next((kind for kind in kinds if kind.startswith("tuple")), None):
-        is_whole = _piece_type(inner) is int
+        is_whole = piece_type(inner) is int
         found.append(
             "whole numbers joined by + (4+3+2)" if is_whole else "numbers joined by + (0.5+0.1)"
         )

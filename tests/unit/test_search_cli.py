@@ -104,9 +104,9 @@ def test_out_keeps_a_line_per_prompt(search: Any, tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["--method", "bem"], "did you mean 'step_beam'|unknown search method"),
-        (["--method", "dvts"], "needs --scorer, one of arithmetic"),
+        (["--method", "dvts"], "dvts needs a scorer, one of arithmetic"),
         (["--method", "dvts", "--scorer", "arithmetic", "--early-stop"], "--early-stop belongs"),
-        (["--step-tokens", "4"], "--step-tokens belongs to --method step_beam and dvts"),
+        (["--step-tokens", "4"], "--step-tokens belongs to dvts, step_beam, not to best_of"),
         (["--scorer", "aritmetic"], "did you mean 'arithmetic'"),
         (["--scorer", "nowhere:score"], "MODULE:FUNCTION"),
         (["--scorer", "reward:nowhere/at/all"], "no model folder"),

@@ -65,7 +65,7 @@ def load(name: str | None) -> Any:
     if hasattr(module, "app"):
         return typer.main.get_command(module.app)
     function = module.command
-    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single = typer.Typer(add_completion=False, rich_markup_mode="rich")
     single.command(name, help=function.__doc__ or COMMANDS[str(name)])(function)
     return typer.main.get_command(single)
 

@@ -139,7 +139,11 @@ def _not_built(kind: str, name: str) -> UnknownName | None:
             f"(`forerun methods {row.name}`); {hint}"
         )
     if row := catalog.find(name):
-        if row.parts and all(is_registered(*part) for part in row.parts.items()):
+        if (
+            row.parts
+            and "search" not in row.parts
+            and all(is_registered(*part) for part in row.parts.items())
+        ):
             hint = "use " + " ".join(f"--{part} {spec}" for part, spec in row.parts.items())
         return UnknownName(
             f"{name!r} is no {kind}, but a system that the catalog lists as {row.state}: "

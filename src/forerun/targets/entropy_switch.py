@@ -71,6 +71,7 @@ class EntropySwitch(Target):
     large one. Raises ConfigError unless both share a vocabulary.
     """
 
+    is_stateful = True  # which model speaks depends on the tokens that were committed
     gives = frozenset[str]()  # hidden rows of two models do not compare; whose turn is it behind?
 
     def __init__(

@@ -287,7 +287,7 @@ def _typed(text: str, parameter: inspect.Parameter) -> Any:
 
 def _value(text: str, parameter: inspect.Parameter) -> Any:
     """The text as one of the types that the parameter is annotated with; a tuple is a+b+c."""
-    kinds = [kind.strip() for kind in str(parameter.annotation).split("|")]
+    kinds = type_names(parameter)
     if "None" in kinds and text.lower() == "none":
         return None
     if "bool" in kinds and text.lower() in WORDS:
@@ -304,6 +304,13 @@ def _value(text: str, parameter: inspect.Parameter) -> Any:
     if not plain.issuperset(kinds):
         return text
     raise ValueError(f"option {parameter.name} takes {_in_words(kinds)}, got {text!r}")
+
+
+def type_names(parameter: inspect.Parameter) -> list[str]:
+    """The types of an annotation as written, "int | None" as ["int", "None"]."""
+    given = parameter.annotation
+    text = given.__name__ if isinstance(given, type) else str(given)  # written as text by us
+    return [kind.strip() for kind in text.split("|")]
 
 
 def piece_type(kind: str) -> type:

@@ -181,7 +181,7 @@ def test_compiling_is_announced_once_and_only_if_it_happens(tmp_path: Path) -> N
     for name in ("foreign", "kernels_of_ours"):
         (tmp_path / f"{name}.py").write_text(KERNELS)
     code = (
-        f"import sys, forerun; sys.path.append({str(tmp_path)!r}); from forerun import compiled; "
+        f"import sys, forerun; sys.path.append({str(tmp_path)!r}); from forerun.utils import jit_cache as compiled; "
         f"forerun.__path__.append({str(tmp_path)!r}); "
         "compiled.watch(print); compiled.watch(lambda text: print('again', text)); "
         "import foreign; foreign.thrice(1); print('so far'); "
@@ -226,7 +226,7 @@ def test_a_mixture_is_compiled_when_it_is_made(
     """Before the clock of `generate` runs."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     code = (
-        "import numpy as np; from forerun import compiled; "
+        "import numpy as np; from forerun.utils import jit_cache as compiled; "
         "from forerun.constraints.infini import InfiniMix, Index; "
         "watch = compiled.watch(str); index = Index.of([[0, 1, 2, 0, 1]]); "
         "before = watch.num_compiled; mix = InfiniMix(index); made = watch.num_compiled; "

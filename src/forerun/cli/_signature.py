@@ -168,7 +168,7 @@ def _parameter(option: inspect.Parameter, text: str, more: str | None, panel: st
 
 def _type(option: inspect.Parameter) -> tuple[Any, bool]:
     """The type of an option's values, and whether there are several of them."""
-    kinds = [kind.strip() for kind in str(option.annotation).split("|")]
+    kinds = registry.type_names(option)
     inner = next((kind for kind in kinds if kind.startswith("tuple")), None)
     if inner:
         return registry.piece_type(inner), True

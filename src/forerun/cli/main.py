@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from forerun import __version__, registry
+from forerun import __version__
 from forerun.cli import _stdio as streams
 from forerun.cli._click_group import Commands
 from forerun.cli._signals import ending_dropped, interrupted, kin_of_ctrl_c
@@ -55,6 +55,8 @@ class Group(Commands):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """All but commands for a kind without methods."""
+        from forerun import registry
+
         return [name for name in COMMANDS if name not in OF_KIND or registry.names(OF_KIND[name])]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

@@ -22,8 +22,7 @@ from forerun.assets import embedded
 from forerun.drafters.draft_model import DraftModel
 from forerun.engine.stats import Stats
 from forerun.models.load import load_target
-from forerun.tasks.reasoning import ReasoningTask
-from forerun.tasks.reasoning_world import MIX
+from forerun.tasks.reasoning import MIX, ReasoningTask
 
 FIRST_SEED = 630_000  # problems of this benchmark
 FIXED = tuple(f"fixed:nodes={k},depth={k}" for k in range(1, 9))

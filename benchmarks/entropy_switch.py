@@ -25,8 +25,7 @@ from forerun.api import Model
 from forerun.bench.switching import RandomSwitch, Score, gap, score, traces
 from forerun.bench.theory import pass_cost
 from forerun.targets.entropy_switch import LARGE, SMALL, EntropySwitch
-from forerun.tasks.reasoning import ReasoningTask
-from forerun.tasks.reasoning_world import MIX
+from forerun.tasks.reasoning import MIX, ReasoningTask
 from forerun.utils.stats import auc
 
 FIRST_SEED = 620_000  # problems of this benchmark

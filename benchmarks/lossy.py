@@ -33,8 +33,7 @@ from forerun.core.sampling import Sampling
 from forerun.core.tree import IID, Proposal, Tree, TreeBuilder
 from forerun.drafters.draft_model import DraftModel
 from forerun.models.load import load_target
-from forerun.tasks.reasoning import ReasoningTask
-from forerun.tasks.reasoning_world import MIX
+from forerun.tasks.reasoning import MIX, ReasoningTask
 
 FIRST_SEED = 700_000  # held-out problems of this benchmark
 EXACT = "speculative"

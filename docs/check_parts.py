@@ -99,7 +99,7 @@ def undocumented(methods: list[Path]) -> list[str]:
 
     tables = {page.stem: _tables(page) for page in methods}
     own = {name for found in tables.values() for name in found}
-    kinds = {package.rpartition(".")[2]: kind for kind, (package, _) in registry.KINDS.items()}
+    kinds = {package.rpartition(".")[2]: kind for kind, (package, *_) in registry.KINDS.items()}
     wrong = set()
     for row in catalog.rows():
         files = (file.split("/") for file in row.files if row.state != catalog.MISSING)

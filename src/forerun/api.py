@@ -67,6 +67,7 @@ class Model:
     ) -> None:
         self.target, self.tokenizer, self.name, self.device = target, tokenizer, name, device
         self._drafters: dict[str, Drafter] = {}
+        self._constraints: dict[str, Shaper] = {}
         self._making = Lock()  # of drafters: each is made once
         self._told: set[str] = set()  # verifiers that were warned of
         self._knows_form = False  # whether the user was warned of a prompt in another form
@@ -129,6 +130,7 @@ class Model:
         drafter: str | Drafter = registry.DRAFTER,
         verifier: str | Verifier = registry.VERIFIER,
         controller: str | Controller = registry.CONTROLLER,
+        constraint: str | Shaper | Many[str | Shaper] = (),
         shapers: Many[Shaper] = (),
         batch: int | None = None,
         tenant: str = "",
@@ -143,6 +145,8 @@ class Model:
         drafter learns from run to run. Prompts with a seed learn within their run only, if the
         drafter is given by a name that was not given to `memory` (and does not say
         `scope=global`): the same call then drafts the same again.
+        constraint: what changes the model's distribution, likewise by name ("corpus:index=FILE")
+        or as an object; or several, which apply in their order, after those of `shapers`.
         batch: most sequences that run at once; unless told 16, or fewer where there is no room. A
         pass over several costs little more than over one, but drafts learn less from each other.
         tenant: whose prompts these are, for memories that are kept apart by tenant.
@@ -151,7 +155,8 @@ class Model:
         """
         unknown = [name for name in overrides if name not in Sampling.__dataclass_fields__]
         if unknown:
-            known = {*Sampling.__dataclass_fields__, "drafter", "verifier", "controller", "batch"}
+            own = {"drafter", "verifier", "controller", "constraint", "batch"}
+            known = {*Sampling.__dataclass_fields__, *own}
             raise UnknownName.of("option", unknown[0], known)
         if batch is not None and not (_is_whole(batch) and batch >= 1):
             raise ConfigError(
@@ -182,6 +187,9 @@ class Model:
             heard.append(record_logprobs)
         heard += [on_step, recorder] if on_step else [recorder]
         chosen = self.drafter(drafter)
+        single = isinstance(constraint, str | Shaper)
+        named = [constraint] if single else constraint  # type: ignore[list-item]
+        shapers = [*shapers, *map(self.constraint, named)]  # type: ignore[arg-type]
         engine = self._engine(chosen, verifier, controller, shapers, heard, batch)
         is_lent = isinstance(drafter, str) and tenant not in getattr(chosen, "kept", ())
         how: dict[str, Any] = {"numbers": numbers, "tenant": tenant, "is_lent": is_lent}
@@ -266,6 +274,17 @@ class Model:
                 if spec not in self._drafters:
                     self._drafters[spec] = registry.make("drafter", spec, **self.offers)
         return self._drafters[spec]
+
+    def constraint(self, spec: str | Shaper) -> Shaper:
+        """The constraint of a name; the same object for the same text: files are read once."""
+        if not isinstance(spec, str):
+            _check_role("constraint", spec, Shaper)
+            return spec
+        with self._making:
+            if spec not in self._constraints:
+                made = registry.make("constraint", spec, tokenizer=self.tokenizer)
+                self._constraints[spec] = made
+            return self._constraints[spec]
 
     def memory(
         self, path: Path | str, *, drafter: str | Drafter = registry.DRAFTER, tenant: str = ""

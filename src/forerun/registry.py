@@ -1,12 +1,14 @@
 """From a name to the class in the file of that name; nothing is imported before it is asked for.
 
 `get("drafter", "stand")` imports `forerun.drafters.stand` and returns its one public Drafter. Other
-packages join through the entry point groups `forerun.drafters`, `forerun.verifiers` and so on.
+packages register methods by entry points; `KINDS` names the group of each kind.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import re
@@ -14,8 +16,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from forerun import catalog
 from forerun.errors import ConfigError, UnknownName
@@ -36,20 +39,44 @@ OFFERED = frozenset({"tokenizer", "device", "target"})  # what a model has for a
 UNWRITTEN = frozenset({"tokenizer", "target"})  # of that, what no text can stand for
 LARGEST = 2**31 - 1  # of the numbers that options take: kernels count in 32 bits
 BATCH = 16  # sequences at once: a pass over sixteen rows costs half more than one over one
+
+
+class Kind(NamedTuple):
+    """Where the methods of a kind are found."""
+
+    package: str  # each public module is a method
+    role: str  # MODULE:CLASS, the base class or protocol of the methods
+    group: str  # entry point group of other packages
+
+
+_ROLES = "forerun.core.roles"
 KINDS = {
-    "drafter": ("forerun.drafters", "Drafter"),
-    "grower": ("forerun.growers", "Grower"),
-    "verifier": ("forerun.verifiers", "Verifier"),
-    "controller": ("forerun.controllers", "Controller"),
-    "target": ("forerun.targets", "Target"),
-    "recipe": ("forerun.training.recipes", "Recipe"),
+    "drafter": Kind("forerun.drafters", f"{_ROLES}:Drafter", "forerun.drafters"),
+    "grower": Kind("forerun.growers", f"{_ROLES}:Grower", "forerun.growers"),
+    "verifier": Kind("forerun.verifiers", f"{_ROLES}:Verifier", "forerun.verifiers"),
+    "controller": Kind("forerun.controllers", f"{_ROLES}:Controller", "forerun.controllers"),
+    "constraint": Kind("forerun.constraints", f"{_ROLES}:Shaper", "forerun.constraints"),
+    "target": Kind("forerun.targets", f"{_ROLES}:Target", "forerun.targets"),
+    "search": Kind("forerun.search", "forerun.search.base:Search", "forerun.searches"),
+    "recipe": Kind(
+        "forerun.training.recipes", "forerun.training.recipes.base:Recipe", "forerun.recipes"
+    ),
+    "pruner": Kind("forerun.compression", "forerun.compression.base:Pruner", "forerun.pruners"),
+    "task": Kind("forerun.tasks", "forerun.tasks.base:Task", "forerun.tasks"),
 }
 
 
 def names(kind: str) -> list[str]:
-    """All registered names of a kind, without importing any of them."""
-    package = KINDS[kind][0]
-    return sorted({*_own(package), *_foreign(package)})
+    """All registered names of a kind, without importing any of them. Raises UnknownName."""
+    found = kind_of(kind)
+    return sorted({*_own(found.package), *_foreign(found.group)})
+
+
+def kind_of(name: str) -> Kind:
+    """The kind of a name. Raises UnknownName with the nearest."""
+    if name not in KINDS:
+        raise UnknownName.of("kind", name, KINDS)
+    return KINDS[name]
 
 
 def is_registered(kind: str, spec: str) -> bool:
@@ -61,36 +88,41 @@ def is_registered(kind: str, spec: str) -> bool:
 
 def get(kind: str, name: str) -> type:
     """The class that implements `name`. Raises UnknownName: its state, or the nearest names."""
-    package, role = KINDS[kind]
-    if entry := _foreign(package).get(name):
+    found = kind_of(kind)
+    if entry := _foreign(found.group).get(name):
         return entry.load()
     if name not in names(kind):
         raise _not_built(kind, name) or UnknownName.of(
-            kind, name, names(kind), "`forerun methods` lists all"
+            kind, name, names(kind), f"`forerun methods --kind {kind}` lists all"
         )
-    return _class(package, name, role)
+    return _class(found.package, name, found.role)
+
+
+def summary(kind: str, name: str) -> str:
+    """What a method is in one line: the first paragraph of its module, which is not imported."""
+    entry = _foreign(kind_of(kind).group).get(name)
+    spec = importlib.util.find_spec(entry.module if entry else f"{KINDS[kind].package}.{name}")
+    text = Path(spec.origin).read_text("utf-8") if spec and spec.origin else ""
+    doc = ast.get_docstring(ast.parse(text)) or ""
+    return " ".join(doc.partition("\n\n")[0].split())
 
 
 @cache
 def _class(package: str, name: str, role: str) -> type:
     """The one public class of that role in a module of ours."""
     module = importlib.import_module(f"{package}.{name}")
-    base = _role(package, role)
+    home, _, title = role.partition(":")
+    base = getattr(importlib.import_module(home), title)
     found = [
         thing
         for thing in vars(module).values()
         if inspect.isclass(thing)
-        and issubclass(thing, base)
+        and thing.__name__[0] != "_"
         and thing.__module__ == module.__name__
+        and issubclass(thing, base)
     ]
-    assert len(found) == 1, f"{module.__name__} must define one public {role}, has {found}"
+    assert len(found) == 1, f"{module.__name__} must define one public {title}, has {found}"
     return found[0]
-
-
-def _role(package: str, role: str) -> type:
-    """The class of a role: of `core.roles`, or of the package's own `base`."""
-    roles = importlib.import_module("forerun.core.roles")
-    return getattr(roles, role, None) or getattr(importlib.import_module(f"{package}.base"), role)
 
 
 def _not_built(kind: str, name: str) -> UnknownName | None:
@@ -99,14 +131,19 @@ def _not_built(kind: str, name: str) -> UnknownName | None:
         return None  # "did you mean" says more
     if (kind, name) == ("drafter", "plain"):  # as benchmarks call it
         return UnknownName("unknown drafter 'plain'; plain decoding is drafter 'none'")
-    hint = f"{kind}s that work: {', '.join(names(kind))}"
-    if row := catalog.owner(f"{kind}s/{name}"):
+    hint = f"{kind}s that work: {', '.join(names(kind)) or 'none yet'}"
+    folder = kind_of(kind).package.removeprefix("forerun.").replace(".", "/")
+    if row := catalog.owner(f"{folder}/{name}"):
         return UnknownName(
             f"{kind} {name!r} is not built yet: the catalog lists {row.title} as {row.state} "
             f"(`forerun methods {row.name}`); {hint}"
         )
     if row := catalog.find(name):
-        if row.parts and all(is_registered(*part) for part in row.parts.items()):
+        if (
+            row.parts
+            and "search" not in row.parts
+            and all(is_registered(*part) for part in row.parts.items())
+        ):
             hint = "use " + " ".join(f"--{part} {spec}" for part, spec in row.parts.items())
         return UnknownName(
             f"{name!r} is no {kind}, but a system that the catalog lists as {row.state}: "
@@ -124,16 +161,16 @@ def _own(package: str) -> frozenset[str]:
 
 @cache
 def _foreign(group: str) -> dict[str, EntryPoint]:
-    """Parts that other installed packages offer; read once, it takes milliseconds."""
+    """Methods of other installed packages; read once, it takes milliseconds."""
     return {entry.name: entry for entry in entry_points(group=group)}
 
 
 @cache
 def options(cls: type) -> Mapping[str, inspect.Parameter]:
-    """The options of a part: the keyword arguments of its constructor."""
+    """The options of a part: the named arguments of its constructor."""
     parameters = inspect.signature(cls).parameters.values()
-    kept = {p.name: p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-    return MappingProxyType(kept)
+    named = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return MappingProxyType({p.name: p for p in parameters if p.kind in named})
 
 
 def written(cls: type) -> dict[str, inspect.Parameter]:
@@ -203,11 +240,24 @@ def check_needed(
 ) -> None:
     """Raises ConfigError where an option without a default is not given."""
     for option, parameter in known.items():
-        if parameter.default is parameter.empty and option not in given:
+        if option not in UNWRITTEN and parameter.default is parameter.empty and option not in given:
             raise ConfigError(
                 f"{kind} {name!r} needs {option}; write {name}:{option}=VALUE "
                 f"(`forerun methods {name}`)"
             )
+
+
+def check_options(kind: str, spec: str, *, here: bool = True) -> None:
+    """Refuses what a method can refuse before it is made: its class may have `check_options`.
+
+    Unless it is made `here`, options that name files are left out.
+    """
+    cls, given = resolve(kind, spec)
+    check_needed(kind, parse(spec)[0], given, options(cls))
+    check = getattr(cls, "check_options", None)
+    if check is not None:
+        paths = set() if here else named(cls).keys()
+        check(**{option: value for option, value in given.items() if option not in paths})
 
 
 def parse(spec: str) -> tuple[str, dict[str, str]]:
@@ -249,7 +299,7 @@ def _typed(text: str, parameter: inspect.Parameter) -> Any:
 
 def _value(text: str, parameter: inspect.Parameter) -> Any:
     """The text as one of the types that the parameter is annotated with; a tuple is a+b+c."""
-    kinds = [kind.strip() for kind in str(parameter.annotation).split("|")]
+    kinds = type_names(parameter)
     if "None" in kinds and text.lower() == "none":
         return None
     if "bool" in kinds and text.lower() in WORDS:
@@ -261,18 +311,34 @@ def _value(text: str, parameter: inspect.Parameter) -> Any:
     inner = next((kind for kind in kinds if kind.startswith("tuple")), None)
     if inner:
         with suppress(ValueError):
-            is_whole = "int" in inner or "TokenId" in inner
-            return tuple(int(piece) if is_whole else piece for piece in text.split("+"))
-    plain = {"bool", "int", "float", "None"}
-    if not inner and not plain.issuperset(kinds):
+            return tuple(map(piece_type(inner), text.split("+")))
+    plain = {"bool", "int", "float", "None", inner}
+    if not plain.issuperset(kinds):
         return text
     raise ValueError(f"option {parameter.name} takes {_in_words(kinds)}, got {text!r}")
+
+
+def type_names(parameter: inspect.Parameter) -> list[str]:
+    """The types of an annotation as written, "int | None" as ["int", "None"]."""
+    given = parameter.annotation
+    text = given.__name__ if isinstance(given, type) else str(given)  # written as text by us
+    return [kind.strip() for kind in text.split("|")]
+
+
+def piece_type(kind: str) -> type:
+    """What the pieces of a tuple are."""
+    if "int" in kind or "TokenId" in kind:
+        return int
+    return float if "float" in kind else str
 
 
 def _in_words(kinds: list[str]) -> str:
     """What may be written for a parameter of these types."""
     words = {"bool": "true or false", "int": "a whole number", "float": "a number", "None": "none"}
     found = [text for kind, text in words.items() if kind in kinds]
-    if any(kind.startswith("tuple") for kind in kinds):
-        found.append("whole numbers joined by + (4+3+2)")
+    if inner := next((kind for kind in kinds if kind.startswith("tuple")), None):
+        is_whole = piece_type(inner) is int
+        found.append(
+            "whole numbers joined by + (4+3+2)" if is_whole else "numbers joined by + (0.5+0.1)"
+        )
     return " or ".join(found)

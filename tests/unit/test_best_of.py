@@ -12,7 +12,7 @@ import forerun
 from forerun.api import Model
 from forerun.errors import ConfigError, UnknownName
 from forerun.runner import kv_cache as cache_module
-from forerun.search.answers import is_decided, last_answer, pattern, weigh
+from forerun.search._answers import is_decided, last_answer, pattern, weigh
 from forerun.search.best_of import NoSampleLeft, best_of
 
 FEW = {"max_new_tokens": 12, "temperature": 0.8, "seed": 3}

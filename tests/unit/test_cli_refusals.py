@@ -95,7 +95,7 @@ from forerun.errors import CapacityError
         (["demo", "--drafter", "none"], "plain decoding"),
         (["verify", "--verifier", "greedy"], "verifier 'greedy' needs temperature 0, got 1.0"),
         (["search", *CAT, "--verifier", "k_seq"], "k_seq judges iid drafts, but drafter 'auto'"),
-        (["search", *CAT, "-n", "0"], "-n must be at least 1, got 0"),
+        (["search", *CAT, "-n", "0"], "n must be a whole number from 1 to 65536, got 0"),
         (["search", *CAT, "--batch", "0"], "--batch must be in 1..2147483647, got 0"),
         (["search", *CAT, "-m", "./nowhere"], "there is no model folder ./nowhere"),
         (["search", *CAT, "-m", "./nowhere", "--scorer", "reward:./gone"], "folder ./nowhere"),

@@ -75,7 +75,10 @@ def test_a_huge_number_of_samples_comes_piece_by_piece(
 
 def test_a_search_over_more_than_it_can_hold_is_refused(call: Call) -> None:
     status, _, err = call("search", *CAT, "-n", 99_999_999)
-    assert status == 2 and "-n must be at most 65536, got 99999999: a search holds all" in err
+    assert (
+        status == 2
+        and "n must be a whole number from 1 to 65536, got 99999999: a search holds all" in err
+    )
 
 
 def stop(*_: Any, **__: Any) -> Any:
@@ -102,14 +105,14 @@ def test_ctrl_c_before_the_first_result_is_no_error(
 def test_search_keeps_the_prompts_that_were_finished(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forerun.cli import search
+    from forerun.search.best_of import BestOfN
 
-    whole, out = search._run, tmp_path / "found.jsonl"
+    whole, out = BestOfN.run, tmp_path / "found.jsonl"
 
-    def run(method: str, model: Any, prompt: Any, how: dict[str, Any]) -> Any:
-        return stop() if how["prompt_index"] else whole(method, model, prompt, how)
+    def run(search: Any, model: Any, prompt: Any, **how: Any) -> Any:
+        return stop() if how["prompt_index"] else whole(search, model, prompt, **how)
 
-    monkeypatch.setattr(search, "_run", run)
+    monkeypatch.setattr(BestOfN, "run", run)
     words = (*CAT, "-p", "the dog", "-n", 2, "--select", "likelihood", "--max-new-tokens", 2)
     status, _, err = call("search", *words, "--out", out)
     assert status == 130 and len(out.read_text().splitlines()) == 1

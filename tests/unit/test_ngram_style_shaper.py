@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import forerun
-from forerun.cli import style as options
 from forerun.cli.main import main
 from forerun.constraints.ngram_style import NgramStyle
 from forerun.core.dice import SeededDice
@@ -175,8 +174,3 @@ def test_the_command_refuses_bad_styles(text: Path, capsys: pytest.CaptureFixtur
     ):
         assert main([*call, *more]) != 0
         assert words in " ".join(capsys.readouterr().err.split())
-
-
-def test_the_command_and_the_class_agree_on_what_is_unasked() -> None:
-    shaper = NgramStyle(MODEL)
-    assert (shaper.strength, shaper.form) == (options.STRENGTH, options.FORM)

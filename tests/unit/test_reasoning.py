@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.errors import ConfigError
+from forerun.tasks._reasoning_text import Style, _middle, _near, _places
+from forerun.tasks._reasoning_words import vary
+from forerun.tasks._reasoning_world import LEVELS, MIX
 from forerun.tasks.base import Task
 from forerun.tasks.reasoning import ReasoningTask, read_answer
-from forerun.tasks.reasoning_text import Style, _middle, _near, _places
-from forerun.tasks.reasoning_words import vary
-from forerun.tasks.reasoning_world import LEVELS, MIX
 from forerun.training.tokenizer import train_tokenizer
 
 CHAIN = re.compile(r"[\d(][\d ()*x+/-]*(?: = [\d(][\d ()*x+/-]*)+")

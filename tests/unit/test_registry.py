@@ -39,7 +39,7 @@ def test_a_near_miss_names_the_nearest_and_the_listing():
         registry.get("verifier", "recursiv")
     assert "unknown verifier 'recursiv'" in str(caught.value)
     assert "did you mean 'recursive'" in str(caught.value)
-    assert "`forerun methods` lists all" in str(caught.value)
+    assert "`forerun methods --kind verifier` lists all" in str(caught.value)
 
 
 def test_plain_decoding_is_named():

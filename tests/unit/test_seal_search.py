@@ -24,8 +24,8 @@ from forerun.retrieval.passages import (
 )
 from forerun.retrieval.ranking import Grams, Hits, first_stage, full_score, occurrences
 from forerun.retrieval.seal import Options, Seal, Within, spoken
+from forerun.retrieval.token_beam import Free, beam_search
 from forerun.retrieval.weights import cover, weights
-from forerun.search.beam import Free, beam_search
 from forerun.training.language_model import Size, build_model
 from forerun.training.recipes.seal import make_tokenizer
 

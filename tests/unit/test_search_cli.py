@@ -104,9 +104,9 @@ def test_out_keeps_a_line_per_prompt(search: Any, tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["--method", "bem"], "did you mean 'step_beam'|unknown search method"),
-        (["--method", "dvts"], "needs --scorer, one of arithmetic"),
+        (["--method", "dvts"], "dvts needs a scorer, one of arithmetic"),
         (["--method", "dvts", "--scorer", "arithmetic", "--early-stop"], "--early-stop belongs"),
-        (["--step-tokens", "4"], "--step-tokens belongs to --method step_beam and dvts"),
+        (["--step-tokens", "4"], "--step-tokens belongs to dvts, step_beam, not to best_of"),
         (["--scorer", "aritmetic"], "did you mean 'arithmetic'"),
         (["--scorer", "nowhere:score"], "MODULE:FUNCTION"),
         (["--scorer", "reward:nowhere/at/all"], "no model folder"),
@@ -129,7 +129,7 @@ def test_a_reward_model_scores(search: Any, tmp_path: Path) -> None:
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
-    from forerun.search.scorers import Attempt, RewardModel
+    from forerun.search._scorers import Attempt, RewardModel
 
     folder = make_tiny(tmp_path / "reward")
     torch.manual_seed(2)
@@ -156,7 +156,7 @@ def test_a_classifier_with_several_outputs_is_refused(tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForSequenceClassification
 
     from forerun.errors import ModelError
-    from forerun.search.scorers import RewardModel
+    from forerun.search._scorers import RewardModel
 
     folder = make_tiny(tmp_path / "classes")
     config = LlamaConfig(
@@ -171,7 +171,7 @@ def test_a_classifier_with_several_outputs_is_refused(tmp_path: Path) -> None:
 def test_a_language_model_is_no_reward_model(tmp_path: Path) -> None:
     """Its checkpoint has no head for a score, which transformers would make up."""
     from forerun.errors import ModelError
-    from forerun.search.scorers import RewardModel
+    from forerun.search._scorers import RewardModel
 
     with pytest.raises(ModelError, match=r"the checkpoint lacks .*score\.weight"):
         RewardModel(make_tiny(tmp_path / "tiny"))

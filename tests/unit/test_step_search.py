@@ -16,11 +16,11 @@ from forerun.api import Model
 from forerun.core.sampling import Sampling
 from forerun.drafters.stand import Stand
 from forerun.errors import ConfigError, UnknownName
-from forerun.search.arithmetic import arithmetic, numbers, value
+from forerun.search._arithmetic import arithmetic, numbers, value
+from forerun.search._session import Session
+from forerun.search._steps import BranchesLost, by_rank
 from forerun.search.dvts import dvts
-from forerun.search.session import Session
 from forerun.search.step_beam import step_beam
-from forerun.search.steps import BranchesLost, by_rank
 
 METHODS = {"step_beam": step_beam, "dvts": dvts}
 PROMPT = "one two three four five six seven eight nine ten and then"
@@ -208,7 +208,7 @@ def test_negative_scores_cannot_weigh_votes(model: Model) -> None:
 
 
 def test_likelihood_is_a_scorer_too(model: Model) -> None:
-    from forerun.search.scorers import Likelihood
+    from forerun.search._scorers import Likelihood
 
     found = dvts(model, PROMPT, scorer=Likelihood(), n=4, width=2, select="score", **FEW)
     chosen, prompt = found.chosen, len(found.tree[0].tokens)

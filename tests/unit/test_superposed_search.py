@@ -281,14 +281,13 @@ def test_the_command(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(("lines", "is_tiny"), [(54, True), (55, False)])  # 7 tokens a line
 def test_a_tiny_corpus_is_warned_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: int, is_tiny: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, lines: int, is_tiny: bool
 ) -> None:
     file = tmp_path / "corpus.txt"
     file.write_text("Anna has 3 apples.\n" * lines)
     call = ["search", "--method", "superposed", "-p", PROMPT, "--max-new-tokens", "3"]
     assert main([*call, "--ngrams", str(file)]) == 0
-    told = "it has never seen most of the 768 ids" in capsys.readouterr().err
-    assert told == is_tiny
+    assert ("it has never seen most of the 768 ids" in caplog.text) == is_tiny
 
 
 def test_the_corpus_may_be_a_pipe_or_at_home(
@@ -310,14 +309,17 @@ def test_the_command_refuses(text: Path, capsys: pytest.CaptureFixture[str]) -> 
     call = ["search", "-p", PROMPT]
     mine = [*call, "--method", "superposed"]
     for words, said in (
-        (mine, "--method superposed needs --ngrams FILE"),
+        (mine, "superposed needs ngrams, a text or a saved n-gram model"),
         ([*mine, "--ngrams", str(text), "-n", "-3"], "(-n) at once, and k must be at least 2"),
-        ([*mine, "--ngrams", str(text), "--seed", "3"], "--seed changes nothing with --method"),
+        (
+            [*mine, "--ngrams", str(text), "--seed", "3"],
+            "not to superposed",
+        ),
         ([*mine, "--ngrams", str(text), "--ngram-weight", "2"], "must be in [0, 1], got 2.0"),
-        ([*mine, "--ngrams", "no/such.txt"], "--ngrams: there is no file no/such.txt"),
+        ([*mine, "--ngrams", "no/such.txt"], "ngrams: there is no file no/such.txt"),
         ([*mine, "--ngrams", str(text.parent)], "is a folder; give the files in it"),
         ([*mine, "--ngrams", str(text), "--scorer", "arithmetic"], "--scorer"),
-        ([*call, "--ngrams", str(text)], "--ngrams belongs to --method superposed"),
+        ([*call, "--ngrams", str(text)], "--ngrams belongs to superposed, not to best_of"),
     ):
         assert main(words) != 0
         assert said in " ".join(capsys.readouterr().err.split())

@@ -8,8 +8,8 @@ import pytest
 
 from forerun.errors import ConfigError, DataError, UnknownName
 from forerun.tasks import get_task, is_file, task_names
+from forerun.tasks._prose import REPORT, STORY, Scene, similarity
 from forerun.tasks.base import Example, Task, plain_text, prepare
-from forerun.tasks.base_prose import REPORT, STORY, Scene, similarity
 from forerun.tasks.code import body_of, same
 
 GENERATED = (
@@ -57,7 +57,7 @@ def test_reasoning_is_measured_on_held_out_problems():
         ("reasonning", UnknownName, "did you mean 'reasoning'"),
         ("base", UnknownName, "unknown task"),
         ("needles:length=5", UnknownName, "did you mean 'lengths'"),
-        ("needles:lengths=1k", ConfigError, "numbers such as 1\\+2\\+3"),
+        ("needles:lengths=1k", ConfigError, "whole numbers joined by"),
         ("needles:lengths=10", ConfigError, "at least 600"),
         ("needles:lengths=600,others=9", ConfigError, "do not fit"),
         ("story:seed=x", ConfigError, "a whole number"),

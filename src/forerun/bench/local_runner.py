@@ -59,6 +59,7 @@ class Own:
         self.name, self.model = name, model
         self.parts = parts_of(name)
         self._demand: Demand | None = None
+        self.constraint: tuple[str, ...] = ()
         self.is_bounded = False  # whether every prompt is decoded again, to compute the optimum
         self._times: Counter[str] = Counter()  # how often a prompt was measured
 
@@ -147,6 +148,7 @@ class Own:
             drafter=self.drafter,
             controller=self.parts.controller,
             verifier=self.parts.verifier,
+            constraint=self.constraint,
             batch=self.parts.batch,
             on_step=on_step,
         )

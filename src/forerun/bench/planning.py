@@ -54,6 +54,8 @@ class Asked:
     turns: int = 0  # steps of one method of ours before the next goes on; 0: whole prompts
     retry: bool = False  # whether what has failed is tried again
     optimum: bool = False  # whether the best possible acceptance is computed, in untimed runs
+    target: str = ""  # built around the model
+    constraint: tuple[str, ...] = ()  # of every method of ours
     suite: SuiteRun | None = None  # where the tasks, their examples and lengths come from
 
 
@@ -213,6 +215,8 @@ def plan_of(asked: Asked) -> dict[str, Any]:
         "turns": asked.turns,
         "texts": asked.texts,
         "optimum": asked.optimum,
+        "target": asked.target,
+        "constraint": list(asked.constraint),
         "suite": asked.suite and asked.suite.to_dict(),
     }
 

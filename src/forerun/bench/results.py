@@ -126,6 +126,8 @@ class Manifest:
     texts: bool | None = None  # whether records keep what was generated; None: not told
     optimum: bool | None = None  # whether every prompt is decoded again for its headroom
     suite: dict[str, Any] | None = None  # name, mode, half, seed, where the tasks are a suite's
+    target: str = ""  # built around the model
+    constraint: list[str] = field(default_factory=list)  # of every method of ours
     machine: dict[str, Any] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)  # read_gb_s, gflop_s
     cost_curve: dict[str, float] = field(default_factory=dict)  # nodes -> seconds of a pass

@@ -20,7 +20,7 @@ import numpy as np
 from forerun.bench.fields import fits, in_words, shown
 from forerun.bench.results import Record, SampleRecord
 from forerun.errors import ConfigError, DataError
-from forerun.tasks.base_lines import objects
+from forerun.tasks._lines import objects
 from forerun.tasks.spec_bench import MT_BENCH, MT_CATEGORIES, Question, question_id
 from forerun.utils.files import write_whole
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from typing import Any
 
 import typer
@@ -16,7 +18,8 @@ class Commands(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Without a command people read the help, and scripts the status of a bad line."""
         if not args:
-            typer.echo(ctx.get_help(), err=True)
+            with redirect_stdout(sys.stderr):  # rich prints help where it is made
+                typer.echo(ctx.get_help())
             raise typer.Exit(2)
         return super().parse_args(ctx, args)
 

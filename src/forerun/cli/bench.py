@@ -20,7 +20,7 @@ SAMPLES = 16  # of a prompt, where texts differ
 app = typer.Typer(
     cls=Commands,
     add_completion=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     no_args_is_help=True,
     help="Measure methods and peers side by side.",
 )
@@ -89,6 +89,8 @@ def run(
     model: options.ModelName = "reasoner",
     peers: Peers = "",
     peers_dir: PeersDir = None,
+    target: options.TargetSpec = None,
+    constraint: options.ConstraintSpecs = [],  # noqa: B006 - typer makes a new list per call
     n: Samples = None,
     temperature: options.Temperature = 0.6,
     top_k: TopK = 0,
@@ -136,18 +138,20 @@ def run(
         tasks_named,
         model,
         sampling,
-        examples,
-        rounds,
-        usual_threads() if threads is None else threads,
-        dtype,
-        device,
-        seed,
-        texts,
-        options.call_line(ctx).replace("forerun run", "forerun bench run", 1),
-        turns,
-        retry,
-        optimum,
-        chosen,
+        examples=examples,
+        rounds=rounds,
+        threads=usual_threads() if threads is None else threads,
+        dtype=dtype,
+        device=device,
+        seed=seed,
+        texts=texts,
+        command=options.call_line(ctx),
+        turns=turns,
+        retry=retry,
+        optimum=optimum,
+        target=target or "",
+        constraint=tuple(constraint),
+        suite=chosen,
     )
     from forerun.cli.bench_run import Bench
 
@@ -244,7 +248,7 @@ def profile(
     threads = usual_threads() if threads is None else threads
     check_asked(Asked([drafter], [task], model, sampling, rounds=rounds, threads=threads))
     source = get_task(task)
-    notice("# " + options.call_line(ctx).replace("forerun profile", "forerun bench profile", 1))
+    notice("# " + options.call_line(ctx))
     import torch
 
     from forerun.bench.profile import profile as measure

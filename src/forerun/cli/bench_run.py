@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -53,9 +53,10 @@ class Bench:
         self.contestants = [method_names.make(name, model, setup) for name, model in pairs]
         own = [one for one in self.contestants if isinstance(one, Own)]
         for one in own:
-            one.is_bounded, parts = asked.optimum, one.parts
+            one.is_bounded, parts, one.constraint = asked.optimum, one.parts, asked.constraint
             specs = {kind: getattr(parts, kind) for kind in ("drafter", "controller", "verifier")}
             options.check_parts(samplings=(asked.sampling,), **specs)
+        options.check_parts(target=asked.target or None, constraint=asked.constraint)
         self.batch = max([1, *(one.parts.batch for one in own)])
         self._loaded: Model | None = None
 
@@ -111,9 +112,9 @@ class Bench:
 
         if self._loaded is None:
             asked = self.asked
-            self._loaded = options.load(
-                asked.model, dtype=asked.dtype, device=asked.device, batch=self.batch
-            )
+            how: dict[str, Any] = {"dtype": asked.dtype, "device": asked.device}
+            target = asked.target or None
+            self._loaded = options.load(asked.model, batch=self.batch, target=target, **how)
             cost_of(self._loaded.target, FULL)
         return self._loaded
 

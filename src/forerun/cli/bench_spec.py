@@ -67,7 +67,7 @@ def answers(
 
 def _questions(path: str) -> list[Question]:
     """The questions of a run's task; it has their path as it was given."""
-    from forerun.tasks.base_file import divided
+    from forerun.tasks._file_task import divided
     from forerun.tasks.spec_bench import SpecBenchTask
 
     file = divided(path)[0]

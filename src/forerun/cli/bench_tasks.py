@@ -8,20 +8,14 @@ from typing import Annotated
 
 import typer
 
+from forerun import registry
 from forerun.cli import options
 from forerun.cli.output import notice, print_json
 
 
 def tasks(is_json: options.Json = False) -> None:
     """List the tasks."""
-    from importlib import import_module
-
-    from forerun import tasks as package
-
-    found = {}
-    for name in package.task_names():
-        doc = import_module(f"{package.__name__}.{name}").__doc__ or ""
-        found[name] = " ".join(doc.split("\n\n")[0].split())
+    found = {name: registry.summary("task", name) for name in registry.names("task")}
     if is_json:
         print_json(found)
         return

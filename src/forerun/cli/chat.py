@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -34,6 +35,8 @@ COLOURS = ("green", "cyan", "magenta", "yellow", "blue")  # of drafters, as they
 HELP = """\
 /stats            the last answer: tokens, passes, tau, tokens per second, by drafter
 /drafter SPEC     another drafter, as stand:context=3 or none
+/verifier SPEC    another verifier; /controller SPEC another controller
+/constraint SPEC  another constraint, as corpus:index=FILE; none drops it
 /temperature T    another temperature
 /system           the system message; /system TEXT another one, /system - none, and begin anew
 /colours          on or off
@@ -41,7 +44,8 @@ HELP = """\
 /reset            forget the conversation
 /save FILE        write the conversation as text
 /quit             leave, as Ctrl-D does; Ctrl-C stops an answer"""
-COMMANDS = tuple(line[1:].split()[0] for line in HELP.splitlines())
+COMMANDS = tuple(dict.fromkeys(re.findall(r"/(\w+)", HELP)))
+PARTS = ("verifier", "controller", "constraint")
 
 
 @dataclass
@@ -52,6 +56,7 @@ class Chat:
     sampling: Sampling
     drafter: str
     system: str = ""
+    parts: dict[str, Any] = field(default_factory=dict)  # options of `Model.run`, by kind
     turns: list[tuple[str, str]] = field(default_factory=list)  # role, text
     last: Stats | None = None
 
@@ -73,6 +78,16 @@ class Chat:
         self.model.drafter(drafter).bind(self.model.target)
         self.drafter = drafter
 
+    def choose(self, kind: str, spec: str) -> None:
+        """Another verifier, controller or constraint. Raises ForerunError and keeps what it had."""
+        if (kind, spec) == ("constraint", "none"):
+            self.parts.pop(kind, None)
+            return
+        drafter = self.drafter if kind == "verifier" else None
+        specs: dict[str, Any] = {"drafter": drafter, kind: spec}
+        options.check_parts(samplings=(self.sampling,), **specs)
+        self.parts[kind] = self.model.constraint(spec) if kind == "constraint" else spec
+
     def check_system(self, text: str) -> None:
         """Raises ConfigError for a system message that this model would not be shown."""
         if text and self._first(text) == self._first(""):
@@ -92,7 +107,7 @@ class Chat:
         try:
             shown: Any = [self.prompt(text)]
             drafter = self.model.drafter(self.drafter)  # the object: it learns on, seed or not
-            for event in self.model.stream(shown, law, drafter=drafter):
+            for event in self.model.stream(shown, law, drafter=drafter, **self.parts):
                 said += event.text
                 yield from event.pieces
                 if event.sample:
@@ -168,6 +183,8 @@ class Terminal:
         if command == "drafter" and value:
             options.check_parts(drafter=value)
             chat.change(lasting(value))
+        elif command in PARTS and value:
+            chat.choose(command, value)
         elif command == "temperature" and value:
             chat.sampling = replace(chat.sampling, temperature=_number(value))
         elif command == "system" and value:
@@ -220,20 +237,28 @@ def command(
     temperature: Temperature = 0.2,
     max_new_tokens: options.MaxNewTokens = 512,
     drafter: options.DrafterSpec = registry.DRAFTER,
+    verifier: options.VerifierSpec = registry.VERIFIER,
+    controller: options.ControllerSpec = registry.CONTROLLER,
+    target: options.TargetSpec = None,
+    constraint: options.ConstraintSpecs = [],  # noqa: B006 - typer makes a new list per call
     seed: options.Seed = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     weights: options.Weights = "auto",
 ) -> None:
     """Talk to a model; colours say how each piece of text came."""
-    options.check_parts(drafter=drafter)
-    _read_as_utf8()
     sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
+    parts: dict[str, Any] = {"verifier": verifier, "controller": controller}
+    parts["constraint"] = tuple(constraint)
+    specs = {"drafter": drafter, "target": target, **parts}
+    options.check_parts(samplings=(sampling,), **specs)
+    _read_as_utf8()
     out = console()
-    loaded: Any = options.load(model, dtype=dtype, device=device, batch=2, weights=weights)
-    chat = Chat(loaded, sampling, lasting(drafter), system)
+    how = {"dtype": dtype, "device": device, "weights": weights, "target": target}
+    loaded: Any = options.load(model, batch=2, **how)  # type: ignore[arg-type]
+    chat = Chat(loaded, sampling, lasting(drafter), system, parts)
     chat.check_system(system)
-    options.warm_up(loaded, drafter=chat.drafter)
+    options.warm_up(loaded, drafter=chat.drafter, verifier=verifier)
     if out.is_terminal:
         _remember_lines()
         notice("/help lists commands, /quit leaves; colour marks accepted drafts")

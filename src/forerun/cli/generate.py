@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from forerun import registry
-from forerun.cli import corpora, generate_ray, options
-from forerun.cli import style as styles
+from forerun.cli import _constraints as constraints
+from forerun.cli import generate_ray, options
 from forerun.cli._signals import exit_at_once
 from forerun.cli.memory import check_kept, kept
 from forerun.cli.output import (
@@ -28,41 +28,48 @@ from forerun.cli.output import (
     stats_lines,
 )
 from forerun.cli.prompts import Job, as_shown, read_jobs
-from forerun.core.sampling import Sampling
-from forerun.errors import ConfigError
+from forerun.core.sampling import Sampling, from_json
+from forerun.errors import ConfigError, UnknownName
 from forerun.utils.signals import delayed_interrupt
 
 if TYPE_CHECKING:
     from forerun.api import Model
-    from forerun.core.roles import Shaper
     from forerun.engine.generation import Sample
 
-PromptFile = Annotated[
-    Path | None,
+TopK = Annotated[
+    int,
+    typer.Option("--top-k", help="Keep the k likeliest; 0: off.", rich_help_panel=options.SAMPLING),
+]
+Fields = Annotated[
+    list[str],
     typer.Option(
-        "--prompt-file",
-        "-f",
-        help="A text file is one prompt; .jsonl: an object with a prompt per line.",
+        "--set",
+        help="Another field of Sampling, as min_p=0.05, ignore_eos=true or logprobs=3.",
+        rich_help_panel=options.SAMPLING,
     ),
 ]
-TopK = Annotated[int, typer.Option("--top-k", help="Keep the k likeliest; 0: off.")]
-MinP = Annotated[float, typer.Option("--min-p", help="Least share of the largest; 0: off.")]
-Repetition = Annotated[float, typer.Option("--repetition-penalty", help="1: off.")]
-Presence = Annotated[float, typer.Option("--presence-penalty", help="0: off.")]
-Frequency = Annotated[float, typer.Option("--frequency-penalty", help="0: off.")]
-Bias = Annotated[list[str], typer.Option("--logit-bias", help="ID=BIAS; may come again.")]
-Ban = Annotated[list[int], typer.Option("--ban", help="Token id never to emit; may come again.")]
-MinNewTokens = Annotated[int, typer.Option("--min-new-tokens", help="No end before that.")]
-Stop = Annotated[list[str], typer.Option("--stop", help="Text that ends a sample.")]
-StopId = Annotated[list[int], typer.Option("--stop-token-id", help="Token that ends a sample.")]
-IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Run on past the end token.")]
-Logprobs = Annotated[
-    int | None, typer.Option("--logprobs", help="Show log-probabilities: token's own and top m.")
+Chat = Annotated[
+    bool,
+    typer.Option(
+        "--chat", help="Apply the model's chat template.", rich_help_panel=options.PROMPTS
+    ),
 ]
-Nodes = Annotated[int | None, typer.Option("--nodes", help="Draft nodes per pass (fixed).")]
-Depth = Annotated[int | None, typer.Option("--depth", help="Longest draft (fixed).")]
-Chat = Annotated[bool, typer.Option("--chat", help="Apply the model's chat template.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also with --json: the call.")]
+# fields of Sampling that `--set` writes, too
+MinP = Annotated[float, typer.Option("--min-p", hidden=True)]
+Repetition = Annotated[float, typer.Option("--repetition-penalty", hidden=True)]
+Presence = Annotated[float, typer.Option("--presence-penalty", hidden=True)]
+Frequency = Annotated[float, typer.Option("--frequency-penalty", hidden=True)]
+Bias = Annotated[list[str], typer.Option("--logit-bias", hidden=True)]  # ID=BIAS
+Ban = Annotated[list[int], typer.Option("--ban", hidden=True)]
+MinNewTokens = Annotated[int, typer.Option("--min-new-tokens", hidden=True)]
+StopId = Annotated[list[int], typer.Option("--stop-token-id", hidden=True)]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", hidden=True)]
+Logprobs = Annotated[int | None, typer.Option("--logprobs", hidden=True)]
+# `--controller fixed:nodes=N,depth=N` replaces these
+Nodes = Annotated[int | None, typer.Option("--nodes", hidden=True)]
+Depth = Annotated[int | None, typer.Option("--depth", hidden=True)]
+Tenant = Annotated[str, typer.Option("--tenant", hidden=True)]  # keeps memories apart
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", hidden=True)]  # the call, with --json too
 
 MANY = 1000  # samples of a call that had better be announced
 
@@ -143,7 +150,7 @@ def command(
     ctx: typer.Context,
     model: options.ModelName = "reasoner",
     prompt: options.Prompt = [],  # noqa: B006 - typer makes a new list per call
-    prompt_file: PromptFile = None,
+    prompt_file: options.PromptFile = None,
     n: options.Number = 1,
     temperature: options.Temperature = 1.0,
     top_k: TopK = 0,
@@ -156,27 +163,30 @@ def command(
     ban: Ban = [],  # noqa: B006
     min_new_tokens: MinNewTokens = 0,
     max_new_tokens: options.MaxNewTokens = 512,
-    stop: Stop = [],  # noqa: B006
+    stop: options.Stop = [],  # noqa: B006
     stop_token_id: StopId = [],  # noqa: B006
     ignore_eos: IgnoreEos = False,
     seed: options.Seed = None,
     logprobs: Logprobs = None,
-    style: styles.Files = [],  # noqa: B006
-    style_lambda: styles.Strength = None,
-    style_form: styles.Form = None,
-    mix: corpora.Mix = None,
-    mix_weights: corpora.MixWeights = None,
-    within: corpora.Within = None,
-    within_begin: corpora.Begin = None,
-    within_window: corpora.Window = None,
+    fields: Fields = [],  # noqa: B006
+    style: constraints.Files = [],  # noqa: B006
+    style_lambda: constraints.Strength = None,
+    style_form: constraints.Form = None,
+    mix: constraints.Mix = None,
+    mix_weights: constraints.MixWeights = None,
+    within: constraints.Within = None,
+    within_begin: constraints.Begin = None,
+    within_window: constraints.Window = None,
     drafter: options.DrafterSpec = registry.DRAFTER,
     verifier: options.VerifierSpec = registry.VERIFIER,
     controller: options.ControllerSpec = registry.CONTROLLER,
+    target: options.TargetSpec = None,
+    constraint: options.ConstraintSpecs = [],  # noqa: B006
     nodes: Nodes = None,
     depth: Depth = None,
     batch: options.Batch = registry.BATCH,
     memory: options.MemoryFile = None,
-    tenant: options.Tenant = "",
+    tenant: Tenant = "",
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     weights: options.Weights = "auto",
@@ -207,21 +217,21 @@ def command(
 
 def _parts(given: dict[str, Any], jobs: list[Job]) -> dict[str, str]:
     """Drafter, verifier and controller, as they were named. Raises ConfigError for any option."""
-    for check in (styles.check, corpora.check):
-        check(given)
+    constraints.check(given)
     parts = {"drafter": given["drafter"], "verifier": given["verifier"]}
     parts["controller"] = _controller(given["controller"], given["nodes"], given["depth"])
     samplings = tuple(job.sampling for job in jobs)
-    options.check_parts(here=options.is_here(given), samplings=samplings, **parts)
+    here, target = options.is_here(given), given["target"]
+    options.check_parts(here=here, samplings=samplings, target=target, **parts)
     return parts
 
 
 def _on_ray(
     given: dict[str, Any], jobs: list[Job], parts: dict[str, str], call: str, seed: int
 ) -> None:
-    names = ("model", "tenant", "dtype", "device", "weights", "batch")
+    names = ("model", "tenant", "dtype", "device", "weights", "batch", "target")
     how: dict[str, Any] = {name: given[name] for name in names}
-    made = partial(_shapers, given=dict(given))
+    made = partial(constraints.shapers, given=dict(given))
     setup = generate_ray.Setup(**how | parts, shapers=made)
     generate_ray.run(given, jobs, setup, call, seed, given["is_json"])
 
@@ -237,11 +247,11 @@ def _here(
         notice(f"{total} samples, {batch} at a time; Ctrl-C ends them and keeps what is finished")
     output = Output(is_json, streams, total, results, call)
     try:
-        how = {name: given[name] for name in ("dtype", "device", "weights")}
+        how = {name: given[name] for name in ("dtype", "device", "weights", "target")}
         loaded = options.load(given["model"], batch=batch, **how)
         output.decode = loaded.tokenizer.decode
         with exit_at_once("interrupted before anything was begun"):  # they compile
-            shapers = _shapers(loaded, given)
+            shapers = constraints.shapers(loaded, given)
         chat = given["chat"]
         _hint_chat(loaded, jobs, chat, is_json)
         jobs = [replace(job, prompt=_prompt(loaded, job.prompt, chat)) for job in jobs]
@@ -259,11 +269,6 @@ def _here(
     output.footer()
 
 
-def _shapers(model: Model, given: dict[str, Any]) -> list[Shaper]:
-    """What changes the law: corpora that are mixed in, a style, a corpus to stay within."""
-    return [*styles.shapers(model, given), *corpora.shapers(model, given)]
-
-
 def _sampling(given: dict[str, Any]) -> Sampling:
     """Sampling parameters of the options. Raises ConfigError."""
     renamed = {
@@ -273,7 +278,33 @@ def _sampling(given: dict[str, Any]) -> Sampling:
         "stop_token_ids": tuple(given["stop_token_id"]),
     }
     names = Sampling.__dataclass_fields__.keys() & given.keys()
-    return Sampling(**{name: given[name] for name in names} | renamed)
+    own = {name: given[name] for name in names} | renamed
+    return Sampling(**own | _fields(given["fields"]))
+
+
+def _fields(texts: list[str]) -> dict[str, Any]:
+    """Fields of Sampling, each of a text NAME=VALUE. Raises ConfigError, UnknownName."""
+    known = Sampling.__dataclass_fields__.keys() - {"n", "seed"}
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals:
+            raise ConfigError(f"--set takes NAME=VALUE, as min_p=0.05, got {text!r}")
+        if name not in known:
+            raise UnknownName.of("field of --set:", name, known)
+        if name in found:
+            raise ConfigError(f"--set names {name} twice; write it once")
+        found[name] = _json(value.strip())
+    return from_json(found)
+
+
+def _json(text: str) -> Any:
+    """A value as JSON writes it; any other text stands for itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _biases(texts: list[str]) -> dict[int, float]:

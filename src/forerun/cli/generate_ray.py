@@ -39,10 +39,9 @@ ACTORS = 2
 SILENCE = 30.0  # seconds between lines of progress where nobody sees them change
 FREE = {"engine", "actors", "out", "memory", "is_json", "verbose", "seed", "prompt", "prompt_file"}
 
-Engine = Annotated[str, typer.Option("--engine", help="local, or ray: many engines on a cluster.")]
-Actors = Annotated[
-    int | None, typer.Option("--actors", help=f"Engines of --engine ray; {ACTORS} unasked.")
-]
+LATER = {"constraint", "target", "fields"}  # settings that older partial results do not have
+Engine = Annotated[str, typer.Option("--engine", hidden=True)]  # local, or ray: a cluster
+Actors = Annotated[int | None, typer.Option("--actors", hidden=True)]  # engines of --engine ray
 
 
 def check(engine: str, actors: int | None) -> None:
@@ -160,7 +159,11 @@ def run(
         Asked(i, _shown(tokenizer, setup.model, job.prompt, given["chat"]), job.sampling)
         for i, job in enumerate(jobs)
     ]
-    settings = {name: value for name, value in given.items() if name not in FREE}
+    settings = {
+        name: value
+        for name, value in given.items()
+        if name not in FREE and (value or name not in LATER)
+    }
     with Partial(given["out"], seed, settings, asked) as partial:
         show = Show(partial, asked, is_json, tokenizer)
         left = [one for one in asked if one.index not in partial.held]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     cls=Commands,
     add_completion=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     no_args_is_help=True,
     help="An FM-index: the counts of a corpus in one small file, read whole.",
 )

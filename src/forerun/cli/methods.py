@@ -1,4 +1,4 @@
-"""`forerun methods`: the catalog as a table, or one method with its parts and options."""
+"""`forerun methods`: the catalog, the methods of a kind, or one method with its options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from forerun import catalog, registry
 from forerun.catalog import Row
 from forerun.cli.options import Json
-from forerun.cli.output import console, print_json
+from forerun.cli.output import console, notice, print_json
 from forerun.errors import UnknownName
 
 if TYPE_CHECKING:
@@ -20,20 +20,19 @@ COLOURS = {catalog.WORKS: "green", catalog.PARTIAL: "yellow", catalog.MISSING: "
 TITLES = {"Baselines": "baseline", "Published systems": "system", "Other methods": "method"}
 YES_NO = {True: "yes", False: "no", None: "-"}
 
-Name = Annotated[
-    str | None, typer.Argument(help="A method, or a drafter, grower, verifier, controller.")
+Name = Annotated[str | None, typer.Argument(help="A method of the catalog, or of any kind.")]
+KindName = Annotated[
+    str | None, typer.Option("--kind", help=f"Methods of one kind: {', '.join(registry.KINDS)}.")
 ]
 
 
-def command(name: Name = None, is_json: Json = False) -> None:
-    """List the catalog, or explain one method."""
+def command(name: Name = None, kind: KindName = None, is_json: Json = False) -> None:
+    """List the catalog or the methods of a kind, or explain one method."""
     if name is None:
-        _list(is_json)
+        _list(is_json) if kind is None else _list_kind(kind, is_json)
         return
-    try:
-        found = explain(catalog.get(name))
-    except UnknownName:
-        found = explain_part(name)
+    row = catalog.find(name) if kind is None else None
+    found = explain_part(name, kind) if row is None else explain(row)
     if is_json:
         print_json(found)
     else:
@@ -55,19 +54,25 @@ def explain(row: Row) -> dict[str, Any]:
     }
 
 
-def explain_part(name: str) -> dict[str, Any]:
-    """A registered part that is not a row of the catalog. Raises UnknownName with the nearest."""
+def explain_part(name: str, kind: str | None = None) -> dict[str, Any]:
+    """A registered method, in all kinds that have one of this name or in the given one.
 
+    Raises UnknownName with the nearest.
+    """
     wanted = name.strip().lower().replace("-", "_")
-    homes = {part: kind for kind in registry.KINDS for part in registry.names(kind)}
-    if wanted not in homes:
-        known = {*homes, *(row.name for row in catalog.rows())}
+    kinds = registry.KINDS if kind is None else [kind]
+    homes = [kind for kind in kinds if wanted in registry.names(kind)]
+    if not homes and kind is not None:
+        registry.get(kind, wanted)  # raises UnknownName
+    if not homes:
+        known = {part for kind in kinds for part in registry.names(kind)}
+        known |= {row.name for row in catalog.rows()}
         raise UnknownName.of("method", name, known, "`forerun methods` lists all")
-    kind = homes[wanted]
-    text = (inspect.getdoc(registry.get(kind, wanted)) or "").partition("Raises ")[0]
+    text = (inspect.getdoc(registry.get(homes[0], wanted)) or "").partition("Raises ")[0]
     note, _, about = (" ".join(piece.split()) for piece in text.replace("`", "").partition("\n\n"))
-    parts = {kind: {"spec": wanted, "options": options_of(kind, wanted)}}
-    found = {"name": wanted, "title": f"{wanted} ({kind})", "note": note, "parts": parts}
+    parts = {kind: {"spec": wanted, "options": options_of(kind, wanted)} for kind in homes}
+    title = f"{wanted} ({', '.join(homes)})"
+    found = {"name": wanted, "title": title, "note": note, "parts": parts}
     return found | ({"about": about} if about else {})
 
 
@@ -84,14 +89,20 @@ def example(row: Row) -> str:
     """A call that uses the method."""
     if not row.parts:
         return ""
+    if spec := row.parts.get("search"):
+        name, given = registry.parse(spec)
+        flags = " ".join(f"--{option.replace('_', '-')} {v}" for option, v in given.items())
+        return f'forerun search {name} --model MODEL --prompt "..." {flags}'
     flags = " ".join(f"--{kind} {spec}" for kind, spec in row.parts.items())
-    return f'forerun generate --model MODEL --prompt "..." -n 16 --temperature 0.6 {flags}'
+    is_embedded = "target" in row.parts  # made of the embedded models, so it runs as it stands
+    model = "reasoner" if is_embedded else "MODEL"
+    return f'forerun generate --model {model} --prompt "..." -n 16 --temperature 0.6 {flags}'
 
 
 def _default(value: Any) -> str:
     """As users write it: tuples with +, objects by their kind."""
     if isinstance(value, tuple) and all(isinstance(v, str | int | float) for v in value):
-        return "+".join(map(str, value))
+        return "+".join(map(str, value)) or "none"
     plain = value is None or isinstance(value, str | int | float)
     return (
         str(value).lower()
@@ -114,6 +125,19 @@ def _list(is_json: bool) -> None:
         for state in (catalog.WORKS, catalog.PARTIAL, catalog.MISSING)
     ]
     out.print(f"{len(systems)} systems: {', '.join(counts)}. `forerun methods NAME` explains one.")
+    out.print("`forerun methods --kind KIND` lists the methods of a kind, as drafter or search.")
+
+
+def _list_kind(kind: str, is_json: bool) -> None:
+    """The methods of a kind, a line each. Raises UnknownName."""
+    found = {name: registry.summary(kind, name) for name in registry.names(kind)}
+    if is_json:
+        print_json([{"name": name, "kind": kind, "summary": text} for name, text in found.items()])
+        return
+    if not found:
+        notice(f"there is no {kind} yet")
+    for name, text in found.items():
+        typer.echo(f"{name:20} {text}")
 
 
 def _table(title: str, rows: list[Row]) -> Table:

@@ -22,23 +22,62 @@ from forerun.utils.files import check_text
 if TYPE_CHECKING:
     from forerun.core.sampling import Sampling
 
+# panels of --help
+PROMPTS, SAMPLING, METHODS = "Prompts", "Sampling", "Methods"
+MODEL, OUTPUT, LEARNING = "Model", "Output", "Learning"
+
 ModelName = Annotated[
     str,
     typer.Option(
         "--model",
         "-m",
-        help="Folder, hub id, .gguf file or name (`forerun models`); else the reasoner.",
+        help="Folder, hub id, .gguf file or name (`forerun models`).",
+        rich_help_panel=MODEL,
     ),
 ]
 DrafterSpec = Annotated[
-    str, typer.Option("--drafter", "-d", help="Method with options, as stand:context=4,entries=10.")
+    str,
+    typer.Option(
+        "--drafter",
+        "-d",
+        help="Method with options, as stand:context=4,entries=10.",
+        rich_help_panel=METHODS,
+    ),
 ]
-VerifierSpec = Annotated[str, typer.Option("--verifier", help="Verification rule.")]
+VerifierSpec = Annotated[
+    str, typer.Option("--verifier", help="Verification rule.", rich_help_panel=METHODS)
+]
 ControllerSpec = Annotated[
-    str, typer.Option("--controller", help="Who decides how much to draft, as fixed:nodes=32.")
+    str,
+    typer.Option(
+        "--controller",
+        help="Decides how much to draft, as fixed:nodes=32.",
+        rich_help_panel=METHODS,
+    ),
 ]
-Batch = Annotated[int, typer.Option("--batch", "-b", help="Sequences that run at once.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Same seed and settings, same samples.")]
+TargetSpec = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        help="Target built around the model, as entropy_switch:small=draft,threshold=1.",
+        rich_help_panel=METHODS,
+    ),
+]
+ConstraintSpecs = Annotated[
+    list[str],
+    typer.Option(
+        "--constraint",
+        help="Changes the model's distribution, as corpus:index=FILE; may come again.",
+        rich_help_panel=METHODS,
+    ),
+]
+Batch = Annotated[
+    int, typer.Option("--batch", "-b", help="Sequences that run at once.", rich_help_panel=MODEL)
+]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", help="Same seed and settings, same samples.", rich_help_panel=SAMPLING),
+]
 
 
 def _dtype(name: str) -> str:
@@ -49,33 +88,86 @@ def _dtype(name: str) -> str:
 
 Dtype = Annotated[
     str,
-    typer.Option("--dtype", help="auto (the checkpoint's), bf16, fp16, fp32.", callback=_dtype),
+    typer.Option(
+        "--dtype",
+        help="auto (the checkpoint's), bf16, fp16, fp32.",
+        callback=_dtype,
+        rich_help_panel=MODEL,
+    ),
 ]
 Weights = Annotated[
     str,
     typer.Option(
         "--weights",
         help="auto (as stored), int8, int8:128 (finer scales); on a GPU also fp8, int4.",
+        rich_help_panel=MODEL,
     ),
 ]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1.")]
-Json = Annotated[bool, typer.Option("--json", help="For machines: JSON on standard output.")]
+Device = Annotated[
+    str, typer.Option("--device", help="auto, cpu, cuda, cuda:1.", rich_help_panel=MODEL)
+]
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="For machines: JSON on standard output.", rich_help_panel=OUTPUT),
+]
 Out = Annotated[
-    Path | None, typer.Option("--out", "-o", help="Results as JSON lines, written as they come.")
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        help="Results as JSON lines, written as they come.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 MemoryFile = Annotated[
     Path | None,
-    typer.Option("--memory", help="What the drafter learns: loaded where it exists, then saved."),
+    typer.Option(
+        "--memory",
+        help="What the drafter learns: loaded where it exists, then saved.",
+        rich_help_panel=LEARNING,
+    ),
 ]
-Tenant = Annotated[str, typer.Option("--tenant", help="Whose text it is: memories stay apart.")]
-Prompt = Annotated[list[str], typer.Option("--prompt", "-p", help="Prompt; may come again.")]
-Number = Annotated[int, typer.Option("-n", min=1, help="Samples per prompt.")]
-Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
-TopP = Annotated[float, typer.Option("--top-p", help="Keep the likeliest of mass p; 1: off.")]
+Tenant = Annotated[
+    str,
+    typer.Option(
+        "--tenant", help="Owner of the text: memories stay apart.", rich_help_panel=LEARNING
+    ),
+]
+Prompt = Annotated[
+    list[str],
+    typer.Option("--prompt", "-p", help="Prompt; may come again.", rich_help_panel=PROMPTS),
+]
+PromptFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompt-file",
+        "-f",
+        help="A text file is one prompt; .jsonl: an object with a prompt per line.",
+        rich_help_panel=PROMPTS,
+    ),
+]
+Number = Annotated[
+    int, typer.Option("-n", min=1, help="Samples per prompt.", rich_help_panel=SAMPLING)
+]
+Temperature = Annotated[
+    float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=SAMPLING)
+]
+TopP = Annotated[
+    float,
+    typer.Option("--top-p", help="Keep the likeliest of mass p; 1: off.", rich_help_panel=SAMPLING),
+]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
 MaxNewTokens = Annotated[
     int,
-    typer.Option("--max-new-tokens", help="Longest text; the context may end it sooner."),
+    typer.Option(
+        "--max-new-tokens",
+        help="Longest text; the context may end it sooner.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+Stop = Annotated[
+    list[str],
+    typer.Option("--stop", help="Text that ends a sample.", rich_help_panel=SAMPLING),
 ]
 
 # of corpora and queries
@@ -101,13 +193,19 @@ def is_here(given: dict[str, Any]) -> bool:
     return given.get("engine", "local") == "local"
 
 
-def check_parts(*, here: bool = True, samplings: tuple[Sampling, ...] = (), **specs: str) -> None:
+def check_parts(
+    *, here: bool = True, samplings: tuple[Sampling, ...] = (), **specs: str | Many[str] | None
+) -> None:
     """Refuses unknown methods and options, kind by kind, before anything slow happens.
 
     Then a verifier that cannot judge the drafter's drafts, or serve what will be sampled. Unless
     the parts are made `here`, nothing is looked for that an option names by its path.
     """
-    made = {kind: _check_part(kind, spec, here) for kind, spec in specs.items()}
+    made = {
+        kind: check_part(kind, spec, here)
+        for kind, given in specs.items()
+        for spec in ([given] if isinstance(given, str) else given or ())
+    }
     verifier, drafter = made.get("verifier"), made.get("drafter")
     if verifier is not None:
         for sampling in samplings:
@@ -118,18 +216,18 @@ def check_parts(*, here: bool = True, samplings: tuple[Sampling, ...] = (), **sp
         check_pair(drafter, verifier)
 
 
-def _check_part(kind: str, spec: str, here: bool) -> Any:
-    """The part, made on trial; None where something that it names takes long to read."""
+def check_part(kind: str, spec: str, here: bool = True) -> Any:
+    """The part, made on trial; None for a target, and where it names what takes long to read."""
+    registry.check_options(kind, spec, here=here)
     cls, given = registry.resolve(kind, spec)
     name, known = registry.parse(spec)[0], registry.options(cls)
-    registry.check_needed(kind, name, given, known)
     named = {o: what for o, what in registry.named(cls).items() if o in given}
     quick = set(PARTS) | ({"File"} if here else set())
     for option, what in named.items():
         value = given[option]
         if what in PARTS and value != known[option].default:
             for inner in value if isinstance(value, tuple) else [value]:
-                if _check_part(PARTS[what], inner, here) is None:
+                if check_part(PARTS[what], inner, here) is None:
                     quick.discard(what)
     for option, what in named.items():
         value = given[option]
@@ -137,7 +235,8 @@ def _check_part(kind: str, spec: str, here: bool) -> Any:
             check_files(f"{option} of {kind} {name!r}", value)
         elif what == "ModelName" and value not in (None, known[option].default):
             check_model(value, given.get("dtype", "auto"), given.get("device", "auto"), here=here)
-    return cls(**given) if quick.issuperset(named.values()) else None
+    is_quick = kind != "target" and quick.issuperset(named.values())
+    return cls(**given) if is_quick else None
 
 
 def check_files(what: str, files: str | Many[str] | None, *, folders: bool = True) -> None:
@@ -189,7 +288,15 @@ def check_model(
         folder.check_folder(folder.model_folder(folder.located(name), folder.CONFIG))
 
 
-def load(name: str, *, dtype: str, device: str, batch: int, weights: str = "auto") -> Any:
+def load(
+    name: str,
+    *,
+    dtype: str,
+    device: str,
+    batch: int,
+    weights: str = "auto",
+    target: str | None = None,
+) -> Any:
     """The model, with room for `batch` sequences or more. Raises ConfigError, ModelError.
 
     Cells are allocated as they come; what steps cost is measured with several sequences.
@@ -201,7 +308,8 @@ def load(name: str, *, dtype: str, device: str, batch: int, weights: str = "auto
     # imports may drop a Ctrl-C or die of it
     with said_if_slow(f"loading {name} ..."), exit_at_once(UNBEGUN):
         room = max(batch, registry.BATCH)
-        loaded = forerun.load(name, dtype=dtype, device=device, max_seqs=room, weights=weights)
+        how: dict[str, Any] = {"dtype": dtype, "device": device, "weights": weights}
+        loaded = forerun.load(name, max_seqs=room, target=target, **how)
     from forerun.cli.output import notice
     from forerun.utils import jit_cache
 
@@ -262,7 +370,7 @@ def call_line(ctx: typer.Context, most: int = sys.maxsize, /, **changed: Any) ->
 
     Of a longer value than `most` characters the beginning is told, and how many more there are.
     """
-    words = ["forerun", str(ctx.info_name)]
+    words = [ctx.command_path]
     for param in ctx.command.params:
         value = changed.get(str(param.name), ctx.params.get(str(param.name)))
         if value is None or value == param.default or value in ((), []) or param.name == "help":

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     cls=Commands,
     add_completion=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     no_args_is_help=True,
     help="Find passages by generating n-grams of them (SEAL).",
 )

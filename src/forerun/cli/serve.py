@@ -40,7 +40,11 @@ SETTINGS = (  # fields of `Settings` that have an option of their name,
     "max_body",
     "drain",
 )
-OPTIONS = {"request_timeout": "timeout", "methods": "method"}  # and those of another one
+OPTIONS = {
+    "request_timeout": "timeout",
+    "methods": "method",
+    "constraints": "constraint",
+}  # and those of another one
 REASONER = (
     "{% for m in messages %}"
     "{% if m.role == 'assistant' %}{{ m.content }}\n\n"
@@ -58,6 +62,14 @@ Default = Annotated[
 Method = Annotated[
     list[str],
     typer.Option("--method", help="One more that requests may name, NAME or NAME=SPEC."),
+]
+Constraint = Annotated[
+    list[str],
+    typer.Option(
+        "--constraint",
+        help="One that requests may name, NAME or NAME=SPEC, as book=corpus:index=FILE.",
+        rich_help_panel=options.METHODS,
+    ),
 ]
 Engines = Annotated[
     int,
@@ -97,6 +109,8 @@ def command(
     method: Method = [],  # noqa: B006
     verifier: options.VerifierSpec = registry.VERIFIER,
     controller: options.ControllerSpec = registry.CONTROLLER,
+    target: options.TargetSpec = None,
+    constraint: Constraint = [],  # noqa: B006
     allow_lossy: Lossy = False,
     replicas: Engines = 1,
     max_seqs: MaxSeqs = 32,
@@ -124,11 +138,11 @@ def command(
     if replicas != 1:
         from forerun.serving.replicas import ReplicaSetup
 
-        setup = ReplicaSetup(model, settings, keys, dtype, device, context, template)
+        setup = ReplicaSetup(model, settings, keys, dtype, device, context, template, target)
         return _serve_many(setup, replicas, sockets)
     notice(f"loading {model}")
     with exit_at_once(UNSERVED):
-        loaded = _load(model, dtype, device, max_seqs, context, template)
+        loaded = _load(model, dtype, device, max_seqs, context, template, target)
         server = _server(loaded, settings, keys, sockets)
     return _run(server)
 
@@ -141,11 +155,13 @@ def _settings(given: dict[str, Any]) -> Settings:
     name, drafter = given["name"], given["drafter"]
     first = [drafter] if drafter else []
     specs, chosen = named([*given["method"], *first]), next(iter(named(first)), None)
+    constraints = named(given["constraint"], "constraint")
     try:
         settings = Settings(
             name=_short(given["model"]) if name is None else name,
             default_method=chosen,
             methods=specs,
+            constraints=constraints,
             request_timeout=given["timeout"],
             **{field: given[field] for field in SETTINGS},
         )
@@ -155,7 +171,8 @@ def _settings(given: dict[str, Any]) -> Settings:
         raise ConfigError(f"--{option} {rest}") from None
     for spec in Methods(specs, chosen).specs.values():
         options.check_parts(drafter=spec, verifier=settings.verifier)
-    options.check_parts(controller=settings.controller)
+    more = {"target": given["target"], "constraint": [*constraints.values()]}
+    options.check_parts(controller=settings.controller, **more)
     make_verifier(settings.verifier, settings.allow_lossy)
     return settings
 
@@ -256,10 +273,12 @@ def _load(
     max_seqs: int,
     context: int | None,
     template: str | None,
+    target: str | None,
 ) -> Any:
     import forerun
 
-    model = forerun.load(name, dtype=dtype, device=device, max_seqs=max_seqs, context=context)
+    how: dict[str, Any] = {"dtype": dtype, "device": device, "target": target}
+    model = forerun.load(name, max_seqs=max_seqs, context=context, **how)
     if template is not None:
         model.tokenizer.inner.chat_template = template
     return model

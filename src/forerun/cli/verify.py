@@ -76,6 +76,8 @@ def command(
     drafter: options.DrafterSpec = registry.BRANCHING,
     verifier: options.VerifierSpec = registry.VERIFIER,
     controller: options.ControllerSpec = "fixed",
+    target: options.TargetSpec = None,
+    constraint: options.ConstraintSpecs = [],  # noqa: B006 - typer makes a new list per call
     prompts: NumPrompts = 8,
     prompt_file: PromptFile = None,
     max_new_tokens: Tokens = 64,
@@ -104,7 +106,8 @@ def command(
         raise ConfigError("the law test needs a temperature above 0; or give --law-prompts 0")
     specs = {"drafter": drafter, "verifier": verifier, "controller": controller}
     samplings = (asked,) if law_prompts else ()
-    options.check_parts(here=True, samplings=samplings, **specs)
+    more = {"target": target, "constraint": constraint}
+    options.check_parts(here=True, samplings=samplings, **specs, **more)
     if not registry.make("verifier", verifier).lossless:
         raise ConfigError(
             f"verifier {verifier!r} is lossy: it does not claim the model's law, so there is "
@@ -112,17 +115,19 @@ def command(
         )
     options.check_model(model, dtype, device, batch, weights)
     notice(f"# {options.call_line(ctx)}")
-    loaded = options.load(model, dtype=dtype, device=device, batch=batch, weights=weights)
+    how = {"dtype": dtype, "device": device, "weights": weights, "target": target}
+    loaded = options.load(model, batch=batch, **how)  # type: ignore[arg-type]
     options.warm_up(loaded, **specs)
     from forerun.cli.verify_show import show, to_dict
     from forerun.lossless.greedy import Parts
 
     texts = [as_shown(loaded.name, text) for text in given or builtin_prompts(loaded, prompts)]
     found = Found(REPEATS * len(texts), min(law_prompts, len(texts)))
+    parts = Parts(**specs, constraint=tuple(constraint))
     limits = {"num_samples": samples, "seconds": seconds, "batch": batch}
     try:
-        _greedy(loaded, texts, Parts(**specs), max_new_tokens, found)
-        _law(loaded, texts[: found.num_laws], Parts(**specs), asked, limits, found, not is_json)
+        _greedy(loaded, texts, parts, max_new_tokens, found)
+        _law(loaded, texts[: found.num_laws], parts, asked, limits, found, not is_json)
     except KeyboardInterrupt:
         notice(
             f"interrupted: {len(found.cases)} of {counted(found.num_texts, 'greedy text')} and "

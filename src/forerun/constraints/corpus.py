@@ -13,13 +13,14 @@ Needs: an index made with the target's own tokenizer.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from forerun import registry
 from forerun.core.records import Sequence
 from forerun.core.roles import Shaper
-from forerun.errors import ConfigError, UnknownName
+from forerun.errors import ConfigError, DataError, UnknownName
 from forerun.ngrams.index.fm.index import FMIndex, Interval
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Corpus(Shaper):
 
     def __init__(
         self,
-        index: FMIndex | str | Path,
+        index: registry.Corpus | FMIndex | Path,
         *,
         begin: str = ANYWHERE,
         window: int | None = None,
@@ -69,6 +70,15 @@ class Corpus(Shaper):
         self._root = State(self.index.all, ())
         self._document = self._grown(self._root, self.index.eos)
         self.next(self._document)  # compiles what it runs
+
+    @staticmethod
+    def check_options(
+        *, index: Any = None, begin: str = ANYWHERE, window: int | None = None
+    ) -> None:
+        """Checks options before the index is read. Raises ConfigError, DataError."""
+        check(begin, window)
+        if isinstance(index, str | Path) and not Path(index).is_file():
+            raise DataError(f"no file {index}; make it with `forerun index fm build`")
 
     def start(self, seq: Sequence) -> State:
         """The state after the prompt and what was generated before."""

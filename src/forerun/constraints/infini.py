@@ -13,16 +13,18 @@ so: the corpus's share goes to the tokens that are left. Needs an index of the t
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forerun.core.records import Sequence
 from forerun.core.roles import Shaper
 from forerun.core.sampling import log_softmax
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, DataError
+from forerun.ngrams.index.build.manifest import read_manifest
 from forerun.ngrams.index.query.engine import Index, check_tokenizer
-from forerun.ngrams.index.query.interpolate import TwoWeights, Weigh, features
+from forerun.ngrams.index.query.interpolate import Forest, TwoWeights, Weigh, features
+from forerun.registry import Corpus, File
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
@@ -31,16 +33,18 @@ WEIGHTS = TwoWeights(0.5, 0.1)
 
 
 class InfiniMix(Shaper):
-    """`index` is a folder that `forerun index build` made, or an open Index.
+    """Mixes the distribution of an n-gram index into that of the model.
 
-    weigh: TwoWeights or a Forest (`ngrams/index/query/interpolate.py`). context: longest suffix
-    that is looked for. max_support: occurrences that are read; of more, an even sample of ranks.
+    index: a folder that `forerun index build` made, or an open Index. weigh: the corpus's weight
+    for sparse and for other estimates, as 0.5+0.1; or a Forest, or its file. context: longest
+    suffix that is looked for. max_support: occurrences that are read; of more, an even sample of
+    ranks.
     """
 
     def __init__(
         self,
-        index: Index | str | Path,
-        weigh: Weigh = WEIGHTS,
+        index: Corpus | Index | Path,
+        weigh: tuple[float, ...] | Weigh | File = WEIGHTS,
         *,
         context: int = 64,
         max_support: int = 1000,
@@ -53,8 +57,15 @@ class InfiniMix(Shaper):
         self.index = index if isinstance(index, Index) else Index.open(index)
         if tokenizer is not None:
             check_tokenizer(self.index, tokenizer)
-        self.weigh, self.context, self.max_support = weigh, context, max_support
+        self.weigh, self.context, self.max_support = _weights(weigh), context, max_support
         self.logits((0,), np.zeros(self.index.largest_id + 1))  # compiles what it runs
+
+    @staticmethod
+    def check_options(*, index: Any = None, weigh: Any = WEIGHTS, **_: Any) -> None:
+        """Checks options before the index is opened. Raises ConfigError, DataError."""
+        _weights(weigh)
+        if isinstance(index, str | Path):
+            read_manifest(Path(index))
 
     def start(self, seq: Sequence) -> tuple[int, ...]:
         """The last tokens."""
@@ -82,3 +93,18 @@ class InfiniMix(Shaper):
             mixed = log_softmax(logits.astype(np.float64)) + np.log1p(-w)
             mixed[ids] = np.logaddexp(mixed[ids], np.log(w) + np.log(counts / counts.sum()))
         return mixed.astype(logits.dtype)
+
+
+def _weights(given: tuple[float, ...] | Weigh | str | Path) -> Weigh:
+    """Weights from two numbers or from the file of a forest. Raises ConfigError, DataError."""
+    if isinstance(given, str | Path):
+        if not Path(given).is_file():
+            raise DataError(
+                f"weigh must be two numbers, as 0.5+0.1, or the file of a forest, got {given!r}"
+            )
+        return Forest.load(given)
+    if not isinstance(given, tuple):
+        return given
+    if len(given) != 2:
+        raise ConfigError(f"weigh needs two numbers, SPARSE+OTHER, as 0.5+0.1; got {len(given)}")
+    return TwoWeights(*given)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,12 +24,14 @@ from forerun.core.records import Sequence
 from forerun.core.roles import Shaper
 from forerun.errors import ConfigError, UnknownName
 from forerun.ngrams.index.counts.trie import SMOOTHING, WEIGHTS, NgramModel, Row
+from forerun.registry import Corpus
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
 
 PAPER, FLOORED = "paper", "floored"
 FORMS = (FLOORED, PAPER)
+STRENGTH = 0.3
 CACHED = 1024  # contexts whose shifts are kept
 
 
@@ -50,11 +52,11 @@ class NgramStyle(Shaper):
 
     def __init__(
         self,
-        style: NgramModel | str | Path | Many[str | Path],
+        style: tuple[Corpus, ...] | NgramModel | str | Path | Many[str | Path],
         *,
-        strength: float = 0.3,
+        strength: float = STRENGTH,
         form: str = FLOORED,
-        weights: Many[float] = WEIGHTS,
+        weights: tuple[float, ...] = WEIGHTS,
         smoothing: float = SMOOTHING,
         entries: int = 512,
         tokenizer: Tokenizer | None = None,
@@ -78,6 +80,11 @@ class NgramStyle(Shaper):
         self._reach = len(self.weights) - 1  # tokens that a state holds
         self._shifts: dict[tuple[int, ...], Shift] = {}
         self.shift(())  # compiles what it runs
+
+    @staticmethod
+    def check_options(*, strength: float = STRENGTH, form: str = FLOORED, **_: Any) -> None:
+        """Checks options before files are read. Raises ConfigError."""
+        check(strength, form)
 
     def start(self, seq: Sequence) -> tuple[int, ...] | None:
         """The last tokens; None at strength 0: the sequence is left alone."""

@@ -57,6 +57,7 @@ class Setup:
     batch: int = 1
     tenant: str = ""
     shapers: Callable[[Model], Many[Shaper]] = no_shapers
+    target: str | None = None  # built around the model
     graphs: bool = field(default_factory=gpu.uses_graphs)  # as in the process that asks
 
 
@@ -79,7 +80,7 @@ class Worker:
         if self.threads:
             torch.set_num_threads(self.threads)
         how: dict[str, Any] = {"dtype": s.dtype, "device": s.device, "weights": s.weights}
-        self.model = forerun.load(s.model, max_seqs=s.batch, **how)
+        self.model = forerun.load(s.model, max_seqs=s.batch, target=s.target, **how)
         self.main = self.model.drafter(s.drafter)
         self.drafter: str | Drafter = s.drafter  # by its name pieces teach each other nothing
         self.shapers = s.shapers(self.model)

@@ -18,7 +18,8 @@ import numpy as np
 from forerun.core.dice import SeededDice
 from forerun.core.forward_batch import ForwardBatch
 from forerun.core.logits import Adjust, Laws
-from forerun.core.records import Sequence, Step
+from forerun.core.records import Sequence, Step, Verdict
+from forerun.core.roles import Shaper
 from forerun.core.sampling import Sampling, to_probs
 from forerun.core.tree import EMPTY
 from forerun.engine.stats import Stats
@@ -151,7 +152,9 @@ def prompt_laws(
                 total.add(sample.stats)
                 if on_sample:
                     on_sample()
-        tests = [replace(t, prompt_index=i) for t in law_tests(model, tokens, found, sampling)]
+        shapers = [model.constraint(one) for one in parts.constraint]
+        tested = law_tests(model, tokens, found, sampling, shapers)
+        tests = [replace(t, prompt_index=i) for t in tested]
         yield PromptLaw(tests, len(found), total)
 
 
@@ -183,7 +186,11 @@ class Watch:
 
 
 def law_tests(
-    model: Model, prompt: list[int], found: Many[Drawn], sampling: Sampling
+    model: Model,
+    prompt: list[int],
+    found: Many[Drawn],
+    sampling: Sampling,
+    shapers: Many[Shaper] = (),
 ) -> Iterator[LawTest]:
     """A test for every position, over its MOST commonest beginnings.
 
@@ -199,7 +206,7 @@ def law_tests(
         common = sorted(after.items(), key=lambda item: -len(item[1]))[:MOST]
         u, laws, num_border = [], [], 0
         for beginning, group in common:
-            logits = next_logits(model, prompt, list(beginning), sampling)
+            logits = next_logits(model, prompt, list(beginning), sampling, shapers)
             for law, same, is_moved in _by_border(model, logits, position, group, sampling):
                 u.append(ranks(law, np.array([drawn.tokens[position] for drawn in same]), rng))
                 laws.append(len(same) * np.sort(law)[::-1])
@@ -228,18 +235,34 @@ def _by_border(
         yield law.astype(np.float64), same, is_moved
 
 
-def next_logits(model: Model, prompt: list[int], generated: list[int], sampling: Sampling) -> Any:
+def next_logits(
+    model: Model,
+    prompt: list[int],
+    generated: list[int],
+    sampling: Sampling,
+    shapers: Many[Shaper] = (),
+) -> Any:
     """The shaped logits [V] of the next token from one plain pass."""
-    adjust = Adjust(model.tokenizer.eos_ids)
-    tokens = [*prompt, *generated]
+    every = (Adjust(model.tokenizer.eos_ids), *shapers)
+    is_stateful = getattr(model.target, "is_stateful", False)
+    tokens = list(prompt) if is_stateful else [*prompt, *generated]
     seq = Sequence(tokens, len(prompt), sampling, SeededDice(0), limit=sampling.max_new_tokens)
-    seq.states = (adjust.start(seq),)
     with model.target.turns:
         try:
+            for token in generated if is_stateful else ():
+                _commit(model, seq, token)
+            seq.states = tuple(shaper.start(seq) for shaper in every)
             (rows,) = model.target.forward(ForwardBatch([seq], [EMPTY]))
-            return Laws(rows, seq, EMPTY, (adjust,)).logits(-1)
+            return Laws(rows, seq, EMPTY, every).logits(-1)
         finally:
             model.target.release(seq)
+
+
+def _commit(model: Model, seq: Sequence, token: int) -> None:
+    """One plain step of a sequence, whatever its distribution, to this token."""
+    model.target.forward(ForwardBatch([seq], [EMPTY]))
+    seq.tokens.append(token)
+    model.target.commit([seq], [EMPTY], [Verdict([], token)])
 
 
 def next_law(model: Model, prompt: list[int], generated: list[int], sampling: Sampling) -> Any:

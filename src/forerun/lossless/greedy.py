@@ -48,11 +48,15 @@ KEPT = 16  # largest logits remembered per position
 
 @dataclass(frozen=True)
 class Parts:
-    """What is checked: a drafter, a verifier and a controller, by name or as objects."""
+    """What is checked: a drafter, a verifier and a controller, by name or as objects.
+
+    constraint: what changes the model's distribution, which drafts must keep then.
+    """
 
     drafter: Any = registry.BRANCHING
     verifier: Any = registry.VERIFIER
     controller: Any = "fixed"  # drafts also where they do not pay
+    constraint: tuple[Any, ...] = ()
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments of `Model.run`."""
@@ -60,6 +64,7 @@ class Parts:
             "drafter": self.drafter,
             "verifier": self.verifier,
             "controller": self.controller,
+            "constraint": self.constraint,
         }
 
 
@@ -128,7 +133,8 @@ def check_greedy(
     for i, prompt in enumerate(prompts):
         tops = Tops()
         forget(model)
-        (plain,) = model.run([prompt], greedy, drafter="none", on_step=tops)
+        run = model.run([prompt], greedy, drafter="none", constraint=parts.constraint, on_step=tops)
+        (plain,) = run
         drafted = Tops()
         run = model.run(
             [prompt], replace(greedy, n=num_repeats), on_step=drafted, **parts.options()

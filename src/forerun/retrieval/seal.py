@@ -33,8 +33,8 @@ from forerun.retrieval.ranking import (
     full_score,
     occurrences,
 )
+from forerun.retrieval.token_beam import Free, Searched, beam_search
 from forerun.retrieval.weights import weights
-from forerun.search.beam import Free, Searched, beam_search
 
 SCORES = ("intersective", "lm_fm", "lm")
 WORDS = 3  # longest word n-gram of a query

@@ -20,9 +20,19 @@ from forerun.core.sampling import Sampling
 from forerun.engine.generation import Sample
 from forerun.engine.stats import Stats
 from forerun.errors import ConfigError, UnknownName
-from forerun.search.answers import Parse, check_num, is_decided, last_answer, read, voted, weigh
-from forerun.search.scorers import AnyScorer, Attempt, Likelihood, as_scorer, score_all
-from forerun.search.session import Session
+from forerun.search._answers import (
+    Parse,
+    as_parser,
+    check_num,
+    is_decided,
+    line_of_votes,
+    read,
+    voted,
+    weigh,
+)
+from forerun.search._scorers import AnyScorer, Attempt, Likelihood, Scorer, as_scorer, score_all
+from forerun.search._session import Session
+from forerun.search.base import Search, divided
 
 if TYPE_CHECKING:
     from forerun.api import Model
@@ -66,67 +76,129 @@ class BestOf:
         """The chosen sample's; None if it states none."""
         return self.answers[self.samples.index(self.chosen)]
 
+    @property
+    def num_texts(self) -> int:
+        return len(self.samples)
 
-def best_of(
-    model: Model,
-    prompt: str | Many[int],
-    *,
-    n: int = 16,
-    select: str | None = None,
-    parse: Parse = last_answer,
-    scorer: AnyScorer | None = None,
-    early_stop: bool = False,
-    batch: int = 1,
-    alone: int = 0,
-    sampling: Sampling | None = None,
-    **options: Any,
-) -> BestOf:
+    def shown(self) -> str:
+        return self.text
+
+    def remarks(self, seconds: float) -> list[str]:
+        return [line_of_votes(self.answer, self.votes)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON: what was chosen, all votes, everything sampled."""
+        rows = zip(self.samples, self.answers, self.scores, strict=True)
+        return {
+            "method": "best_of",
+            "prompt": self.prompt,
+            "text": self.text,
+            "answer": self.answer,
+            "votes": self.votes,
+            "seed": self.seed,
+            "stats": self.stats.to_dict(),
+            "abandoned_tokens": self.num_abandoned,
+            "notes": self.notes,
+            "select": self.select,
+            "num_asked": self.num_asked,
+            "chosen": self.chosen.index,
+            "samples": [_record(*row) for row in rows],
+        }
+
+
+class BestOfN(Search):
     """Draws n trajectories and chooses one.
 
-    select: "majority" of the answers that `parse` reads (the first sample with that answer),
-    "weighted" (votes weighted by score), "score", "likelihood" (the target's log-probability) or
-    "mean_likelihood" (per token). Default: score if there is a scorer, else majority.
-    early_stop: stop when the vote is decided; changes the number of samples. batch: how many run at
-    once; alone: the first so many run one by one before. options: of `Model.run` and Sampling.
-    Raises ConfigError; NoSampleLeft if the scorer lost all. What ends it early carries `samples`.
+    n: trajectories. select: how to choose: majority of the answers, weighted (votes weighted by
+    score), score, likelihood (of the target), or mean_likelihood (per token); score if there is a
+    scorer, else majority. scorer: what ranks texts: arithmetic (checks stated sums), likelihood,
+    reward:MODEL (a Hugging Face reward model), MODULE:FUNCTION, or a callable on (prompt, text).
+    parse: regular expression of
+    the final answer (last match, group 1), or a callable on a text. early_stop: stop when the vote
+    is decided; changes the number of samples. alone: so many run one by one before the rest.
     """
-    select = select or ("majority" if scorer is None else "score")
-    judge = _judge(select, scorer)
-    _check(n, alone, early_stop, select)
-    needs = judge is not None and judge.needs_logprobs
-    with Session(model, prompt, sampling, batch=batch, needs_logprobs=needs, **options) as session:
-        done: list[Sample] = []
-        try:
-            for sample in _samples(session, n, alone):
-                done.append(sample)
-                left = n - len(done)
-                if early_stop and left and is_decided(read(parse, (s.text for s in done)), left):
-                    session.note(f"early stop: the vote is decided after {len(done)} of {n}")
-                    session.cancel_all()
-            done.sort(key=lambda sample: sample.index)
-            return _choose(session, done, n, select, parse, judge)
-        except BaseException as error:
-            error.samples = done  # type: ignore[attr-defined]
-            raise
+
+    spellings = {"parse": "--answer"}
+
+    def __init__(
+        self,
+        *,
+        n: int = 16,
+        select: str | None = None,
+        scorer: AnyScorer | str | None = None,
+        parse: Parse | str | None = None,
+        early_stop: bool = False,
+        alone: int = 0,
+        device: str = "auto",
+    ) -> None:
+        self.n, self.early_stop, self.alone = n, early_stop, alone
+        self.select = select or ("majority" if scorer is None else "score")
+        self.parse = as_parser(parse)
+        _check(n, alone, early_stop, self.select, scorer is not None)
+        self.judge = _judge(self.select, scorer, device)
+
+    def run(
+        self,
+        model: Model,
+        prompt: str | Many[int],
+        *,
+        batch: int | None = None,
+        sampling: Sampling | None = None,
+        **options: Any,
+    ) -> BestOf:
+        """batch: how many run at once; None: all. Raises as `best_of` does."""
+        needs = self.judge is not None and self.judge.needs_logprobs
+        how = options | {"batch": self.n if batch is None else batch, "needs_logprobs": needs}
+        with Session(model, prompt, sampling, **how) as session:
+            done: list[Sample] = []
+            try:
+                for sample in _samples(session, self.n, self.alone):
+                    done.append(sample)
+                    self._stop_early(session, done)
+                done.sort(key=lambda sample: sample.index)
+                return _choose(session, done, self.n, self.select, self.parse, self.judge)
+            except BaseException as error:
+                error.samples = done  # type: ignore[attr-defined]
+                raise
+
+    def _stop_early(self, session: Session, done: list[Sample]) -> None:
+        """Ends the run where the vote is decided, if that was asked for."""
+        left = self.n - len(done)
+        texts = (sample.text for sample in done)
+        if self.early_stop and left and is_decided(read(self.parse, texts), left):
+            session.note(f"early stop: the vote is decided after {len(done)} of {self.n}")
+            session.cancel_all()
 
 
-def _judge(select: str, scorer: AnyScorer | None) -> Any:
-    """Who scores, if anybody."""
-    if select not in SELECT:
-        raise UnknownName.of("selection", select, SELECT)
-    wants = select in ("score", "weighted")
-    if wants != (scorer is not None):
-        remedy = "give one" if wants else "select='score' or 'weighted' do"
-        raise ConfigError(f"select={select!r} {'needs' if wants else 'uses no'} scorer; {remedy}")
+def best_of(
+    model: Model, prompt: str | Many[int], *, batch: int | None = 1, **options: Any
+) -> BestOf:
+    """Draws n trajectories and chooses one. options: of `BestOfN`, `Model.run` and Sampling.
+
+    batch: how many run at once; None: all. sampling: a Sampling. Raises ConfigError; NoSampleLeft
+    if the scorer lost all. What ends it early carries `samples`.
+    """
+    own, run = divided(BestOfN, options)
+    return BestOfN(**own).run(model, prompt, batch=batch, **run)
+
+
+def _judge(select: str, scorer: AnyScorer | str | None, device: str) -> Scorer | None:
+    """What scores the samples; None where they only vote."""
     if scorer is not None:
-        return as_scorer(scorer)
+        return as_scorer(scorer, device)
     return None if select == "majority" else Likelihood(per_token=select == "mean_likelihood")
 
 
-def _check(n: int, alone: int, early_stop: bool, select: str) -> None:
+def _check(n: int, alone: int, early_stop: bool, select: str, has_scorer: bool) -> None:
     check_num(n)
     if not 0 <= alone <= n:
         raise ConfigError(f"expected alone in 0..n, got n={n}, alone={alone}")
+    if select not in SELECT:
+        raise UnknownName.of("selection", select, SELECT)
+    wants = select in ("score", "weighted")
+    if wants != has_scorer:
+        remedy = "give one" if wants else "select='score' or 'weighted' do"
+        raise ConfigError(f"select={select!r} {'needs' if wants else 'uses no'} scorer; {remedy}")
     if early_stop and select != "majority":
         raise ConfigError(
             f"early_stop needs select='majority', got {select!r}: only a vote can be decided early"
@@ -210,3 +282,15 @@ def own_logprobs(sample: Sample) -> tuple[float, ...]:
     """The target's log-probabilities of a sample's tokens, where they were recorded."""
     pairs = zip(sample.tokens, sample.logprobs or [], strict=False)
     return tuple(top[token] for token, top in pairs)
+
+
+def _record(sample: Sample, answer: str | None, score: float | None) -> dict[str, Any]:
+    return {
+        "index": sample.index,
+        "text": sample.text,
+        "tokens": sample.tokens,
+        "finish": sample.finish,
+        "answer": answer,
+        "score": score,
+        "tau": round(sample.stats.tau, 4),
+    }

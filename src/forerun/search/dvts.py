@@ -10,47 +10,29 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any
 
-from forerun.core.sampling import Sampling
-from forerun.search.answers import Parse, last_answer
-from forerun.search.scorers import AnyScorer
-from forerun.search.steps import Found, Options, search
+from forerun.search._steps import Found, StepwiseSearch
+from forerun.search.base import divided
 
 if TYPE_CHECKING:
     from forerun.api import Model
 
 
-def dvts(
-    model: Model,
-    prompt: str | Many[int],
-    *,
-    scorer: AnyScorer,
-    n: int = 16,
-    width: int = 4,
-    step_end: str | Many[str] = "\n",
-    step_tokens: int = 128,
-    max_steps: int = 40,
-    aggregate: str = "last",
-    select: str = "weighted",
-    parse: Parse = last_answer,
-    batch: int | None = None,
-    sampling: Sampling | None = None,
-    **options: Any,
-) -> Found:
+class Dvts(StepwiseSearch):
     """n / width trees: each step is sampled `width` times, and the best one goes on.
 
-    The options are those of `step_beam`; with width 1 it is best of n, step by step.
+    With width 1 it is best of n, step by step.
     """
-    plan = Options(n, width, step_tokens, max_steps, aggregate, select, parse)
-    return search(
-        "dvts",
-        model,
-        prompt,
-        scorer,
-        plan,
-        groups=n // width,
-        keep=1,
-        step_end=step_end,
-        batch=batch,
-        sampling=sampling,
-        **options,
-    )
+
+    @property
+    def groups(self) -> int:
+        return self.n // self.plan.width
+
+
+def dvts(model: Model, prompt: str | Many[int], **options: Any) -> Found:
+    """Searches for one prompt. options: of `Dvts`, `Model.run` and Sampling.
+
+    batch: how many run at once; all, if it is not given. Raises ConfigError; BranchesLost if the
+    scorer lost all.
+    """
+    own, run = divided(Dvts, options)
+    return Dvts(**own).run(model, prompt, **run)

@@ -11,50 +11,26 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any
 
-from forerun.core.sampling import Sampling
-from forerun.search.answers import Parse, last_answer
-from forerun.search.scorers import AnyScorer
-from forerun.search.steps import Found, Options, search
+from forerun.search._steps import Found, StepwiseSearch
+from forerun.search.base import divided
 
 if TYPE_CHECKING:
     from forerun.api import Model
 
 
-def step_beam(
-    model: Model,
-    prompt: str | Many[int],
-    *,
-    scorer: AnyScorer,
-    n: int = 16,
-    width: int = 4,
-    step_end: str | Many[str] = "\n",
-    step_tokens: int = 128,
-    max_steps: int = 40,
-    aggregate: str = "last",
-    select: str = "weighted",
-    parse: Parse = last_answer,
-    batch: int | None = None,
-    sampling: Sampling | None = None,
-    **options: Any,
-) -> Found:
-    """Keeps the n / width best stems and continues each of them `width` times, step by step.
+class StepBeam(StepwiseSearch):
+    """Keeps the n / width best stems and continues each of them `width` times, step by step."""
 
-    scorer: a callable on (prompt, text so far), or a Scorer. step_end: text or texts that end a
-    step, which else ends after step_tokens. aggregate: of a branch's step scores: last, min, mean,
-    product. select: among finished branches by "weighted" votes, "majority", or "score". batch: how
-    many run at once (all). options: of `Model.run` and Sampling. Raises ConfigError; BranchesLost.
+    @property
+    def groups(self) -> int:
+        return 1
+
+
+def step_beam(model: Model, prompt: str | Many[int], **options: Any) -> Found:
+    """Searches for one prompt. options: of `StepBeam`, `Model.run` and Sampling.
+
+    batch: how many run at once; all, if it is not given. Raises ConfigError; BranchesLost if the
+    scorer lost all.
     """
-    plan = Options(n, width, step_tokens, max_steps, aggregate, select, parse)
-    return search(
-        "step_beam",
-        model,
-        prompt,
-        scorer,
-        plan,
-        groups=1,
-        keep=n // width,
-        step_end=step_end,
-        batch=batch,
-        sampling=sampling,
-        **options,
-    )
+    own, run = divided(StepBeam, options)
+    return StepBeam(**own).run(model, prompt, **run)

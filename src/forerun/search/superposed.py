@@ -13,9 +13,12 @@ model that runs on forerun's own decoder, and n-gram counts made with its tokeni
 from __future__ import annotations
 
 import heapq
+import logging
+import math
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,11 +29,15 @@ from forerun.core.sampling import Sampling, log_softmax, softmax
 from forerun.core.tree import TreeBuilder
 from forerun.errors import ConfigError, DataError
 from forerun.ngrams.index.counts.trie import NgramModel
+from forerun.registry import Corpus
 from forerun.runner.soft_embeddings import MixedStream
+from forerun.search.base import Search
+from forerun.utils.text import counted
 
 if TYPE_CHECKING:
     from forerun.api import Model
 
+log = logging.getLogger("forerun")
 WEIGHTS = (0.01, 0.04, 0.15, 0.18, 0.12)  # of contexts of 1 .. 5 tokens
 ORDER = len(WEIGHTS) + 1  # of the n-gram model that uses them all
 
@@ -91,6 +98,116 @@ class Superposed:
     prompt: str
     drafts: list[Draft]
     num_passes: int  # of the model, the prompt's counted
+    logprobs: list[float] = field(default_factory=list)  # the plain model's, of whole drafts
+
+    @property
+    def text(self) -> str:
+        return self.drafts[0].text
+
+    def shown(self) -> str:
+        """A draft per line."""
+        return "\n".join(draft.text.replace("\n", "\\n") for draft in self.drafts)
+
+    def remarks(self, seconds: float) -> list[str]:
+        shown = ", ".join(f"{logprob:.2f}" for logprob in self.logprobs)
+        drafts = counted(len(self.drafts), "draft")
+        passes = counted(self.num_passes, "pass", "passes")
+        return [
+            f"approximate: drafts share the model's state; log-probabilities under it: {shown}",
+            f"{drafts} from {passes} in {seconds:.2f} s",
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; logprob is the plain model's, of the whole draft."""
+        drafts = [
+            {
+                "text": draft.text,
+                "tokens": list(draft.tokens),
+                "finish": draft.finish,
+                "score": draft.score,
+                "logprob": logprob,
+            }
+            for draft, logprob in zip(self.drafts, self.logprobs, strict=True)
+        ]
+        return {
+            "prompt": self.prompt,
+            "method": "superposed",
+            "is_lossless": False,
+            "text": self.text,
+            "drafts": drafts,
+            "passes": self.num_passes,
+        }
+
+
+class SuperposedDecoding(Search):
+    """Drafts k continuations in one run; they are approximate, and nothing is drawn at random.
+
+    k: drafts, at least 2. ngrams: text that tells the drafts apart, or one saved n-gram model.
+    ngram_weight: weight of the n-grams, 0 to 1; 0 does without them. mix_temperature: temperature
+    of the target's distribution, before logarithms are mixed. candidates: tokens that may follow a
+    draft; 0: 3 k. penalty: added to a draft that the n-grams leave without a successor. weights:
+    weights of contexts of 1, 2, ... tokens.
+    """
+
+    draws = False
+    num_tokens = 10
+    spellings = {"k": "-n"}
+
+    def __init__(
+        self,
+        *,
+        k: int = 3,
+        ngrams: tuple[Corpus, ...] | NgramModel = (),
+        ngram_weight: float = 0.54,
+        mix_temperature: float = 0.06,
+        candidates: int = 0,
+        penalty: float = 200.0,
+        weights: tuple[float, ...] = WEIGHTS,
+    ) -> None:
+        self.settings = Settings(k, mix_temperature, ngram_weight, candidates, penalty, weights)
+        self.ngrams = ngrams
+        if ngram_weight and isinstance(ngrams, tuple):
+            if not ngrams:
+                raise ConfigError(
+                    "superposed needs ngrams, a text or a saved n-gram model that tells its drafts "
+                    "apart: --ngrams FILE; --ngram-weight 0 does without, and drafts get worse"
+                )
+            _check_files(ngrams)
+
+    def run(
+        self, model: Model, prompt: str | Many[int], *, max_new_tokens: int = 10, **_: Any
+    ) -> Superposed:
+        """The drafts, scored by the plain model in one more pass. Raises as `superposed` does."""
+        ngrams = self._counted(model)
+        found = _superposed(model, prompt, ngrams, self.settings, max_new_tokens)
+        logprobs = [math.fsum(row) for row in rescored(model, prompt, found.drafts)]
+        return replace(found, logprobs=logprobs)
+
+    def _counted(self, model: Model) -> NgramModel | None:
+        """The n-grams, counted once with the model's tokenizer."""
+        if isinstance(self.ngrams, tuple):
+            if not self.ngrams:
+                return None
+            paths = [Path(path).expanduser() for path in self.ngrams]
+            self.ngrams = NgramModel.of_files(paths, model.tokenizer, order=ORDER)
+            if 2 * self.ngrams.num_tokens < self.ngrams.vocab_size:
+                log.warning(
+                    "ngrams holds %s, so it has never seen most of the %s ids of the vocabulary; "
+                    "it can hardly tell drafts apart, and they may be nonsense: give it more text",
+                    counted(self.ngrams.num_tokens, "token"),
+                    self.ngrams.vocab_size,
+                )
+        return self.ngrams
+
+
+def _check_files(files: Many[str]) -> None:
+    """Raises DataError for what cannot be read as a file; pipes can."""
+    for file in files:
+        path = Path(file).expanduser()
+        if not file or not path.exists():
+            raise DataError(f"ngrams: there is no file {file or repr(file)}; check the path")
+        if path.is_dir():
+            raise DataError(f"ngrams: {file} is a folder; give the files in it")
 
 
 def superposed(
@@ -107,13 +224,24 @@ def superposed(
     Raises ConfigError, DataError for an empty prompt, CapacityError beyond the context.
     """
     how = Settings(**options)  # type: ignore[arg-type]
-    if max_new_tokens < 1:
-        raise ConfigError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
     if ngrams is None and how.ngram_weight:
         raise ConfigError(
             "superposed needs n-gram counts to tell its drafts apart, got none; give "
             "ngrams=NgramModel.of_files([FILE], tokenizer, order=6), or ngram_weight=0"
         )
+    return _superposed(model, prompt, ngrams, how, max_new_tokens)
+
+
+def _superposed(
+    model: Model,
+    prompt: str | Many[int],
+    ngrams: NgramModel | None,
+    how: Settings,
+    max_new_tokens: int,
+) -> Superposed:
+    """The drafts, not scored by the plain model."""
+    if max_new_tokens < 1:
+        raise ConfigError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
     if ngrams is not None and ngrams.order < 2:
         raise ConfigError("superposed needs n-grams of 2 tokens or more, got counts of order 1")
     tokens = model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)

@@ -22,7 +22,7 @@ from forerun.serving.admission import Group
 from forerun.serving.errors import ApiError, of_fault
 from forerun.serving.jobs import End, Event, Job
 from forerun.serving.metrics import Metrics
-from forerun.serving.routing import Plans, Router
+from forerun.serving.routing import Plans, Router, constrain
 from forerun.serving.traces import Traces
 
 log = logging.getLogger("forerun.serving")
@@ -90,6 +90,7 @@ class Batch:
         for choice in choices:
             seq = choice.seq
             self.router.assign(seq, method, progress.prediction())
+            constrain(self.engine.shapers, seq, job.constraints)
             if job.traces:
                 choice.trace = self.traces.watch(seq, method)
             progress.choices[choice.number] = self._choices[seq] = choice

@@ -62,6 +62,7 @@ class Job:
     tenant: str
     is_seeded: bool = False  # the client gave the seed: the same request, the same text
     nodes: int | None = None  # largest draft tree, if the client said so
+    constraints: tuple[str, ...] = ()  # names of those that the client asked for
     prediction: list[int] = field(default_factory=list)
     streams: bool = False  # whether pieces are wanted as they come
     traces: bool = False  # whether it is to be told how every token came

@@ -8,14 +8,17 @@ change the text that the seed stands for.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun import registry
 from forerun.core.roles import Drafter, Verifier
 from forerun.engine.engine import check_pair
 from forerun.errors import ConfigError
-from forerun.serving.errors import unknown
-from forerun.serving.routing import Router
+from forerun.serving.errors import ApiError, unknown
+from forerun.serving.routing import Gate, Router
+
+if TYPE_CHECKING:
+    from forerun.api import Model
 
 OFFERED = ("auto", "stand", "prompt_lookup", "none")  # where the registry has them
 DEFAULT = "auto"  # of requests that name none: they may be of any kind
@@ -67,8 +70,34 @@ class Methods:
         return registry.make("drafter", spec, **self._build)
 
 
-def named(texts: Iterable[str]) -> dict[str, str]:
-    """Drafter specs by name, of texts NAME=SPEC or SPEC: "stand:context=3" alone is called stand.
+class Constraints:
+    """Constraints that requests may name, made before the server starts.
+
+    specs: name -> constraint spec. Raises ConfigError, DataError, UnknownName.
+    """
+
+    def __init__(self, model: Model, specs: Mapping[str, str]) -> None:
+        self.shapers = {name: model.constraint(spec) for name, spec in specs.items()}
+
+    def gates(self) -> tuple[Gate, ...]:
+        """Shapers of a fresh engine, in the operator's order."""
+        return tuple(Gate(name, shaper) for name, shaper in self.shapers.items())
+
+    def choose(self, given: str | list[str] | None) -> tuple[str, ...]:
+        """Names that a request gives, checked. Raises ApiError 400."""
+        asked = [given] if isinstance(given, str) else given or []
+        names = tuple(name.replace("-", "_") for name in asked)
+        where: dict[str, Any] = {"param": "speculation.constraint", "code": "unknown_constraint"}
+        for name in names:
+            if not self.shapers:
+                raise ApiError(400, "this server offers no constraint; leave it out", **where)
+            if name not in self.shapers:
+                raise unknown("constraint", name, self.shapers, **where)
+        return names
+
+
+def named(texts: Iterable[str], kind: str = "method") -> dict[str, str]:
+    """Specs by name, of texts NAME=SPEC or SPEC: "stand:context=3" alone is called stand.
 
     Raises ConfigError for a name that has two of them.
     """
@@ -80,7 +109,7 @@ def named(texts: Iterable[str]) -> dict[str, str]:
         name, spec = name.strip().replace("-", "_"), spec.strip()
         if (before := specs.setdefault(name, spec)) != spec:
             raise ConfigError(
-                f"method {name!r} is given twice, as {before} and as {spec}; name one of them "
+                f"{kind} {name!r} is given twice, as {before} and as {spec}; name one of them "
                 "otherwise, NAME=SPEC"
             )
     return specs

@@ -43,6 +43,7 @@ class ReplicaSetup:
     device: str = "auto"
     context: int | None = None
     chat_template: str | None = None
+    target: str | None = None  # built around the model
     graphs: bool = field(default_factory=gpu.uses_graphs)  # as in the process that asks
 
     def service(self) -> Service:
@@ -56,6 +57,7 @@ class ReplicaSetup:
             device=self.device,
             max_seqs=self.settings.max_seqs,
             context=self.context,
+            target=self.target,
         )
         if self.chat_template is not None:
             model.tokenizer.inner.chat_template = self.chat_template

@@ -16,7 +16,7 @@ from forerun.errors import CapacityError, ConfigError
 from forerun.serving.contents import biases, plain_message, plain_text, prompt_list
 from forerun.serving.errors import ApiError, bad, unknown
 from forerun.serving.jobs import Job
-from forerun.serving.methods import Methods
+from forerun.serving.methods import Constraints, Methods
 from forerun.serving.schemas import (
     UNSUPPORTED,
     ChatRequest,
@@ -67,9 +67,15 @@ class Intake:
     """Turns requests into jobs for one model."""
 
     def __init__(
-        self, model: Model, methods: Methods, settings: Settings, can_predict: bool = True
+        self,
+        model: Model,
+        methods: Methods,
+        settings: Settings,
+        can_predict: bool = True,
+        constraints: Constraints | None = None,
     ) -> None:
         self.model, self.methods, self.settings = model, methods, settings
+        self.constraints = constraints or Constraints(model, {})
         self.can_predict = can_predict  # whether the verifier judges copied drafts
         self.template = Template(model.tokenizer, settings.name)
 
@@ -122,6 +128,7 @@ class Intake:
             tenant,
             is_seeded=request.seed is not None,
             nodes=nodes,
+            constraints=self.constraints.choose(spec.constraint),
             prediction=prediction,
             streams=bool(request.stream),
             traces=bool(spec.trace),

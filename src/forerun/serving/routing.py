@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from forerun import registry
 from forerun.core.dice import Dice
 from forerun.core.mixins import Shared
 from forerun.core.records import Plan, Sequence, Step
-from forerun.core.roles import Controller, Drafter, Target
+from forerun.core.roles import Controller, Drafter, Shaper, Target
 from forerun.core.tree import EMPTY, Tree
 from forerun.drafters.fuse import merge
 from forerun.engine.safe_drafter import SafeDrafter
@@ -121,6 +124,36 @@ class Router(Shared):
         copied = seq.scratch.pop((self, "copied"))
         nodes = step.verdicts[i].nodes[: len(step.emitted[i])]
         seq.scratch[self, "prediction"].judge(copied, sum(node < copied for node in nodes))
+
+
+class Gate(Shaper):
+    """A constraint for the sequences that asked for it; it leaves the others alone."""
+
+    def __init__(self, name: str, inner: Shaper) -> None:
+        self.name, self.inner = name, inner
+
+    def assign(self, seq: Sequence) -> None:
+        """The sequence asked for it; to be called before it joins."""
+        seq.scratch[self] = True
+
+    def start(self, seq: Sequence) -> Any:
+        return self.inner.start(seq) if self in seq.scratch else None
+
+    def advance(self, state: Any, token: int) -> Any:
+        return self.inner.advance(state, token)
+
+    def logits(self, state: Any, logits: np.ndarray) -> np.ndarray:
+        return self.inner.logits(state, logits)
+
+    def allows(self, state: Any, token: int) -> bool:
+        return self.inner.allows(state, token)
+
+
+def constrain(shapers: Many[Shaper], seq: Sequence, names: Many[str]) -> None:
+    """Applies the constraints of these names to a sequence that has not joined yet."""
+    for shaper in shapers:
+        if isinstance(shaper, Gate) and shaper.name in names:
+            shaper.assign(seq)
 
 
 class Plans(Controller):

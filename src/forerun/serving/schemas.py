@@ -21,12 +21,14 @@ class _Strict(BaseModel):
 
 
 class Speculation(_Strict):
-    """How this request drafts, and what is told of it.
+    """How this request drafts, what changes its distribution, and what is reported.
 
-    max_nodes: largest draft tree, 0 is plain decoding. trace: how every token came.
+    constraint: one that the server offers, or several. max_nodes: largest draft tree, 0 is plain
+    decoding. trace: how every token came.
     """
 
     method: str | None = None
+    constraint: Text | Annotated[list[Text], Field(max_length=16)] | None = None
     max_nodes: int | None = Field(default=None, ge=0)
     statistics: bool | None = None
     trace: bool | None = None

@@ -17,7 +17,7 @@ from forerun.engine.stats import Recorder
 from forerun.engine.stopping import Stops
 from forerun.models.tokenizer import TextStream
 from forerun.serving.engine_thread import EngineThread
-from forerun.serving.methods import Methods, check_lossless, make_verifier
+from forerun.serving.methods import Constraints, Methods, check_lossless, make_verifier
 from forerun.serving.metrics import Metrics
 from forerun.serving.request_parser import Intake
 from forerun.serving.routing import Plans, Router
@@ -48,10 +48,11 @@ class Service:
             verifier = make_verifier(settings.verifier, allowed, tokenizer=model.tokenizer)
         self.verifier = check_lossless(verifier, settings.verifier, allowed)
         self.methods = Methods(settings.methods, settings.default_method, **model.offers)
+        self.constraints = Constraints(model, settings.constraints)
         self.metrics = Metrics(settings.name, settings.engine)
         self.worker = EngineThread(self._engine, self.metrics, settings.max_waiting)
         can_predict = verifier.judges >= COPIES
-        self.intake = Intake(model, self.methods, settings, can_predict)
+        self.intake = Intake(model, self.methods, settings, can_predict, self.constraints)
         self.answerer = Answerer(self.worker, settings.request_timeout, self.metrics)
         self.pieces = Pieces(model.tokenizer)
         self.fingerprint = self._fingerprint()
@@ -73,6 +74,7 @@ class Service:
         return {
             "methods": sorted(self.methods.specs),
             "default": self.methods.default,
+            "constraints": sorted(self.constraints.shapers),
             "max_nodes": self.settings.max_nodes,
             "verifier": self.settings.verifier,
             "lossless": self.verifier.lossless,
@@ -88,7 +90,7 @@ class Service:
             self.verifier,
             plans,
             stops=Stops(model.tokenizer.eos_ids, lambda: TextStream(model.tokenizer)),
-            shapers=(Adjust(model.tokenizer.eos_ids),),
+            shapers=(Adjust(model.tokenizer.eos_ids), *self.constraints.gates()),
             listeners=[record_logprobs, self.metrics.observe, recorder],
             max_seqs=self.settings.max_seqs,
         )

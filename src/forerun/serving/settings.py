@@ -24,6 +24,7 @@ class Settings:
     name: str = "model"  # what clients call the model
     default_method: str | None = None  # None: auto if there is one, else forerun's own default
     methods: Mapping[str, str] = field(default_factory=dict)  # name -> drafter spec, beside ours
+    constraints: Mapping[str, str] = field(default_factory=dict)  # name -> constraint spec
     verifier: str = registry.VERIFIER
     controller: str = registry.CONTROLLER
     allow_lossy: bool = False
@@ -57,18 +58,18 @@ class Settings:
             ) from None
         if not 0 <= self.drain < math.inf:
             raise ConfigError(f"drain must be a number of seconds from 0 on, got {self.drain}")
-        self._check_methods()
+        _check_names("methods", "drafter", self.methods)
+        _check_names("constraints", "constraint", self.constraints)
 
-    def _check_methods(self) -> None:
-        """What a name says must be what it does: no method under the name of another one."""
-        known = registry.names("drafter")
-        for name, spec in self.methods.items():
-            if not METHOD.fullmatch(name):
-                raise ConfigError(
-                    f"methods must be named by letters, digits, _ and ., got {name!r}"
-                )
-            if name in known and registry.parse(spec)[0] != name:
-                raise ConfigError(
-                    f"methods must not take another one's name: {name!r} is one, but would mean "
-                    f"{spec} here; choose a name that is not in `forerun methods`"
-                )
+
+def _check_names(field: str, kind: str, specs: Mapping[str, str]) -> None:
+    """Raises ConfigError for a method under the name of another one."""
+    known = registry.names(kind)
+    for name, spec in specs.items():
+        if not METHOD.fullmatch(name):
+            raise ConfigError(f"{field} must be named by letters, digits, _ and ., got {name!r}")
+        if name in known and registry.parse(spec)[0] != name:
+            raise ConfigError(
+                f"{field} must not take another one's name: {name!r} is one, but would mean "
+                f"{spec} here; choose a name that is not in `forerun methods`"
+            )

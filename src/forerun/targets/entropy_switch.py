@@ -71,6 +71,7 @@ class EntropySwitch(Target):
     large one. Raises ConfigError unless both share a vocabulary.
     """
 
+    is_stateful = True  # the active model depends on the tokens that were committed
     gives = frozenset[str]()  # rows of two models do not compare
 
     def __init__(

@@ -14,9 +14,9 @@ import warnings
 
 from forerun.errors import ConfigError
 
+from ._code_templates import FUNCTIONS, draw_module, rename
+from ._prose import similarity
 from .base import Example, Generated, plain_text
-from .base_prose import similarity
-from .code_templates import FUNCTIONS, draw_module, rename
 
 _FENCED = re.compile(r"```[a-zA-Z]*\n(.*?)(?:```|\Z)", re.DOTALL)
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from forerun.errors import ConfigError
 
+from ._prose import DOINGS, GROUPS, PLACES, QUALITIES, THINGS, similarity
+from ._reasoning_words import PEOPLE
 from .base import Example, Generated, plain_text
-from .base_prose import DOINGS, GROUPS, PLACES, QUALITIES, THINGS, similarity
-from .reasoning_words import PEOPLE
 
 HOURS = range(8, 20)
 _NUMBER = re.compile(r"(?<![\d:])\d+(?![\d:])")

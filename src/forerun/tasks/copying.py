@@ -11,9 +11,9 @@ import re
 
 from forerun.errors import ConfigError
 
+from ._prose import REPORT, Scene, similarity
+from ._reasoning_words import PEOPLE
 from .base import Example, Generated, plain_text
-from .base_prose import REPORT, Scene, similarity
-from .reasoning_words import PEOPLE
 
 
 class CopyingTask(Generated):

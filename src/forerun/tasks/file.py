@@ -11,8 +11,8 @@ from typing import Any
 
 from forerun.errors import DataError, UnknownName
 
+from ._lines import check, encoded, objects, read_text, texts
 from .base import Example, plain_text
-from .base_lines import check, encoded, objects, read_text, texts
 
 FIELDS = {"prompt": str, "turns": list, "id": str, "category": str, "answer": str}
 

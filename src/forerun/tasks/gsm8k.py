@@ -12,9 +12,9 @@ from typing import Any
 
 from forerun.errors import DataError
 
+from ._file_task import FromFile
+from ._lines import field, objects
 from .base import Example
-from .base_file import FromFile
-from .base_lines import field, objects
 
 WORDING = '{question}\n\nThink step by step, and end with "The answer is NUMBER."'
 COMPLETION = "Question: {question}\nAnswer:"

@@ -10,11 +10,11 @@ from typing import Any
 
 from forerun.errors import DataError
 
+from ._file_task import FromFile, once
+from ._lines import field, objects
 from ._python_answer import called, completed, defines, is_python
 from ._sandbox import check_supported, run_tests
 from .base import Example
-from .base_file import FromFile, once
-from .base_lines import field, objects
 
 WORDING = (
     "Complete this Python function. Answer with the whole function in one code block.\n\n"

@@ -13,8 +13,8 @@ from typing import Any
 
 from forerun.utils import files
 
+from ._json_records import KINDS
 from .base import Example, Generated, plain_text
-from .json_extraction_records import KINDS
 
 WORDING = (
     "{text}\n\nExtract the facts of this text as a JSON object with exactly these fields:\n\n"

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from forerun.errors import ConfigError, DataError
 
+from ._file_task import FromFile, divided
+from ._lines import read_text
+from ._prose import similarity
 from .base import Example, plain_text
-from .base_file import FromFile, divided
-from .base_lines import read_text
-from .base_prose import similarity
 
 CHARACTERS = 8000  # of an excerpt, some 2000 tokens
 MIN_CHARACTERS = 1000

@@ -11,11 +11,11 @@ from typing import Any
 
 from forerun.errors import DataError, UnknownName
 
+from ._file_task import FromFile, divided, once
+from ._lines import encoded, field, objects, texts
 from ._python_answer import called, is_python, program
 from ._sandbox import check_supported, run_tests
 from .base import Example
-from .base_file import FromFile, divided, once
-from .base_lines import encoded, field, objects, texts
 
 WORDING = (
     "{text} It must pass these tests:\n\n```python\n{tests}\n```\n\n"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from forerun.errors import DataError
 
+from ._file_task import divided
 from .base import Example
-from .base_file import divided
 from .spec_bench import MT_CATEGORIES, SpecBenchTask
 
 TURNS = 2

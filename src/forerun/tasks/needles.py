@@ -13,8 +13,8 @@ import re
 
 from forerun.errors import ConfigError
 
+from ._prose import PLACES, REPORT, Scene
 from .base import Example, Generated, plain_text
-from .base_prose import PLACES, REPORT, Scene
 
 LENGTHS = (1000, 4000, 16000, 64000)
 LEAST = 600

@@ -9,13 +9,13 @@ import re
 from forerun.assets import PROBLEM
 from forerun.errors import ConfigError
 
+from ._reasoning_events import happen
+from ._reasoning_facts import introduce
+from ._reasoning_questions import ask
+from ._reasoning_text import write_solution
+from ._reasoning_words import SETTINGS
+from ._reasoning_world import LEVELS, MIX, Shape, Story
 from .base import Example
-from .reasoning_events import happen
-from .reasoning_facts import introduce
-from .reasoning_questions import ask
-from .reasoning_text import write_solution
-from .reasoning_words import SETTINGS
-from .reasoning_world import LEVELS, MIX, Shape, Story
 
 SPLITS = ("train", "heldout")
 _ANSWER = re.compile(r"^Answer: (-?\d+)[ \t]*$", re.MULTILINE)

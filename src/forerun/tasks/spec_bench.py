@@ -12,9 +12,9 @@ from typing import Any
 
 from forerun.errors import DataError, UnknownName
 
+from ._file_task import divided
+from ._lines import check, encoded, objects, texts
 from .base import Example, plain_text
-from .base_file import divided
-from .base_lines import check, encoded, objects, texts
 
 MT_BENCH = "mt_bench"
 MT_CATEGORIES = frozenset(

@@ -9,8 +9,8 @@ import random
 
 from forerun.errors import ConfigError
 
+from ._prose import STORY, Scene
 from .base import Example, Generated
-from .base_prose import STORY, Scene
 
 
 class StoryTask(Generated):

@@ -10,8 +10,8 @@ import random
 
 from forerun.errors import ConfigError
 
+from ._prose import DOINGS, GROUPS, MONTHS, REPORT, Scene, found
 from .base import Example, Generated, plain_text
-from .base_prose import DOINGS, GROUPS, MONTHS, REPORT, Scene, found
 
 
 class SummarisingTask(Generated):

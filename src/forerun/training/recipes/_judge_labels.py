@@ -24,8 +24,7 @@ from forerun.core.sampling import Sampling, to_probs
 from forerun.core.tree import Tree, TreeBuilder, chain
 from forerun.models.load import load_target
 from forerun.models.paths import located
-from forerun.tasks.reasoning import Example, ReasoningTask
-from forerun.tasks.reasoning_world import MIX
+from forerun.tasks.reasoning import MIX, Example, ReasoningTask
 from forerun.training.progress import Watch, counted
 
 SWAP, REPLY, SLIP = 0, 1, 2

@@ -24,8 +24,7 @@ from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError
 from forerun.models.paths import located
 from forerun.registry import ModelName
-from forerun.tasks.reasoning import ReasoningTask
-from forerun.tasks.reasoning_world import MIX
+from forerun.tasks.reasoning import MIX, ReasoningTask
 from forerun.training.data import Batches, Documents, Micro, load_documents
 from forerun.training.export import save
 from forerun.training.generate import generate_records

@@ -22,7 +22,7 @@ from forerun.drafters.draft_model import DraftModel
 from forerun.errors import ConfigError
 from forerun.models.draft_link import name_companion
 from forerun.models.load import choose_device
-from forerun.tasks.reasoning_world import MIX
+from forerun.tasks.reasoning import MIX
 from forerun.training import plans
 from forerun.training.data import Batches
 from forerun.training.evaluate import Report, evaluate, measure_tau

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .reasoning_words import WORTH_UNITS
-from .reasoning_world import Node, Shape, Story
+from ._reasoning_words import WORTH_UNITS
+from ._reasoning_world import Node, Shape, Story
 
 
 def ask(story: Story, shape: Shape) -> None:

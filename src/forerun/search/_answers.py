@@ -47,6 +47,13 @@ def pattern(regex: str) -> Parse:
     return parse
 
 
+def as_parser(given: Parse | str | None) -> Parse:
+    """A parser for a regular expression; `last_answer` where nothing is given."""
+    if given is None:
+        return last_answer
+    return pattern(given) if isinstance(given, str) else given
+
+
 def read(parse: Parse, texts: Iterable[str]) -> list[str | None]:
     """What texts answer. Raises ConfigError for a parser that gives anything but texts and None."""
     answers = []
@@ -84,6 +91,13 @@ def voted(select: str, scores: Many[float], note: Callable[[str], None]) -> str:
         return select
     note("weighted votes need scores of at least 0; chosen by score instead")
     return "score"
+
+
+def line_of_votes(answer: str | None, votes: dict[str, float]) -> str:
+    """The chosen answer and the six heaviest votes, for people."""
+    first = [*votes.items()][:6]
+    shown = ", ".join(f"{other}: {weight:.4g}" for other, weight in first)
+    return f"answer {answer or '(none)'}; votes {shown or '(none)'}"
 
 
 def is_decided(answers: Many[str | None], left: int) -> bool:

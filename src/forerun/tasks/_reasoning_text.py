@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from .reasoning_words import capital, prefer, vary
-from .reasoning_world import Node, Story
+from ._reasoning_words import capital, prefer, vary
+from ._reasoning_world import Node, Story
 
 CHECK_RATE = 0.07
 MISTAKE_RATE = 0.05

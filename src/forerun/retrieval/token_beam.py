@@ -25,7 +25,7 @@ class Scorer(Protocol):
         ...
 
     def go_on(self, state: Any, rows: np.ndarray, tokens: np.ndarray) -> tuple[Any, np.ndarray]:
-        """A state whose i-th row is row rows[i] of the given one and tokens[i]; [len(rows), V]."""
+        """The next state and its logits [len(rows), V]: its row i continues row rows[i] by tokens[i]."""
         ...
 
 

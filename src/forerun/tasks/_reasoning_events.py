@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .reasoning_words import FRACTIONS, number
-from .reasoning_world import Node, Shape, Story, draw_divisor, draw_groups
+from ._reasoning_words import FRACTIONS, number
+from ._reasoning_world import Node, Shape, Story, draw_divisor, draw_groups
 
 
 def happen(story: Story, shape: Shape) -> None:

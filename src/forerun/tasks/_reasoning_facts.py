@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .reasoning_words import FRACTIONS, number
-from .reasoning_world import Node, Story, draw_divisor, draw_groups
+from ._reasoning_words import FRACTIONS, number
+from ._reasoning_world import Node, Story, draw_divisor, draw_groups
 
 
 def introduce(story: Story, level: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from .reasoning_words import FRACTIONS, Setting, capital, number, vary
+from ._reasoning_words import FRACTIONS, Setting, capital, number, vary
 
 
 @dataclass(frozen=True)

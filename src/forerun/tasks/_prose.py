@@ -6,7 +6,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from .reasoning_words import PEOPLE, capital
+from ._reasoning_words import PEOPLE, capital
 
 
 def _list(text: str) -> list[str]:

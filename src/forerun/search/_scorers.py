@@ -6,6 +6,7 @@ One that raises, or gives no finite number, loses that attempt alone, and the se
 
 from __future__ import annotations
 
+import importlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import ConfigError, ModelError
+from forerun.errors import ConfigError, ModelError, UnknownName
+from forerun.search._arithmetic import arithmetic
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Scorer(ABC):
 
 
 AnyScorer = Scorer | Callable[[str, str], float]
+NAMES = ("arithmetic", "likelihood", "reward:MODEL", "MODULE:FUNCTION")  # scorers as text
 
 
 class Plain(Scorer):
@@ -120,8 +123,10 @@ class RewardModel(Scorer):
         return logits.float().reshape(len(texts)).tolist()
 
 
-def as_scorer(given: AnyScorer) -> Scorer:
-    """A Scorer for a callable. Raises ConfigError for anything else."""
+def as_scorer(given: AnyScorer | str, device: str = "auto") -> Scorer:
+    """A Scorer for a callable or a text, see `NAMES`. Raises ConfigError, ModelError."""
+    if isinstance(given, str):
+        given = of_text(given, device)
     if isinstance(given, Scorer):
         return given
     if not callable(given):
@@ -130,6 +135,26 @@ def as_scorer(given: AnyScorer) -> Scorer:
             "e.g. lambda prompt, text: -len(text)"
         )
     return Plain(given)
+
+
+def of_text(spec: str, device: str = "auto") -> AnyScorer:
+    """The scorer that a text names. Raises ConfigError, ModelError."""
+    kind, _, rest = spec.partition(":")
+    if spec == "arithmetic":
+        return arithmetic
+    if spec == "likelihood":
+        return Likelihood()
+    if kind == "reward" and rest:
+        return RewardModel(rest, device=device)
+    if not rest:
+        raise UnknownName.of("scorer", spec, NAMES)
+    try:
+        return getattr(importlib.import_module(kind), rest)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"scorer {spec!r} cannot be imported: {error}; write MODULE:FUNCTION, and for a file "
+            "in this folder put PYTHONPATH=. before the call"
+        ) from None
 
 
 def score_all(scorer: Scorer, attempts: Many[Attempt]) -> list[float | str]:

@@ -1,0 +1,99 @@
+"""Constraints of a command: `--constraint`, and the older options of the first three of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from forerun import registry
+from forerun.cli.options import check_files, check_part, is_here
+from forerun.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from forerun.api import Model
+    from forerun.core.roles import Shaper
+
+# older options: `--constraint` replaces them
+Files = Annotated[list[str], typer.Option("--style", hidden=True)]
+Strength = Annotated[float | None, typer.Option("--style-lambda", hidden=True)]
+Form = Annotated[str | None, typer.Option("--style-form", hidden=True)]
+Mix = Annotated[Path | None, typer.Option("--mix", hidden=True)]
+MixWeights = Annotated[str | None, typer.Option("--mix-weights", hidden=True)]
+Within = Annotated[Path | None, typer.Option("--within", hidden=True)]
+Begin = Annotated[str | None, typer.Option("--within-begin", hidden=True)]
+Window = Annotated[int | None, typer.Option("--within-window", hidden=True)]
+
+
+class Chosen(NamedTuple):
+    """A constraint that an older option chose: its name and its options."""
+
+    name: str
+    options: dict[str, Any]
+
+
+def check(given: dict[str, Any]) -> None:
+    """Refuses what can be refused before a model is loaded. Raises ConfigError, DataError."""
+    here = is_here(given)
+    for name, options in _of_older(given):
+        cls: Any = registry.get("constraint", name)
+        paths = {} if here else registry.named(cls)
+        if name == "ngram_style" and here:
+            check_files("--style", options["style"], folders=False)
+        cls.check_options(**{o: value for o, value in options.items() if o not in paths})
+    for spec in given["constraint"]:
+        check_part("constraint", spec, here)
+
+
+def shapers(model: Model, given: dict[str, Any]) -> list[Shaper]:
+    """The constraints in their order, the older options first. Raises ConfigError, DataError."""
+    older: list[Shaper] = [
+        registry.get("constraint", name)(**options, tokenizer=model.tokenizer)
+        for name, options in _of_older(given)
+    ]
+    return older + [model.constraint(spec) for spec in given["constraint"]]
+
+
+def _of_older(given: dict[str, Any]) -> Iterator[Chosen]:
+    """Constraints of --style, --mix and --within, in the order in which they apply."""
+    _check_pairs(given)
+    if given["style"]:
+        own = {"strength": given["style_lambda"], "form": given["style_form"]}
+        yield Chosen("ngram_style", {"style": tuple(given["style"])} | _asked(own))
+    if given["mix"] is not None:
+        weights = given["mix_weights"]
+        own = {"weigh": None if weights is None else _weights(weights)}
+        yield Chosen("infini", {"index": str(given["mix"])} | _asked(own))
+    if given["within"] is not None:
+        own = {"begin": given["within_begin"], "window": given["within_window"]}
+        yield Chosen("corpus", {"index": str(given["within"])} | _asked(own))
+
+
+def _check_pairs(given: dict[str, Any]) -> None:
+    """Raises ConfigError for an option of a constraint that was not chosen."""
+    style = "style FILE, a text to lean to"
+    needs = {"style_lambda": style, "style_form": style, "mix_weights": "mix, a corpus"}
+    needs |= {"within_begin": "within, a corpus", "within_window": "within, a corpus"}
+    for name, other in needs.items():
+        if given[name] is not None and not given[name.partition("_")[0]]:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} needs --{other}; got {given[name]!r}")
+
+
+def _asked(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _weights(text: str) -> tuple[float, ...] | str:
+    """SPARSE,OTHER as numbers, or the file of a forest. Raises DataError."""
+    try:
+        sparse, other = map(float, text.split(","))
+    except ValueError:
+        if Path(text).is_file():
+            return text
+        raise DataError(
+            f"--mix-weights must be SPARSE,OTHER as 0.5,0.1, or a forest's file, got {text!r}"
+        ) from None
+    return sparse, other

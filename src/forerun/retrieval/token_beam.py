@@ -25,7 +25,7 @@ class Scorer(Protocol):
         ...
 
     def go_on(self, state: Any, rows: np.ndarray, tokens: np.ndarray) -> tuple[Any, np.ndarray]:
-        """The next state and its logits [len(rows), V]: its row i continues row rows[i] by tokens[i]."""
+        """The next state and logits [len(rows), V]; row i continues row rows[i] by tokens[i]."""
         ...
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.core.forward_batch import ForwardBatch
+from forerun.core.forward_batch import ForwardBatch, missing
 from forerun.core.logits import Laws, advance
 from forerun.core.mixins import observes, parts_of
 from forerun.core.records import Plan, Rows, Sequence, Step, Verdict
@@ -255,9 +255,9 @@ NEEDS = {"hidden": "hidden rows", "probes": "rows behind a draft"}
 
 
 def check_needs(target: Target, needs: frozenset[str]) -> None:
-    """Refuses parts that need of a pass what the target does not give."""
-    if missing := sorted(needs - target.gives):
-        what = " and ".join(NEEDS.get(need, need) for need in missing)
+    """Refuses parts that read outputs of the forward pass that the target does not give."""
+    if lacking := missing(needs, target.gives):
+        what = " and ".join(NEEDS.get(need, need) for need in lacking)
         raise ConfigError(
             f"target {name_of(target)!r} gives no {what}; use a drafter and a verifier that need "
             "none"

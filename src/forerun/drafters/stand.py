@@ -94,7 +94,7 @@ class Stand(PerSequence, Persistent):
                 raise ConfigError(f"{name} must be one of {_CHOICES[name]}, got {value!r}")
         self.context, self.entries = context, entries
         self.num_top_logits = entries
-        self.choice = choice
+        self.scope, self.choice = scope, choice
         self.seed_from_prompt = seed_from_prompt
         self.labels = frozenset({"point"} if choice == "top" else {"swor", "point"})
         self.is_dynamic = tree == "dynamic" and template is None

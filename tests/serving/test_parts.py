@@ -265,9 +265,10 @@ def test_what_strangers_have_in_common_changes_no_plan_of_a_seed() -> None:
 def test_no_request_compiles_what_joins_a_prediction_and_a_draft() -> None:
     """In a process of its own: here another test may have compiled it."""
     code = (
+        "from types import SimpleNamespace as Target\n"
         "from forerun import registry; from forerun.growers import _merge\n"
         "from forerun.serving.routing import Router\n"
-        "Router({'none': registry.make('drafter', 'none')}).bind(None)\n"
+        "Router({'none': registry.make('drafter', 'none')}).bind(Target(is_async=False))\n"
         "print(len(_merge.overlay.signatures))"
     )
     call = [sys.executable, "-c", code]
@@ -313,7 +314,7 @@ def test_predictions_beside_a_method_keep_the_law() -> None:
 
 def test_methods_that_learn_do_so_by_tenant() -> None:
     methods = Methods({"mine": "stand:context=3", "all": "stand:scope=global"}, None)
-    parts = methods.router(Recursive()).parts
+    parts = methods.router(Recursive()).by_name
     inner = {name: part.drafter for name, part in parts.items()}
     assert [inner[name].scope for name in ("stand", "mine", "all")] == ["tenant"] * 2 + ["global"]
     assert inner["mine"].context == 3 and set(inner) == set(methods.specs)

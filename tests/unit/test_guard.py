@@ -147,7 +147,7 @@ def test_a_drafter_of_a_script_has_the_name_of_its_class(monkeypatch: pytest.Mon
         ("alias", "name"),
     ],
 )
-def test_a_drafter_of_an_older_release_is_told_the_new_name(old: str, new: str) -> None:
+def test_a_drafter_of_an_older_release_gets_the_new_name(old: str, new: str) -> None:
     kind = type("Old", (Mine,), {old: lambda self, *given: None})
     with pytest.raises(ConfigError, match=f"drafter test_guard: {old} was renamed; write {new}"):
         SafeDrafter(kind(None))

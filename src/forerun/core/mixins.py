@@ -50,7 +50,7 @@ class Persistent(Shared):
 
 
 class Priced(Drafter):
-    """A drafter whose costs are not negligible. The defaults hold for drafters without it."""
+    """A drafter with costs that matter. The defaults hold for drafters without it."""
 
     learns: bool = True  # whether it takes time to observe a step
 

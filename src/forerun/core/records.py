@@ -35,7 +35,7 @@ class Sequence:
     limit: int  # most tokens that may be generated: max_new_tokens, or less where the context ends
     group: Hashable = None  # trajectories of one prompt share a group
     index: int = 0  # trajectory number within the group
-    tenant: str = ""  # whose text it is: nothing that is learned from it may reach another tenant
+    tenant: str = ""  # owner of the text: nothing learned from it may reach another tenant
     finish: str | None = None  # "stop", "length", "cancelled"; None while it runs
     end: int | None = None  # where a stop string cut the tokens off, if one did
     states: tuple[Any, ...] = ()  # one per shaper of the engine
@@ -225,7 +225,7 @@ class Step:
     emitted: list[list[int]]  # tokens appended per sequence, after cutting at a stop
     times: dict[str, float] = field(default_factory=dict)  # seconds spent: draft, forward, verify
     clock: float = 0.0  # perf_counter when verification ended
-    starts: Many[int] = ()  # tokens of each sequence before the step, if they are told
+    starts: Many[int] = ()  # tokens of each sequence before the step, if known
     leads: Many[int] = ()  # of each sequence the one whose rows it took, if any took another's
 
     @property
@@ -249,7 +249,7 @@ class Step:
         return self.starts[i] if self.starts else len(self.seqs[i].tokens) - len(self.emitted[i])
 
     def visited(self, i: int) -> list[int]:
-        """Nodes of tree i whose law produced an emitted token, one per token; -1 is the root."""
+        """Nodes of tree i that an emitted token follows, one per token; -1 is the root."""
         return [-1, *self.verdicts[i].nodes][: len(self.emitted[i])]
 
     def of(self, rows: Many[int]) -> Step:

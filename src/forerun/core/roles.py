@@ -183,7 +183,7 @@ class Verifier(ABC):
     lossless: bool = True
 
     def bind(self, target: Target) -> None:
-        """Learns whose laws it judges by. Raises ConfigError if it cannot."""
+        """Learns the target. Raises ConfigError if it cannot."""
 
     def probe(self, tree: Tree, room: int) -> Tree:
         """The tree, perhaps with nodes behind its own that are never emitted.

@@ -42,7 +42,7 @@ class Auto(Router):
     scope: who shares what is learned, of texts and of how the parts fare. model: a draft model of
     the same vocabulary, which competes with these two: a folder or hub id, "own" for the one that
     comes with the model, if any does (`models/draft_link.py`), None for none. optimism: the
-    router's unless told; less without a draft model, whose worth is the least certain. Raises
+    router's by default; less without a draft model, whose worth is the least certain. Raises
     ConfigError for a model beside other parts, and for another vocabulary; of one that nobody
     named only a warning.
     """

@@ -20,7 +20,7 @@ class PerSequence(Drafter):
     """A drafter that makes one tree at a time: subclasses write `draft`."""
 
     def draft(self, seq: Sequence, plan: Plan, dice: Dice) -> Tree:
-        """The tree of one sequence, whose plan is not empty."""
+        """The tree of one sequence; its plan is not empty."""
         raise NotImplementedError(f"{type(self).__name__} must define draft(seq, plan, dice)")
 
     def propose(self, seqs: Many[Sequence], plans: Many[Plan], dice: Many[Dice]) -> list[Tree]:

@@ -56,7 +56,7 @@ class DraftModel(Grown, Shared, Priced):
         self.source: ModelSource
         super().__init__(ModelSource(model, is_tree=grower != "chain"), made)
         self.runner = model
-        self._read: set[Hashable] = set()  # groups whose prompt it has read
+        self._read: set[Hashable] = set()  # groups with a prompt that it has read
 
     def bind(self, target: Target) -> None:
         check_size(self.runner, target)

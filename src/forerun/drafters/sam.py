@@ -42,7 +42,7 @@ class Sam(Persistent, Priced):
     tokens: longest draft. bias: how much longer a match elsewhere must be than one in the request.
     threshold: shortest match that is used, the bias taken off; None is the paper's 5 with another
     drafter, else 1. place: of a match, the "first" (that of a shorter match where fewer than the
-    draft's tokens follow) or the "latest". scope: whose responses are shared, "request" (nobody's),
+    draft's tokens follow) or the "latest". scope: which responses are shared, "request" (none),
     "group", "tenant" or "global". budget_mb: of the shared ones; the oldest go first. corpus: text
     files. other: drafter, or its name, that drafts when the match is too short.
     """

@@ -106,7 +106,7 @@ class Stand(PerSequence, Persistent):
             scope, store, context=context, entries=entries, budget=in_bytes(budget_mb)
         )
         self._target: Target | None = None
-        self._seeded: set[Hashable] = set()  # groups whose prompt has been learned
+        self._seeded: set[Hashable] = set()  # groups with a learned prompt
 
     def bind(self, target: Target) -> None:
         if self.seed_from_prompt and not hasattr(target, "rows_at"):
@@ -224,7 +224,7 @@ class Stand(PerSequence, Persistent):
         return rows
 
     def _seed(self, seq: Sequence) -> None:
-        """Learns at all prompt positions but the last, whose law the first step sees."""
+        """Learns at all prompt positions but the last; the first step sees its law."""
         is_raw, memory = self._learns_model(seq), self.memory(seq)
         for at, rows in prompt_rows(self._target, seq):
             for row in rows:  # in place: these logits are not used elsewhere

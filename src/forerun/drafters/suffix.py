@@ -32,7 +32,7 @@ from forerun.ngrams.tables.suffix.tree import NO_LIMIT, Draft, SuffixTree
 class Suffix(PerSequence, Persistent):
     """Counted suffix trees x the most frequent continuations.
 
-    scope: whose responses are shared, "request" (nobody's), "group", "tenant" or "global".
+    scope: which responses are shared, "request" (none), "group", "tenant" or "global".
     depth: longest string counted; a match is at most half of it. factor, offset: at most
     factor * match + offset tokens are drafted. min_prob: least share of the match's places that a
     drafted token needs. branches: False drafts one path, True a tree. min_score: drafts that are

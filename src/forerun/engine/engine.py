@@ -241,7 +241,7 @@ def _leads(found: list[Rows]) -> Many[int]:
 
 
 def check_pair(drafter: Drafter, verifier: Verifier) -> None:
-    """Refuses a drafter whose draws the verifier cannot judge."""
+    """Refuses a drafter if the verifier cannot judge its draws."""
     foreign = sorted(drafter.labels - verifier.judges)
     if foreign:
         name, rule = map(name_of, (drafter, verifier))

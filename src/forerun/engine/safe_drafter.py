@@ -3,8 +3,8 @@
 This needs failures that do not depend on the drawn tokens: a drafter that fails at some tokens only
 leaves the others more often than their q says.
 
-A sequence whose plan neither drafts nor learns costs the drafter nothing: it begins at its first
-use, so a drafter may find that a text has grown without it.
+A plan that neither drafts nor learns costs the drafter nothing: a sequence begins at its first use,
+so a drafter may find that a text has grown without it.
 """
 
 from __future__ import annotations

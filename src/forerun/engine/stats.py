@@ -146,7 +146,7 @@ R = TypeVar("R")
 
 
 def timed_step(call: Callable[P, R]) -> Callable[P, R]:
-    """A method of an engine whose `timer` begins with it."""
+    """A method of an engine that starts its `timer`."""
 
     @wraps(call)
     def step(*args: P.args, **kwargs: P.kwargs) -> R:

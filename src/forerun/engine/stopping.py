@@ -35,7 +35,7 @@ class Stops:
             text.extend(seq.generated)
 
     def renew(self, seq: Sequence) -> None:
-        """Takes back a cut whose tokens were not appended to a sequence that runs."""
+        """Takes back a cut of a running sequence; its tokens were not appended."""
         seq.finish = seq.end = None
         self.start(seq)
 

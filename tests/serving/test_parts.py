@@ -265,7 +265,8 @@ def test_what_strangers_have_in_common_changes_no_plan_of_a_seed() -> None:
 def test_no_request_compiles_what_joins_a_prediction_and_a_draft() -> None:
     """In a process of its own: here another test may have compiled it."""
     code = (
-        "from forerun import registry; from forerun.growers import _merge as overlay; from forerun.serving.routing import Router\n"
+        "from forerun import registry; from forerun.growers import _merge as overlay\n"
+        "from forerun.serving.routing import Router\n"
         "Router({'none': registry.make('drafter', 'none')}).warm_up()\n"
         "print(len(overlay.overlay.signatures))"
     )

@@ -181,7 +181,8 @@ def test_compiling_is_announced_once_and_only_if_it_happens(tmp_path: Path) -> N
     for name in ("foreign", "kernels_of_ours"):
         (tmp_path / f"{name}.py").write_text(KERNELS)
     code = (
-        f"import sys, forerun; sys.path.append({str(tmp_path)!r}); from forerun.utils import jit_cache as compiled; "
+        f"import sys, forerun; sys.path.append({str(tmp_path)!r}); "
+        "from forerun.utils import jit_cache as compiled; "
         f"forerun.__path__.append({str(tmp_path)!r}); "
         "compiled.watch(print); compiled.watch(lambda text: print('again', text)); "
         "import foreign; foreign.thrice(1); print('so far'); "

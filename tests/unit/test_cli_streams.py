@@ -115,7 +115,8 @@ def test_numbas_compiler_is_asked_for() -> None:
     done = shell("generate -p a", NUMBA_DISABLE_JIT="1")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {said}\n")
     code = (
-        "import os; os.environ['NUMBA_DISABLE_JIT'] = '1'; from forerun.utils import jit_cache as compiled\n"
+        "import os; os.environ['NUMBA_DISABLE_JIT'] = '1'\n"
+        "from forerun.utils import jit_cache as compiled\n"
         "try:\n    compiled.cold()\nexcept ValueError as error:\n    print(error)"
     )
     assert python(code) == f"{said}\n"

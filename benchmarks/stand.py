@@ -38,8 +38,7 @@ from forerun.bench.padding import SIZES
 from forerun.core.sampling import Sampling
 from forerun.core.tree_template import DEFAULT
 from forerun.lossless.greedy import forget
-from forerun.search._arithmetic import arithmetic
-from forerun.search._scorers import Likelihood
+from forerun.search import Likelihood, arithmetic
 from forerun.search.dvts import dvts
 from forerun.tasks import get_task
 from forerun.utils.stats import majority

@@ -6,7 +6,7 @@ python examples/06_search.py [n]
 import sys
 
 import forerun
-from forerun.search._arithmetic import arithmetic
+from forerun.search import arithmetic
 from forerun.search.best_of import best_of
 from forerun.search.dvts import dvts
 from forerun.search.step_beam import step_beam

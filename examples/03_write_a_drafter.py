@@ -48,10 +48,10 @@ class Table(Target):
     vocab_size, context = 3, 100
     law = np.array([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.6, 0.3, 0.1]])
 
-    def forward(self, seqs, trees, needs):
+    def forward(self, batch):
         paths = [
             [(seq.tokens + tree.path(node))[-1] for node in range(-1, len(tree))]
-            for seq, tree in zip(seqs, trees, strict=True)
+            for seq, tree in zip(batch.seqs, batch.trees, strict=True)
         ]
         return [Rows(torch.from_numpy(np.log(self.law[path]))) for path in paths]
 

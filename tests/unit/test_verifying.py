@@ -263,9 +263,9 @@ def rounding_passes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
     model = forerun.load(str(folder), dtype="bf16", max_seqs=16)
     real, rng = model.target.forward, np.random.default_rng(0)
 
-    def noisy(seqs: Any, trees: Any, needs: Any) -> Any:
-        rows = real(seqs, trees, needs)
-        if not any(len(tree) for tree in trees):
+    def noisy(batch: Any) -> Any:
+        rows = real(batch)
+        if not any(len(tree) for tree in batch.trees):
             return rows
         return [Rows(coarse(row.logits), row.hidden) for row in rows]
 

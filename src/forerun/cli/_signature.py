@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Many
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -20,7 +21,7 @@ from forerun import registry
 from forerun.cli._click_group import Commands
 from forerun.errors import ConfigError, UnknownName
 
-PLAIN = {"int": int, "float": float, "bool": bool}
+PLAIN = {"int": int, "float": float, "bool": bool, "Path": Path}
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 Run = Callable[[typer.Context, dict[str, Any]], Any]
 
@@ -31,18 +32,25 @@ def declared(function: Callable[..., Any]) -> list[inspect.Parameter]:
     return [parameter.replace(kind=KEYWORD) for parameter in found]
 
 
-def parameters(cls: type, *, taken: Collection[str] = (), panel: str = "") -> list[Any]:
+def parameters(
+    cls: type,
+    *,
+    taken: Collection[str] = (),
+    panel: str = "",
+    hidden: frozenset[str] = registry.OFFERED,
+) -> list[Any]:
     """The options of a class as parameters of a command, but for those named in `taken`.
 
+    hidden: options that the command gives the class itself.
     `spellings` of the class maps an option to a second name on the command line.
     """
-    known, texts = registry.written(cls), descriptions(cls)
+    known, texts = registry.options(cls), descriptions(cls)
     more: Mapping[str, str] = getattr(cls, "spellings", {})
-    skipped = registry.OFFERED | set(taken)
+    skipped = hidden | set(taken)
     return [
         _parameter(p, texts.get(name, ""), more.get(name), panel)
         for name, p in known.items()
-        if name not in skipped
+        if name not in skipped and _can_be_written(p)
     ]
 
 
@@ -51,7 +59,7 @@ def given(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
     `readers` of the class maps an option to what makes its value of that of the command line.
     """
-    known = registry.written(cls)
+    known = registry.options(cls)
     found = {name: value for name, value in values.items() if name in known}
     found |= {name: tuple(v) for name, v in found.items() if isinstance(v, list | tuple)}
     found = {name: v for name, v in found.items() if _differs(v, known[name].default)}
@@ -163,6 +171,15 @@ def _parameter(option: inspect.Parameter, text: str, more: str | None, panel: st
         annotation = kind | None
     return inspect.Parameter(
         option.name, KEYWORD, default=default, annotation=Annotated[annotation, info]
+    )
+
+
+def _can_be_written(option: inspect.Parameter) -> bool:
+    """Whether the command line can give the option a value."""
+    texts = {*PLAIN, "str"}
+    return any(
+        kind in texts or kind.startswith("tuple") or registry.NAMED.fullmatch(kind)
+        for kind in registry.type_names(option)
     )
 
 

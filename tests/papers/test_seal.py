@@ -25,7 +25,7 @@ from forerun.retrieval.seal import SCORES, Options, Seal
 from forerun.training.language_model import Size
 from forerun.training.recipes import seal as recipe
 
-pytestmark = pytest.mark.paper
+pytestmark = [pytest.mark.paper, pytest.mark.slow]
 
 FIRST = (
     "Ada Boris Clara David Emma Felix Greta Henry Irene Jonas Karin Louis Maria Niels Olga Peter"

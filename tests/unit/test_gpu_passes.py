@@ -85,9 +85,13 @@ def error(ours: ModelRunner, plain: ModelRunner, seqs: list, trees: list[Tree]) 
     return worst
 
 
+QUICK = {("llama", "fp16"), ("llama", "fp32"), ("gemma2", "fp32"), ("gpt2", "fp32")}
+PASSES = [*((case, "fp16") for case in LLAMAS), *((case, "fp32") for case in ("llama", *OTHERS))]
+
+
 @pytest.mark.parametrize(
     ("case", "dtype"),
-    [*((case, "fp16") for case in LLAMAS), *((case, "fp32") for case in ("llama", *OTHERS))],
+    [pytest.param(*one, marks=() if one in QUICK else pytest.mark.slow) for one in PASSES],
 )
 def test_pass_matches_torch(case: str, dtype: str, tmp_path: Path) -> None:
     """One row twice, a step of several texts, a tree, and a ragged batch of them."""

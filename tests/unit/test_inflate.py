@@ -150,7 +150,7 @@ def test_what_is_written_is_an_ordinary_checkpoint(tmp_path):
 
 
 def test_large_checkpoints_are_written_in_shards(tmp_path, monkeypatch, small_sizes):
-    monkeypatch.setattr(module, "SHARD", 300_000)
+    monkeypatch.setattr(module, "SHARD_BYTES", 300_000)
     source = make_checkpoint("llama", tmp_path / "small")
     folder = inflate(source, tmp_path / "big", "X4").folder
     index = json.loads((folder / "model.safetensors.index.json").read_text())
@@ -197,7 +197,7 @@ def test_sizes_are_what_they_are_called(size, small):
 
 
 def test_names_of_sizes_and_dtypes(tmp_path):
-    said = "unknown size '0.2B'; there are 30M, 0.1B, 0.3B, 1B, 8B"
+    said = "unknown size '0.2B'; known: 30M, 0.1B, 0.3B, 1B, 8B"
     with pytest.raises(UnknownName, match=f"^{re.escape(said)}$"):
         inflate("reasoner", tmp_path / "x", "0.2B")
     with pytest.raises(UnknownName, match="unknown dtype 'bf61'"):
@@ -275,7 +275,7 @@ def test_ctrl_c_leaves_nothing_and_says_so(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(module, "save_file", interrupted)
     assert main(["bench", "inflate", "reasoner", str(tmp_path / "big"), "--size", "30M"]) == 130
-    said = "interrupted: nothing is left of it; the same command starts again\n"
+    said = "interrupted: nothing was kept; the same command starts again\n"
     assert capsys.readouterr() == ("", said) and not list(tmp_path.iterdir())
 
 
@@ -286,7 +286,7 @@ def test_an_existing_target_is_kept(tmp_path, small_sizes):
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="exists"):
         inflate(source, tmp_path / "file", "X2")
-    with pytest.raises(DataError, match=r"cannot make .*\.big\.forerun-inflate: .*another place"):
+    with pytest.raises(DataError, match=r"cannot create .*\.big\.forerun-inflate: .*another place"):
         inflate(source, tmp_path / "file" / "big", "X2")
     (tmp_path / "empty").mkdir()
     assert (inflate(source, tmp_path / "empty", "X2").folder / "config.json").exists()

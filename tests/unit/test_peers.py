@@ -24,7 +24,7 @@ from forerun.bench.peers import catalog, client, install, law, make, parse
 from forerun.bench.peers import peer as peer_module
 from forerun.bench.peers.catalog import Mode, Peer
 from forerun.bench.peers.client import WorkerProcess
-from forerun.bench.scoring import LAST_LINES
+from forerun.bench.scoring import MAX_ERROR_LINES
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError
 from forerun.tasks.base import Example
@@ -282,7 +282,7 @@ class TestFailures:
         lines = str(caught.value).splitlines()
         assert lines[:2] == ["builtins.MemoryError: no room", "..."]
         assert lines[-2].startswith("there appear to be 29 ") and "died during run" in lines[-1]
-        assert len(lines) <= LAST_LINES
+        assert len(lines) <= MAX_ERROR_LINES
 
     def test_what_ended_the_worker_is_told_beside_an_older_exception(
         self, process: WorkerProcess
@@ -365,16 +365,16 @@ class TestContestant:
 
     def test_what_is_asked(self, contestant) -> None:
         one = contestant("fake")
-        sent = one._asked("the cat", Sampling(temperature=0.6, top_k=5, n=2, seed=3))
+        sent = one._run_fields("the cat", Sampling(temperature=0.6, top_k=5, n=2, seed=3))
         assert sent["prompt"] == one.tokenizer.encode("the cat") and sent["mode"] == "plain"
         assert sent["sampling"]["seeds"] == [3, 4] and sent["sampling"]["ends"] == [0]
         room = 128 - len(sent["prompt"])
         assert sent["sampling"]["max_new_tokens"] == room  # 512 asked, context 128
-        assert one._asked([1, 2], Sampling(ignore_eos=True))["sampling"]["ends"] == []
+        assert one._run_fields([1, 2], Sampling(ignore_eos=True))["sampling"]["ends"] == []
         with pytest.raises(SkippedPeer, match="repetition_penalty"):
-            one._asked("the cat", Sampling(repetition_penalty=1.2))
+            one._run_fields("the cat", Sampling(repetition_penalty=1.2))
         with pytest.raises(PeerError, match="no room"):
-            one._asked([1] * 128, Sampling())
+            one._run_fields([1] * 128, Sampling())
 
     def test_modes_of_one_peer_have_processes_of_their_own(self, contestant) -> None:
         one, two = contestant("fake"), contestant("fake:greedy")
@@ -391,7 +391,7 @@ class TestContestant:
         two.start()
         process = one._process()
         assert two._process() is process
-        loads, *_ = process.request("run", 30, **one._asked([1], Sampling()))["told"]
+        loads, *_ = process.request("run", 30, **one._run_fields([1], Sampling()))["told"]
         assert [fields["mode"] for fields in loads] == ["plain", "greedy"]
         one.close()
         assert process.is_alive
@@ -436,7 +436,7 @@ class TestContestant:
     def test_it_is_told_the_device_or_cannot_run_there(self, contestant, monkeypatch) -> None:
         one = contestant("fake:plain")
         monkeypatch.setattr(one, "setup", replace(one.setup, device="cuda:0"))
-        with pytest.raises(SkippedPeer, match="runs on cpu, and the model is on cuda:0; .*cpu"):
+        with pytest.raises(SkippedPeer, match="runs on cpu, the model is on cuda:0; .*cpu"):
             one.start()
         assert one._load_fields()["device"] == "cuda:0"
         assert catalog.PEERS["transformers"].devices == ("cpu", "cuda")
@@ -444,7 +444,7 @@ class TestContestant:
     def test_a_draft_of_another_vocabulary(self, contestant, monkeypatch) -> None:
         modes = {"plain": Mode(), "draft": Mode(needs_draft=True)}
         monkeypatch.setitem(catalog.PEERS, "fake", Peer((), modes, ""))
-        with pytest.raises(SkippedPeer, match="another vocabulary"):
+        with pytest.raises(SkippedPeer, match="different vocabulary"):
             contestant("fake:draft").start()
 
 
@@ -453,7 +453,10 @@ class TestBounds:
         ("sampling", "said"),
         [
             (Sampling(seed=10**30), "peers take seed up to 4611686018427387904, got 1000000000"),
-            (Sampling(top_k=2**31), "peers take top_k up to 2147483647, got 2147483648; lower it"),
+            (
+                Sampling(top_k=2**31),
+                "peers take top_k up to 2147483647, got 2147483648",
+            ),
         ],
     )
     def test_what_their_integers_cannot_hold_is_refused_before(
@@ -472,19 +475,19 @@ class TestBounds:
 
 
 def test_passes_of_a_text_that_vllm_cut_are_not_too_few() -> None:
-    grown = runpy.run_path(str(catalog.WORKERS / "vllm.py"))["grown"]
+    count = runpy.run_path(str(catalog.WORKERS / "vllm.py"))["count_difference"]
     depths = [4, 4, 3, 3, 2, 2, 2, 2, 2, 2]  # 4 drafts; accepted before the text was cut at 27
     after = {"drafts": 9, "draft_tokens": 38, "accepted_tokens": 46}
     before = {"drafts": 5, "draft_tokens": 10, "accepted_tokens": 20}
-    told = grown(before, after | {"accepted_tokens_per_pos": depths}, 27)
-    assert told == {"passes": 5, "drafted": 28, "accepted": 26, "per_position": depths}
-    assert grown(before, after, 60)["passes"] == 60 - 26  # most passes had no draft
-    assert grown({}, {"accepted_tokens": 26}, 27)["passes"] == 1  # a version that tells no drafts
+    found = count(before, after | {"accepted_tokens_per_pos": depths}, 27)
+    assert found == {"passes": 5, "drafted": 28, "accepted": 26, "per_position": depths}
+    assert count(before, after, 60)["passes"] == 60 - 26  # most passes had no draft
+    assert count({}, {"accepted_tokens": 26}, 27)["passes"] == 1  # a version that tells no drafts
 
 
 def test_unread_logits_are_not_kept_by_llama_cpp() -> None:
     """Its own array has a row for each token of a batch, and fails behind the last one."""
-    unused = runpy.run_path(str(catalog.WORKERS / "llama_cpp.py"))["Unused"]()
+    unused = runpy.run_path(str(catalog.WORKERS / "llama_cpp.py"))["IgnoredLogits"]()
     unused[600:603, :].reshape(-1)[::] = np.zeros(3 * 7)
 
 

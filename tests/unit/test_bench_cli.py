@@ -23,8 +23,8 @@ import forerun
 from forerun.bench import hardware_limits
 from forerun.bench.local_runner import LocalMethod, LocalRun
 from forerun.bench.planning import RunRequest, choose
-from forerun.bench.results import Record, SampleRecord, read_run
-from forerun.cli import bench_show, options
+from forerun.bench.results import read_run
+from forerun.cli import options
 from forerun.tasks import get_task
 
 SMALL = ("-n", 2, "--max-new-tokens", 6, "--threads", 1)
@@ -228,42 +228,6 @@ def test_prompts_of_a_file_that_take_no_part_are_told(
     assert "3 of 22 prompts measured" in text and "\n3 of 22 prompts, 1 sample" in text
 
 
-def test_greedy_samples_are_one_unless_more_are_asked_for(
-    call: Call, unmeasured: None, bench_model: Path, many: Path, tmp_path: Path
-) -> None:
-    words = [
-        "bench",
-        "run",
-        "--model",
-        bench_model,
-        "--tasks",
-        f"file:{many}",
-        "--methods",
-        "plain",
-    ]
-    words += ["--examples", 1, "--max-new-tokens", 2, "--threads", 1]
-    said = "the 3 samples of a prompt are identical"
-    for more, n in ((("-t", 0), 1), (("-t", 0, "-n", 3), 3)):
-        out = tmp_path / f"run{n}"
-        status, shown, err = call(*words, *more, "--out", out)
-        assert status == 0 and read_run(out)[0].sampling["n"] == n, err
-        assert [said in text for text in (shown, err)] == [n == 3] * 2
-        cut = f"Answers cut by --max-new-tokens (2): plain {n} of {n}."
-        assert cut in shown
-
-
-def test_small_and_large_figures_keep_their_digits() -> None:
-    seconds = {"plain": 1.0, "stand": 250.0}
-    made = [
-        Record("code", i, "", "", name, 0, 0, 5, spent, 10, [SampleRecord(10)])
-        for name, spent in seconds.items()
-        for i in range(2)
-    ]
-    row = bench_show._row("stand", bench_show.figures(made, made, "stand"))
-    assert row[2:5] == ["0.0400", "0.00400x", "0.00400 to 0.00400"]
-    assert (bench_show.precise(0.00041), bench_show.precise(0.95)) == ("0.000410", "0.950")
-
-
 def test_more_rounds_go_on_in_the_same_folder(bench: Call, run: Path) -> None:
     first = (run / "records.jsonl").read_bytes()
     status, out, err = bench("--rounds", 2)
@@ -296,15 +260,6 @@ def test_a_busy_machine_is_told_and_its_times_do_not_count(
     assert call("bench", "report", tmp_path / "run")[0] == 0
     text = (tmp_path / "run" / "report.md").read_text()
     assert told in text and not any("0000x" in line for line in text.splitlines())
-
-
-def test_choosing_prompts_is_told_where_it_takes_long(
-    bench: Call, monkeypatch: pytest.MonkeyPatch, bench_prompts: Path
-) -> None:
-    monkeypatch.setattr(bench_show, "PATIENCE", 0.0)
-    status, _, err = bench("--methods", "plain")
-    assert status == 0 and f"1/2 choosing prompts of file:{bench_prompts}\n" in err
-    assert "2/2 choosing" not in err, "only now and then"
 
 
 @pytest.mark.parametrize(
@@ -353,25 +308,6 @@ def test_an_interrupted_run_says_so(
     status, out, err = bench()
     assert status == 130 and "interrupted: 2 records kept; the same command resumes the run" in err
     assert "plain" in out and len(read_run(tmp_path / "run")[1]) == 2
-
-
-def test_a_run_interrupted_before_its_first_record_says_that_nothing_was_measured(
-    bench: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def begin(self: LocalMethod, *words: Any) -> Any:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalMethod, "begin", begin)
-        status, out, err = bench()
-    assert (status, out) == (130, "") and "bench report" not in err
-    said = "interrupted: nothing was measured; the same command starts again"
-    assert err.splitlines()[-1] == said
-
-
-def test_a_run_without_a_record_hints_at_no_report(bench: Call, tmp_path: Path) -> None:
-    status, out, err = bench("--methods", "", "--peers", "vllm", "--peers-dir", tmp_path / "no")
-    assert status == 1 and "vllm was left out" in out and "bench report" not in err
 
 
 @pytest.fixture
@@ -423,25 +359,6 @@ def test_a_folder_of_other_things_is_refused(bench: Call, unloaded: None, tmp_pa
     said = f"{home} is not a run folder and contains 'a picture' and 1 more; use a new or empty"
     assert said in refused(bench, home)
     assert sorted(path.name for path in home.iterdir()) == ["a picture", "letter.txt"]
-
-
-@pytest.mark.parametrize("names", [[".nfs1", "run.log"], ["records.jsonl"]])
-def test_a_log_does_not_make_a_folder_one_of_other_things(
-    bench: Call, unloaded: None, tmp_path: Path, names: list[str]
-) -> None:
-    for name in names:
-        (tmp_path / "run").mkdir(exist_ok=True)
-        (tmp_path / "run" / name).write_text("")
-    assert bench()[0] == 130, "it came as far as the model"
-
-
-def test_a_broken_plan_is_found_before_the_model_is_loaded(
-    bench: Call, unloaded: None, tmp_path: Path
-) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json").write_text("{")
-    status, _, err = bench()
-    assert status == 2 and "run.json cannot be read" in err
 
 
 @pytest.mark.parametrize(

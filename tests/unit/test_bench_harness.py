@@ -17,7 +17,6 @@ from forerun.bench.harness import Harness
 from forerun.bench.planning import (
     ChosenExamples,
     RunRequest,
-    check_request,
     choose,
     prompts_hash,
     units,
@@ -27,7 +26,7 @@ from forerun.bench.results import Record, SampleRecord, read_run
 from forerun.bench.run_writer import RunWriter
 from forerun.bench.scoring import last_lines, majority_score
 from forerun.core.sampling import Sampling
-from forerun.errors import CapacityError, ConfigError, DataError
+from forerun.errors import CapacityError, DataError
 from forerun.tasks.base import Example
 
 TEXTS = ["2 Answer: 1", "Answer: 2", "none", "Answer: 2"]
@@ -131,9 +130,6 @@ class Fake:
             self.act(self, example)
         samples = [SampleRecord(3, 2, 4, 1, 2, [1], text=text) for text in TEXTS[: sampling.n]]
         return Outcome(1.5, samples, 0.25, {"weights": 7})
-
-    def first_tokens(self, prompt: str, sampling: Sampling, n: int) -> list[int]:
-        return [0] * n
 
     def close(self) -> None:
         self.closes += 1
@@ -355,16 +351,6 @@ def test_missing_samples_are_a_failure(bench: Any) -> None:
     assert [r.error for r in records] == [None, "b returned 3 of 4 samples"]
 
 
-def test_memory_is_read_once_peers_are_idle(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    log: list[Any] = []
-    monkeypatch.setattr(cpu_load, "wait_until_idle", lambda: log.append("settled"))
-    monkeypatch.setattr(
-        hardware_limits, "read_bandwidth", lambda *_, **__: log.append("read") or 12.5
-    )
-    bench([Fake("a", log), Fake("b", log)], examples=1)
-    assert log[2:] == ["settled", "read", ("a", "s0", 7), "settled", "read", ("b", "s0", 7)]
-
-
 def test_a_peer_that_keeps_failing_drops_out(bench: Any, tmp_path: Path) -> None:
     def act(self: Fake, example: Example) -> None:
         raise ValueError("no")
@@ -537,17 +523,3 @@ def test_the_hash_is_that_of_the_prompts() -> None:
     assert prompts_hash(first) == prompts_hash([(0, Example("a", "p", "2"))])
     others = [[(1, Example("a", "p", "1"))], [(0, Example("a", "q", "1"))], []]
     assert len({prompts_hash(x) for x in [first, *others]}) == 4
-
-
-@pytest.mark.parametrize("name", ["examples", "rounds", "threads"])
-def test_counts_are_checked(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"--{name} must be from 1 to .*, got 0"):
-        check_request(RunRequest(["plain"], ["sums"], **{name: 0}))
-    with pytest.raises(ConfigError, match=r"--threads must be from 1 to \d+, got 99999"):
-        check_request(RunRequest(["plain"], ["sums"], threads=99999))
-    with pytest.raises(ConfigError, match="--rounds must be from 1 to 65536, got 1000000000"):
-        check_request(RunRequest(["plain"], ["sums"], rounds=10**9))
-    with pytest.raises(ConfigError, match="-n must be at most 65536, got 1000000000; use"):
-        check_request(RunRequest(["plain"], ["sums"], sampling=Sampling(n=10**9)))
-    with pytest.raises(ConfigError, match="--seed must be at least 0, got -1"):
-        check_request(RunRequest(["plain"], ["sums"], seed=-1))

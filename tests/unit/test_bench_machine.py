@@ -269,29 +269,6 @@ def test_others_take_no_more_than_all_cores_that_there_are(monkeypatch: pytest.M
     assert cpu_load.lost_share((0, 0), (2.0, 1.0), 2.0, 1) == 0.5
 
 
-@pytest.mark.parametrize(
-    ("ticks", "patience", "looks"),
-    [
-        ([{}], 2.0, 0),  # nothing was started
-        ([{"7": 50}, {"7": 50}], 2.0, 1),
-        ([{"7": 50}, {"7": 60}, {"7": 69, "8": 3}, {"7": 69, "8": 4}], 2.0, 3),
-        ([{"7": 50}, {}], 2.0, 1),  # it has ended
-        ([{"7": 10 * i} for i in range(9)], 0.35, 4),  # nobody is waited for for ever
-        ([{"7": 10 * i} for i in range(9)], 0.0, 0),
-    ],
-)
-def test_settling_waits_for_what_was_started(
-    ticks: list[dict[str, int]], patience: float, looks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told, slept = iter(ticks), list[float]()
-    monkeypatch.setattr(cpu_load, "_child_ticks", lambda: next(told))
-    monkeypatch.setattr(cpu_load.time, "sleep", slept.append)
-    monkeypatch.setattr(cpu_load.time, "perf_counter", lambda: 7.0 + sum(slept))
-    monkeypatch.setattr(cpu_load, "IDLE_TIMEOUT_S", patience)
-    cpu_load.wait_until_idle()
-    assert slept == [cpu_load.IDLE_POLL_S] * looks
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="processor time is read from /proc")
 def test_processor_time_of_what_was_started_is_told() -> None:
     code = "import time\nwhile time.process_time() < 0.1: pass\nprint(); time.sleep(60)"

@@ -204,14 +204,6 @@ def twins(model: Any, num: int) -> list[Any]:
     return [cache(model.twin) for _ in range(num)]
 
 
-def test_first_tokens_follow_the_seed(model: Any) -> None:
-    contestant = LocalMethod("stand", lambda: model)
-    sampling = Sampling(temperature=1.0, seed=3)
-    first = contestant.first_tokens(EXAMPLE.prompt, sampling, 12)
-    assert len(first) == 12 and first == contestant.first_tokens(EXAMPLE.prompt, sampling, 12)
-    assert len(set(first)) > 1
-
-
 def test_warm_up_is_short() -> None:
     few = warm_up_sampling(Sampling(n=16, max_new_tokens=512, min_new_tokens=100))
     assert (few.n, few.max_new_tokens, few.min_new_tokens) == (2, 64, 64)

@@ -126,28 +126,6 @@ def test_a_full_disk_drops_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert not (folder / "records.jsonl.new").exists()
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
-def test_of_several_records_all_are_written_or_none(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
-    write, before = os.write, (folder / "records.jsonl").read_bytes()
-    calls: list[int] = []
-
-    def short(file: int, data: bytes) -> int:
-        if calls:
-            raise error
-        calls.append(1)
-        return write(file, data[: data.index(b"\n") + 1])  # a whole line
-
-    with RunWriter(folder, plan()) as writer:
-        writer._resumed = None
-        monkeypatch.setattr(run_writer.os, "write", short)
-        with pytest.raises((CapacityError, KeyboardInterrupt)):
-            writer.append(replace(RECORD, index=3), replace(RECORD, index=4))
-        monkeypatch.undo()
-    assert calls and (folder / "records.jsonl").read_bytes() == before
-
-
 def test_going_on_is_noted_with_the_first_record(folder: Path) -> None:
     again = plan(created="later", git="def")
     with RunWriter(folder, again) as writer:
@@ -254,29 +232,6 @@ def test_a_file_may_have_got_lines_that_take_no_part(folder: Path, before: int |
 def test_a_model_may_have_moved(folder: Path) -> None:
     with RunWriter(folder, plan(model={"path": "/there", "name": "n", "hash": "h"})) as writer:
         assert len(writer.done) == 2
-
-
-def test_two_writers_do_not_meet(folder: Path) -> None:
-    with RunWriter(folder, plan()), pytest.raises(DataError, match="another process"):
-        RunWriter(folder, plan())
-
-
-def test_where_only_what_is_written_can_be_locked(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As over a network, where the lock is one of bytes."""
-    fcntl = pytest.importorskip("fcntl")
-    real = fcntl.flock
-
-    def flock(file: int, how: int) -> None:
-        if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        real(file, how)
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    run_writer.check_plan(folder, {})
-    with RunWriter(folder, plan()), pytest.raises(DataError, match="another process is writing"):
-        run_writer.check_plan(folder, {})
 
 
 def spoil(change: Callable[[dict[str, Any]], Any]) -> bytes:
@@ -388,24 +343,3 @@ def test_a_full_disk_keeps_what_is_there(folder: Path, monkeypatch: pytest.Monke
         assert (folder / "records.jsonl").read_bytes() == whole
         writer.append(replace(RECORD, index=3))
     assert len(read_run(folder)[1]) == 3
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "file"  # as in a read-only file system, removing is refused as well
-    path.write_text("")
-    with pytest.raises(CapacityError) as caught:
-        run_writer.write_manifest(path, plan())
-    said = f"cannot write run.json into the folder {path}: File exists; move away what"
-    assert str(caught.value).startswith(said)
-
-
-def test_the_manifest_is_replaced_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(file: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with RunWriter(folder, plan()) as writer:
-        monkeypatch.setattr(run_writer.os, "fsync", full)
-        with pytest.raises(CapacityError, match=r"run\.json"):
-            writer.update(plan(peers={"vllm": "missing"}))
-    assert read_run(folder)[0] == plan()
-    assert not list(folder.glob(".*.part"))

@@ -176,7 +176,10 @@ def test_fields_are_found(tmp_path: Path) -> None:
         ("\nno json\n{}", r"a.jsonl is not JSON: .* line 2 .*; nor is line 2 by itself: Expecting"),
         ("[1, 2]", "must contain only JSON objects"),
         ("[]", "must contain only JSON objects"),
-        ('{"text": "t"}', "record 1 has no text in prompt, question, .* --prompt-field, one of: text"),
+        (
+            '{"text": "t"}',
+            "record 1 has no text in prompt, question, .* --prompt-field, one of: text",
+        ),
         (
             '{"prompt": "p", "prompt": "q", "text": "t"}\n{}',
             "a.jsonl line 1 is not JSON: .*'prompt' is there twice",
@@ -192,7 +195,10 @@ def test_fields_are_found(tmp_path: Path) -> None:
         ('[\n{"prompt": "p"},\n]', r"a.jsonl is not JSON: .*: line \d column \d+ \("),
         ('{"data": [\n{"prompt": "p",\n"text": "t"', "a.jsonl is not JSON: .*: line 3 column"),
         ('[\n{"prompt": "p", "n": 1, "n": 2}\n]', "a.jsonl is not JSON: .*is there twice"),
-        ('{"prompt": "p", "n": 3}', "record 1 has no text or list .* --text-field, one of: prompt, n"),
+        (
+            '{"prompt": "p", "n": 3}',
+            "record 1 has no text or list .* --text-field, one of: prompt, n",
+        ),
         ('{"prompt": "p", "thinking": ["a"], "output": ["a", "b"]}', "in thinking [+] output"),
     ],
 )

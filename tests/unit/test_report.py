@@ -235,33 +235,6 @@ def _drafting(record: Record) -> Record:
     return replace(record, samples=[replace(s, drafted=1, examined=1) for s in record.samples])
 
 
-def test_plain_decoding_of_as_many_that_is_as_fast_is_not_called_slower(
-    report: Callable[..., tuple[Page, str]],
-) -> None:
-    swing = [1.1, 0.9]
-    made = [
-        faster(r, share(r.index), method=name)
-        for name, share in (
-            ("plain", lambda index: 1.0),
-            ("plain:batch=4", lambda index: 0.25),
-            ("stand:batch=4", lambda index: 0.25 * swing[index % 2]),
-        )
-        for r in records()
-        if r.method == "plain"
-    ]
-    made = [_drafting(r) if r.method == "stand:batch=4" else r for r in made]
-    _, text = report(made, methods=["plain", "plain:batch=4", "stand:batch=4"])
-    assert "stand:batch=4 ties with plain:batch=4: " in text
-
-
-def test_prompts_that_were_too_long_are_counted(report: Callable[..., tuple[Page, str]]) -> None:
-    tasks = manifest().tasks
-    tasks["code"]["left_out"] = 2
-    page, text = report(tasks=tasks)
-    assert "Too long for the context: 2 prompts." in text
-    assert text.count("Too long for the context") == 1 and "context: 2 prompts" in page.source
-
-
 def test_methods_that_cannot_be_told_apart_are_tied() -> None:
     made = [r for r in records() if r.method in ("plain", "stand", "prompt_lookup")]
     twin = [
@@ -300,16 +273,6 @@ def test_failures_and_skipped_peers_are_shown(run: Path, page: Page) -> None:
     assert not any(tag == "p" and a.get("class") == "alert" for tag, a in page.tags)
 
 
-def test_a_peer_left_out_midway_does_not_make_the_run_incomplete(
-    report: Callable[..., tuple[Page, str]],
-) -> None:
-    made = [r for r in records() if r.method != "openvino" or r.task == "reasoning"]
-    gone = manifest().peers | {"openvino": "failed 2 times in a row: Killed"}
-    page, text = report(made, peers=gone)
-    assert page.table("method", "what")["openvino"]["what"][0] == "left out after 10 prompts"
-    assert "Incomplete" not in text
-
-
 def test_an_incomplete_run_says_so(report: Callable[..., tuple[Page, str]]) -> None:
     page, text = report(records()[:70])
     alerts = [a for tag, a in page.tags if a.get("class") == "alert"]
@@ -317,13 +280,6 @@ def test_an_incomplete_run_says_so(report: Callable[..., tuple[Page, str]]) -> N
     assert "> **Incomplete: 70 of 144" in text
     missing = re.search(r"missing: (.*?)\. The figures cover what exists\.\*\*", text)
     assert missing and sum(map(int, re.findall(r" (\d+)(?:,|$)", missing[1]))) == 74
-
-
-def test_an_incomplete_run_does_not_say_that_all_finished() -> None:
-    made = [r for r in records() if r.method == "plain"]
-    text = words(made[:-1], methods=["plain"], peers={})
-    assert "Incomplete: 15 of 16" in text and "all methods finished" not in text
-    assert "None so far, but 15 of 16 planned measurements exist; missing: plain 1." in text
 
 
 def test_prompts_of_a_file_that_take_no_part_are_counted() -> None:
@@ -385,12 +341,6 @@ def test_who_drafted_nothing_is_called_neither_faster_nor_slower(
     assert f"{idle} is " not in text
 
 
-def test_a_single_prompt_is_said_to_be_one(report: Callable[..., tuple[Page, str]]) -> None:
-    made = [r for r in records() if r.index == 0 or r.task == "reasoning"]
-    text = report(made)[1]
-    assert "One prompt gives no interval: code." in text
-
-
 def test_without_plain_decoding_there_are_rates_but_no_speed_ups(
     report: Callable[..., tuple[Page, str]],
 ) -> None:
@@ -446,23 +396,6 @@ def test_a_single_prompt_has_no_interval(report: Callable[..., tuple[Page, str]]
     made = [r for r in records() if r.task == "reasoning" and r.index == 0]
     page, _ = report(made, tasks={"reasoning": {"examples": 1, "hash": ""}}, limits={})
     assert re.fullmatch(r"\d\.\d\dx", page.table("method", "by")["stand"]["speed-up"][0])
-
-
-def test_only_plain_decoding(report: Callable[..., tuple[Page, str]]) -> None:
-    made = [r for r in records() if r.method == "plain"]
-    page, text = report(made, methods=["plain"], peers={})
-    assert "no peer was measured" in text
-    assert "None: all methods finished all prompts." in text
-
-
-def test_many_tasks_and_methods_stay_within_marks_and_colours() -> None:
-    plan = manifest(tasks={f"t{i}": {"examples": 1, "hash": ""} for i in range(12)})
-    base = [r for r in records() if r.task == "reasoning" and r.index == 0]
-    made = [replace(r, task=f"t{i}") for i in range(12) for r in base]
-    found = build(plan, made)
-    assert len(found.charts) == 7
-    assert sum(part.title.startswith("Task ") for part in found.sections) == 12
-    assert len(found.summary) < 8
 
 
 def test_an_inflated_model_is_labelled(run: Path, report: Callable[..., tuple[Page, str]]) -> None:

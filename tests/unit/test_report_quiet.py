@@ -30,19 +30,6 @@ def test_a_restless_machine_and_few_prompts_are_pointed_out(
     assert "selected by these figures" not in text
 
 
-@pytest.mark.parametrize("slow", [(1, 2, 3), (0, 2)])
-def test_figures_of_a_machine_that_is_seldom_quiet_say_so(
-    report: Callable[..., tuple[Page, str]], slow: tuple[int, ...]
-) -> None:
-    made = [r for r in records() if r.method in ("plain", "stand")]
-    whole = metrics.speed_up(made, "stand")
-    reads = [10.0 if i % 4 in slow else 30.0 for i in range(len(made))]
-    made = [replace(r, limits={"read_gb_s": read}) for r, read in zip(made, reads, strict=True)]
-    _, text = report(made, methods=["plain", "stand"])
-    assert "> **The machine was busy: memory read at 10.0 to 30.0 GB/s. 0 of 32 times" in text
-    assert whole and f"stand is {whole.ratio:.2f}x (" in text
-
-
 def test_a_row_rests_on_the_same_prompts_throughout(
     report: Callable[..., tuple[Page, str]],
 ) -> None:
@@ -155,28 +142,6 @@ def test_only_neighbours_tell_of_a_short_record() -> None:
     assert [i for i, bad in enumerate(lost_cores(found)) if bad] == [4, 10]
 
 
-def test_a_peer_without_a_common_time_is_told_apart_from_none(
-    report: Callable[..., tuple[Page, str]],
-) -> None:
-    names = ["plain", "stand", "vllm"]
-    made = [r for r in records() if r.method in names and r.task == "reasoning" and r.index < 2]
-    lost = {("plain", 0), ("stand", 0), ("vllm", 1)}
-    apart = [replace(r, limits={"taken": 0.9 * ((r.method, r.index) in lost)}) for r in made]
-    said = "no prompt has an undisturbed time of both it and the best peer, vllm"
-    assert said in report(apart, methods=names)[1]
-
-
-def test_a_peer_that_missed_a_prompt_was_measured_all_the_same(
-    report: Callable[..., tuple[Page, str]],
-) -> None:
-    names = ["plain", "stand", "vllm"]
-    made = [r for r in records() if r.method in names and r.task == "reasoning" and r.index < 2]
-    broke = {"error": "it broke", "samples": [], "generated": 0}
-    fails = [r.method == "vllm" and r.index == 0 for r in made]
-    part = [replace(r, **broke) if bad else r for r, bad in zip(made, fails, strict=True)]
-    assert "no peer finished all prompts" in report(part, methods=names)[1]
-
-
 def test_a_failure_is_none_of_the_times_that_are_left() -> None:
     """Half of stand's records failed and the others were disturbed: their times are all it has."""
     made = [r for r in records() if r.method in ("plain", "stand") and r.task == "reasoning"]
@@ -185,20 +150,6 @@ def test_a_failure_is_none_of_the_times_that_are_left() -> None:
         made[i] = replace(made[i], error="broke", samples=[])
     made = [replace(r, limits={"taken": float(i in mine[5:])}) for i, r in enumerate(made)]
     assert undisturbed(made) == made
-
-
-def test_who_failed_is_behind_whose_time_does_not_count(
-    report: Callable[..., tuple[Page, str]],
-) -> None:
-    made = [r for r in records() if r.method in ("plain", "stand") and r.task == "reasoning"]
-    for i, r in enumerate(made):
-        hit = r.index == 9 and r.method == "plain"
-        error = "broke" if r.index == 9 and r.method == "stand" else None
-        made[i] = replace(r, limits={"taken": float(hit)}, error=error)
-    page, _ = report(made, methods=["plain", "stand"])
-    rows = page.table("method", "by")
-    assert [rows[m]["place"][0] for m in ("plain", "stand")] == ["fastest", ""]
-    assert [rows[m]["prompts"][0] for m in ("plain", "stand")] == ["9 of 10", "9"]
 
 
 @pytest.mark.parametrize("prompts", [1, 4])

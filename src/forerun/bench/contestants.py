@@ -102,10 +102,6 @@ class Contestant(Protocol):
         """Decodes one prompt sampling.n times, prefill included."""
         ...
 
-    def first_tokens(self, prompt: str, sampling: Sampling, n: int) -> list[int]:
-        """The first token of n samples, to test the sampling distribution."""
-        ...
-
     def close(self) -> None:
         """Frees its resources."""
         ...

@@ -80,7 +80,6 @@ def inflate(
         name = str(source) if located(str(source)) != str(source) else folder.name
         origin = _origin(config) or {"name": name, **asdict(small)}
         (part / "config.json").write_text(json.dumps(grown_config(config, pad, origin), indent=2))
-        (part / "README.md").write_text(_card(origin, size.upper(), pad.big))
         for file in sorted(folder.iterdir()):
             is_own = file.name == "config.json" or file.name.endswith(".index.json")
             if file.is_file() and file.suffix in TOKENIZER_SUFFIXES and not is_own:
@@ -278,23 +277,3 @@ def _locked(folder: Path) -> Iterator[None]:
         raise DataError(f"another process writes {folder}; wait, or use another place") from None
     finally:
         os.close(file)
-
-
-def _card(origin: dict[str, Any], size: str, big: Shape) -> str:
-    name, before = origin["name"], {key: value for key, value in origin.items() if key != "name"}
-    small = Shape(**before)
-    rows = "".join(
-        f"| {key.replace('_', ' ')} | {old} | {new} |\n"
-        for (key, old), new in zip(asdict(small).items(), asdict(big).values(), strict=True)
-        if key != "is_tied"
-    )
-    return (
-        f"# {name}, inflated to {size}\n\n"
-        f"For timing only. This is `{name}` ({small.parameters / 1e6:.3g}M weights) padded to "
-        f"{big.parameters / 1e9:.3g}B:\nit gives the answers of `{name}` at the cost of a model "
-        "of this size.\n\n"
-        "New heads, inner channels and layers have output weights of zero and random weights "
-        "otherwise;\nnorm weights and eps compensate for the width. The vocabulary is that of the "
-        "original, so the\noutput layer is smaller than in other models of this size.\n\n"
-        f"| | {name} | inflated |\n|---|---|---|\n{rows}"
-    )

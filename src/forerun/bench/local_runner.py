@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -124,11 +124,6 @@ class LocalMethod:
         for _ in self.start_run(example.prompt, sampling, head, "headroom"):
             pass
         return dataclasses.asdict(head)
-
-    def first_tokens(self, prompt: str, sampling: Sampling, n: int) -> list[int]:
-        asked = replace(sampling, n=n, max_new_tokens=1, min_new_tokens=0)
-        run = self.start_run(prompt, asked, None, "first tokens")
-        return [sample.tokens[0] for sample in sorted(run, key=lambda sample: sample.index)]
 
     def close(self) -> None:
         """Does nothing: other methods use the model."""

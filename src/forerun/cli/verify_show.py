@@ -142,10 +142,10 @@ def _show_law(out: Any, law: LawReport) -> None:
 
 def _law_line(test: LawTest) -> str:
     border = f", {test.num_border} truncated differently by rounding" if test.num_border else ""
+    prefixes = counted(test.num_beginnings, "prefix", "prefixes")
     return (
         f"prompt {test.prompt_index}, token {test.position + 1}: "
-        f"{counted(test.num_samples, 'sample')} after "
-        f"{counted(test.num_beginnings, 'prefix', 'prefixes')}, {test.num_drafted} with accepted drafts"
-        f"{border}; {counted(test.num_bins, 'bin')}, p = {test.p_value:.3g}, "
+        f"{counted(test.num_samples, 'sample')} after {prefixes}, {test.num_drafted} with accepted "
+        f"drafts{border}; {counted(test.num_bins, 'bin')}, p = {test.p_value:.3g}, "
         f"corrected {test.corrected:.3g}"
     )

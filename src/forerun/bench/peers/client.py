@@ -1,7 +1,7 @@
 """Client of a worker process in a peer's environment, over JSON lines (workers/serve.py).
 
-stderr is read continuously, and errors quote its last lines. A worker that dies, fails or times out
-raises PeerError; after a timeout it is killed.
+An error quotes the worker's traceback, a death the last lines of stderr. A worker that dies, fails
+or times out raises PeerError; after a timeout it is killed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from typing import IO, Any
 from forerun.bench.contestants import PeerError, SkippedPeer
 
 SERVE = Path(__file__).parent / "workers" / "serve.py"
-MARK = re.compile(r"#forerun-answer (\d+)")  # serve.py writes it to stderr before an error's answer
 STDERR_TIMEOUT_S = 30.0
 MAX_STDERR_LINES = 11  # in an error
 RAISED = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b(:.*)?")  # how tracebacks end
@@ -54,8 +53,6 @@ class WorkerProcess:
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._count = 0
         self._is_busy = False  # waiting for an answer
-        self._marked = 0  # id of the last answer before which stderr has been read
-        self._mark_read = threading.Condition()
         command = [str(python), "-P", str(SERVE), str(worker)]
         pipe = subprocess.PIPE
         try:
@@ -101,10 +98,9 @@ class WorkerProcess:
         if "skip" in answer:
             raise SkippedPeer(answer["skip"])
         if "error" in answer:
-            self._wait_for_stderr()
-            message = self._with_tail(f"{self.name} failed in {verb}: {answer['error']}")
-            self.stderr.clear()  # not to be quoted by a later failure
-            raise PeerError(message)
+            lines = answer["error"].splitlines()
+            tail = "\n".join(lines[-MAX_STDERR_LINES:])
+            raise PeerError(f"{tail}\n{self.name} failed in {verb}: {lines[-1]}")
         return answer["result"]
 
     def close(self, patience: float = 5.0) -> None:
@@ -162,11 +158,6 @@ class WorkerProcess:
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         return PeerError(self._with_tail(f"{self.name}: the worker died during {verb} ({how})"))
 
-    def _wait_for_stderr(self) -> None:
-        """Waits until the output before the last answer has been read."""
-        with self._mark_read:
-            self._mark_read.wait_for(lambda: self._marked >= self._count, STDERR_TIMEOUT_S)
-
     def _with_tail(self, text: str) -> str:
         """The tail of stderr followed by the error."""
         return f"{self.tail()}\n{text}" if self.stderr else text
@@ -188,11 +179,6 @@ class WorkerProcess:
         is_open = False  # whether the next piece overwrites the last one
         with contextlib.suppress(OSError, ValueError):
             for piece in pipe:
-                if mark := MARK.match(piece):
-                    with self._mark_read:
-                        self._marked = int(mark[1])
-                        self._mark_read.notify_all()
-                    continue
                 text = COLOURS.sub("", piece.rstrip("\r\n"))
                 if is_open and text and self.stderr:
                     self.stderr.pop()

@@ -24,7 +24,7 @@ from forerun.utils.stats import EXCLUDED, fit, ranks
 
 if TYPE_CHECKING:
     from forerun.api import Model
-    from forerun.bench.contestants import Contestant
+    from forerun.bench.peers.peer import PeerContestant
 
 ALPHA = 1e-3  # p-values below this fail
 MIN_ENTROPY = 1.0  # nats; distributions with less test a sampler poorly
@@ -53,7 +53,7 @@ class LawCheck:
 
 
 def check_law(
-    contestant: Contestant,
+    contestant: PeerContestant,
     law: np.ndarray,
     prompt: Any,
     sampling: Sampling,

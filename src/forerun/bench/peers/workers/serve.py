@@ -14,9 +14,8 @@ NotImplementedError for unsupported requests. A request is {"id", "do", ...}, an
     first_tokens  the same                                                       -> {"tokens": [n]}
     close                                    -> {}, and the process ends
 
-All output of libraries, also from C, goes to stderr. Before the answer of an error, a line MARK +
-id is written to stderr, so that the reader knows that it has read the output before. When the other
-end of stdin is closed, as by a killed parent, the process group ends.
+All output of libraries, also from C, goes to stderr. An error is the text of a traceback. When the
+other end of stdin is closed, as by a killed parent, the process group ends.
 """
 
 from __future__ import annotations
@@ -35,8 +34,6 @@ import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
-MARK = "#forerun-answer "  # starts a line of stderr for the parent
-
 
 def main() -> None:
     """Answers requests until "close" or the end of stdin."""
@@ -47,9 +44,6 @@ def main() -> None:
         request = json.loads(line)
         verb = request.pop("do")
         reply = {"id": request.pop("id"), **answer(worker, verb, request)}
-        if "error" in reply:
-            sys.stderr.flush()
-            os.write(2, f"\n{MARK}{reply['id']}\n".encode())
         answers.write(json.dumps(reply) + "\n")
         answers.flush()
         if verb == "close":
@@ -96,8 +90,7 @@ def answer(worker: Any, verb: str, fields: dict[str, Any]) -> dict[str, Any]:
     except NotImplementedError as reason:
         return {"skip": str(reason)}
     except Exception as error:
-        traceback.print_exc()
-        return {"error": f"{type(error).__name__}: {str(error).strip()}"}
+        return {"error": "".join(traceback.format_exception(error)).strip()}
 
 
 def hello(worker: Any) -> dict[str, Any]:

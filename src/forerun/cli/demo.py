@@ -172,7 +172,7 @@ def command(
     if problems is not None and not 1 <= problems <= MAX_PROBLEMS:
         raise ConfigError(f"--problems must be in 1..{MAX_PROBLEMS}, got {problems}")
     if drafter == PLAIN:
-        raise ConfigError("--drafter none is the baseline of the demo; use --drafter stand")
+        raise ConfigError("--drafter none is plain decoding, the baseline; use --drafter stand")
     if drafter:
         options.check_parts(drafter=drafter)
     options.check_model(model or "reasoner", dtype, device, batch, weights)

@@ -316,7 +316,7 @@ def test_not_a_run_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read: .*; restore the file, or run again"):
         read_run(tmp_path)
     (tmp_path / "run.json").write_text('{"version": 9}')
-    with pytest.raises(DataError, match="expected version 1, got 9; restore the file, or run again"):
+    with pytest.raises(DataError, match="expected version 1, got 9; restore the file"):
         read_run(tmp_path)
 
 

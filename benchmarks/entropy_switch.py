@@ -83,7 +83,7 @@ def curve_table(pair: Pair) -> None:
             how = {"window": window, "hold": hold}
             switch = EntropySwitch(large, small=small, threshold=threshold, **how)  # type: ignore[arg-type]
             own = pair.score(switch)
-            control = pair.score(RandomSwitch(small, large, own.turns, hold=hold, seed=1))
+            control = pair.score(RandomSwitch(small, large, own.switches, hold=hold, seed=1))
             difference, error = gap(own, control)
             error_own = np.sqrt(own.accuracy * (1 - own.accuracy) / len(own.right))
             row(

@@ -37,7 +37,7 @@ from forerun.bench.inflate import inflate
 from forerun.bench.padding import SIZES
 from forerun.core.sampling import Sampling
 from forerun.core.tree_template import DEFAULT
-from forerun.lossless.greedy import forget
+from forerun.lossless.greedy import empty_cache
 from forerun.search import Likelihood, arithmetic
 from forerun.search.dvts import dvts
 from forerun.tasks import get_task
@@ -138,7 +138,7 @@ class Runner:
 
     def run(self, unit: Unit) -> dict[str, Any]:
         """What one unit came to."""
-        forget(self.model)
+        empty_cache(self.model)
         return self.search(unit) if unit.way == "DVTS" else self.whole(unit, self.contest)
 
     def whole(self, unit: Unit, contest: Contest) -> dict[str, Any]:

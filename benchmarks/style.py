@@ -29,13 +29,13 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 
 import numpy as np
 import scripts
 
 import forerun
-from forerun.bench.charts import Line, lines, standalone
 from forerun.constraints.ngram_style import FORMS, NgramStyle
 from forerun.core.records import Sequence, Step
 from forerun.core.sampling import softmax
@@ -208,18 +208,38 @@ def show(form: str, strength: float, row: dict[str, float]) -> None:
     print(f"{form:<8}{strength:7.2f}{figures}", flush=True)
 
 
+COLOURS = ("#0b5fc2", "#b35900", "#137a52", "#8a3ba8")
+LEFT, RIGHT, TOP, BOTTOM = 40, 470, 40, 260  # of the plot, in units of the picture
+
+
 def picture(name: str, found: dict[str, dict[float, dict[str, float]]]) -> str:
-    """Perplexities over lambda, as their decimal logarithms."""
-    series = [
-        Line(
-            f"{column} perplexity, {form}",
-            [(x, float(np.log10(row[column]))) for x, row in rows.items()],
-        )
+    """An SVG of perplexities over lambda, as their decimal logarithms."""
+    series = {
+        f"{column} perplexity, {form}": {x: float(np.log10(row[column])) for x, row in rows.items()}
         for form, rows in found.items()
         for column in ("style", "base")
-    ]
-    title = f"n-gram style of {name}: log10 of perplexity over lambda"
-    return standalone(title, lines(title, series, "lambda", "log10 of perplexity"))
+    }
+    xs = sorted({x for points in series.values() for x in points})
+    most = max(max(points.values()) for points in series.values())
+    across, down = (RIGHT - LEFT) / max(xs[-1] - xs[0], 1e-9), (BOTTOM - TOP) / max(most, 1e-9)
+    parts = [_text(4, 18, f"n-gram style of {name}: log10 of perplexity over lambda")]
+    parts += [_text(LEFT + (x - xs[0]) * across, BOTTOM + 18, f"{x:g}") for x in xs]
+    parts += [_text(4, BOTTOM - y * down, f"{y:.1f}") for y in (0.0, most / 2, most)]
+    for i, (label, points) in enumerate(series.items()):
+        colour = COLOURS[i % len(COLOURS)]
+        places = " ".join(
+            f"{LEFT + (x - xs[0]) * across:.1f},{BOTTOM - y * down:.1f}"
+            for x, y in sorted(points.items())
+        )
+        parts.append(f'<polyline points="{places}" fill="none" stroke="{colour}"/>')
+        parts.append(_text(LEFT, BOTTOM + 40 + 18 * i, label, colour))
+    size = f"0 0 480 {BOTTOM + 40 + 18 * len(series)}"
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{size}">{"".join(parts)}</svg>\n'
+
+
+def _text(x: float, y: float, words: str, colour: str = "#1f2328") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" fill="{colour}"'
+    return f'<text {place} font-size="13" font-family="sans-serif">{escape(words)}</text>'
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ import scripts
 import torch
 from decode import SIZES, binary_tree, checkpoint
 
-from forerun.bench.machine import read_bandwidth
+from forerun.bench.hardware_limits import read_bandwidth
 from forerun.core.dice import SeededDice
 from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Sequence

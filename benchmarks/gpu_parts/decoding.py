@@ -11,7 +11,7 @@ from typing import Any
 
 import forerun
 from forerun.api import Model
-from forerun.bench.local_runner import Own
+from forerun.bench.local_runner import LocalMethod
 from forerun.bench.metrics import totals
 from forerun.bench.results import SampleRecord
 from forerun.core.records import Cost
@@ -99,7 +99,7 @@ def ours(model: Model, setting: Setting) -> dict[str, Contestant]:
 
 def own(method: str, model: Model, setting: Setting) -> Contestant:
     """One of our methods: as many samples as run at once, four one at a time."""
-    contestant = Own(method, lambda: model)
+    contestant = LocalMethod(method, lambda: model)
     batch = contestant.parts.batch
     n = batch if batch > 1 else 1 if setting.is_smoke else 4
 

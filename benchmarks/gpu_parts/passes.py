@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from forerun.bench.machine import best_seconds, read_bandwidth
+from forerun.bench.hardware_limits import best_seconds, read_bandwidth
 from forerun.core.forward_batch import ForwardBatch
 from forerun.core.records import Sequence
 from forerun.core.roles import Target

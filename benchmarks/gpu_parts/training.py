@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from forerun.bench.machine import product_rate
+from forerun.bench.hardware_limits import product_rate
 from forerun.training.data import Batches, Documents
 from forerun.training.language_model import LanguageModel, Size
 from forerun.training.loop import Loop, LoopOptions, Progress

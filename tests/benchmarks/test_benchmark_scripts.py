@@ -219,7 +219,7 @@ LACKING = (  # script with options, what it then says in a line
     ("index --corpus no", "there is no no; give --corpus a folder"),
     ("seal --book no/book.txt", "there is no no/book.txt; give --book a text"),
     ("style --data-dir no", "no/models/stories260K/stories260K.bin; give --data-dir a folder"),
-    ("vllm_plugin --peers no", "no environment in no; `make peers` makes it"),
+    ("vllm_plugin --peers no", "no environment in no; run `make peers`"),
 )
 PACKAGES = (  # script, packages without which it does nothing
     ("seal", "bm25s"),

@@ -41,7 +41,7 @@ def scores(pair) -> dict[str, Score]:
         "entropy": EntropySwitch(models[LARGE], small=models[SMALL], threshold=THRESHOLD),
     }
     found = {name: score(s, pair.tokenizer, task, examples) for name, s in switches.items()}
-    control = RandomSwitch(*models, found["entropy"].turns, seed=1)
+    control = RandomSwitch(*models, found["entropy"].switches, seed=1)
     found["random"] = score(control, pair.tokenizer, task, examples)
     for name, s in found.items():
         print(f"{name}: {s.accuracy:.3f}, f {s.usage.share:.3f}, cost {s.usage.cost(*SIZES):.3f}")

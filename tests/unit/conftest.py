@@ -1,8 +1,10 @@
-"""Fixtures of all that calls the command line, reads reports, or changes the number of threads."""
+"""Fixtures for command lines, reports, `forerun bench run`, and the number of threads."""
 
 from __future__ import annotations
 
+import gc
 import io
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from report_page import Page
 from sample_run import write_run
 from tiny import make_tiny
 
+from forerun.bench import cpu_load, hardware_limits, theory
 from forerun.bench.report import write_report
 from forerun.bench.results import Record
 from forerun.cli.main import main
@@ -98,6 +101,57 @@ def threads():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+def skip_measurements(patch: pytest.MonkeyPatch) -> None:
+    """Fixed limits of the machine, and a short cost curve."""
+    curve = theory.cost_curve
+    patch.setattr(hardware_limits, "read_bandwidth", lambda threads, **options: 12.5)
+    patch.setattr(hardware_limits, "product_rate", lambda dtype, **options: 100.0)
+    patch.setattr(cpu_load, "lost_share", lambda *measured: 0.0)
+    patch.setattr(theory, "cost_curve", lambda target: curve(target, (1, 4), rounds=1))
+
+
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch, threads: None) -> Iterator[None]:
+    """The machine is not measured, and a full garbage collection is short."""
+    skip_measurements(monkeypatch)
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="session")
+def bench_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("bench") / "tiny", context=512)
+
+
+@pytest.fixture(scope="session")
+def bench_prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six prompts in two categories."""
+    path = tmp_path_factory.mktemp("bench") / "prompts.jsonl"
+    lines = [{"prompt": f"the cat sat on {i} mats and", "category": "ab"[i % 2]} for i in range(6)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture(scope="session")
+def bench_words(bench_model: Path, bench_prompts: Path) -> list[Any]:
+    """Options of `forerun bench run`: two prompts, two samples of six tokens."""
+    words = ["--model", bench_model, "--tasks", f"file:{bench_prompts}", "--examples", 2]
+    return [*words, "-n", 2, "--max-new-tokens", 6, "--threads", 1]
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory, bench_words: list[Any]) -> Path:
+    """The folder of a finished run of plain and stand; copy it before a change."""
+    folder = tmp_path_factory.mktemp("bench") / "run"
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        skip_measurements(patch)
+        assert main([str(w) for w in ("bench", "run", "--out", folder, *bench_words)]) == 0
+    torch.set_num_threads(threads)
+    return folder
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Machine facts, its limits, and what theory says of a pass."""
+"""Machine facts, hardware limits, lost cores, and the cost of a pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 from tiny import make_tiny
 
 import forerun
-from forerun.bench import machine, planning, streams, theory
+from forerun.bench import _read_kernels, cpu_load, hardware_limits, machine, model_info, theory
 from forerun.bench.metrics import Totals
 from forerun.bench.results import Manifest, Record, SampleRecord
 from forerun.bench.roofline import roofline_fraction
@@ -66,16 +66,16 @@ def test_revision_is_that_of_our_own_checkout(
 
 def test_the_readers_read_everything() -> None:
     x = np.arange(103, dtype=np.int64)
-    assert streams.one(x) == x.sum()
-    assert streams.four(x) == x[:100].sum()
+    assert _read_kernels.sum_in_one_stream(x) == x.sum()
+    assert _read_kernels.sum_in_four_streams(x) == x[:100].sum()
 
 
 def test_limits_are_positive_and_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "LEAST", 1 << 20)
-    monkeypatch.setattr(machine, "TIMES_CACHE", (0,))
-    machine._buffer.cache_clear()
-    found = machine.limits(2, torch.float32)
-    machine._buffer.cache_clear()
+    monkeypatch.setattr(hardware_limits, "MIN_BUFFER_BYTES", 1 << 20)
+    monkeypatch.setattr(hardware_limits, "BUFFER_OVER_CACHE", (0,))
+    hardware_limits._buffer.cache_clear()
+    found = hardware_limits.limits(2, torch.float32)
+    hardware_limits._buffer.cache_clear()
     assert set(found) == {"read_gb_s", "gflop_s"}
     assert all(0 < value < math.inf for value in found.values())
 
@@ -103,25 +103,25 @@ def test_the_buffer_exceeds_the_caches(monkeypatch: pytest.MonkeyPatch, tmp_path
         (tmp_path / name).mkdir()
         (tmp_path / name / "size").write_text(size)
     monkeypatch.setattr(memory, "CACHES", tmp_path)
-    monkeypatch.setattr(machine, "LEAST", 1 << 20)
-    machine._buffer.cache_clear()
+    monkeypatch.setattr(hardware_limits, "MIN_BUFFER_BYTES", 1 << 20)
+    hardware_limits._buffer.cache_clear()
     assert machine.cache_bytes() == 2 << 20
-    assert machine._buffer().nbytes == machine.TIMES_CACHE[0] * (2 << 20)
-    machine._buffer.cache_clear()
+    assert hardware_limits._buffer().nbytes == hardware_limits.BUFFER_OVER_CACHE[0] * (2 << 20)
+    hardware_limits._buffer.cache_clear()
 
 
 def test_the_buffer_leaves_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "LEAST", 1 << 20)
-    monkeypatch.setattr(machine, "cache_bytes", lambda: 1 << 20)
-    many, few = (times << 20 for times in machine.TIMES_CACHE)
+    monkeypatch.setattr(hardware_limits, "MIN_BUFFER_BYTES", 1 << 20)
+    monkeypatch.setattr(hardware_limits, "cache_bytes", lambda: 1 << 20)
+    many, few = (times << 20 for times in hardware_limits.BUFFER_OVER_CACHE)
     for free, expected in ((2 * many, many), (2 * many - 1, few), (2 * few, few)):
-        machine._buffer.cache_clear()
+        hardware_limits._buffer.cache_clear()
         monkeypatch.setattr(kv_cache, "available_bytes", lambda device, free=free: free)
-        assert machine._buffer().nbytes == expected
-    machine._buffer.cache_clear()
+        assert hardware_limits._buffer().nbytes == expected
+    hardware_limits._buffer.cache_clear()
     monkeypatch.setattr(kv_cache, "available_bytes", lambda device: 2 * few - 1)
-    with pytest.raises(CapacityError, match="takes 3 MiB .* but 5 MiB are"):
-        machine._buffer()
+    with pytest.raises(CapacityError, match="needs 6 MiB free, and 5 MiB are"):
+        hardware_limits._buffer()
 
 
 def test_roofline_by_hand() -> None:
@@ -200,12 +200,6 @@ def test_curve_by_hand() -> None:
     assert math.isnan(theory.predicted_speed_up(replace(drafts, drafted=900), curve))
 
 
-def test_formulas_of_the_literature() -> None:
-    assert theory.geometric_tau(0.5, 2) == pytest.approx(1 + 0.5 + 0.25)
-    assert theory.geometric_tau(1.0, 4) == 5.0 and theory.geometric_tau(0.0, 4) == 1.0
-    assert theory.memory_bound_speed_up(3.0, 4, 0.05) == pytest.approx(3 / 1.2)
-
-
 def test_fraction_of_the_roofline_by_hand() -> None:
     plan = Manifest("", "", "", "", COST.to_dict(), "", 1, 0, {}, [], {}, limits=LIMITS)
     times = {"draft": 0.0, "forward": 2.3, "verify": 0.1, "other": 0.1}
@@ -233,67 +227,46 @@ def test_fraction_of_the_roofline_by_hand() -> None:
 
 def test_models_are_described(model: Any, tmp_path: Path) -> None:
     folder = make_tiny(tmp_path / "tiny", seed=1)
-    found = planning.describe_model(model, folder)
+    found = model_info.describe_model(model, folder)
     weights = 2 * (64 * 32 + 32 * 32 + 128 * 32 + 32 * 64) + 2 * 288 * 32 + 5 * 32
     assert found["parameters"] == weights and found["weight_bytes"] >= 4 * weights
-    assert found["hash"] == planning.describe_model(model, folder)["hash"]
+    assert found["hash"] == model_info.describe_model(model, folder)["hash"]
     config = folder / "config.json"
     config.write_text(config.read_text().replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05'))
-    assert found["hash"] != planning.describe_model(model, folder)["hash"]
+    assert found["hash"] != model_info.describe_model(model, folder)["hash"]
 
 
 def test_time_of_others_and_of_children_is_told_apart() -> None:
     """A child's counts as one's own; of cores that are left others may take what they like."""
-    before = machine.cpu_seconds()
+    before = cpu_load.cpu_seconds()
     if before == (0.0, 0.0):
         pytest.skip("this system tells no processor time")
     code = "import time\nwhile time.process_time() < 0.3: pass"
     subprocess.run([sys.executable, "-c", code], check=True)
-    after = machine.cpu_seconds()
+    after = cpu_load.cpu_seconds()
     assert after[1] - before[1] >= 0.25 and after[0] - before[0] >= 0.25
     cores = machine.num_cores()
-    assert machine.taken((0, 0), (3.0 * cores, 1.0 * cores), 2.0, cores) == pytest.approx(1.0)
-    assert machine.taken((0, 0), (2.04, 2.0), 2.0, cores) == 0.0  # counters are coarse
-    halted = machine.taken((0, 0), (3.0, 3.0), 23.0, cores)  # for twenty of these seconds
+    assert cpu_load.lost_share((0, 0), (3.0 * cores, 1.0 * cores), 2.0, cores) == pytest.approx(1.0)
+    assert cpu_load.lost_share((0, 0), (2.04, 2.0), 2.0, cores) == 0.0  # counters are coarse
+    halted = cpu_load.lost_share((0, 0), (3.0, 3.0), 23.0, cores)  # for twenty of these seconds
     assert halted == pytest.approx(20.0 / (23.0 * cores))
-    beside = machine.taken((0, 0), (23.0 + 3.0, 3.0), 23.0, cores)  # with another program
+    beside = cpu_load.lost_share((0, 0), (23.0 + 3.0, 3.0), 23.0, cores)  # with another program
     idle = min(20.0, 23.0 * cores - 26.0) if cores > 1 else 0.0
     assert beside == pytest.approx(min((23.0 + idle) / (23.0 * cores), 1.0))
-    assert machine.taken((5, 1), (5 + 2.0 * cores, 3.0), 2.0, 1) == pytest.approx(
+    assert cpu_load.lost_share((5, 1), (5 + 2.0 * cores, 3.0), 2.0, 1) == pytest.approx(
         (2.0 * cores - 2.0 - 2.0 * (cores - 1)) / 2.0
     )
 
 
 def test_others_take_no_more_than_all_cores_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "num_cores", lambda: 2)
-    assert machine.taken((0, 0), (8.0, 1.0), 1.0, 2) == 1.0  # the counters have their own clock
-    assert machine.taken((0, 0), (4.0, 2.0), 2.0, 64) == 0.5  # of two cores, not of 64
-    assert machine.taken((0, 0), (4.0, 1.0), 2.0, 1) == 0.5  # what another has is lost once
-    monkeypatch.setattr(machine, "num_cores", lambda: 1)
-    assert machine.taken((0, 0), (2.0, 1.0), 2.0, 1) == 0.5
-
-
-@pytest.mark.parametrize(
-    ("ticks", "patience", "looks"),
-    [
-        ([{}], 2.0, 0),  # nothing was started
-        ([{"7": 50}, {"7": 50}], 2.0, 1),
-        ([{"7": 50}, {"7": 60}, {"7": 69, "8": 3}, {"7": 69, "8": 4}], 2.0, 3),
-        ([{"7": 50}, {}], 2.0, 1),  # it has ended
-        ([{"7": 10 * i} for i in range(9)], 0.35, 4),  # nobody is waited for for ever
-        ([{"7": 10 * i} for i in range(9)], 0.0, 0),
-    ],
-)
-def test_settling_waits_for_what_was_started(
-    ticks: list[dict[str, int]], patience: float, looks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told, slept = iter(ticks), list[float]()
-    monkeypatch.setattr(machine, "_busy_children", lambda: next(told))
-    monkeypatch.setattr(machine.time, "sleep", slept.append)
-    monkeypatch.setattr(machine.time, "perf_counter", lambda: 7.0 + sum(slept))
-    monkeypatch.setattr(machine, "PATIENCE", patience)
-    machine.settle()
-    assert slept == [machine.LOOK] * looks
+    monkeypatch.setattr(cpu_load, "num_cores", lambda: 2)
+    assert (
+        cpu_load.lost_share((0, 0), (8.0, 1.0), 1.0, 2) == 1.0
+    )  # the counters have their own clock
+    assert cpu_load.lost_share((0, 0), (4.0, 2.0), 2.0, 64) == 0.5  # of two cores, not of 64
+    assert cpu_load.lost_share((0, 0), (4.0, 1.0), 2.0, 1) == 0.5  # what another has is lost once
+    monkeypatch.setattr(cpu_load, "num_cores", lambda: 1)
+    assert cpu_load.lost_share((0, 0), (2.0, 1.0), 2.0, 1) == 0.5
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processor time is read from /proc")
@@ -303,25 +276,5 @@ def test_processor_time_of_what_was_started_is_told() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as child:
         assert child.stdout
         child.stdout.readline()
-        assert machine._busy_children()[str(child.pid)] > machine.STILL
+        assert cpu_load._child_ticks()[str(child.pid)] > cpu_load.IDLE_TICKS
         child.kill()
-
-
-@pytest.mark.parametrize(
-    ("told", "version", "expected"),
-    [
-        ('{"url": "git+https://x", "vcs_info": {"commit_id": "0123456789ab"}}', "0.1.0", "0123456"),
-        ('{"url": "file:///x", "dir_info": {}}', "0.1.0+gabc123", "gabc123"),
-        (None, "0.1.0+gabc123", "gabc123"),
-        ("nonsense", "0.1.0", ""),
-        (None, "0.1.0", ""),
-    ],
-)
-def test_the_revision_of_an_installed_package(
-    told: str | None, version: str, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(machine.forerun, "__file__", str(tmp_path / "forerun" / "__init__.py"))
-    monkeypatch.setattr(machine.forerun, "__version__", version)
-    installed = SimpleNamespace(read_text=lambda name: told, version=version)
-    monkeypatch.setattr(machine, "distribution", lambda name: installed)
-    assert machine.git_revision() == expected

@@ -11,9 +11,10 @@ import pytest
 import scipy.stats
 
 from forerun.bench import metrics
-from forerun.bench.metrics import Totals, by_trajectory, ratios, speed_up, totals
+from forerun.bench.disturbance import undisturbed
+from forerun.bench.metrics import Totals, by_trajectory, paired_speed_up, speed_up, totals
 from forerun.bench.results import Record, SampleRecord
-from forerun.bench.roofline import after_prompts
+from forerun.bench.roofline import decode_passes
 from forerun.engine.stats import Stats
 
 A = SampleRecord(
@@ -129,7 +130,7 @@ def test_speed_up_is_the_geometric_mean_per_prompt() -> None:
 def test_rounds_are_pooled_before_the_ratio_and_must_be_of_both() -> None:
     plain = [record("plain", round=r, seconds=s) for r, s in enumerate((1.0, 3.0, 100.0))]
     fast = [record("stand", round=r, seconds=s) for r, s in enumerate((1.0, 1.0))]
-    found = ratios(fast, plain)
+    found = paired_speed_up(fast, plain)
     assert found is not None and found.by_prompt == {("code", 0): 2.0}
     assert found.interval is None
 
@@ -148,7 +149,7 @@ def test_intervals_of_a_constant_of_one_value_and_of_many() -> None:
 
 def test_intervals_of_few_values_are_those_of_student() -> None:
     rng = np.random.default_rng(3)
-    for count in range(2, metrics.FEW):
+    for count in range(2, metrics.MIN_BOOTSTRAP_VALUES):
         logs = rng.normal(0.1, 0.2, count)
         t = scipy.stats.t.interval(0.95, count - 1, logs.mean(), scipy.stats.sem(logs))
         assert np.log(metrics.interval([*np.exp(logs)]) or ()) == pytest.approx(t, rel=1e-4)
@@ -160,7 +161,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(count: int) -> None:
     rng = np.random.default_rng(count)
     ends = [metrics.interval([*np.exp(rng.normal(0.0, 0.1, count))]) or () for _ in range(400)]
     held = np.mean([low <= 1 <= high for low, high in ends])
-    assert (0.92 if count < metrics.FEW else 0.88) < held < 0.98
+    assert (0.92 if count < metrics.MIN_BOOTSTRAP_VALUES else 0.88) < held < 0.98
 
 
 def test_scores_and_memory() -> None:
@@ -184,24 +185,24 @@ def test_quiet_is_what_the_rest_of_the_run_was() -> None:
         made = [
             Record("t", i, "", "", "m", 0, i, 5, 1.0, 9, limits=c) for i, c in enumerate(columns)
         ]
-        return [record.index for record in metrics.calm(made)]
+        return [record.index for record in undisturbed(made)]
 
     assert kept(read_gb_s=[30.0, 29, 12, 30, 31]) == [0, 3, 4]
     assert kept(read_gb_s=[30.0] * 5, taken=[0.0, 0.02, 0.5, 0.05, 0.12]) == [0, 1, 3]
     assert kept(taken=[0.5, 0.52, 0.48, 0.5, 0.9]) == [0, 1, 2, 3]
     unknown = [replace(record("m", i), limits={"read_gb_s": 30.0}) for i in range(3)]
     told = [replace(record("m", i), limits={"taken": 0.5}) for i in range(3, 6)]
-    assert metrics.calm([*unknown, *told]) == [*unknown, *told], "what is unknown is no quiet"
+    assert undisturbed([*unknown, *told]) == [*unknown, *told], "what is unknown is no quiet"
     assert kept(read_gb_s=[]) == []
     short = [replace(record("m", i), limits={"read_gb_s": 30.0}) for i in range(20)]
     long = replace(record("m", 20), limits={"read_gb_s": 30.0, "taken": 0.8})
-    assert metrics.calm([*short, long]) == short, "one that tells is not the measure of itself"
+    assert undisturbed([*short, long]) == short, "one that tells is not the measure of itself"
 
     many = [Record("a", i, "", "", "m", 0, i, 5, 1.0, 9, limits={"taken": 0.0}) for i in range(4)]
     few = [replace(r, task="b", limits={"taken": 0.5}) for r in many]
-    assert metrics.calm([*many, *few]) == [*many, *few], "no task loses all that it has"
+    assert undisturbed([*many, *few]) == [*many, *few], "no task loses all that it has"
     spoiled = [*many[1:], replace(many[0], limits={"taken": 0.5})]
-    assert metrics.calm([*spoiled, *few]) == [*spoiled[:3], *few]
+    assert undisturbed([*spoiled, *few]) == [*spoiled[:3], *few]
 
     assert kept(read_gb_s=[30.0, 12, 12, 12, 30, 31]) == [0, 1, 2, 3, 4, 5], "its usual speed"
     turns = [2.0, 2, 2, 2, 1]
@@ -212,18 +213,18 @@ def test_answers_that_the_limit_cut() -> None:
     ends = [("length", 0.0), ("length", 0.5), ("length", 1.0), ("stop", 0.0), ("length", None)]
     samples = [replace(A, finish=finish, score=score) for finish, score in ends]
     found = [record("stand", samples=samples), record("stand", 1, samples=samples, error="x")]
-    assert metrics.cut(found) == (2, 4)
-    assert metrics.cut([]) == (0, 0)
+    assert metrics.truncated(found) == (2, 4)
+    assert metrics.truncated([]) == (0, 0)
 
 
 def test_passes_over_prompts_are_taken_off_seconds_and_counts() -> None:
-    found = after_prompts([record("plain"), record("plain", 1), record("plain", 2, error="broke")])
+    found = decode_passes([record("plain"), record("plain", 1), record("plain", 2, error="broke")])
     assert found and found.passes == 12 - 2
     assert found.mean_pass == pytest.approx((2 * 1.0 - 2 * 0.5) / 10)
     assert found.mean_step == pytest.approx((2 * 2.0 - 2 * 0.5) / 10)
-    assert after_prompts([record("plain", prefill_seconds=None)]) is None
-    assert after_prompts([record("plain", prefill_seconds=1.0)]) is None, "all that it took"
-    assert after_prompts([]) is None
+    assert decode_passes([record("plain", prefill_seconds=None)]) is None
+    assert decode_passes([record("plain", prefill_seconds=1.0)]) is None, "all that it took"
+    assert decode_passes([]) is None
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 50])
@@ -231,5 +232,5 @@ def test_a_short_answer_has_the_pass_of_a_long_one(tokens: int) -> None:
     """A prompt takes 100 ms, every pass after it 10."""
     times = {"draft": 0.0, "forward": 0.1 + 0.01 * (tokens - 1), "verify": 0.0, "other": 0.0}
     samples = [replace(A, tokens=tokens, passes=tokens, seconds=times)]
-    found = after_prompts(record("plain", i, samples=samples, prefill_seconds=0.1) for i in (0, 1))
+    found = decode_passes(record("plain", i, samples=samples, prefill_seconds=0.1) for i in (0, 1))
     assert (found and found.mean_pass) == (pytest.approx(0.01) if tokens > 1 else None)

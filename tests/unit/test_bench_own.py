@@ -11,9 +11,9 @@ import pytest
 from tiny import make_tiny
 
 import forerun
-from forerun.bench.contestants import Setup, short
-from forerun.bench.local_runner import Own, Parts, parts_of
-from forerun.bench.method_names import check_name, is_own, make, split_methods, split_names
+from forerun.bench.contestants import Setup, warm_up_sampling
+from forerun.bench.local_runner import LocalMethod, Parts, parts_of
+from forerun.bench.method_names import check_name, is_local, make, split_methods, split_names
 from forerun.bench.metrics import totals
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, UnknownName
@@ -77,9 +77,9 @@ def test_wrong_names_are_refused(name: str, said: str) -> None:
 
 
 def test_own_and_peer(tmp_path: Path) -> None:
-    assert is_own("plain") and is_own("prompt-lookup") and not is_own("transformers:lookup")
+    assert is_local("plain") and is_local("prompt-lookup") and not is_local("transformers:lookup")
     with pytest.raises(UnknownName):
-        is_own("nobody")
+        is_local("nobody")
     setup = Setup(tmp_path, "auto", 1)
 
     def unloaded() -> Any:
@@ -91,7 +91,7 @@ def test_own_and_peer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "stand", "prompt_lookup", "stand:batch=3,nodes=5"])
 def test_an_outcome_adds_up(model: Any, name: str) -> None:
-    contestant = Own(name, lambda: model)
+    contestant = LocalMethod(name, lambda: model)
     contestant.start()
     assert contestant.restarts == 0
     sampling = Sampling(n=3, temperature=0.7, max_new_tokens=20, seed=1, ignore_eos=True)
@@ -116,19 +116,21 @@ def test_a_prompt_never_meets_its_own_answers(model: Any, name: str) -> None:
     """Neither those of an earlier round, nor another method's; other prompts' are learned."""
     sampling = Sampling(temperature=0.0, max_new_tokens=24, ignore_eos=True)
 
-    def passes(contestant: Own, example: Example) -> int:
+    def passes(contestant: LocalMethod, example: Example) -> int:
         return totals(contestant.run(example, sampling).samples).passes or 0
 
-    first, second = (Own(f"{name},controller=fixed,nodes=8", lambda: model) for _ in range(2))
+    first, second = (
+        LocalMethod(f"{name},controller=fixed,nodes=8", lambda: model) for _ in range(2)
+    )
     first.warm_up(EXAMPLE, sampling)
     alone = passes(first, EXAMPLE)
     assert passes(first, EXAMPLE) == alone == passes(second, EXAMPLE)
     like = Example("like", " " + EXAMPLE.prompt, "")
-    assert passes(second, like) < passes(Own(second.name, lambda: model), like)
+    assert passes(second, like) < passes(LocalMethod(second.name, lambda: model), like)
 
 
 def test_the_prompt_is_computed_anew_every_time_and_once(model: Any) -> None:
-    contestant, counted = Own("plain", lambda: model), []
+    contestant, counted = LocalMethod("plain", lambda: model), []
     sampling = Sampling(n=2, temperature=0.7, max_new_tokens=8, seed=1, ignore_eos=True)
     prompt = len(model.tokenizer.encode(EXAMPLE.prompt))
     contestant.warm_up(EXAMPLE, sampling)  # the cost curve is measured once, with passes of its own
@@ -143,7 +145,7 @@ def test_prefill_is_the_first_pass_only(model: Any) -> None:
     """A prompt that takes most of the time takes most of the seconds, and is counted once."""
     long = Example("l", "the cat sat on the mat and the dog sat on the log " * 6, "")
     sampling = Sampling(n=4, temperature=0.7, max_new_tokens=4, seed=1, ignore_eos=True)
-    contestant = Own("plain", lambda: model)
+    contestant = LocalMethod("plain", lambda: model)
     contestant.run(long, sampling)
     found = contestant.run(long, sampling)
     forward = [sample.seconds["forward"] for sample in found.samples]
@@ -159,15 +161,15 @@ def test_the_optimum_is_computed_on_request(name: str) -> None:
     from forerun.assets import embedded
 
     model = forerun.load("reasoner", max_seqs=2)
-    contestant = Own(name.replace("DRAFT", str(embedded("draft"))), lambda: model)
-    sampling = Sampling(n=2, temperature=0.7, max_new_tokens=24, seed=1, ignore_eos=True)
+    contestant = LocalMethod(name.replace("DRAFT", str(embedded("draft"))), lambda: model)
+    sampling = Sampling(n=2, temperature=0.7, max_new_tokens=12, seed=1, ignore_eos=True)
     assert contestant.run(EXAMPLE, sampling).headroom is None
-    contestant.is_bounded = True
+    contestant.has_headroom = True
     found = contestant.run(EXAMPLE, sampling).headroom
     assert found is not None and found["examined"] > 0
     assert 0 <= found["accepted"] <= found["examined"] and 0 < found["best"] <= found["examined"]
-    plain = Own("plain", lambda: model)
-    plain.is_bounded = True
+    plain = LocalMethod("plain", lambda: model)
+    plain.has_headroom = True
     assert plain.run(EXAMPLE, sampling).headroom is None
 
 
@@ -175,7 +177,8 @@ def test_a_prompt_decoded_in_parts_is_the_same(model: Any) -> None:
     """Whoever runs in between on a cache of its own, which has read nothing of the prompt."""
     sampling = Sampling(n=3, temperature=0.7, max_new_tokens=20, seed=1, ignore_eos=True)
     whole, parted, other = (
-        Own("stand:controller=fixed,nodes=8", own) for own in (lambda: model, *twins(model, 2))
+        LocalMethod("stand:controller=fixed,nodes=8", own)
+        for own in (lambda: model, *twins(model, 2))
     )
     expected = whole.run(EXAMPLE, sampling)
     one, two = parted.begin(EXAMPLE, sampling), other.begin(EXAMPLE, replace(sampling, seed=2))
@@ -201,16 +204,8 @@ def twins(model: Any, num: int) -> list[Any]:
     return [cache(model.twin) for _ in range(num)]
 
 
-def test_first_tokens_follow_the_seed(model: Any) -> None:
-    contestant = Own("stand", lambda: model)
-    sampling = Sampling(temperature=1.0, seed=3)
-    first = contestant.first_tokens(EXAMPLE.prompt, sampling, 12)
-    assert len(first) == 12 and first == contestant.first_tokens(EXAMPLE.prompt, sampling, 12)
-    assert len(set(first)) > 1
-
-
 def test_warm_up_is_short() -> None:
-    few = short(Sampling(n=16, max_new_tokens=512, min_new_tokens=100))
+    few = warm_up_sampling(Sampling(n=16, max_new_tokens=512, min_new_tokens=100))
     assert (few.n, few.max_new_tokens, few.min_new_tokens) == (2, 64, 64)
-    assert short(Sampling(n=16, max_new_tokens=5), 8).n == 8
-    assert short(Sampling(n=3), 10**9).n == 3, "no more than will ever run at once"
+    assert warm_up_sampling(Sampling(n=16, max_new_tokens=5), 8).n == 8
+    assert warm_up_sampling(Sampling(n=3), 10**9).n == 3, "no more than will ever run at once"

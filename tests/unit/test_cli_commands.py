@@ -15,7 +15,7 @@ from command import Call, records
 from tiny import make_tiny
 
 from forerun import catalog
-from forerun.bench import machine
+from forerun.bench import hardware_limits, machine
 from forerun.cli import doctor
 from forerun.cli.output import Results
 from forerun.errors import CapacityError
@@ -68,10 +68,10 @@ def test_verify_says_what_it_could_have_found(call: Call, tiny: Path) -> None:
     assert 20_000 < law["samples_for_one_percent"] < 500_000
     _, out, _ = call(*words, "--samples", 200)
     last = out.splitlines()[-1]
-    assert last.startswith("verify passed; at these counts the law test finds a mistake that moves")
-    assert f"{law['detectable']:.1%} of a position's probability with 80% certainty" in last
+    assert last.startswith("verify passed; the sampling test detects an error that moves")
+    assert f"{law['detectable']:.1%} of a position's probability with 80% power" in last
     _, out, _ = call(*words, "--samples", 5)
-    assert "too few samples to find anything" in out.splitlines()[-1]
+    assert "too few samples" in out.splitlines()[-1]
     _, out, _ = call(*words[:-1], 0)
     assert out.splitlines()[-1] == "verify passed"
 
@@ -100,10 +100,10 @@ def test_interrupted_verify_prints_what_was_finished(
     words = ("verify", "-m", tiny, "--prompts", 2, "--max-new-tokens", 4, "--samples", 100)
     status, out, err = call(*words, "--law-prompts", 2)
     assert status == 130 and "Traceback" not in err
-    done = f"{min(at - 1, 4)} of 4 greedy texts and {max(at - 5, 0)} of 2 law prompts finished"
+    done = f"{min(at - 1, 4)} of 4 greedy texts and {max(at - 5, 0)} of 2 sampling prompts finished"
     assert f"interrupted: {done}" in err
     assert out.count(": 4 tokens, identical") == min(at - 1, 4)
-    assert "verify interrupted, and nothing wrong in what was finished" in out
+    assert "verify interrupted, all finished tests passed" in out
     results = iter(range(1, 10))
     found = json.loads(call(*words, "--law-prompts", 2, "--json")[1])
     assert found["interrupted"] and found["passed"] is None
@@ -155,13 +155,13 @@ def test_many_lines_of_verify_are_counted_and_failures_come_first(
     ]
     assert "violation at position 0" in lines[0]
     assert len(lines) == 41
-    assert lines[-1] == "  ... and 10 more, 0 of them failed; --json tells of each"
+    assert lines[-1] == "  ... and 10 more, 0 of them failed; --json lists all"
     wrong |= {*range(25)}
-    assert shown(25)[-1] == "  ... and 10 more, 10 of them failed; --json tells of each"
+    assert shown(25)[-1] == "  ... and 10 more, 10 of them failed; --json lists all"
 
 
 def test_demo_counts_both_arms(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forerun.bench.machine.Watch.taken", lambda self: 0.3)
+    monkeypatch.setattr("forerun.bench.cpu_load.CoreLossMeter.lost", lambda self: 0.3)
     folder = make_tiny(tmp_path / "long", context=1024)
     out = tmp_path / "demo.jsonl"
     words = ("demo", "-m", folder, "--problems", 2, "-n", 3, "--max-new-tokens", 12)
@@ -169,7 +169,7 @@ def test_demo_counts_both_arms(call: Call, tmp_path: Path, monkeypatch: pytest.M
     assert status == 0 and "speed-up" in text and "3-4" in text
     assert "(geometric mean of 2 prompts; wall time" in text, "two give no interval"
     assert "accuracies are shown from 10 problems on" in text and "accuracy of" not in text
-    assert "30% of the cores were lost to other programs or to halts" in text
+    assert "busy machine: 30% of the cores were lost to other programs" in text
     status, text, _ = call(*words, "--json", "--out", out)
     found = json.loads(text)
     assert found["taken"] == 0.3
@@ -187,7 +187,7 @@ def test_a_demo_of_ten_problems_shows_accuracies_and_an_interval(
     words = ("demo", "-m", folder, "--problems", 10, "-n", 1, "--max-new-tokens", 4)
     text = call(*words)[1]
     assert "accuracy of one sample" in text and "majority@1" in text
-    assert "by chance alone their majorities differ by some 32 points" in text
+    assert "by chance their majorities differ by about 32 points" in text
     assert "geometric mean of 10 prompts; 95 % interval" in text
 
 
@@ -232,7 +232,7 @@ def test_memory_is_no_limit_to_what_a_cache_holds(monkeypatch: pytest.MonkeyPatc
 
 
 def test_doctor_reports(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "read_bandwidth", lambda threads, tries=8: 1e-9)
+    monkeypatch.setattr(hardware_limits, "read_bandwidth", lambda threads, tries=8: 1e-9)
     status, out, err = call("doctor", "--json")
     found = json.loads(out)
     assert status == 0 and found["number types"]["fp32"].startswith("works")
@@ -243,7 +243,7 @@ def test_doctor_reports(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(threads: int) -> float:
         raise CapacityError("no room")
 
-    monkeypatch.setattr(machine, "read_bandwidth", refuse)
+    monkeypatch.setattr(hardware_limits, "read_bandwidth", refuse)
     _, out, _ = call("doctor")
     assert "torch" in out and "not measured: no room" in out and "advice" in out
 

@@ -62,7 +62,7 @@ def test_each_arm_is_compared_with_the_first() -> None:
 
 def test_three_arms_take_turns_at_being_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "solve", lambda model, example, i, arm, *_, **__: arm)
-    monkeypatch.setattr(demo, "forget", lambda model: None)
+    monkeypatch.setattr(demo, "empty_cache", lambda model: None)
     arms = ("none", "stand", "auto")
     seen = list(demo.compare(None, [Example("", "", "")] * 6, arms, Sampling()))  # type: ignore
     rounds = [seen[at : at + 3] for at in range(0, 18, 3)]
@@ -91,7 +91,7 @@ def test_every_level_sees_both_orders(monkeypatch: pytest.MonkeyPatch) -> None:
         return example.level, arm, len(forgotten)
 
     monkeypatch.setattr(demo, "solve", solve)
-    monkeypatch.setattr(demo, "forget", forgotten.append)
+    monkeypatch.setattr(demo, "empty_cache", forgotten.append)
     examples = [task.example(i) for i in range(48)]
     seen = list(demo.compare(None, examples, ("none", "stand"), Sampling()))  # type: ignore
     firsts = Counter(run[:2] for run in seen[::2])

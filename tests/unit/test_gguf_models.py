@@ -148,7 +148,7 @@ def test_what_else_reads_model_folders(tmp_path: Path) -> None:
     from forerun.bench.contestants import Setup, SkippedPeer
     from forerun.bench.inflate import inflate
     from forerun.bench.method_names import make
-    from forerun.bench.planning import num_parameters, tensor_headers
+    from forerun.bench.model_info import num_parameters, tensor_headers
     from forerun.models.identity import model_hash, model_name
     from forerun.models.paths import located, model_folder
 

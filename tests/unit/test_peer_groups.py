@@ -9,21 +9,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_bench_harness import Fake, Sums, Words
+from test_bench_harness import Fake, Sums, Words, no_measurements  # noqa: F401 - a fixture
 
-from forerun.bench import harness, machine, peer_groups
+from forerun.bench import cpu_load, hardware_limits, machine, memory_pressure, peer_groups
 from forerun.bench.alerts import alerts
-from forerun.bench.contestants import Demand
+from forerun.bench.contestants import CacheDemand
+from forerun.bench.formatting import size_text
 from forerun.bench.harness import Harness
-from forerun.bench.headline import context
-from forerun.bench.metrics import ratios
-from forerun.bench.planning import Chosen, units
-from forerun.bench.ranking import Standing, incomplete
+from forerun.bench.metrics import paired_speed_up
+from forerun.bench.planning import ChosenExamples, units
+from forerun.bench.ranking import Ranking, incomplete
+from forerun.bench.report_summary import context
 from forerun.bench.results import Manifest, Record, read_run
 from forerun.bench.run_writer import RunWriter
+from forerun.bench.unit_prompts import LENGTH_STEP
 from forerun.core.sampling import Sampling
 
 GIB = 1 << 30
+NO_PRESSURE = memory_pressure.Sample(0, 0.0, 0, 1 << 40)
 
 
 class Peer(Fake):
@@ -66,8 +69,9 @@ def log() -> list[Any]:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Runs contestants on four prompts in a machine of 8 GiB, and gives what is in the folder."""
-    monkeypatch.setattr(machine, "read_bandwidth", lambda threads, **options: 12.5)
-    monkeypatch.setattr(machine, "settle", lambda: None)
+    monkeypatch.setattr(hardware_limits, "read_bandwidth", lambda threads, **options: 12.5)
+    monkeypatch.setattr(cpu_load, "wait_until_idle", lambda: None)
+    monkeypatch.setattr(memory_pressure, "sample", lambda: NO_PRESSURE)
     monkeypatch.setattr(machine, "memory_bytes", lambda: 0)  # nothing is reserved
 
     def go(contestants: list[Fake], free: int = 8 * GIB, **options: Any) -> Any:
@@ -77,7 +81,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             return free - used
 
         monkeypatch.setattr(peer_groups, "available_bytes", available)
-        part = Chosen("sums", Sums(), [(i, Sums().example(i)) for i in range(4)])
+        part = ChosenExamples("sums", Sums(), [(i, Sums().example(i)) for i in range(4)])
         plan = Manifest(
             "now", "0.1.0", "", "", {"hash": "h"}, "float32", 1, 0, {"n": 4},
             [one.name for one in contestants], {"sums": part.to_dict()},
@@ -118,7 +122,7 @@ def test_what_does_not_fit_is_measured_later_with_plain_decoding_again(
     groups = {name: manifest.peer_memory[name]["group"] for name in "abc"}
     assert groups == {"a": 0, "b": 1, "c": 0}
     assert (
-        "b needs 6.0 GiB of memory (3.0 GiB its cache), 5.0 GiB are free: it is measured after the "
+        "b needs 6.0 GiB of memory (3.0 GiB of cache), 5.0 GiB are free: it is measured after the "
         "other peers"
     ) in said
     by_group = {g: {r.method for r in records if r.group == g} for g in (0, 1)}
@@ -133,8 +137,8 @@ def test_what_does_not_fit_is_measured_later_with_plain_decoding_again(
 def test_what_never_fits_is_left_out_with_numbers(run: Any, log: list[Any]) -> None:
     manifest, records = run([Plain("plain", log), Peer("a", log, 9 * GIB), Peer("b", log, GIB)])
     assert manifest.peers["a"] == (
-        "it needs 9.0 GiB of memory (4.5 GiB its cache), 8.0 GiB are free; end other programs, or "
-        "take a smaller model, -n or --max-new-tokens"
+        "it needs 9.0 GiB of memory (4.5 GiB of cache), 8.0 GiB are free; end other programs, or "
+        "use a smaller model, -n or --max-new-tokens"
     )
     assert {record.method for record in records} == {"plain", "b"}
     assert {record.group for record in records} == {0}
@@ -168,9 +172,9 @@ def test_a_cache_is_sized_from_the_run(run: Any, log: list[Any]) -> None:
     one, many, same = Peer("one", log, GIB), Same("many", log, GIB), Same("same", log, GIB)
     many.is_batched = True
     run([Plain("plain", log), one, many, same])
-    # the prompts have 4 tokens, answers up to 100; in whole blocks of SPARE_TOKENS
-    assert one.demand == Demand(1, harness.SPARE_TOKENS)
-    assert many.demand == same.demand == Demand(4, harness.SPARE_TOKENS)
+    # the prompts have 4 tokens, answers up to 100; in whole blocks of LENGTH_STEP
+    assert one.demand == CacheDemand(1, LENGTH_STEP)
+    assert many.demand == same.demand == CacheDemand(4, LENGTH_STEP)
 
 
 def test_a_peer_that_no_longer_fits_goes_on_in_a_later_group(run: Any, log: list[Any]) -> None:
@@ -194,7 +198,7 @@ def test_a_peer_that_no_longer_fits_goes_on_in_a_later_group(run: Any, log: list
 
 def test_sizes_in_messages() -> None:
     sizes = {0: "0 MiB", -5: "0 MiB", 14 << 20: "14 MiB", GIB: "1.0 GiB", 3 * GIB // 2: "1.5 GiB"}
-    assert {size: peer_groups.shown(size) for size in sizes} == sizes
+    assert {size: size_text(size) for size in sizes} == sizes
 
 
 def timed(records: list[Record], seconds: dict[tuple[str, int], float]) -> list[Record]:
@@ -210,18 +214,18 @@ def test_speeds_are_compared_within_a_group(run: Any, log: list[Any]) -> None:
     peers = [Peer("a", log, 6 * GIB), Peer("b", log, 6 * GIB)]
     manifest, records = run([Plain("plain", log), *peers])
     times = {("plain", 0): 2.0, ("a", 0): 1.0, ("plain", 1): 4.0, ("b", 1): 1.0}
-    standing = Standing(manifest, timed(records, times))
-    by_name = {entry.method: entry for entry in standing.entries}
+    ranking = Ranking(manifest, timed(records, times))
+    by_name = {entry.method: entry for entry in ranking.entries}
     assert by_name["a"].speed and by_name["a"].speed.ratio == pytest.approx(2.0)
     assert by_name["b"].speed and by_name["b"].speed.ratio == pytest.approx(4.0)
-    over = standing.over(by_name["b"], by_name["a"])
+    over = ranking.over(by_name["b"], by_name["a"])
     assert over and over.ratio == pytest.approx(2.0)  # by their own plain decoding
-    assert ratios(by_name["b"].timed, by_name["a"].timed) is None
-    best = standing.best()
+    assert paired_speed_up(by_name["b"].timed, by_name["a"].timed) is None
+    best = ranking.best()
     assert best is by_name["b"]
     assert "in 2 interleaved groups" in context(manifest)
-    (line,) = [line for line in alerts(manifest, records) if "no room" in line]
-    assert "2 groups, each interleaved with plain decoding: a; b." in line
+    (line,) = [line for line in alerts(manifest, records) if "for lack of memory" in line]
+    assert "2 groups for lack of memory, each interleaved with plain decoding: a; b." in line
 
 
 def test_what_is_missing_of_plain_decoding_in_a_later_group(run: Any, log: list[Any]) -> None:

@@ -42,5 +42,5 @@ def test_openvino_computes_in_float32_what_the_processor_does_not_multiply(
     sizes = made[0]["scheduler_config"]
     assert (sizes.num_kv_blocks, sizes.max_num_seqs) == (2, 1)  # blocks of 32 cells
     is_wider = asked == "f32" and dtype != "float32"
-    said = f"computes in float32, as this processor does not in {dtype}"
+    said = f"computes in float32, as this processor does not support {dtype}"
     assert serve.hello(worker)["notes"] == [said] * is_wider

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import forerun
-from forerun.bench.contestants import Demand, Setup, SkippedPeer
+from forerun.bench.contestants import CacheDemand, Setup, SkippedPeer
 from forerun.bench.peers import law, make, methods
 from forerun.core.sampling import Sampling
 from forerun.tasks.base import Example
@@ -31,7 +31,7 @@ def test_an_installed_peer(name: str, model_name: str) -> None:
     model = forerun.load(model_name, device="cpu")
     folder = Path(forerun.assets.embedded(model_name))
     one = make(name, Setup(folder, "auto", 2, None, PEERS_DIR))
-    one.size_for(Demand(4 if one.is_batched else 1, 1024))
+    one.size_for(CacheDemand(4 if one.is_batched else 1, 1024))
     try:
         one.start()
     except SkippedPeer as reason:

@@ -12,8 +12,8 @@ import pytest
 from safetensors.numpy import load_file
 from test_peers import contestant, fake, sharing  # noqa: F401 - fixtures
 
-from forerun.bench.contestants import Demand
-from forerun.bench.local_runner import Own
+from forerun.bench.contestants import CacheDemand
+from forerun.bench.local_runner import LocalMethod
 from forerun.bench.peers import catalog, sizing
 from forerun.bench.peers import peer as peer_module
 from forerun.bench.peers.sizing import MEASURED, context_of, memory_need, model_size, num_cells
@@ -61,7 +61,7 @@ def test_numbers_of_a_checkpoint(tiny_folder: Path, tmp_path: Path) -> None:
 def test_the_context_is_a_power_of_two_within_the_model(
     tokens: int, longest: int, context: int
 ) -> None:
-    assert context_of(Demand(1, tokens), longest) == context
+    assert context_of(CacheDemand(1, tokens), longest) == context
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_the_context_is_a_power_of_two_within_the_model(
     ],
 )
 def test_cells_for_the_sequences_at_once(seqs: int, tokens: int, context: int, blocks: int) -> None:
-    assert num_cells(VLLM, Demand(seqs, tokens), context) == 128 * blocks
+    assert num_cells(VLLM, CacheDemand(seqs, tokens), context) == 128 * blocks
 
 
 def test_what_a_peer_will_take(tmp_path: Path) -> None:
@@ -102,9 +102,9 @@ Make = Callable[[str], peer_module.PeerContestant]
 
 def test_a_worker_gets_its_sizes(contestant: Make) -> None:  # noqa: F811
     one = contestant("fake")
-    one.size_for(Demand(3, 70))
+    one.size_for(CacheDemand(3, 70))
     one.start()
-    [fields] = one._process().request("run", 120, **one._asked([1], FEW))["told"][0]
+    [fields] = one._process().request("run", 120, **one._run_fields([1], FEW))["told"][0]
     cells = 70 * 4 + 1  # its blocks are single cells
     assert (fields["context"], fields["num_seqs"], fields["num_cells"]) == (128, 3, cells)
     assert fields["cache_bytes"] == one.need.cache == cells * model_size(one.setup.model).cell * 4
@@ -156,9 +156,9 @@ def test_our_cache_counts_as_far_as_it_will_grow(tiny_folder: Path) -> None:
     import forerun
 
     model = forerun.load(str(tiny_folder))
-    one = Own("plain:batch=4", lambda: model)
+    one = LocalMethod("plain:batch=4", lambda: model)
     assert one.memory_needed() == 0  # nothing is asked of it yet
-    one.size_for(Demand(4, 10**6))
+    one.size_for(CacheDemand(4, 10**6))
     cell = model_size(tiny_folder).cell * 4
     before = one.memory_needed()
     assert before >= 4 * 128 * cell  # four sequences of its whole context

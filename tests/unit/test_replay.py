@@ -93,10 +93,10 @@ def test_agreed_walks_a_tree() -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("stand", "drafter 'stand' draws its drafts at random"),
-        ("auto", "drafter 'auto' draws .* replay one that drafts the same every time, such as"),
-        ("stand:choice=top", "drafter 'stand' learns the target's probabilities"),
-        ("fuse", "drafter 'fuse' draws its drafts at random"),
+        ("stand", "drafter 'stand' draws random drafts"),
+        ("auto", "drafter 'auto' draws .* replay a deterministic one such as"),
+        ("stand:choice=top", "drafter 'stand' needs the target's probabilities"),
+        ("fuse", "drafter 'fuse' draws random drafts"),
     ],
 )
 def test_what_a_text_cannot_judge_is_refused(spec: str, said: str) -> None:
@@ -171,12 +171,15 @@ def test_fields_are_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("no json", 'write an object per line, such as {"prompt": "...", "text"'),
+        ("no json", 'write one object per line, such as {"prompt": "...", "text"'),
         ('{"prompt": "p", "text": "t"}\n{', "line 2 is not JSON"),
         ("\nno json\n{}", r"a.jsonl is not JSON: .* line 2 .*; nor is line 2 by itself: Expecting"),
-        ("[1, 2]", "expected JSON objects"),
-        ("[]", "expected JSON objects"),
-        ('{"text": "t"}', "record 1 has no text in prompt, question, .* --prompt-field .*: text"),
+        ("[1, 2]", "must contain only JSON objects"),
+        ("[]", "must contain only JSON objects"),
+        (
+            '{"text": "t"}',
+            "record 1 has no text in prompt, question, .* --prompt-field, one of: text",
+        ),
         (
             '{"prompt": "p", "prompt": "q", "text": "t"}\n{}',
             "a.jsonl line 1 is not JSON: .*'prompt' is there twice",
@@ -192,7 +195,10 @@ def test_fields_are_found(tmp_path: Path) -> None:
         ('[\n{"prompt": "p"},\n]', r"a.jsonl is not JSON: .*: line \d column \d+ \("),
         ('{"data": [\n{"prompt": "p",\n"text": "t"', "a.jsonl is not JSON: .*: line 3 column"),
         ('[\n{"prompt": "p", "n": 1, "n": 2}\n]', "a.jsonl is not JSON: .*is there twice"),
-        ('{"prompt": "p", "n": 3}', "record 1 has no text or list .* --text-field .*: prompt, n"),
+        (
+            '{"prompt": "p", "n": 3}',
+            "record 1 has no text or list .* --text-field, one of: prompt, n",
+        ),
         ('{"prompt": "p", "thinking": ["a"], "output": ["a", "b"]}', "in thinking [+] output"),
     ],
 )
@@ -231,7 +237,7 @@ def test_tokenizers_alone(tiny_folder: Path, tmp_path: Path) -> None:
         assert found.encode("the cat") == whole.encode("the cat")
         assert found.vocab_size == whole.vocab_size
     packed.write_bytes(b"{}")
-    with pytest.raises(DataError, match=r"is no tokenizer\.json"):
+    with pytest.raises(DataError, match=r"is not a tokenizer\.json"):
         load_tokenizer(str(packed))
 
 
@@ -265,10 +271,10 @@ def test_command(call: Callable[..., Any], tmp_path: Path, tiny_folder: Path) ->
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("-d", "stand"), "draws its drafts at random"),
+        (("-d", "stand"), "draws random drafts"),
         (("-d", "stnd"), "did you mean 'stand'"),
         (("--nodes", 0), "--nodes must be at least 1, got 0"),
-        (("--text-field", "no"), "--text-field which of its fields hold them: prompt, text"),
+        (("--text-field", "no"), "--text-field, one of: prompt, text"),
     ],
 )
 def test_command_refuses(call: Callable[..., Any], tmp_path: Path, words: Any, said: str) -> None:

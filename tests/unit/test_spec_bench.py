@@ -200,8 +200,8 @@ def test_questions_that_are_left_out_are_named_with_the_turn(questions):
 @pytest.mark.parametrize(
     ("records", "error", "hint"),
     [
-        ([record("81.1", "a"), record("81.1", "b")], ConfigError, "one of each"),
-        ([record("81.1", "a", samples=[SampleRecord(1)] * 2)], ConfigError, "n=1"),
+        ([record("81.1", "a"), record("81.1", "b")], ConfigError, "one answer each"),
+        ([record("81.1", "a", samples=[SampleRecord(1)] * 2)], ConfigError, "with -n 1"),
         ([record("81.1", None)], DataError, "with --texts"),
     ],
 )
@@ -341,16 +341,15 @@ def test_the_command_says_what_it_leaves_out(call, refuses, tiny, tmp_path):
     assert json.loads(out)[-1]["num_questions"] == len(method) == 7
     status, out, err = spec(call, method[6:], baseline)
     assert status == 0 and [row["num_questions"] for row in json.loads(out)] == [1, 1]
-    said = "6 questions are left out, which the other file does not answer: 81, 92, 121 and 3 more"
+    said = "6 questions not in the other file: 81, 92, 121 and 3 more"
     assert err == f"{paths[1]}: {said}\n"
     status, out, err = spec(call, method[:2], baseline[1:])
     assert status == 0 and err.splitlines() == [
-        f"{paths[0]}: 1 question is left out, which the other file does not answer: 81",
-        f"{paths[1]}: 5 questions are left out, which the other file does not answer: "
-        "121, 161, 162 and 2 more",
+        f"{paths[0]}: 1 question not in the other file: 81",
+        f"{paths[1]}: 5 questions not in the other file: 121, 161, 162 and 2 more",
     ]
     said = spec(refuses, method[:3], baseline[3:])
-    assert f"{paths[0]} and {paths[1]} answer no question in common" in said
+    assert f"{paths[0]} and {paths[1]} share no question" in said
     assert "81, 92, 121 against 161, 162, 321 and 1 more" in said
 
 
@@ -361,8 +360,7 @@ def test_the_table_says_what_a_file_is_against_itself(call, tiny, tmp_path):
     assert (status, err) == (0, "")
     (overall,) = (line for line in out.splitlines() if "overall" in line)
     speed_up = overall.split("│")[-2].strip()
-    assert speed_up != "1.00x" and f"against itself it is {speed_up} as fast." in out
-    assert "tokenised again, less one per turn" in out
+    assert speed_up != "1.00x" and f"against itself is {speed_up} as fast." in " ".join(out.split())
 
 
 def test_runs_are_averaged_with_their_spread():
@@ -397,21 +395,15 @@ def choice(**changes: object) -> dict:
         ),
         (
             {"choices": [{"turns": ["a"], "new_tokens": [1], "wall_time": [0]}]},
-            "line 1: wall_time must add up",
+            "line 1: wall_time must be above 0",
         ),
-        (choice(wall_time=[5.0, -1.0]), "wall_time takes numbers from 0 to 1000000000, got -1.0"),
-        (choice(wall_time=[float("nan"), 1.0]), "wall_time takes numbers from 0 .* got NaN"),
-        (choice(wall_time=[float("inf"), 1.0]), "wall_time takes numbers from 0 .* Infinity"),
-        (choice(new_tokens=[10**30, 5]), "line 1: new_tokens takes numbers from 0 to"),
-        (choice(new_tokens=[-3, 5]), "line 1: new_tokens takes numbers from 0 .* got -3"),
-        (choice(new_tokens=[5]), "line 1: new_tokens takes a number for every turn, 2, got 1"),
-        (choice(wall_time=[1.0] * 3), "line 1: wall_time takes a number for every turn, 2, got 3"),
-        (choice(decoding_steps=[4]), "line 1: decoding_steps takes a number for every turn, 2"),
+        (choice(new_tokens=[5]), "line 1: new_tokens needs one number for each of 2"),
+        (choice(wall_time=[1.0] * 3), "line 1: wall_time needs one number for each of 2"),
+        (choice(decoding_steps=[4]), "line 1: decoding_steps needs one number for each"),
         (
             choice(decoding_steps=[4, "5"]),
             "line 1: decoding_steps must be a list of whole numbers or null, got",
         ),
-        (choice(accept_lengths=[2, -1]), "line 1: accept_lengths takes numbers from 0 to"),
     ],
 )
 def test_bad_answers_are_named(tmp_path, change, hint):

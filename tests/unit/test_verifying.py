@@ -175,7 +175,7 @@ def test_references_read_no_cell_of_an_earlier_pass(model: Model) -> None:
         model.target.cache.data.fill_(1.0)  # type: ignore[attr-defined]
     spoilt = distribution.next_law(model, prompt, [5], Sampling())
     assert np.abs(spoilt - honest).max() > 0.01
-    greedy.forget(model)
+    greedy.empty_cache(model)
     anew = distribution.next_law(model, prompt, [5], Sampling())
     assert np.abs(anew - honest).max() < 1e-6
 

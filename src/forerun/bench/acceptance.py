@@ -1,8 +1,8 @@
-"""What each rule accepts of k candidates for one position with laws p [V] and q [V], closed form.
+"""Acceptance of each verification rule for k candidates at one position, in closed form.
 
-The best that any rule could accept is in `forerun.bench.optimum`. Every function takes float64 laws
-that sum to 1. Draws without replacement have no closed form in k; their acceptance is averaged over
-drawn candidates, exactly for each tuple that was drawn.
+p [V] and q [V] are float64 distributions that sum to 1. The optimum over all rules is in
+`forerun.bench.optimum`. Draws without replacement have no closed form in k: acceptance is averaged
+over drawn tuples, exact for each tuple.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from forerun.verifiers.base import prob_of, residual
 from forerun.verifiers.block import block_weights
 from forerun.verifiers.k_seq import k_seq
 
-TUPLES = 16  # drawn candidates where an average is taken over them
+NUM_TUPLES = 16  # drawn for an average
 
 
 def single(p: np.ndarray, q: np.ndarray, k: int = 1) -> float:
@@ -25,7 +25,7 @@ def single(p: np.ndarray, q: np.ndarray, k: int = 1) -> float:
 
 
 def matched(p: np.ndarray, q: np.ndarray, k: int) -> float:
-    """Draw from p, look among k i.i.d. drafts: sum p (1 - (1 - q)^k)."""
+    """Draw from p and match it with k i.i.d. drafts: sum p (1 - (1 - q)^k)."""
     return float((p * (1 - (1 - q) ** k)).sum())
 
 
@@ -39,7 +39,7 @@ def with_replacement(p: np.ndarray, q: np.ndarray, k: int) -> float:
 
 
 def without_replacement(
-    p: np.ndarray, q: np.ndarray, k: int, dice: SeededDice | None = None, tuples: int = TUPLES
+    p: np.ndarray, q: np.ndarray, k: int, dice: SeededDice | None = None, tuples: int = NUM_TUPLES
 ) -> float:
     """Recursive rejection of k draws without replacement, averaged over drawn tuples."""
     dice = dice or SeededDice(0)
@@ -48,7 +48,7 @@ def without_replacement(
 
 
 def given_tuple(p: np.ndarray, q: np.ndarray, tokens: list[int]) -> float:
-    """The chance that one of these draws without replacement is accepted."""
+    """Probability that one of these draws without replacement is accepted."""
     failed, q = 1.0, q.copy()
     for x in tokens:
         failed *= 1 - min(1.0, p[x] / q[x])
@@ -67,9 +67,9 @@ def by_k_seq(p: np.ndarray, q: np.ndarray, k: int) -> float:
 
 
 def chain_weights(rule: str, tree: Tree, laws: Laws) -> list[float]:
-    """The chance that at least 1, 2, .. drafts of a drawn chain are kept, given the chain.
+    """Probability that at least 1, 2, ... drafts of a drawn chain are accepted, given the chain.
 
-    rule: "block", "match", or anything else for token-by-token rejection.
+    rule: "block", "match", or any other name for token-by-token rejection.
     """
     if rule == "block":
         return block_weights(tree, laws)[1:]

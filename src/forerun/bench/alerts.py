@@ -1,205 +1,133 @@
-"""What keeps the figures of a run from being those of all of it, on a quiet machine."""
+"""Warnings of a run: missing measurements, a busy machine, results that rest on too little."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from forerun.bench import metrics
-from forerun.bench.charts import number
-from forerun.bench.metrics import PLAIN, TAKEN, beside, calm, cut
-from forerun.bench.ranking import incomplete, listed
+from forerun.bench.disturbance import MAX_EXTRA_LOSS, busy, limits_of, undisturbed
+from forerun.bench.formatting import counts_by_name, number, value_range
+from forerun.bench.metrics import PLAIN, truncated
+from forerun.bench.ranking import incomplete
 from forerun.bench.results import (
     Manifest,
     Record,
-    examples_of,
-    longest_of,
+    max_tokens_of,
+    num_examples,
     peer_groups,
     sampling_of,
 )
 from forerun.utils.text import counted
 
-SHORT = 0.1  # seconds of a record: a few slices of a scheduler
-
-
-def shortfall(name: str, told: Mapping[str, Any]) -> str:
-    """Which prompts of a task are not measured, and why; "" where all are."""
-    taken, whole = examples_of(told)
-    if taken == whole:
-        return ""
-    left_out = told.get("left_out", 0)
-    why = [f"{left_out} too long for the context"] if left_out else []
-    if beyond := whole - taken - left_out:
-        why.append(f"{beyond} beyond --examples")
-    return f"{name}: {taken} of {counted(whole, 'prompt')} take part; {', '.join(why)}."
-
-
-def of_the_plan(manifest: Manifest) -> list[str]:
-    """What to know before the first record: prompts that are not measured, samples that are one,
-    threads without cores."""
-    found = [shortfall(name, told) for name, told in manifest.tasks.items()]
-    found.append(too_many_threads(manifest.threads, manifest.machine.get("cores")))
-    sampling = sampling_of(manifest)
-    if sampling.is_greedy and sampling.n > 1:
-        found.append(
-            f"At temperature 0 the {sampling.n} samples of a prompt are the same text. A drafter "
-            "that learns from one finds it again in the next, so speed-ups are those of copies; "
-            "-n 1 measures each text once."
-        )
-    return [line for line in found if line]
-
-
-def too_many_threads(threads: int, cores: int | None) -> str:
-    """That they wait for each other, if there are more than cores and these are known; else ""."""
-    if not cores or threads <= cores:
-        return ""
-    return (
-        f"{threads} threads on {counted(cores, 'core')}: they wait for each other, so speeds are "
-        f"not those of the machine; --threads {cores} measures them."
-    )
-
 
 def alerts(manifest: Manifest, records: Sequence[Record]) -> list[str]:
-    """What keeps the figures from being those of the whole run, or of different texts."""
-    said = of_the_plan(manifest)
-    if lacking := incomplete(manifest, records):
-        said.append(f"Incomplete: {lacking}. The figures cover what is there.")
-    said += _memory_pressure(manifest, records) + _groups(manifest)
-    said += _disturbances(manifest, records) + short(records)
-    said += _without_plain(records)
-    if again := sum(int(one.get("again", 0)) for one in manifest.resumed):
-        are = f"{counted(again, 'measurement')} {'was' if again == 1 else 'were'}"
-        said.append(f"{are} made anew later, after a failure or with a line that was lost.")
-    revisions = dict.fromkeys([manifest.git, *(one.get("git", "") for one in manifest.resumed)])
-    if len(revisions) > 1:
-        named = ", ".join(one or "unknown" for one in revisions)
-        said.append(f"Measured by more than one revision of forerun: {named}.")
-    return said
+    """All warnings of a run, one line each."""
+    lines = plan_alerts(manifest)
+    if missing := incomplete(manifest, records):
+        lines.append(f"Incomplete: {missing}. The figures cover what exists.")
+    lines += [_memory_pressure(manifest, records), _groups(manifest)]
+    lines += [_busy_machine(records), _no_baseline(records)]
+    return [line for line in lines if line]
 
 
-def lone(sizes: Mapping[str, Sequence[int]]) -> list[str]:
-    """What rests on one prompt. sizes: by task, the prompts of each speed-up."""
-    single = [task for task, some in sizes.items() if 1 in some]
-    if not single:
-        return []
-    return [f"One prompt gives no interval, so what it shows may be chance: {', '.join(single)}."]
+def plan_alerts(manifest: Manifest) -> list[str]:
+    """Warnings known before the first record: prompts left out, identical greedy samples."""
+    lines = [_left_out(name, task) for name, task in manifest.tasks.items()]
+    sampling = sampling_of(manifest)
+    if sampling.is_greedy and sampling.n > 1:
+        lines.append(
+            f"At temperature 0 the {sampling.n} samples of a prompt are identical, so drafters "
+            "that learn get unrealistic speed-ups; use -n 1."
+        )
+    return [line for line in lines if line]
 
 
-def cut_answers(manifest: Manifest, records: Sequence[Record]) -> str:
-    """How many answers the limit of tokens ended, as far as that costs score; "" if none.
-
-    records: those of one task.
-    """
-    by_method = {m: cut(r for r in records if r.method == m) for m in manifest.methods}
-    told = [f"{m} {ended} of {scored}" for m, (ended, scored) in by_method.items() if ended]
-    if not told:
-        return ""
+def _left_out(name: str, task: Mapping[str, Any]) -> str:
+    """The prompts of a task that are not measured, and why; "" for none."""
+    taken, total = num_examples(task)
+    too_long = task.get("left_out", 0)
+    why = [f"{too_long} too long for the context"] if too_long else []
+    if beyond := total - taken - too_long:
+        why.append(f"{beyond} beyond --examples")
     return (
-        f"Answers cut by --max-new-tokens ({longest_of(manifest, records[0].task)}), which count "
-        f"as wrong or for what they hold: {', '.join(told)}."
+        f"{name}: {taken} of {counted(total, 'prompt')} measured; {', '.join(why)}." if why else ""
     )
 
 
-def _memory_pressure(manifest: Manifest, records: Sequence[Record]) -> list[str]:
-    """That the machine swapped or waited for memory, and which times do not count for that."""
+def single_prompt(prompts: Mapping[str, Sequence[int]]) -> list[str]:
+    """The tasks with a speed-up that rests on one prompt. prompts: by task, of each speed-up."""
+    tasks = [task for task, counts in prompts.items() if 1 in counts]
+    return [f"One prompt gives no interval: {', '.join(tasks)}."] if tasks else []
+
+
+def truncated_answers(manifest: Manifest, records: Sequence[Record]) -> str:
+    """Answers of one task that the token limit cut before a full score; "" for none."""
+    by_method = {m: truncated(r for r in records if r.method == m) for m in manifest.methods}
+    found = [f"{m} {cut} of {scored}" for m, (cut, scored) in by_method.items() if cut]
+    if not found:
+        return ""
+    limit = max_tokens_of(manifest, records[0].task)
+    return f"Answers cut by --max-new-tokens ({limit}): {', '.join(found)}."
+
+
+def _memory_pressure(manifest: Manifest, records: Sequence[Record]) -> str:
     pressed = [r for r in records if r.is_short_of_memory]
     if not pressed:
-        return []
-    swapped, least, stalled = (
-        beside(pressed, name) for name in ("swapped_bytes", "available_bytes", "memory_stalled")
-    )
-    seen = [f"programs waited for it up to {max(stalled):.0%} of the time"]
-    seen += [f"{_megabytes(sum(swapped))} MB were swapped"] if sum(swapped) else []
-    seen += [f"{_megabytes(min(least))} MB were available at the least"] if least else []
+        return ""
+    swapped = sum(limits_of(pressed, "swapped_bytes"))
+    stalled = max(limits_of(pressed, "memory_stalled"))
     counts = Counter(r.method for r in pressed)
-    named = listed({m: counts[m] for m in manifest.methods if counts[m]})
-    timed = set(map(id, calm(records)))
+    names = counts_by_name({m: counts[m] for m in manifest.methods if counts[m]})
+    timed = set(map(id, undisturbed(records)))
     kept = sum(id(r) in timed for r in pressed)
-    what = "Their times do not count."
-    if kept:
-        what = f"The times of {kept} of them count all the same, as too few would be left."
-    return [
-        f"Memory was short during {len(pressed)} of {len(records)} measurements ({named}): "
-        f"{', '.join(seen)}. {what} End other programs, or name fewer --peers."
-    ]
+    use = f"{kept} of their times still count" if kept else "Their times do not count"
+    return (
+        f"Memory pressure in {len(pressed)} of {len(records)} measurements ({names}): programs "
+        f"stalled up to {stalled:.0%} of the time, {number(swapped / 1e6)} MB swapped. {use}. "
+        "End other programs or use fewer --peers."
+    )
 
 
-def _megabytes(size: float) -> str:
-    return number(size / 1e6)
-
-
-def _groups(manifest: Manifest) -> list[str]:
-    """That peers did not run at the same time."""
+def _groups(manifest: Manifest) -> str:
     groups = list(peer_groups(manifest).values())
     if len(groups) < 2:
-        return []
-    named = "; ".join(", ".join(names) for names in groups)
-    return [
-        f"Memory had no room for all peers at once, so they ran in {len(groups)} groups, each "
-        f"interleaved with {PLAIN} decoding: {named}. Speed-ups are within a group; two methods of "
-        "different groups are compared by their speed-ups."
-    ]
+        return ""
+    names = "; ".join(", ".join(names) for names in groups)
+    return (
+        f"Peers ran in {len(groups)} groups for lack of memory, each interleaved with {PLAIN} "
+        f"decoding: {names}. Methods of different groups are compared by their speed-ups."
+    )
 
 
-def _disturbances(manifest: Manifest, records: Sequence[Record]) -> list[str]:
-    """How busy the machine was, and whose times do not count for that."""
-    pairs = zip(records, metrics.busy(records), strict=True)
-    busy = [record for record, is_bad in pairs if is_bad]
-    reads, takes = (beside(records, name) for name in ("read_gb_s", "taken"))
-    if not busy and (not takes or np.median(takes) <= TAKEN):
-        return []
-    seen = [f"it read {among(reads, number)} GB/s"] if reads else []
-    if takes and max(takes) >= 0.005:
-        told_by = f" (told by {len(takes)} of {len(records)})" if len(takes) < len(records) else ""
-        seen.append(lost_cores(*takes) + told_by)
-    timed = set(map(id, calm(records)))
-    spoiled = Counter(r.method for r in busy if id(r) not in timed)
-    named = listed({m: spoiled[m] for m in manifest.methods if spoiled[m]})
-    told = []
-    if spoiled:
-        told.append(
-            f"The times of {spoiled.total()} of {len(records)} measurements, disturbed more than "
-            f"the rest, do not count ({named})."
-        )
-    if staying := len(busy) - spoiled.total():
-        told.append(
-            f"The times of {staying} that were disturbed count all the same, as less than half of "
-            "a task would be left, or as all methods met it in turn."
-        )
-    what = " ".join(told) or "It was so throughout: every time counts."
-    return [f"The machine was not quiet: beside the prompts {', and '.join(seen)}. {what}"]
+def _busy_machine(records: Sequence[Record]) -> str:
+    """One line on how busy the machine was and how many times do not count for it."""
+    is_busy = busy(records)
+    reads, losses = (limits_of(records, name) for name in ("read_gb_s", "taken"))
+    if not any(is_busy) and (not losses or np.median(losses) <= MAX_EXTRA_LOSS):
+        return ""
+    timed = set(map(id, undisturbed(records)))
+    dropped = sum(b and id(r) not in timed for r, b in zip(records, is_busy, strict=True))
+    facts = [f"memory read at {value_range(reads, number)} GB/s"] if reads else []
+    facts += [lost_cores_text(*losses)] if losses and max(losses) >= 0.005 else []
+    return (
+        f"The machine was busy: {', '.join(facts)}. {dropped} of {counted(len(records), 'time')} "
+        f"do not count; {sum(is_busy) - dropped} disturbed ones do."
+    )
 
 
-def short(records: Sequence[Record]) -> list[str]:
-    """That most records are over before a disturbance shows."""
-    found = [record.seconds for record in records if record.error is None]
-    if not found or (typical := float(np.median(found))) >= SHORT:
-        return []
-    return [
-        f"Half of the measurements take less than {number(1000 * typical)} ms, in which one moment "
-        "of another program decides: longer texts, or more of them (-n), tell more."
-    ]
+def lost_cores_text(*losses: float) -> str:
+    """Shares of the cores lost to other programs, in words."""
+    return f"{value_range(losses, '{:.0%}'.format)} of the cores were lost to other programs"
 
 
-def lost_cores(*taken: float) -> str:
-    """Shares of the cores that were lost, in words."""
-    return f"{among(taken, '{:.0%}'.format)} of the cores were lost to other programs or to halts"
-
-
-def among(values: Sequence[float], form: Callable[[float], str]) -> str:
-    """ "22.3 to 34.8", or "30.5" where both ends read the same."""
-    return " to ".join(dict.fromkeys(form(end) for end in (min(values), max(values))))
-
-
-def _without_plain(records: Sequence[Record]) -> list[str]:
-    """Where there are no speed-ups, because plain decoding did not run or finish."""
+def _no_baseline(records: Sequence[Record]) -> str:
+    """The tasks without speed-ups because plain decoding did not run or finish."""
     plain = [record for record in records if record.method == PLAIN]
     if not plain:
-        return ["Plain decoding is not among the records, so there are no speed-ups."]
-    finished = {record.task for record in plain if record.error is None}
-    bare = [task for task in dict.fromkeys(r.task for r in records) if task not in finished]
-    where = f" of {', '.join(bare)}" if finished else ""
-    return [f"Plain decoding finished no prompt{where}, so there are no speed-ups."] if bare else []
+        return "No speed-ups: plain decoding is not among the methods."
+    done = {record.task for record in plain if record.error is None}
+    bare = [task for task in dict.fromkeys(r.task for r in records) if task not in done]
+    return f"No speed-ups on {', '.join(bare)}: plain decoding finished no prompt." if bare else ""

@@ -1,28 +1,26 @@
-"""Has anything become slower? Two runs of the same prompts, method by method.
-
-What the second run does no longer, as a method that fails there, counts as much.
-"""
+"""Compares two runs of the same prompts: which methods became slower, failed or disappeared."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from forerun.bench.alerts import short
-from forerun.bench.metrics import PLAIN, SpeedUp, calm, disturbed, quotient, ratios
-from forerun.bench.ranking import awaited, holds_one, incomplete, skipped
-from forerun.bench.results import Manifest, Record, examples_of, longest_of
+from forerun.bench.disturbance import undisturbed
+from forerun.bench.metrics import PLAIN, SpeedUp, paired_speed_up, quotient
+from forerun.bench.ranking import expected_methods, incomplete, is_tie, skipped
+from forerun.bench.results import Manifest, Record, max_tokens_of
 from forerun.bench.scoring import last_line
 from forerun.errors import ConfigError, DataError, UnknownName
 from forerun.utils.text import counted
 
-SAME = ("dtype", "threads", "seed", "sampling")  # of two runs that are compared
-INFORMED = ("forerun", "git", "turns")
-SLOWER, UNSHOWN = "slower", "no difference shown"
-ORDER = "first", "second"  # what the two runs are called
-MACHINE = ("cpu", "cores", "kernels", "torch", "transformers", "device")
+MUST_AGREE = ("dtype", "threads", "seed", "sampling")
+INFORMATIVE = ("forerun", "git", "turns")
+MACHINE_FACTS = ("cpu", "cores", "kernels", "torch", "transformers", "device")
+SLOWER, NO_DIFFERENCE, OK = "slower", "no difference shown", "ok"
+NAMES = "first", "second"
+
+Run = tuple[Manifest, list[Record]]
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,7 @@ class Change:
     ratio: float  # geometric mean over prompts
     interval: tuple[float, float] | None  # 95 %, over prompts; None for one
     prompts: int
-    # SLOWER beyond what is allowed; UNSHOWN where the interval holds 1 or there is none; or "ok"
-    verdict: str
+    verdict: str  # SLOWER beyond the limit; NO_DIFFERENCE without an interval that excludes 1; OK
 
     @property
     def is_slower(self) -> bool:
@@ -43,11 +40,11 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All methods of both runs, and what else differs."""
+    """All common methods, remarks on other differences, and losses."""
 
     changes: list[Change]
     remarks: list[str]
-    losses: list[str]  # what the second run does no longer, each a sentence
+    losses: list[str]  # what the second run lacks, one sentence each
 
     @property
     def is_slower(self) -> bool:
@@ -64,9 +61,6 @@ class Comparison:
         return verdict | {"changes": changes, "remarks": self.remarks}
 
 
-Run = tuple[Manifest, list[Record]]
-
-
 def compare(
     before: Run,
     after: Run,
@@ -77,242 +71,112 @@ def compare(
 ) -> Comparison:
     """The second run against the first.
 
-    relative: speed-ups over plain decoding of the same run instead of tokens per second, so that a
-    machine that was busier the second time counts less. only: the methods of the first run that are
-    compared, and asked for in the second; without it, all. Times that a busy machine spoiled do
-    not count, as in reports, and are remarked. Raises DataError for runs that did
-    not do the same, UnknownName for a method that the first run has not.
+    relative: compares speed-ups over plain decoding of the same run instead of tokens per second,
+    which a busier machine affects less. only: the methods of the first run to compare and to expect
+    in the second; all if empty. Disturbed times do not count. Raises DataError for runs that cannot
+    be compared, UnknownName for a method that the first run lacks.
     """
     if not 0 <= max_slowdown < 1:
         raise ConfigError(f"--max-slowdown must be in [0, 1), got {max_slowdown}")
-    after, moved = _renamed(after, before[0].tasks)
-    _check_same(before, after)
+    after, remarks = _with_names_of(before[0], after)
+    _check_same(before[0], after[0])
     for name in only:
         if name not in before[0].methods:
             raise UnknownName.of("method of the first run", name, before[0].methods)
     if only:
         before, after = _limited(before, only), _limited(after, only)
-    methods = _compared(before, after, relative)
+    methods = _common_methods(before, after, relative)
     losses, unsure = new_failures(before, after)
-    quiet = calm(before[1]), calm(after[1])
-    changes, remarks = [], moved + _remarks(before, after, quiet) + unsure
+    timed = undisturbed(before[1]), undisturbed(after[1])
+    remarks += _remarks(before, after, timed) + unsure
+    changes = []
     for method in methods:
-        found = change_of(*quiet, method, relative=relative)
-        if found is None:
-            remarks.append(f"{method}: no prompt has a time that counts in both runs")
+        speed = change_of(*timed, method, relative=relative)
+        if speed is None:
+            remarks.append(f"{method}: no prompt has an undisturbed time in both runs")
         else:
-            said = SLOWER if found.ratio < 1 - max_slowdown else "ok"
-            said = UNSHOWN if found.interval is None or holds_one(found) else said
-            changes.append(Change(method, found.ratio, found.interval, found.prompts, said))
+            verdict = _verdict(speed, max_slowdown)
+            changes.append(Change(method, speed.ratio, speed.interval, speed.prompts, verdict))
     if not changes and not losses:
         raise DataError(
-            "no method has a prompt whose time counts in both runs, so nothing can be compared; "
-            "`forerun bench report` shows what failed and what was disturbed"
+            "no method has a prompt with an undisturbed time in both runs; `forerun bench report` "
+            "shows failures and disturbances"
         )
     slower = [change.method for change in changes if change.is_slower]
     if PLAIN in slower and len(slower) > 1:
-        remarks.append(
-            "plain decoding is slower, too, as on a busier machine: --relative compares speed-ups "
-            "over it"
-        )
+        remarks.append("plain decoding is slower, too; --relative compares speed-ups over it")
     return Comparison(changes, remarks, losses)
 
 
-def _remarks(before: Run, after: Run, quiet: Sequence[list[Record]]) -> list[str]:
-    """What else differs, is missing or was disturbed; quiet: the records of both that count."""
-    said = differences(before[0], after[0])
-    if alone := [m for m in after[0].methods if m not in before[0].methods]:
-        said.append(f"only in the second run, not compared: {', '.join(alone)}")
-    if lacking := incomplete(*before):
-        said.append(f"the first run is incomplete: {lacking}")
-    said += _disturbances((before[1], after[1]), quiet)
-    for name, (_, records) in zip(ORDER, (before, after), strict=True):
-        of_some = [record for record in records if record.method in after[0].methods]
-        said += [f"{line} (the {name} run)" for line in short(of_some)]
-    return said
+def _verdict(speed: SpeedUp, max_slowdown: float) -> str:
+    if speed.interval is None or is_tie(speed):
+        return NO_DIFFERENCE
+    return SLOWER if speed.ratio < 1 - max_slowdown else OK
 
 
-def _compared(before: Run, after: Run, relative: bool) -> list[str]:
-    """The methods of both runs. Raises DataError where nothing can be compared."""
-    methods = [
-        m for m in before[0].methods if m in after[0].methods and (m != PLAIN or not relative)
-    ]
-    if not before[1]:
-        raise DataError(
-            "the first run has no records, so nothing can be compared; the same `forerun bench "
-            "run` goes on with it"
-        )
-    if relative and before[0].methods == [PLAIN]:
-        raise DataError(
-            "--relative divides by plain decoding, and there is no other method to compare; leave "
-            "it out, or name another method"
-        )
-    if not methods:
-        beside = " beside plain" if relative else ""
-        raise DataError(
-            f"the runs share no method{beside}: {_names(before[0].methods)} and "
-            f"{_names(after[0].methods)}; run both with the same --methods"
-        )
-    for name, (_, records) in zip(ORDER, (before, after), strict=True):
-        if relative and records and not _of(records, PLAIN):
-            raise DataError(
-                f"the {name} run has no records of plain decoding, which --relative divides by; "
-                "leave it out, or run both with plain among the --methods"
-            )
-    return methods
+def change_of(
+    before: Sequence[Record], after: Sequence[Record], method: str, *, relative: bool
+) -> SpeedUp | None:
+    """The ratio of a method, after over before; None without a prompt finished in both."""
+    if not relative:
+        return paired_speed_up(*(_ungrouped(_of(run, method)) for run in (after, before)))
+    sides = [paired_speed_up(_of(run, method), _of(run, PLAIN)) for run in (after, before)]
+    return quotient(*sides)
 
 
-def _disturbances(runs: Sequence[list[Record]], quiet: Sequence[list[Record]]) -> list[str]:
-    """Whose times a busy machine spoiled, and whose count all the same; quiet: those that count."""
-    said = []
-    if left_out := sum(map(len, runs)) - sum(map(len, quiet)):
-        what = counted(left_out, "measurement")
-        said.append(f"the times of {what}, disturbed more than the rest, do not count")
-    for name, records, kept in zip(ORDER, runs, quiet, strict=True):
-        if staying := sum(disturbed(records)) - len(records) + len(kept):
-            said.append(
-                f"the times of {counted(staying, 'measurement')} of the {name} run count though "
-                "disturbed, as less than half would be left, or as all met it in turn"
-            )
-    return said
+def _ungrouped(records: Iterable[Record]) -> list[Record]:
+    """The records as one group; of several records of a prompt, that of the first group."""
+    first = {r.prompt_key: r for r in sorted(records, key=lambda r: -r.group)}
+    return [replace(record, group=0) for record in first.values()]
+
+
+def _of(records: Sequence[Record], method: str) -> list[Record]:
+    return [record for record in records if record.method == method]
 
 
 def _limited(run: Run, only: Collection[str]) -> Run:
-    """The run as if only some methods had been planned.
-
-    All records stay: they tell how quiet the machine was, and what plain decoding did.
-    """
+    """The run with only these methods planned; all records stay, to judge disturbances."""
     manifest, records = run
     return replace(manifest, methods=[m for m in manifest.methods if m in only]), records
 
 
-def new_failures(before: Run, after: Run) -> tuple[list[str], list[str]]:
-    """What the second run does no longer, and its failures where the first has no record.
-
-    The former are losses: methods that are gone or fail where they did not before, and planned
-    measurements that are not there. The others may have failed in the first run, too.
-    """
-    losses, unsure, gone = [], [], skipped(after[0])
-    for method in awaited(before[0]):
-        finished = {r.prompt_key: r.error is None for r in _of(before[1], method)}
-        mine = _of(after[1], method)
-        failed = [(finished.get(r.prompt_key), r.error) for r in mine if r.error is not None]
-        new = [error for was_finished, error in failed if was_finished]
-        untried = [error for was_finished, error in failed if was_finished is None]
-        if method not in after[0].methods:
-            losses.append(f"{method} is not in the second run")
-        elif method in gone:
-            losses.append(f"{method} was left out of the second run: {last_line(gone[method])}")
-        elif new:
-            what = f"{method} failed on {len(new)} of {counted(len(mine), 'measurement')}"
-            losses.append(f"{what}, not so in the first run: {last_line(new[0])}")
-        if untried:
-            what = f"failed on {counted(len(untried), 'measurement')} that the first run has not"
-            unsure.append(f"{method} {what}: {last_line(untried[0])}")
-    if lacking := incomplete(*after):
-        losses.append(f"the second run is incomplete: {lacking}")
-    return losses, unsure
-
-
-def _renamed(run: Run, tasks: Mapping[str, Mapping[str, Any]]) -> tuple[Run, list[str]]:
-    """The run with its tasks named as those, of other names, that have the same prompts: a file of
-    prompts may have moved. And a remark on each."""
-    manifest, records = run
-    known: dict[str, list[str]] = {}
-    for name, told in tasks.items():
-        if name not in manifest.tasks:
-            known.setdefault(told["hash"], []).append(name)
-    names = {
-        name: known[told["hash"]].pop(0)
-        for name, told in manifest.tasks.items()
-        if name not in tasks and known.get(told["hash"])
-    }
-    mine = {names.get(name, name): told for name, told in manifest.tasks.items()}
-    moved = [replace(r, task=names.get(r.task, r.task)) for r in records] if names else records
-    said = [f"{new} of the second run has the prompts of {old}" for new, old in names.items()]
-    return (replace(manifest, tasks=mine), moved), said
-
-
-def _check_same(before: Run, after: Run) -> None:
-    """Refuses runs of different prompts, models or settings, and says which. Raises DataError."""
-    a, b = before[0], after[0]
-    if not a.tasks.keys() & b.tasks.keys():
+def _common_methods(before: Run, after: Run, relative: bool) -> list[str]:
+    """The methods of both runs. Raises DataError if nothing can be compared."""
+    skip = {PLAIN} if relative else set()
+    methods = [m for m in before[0].methods if m in after[0].methods and m not in skip]
+    if not before[1]:
+        raise DataError("the first run has no records; resume it with its `forerun bench run`")
+    if not methods:
+        others = " other than plain" if relative else ""
         raise DataError(
-            f"the runs share no task: {_names(a.tasks)} and {_names(b.tasks)}; run both with the "
-            "same --tasks"
+            f"the runs share no method{others}: {', '.join(before[0].methods)} and "
+            f"{', '.join(after[0].methods)}; run both with the same --methods"
         )
-    if a.model.get("hash") != b.model.get("hash"):
-        models = " and ".join(repr(run.model.get("name")) for run in (a, b))
-        raise DataError(f"the runs have different models: {models}; run both with the same --model")
-    for name in dict.fromkeys([*a.tasks, *b.tasks]):
-        if a.tasks.get(name, {}).get("hash") != b.tasks.get(name, {}).get("hash"):
-            raise DataError(_unlike(name, before, after))
-    for name in SAME:
-        here, there = getattr(a, name), getattr(b, name)
-        if here != there:
-            what = f"{name} {here!r} and {there!r}"
-            if isinstance(here, dict):
-                keys = [k for k in here.keys() | there.keys() if here.get(k) != there.get(k)]
-                what = ", ".join(f"{k} {here.get(k)!r} and {there.get(k)!r}" for k in sorted(keys))
-            how = f": `{_elsewhere(a.command)}`" if a.command else ""
+    for name, (_, records) in zip(NAMES, (before, after), strict=True):
+        if relative and records and not _of(records, PLAIN):
             raise DataError(
-                f"the runs differ in {what}, so they cannot be compared; do one of them again, as "
-                f"the other was done{how}"
+                f"the {name} run has no records of plain decoding, which --relative needs; drop "
+                "--relative, or run both with plain"
             )
-    for name in a.tasks:
-        if (here := longest_of(a, name)) != (there := longest_of(b, name)):
-            raise DataError(
-                f"the runs differ in max_new_tokens of task {name!r}, {here} and {there}, so they "
-                "cannot be compared; run both with the same"
-            )
+    return methods
 
 
-def _elsewhere(command: str) -> str:
-    """A command of a run, into another folder."""
-    words = iter(shlex.split(command))
-    kept = list[str]()
-    for word in words:
-        if word == "--out":
-            next(words, None)
-        elif not word.startswith("--out="):
-            kept.append(word)
-    return f"{shlex.join(kept)} --out=ANOTHER"
-
-
-def _unlike(name: str, *runs: Run) -> str:
-    """How the prompts of a task differ between two runs."""
-    told = f"the runs have different prompts in task {name!r}"
-    sides = [run.tasks.get(name) for run, _ in runs]
-    if missing := [which for which, side in zip(ORDER, sides, strict=True) if side is None]:
-        return f"{told}, which the {missing[0]} run has not; run both with the same --tasks"
-    counts = [examples_of(side or {})[0] for side in sides]
-    if counts[0] != counts[1]:
-        numbers = " and ".join(counted(count, "prompt") for count in counts)
-        return f"{told} ({numbers}); run both with the same --tasks and --examples"
-    seen = [
-        {r.index: (r.id, r.num_prompt_tokens) for r in records if r.task == name}
-        for _, records in runs
-    ]
-    unlike = [i for i in seen[0].keys() & seen[1].keys() if seen[0][i] != seen[1][i]]
-    where = ""
-    if unlike:  # later turns hold answers, so this may be one of those that do not differ
-        at = min(unlike)
-        here, there = ("{!r} of {} tokens".format(*side[at]) for side in seen)
-        where = f", perhaps at prompt {at}: {here}, and {there}"
-    return (
-        f"{told} ({counted(counts[0], 'prompt')} in both, whose contents differ{where}); run both "
-        "with the same file, or the same version of forerun"
-    )
-
-
-def _names(found: Iterable[str]) -> str:
-    return ", ".join(found) or "none"
+def _remarks(before: Run, after: Run, timed: Sequence[list[Record]]) -> list[str]:
+    """Other differences, missing records and disturbed times."""
+    lines = differences(before[0], after[0])
+    if extra := [m for m in after[0].methods if m not in before[0].methods]:
+        lines.append(f"only in the second run, not compared: {', '.join(extra)}")
+    if missing := incomplete(*before):
+        lines.append(f"the first run is incomplete: {missing}")
+    if dropped := len(before[1]) + len(after[1]) - sum(map(len, timed)):
+        lines.append(f"{counted(dropped, 'disturbed time')} not counted")
+    return lines
 
 
 def differences(a: Manifest, b: Manifest) -> list[str]:
-    """What differs between two runs and may explain a change: versions, machine, read limit."""
-    pairs = [(name, getattr(a, name), getattr(b, name)) for name in INFORMED]
-    pairs += [(name, a.machine.get(name), b.machine.get(name)) for name in MACHINE]
+    """Differences of two runs that may explain a change: versions, machine, reading speed."""
+    pairs = [(name, getattr(a, name), getattr(b, name)) for name in INFORMATIVE]
+    pairs += [(name, a.machine.get(name), b.machine.get(name)) for name in MACHINE_FACTS]
     found = [f"{name}: {here} -> {there}" for name, here, there in pairs if here != there]
     here, there = (run.limits.get("read_gb_s", 0.0) for run in (a, b))
     if here and there:
@@ -320,21 +184,86 @@ def differences(a: Manifest, b: Manifest) -> list[str]:
     return found
 
 
-def change_of(
-    before: Sequence[Record], after: Sequence[Record], method: str, *, relative: bool
-) -> SpeedUp | None:
-    """The ratio of a method, after over before; None if no prompt was finished in both."""
-    if not relative:
-        return ratios(*(_ungrouped(_of(run, method)) for run in (after, before)))
-    sides = [ratios(_of(run, method), _of(run, PLAIN)) for run in (after, before)]
-    return quotient(*sides)
+def new_failures(before: Run, after: Run) -> tuple[list[str], list[str]]:
+    """(losses, remarks) of the second run.
+
+    Losses are methods that disappeared or newly fail, and missing measurements. Remarks are
+    failures on prompts without a record in the first run.
+    """
+    losses, unsure, gone = [], [], skipped(after[0])
+    for method in expected_methods(before[0]):
+        succeeded = {r.prompt_key: r.error is None for r in _of(before[1], method)}
+        mine = _of(after[1], method)
+        failed = [(succeeded.get(r.prompt_key), r.error) for r in mine if r.error is not None]
+        new = [error for was_ok, error in failed if was_ok]
+        untried = [error for was_ok, error in failed if was_ok is None]
+        if method not in after[0].methods:
+            losses.append(f"{method} is not in the second run")
+        elif method in gone:
+            losses.append(f"{method} was left out of the second run: {last_line(gone[method])}")
+        elif new:
+            what = f"{method} newly fails on {len(new)} of {counted(len(mine), 'measurement')}"
+            losses.append(f"{what}: {last_line(new[0])}")
+        if untried:
+            what = f"fails on {counted(len(untried), 'measurement')} missing in the first run"
+            unsure.append(f"{method} {what}: {last_line(untried[0])}")
+    if missing := incomplete(*after):
+        losses.append(f"the second run is incomplete: {missing}")
+    return losses, unsure
 
 
-def _ungrouped(records: Iterable[Record]) -> list[Record]:
-    """The records as of one group; where plain decoding has several of a prompt, the first one."""
-    first = {r.prompt_key: r for r in sorted(records, key=lambda r: -r.group)}
-    return [replace(record, group=0) for record in first.values()]
+def _with_names_of(before: Manifest, run: Run) -> tuple[Run, list[str]]:
+    """The run with tasks renamed as those with the same prompts in `before`, and remarks.
+
+    A prompt file may have moved between the runs.
+    """
+    manifest, records = run
+    known: dict[str, list[str]] = {}
+    for name, task in before.tasks.items():
+        if name not in manifest.tasks:
+            known.setdefault(task["hash"], []).append(name)
+    names = {
+        name: known[task["hash"]].pop(0)
+        for name, task in manifest.tasks.items()
+        if name not in before.tasks and known.get(task["hash"])
+    }
+    tasks = {names.get(name, name): task for name, task in manifest.tasks.items()}
+    moved = [replace(r, task=names.get(r.task, r.task)) for r in records]
+    remarks = [f"{new} of the second run has the prompts of {old}" for new, old in names.items()]
+    return (replace(manifest, tasks=tasks), moved), remarks
 
 
-def _of(records: Sequence[Record], method: str) -> list[Record]:
-    return [record for record in records if record.method == method]
+def _check_same(a: Manifest, b: Manifest) -> None:
+    """Refuses runs of different prompts, models or settings. Raises DataError."""
+    if not a.tasks.keys() & b.tasks.keys():
+        raise DataError(
+            f"the runs share no task: {', '.join(a.tasks)} and {', '.join(b.tasks)}; run both with "
+            "the same --tasks"
+        )
+    if a.model.get("hash") != b.model.get("hash"):
+        models = " and ".join(repr(run.model.get("name")) for run in (a, b))
+        raise DataError(f"the runs have different models: {models}; run both with the same --model")
+    for name in dict.fromkeys([*a.tasks, *b.tasks]):
+        if a.tasks.get(name, {}).get("hash") != b.tasks.get(name, {}).get("hash"):
+            counts = [run.tasks.get(name, {}).get("examples", 0) for run in (a, b)]
+            raise DataError(
+                f"the runs have different prompts in task {name!r} ({counts[0]} and {counts[1]}); "
+                "run both with the same --tasks, --examples and files"
+            )
+    for name in MUST_AGREE:
+        here, there = getattr(a, name), getattr(b, name)
+        if here != there:
+            raise DataError(f"the runs differ in {_difference(name, here, there)}; run one again")
+    for name in a.tasks:
+        if (here := max_tokens_of(a, name)) != (there := max_tokens_of(b, name)):
+            raise DataError(
+                f"the runs differ in max_new_tokens of task {name!r}, {here} and {there}; run one "
+                "again"
+            )
+
+
+def _difference(name: str, here: Any, there: Any) -> str:
+    if not isinstance(here, dict):
+        return f"{name}: {here!r} and {there!r}"
+    keys = sorted(k for k in here.keys() | there.keys() if here.get(k) != there.get(k))
+    return ", ".join(f"{k}: {here.get(k)!r} and {there.get(k)!r}" for k in keys)

@@ -1,4 +1,4 @@
-"""Who takes part in a run: our own methods in this process, peers in processes of their own."""
+"""Interface of what is measured: local methods in this process, peers in their own processes."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
 
 
 class SkippedPeer(ForerunError):
-    """Why a peer cannot take part here; whoever tells it names the peer."""
+    """Why a peer cannot run here, without its name."""
 
 
 class PeerError(ForerunError):
-    """A peer that failed: its last lines."""
+    """A peer failed; the last lines of its output."""
 
 
 @dataclass(frozen=True)
-class Demand:
-    """What a run asks of a contestant's key-value cache."""
+class CacheDemand:
+    """The KV cache that a run needs."""
 
-    num_seqs: int  # at once
-    num_tokens: int  # of the longest prompt and its answer
+    num_seqs: int  # concurrent sequences
+    num_tokens: int  # of the longest prompt with its answer
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a peer needs to take part."""
+    """Model, threads and environments of a peer."""
 
     model: Path  # folder of the checkpoint
     dtype: str  # bf16, fp16, fp32, or auto: the checkpoint's
     threads: int
-    context: int | None = None  # the most that a sequence may have; None: what the model can
-    environments: Path | None = None  # where the peers' virtual environments are
+    context: int | None = None  # limit per sequence; None: the model's
+    environments: Path | None = None  # folder of the peers' virtual environments
     device: str = "cpu"
 
 
@@ -51,7 +51,7 @@ class Outcome:
     samples: list[SampleRecord]  # by trajectory, not yet scored
     prefill_seconds: float | None = None  # of the passes that computed the prompt
     memory: dict[str, int] = field(default_factory=dict)  # bytes by part
-    headroom: dict[str, float] | None = None  # of a second, untimed run: see theory.Headroom
+    headroom: dict[str, float] | None = None  # of a second, untimed run; see theory.Headroom
 
 
 class Contestant(Protocol):
@@ -61,33 +61,33 @@ class Contestant(Protocol):
 
     @property
     def host(self) -> Hashable:
-        """The process that it runs in, which several may share; None for this one."""
+        """Key of its process, which several may share; None for this process."""
         ...
 
     @property
     def is_batched(self) -> bool:
-        """Whether it decodes the samples of a prompt at the same time."""
+        """Whether it decodes the samples of a prompt concurrently."""
         ...
 
     @property
     def restarts(self) -> int:
-        """How often it had to begin anew, with caches that are cold."""
+        """How often it was restarted, with cold caches."""
         ...
 
     def versions(self) -> dict[str, str]:
-        """Packages that matter, and their versions."""
+        """Versions of the packages that matter."""
         ...
 
-    def size_for(self, demand: Demand) -> None:
-        """Sets how large its cache will be. To be called before `start`."""
+    def size_for(self, demand: CacheDemand) -> None:
+        """Sets the size of its cache; call before `start`."""
         ...
 
     def memory_needed(self) -> int:
-        """Bytes that it will take beyond those that it holds now."""
+        """Bytes that it will allocate in addition to what it holds."""
         ...
 
     def memory_plan(self) -> dict[str, int]:
-        """What the run's manifest says of its memory; empty for this process."""
+        """Its memory for the manifest; empty for this process."""
         ...
 
     def start(self) -> None:
@@ -99,20 +99,16 @@ class Contestant(Protocol):
         ...
 
     def run(self, example: Example, sampling: Sampling) -> Outcome:
-        """Decodes one prompt sampling.n times, the prompt computed anew."""
-        ...
-
-    def first_tokens(self, prompt: str, sampling: Sampling, n: int) -> list[int]:
-        """The first token of n samples: whether it follows the law that was asked for."""
+        """Decodes one prompt sampling.n times, prefill included."""
         ...
 
     def close(self) -> None:
-        """Frees what it holds."""
+        """Frees its resources."""
         ...
 
 
-def short(sampling: Sampling, batch: int = 1) -> Sampling:
-    """A few short trajectories: enough to touch kernels, caches and pages."""
+def warm_up_sampling(sampling: Sampling, batch: int = 1) -> Sampling:
+    """A few short trajectories, to compile kernels and touch caches and pages."""
     tokens = min(64, sampling.max_new_tokens)
     low = min(sampling.min_new_tokens, tokens)
     return replace(

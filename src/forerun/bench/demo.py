@@ -1,8 +1,8 @@
-"""Several answers to each prompt, with and without drafts: runs the arms, counts, and sums up.
+"""The demo: several answers to each prompt by plain decoding and by drafters, interleaved.
 
-All arms see the same prompts in the same process, in an order that changes within every level,
-each with an empty cache. Answers that can be checked are scored. Tokens per second are generated
-tokens over wall time, prefill included.
+All arms see the same prompts in one process, in alternating order within every level, each with an
+empty cache. Answers of checkable tasks are scored. Tokens per second are generated tokens over wall
+time, prefill included.
 """
 
 from __future__ import annotations
@@ -17,21 +17,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun import assets
-from forerun.bench.metrics import geometric_mean, interval
+from forerun.bench.metrics import geometric_mean, group_of, interval
 from forerun.core.records import Step
 from forerun.core.sampling import Sampling
 from forerun.engine.stats import Stats
-from forerun.lossless.greedy import forget
+from forerun.lossless.greedy import empty_cache
 from forerun.utils.stats import majority
 
 if TYPE_CHECKING:
     from forerun.api import Model
     from forerun.tasks.base import Example
 
-GROUPS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64))  # trajectories, from 1
-
-
-FEWEST = 5  # prompts, below which no interval is shown
+MIN_PROMPTS_FOR_INTERVAL = 5
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Outcome:
     arm: str
     seconds: float
     answers: list[str | None]  # by trajectory
-    expected: str  # "" where an answer cannot be checked
+    expected: str  # "" if answers cannot be checked
     stats: list[Stats]  # by trajectory
 
     @property
@@ -60,7 +57,7 @@ class Outcome:
 
     @property
     def num_right(self) -> int:
-        """How many single samples are right."""
+        """Number of right samples."""
         return sum(answer == self.expected for answer in self.answers)
 
     @property
@@ -76,7 +73,7 @@ class Outcome:
 
 
 def held_out(num: int) -> list[Example]:
-    """Word problems that the embedded reasoner was not trained on."""
+    """Word problems held out from the training of the embedded reasoner."""
     from forerun.tasks.reasoning import ReasoningTask
 
     task = ReasoningTask("heldout")
@@ -84,7 +81,7 @@ def held_out(num: int) -> list[Example]:
 
 
 def everyday(model: Model) -> list[Example]:
-    """The prompts that ship for the demo, in the model's chat template."""
+    """The built-in demo prompts, in the model's chat template."""
     from forerun.tasks.base import Example, plain_text, prepare
 
     text = (Path(assets.__file__).parent / "demo_prompts.json").read_text(encoding="utf-8")
@@ -107,7 +104,7 @@ def solve(
     batch: int = 1,
     on_step: Callable[[Step], None] | None = None,
 ) -> Outcome:
-    """Runs one arm (the text of a drafter) on one problem."""
+    """Runs one arm, named by its drafter, on one problem."""
     from forerun.tasks.reasoning import read_answer
 
     start = time.perf_counter()
@@ -122,7 +119,7 @@ def solve(
 def warm_up(
     model: Model, example: Example, arms: Many[str], sampling: Sampling, *, batch: int = 1
 ) -> None:
-    """A short run of all arms that is not counted: kernels, caches and pages are touched."""
+    """A short run of all arms that is not counted."""
     short = replace(sampling, n=max(2, batch), max_new_tokens=min(64, sampling.max_new_tokens))
     for arm in arms:
         solve(model, example, -1, arm, short, batch=batch)
@@ -137,23 +134,23 @@ def compare(
     batch: int = 1,
     on_step: Callable[[Step], None] | None = None,
 ) -> Iterator[Outcome]:
-    """All arms on every prompt, each first in turn at every level; yields as they finish.
+    """All arms on every prompt, in rotating order within a level; yields finished outcomes.
 
-    The cache is emptied before each, so that all compute the prompt.
+    The cache is emptied before each, so that every arm includes the prefill.
     """
     seen: Counter[int] = Counter()
     for i, example in enumerate(examples):
         turn = (seen[example.level] + example.level) % len(arms)
         seen[example.level] += 1
         for arm in (*arms[turn:], *arms[:turn]):
-            forget(model)
+            empty_cache(model)
             yield solve(model, example, i, arm, sampling, batch=batch, on_step=on_step)
 
 
 def summary(outcomes: Many[Outcome], arms: Many[str]) -> dict[str, Any]:
-    """Figures of all arms over the prompts that all have finished; plain values.
+    """Figures of all arms over the prompts finished by all; plain values.
 
-    The first arm is the baseline; the last one's speed-up also stands at the top.
+    The first arm is the baseline; the speed-up of the last one is also a top-level entry.
     """
     by_arm = {arm: {o.problem: o for o in outcomes if o.arm == arm} for arm in arms}
     done = sorted(set.intersection(*(set(found) for found in by_arm.values())))
@@ -163,19 +160,19 @@ def summary(outcomes: Many[Outcome], arms: Many[str]) -> dict[str, Any]:
             by_arm[arm][i].tokens_per_second / by_arm[arms[0]][i].tokens_per_second for i in done
         ]
         found[arm]["speed_up"] = geometric_mean(ratios) if ratios else None
-        found[arm]["speed_up_interval"] = interval(ratios) if len(ratios) >= FEWEST else None
+        found[arm]["speed_up_interval"] = (
+            interval(ratios) if len(ratios) >= MIN_PROMPTS_FOR_INTERVAL else None
+        )
     last = {name: found[arms[-1]][name] for name in ("speed_up", "speed_up_interval")}
     return {"problems": len(done), "arms": found} | last
 
 
 def by_trajectory(outcomes: Many[Outcome]) -> dict[str, Stats]:
-    """Statistics of trajectories 1, 2, 3-4, 5-8, ... added up over problems."""
+    """Statistics of trajectories 1, 2, 3-4, 5-8, ... summed over problems."""
     sums: dict[str, Stats] = {}
     for outcome in outcomes:
         for number, stats in enumerate(outcome.stats, start=1):
-            low, high = next((g for g in GROUPS if g[0] <= number <= g[1]), (65, 0))
-            name = f"{low}+" if not high else str(low) if low == high else f"{low}-{high}"
-            sums.setdefault(name, Stats()).add(stats)
+            sums.setdefault(group_of(number), Stats()).add(stats)
     return sums
 
 

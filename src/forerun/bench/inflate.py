@@ -1,7 +1,7 @@
-"""Inflation: a small llama checkpoint padded to 30M up to 8B, its output law unchanged.
+"""Inflates a small llama checkpoint to 30M up to 8B weights with unchanged outputs.
 
-An inflated model answers what the small one answers, at the cost of its new size: it is for honest
-timing, and results on it are labelled so. What is added, and why it is not heard: `padding.py`.
+An inflated model gives the answers of the small one at the cost of its new size, for realistic
+timing; results on it are labelled. `padding.py` explains the added weights.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from forerun.models.paths import located, model_folder
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 MARK = "inflated_from"  # in config.json
-SHARD = 1 << 29  # bytes; about three times as much is held while one is written
+SHARD_BYTES = 1 << 29  # writing one takes about three times as much memory
 Item = tuple[str, Part, bool]
-KEPT = (".json", ".txt", ".model", ".jinja", ".tiktoken")  # suffixes of a tokenizer's files
+TOKENIZER_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 
 
 @dataclass(frozen=True)
 class Inflated:
-    """What was written."""
+    """The written checkpoint."""
 
     folder: Path
     shape: Shape
@@ -57,15 +57,15 @@ def inflate(
     seed: int = 0,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> Inflated:
-    """Writes the inflated checkpoint of a folder, a hub id or "reasoner", whole or not at all.
+    """Writes the inflated checkpoint of a folder, a hub id or "reasoner" atomically.
 
-    report: hears how many bytes of weights are written, of how many. Raises UnknownName for a size,
-    ModelError for a source that cannot be padded, CapacityError where the disk lacks space,
-    ConfigError if `target` is there, DataError where it cannot be or another process makes it.
+    report: called with the bytes written and their total. Raises UnknownName for a size, ModelError
+    for a source that cannot be padded, CapacityError without disk space, ConfigError if `target`
+    exists, DataError if it cannot be created or another process writes it.
     """
     start = time.perf_counter()
     if size.upper() not in SIZES:
-        raise UnknownName(f"unknown size {size!r}; there are {', '.join(SIZES)}")
+        raise UnknownName(f"unknown size {size!r}; known: {', '.join(SIZES)}")
     if dtype not in DTYPES:
         raise UnknownName.of("dtype", dtype, DTYPES)
     folder = model_folder(located(str(source)))
@@ -74,25 +74,24 @@ def inflate(
     pad = Padding(small, grown(small, size.upper()), DTYPES[dtype], seed)
     target = Path(target).expanduser()
     _check_room(target, pad.num_bytes)
-    with _beside(target) as part:
+    with _temporary_folder(target) as part:
         with ExitStack() as stack:
             _write_shards(part, pad, Weights(folder, stack), report)
         name = str(source) if located(str(source)) != str(source) else folder.name
         origin = _origin(config) or {"name": name, **asdict(small)}
         (part / "config.json").write_text(json.dumps(grown_config(config, pad, origin), indent=2))
-        (part / "README.md").write_text(_card(origin, size.upper(), pad.big))
         for file in sorted(folder.iterdir()):
             is_own = file.name == "config.json" or file.name.endswith(".index.json")
-            if file.is_file() and file.suffix in KEPT and not is_own:
+            if file.is_file() and file.suffix in TOKENIZER_SUFFIXES and not is_own:
                 shutil.copyfile(file, part / file.name)
-        if draft:  # which drafts for the same law
+        if draft:
             name_companion(part, draft)
     written = sum(f.stat().st_size for f in target.iterdir())
     return Inflated(target, pad.big, written, time.perf_counter() - start)
 
 
 def _origin(config: dict[str, Any]) -> dict[str, Any] | None:
-    """What an inflated model says it was made from; None of an ordinary one."""
+    """The recorded source of an inflated model; None for an ordinary one."""
     found = config.get(MARK)
     sizes = Shape.__dataclass_fields__
     if not isinstance(found, dict) or found.keys() != {"name", *sizes}:
@@ -101,7 +100,7 @@ def _origin(config: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _companion(folder: Path) -> str | None:
-    """The draft that a model names, as another folder can name it."""
+    """The draft model that a model names, by a path valid in other folders."""
     draft = companion(folder)
     if draft is None:
         return None
@@ -109,7 +108,7 @@ def _companion(folder: Path) -> str | None:
 
 
 def inflated_from(folder: Path) -> dict[str, Any] | None:
-    """Name and shape of what a checkpoint was inflated from; None for an ordinary one."""
+    """Name and shape of the source of an inflated checkpoint; None for an ordinary one."""
     try:
         return json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")).get(MARK)
     except (OSError, ValueError, AttributeError):
@@ -123,7 +122,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read ({error}); is it a model folder?") from None
     if linked := linked_file(folder):
-        raise ModelError(f"{linked} is a GGUF file; only checkpoint folders can be padded")
+        raise ModelError(f"{linked} is a GGUF file; inflate a checkpoint folder")
     kind = config.get("model_type")
     if kind not in FAMILIES:
         raise ModelError(f"{folder} is of type {kind!r}; only {', '.join(FAMILIES)} can be padded")
@@ -133,7 +132,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 class Weights:
-    """Tensors of a checkpoint by name, read when they are asked for."""
+    """Tensors of a checkpoint by name, read on access."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
@@ -145,18 +144,20 @@ class Weights:
         except Unsupported as error:
             raise ModelError(f"{folder}: {error}") from None
         except (SafetensorError, OSError) as error:
-            raise ModelError(f"{folder} cannot be read ({error}); fetch or copy it again") from None
+            raise ModelError(
+                f"{folder} cannot be read ({error}); download or copy it again"
+            ) from None
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._where:
-            raise ModelError(f"{self.folder} has no tensor {name}; is the checkpoint whole?")
+            raise ModelError(f"{self.folder} has no tensor {name}; is the checkpoint complete?")
         try:
             return self._where[name].get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{name} in {self.folder} cannot be read ({error})") from None
 
     def layer_parts(self) -> tuple[Part, ...]:
-        """The parts of a layer that this checkpoint has, or must have."""
+        """The parts of a layer that are required or present."""
         first = "model.layers.0."
         return tuple(p for p in LAYER if not p.is_optional or first + p.name in self._where)
 
@@ -164,7 +165,7 @@ class Weights:
 def _write_shards(
     part: Path, pad: Padding, weights: Weights, report: Callable[[int, int], None]
 ) -> None:
-    """Writes safetensors shards, holding one in memory, and their index."""
+    """Writes safetensors shards one by one, and their index."""
     shards, total = _shards(pad, weights.layer_parts())
     places: dict[str, str] = {}
     done = 0
@@ -182,12 +183,12 @@ def _write_shards(
 
 
 def _shards(pad: Padding, layer: tuple[Part, ...]) -> tuple[list[list[Item]], int]:
-    """The tensors of each shard in order, and the bytes of all of them."""
+    """The tensors of each shard, and the total bytes."""
     shards: list[list[Item]] = [[]]
     used = total = 0
     for item in tensors(pad.big, pad.small, layer):
         size = math.prod(pad.shape(item[1])) * pad.dtype.itemsize
-        if shards[-1] and used + size > SHARD:
+        if shards[-1] and used + size > SHARD_BYTES:
             shards.append([])
             used = 0
         shards[-1].append(item)
@@ -196,7 +197,7 @@ def _shards(pad: Padding, layer: tuple[Part, ...]) -> tuple[list[list[Item]], in
 
 
 def grown_config(config: dict[str, Any], pad: Padding, origin: dict[str, Any]) -> dict[str, Any]:
-    """The big model's config.json, marked with what it was first made from."""
+    """The large model's config.json, with its source."""
     big, out = pad.big, dict(config)
     out |= {
         "hidden_size": big.hidden,
@@ -216,32 +217,32 @@ def grown_config(config: dict[str, Any], pad: Padding, origin: dict[str, Any]) -
 
 
 def _check_room(target: Path, num_bytes: int) -> None:
-    """Refuses a target that exists, or a disk on which the weights do not fit."""
+    """Raises ConfigError if the target exists, CapacityError if the disk lacks space."""
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise ConfigError(f"{target} exists; give a folder that does not, or remove it")
+        raise ConfigError(f"{target} exists; use another folder, or remove it")
     parent = next(p for p in target.absolute().parents if p.exists())
     needed, free = 1.02 * num_bytes + 16e6, shutil.disk_usage(parent).free
-    free += sum(file.stat().st_size for file in _part(target).glob("*"))  # which goes first
+    free += sum(file.stat().st_size for file in _part(target).glob("*"))  # removed before writing
     if free < needed:
         raise CapacityError(
             f"the checkpoint takes {needed / 1e9:.1f} GB, but {parent} has {free / 1e9:.1f} GB "
-            "free; make room, or give a folder on another disk"
+            "free; free some, or use another disk"
         )
 
 
 def _part(target: Path) -> Path:
-    """The folder beside `target` in which it is made; by its name nobody else's."""
+    """The temporary folder next to `target`."""
     return target.absolute().with_name(f".{target.absolute().name}.forerun-inflate")
 
 
 @contextmanager
-def _beside(target: Path) -> Iterator[Path]:
-    """A folder that becomes `target` when the block has ended without an error.
+def _temporary_folder(target: Path) -> Iterator[Path]:
+    """A folder that is renamed to `target` at the end of the block, unless it raises.
 
-    What a process that was killed left in it goes first.
+    Files left by a killed process are removed first.
     """
     part = _part(target)
-    with _held(part):
+    with _locked(part):
         try:
             for file in part.iterdir():
                 file.unlink()
@@ -249,7 +250,7 @@ def _beside(target: Path) -> Iterator[Path]:
             for file in part.iterdir():
                 file.chmod(0o644)
             os.replace(part, target)
-        except BaseException as error:  # once it is in place another process may make its own
+        except BaseException as error:
             shutil.rmtree(part, ignore_errors=True)
             if isinstance(error, OSError | SafetensorError):
                 raise CapacityError(f"cannot write {target}: {error}") from None
@@ -257,12 +258,12 @@ def _beside(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Makes a folder, and holds it for this process where the system can. Raises DataError."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Creates and locks a folder, if the system supports locks. Raises DataError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"cannot make {folder}: {error.strerror}; give another place") from None
+        raise DataError(f"cannot create {folder}: {error.strerror}; use another place") from None
     try:
         import fcntl
     except ImportError:  # not on Windows
@@ -270,29 +271,9 @@ def _held(folder: Path) -> Iterator[None]:
         return
     file = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # freed however a process ends
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends
         yield
     except BlockingIOError:
-        raise DataError(f"another process writes {folder}; wait, or give another place") from None
+        raise DataError(f"another process writes {folder}; wait, or use another place") from None
     finally:
         os.close(file)
-
-
-def _card(origin: dict[str, Any], size: str, big: Shape) -> str:
-    name, before = origin["name"], {key: value for key, value in origin.items() if key != "name"}
-    small = Shape(**before)
-    rows = "".join(
-        f"| {key.replace('_', ' ')} | {old} | {new} |\n"
-        for (key, old), new in zip(asdict(small).items(), asdict(big).values(), strict=True)
-        if key != "is_tied"
-    )
-    return (
-        f"# {name}, inflated to {size}\n\n"
-        f"For timing only. This is `{name}` ({small.parameters / 1e6:.3g}M weights) padded to "
-        f"{big.parameters / 1e9:.3g}B:\nit answers what `{name}` answers, at the cost of a model "
-        "of this size. It knows nothing more.\n\n"
-        "New heads, inner channels and layers have output weights of zero and random weights "
-        "otherwise;\nnorm weights and eps make up for the width. The vocabulary is that of the "
-        "original, so the\noutput layer is smaller than in other models of this size.\n\n"
-        f"| | {name} | inflated |\n|---|---|---|\n{rows}"
-    )

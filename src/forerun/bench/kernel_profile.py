@@ -1,6 +1,6 @@
-"""The products of a native pass, each kind measured alone.
+"""Times of the matrix products of a native pass, each kind measured alone.
 
-The kernels run a whole pass in one call, so a timer cannot look inside.
+Native kernels run a whole pass in one call, so timers cannot split it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from forerun.bench.timers import seconds_of
 if TYPE_CHECKING:
     from forerun.models.transformer import Transformer
 
-TRIES = 7
+NUM_TRIES = 7
 
 
 def seconds_alone(model: Transformer, rows: int) -> dict[str, float]:
-    """Seconds per pass of qkv, out, mlp and head on `rows` rows, the cost of the calls taken off.
+    """Seconds per pass of qkv, out, mlp and head on `rows` rows, minus the call overhead.
 
-    Weights are read layer by layer, as in a pass, so that caches help no more than there.
+    Weights are read layer by layer, as in a pass, for the same cache hits.
     """
     kinds: dict[str, list[Any]] = {
         "qkv": [layer.qkv for layer in model.layers],
@@ -37,9 +37,9 @@ def seconds_alone(model: Transformer, rows: int) -> dict[str, float]:
         kind: [(part.packed, _input(part, rows, model.dtype)) for part in parts]
         for kind, parts in kinds.items()
     }
-    call = _cost_of_a_call(rows, model.dtype)
+    call = _call_overhead(rows, model.dtype)
     times: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for _ in range(TRIES):
+    for _ in range(NUM_TRIES):
         for kind, calls in work.items():
             times[kind].append(seconds_of(partial(_multiply, calls)))
     return {k: max(statistics.median(times[k]) - call * len(work[k]), 0.0) for k in kinds}
@@ -54,11 +54,11 @@ def _multiply(calls: list[tuple[Any, torch.Tensor]]) -> None:
         packed.product(x)
 
 
-def _cost_of_a_call(rows: int, dtype: torch.dtype) -> float:
-    """Seconds of a product that has next to nothing to compute."""
+def _call_overhead(rows: int, dtype: torch.dtype) -> float:
+    """Seconds of a product of a tiny matrix."""
     from forerun.runner.native.packing import Packed
 
     small = Packed(torch.ones(64, 16, dtype=dtype))
     calls = [(small, torch.ones(rows, 16, dtype=dtype))] * 50
-    times = [seconds_of(partial(_multiply, calls)) for _ in range(TRIES)]
+    times = [seconds_of(partial(_multiply, calls)) for _ in range(NUM_TRIES)]
     return min(times) / len(calls)

@@ -1,8 +1,8 @@
-"""Our own methods as contestants, on one model in this process.
+"""Local methods as contestants, on one model in this process.
 
-A method is named by the text of its drafter, "none" shown as "plain". Options that it does not have
-go to the controller and the verifier, as in "stand:entries=5,nodes=32"; "controller=NAME" and
-"verifier=NAME" choose others, and "batch=16" runs so many samples at once.
+A method is named by its drafter, "none" shown as "plain". Options that the drafter does not have go
+to the controller and the verifier, as in "stand:entries=5,nodes=32"; "controller=NAME" and
+"verifier=NAME" choose others, and "batch=16" decodes 16 samples concurrently.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from forerun import registry
-from forerun.bench.contestants import Demand, Outcome, short
+from forerun.bench.contestants import CacheDemand, Outcome, warm_up_sampling
 from forerun.bench.metrics import PLAIN
 from forerun.bench.results import SampleRecord
 from forerun.core.sampling import Sampling
@@ -37,7 +37,7 @@ DEFAULTS = {"controller": registry.CONTROLLER, "verifier": registry.VERIFIER}
 
 @dataclass(frozen=True)
 class Parts:
-    """What a method's name says: texts of its parts, and how many samples run at once."""
+    """The parts of a method's name, and its batch size."""
 
     drafter: str
     controller: str = DEFAULTS["controller"]
@@ -45,11 +45,11 @@ class Parts:
     batch: int = 1
 
 
-class Own:
-    """A method of ours on a loaded model; all own methods share its weights.
+class LocalMethod:
+    """A method of forerun on a loaded model; local methods share the weights, not the drafter.
 
-    Its drafter is its own, and learns across prompts if it is one that does. A prompt that comes
-    again meets a tenant that has not seen it: nobody is measured with its own answers at hand.
+    Every repetition of a prompt uses a new tenant, so no method is measured with its own earlier
+    answers to the prompt.
     """
 
     restarts = 0
@@ -58,10 +58,10 @@ class Own:
     def __init__(self, name: str, model: Callable[[], Model]) -> None:
         self.name, self.model = name, model
         self.parts = parts_of(name)
-        self._demand: Demand | None = None
+        self._demand: CacheDemand | None = None
         self.constraint: tuple[str, ...] = ()
-        self.is_bounded = False  # whether every prompt is decoded again, to compute the optimum
-        self._times: Counter[str] = Counter()  # how often a prompt was measured
+        self.has_headroom = False  # whether every prompt is decoded again, to compute the optimum
+        self._repetitions: Counter[str] = Counter()  # by prompt
 
     def versions(self) -> dict[str, str]:
         from forerun import __version__
@@ -72,11 +72,11 @@ class Own:
     def is_batched(self) -> bool:
         return self.parts.batch > 1
 
-    def size_for(self, demand: Demand) -> None:
+    def size_for(self, demand: CacheDemand) -> None:
         self._demand = demand
 
     def memory_needed(self) -> int:
-        """Bytes by which the cache will grow; 0 where a run is refused for lack of memory."""
+        """Bytes by which the cache will grow; 0 if the run will be refused for lack of memory."""
         target = self.model().target
         if self._demand is None or not hasattr(target, "check_room"):
             return 0
@@ -97,42 +97,38 @@ class Own:
 
     @cached_property
     def drafter(self) -> Drafter:
-        """Made once, shared with no other method."""
+        """Built once, not shared with other methods."""
         model = self.model()
         return registry.make("drafter", self.parts.drafter, **model.offers)
 
     def warm_up(self, example: Example, sampling: Sampling) -> None:
-        Running(self, example, short(sampling, self.parts.batch), "warm-up").finish()
+        few = warm_up_sampling(sampling, self.parts.batch)
+        LocalRun(self, example, few, "warm-up").finish()
 
     def run(self, example: Example, sampling: Sampling) -> Outcome:
         return self.begin(example, sampling).finish()
 
-    def begin(self, example: Example, sampling: Sampling) -> Running:
-        """A prompt that is decoded a few steps at a time."""
-        tenant = f"time {self._times[example.prompt]}"
-        self._times[example.prompt] += 1
-        return Running(self, example, sampling, tenant)
+    def begin(self, example: Example, sampling: Sampling) -> LocalRun:
+        """Starts a prompt that is decoded a few steps at a time."""
+        tenant = f"repetition {self._repetitions[example.prompt]}"
+        self._repetitions[example.prompt] += 1
+        return LocalRun(self, example, sampling, tenant)
 
     def headroom(self, example: Example, sampling: Sampling) -> dict[str, float] | None:
-        """What was accepted and what could have been; in a run of its own, as it takes time."""
+        """Accepted drafts and the optimum, from a separate run, as it takes time."""
         from forerun.bench.theory import Headroom
-        from forerun.lossless.greedy import forget
+        from forerun.lossless.greedy import empty_cache
 
-        if not self.is_bounded or self.parts.drafter == "none":
+        if not self.has_headroom or self.parts.drafter == "none":
             return None
-        forget(self.model())
+        empty_cache(self.model())
         head = Headroom()
         for _ in self.start_run(example.prompt, sampling, head, "headroom"):
             pass
         return dataclasses.asdict(head)
 
-    def first_tokens(self, prompt: str, sampling: Sampling, n: int) -> list[int]:
-        asked = replace(sampling, n=n, max_new_tokens=1, min_new_tokens=0)
-        run = self.start_run(prompt, asked, None, "first tokens")
-        return [sample.tokens[0] for sample in sorted(run, key=lambda sample: sample.index)]
-
     def close(self) -> None:
-        """The model stays: others use its weights."""
+        """Does nothing: other methods use the model."""
 
     def start_run(
         self,
@@ -154,20 +150,20 @@ class Own:
         )
 
     def memory(self) -> dict[str, int]:
-        """Bytes of weights, cells, and what this drafter holds."""
+        """Bytes of weights, KV cache and drafter."""
         weights = dict(getattr(self.model().target, "memory_report", dict)())
         return weights | self.drafter.memory_report()
 
 
-class Running:
-    """One prompt by one of our methods, some steps at a time; only its own time counts."""
+class LocalRun:
+    """One prompt by one local method, a few steps at a time; only its own time counts."""
 
-    def __init__(self, own: Own, example: Example, sampling: Sampling, tenant: str) -> None:
-        from forerun.lossless.greedy import forget
+    def __init__(self, own: LocalMethod, example: Example, sampling: Sampling, tenant: str) -> None:
+        from forerun.lossless.greedy import empty_cache
 
-        forget(own.model())
+        empty_cache(own.model())
         self._own, self._example, self._sampling = own, example, sampling
-        self._watch = PrefillWatch(own.model().target)
+        self._watch = PrefillTimer(own.model().target)
         self._samples: list[Sample] = []
         self._memory: dict[str, int] = {}
         start = time.perf_counter()
@@ -176,36 +172,36 @@ class Running:
 
     @property
     def tokens(self) -> int:
-        """Generated so far."""
+        """Tokens generated so far."""
         return self._watch.tokens
 
     def advance(self, most: int | None) -> bool:
-        """Takes so many steps, or as many as there are (None: all); whether it may go on."""
+        """Runs at most so many steps (None: all); returns whether it can continue."""
         start = time.perf_counter()
         ended: list[Sample] | None = None
         for ended in itertools.islice(self._steps, most):
             self._samples += ended
             if ended and len(self._samples) == self._sampling.n:
-                pause = time.perf_counter()  # the last moment at which the drafter holds its memory
+                pause = time.perf_counter()  # last moment before the drafter frees its memory
                 self._memory = self._own.memory()
                 start += time.perf_counter() - pause
         self._seconds += time.perf_counter() - start
         return ended is not None
 
     def finish(self) -> Outcome:
-        """Takes all steps that are left."""
+        """Runs all remaining steps."""
         self.advance(None)
         samples = [sample_record(s) for s in sorted(self._samples, key=lambda s: s.index)]
         headroom = self._own.headroom(self._example, self._sampling)
         return Outcome(self._seconds, samples, self._watch.seconds, self._memory, headroom)
 
     def stop(self) -> None:
-        """What has begun is given up."""
+        """Abandons the run."""
         self._steps.close()
 
 
-class PrefillWatch:
-    """Listener: seconds of the target passes that computed a prompt's tokens; tokens so far."""
+class PrefillTimer:
+    """Listener: seconds of the passes that computed the prompt, and tokens generated so far."""
 
     def __init__(self, target: Any) -> None:
         self._target, self._rows, self.seconds = target, getattr(target, "num_rows", None), 0.0
@@ -227,7 +223,7 @@ class PrefillWatch:
 
 
 def sample_record(sample: Sample) -> SampleRecord:
-    """The record of one finished trajectory of ours."""
+    """The record of one finished trajectory."""
     stats = sample.stats
     deepest = max(stats.accepted_at, default=0)
     return SampleRecord(
@@ -244,14 +240,14 @@ def sample_record(sample: Sample) -> SampleRecord:
 
 
 def parts_of(name: str) -> Parts:
-    """The parts of a method's name. Raises UnknownName for an option, ConfigError for a value."""
+    """Parses a method's name. Raises UnknownName for an option, ConfigError for a value."""
     head, given = registry.parse(name)
     batch = given.pop("batch", "1")
     if not batch.isdecimal() or int(batch) < 1:
         raise ConfigError(f"batch of method {name!r} takes a whole number above 0, got {batch!r}")
     drafter = "none" if head == PLAIN else head
     defaults = dict(DEFAULTS)
-    if given.keys() & {"nodes", "depth"}:  # who says how much to draft means it
+    if given.keys() & {"nodes", "depth"}:  # a fixed draft size was requested
         defaults["controller"] = "fixed"
     chosen = {"drafter": drafter} | {k: given.pop(k, default) for k, default in defaults.items()}
     known = {kind: registry.options(registry.get(kind, chosen[kind])) for kind in KINDS}

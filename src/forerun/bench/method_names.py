@@ -1,4 +1,4 @@
-"""Names of methods and peers: parsed, checked, and made into contestants."""
+"""Names of methods and peers, and the contestants built from them."""
 
 from __future__ import annotations
 
@@ -35,41 +35,40 @@ def split_names(text: str, kind: str, known_as: Mapping[str, str] | None = None)
             names.append((known_as or {}).get(piece, piece))
     if not names:
         raise ConfigError(
-            f"no {kind} is named, got {text!r}; give at least one, or several with commas between "
-            "them"
+            f"no {kind} is named, got {text!r}; give one or more, separated by commas"
         )
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigError(f"{kind} {twice[0]!r} is named twice; name every {kind} once")
+        raise ConfigError(f"{kind} {twice[0]!r} is named twice; list it once")
     return names
 
 
 def make(name: str, model: Callable[[], Model], setup: Setup) -> Contestant:
-    """The contestant of a name; nothing is loaded yet. Raises as `check_name` does."""
-    return local_runner.Own(name, model) if is_own(name) else peers.make(name, setup)
+    """The contestant of a name, not yet loaded. Raises as `check_name` does."""
+    return local_runner.LocalMethod(name, model) if is_local(name) else peers.make(name, setup)
 
 
 def check_name(name: str) -> None:
-    """Raises UnknownName with the nearest methods and peers, or for an unknown option."""
-    if is_own(name):
+    """Raises UnknownName for an unknown method, peer or option."""
+    if is_local(name):
         local_runner.parts_of(name)
     else:
         peers.parse(name)
 
 
 def check_sampling(names: Sequence[str], sampling: Sampling) -> None:
-    """Raises ConfigError for what is too large for a peer, if one of the names is a peer's."""
-    if not all(map(is_own, names)):
+    """Raises ConfigError for sampling values that the named peers cannot represent."""
+    if not all(map(is_local, names)):
         peers.check_sampling(sampling)
 
 
-def is_own(name: str) -> bool:
-    """Whether a name is that of a method of ours, not of a peer. Raises UnknownName."""
+def is_local(name: str) -> bool:
+    """Whether a name is a local method, not a peer. Raises UnknownName."""
     head, methods = _head(name), [PLAIN, *registry.names("drafter")]
     if head not in methods and head not in peers.names():
         if catalog.find(head) or catalog.owner(f"drafters/{head}"):
-            registry.get("drafter", head)  # says in which state it is
-        listing = "`forerun methods` lists our methods"
+            registry.get("drafter", head)  # raises with the method's state
+        listing = "`forerun methods` lists all methods"
         raise UnknownName.of("method", head, {*methods, *peers.names()}, listing)
     return head in methods
 

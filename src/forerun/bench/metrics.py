@@ -1,8 +1,8 @@
-"""What is computed from the records of a run, one definition each (docs/structure.md).
+"""Metrics of a run's records: counts, rates, speeds, speed-ups and their intervals.
 
 S verify passes, D drafted tokens, A accepted draft tokens, E examined tokens, G generated tokens.
 tau = G / S, acceptance rate A / D, examined rate A / E, rate at position i: accepted at depth i
-over S. A figure that a contestant does not tell is None, never 0.
+over S. A figure that a contestant does not report is None, never 0.
 """
 
 from __future__ import annotations
@@ -19,19 +19,16 @@ from forerun.bench.results import Record, SampleRecord
 
 PLAIN = "plain"  # the baseline: our own decoding without drafts
 GROUPS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64))  # trajectories, from 1
-DRAWS = 2000  # of the bootstrap
-FEW = 10  # values, below which a bootstrap interval is too narrow
-# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom, up to FEW - 2
+NUM_BOOTSTRAP_DRAWS = 2000
+MIN_BOOTSTRAP_VALUES = 10  # with fewer values a bootstrap interval is too narrow
+# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom, up to MIN_BOOTSTRAP_VALUES - 2
 STUDENT = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060)
-RESTLESS = 1.5  # how often the reading speed beside a record goes into that of quiet moments
-TAKEN = 0.1  # how much more of the cores is lost beside a record than in quiet moments
-NEAR = 2  # records: how far what one lacked of the cores tells of others
 PARTS = ("draft", "forward", "verify", "other")
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Counts of many samples added up; None where one of them does not tell."""
+    """Summed counts of samples; None if one of them is unknown."""
 
     generated: int = 0  # G
     passes: int | None = 0  # S
@@ -68,7 +65,7 @@ class Totals:
 
 
 def ratio(above: float | None, below: float | None) -> float | None:
-    """above / below; None where either is unknown or nothing was counted."""
+    """above / below; None if either is unknown or `below` is 0."""
     return None if above is None or not below else above / below
 
 
@@ -93,86 +90,10 @@ def samples_of(records: Iterable[Record]) -> list[SampleRecord]:
     return [sample for record in records if record.error is None for sample in record.samples]
 
 
-def at_once(method: str) -> str:
-    """The option "batch=16" of a method of ours whose passes several sequences share, else ""."""
+def batch_option(method: str) -> str:
+    """The option "batch=16" of a local method whose passes several sequences share, else ""."""
     found = re.search(r"\bbatch=(?!1\b)\w+", method)
     return found[0] if found else ""
-
-
-def calm(records: Sequence[Record]) -> list[Record]:
-    """Records whose time no disturbance spoiled, in the same order.
-
-    What time does not enter (counts, rates, scores) all records tell, so every method is told by
-    the same prompts. Nothing spoils those that took turns. First those go that were short of
-    memory, then those that lacked cores, then those whose memory was slow; where less than half of
-    what some method did of a task would be left, that is how the machine is, and nothing more of
-    that task goes.
-    """
-    kept = list(records)
-    short = [record.is_short_of_memory for record in records]
-    for spoiled in short, crowded(records), starved(records):
-        pairs = zip(records, spoiled, strict=True)
-        bad = {id(r) for r, is_bad in pairs if is_bad and not r.is_shared}
-        left, all_ = (
-            Counter((r.task, r.method) for r in some if r.error is None)
-            for some in ([r for r in kept if id(r) not in bad], records)
-        )
-        whole = {key[0] for key, count in all_.items() if 2 * left[key] < count}
-        kept = [r for r in kept if r.task in whole or id(r) not in bad]
-    return kept
-
-
-def disturbed(records: Sequence[Record]) -> list[bool]:
-    """Of each record, whether the machine was busy or short of memory.
-
-    No rule looks at the method, but long records meet more of it than short ones.
-    """
-    pairs = zip(records, busy(records), strict=True)
-    return [is_busy or (r.error is None and r.is_short_of_memory) for r, is_busy in pairs]
-
-
-def busy(records: Sequence[Record]) -> list[bool]:
-    """Of each record, whether the machine was not quiet; those that failed tell no time."""
-    return [a or b for a, b in zip(crowded(records), starved(records), strict=True)]
-
-
-def crowded(records: Sequence[Record]) -> list[bool]:
-    """Of each record, whether it lacked TAKEN more of the cores than in the run's quiet moments.
-
-    These are the 10th percentile; 0 where less than a tenth of the records tell. A record that is
-    too short to tell lacked what one before it and one after it lacked, at most NEAR away.
-    """
-    takes = beside(records, "taken")
-    are_told = len(takes) >= 0.1 * len(records) > 0
-    most = (float(np.quantile(takes, 0.1)) if are_told else 0.0) + TAKEN
-    told = [(r.limits or {}).get("taken") for r in records]
-    lacks = [
-        min(_first(told[i::-1][: NEAR + 1]), _first(told[i : i + NEAR + 1]))
-        for i in range(len(told))
-    ]
-    return [r.error is None and lack > most for r, lack in zip(records, lacks, strict=True)]
-
-
-def _first(values: Iterable[float | None]) -> float:
-    """The first that is told, else 0."""
-    return next((value for value in values if value is not None), 0.0)
-
-
-def starved(records: Sequence[Record]) -> list[bool]:
-    """Of each record, whether memory was slow before it or before the next one.
-
-    Slow: read at less than 1 / RESTLESS of the run's quiet speed, its 90th percentile.
-    """
-    reads = beside(records, "read_gb_s")
-    least = float(np.quantile(reads, 0.9)) / RESTLESS if reads else 0.0
-    slow = [(r.limits or {}).get("read_gb_s", least) < least for r in records]
-    pairs = zip(records, slow, [*slow, False][1:], strict=True)
-    return [r.error is None and (before or after) for r, before, after in pairs]
-
-
-def beside(records: Iterable[Record], name: str) -> list[float]:
-    """What was measured beside the records, where it was."""
-    return [r.limits[name] for r in records if r.limits and name in r.limits]
 
 
 def by_trajectory(records: Iterable[Record]) -> dict[str, Totals]:
@@ -185,8 +106,8 @@ def by_trajectory(records: Iterable[Record]) -> dict[str, Totals]:
     return {name: totals(samples) for name, samples in groups.items()}
 
 
-def kind_name(category: str) -> str:
-    """What a level or a category is called: "level 3", "writing"."""
+def category_name(category: str) -> str:
+    """The name of a level or category: "level 3", "writing"."""
     return f"level {category}" if category.isdecimal() else category
 
 
@@ -199,11 +120,11 @@ def group_of(number: int) -> str:
 
 
 def time_split(records: Iterable[Record]) -> dict[str, float]:
-    """Seconds of draft, forward, verify, other, and outside: wall time that no part claims.
+    """Seconds of draft, forward, verify, other, and outside: wall time outside all parts.
 
-    Only of records whose samples all tell their times; empty if there are none.
+    Covers only records that report the times of all their samples; empty if there are none.
     """
-    known = [record for record in records if tells_parts(record)]
+    known = [record for record in records if has_time_parts(record)]
     if not known:
         return {}
     split = dict.fromkeys(PARTS, 0.0)
@@ -215,14 +136,14 @@ def time_split(records: Iterable[Record]) -> dict[str, float]:
     return split
 
 
-def tells_parts(record: Record) -> bool:
-    """Whether it finished, and all its samples tell what their time went to."""
+def has_time_parts(record: Record) -> bool:
+    """Whether it finished and all its samples report their seconds by part."""
     samples = record.samples
     return record.error is None and bool(samples) and all(sample.seconds for sample in samples)
 
 
-def cut(records: Iterable[Record]) -> tuple[int, int]:
-    """How many answers the limit of tokens ended before a full score, and how many have a score."""
+def truncated(records: Iterable[Record]) -> tuple[int, int]:
+    """(answers cut by the token limit without a full score, scored answers)."""
     scored = [sample for sample in samples_of(records) if sample.score is not None]
     ended = [sample for sample in scored if sample.finish == "length"]
     return sum((sample.score or 0.0) < 1 for sample in ended), len(scored)
@@ -231,9 +152,9 @@ def cut(records: Iterable[Record]) -> tuple[int, int]:
 def tokens_per_second(records: Sequence[Record], *, prefill: bool = True) -> float | None:
     """G over wall seconds of records that did not fail.
 
-    prefill False: the passes that computed the prompts are taken off the seconds (the token that
-    such a pass yields stays counted); None if one of the records does not tell them, or if no
-    answer has a second token, as nothing but those passes was done.
+    prefill False: subtracts the seconds of the passes that computed the prompts; the token that
+    such a pass yields stays counted. None if a record does not report them, or if no answer has a
+    second token.
     """
     done = [record for record in records if record.error is None]
     if not done or (not prefill and any(r.prefill_seconds is None for r in done)):
@@ -247,10 +168,10 @@ def tokens_per_second(records: Sequence[Record], *, prefill: bool = True) -> flo
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """How many times faster than the baseline on the same prompts."""
+    """Speed over a baseline on the same prompts."""
 
     ratio: float  # geometric mean over prompts
-    interval: tuple[float, float] | None  # 95 %, as `interval` has it; None for one prompt
+    interval: tuple[float, float] | None  # 95 %; None for one prompt
     by_prompt: dict[tuple[str, int], float]  # (task, index) -> ratio, rounds pooled
 
     @property
@@ -261,21 +182,21 @@ class SpeedUp:
 def speed_up(
     records: Iterable[Record], method: str, baseline: str = PLAIN, *, prefill: bool = True
 ) -> SpeedUp | None:
-    """Tokens per second of a method over the baseline's; None if they share no prompt."""
+    """Tokens per second of a method over those of the baseline; None without a common prompt."""
     found = list(records)
-    return ratios(
+    return paired_speed_up(
         [r for r in found if r.method == method],
         [r for r in found if r.method == baseline],
         prefill=prefill,
     )
 
 
-def ratios(
+def paired_speed_up(
     here: Iterable[Record], there: Iterable[Record], *, prefill: bool = True
 ) -> SpeedUp | None:
-    """Tokens per second here over there, prompt by prompt; only prompts and rounds of both.
+    """Tokens per second here over there, prompt by prompt, over prompts and rounds of both.
 
-    Peers that did not run at the same time are in different groups and never paired.
+    Records of different peer groups are never paired.
     """
     sides = [{r.pair_key: r for r in side if r.error is None} for side in (here, there)]
     both = sorted(sides[0].keys() & sides[1].keys())
@@ -292,13 +213,13 @@ def ratios(
 
 
 def speed_of(by_prompt: dict[tuple[str, int], float]) -> SpeedUp | None:
-    """The speed-up of ratios by prompt; None without any."""
+    """The speed-up of ratios by prompt; None if there are none."""
     values = list(by_prompt.values())
     return SpeedUp(geometric_mean(values), interval(values), by_prompt) if values else None
 
 
 def quotient(here: SpeedUp | None, there: SpeedUp | None) -> SpeedUp | None:
-    """One speed-up over another, prompt by prompt; None if they share no prompt."""
+    """One speed-up over another, prompt by prompt; None without a common prompt."""
     if here is None or there is None:
         return None
     both = sorted(here.by_prompt.keys() & there.by_prompt.keys())
@@ -306,7 +227,7 @@ def quotient(here: SpeedUp | None, there: SpeedUp | None) -> SpeedUp | None:
 
 
 def compared(here: Sequence[Record], there: Iterable[Record]) -> Sequence[Record]:
-    """Those of `here` that a speed-up over `there` rests on; without one, all."""
+    """The records of `here` that are paired with one of `there`; all, if none is."""
     done = {r.pair_key for r in there if r.error is None}
     both = [r for r in here if r.error is None and r.pair_key in done]
     return both or here
@@ -318,19 +239,19 @@ def geometric_mean(values: Sequence[float] | np.ndarray) -> float:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """95 % interval of the geometric mean of positive values; None for fewer than two of them.
+    """95 % interval of the geometric mean of positive values; None for fewer than two.
 
-    Percentiles of a bootstrap, the same every time; of fewer than FEW values, whose spread that
-    shows too little, Student's t of their logarithms.
+    Percentiles of a seeded bootstrap; below MIN_BOOTSTRAP_VALUES values, Student's t of the
+    logarithms.
     """
     if (count := len(values)) < 2:
         return None
     logs = np.log(np.asarray(values, dtype=float))
-    if count < FEW:
+    if count < MIN_BOOTSTRAP_VALUES:
         middle, error = logs.mean(), logs.std(ddof=1) / math.sqrt(count)
         ends = np.array([middle - STUDENT[count - 2] * error, middle + STUDENT[count - 2] * error])
     else:
-        picks = np.random.default_rng(0).integers(0, count, (DRAWS, count))
+        picks = np.random.default_rng(0).integers(0, count, (NUM_BOOTSTRAP_DRAWS, count))
         ends = np.quantile(logs[picks].mean(axis=1), (0.025, 0.975))
     low, high = np.exp(ends)
     return float(low), float(high)
@@ -344,7 +265,7 @@ def mean_score(records: Iterable[Record], field_name: str = "score") -> float | 
 
 
 def peak_memory(records: Iterable[Record]) -> dict[str, int]:
-    """The largest bytes of every part."""
+    """The largest size of every part, in bytes."""
     peak: dict[str, int] = {}
     for record in records:
         for part, size in record.memory.items():

@@ -1,13 +1,13 @@
-"""The best acceptance that any verifier can reach at one position, for a given law of the drafts.
+"""Optimal acceptance at one position over all verifiers, for a given distribution of the drafts.
 
-Hu et al., "Towards Optimal Multi-draft Speculative Decoding", 2025. A verifier carries the mass of
-draft tuples to tokens in them, and token x takes p(x) at most: a flow, whose smallest cut is
+Hu et al., "Towards Optimal Multi-draft Speculative Decoding", 2025. A verifier moves the mass of
+draft tuples to tokens in them, at most p(x) to token x. This is a flow with the minimum cut
 
     1 + min over sets H of  p(H) - Q(H),    Q(H) = P(all drafts lie in H).
 
-For drafts from one q, with or without replacement, some prefix of the tokens in falling order of
-q / p is a minimiser, so a sort and a scan find it. Chosen drafts E are in every tuple: H contains
-them, or Q(H) = 0. These are bounds on one position, not on the accepted length of several.
+For drafts from one q, with or without replacement, a prefix of the tokens in falling order of q / p
+is a minimiser, found by a sort and a scan. Chosen drafts E are in every tuple: H contains them, or
+Q(H) = 0. The bound is for one position, not for the accepted length of several.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from numba import njit
 from forerun.core.tree import IID, POINT, SWOR, Proposal, Tree
 from forerun.growers.greedy_mix import most_likely
 
-POINTS = 16  # Gauss-Legendre points per panel
-SMALLEST, LARGEST = 0.25, 1e60  # ends of the first panel and of the last; each is twice as wide
-SMALL = 0.01  # below, 1 - e^-x is a polynomial
-NEGLIGIBLE, FAR = 1e-18, 50.0  # a chance, and an x with e^-x, that change no digit
+NUM_POINTS = 16  # Gauss-Legendre points per panel
+FIRST_PANEL_END, LAST_PANEL_END = 0.25, 1e60  # times; each panel doubles the end
+MAX_SERIES_X = 0.01  # up to here 1 - e^-x is a polynomial
+MIN_PROBABILITY, MAX_EXPONENT = 1e-18, 50.0  # beyond, a probability or e^-x changes no digit
 
 
 def with_replacement(p: np.ndarray, q: np.ndarray, count: int) -> float:
@@ -38,7 +38,7 @@ def without_replacement(p: np.ndarray, q: np.ndarray, count: int) -> float:
 
 
 def greedy(p: np.ndarray, q: np.ndarray, count: int) -> float:
-    """p(Top) + sum min(p, norm[q without Top]): the count - 1 likeliest tokens and one drawn."""
+    """p(Top) + sum min(p, norm[q without Top]): the count - 1 most likely tokens and one draw."""
     drafts = Proposal.of(q)
     top = drafts.ids[most_likely(drafts, min(count, len(drafts.ids)) - 1)]
     return best_acceptance(p, q, 1, SWOR, tuple(top))
@@ -47,9 +47,9 @@ def greedy(p: np.ndarray, q: np.ndarray, count: int) -> float:
 def best_acceptance(
     p: np.ndarray, q: np.ndarray, count: int, law: int, chosen: np.ndarray | tuple[int, ...] = ()
 ) -> float:
-    """The optimum for the tokens `chosen` and `count` drafts from q [V] by a law, IID or SWOR.
+    """The optimum for the tokens `chosen` and `count` drafts from q [V], IID or SWOR.
 
-    Draws without replacement leave out the chosen tokens, too. p and q need not be normalised.
+    Draws without replacement exclude the chosen tokens. p and q need not be normalised.
     """
     p, q = _normalised(p), q.astype(np.float64)
     is_free = np.ones(len(p), bool)
@@ -70,10 +70,10 @@ def best_acceptance(
 
 
 def for_drafts(tree: Tree, drafts: list[int], p: np.ndarray) -> float | None:
-    """The optimum for the drafts of one position, whose law is p [V]; None if it is not known.
+    """The optimum for the drafts of one position with target p [V]; None if unknown.
 
-    Known it is for chosen drafts, for drafts of one q and one label, and for both together if the
-    drawn ones could not have met a chosen one that stands behind them.
+    Known for chosen drafts, for drafts of one q and one label, and for both together if the draws
+    cannot equal a chosen draft that comes after them.
     """
     drawn = [node for node in drafts if tree.laws[node] != POINT]
     points = [node for node in drafts if tree.laws[node] == POINT]
@@ -91,7 +91,7 @@ def for_drafts(tree: Tree, drafts: list[int], p: np.ndarray) -> float | None:
 
 
 def candidates(tree: Tree, node: int) -> list[int]:
-    """All drafts of the position after `node`: equal i.i.d. paths may be judged together."""
+    """All drafts of the position after `node`; equal i.i.d. paths count as one position."""
     path, depth = tree.path(node), tree.depths[node] if node >= 0 else 0
     equal = [n for n in np.flatnonzero(tree.depths == depth).tolist() if tree.path(n) == path]
     return sorted(child for n in equal or [-1] for child in tree.children(n))
@@ -118,8 +118,8 @@ def _lowest(wanted: np.ndarray, q: np.ndarray, inside: float, count: int, law: i
 def pairs_inside(q: np.ndarray) -> np.ndarray:
     """P(two draws without replacement lie in the first i tokens), [n + 1]; q [n] sums to 1.
 
-    Sum of q(a) q(b) / (1 - q(a)) over a != b. A token above 1/2, of which there is one at most, is
-    kept apart, as 1 - q cancels.
+    Sum of q(a) q(b) / (1 - q(a)) over a != b. The largest token is summed separately, as 1 - q
+    cancels above 1/2.
     """
     big = np.argmax(q)
     rest = q.copy()
@@ -135,10 +135,10 @@ def pairs_inside(q: np.ndarray) -> np.ndarray:
 @cache
 def _grid() -> tuple[np.ndarray, np.ndarray]:
     """Times t [T] and weights [T] for integrals over all times."""
-    ends = [0.0, SMALLEST]
-    while ends[-1] < LARGEST:
+    ends = [0.0, FIRST_PANEL_END]
+    while ends[-1] < LAST_PANEL_END:
         ends.append(2 * ends[-1])
-    x, w = np.polynomial.legendre.leggauss(POINTS)
+    x, w = np.polynomial.legendre.leggauss(NUM_POINTS)
     low, half = np.array(ends[:-1])[:, None], np.diff(ends)[:, None] / 2
     return (low + half * (x + 1)).ravel(), (half * w).ravel()
 
@@ -154,10 +154,10 @@ def scan(
 ) -> float:
     """The smallest wanted[i] - Q(first i tokens) for `count` draws without replacement.
 
-    Tokens arrive at independent Exp(q) times and the first to arrive are the drafts. The first
-    token from outside H arrives at an Exp(l) time, l = 1 - q(H), so 1 - Q(H) is the integral of
-    l e^(-l t) P(fewer than `count` of H arrived by t). few[t, j] is the chance that j did.
-    most [n + 1] bounds Q from above: where that cannot beat the best, nothing is integrated.
+    Tokens arrive at independent Exp(q) times and the first ones are the drafts. The first token
+    outside H arrives at an Exp(l) time, l = 1 - q(H), so 1 - Q(H) is the integral of
+    l e^(-l t) P(fewer than `count` of H arrived by t). few[t, j] is the probability of j.
+    most [n + 1] is an upper bound of Q; prefixes that cannot beat the best are not integrated.
     """
     size, best = len(q), 0.0
     bound, left = np.empty(size + 1), np.empty(size + 1)  # of all later prefixes; 1 - q(H)
@@ -167,7 +167,7 @@ def scan(
         left[i] = left[i + 1] + q[i]
     few = np.zeros((len(times), count))
     few[:, 0] = 1.0
-    alive = len(times)  # later times do not matter: enough of H have arrived
+    alive = len(times)  # at later times enough of H have arrived
     for i in range(1, size + 1):
         if bound[i] >= best:
             break
@@ -179,17 +179,17 @@ def scan(
 
 @njit(cache=True, nogil=True)
 def arrive(few: np.ndarray, rate: float, times: np.ndarray, alive: int) -> int:
-    """One more token may have arrived: by t, with probability 1 - e^(-rate t)."""
+    """Adds a token that has arrived by time t with probability 1 - e^(-rate t)."""
     for i in range(alive):
         x = rate * times[i]
-        if x < SMALL:
+        if x < MAX_SERIES_X:
             has = x * (1 - x / 2 * (1 - x / 3 * (1 - x / 4 * (1 - x / 5))))
         else:
             has = 1.0 - math.exp(-x)
         for j in range(few.shape[1] - 1, 0, -1):
             few[i, j] += has * (few[i, j - 1] - few[i, j])
         few[i, 0] *= 1.0 - has
-    while alive > 0 and few[alive - 1].sum() < NEGLIGIBLE:
+    while alive > 0 and few[alive - 1].sum() < MIN_PROBABILITY:
         alive -= 1
     return alive
 
@@ -201,7 +201,7 @@ def inside(
     """Q(H), where `left` is 1 - q(H)."""
     outside = 0.0
     for i in range(alive):
-        if left * times[i] > FAR:
+        if left * times[i] > MAX_EXPONENT:
             break
         fewer = 0.0
         for j in range(few.shape[1]):

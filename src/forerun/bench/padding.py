@@ -1,14 +1,13 @@
-"""Where the weights of a small llama lie in a big one that says the same.
+"""Padding of a small llama's weights to a larger model with the same outputs.
 
-What is added is computed but not heard: new heads and inner channels have output weights of zero,
-new layers write nothing, new residual channels hold zero. All other new weights are random, so that
-nothing can be skipped.
+New heads and inner channels have zero output weights, new layers write nothing, new residual
+channels are zero. All other new weights are random, so that no work can be skipped.
 
-Width d grows to D = 2^k d, and for odd k the residual row is held twice. With r = 1 or 2 copies
-the mean of squares is r d / D of what it was. An eps of (r d / D) eps, and norm weights times
-sqrt(r d / D) / r, give every reader (it sums over the copies) what it was given before. Both
-factors are powers of two, hence exact in any dtype. The size of a head stays, and with it rope and
-the scale of attention; query heads stay with their key-value heads; the vocabulary stays.
+Width d grows to D = 2^k d; for odd k the residual row is stored twice. With r = 1 or 2 copies the
+mean of squares is r d / D of the old one. An eps of (r d / D) eps and norm weights times
+sqrt(r d / D) / r give every reader, which sums over the copies, its old input. Both factors are
+powers of two, hence exact in any dtype. The head size, and with it rope and the attention scale,
+the assignment of query heads to KV heads, and the vocabulary stay.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from torch import Tensor
 
 from forerun.errors import ModelError
 
-STD = 0.02  # of random weights
-POOL = 4_194_301  # how many are drawn; a prime, so that no two rows are alike
-WIDEST = 4.5  # inner channels per residual channel
+RANDOM_STD = 0.02  # of new weights
+POOL_SIZE = 4_194_301  # random weights drawn; a prime, so that no two rows are equal
+MAX_INNER_RATIO = 4.5  # inner channels per residual channel
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a checkpoint that say what a pass costs."""
+    """The sizes of a checkpoint that determine the cost of a pass."""
 
     hidden: int
     layers: int
@@ -44,7 +43,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Weights of tables and layers; norms and biases, a few thousandths, are not counted."""
+        """Weights of embeddings and layers, without norms and biases."""
         tables = self.vocab * self.hidden * (1 if self.is_tied else 2)
         return tables + self.layers * (self.attention + 3 * self.hidden * self.inner)
 
@@ -56,7 +55,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Size:
-    """What a name stands for; the width of queries is that of the model."""
+    """The target sizes of a name; queries are as wide as the model."""
 
     parameters: float
     hidden: int
@@ -74,7 +73,7 @@ SIZES = {
 
 
 def shape_of(config: dict[str, Any]) -> Shape:
-    """The shape that a config.json describes. Raises ModelError for a missing field."""
+    """The shape of a config.json. Raises ModelError for a missing field."""
     try:
         heads, hidden = config["num_attention_heads"], config["hidden_size"]
         return Shape(
@@ -92,12 +91,12 @@ def shape_of(config: dict[str, Any]) -> Shape:
 
 
 def grown(small: Shape, size: str) -> Shape:
-    """The shape of a size into which `small` fits. Raises ModelError if there is none."""
+    """The shape of a target size that contains `small`. Raises ModelError if there is none."""
     goal = SIZES[size]
     for k in range(max(0, round(math.log2(goal.hidden / small.hidden))), -1, -1):
         for layers in range(max(small.layers, goal.layers), 4 * max(small.layers, goal.layers)):
             big = _widened(small, goal, k, layers)
-            if small.inner <= big.inner <= max(WIDEST * big.hidden, small.inner):
+            if small.inner <= big.inner <= max(MAX_INNER_RATIO * big.hidden, small.inner):
                 return big
     raise ModelError(
         f"a model of {small.parameters / 1e9:.3g}B with {small.layers} layers does not fit into "
@@ -106,9 +105,9 @@ def grown(small: Shape, size: str) -> Shape:
 
 
 def _widened(small: Shape, goal: Size, k: int, layers: int) -> Shape:
-    """The shape 2^k times as wide, with as many inner channels as the size asks for.
+    """The shape 2^k times as wide, with inner channels to match the number of weights.
 
-    Heads grow as the width does: transformers wants the width to be a multiple of their number.
+    Heads grow with the width: transformers needs the width to be a multiple of their number.
     """
     hidden, heads, kv_heads = small.hidden << k, small.heads << k, small.kv_heads
     while 2 * kv_heads * small.head_dim <= goal.kv_width and kv_heads < small.kv_heads << k:
@@ -124,7 +123,7 @@ class Part:
 
     name: str
     axes: tuple[str, ...]
-    is_heard: bool = False  # writes to the residual: zero where it is padded
+    writes_residual: bool = False  # then padded with zeros
     is_norm: bool = False
 
     @property
@@ -138,22 +137,22 @@ LAYER = (
     Part("self_attn.q_proj.weight", ("q", "hidden")),
     Part("self_attn.k_proj.weight", ("kv", "hidden")),
     Part("self_attn.v_proj.weight", ("kv", "hidden")),
-    Part("self_attn.o_proj.weight", ("hidden", "q"), is_heard=True),
+    Part("self_attn.o_proj.weight", ("hidden", "q"), writes_residual=True),
     Part("self_attn.q_norm.weight", ("head",), is_norm=True),
     Part("self_attn.k_norm.weight", ("head",), is_norm=True),
     Part("self_attn.q_proj.bias", ("q",)),
     Part("self_attn.k_proj.bias", ("kv",)),
     Part("self_attn.v_proj.bias", ("kv",)),
-    Part("self_attn.o_proj.bias", ("hidden",), is_heard=True),
+    Part("self_attn.o_proj.bias", ("hidden",), writes_residual=True),
     Part("post_attention_layernorm.weight", ("hidden",), is_norm=True),
     Part("mlp.gate_proj.weight", ("inner", "hidden")),
     Part("mlp.up_proj.weight", ("inner", "hidden")),
-    Part("mlp.down_proj.weight", ("hidden", "inner"), is_heard=True),
+    Part("mlp.down_proj.weight", ("hidden", "inner"), writes_residual=True),
     Part("mlp.gate_proj.bias", ("inner",)),
     Part("mlp.up_proj.bias", ("inner",)),
-    Part("mlp.down_proj.bias", ("hidden",), is_heard=True),
+    Part("mlp.down_proj.bias", ("hidden",), writes_residual=True),
 )
-EMBED = Part("model.embed_tokens.weight", ("vocab", "hidden"), is_heard=True)
+EMBED = Part("model.embed_tokens.weight", ("vocab", "hidden"), writes_residual=True)
 NORM = Part("model.norm.weight", ("hidden",), is_norm=True)
 HEAD = Part("lm_head.weight", ("vocab", "hidden"))
 
@@ -170,7 +169,7 @@ def tensors(big: Shape, small: Shape, layer: tuple[Part, ...]) -> Iterator[tuple
 
 
 class Padding:
-    """Makes the big model's tensors out of the small one's."""
+    """Builds the large model's tensors from the small one's."""
 
     def __init__(self, small: Shape, big: Shape, dtype: torch.dtype, seed: int = 0) -> None:
         self.small, self.big, self.dtype = small, big, dtype
@@ -180,11 +179,11 @@ class Padding:
         self.norm_factor = math.sqrt(self.eps_factor) / self.copies
         self.before, self.after = _axes(small), _axes(big)
         generator = torch.Generator().manual_seed(seed)
-        self.pool = (torch.randn(POOL, generator=generator) * STD).to(dtype)
+        self.pool = (torch.randn(POOL_SIZE, generator=generator) * RANDOM_STD).to(dtype)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the weights, to a few thousandths."""
+        """Approximate bytes of the weights."""
         return self.big.parameters * self.dtype.itemsize
 
     def shape(self, part: Part) -> list[int]:
@@ -196,7 +195,7 @@ class Padding:
         factor = self.norm_factor if part.is_norm and part.axes == ("hidden",) else 1.0
         if part.is_norm:
             out = torch.full(self.shape(part), factor, dtype=self.dtype)
-        elif part.is_heard:
+        elif part.writes_residual:
             out = torch.zeros(self.shape(part), dtype=self.dtype)
         else:
             out = self._random(name, self.shape(part))
@@ -219,7 +218,7 @@ class Padding:
                 out[row[:, None], column] = weight
 
     def places(self, axis: str) -> list[Tensor]:
-        """For each copy, where the indices 0.. of the small model's axis lie."""
+        """For each copy, the new indices of the small model's axis."""
         own = torch.arange(self.before[axis])
         if axis == "hidden":
             return [own + copy * len(own) for copy in range(self.copies)]
@@ -231,10 +230,10 @@ class Padding:
         return [moved * self.small.head_dim + lane]
 
     def _random(self, name: str, shape: list[int]) -> Tensor:
-        """Random weights: the pool again and again, from a place that the name decides."""
+        """Random weights: the repeated pool, from an offset that depends on the name."""
         key = hashlib.sha256(name.encode()).digest()
-        place, total = int.from_bytes(key[:7], "big") % POOL, math.prod(shape)
-        pieces = [self.pool[place:]] + [self.pool] * (total // POOL + 1)
+        place, total = int.from_bytes(key[:7], "big") % POOL_SIZE, math.prod(shape)
+        pieces = [self.pool[place:]] + [self.pool] * (total // POOL_SIZE + 1)
         return torch.cat(pieces)[:total].view(shape)
 
 

@@ -1,12 +1,10 @@
-"""From what was asked to what will be run: checked names, examples that fit, the manifest."""
+"""The plan of a run: checked counts, chosen examples, interleaved units, the manifest."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -15,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from forerun import __version__
 from forerun.bench import machine
+from forerun.bench.model_info import describe_model
 from forerun.bench.results import Manifest
 from forerun.core.sampling import MOST_SAMPLES, Sampling
 from forerun.errors import ConfigError, DataError
-from forerun.models.gguf import GgufFile
-from forerun.models.gguf_folder import linked_file
 from forerun.tasks import is_file
 
 if TYPE_CHECKING:
@@ -28,40 +25,39 @@ if TYPE_CHECKING:
     from forerun.tasks.base import Example, Task
 
 
-EXAMPLES = 20  # of a task whose examples are generated; a file is measured whole
-MOST_TURNS = 1_000_000  # steps in a turn
-MOST_ROUNDS = 1 << 16  # the prompts of all rounds are listed before the first is decoded
-MOST_EXAMPLES = 1 << 16  # of a task, for the same reason
-MOST_THREADS = 64  # where there are fewer cores: far more of them stall each other
+DEFAULT_EXAMPLES = 20  # of a generated task; a file is measured completely
+MAX_TURN_STEPS = 1_000_000
+MAX_ROUNDS = MAX_EXAMPLES = 1 << 16  # all units are listed before the first is decoded
+MAX_THREADS = 64  # on machines with fewer cores
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the user asked for."""
+class RunRequest:
+    """The options of `forerun bench run`."""
 
     methods: list[str]
     tasks: list[str]
     model: str = "reasoner"
     sampling: Sampling = field(default_factory=Sampling)
-    examples: int | None = None  # per task; None: EXAMPLES, or all of a file
+    examples: int | None = None  # per task; None: DEFAULT_EXAMPLES, or all of a file
     rounds: int = 1
     threads: int = 1
     dtype: str = "auto"
     device: str = "auto"
     seed: int = 0
-    texts: bool = False  # whether records keep what was generated
+    texts: bool = False  # whether records keep generated texts
     command: str = ""
-    turns: int = 0  # steps of one method of ours before the next goes on; 0: whole prompts
-    retry: bool = False  # whether what has failed is tried again
-    optimum: bool = False  # whether the best possible acceptance is computed, in untimed runs
+    turns: int = 0  # steps of a local method before the next continues; 0: whole prompts
+    retry: bool = False  # whether failures are measured again
+    optimum: bool = False  # whether the optimal acceptance is computed, in untimed runs
     target: str = ""  # built around the model
-    constraint: tuple[str, ...] = ()  # of every method of ours
-    suite: SuiteRun | None = None  # where the tasks, their examples and lengths come from
+    constraint: tuple[str, ...] = ()  # of every local method
+    suite: SuiteRun | None = None  # source of the tasks, their examples and lengths
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One prompt in one round: all contestants decode it, one after the other."""
+    """One prompt in one round, decoded by all contestants."""
 
     number: int  # from 0, in the order of the run
     task_name: str
@@ -74,18 +70,18 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The examples of one task that take part."""
+class ChosenExamples:
+    """The examples of one task that are measured."""
 
     name: str
     task: Task
     examples: list[tuple[int, Example]]
-    left_out: int = 0  # prompts that the context has no room for
+    left_out: int = 0  # prompts too long for the context
     max_new_tokens: int | None = None  # of a suite's task; None: the run's
-    text: str = ""  # of a suite's task, as --tasks has it
+    text: str = ""  # of a suite's task, in the form of --tasks
 
     def to_dict(self) -> dict[str, Any]:
-        """What the manifest says of it."""
+        """Its entry in the manifest."""
         found: dict[str, Any] = {"examples": len(self.examples)}
         found["hash"] = prompts_hash(self.examples)
         if self.left_out:
@@ -98,58 +94,45 @@ class Chosen:
         return found
 
 
-def check_asked(asked: Asked) -> None:
-    """Refuses counts that cannot work, before anything slow happens."""
-    for name in ("examples", "rounds", "threads"):
-        given = getattr(asked, name)
-        if given is not None and given < 1:
-            raise ConfigError(f"--{name} must be at least 1, got {given}")
-    most = max(MOST_THREADS, os.cpu_count() or 1)
-    if asked.threads > most:
-        raise ConfigError(f"--threads must be at most {most} here, got {asked.threads}")
-    if asked.sampling.n > MOST_SAMPLES:
+def check_request(request: RunRequest) -> None:
+    """Checks counts before anything slow starts. Raises ConfigError."""
+    limits = {
+        "examples": (request.examples, 1, MAX_EXAMPLES),
+        "rounds": (request.rounds, 1, MAX_ROUNDS),
+        "threads": (request.threads, 1, max(MAX_THREADS, os.cpu_count() or 1)),
+        "turns": (request.turns, 0, MAX_TURN_STEPS),
+    }
+    for name, (given, least, most) in limits.items():
+        if given is not None and not least <= given <= most:
+            raise ConfigError(f"--{name} must be from {least} to {most}, got {given}")
+    if request.sampling.n > MOST_SAMPLES:
         raise ConfigError(
-            f"-n must be at most {MOST_SAMPLES} samples of a prompt, got {asked.sampling.n}: all "
-            "are held until all are there; take fewer, and more --rounds"
+            f"-n must be at most {MOST_SAMPLES}, got {request.sampling.n}; use more --rounds"
         )
-    if asked.rounds > MOST_ROUNDS:
-        raise ConfigError(
-            f"--rounds must be at most {MOST_ROUNDS}, got {asked.rounds}; take fewer, and more "
-            "samples of a prompt (-n)"
-        )
-    if asked.examples is not None and asked.examples > MOST_EXAMPLES:
-        raise ConfigError(
-            f"--examples must be at most {MOST_EXAMPLES}, got {asked.examples}; take fewer, and "
-            "more samples of a prompt (-n)"
-        )
-    if asked.seed < 0:
-        raise ConfigError(f"--seed must be at least 0, got {asked.seed}")
-    if not 0 <= asked.turns <= MOST_TURNS:
-        raise ConfigError(
-            f"--turns must be 0 (whole prompts) or at most {MOST_TURNS} steps, got {asked.turns}"
-        )
+    if request.seed < 0:
+        raise ConfigError(f"--seed must be at least 0, got {request.seed}")
 
 
 def choose(
     name: str,
     task: Task,
-    asked: Asked,
+    request: RunRequest,
     model: Model,
     on_prompt: Callable[[str, int, int], None] = lambda name, done, total: None,
-) -> Chosen:
-    """The examples of a task that take part: their prompts leave room for what may be generated.
+) -> ChosenExamples:
+    """The examples of a task whose prompts and answers fit into the context.
 
-    Of a suite those that it picks, else the first ones. on_prompt is told how many are looked at,
-    of how many. Raises DataError if none fits.
+    From those that a suite picks, or else the first ones. on_prompt receives name, number of
+    prompts read, and total. Raises DataError if none fits.
     """
     from forerun.tasks.base import prepare
 
-    suite, longest = asked.suite, asked.sampling.max_new_tokens
+    suite, longest = request.suite, request.sampling.max_new_tokens
     if suite:
         longest = suite.longest(suite.of(name))
     room = model.target.context - longest
     fitting: list[tuple[int, Example]] = []
-    indices = _indices(name, task, asked)
+    indices = _indices(name, task, request)
     for done, i in enumerate(indices, start=1):
         example = prepare(task.example(i), model.tokenizer)
         if len(model.tokenizer.encode(example.prompt)) <= room:
@@ -158,25 +141,25 @@ def choose(
     if not fitting:
         raise DataError(
             f"no prompt of task {name!r} fits: the context is {model.target.context} and "
-            f"{longest} tokens may be generated; lower --max-new-tokens or use another model"
+            f"--max-new-tokens {longest}; lower --max-new-tokens or use another model"
         )
     left_out = len(indices) - len(fitting)
     if suite is None:
-        return Chosen(name, task, fitting, left_out)
-    return Chosen(name, task, fitting, left_out, longest, suite.of(name).text(suite.folder))
+        return ChosenExamples(name, task, fitting, left_out)
+    return ChosenExamples(name, task, fitting, left_out, longest, suite.of(name).text(suite.folder))
 
 
-def _indices(name: str, task: Task, asked: Asked) -> Sequence[int]:
-    """The examples that are looked at."""
-    if asked.suite:
-        return asked.suite.indices(name, task)
-    usual = len(task) if is_file(task) else EXAMPLES
-    return range(min(asked.examples or usual, len(task)))
+def _indices(name: str, task: Task, request: RunRequest) -> Sequence[int]:
+    """The indices of the candidates."""
+    if request.suite:
+        return request.suite.indices(name, task)
+    default = len(task) if is_file(task) else DEFAULT_EXAMPLES
+    return range(min(request.examples or default, len(task)))
 
 
-def units(chosen: Sequence[Chosen], rounds: int) -> list[Unit]:
-    """All units; the order of contestants alternates within every category and from round to
-    round, so that drift of the machine cancels."""
+def units(chosen: Sequence[ChosenExamples], rounds: int) -> list[Unit]:
+    """All units; the order of contestants alternates within a category and between rounds, so that
+    drift of the machine cancels."""
     found: list[Unit] = []
     for number in range(rounds):
         for part in chosen:
@@ -193,8 +176,8 @@ def units(chosen: Sequence[Chosen], rounds: int) -> list[Unit]:
     return found
 
 
-def _labels(part: Chosen) -> list[str]:
-    """Categories in the order in which they come."""
+def _labels(part: ChosenExamples) -> list[str]:
+    """Categories in order of appearance."""
     return list(dict.fromkeys(example.label for _, example in part.examples))
 
 
@@ -204,25 +187,27 @@ def prompts_hash(examples: Sequence[tuple[int, Example]]) -> str:
     return hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:16]
 
 
-def plan_of(asked: Asked) -> dict[str, Any]:
-    """The fields of a run's manifest that are known before anything is loaded."""
+def plan_of(request: RunRequest) -> dict[str, Any]:
+    """The manifest fields that are known before the model is loaded."""
     return {
-        "threads": asked.threads,
-        "seed": asked.seed,
-        "sampling": json.loads(json.dumps(asdict(asked.sampling))),
-        "methods": list(asked.methods),
-        "rounds": asked.rounds,
-        "turns": asked.turns,
-        "texts": asked.texts,
-        "optimum": asked.optimum,
-        "target": asked.target,
-        "constraint": list(asked.constraint),
-        "suite": asked.suite and asked.suite.to_dict(),
+        "threads": request.threads,
+        "seed": request.seed,
+        "sampling": json.loads(json.dumps(asdict(request.sampling))),
+        "methods": list(request.methods),
+        "rounds": request.rounds,
+        "turns": request.turns,
+        "texts": request.texts,
+        "optimum": request.optimum,
+        "target": request.target,
+        "constraint": list(request.constraint),
+        "suite": request.suite and request.suite.to_dict(),
     }
 
 
-def manifest(asked: Asked, model: Model, path: Path | None, chosen: Sequence[Chosen]) -> Manifest:
-    """The manifest of a run that has not begun: limits and cost curve are measured later."""
+def manifest(
+    request: RunRequest, model: Model, path: Path | None, chosen: Sequence[ChosenExamples]
+) -> Manifest:
+    """The manifest of a new run; limits and cost curve are measured later."""
     from forerun.lossless.greedy import dtype_of
 
     device = str(getattr(getattr(model.target, "model", None), "device", "cpu"))
@@ -230,57 +215,10 @@ def manifest(asked: Asked, model: Model, path: Path | None, chosen: Sequence[Cho
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         forerun=__version__,
         git=machine.git_revision(),
-        command=asked.command,
+        command=request.command,
         model=describe_model(model, path),
         dtype=str(dtype_of(model)).removeprefix("torch."),
         tasks={part.name: part.to_dict() for part in chosen},
         machine=machine.describe(device),
-        **plan_of(asked),
+        **plan_of(request),
     )
-
-
-def describe_model(model: Model, path: Path | None) -> dict[str, Any]:
-    """Path, name, size and hash of a model, and what one pass of it reads and computes."""
-    from forerun.bench.inflate import MARK, inflated_from
-    from forerun.bench.theory import pass_cost
-
-    headers = tensor_headers(path) if path else []
-    report = model.memory_report()
-    found = {
-        "path": str(path or ""),
-        "name": Path(model.name).name or model.name,
-        "parameters": sum(map(num_parameters, headers)),
-        "weight_bytes": report.get("weights", 0),
-        "context": model.target.context,
-        "hash": model_hash(path, headers) if path else "",
-    }
-    cost = pass_cost(model.target)
-    source = inflated_from(path) if path else None
-    return found | (cost.to_dict() if cost else {}) | ({MARK: source} if source else {})
-
-
-def tensor_headers(folder: Path) -> list[bytes]:
-    """The JSON headers of all safetensors files of a folder; of a GGUF file the same of its own."""
-    if linked := linked_file(folder):
-        return [json.dumps({t.name: vars(t) for t in GgufFile(linked).tensors.values()}).encode()]
-    headers = []
-    for path in sorted(folder.glob("*.safetensors")):
-        with open(path, "rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            headers.append(file.read(length))
-    return headers
-
-
-def num_parameters(header: bytes) -> int:
-    """Numbers in the tensors that a header names."""
-    entries = json.loads(header)
-    return sum(math.prod(e["shape"]) for name, e in entries.items() if name != "__metadata__")
-
-
-def model_hash(folder: Path, headers: Sequence[bytes]) -> str:
-    """A hash of the configuration and the tensors' names, types, shapes and places."""
-    config = folder / "config.json"
-    digest = hashlib.sha256(config.read_bytes() if config.exists() else b"")
-    for header in headers:
-        digest.update(header)
-    return digest.hexdigest()[:16]

@@ -1,8 +1,7 @@
-"""Where a step's time goes: draft, the target's pass by kind of layer, laws, verify, the rest.
+"""Profile of a decoding step: draft, the target's pass by kind of layer, logits, verify, the rest.
 
-Nothing in the engine knows of it. While a profile runs, the callables of the parts are wrapped by
-timers, found by the role or class they belong to; each second belongs to the innermost timer. What
-the timers cost themselves is measured on empty functions and taken off.
+The callables of the engine's parts are wrapped by timers while a profile runs; each second belongs
+to the innermost timer. The timers' own cost is measured on empty functions and subtracted.
 """
 
 from __future__ import annotations
@@ -12,21 +11,21 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from forerun.bench import machine
-from forerun.bench.alerts import lost_cores, too_many_threads
-from forerun.bench.metrics import TAKEN
+from forerun.bench import cpu_load
+from forerun.bench.alerts import lost_cores_text
+from forerun.bench.disturbance import MAX_EXTRA_LOSS
 from forerun.bench.step_breakdown import (
     COUNTING,
     FORWARD,
     NATIVE,
     PYTHON,
     REST,
-    Bare,
-    Budget,
-    Measured,
-    budget,
+    StepBreakdown,
+    TimedRuns,
+    UntimedRuns,
+    breakdown,
 )
-from forerun.bench.timers import Clock, Patches, calibrate, seconds_of, young_garbage
+from forerun.bench.timers import Clock, Patches, calibrate, freeze_old_objects, seconds_of
 from forerun.core.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -44,50 +43,49 @@ def profile(
     parts: Parts,
     *,
     rounds: int = 3,
-) -> Budget:
-    """The budget of a step after the prompt: `rounds` runs with timers, each of them also without.
-
-    The prompt is computed before.
-    """
+) -> StepBreakdown:
+    """The time of a step after the prefill, from `rounds` runs with and without timers."""
     import torch
 
     start_run = Runs(model, prompt, sampling, parts)
-    start_run.plain(rounds)  # computes the prompt, compiles, touches pages
-    cost, clock, bare, timed = calibrate(), Clock(_wait_for(model)), Bare(), Measured()
+    start_run.plain(rounds)  # prefill, compilation, page faults
+    cost, clock, bare, timed = calibrate(), Clock(_wait_for(model)), UntimedRuns(), TimedRuns()
     threads = torch.get_num_threads()
-    watch = machine.Watch(threads)
-    with young_garbage():
+    meter = cpu_load.CoreLossMeter(threads)
+    with freeze_old_objects():
         for number in range(rounds):
             bare.add(start_run.plain(number))
             start_run.timed(number, clock, timed)
-    taken = watch.taken() or 0.0
+    lost = meter.lost() or 0.0
     alone: dict[str, float] = {}
     if NATIVE in clock.seconds:
         from forerun.bench.kernel_profile import seconds_alone
 
         target: Any = model.target
         alone = seconds_alone(target.model, max(round(timed.rows / max(timed.steps, 1)), 1))
-    found = budget(clock, cost, timed, bare, alone)
-    unquiet = f"{lost_cores(taken)}: this machine was not quiet" if taken > TAKEN else ""
-    told = (*found.notes, unquiet, too_many_threads(threads, machine.num_cores()))
-    return replace(found, notes=tuple(filter(None, told)))
+    found = breakdown(clock, cost, timed, bare, alone)
+    if lost > MAX_EXTRA_LOSS:
+        found = replace(found, notes=(*found.notes, f"busy machine: {lost_cores_text(lost)}"))
+    return found
 
 
 class Runs:
-    """Runs of one prompt, with and without timers; those of one number say the same."""
+    """Runs of one prompt, with and without timers; equal numbers give equal texts."""
 
     def __init__(self, model: Model, prompt: str, sampling: Sampling, parts: Parts) -> None:
         self.model, self.prompt, self.sampling, self.parts = model, prompt, sampling, parts
 
-    def plain(self, number: int) -> Bare:
-        """Timed as a whole, set-up left out."""
+    def plain(self, number: int) -> UntimedRuns:
+        """A run without timers, timed as a whole after its set-up."""
         run = self._run(number)
         samples: list[Sample] = []
         seconds = seconds_of(lambda: samples.extend(consume(run)))
-        return Bare(seconds, sum(sample.stats.seconds.get("forward", 0.0) for sample in samples))
+        return UntimedRuns(
+            seconds, sum(sample.stats.seconds.get("forward", 0.0) for sample in samples)
+        )
 
-    def timed(self, number: int, clock: Clock, found: Measured) -> None:
-        """All parts are timed and counted; they are put back afterwards."""
+    def timed(self, number: int, clock: Clock, found: TimedRuns) -> None:
+        """A run with all parts timed and counted."""
         run = self._run(number, found.count)
         with wrapped_engine(run, clock), wrapped_target(self.model.target, clock):
             clock.wrap(PYTHON, consume)(run)
@@ -105,13 +103,13 @@ class Runs:
 
 
 def consume(run: Run) -> list[Sample]:
-    """Steps a run to its end."""
+    """Runs all steps."""
     return list(run)
 
 
 @contextmanager
 def wrapped_engine(run: Run, clock: Clock) -> Iterator[None]:
-    """Timers around the roles that an engine calls."""
+    """Timers around the parts that an engine calls."""
     from forerun.core import logits
     from forerun.engine import engine as loop
 
@@ -128,25 +126,25 @@ def wrapped_engine(run: Run, clock: Clock) -> Iterator[None]:
         patch(engine.stops, "cut", "tokens and stops", clock)
         for name in ("__init__", "__getitem__", "logits"):
             patch(logits.Laws, name, "logits copy and shaping", clock)
-        engine.listeners = [clock.wrap(_label(hear, engine), hear) for hear in listeners]
+        engine.listeners = [clock.wrap(_label(one, engine), one) for one in listeners]
         try:
             yield
         finally:
             engine.listeners = listeners
 
 
-def _label(hear: Callable[..., Any], engine: Any) -> str:
-    owner = getattr(hear, "__self__", None)
-    if isinstance(owner, Measured):
+def _label(listener: Callable[..., Any], engine: Any) -> str:
+    owner = getattr(listener, "__self__", None)
+    if isinstance(owner, TimedRuns):
         return COUNTING
     return "learn" if owner is engine.drafter else "statistics"
 
 
 @contextmanager
 def wrapped_target(target: Any, clock: Clock) -> Iterator[None]:
-    """Timers around the parts of our own decoder, or the native kernels that run all of them.
+    """Timers around the parts of our decoder, or around the native kernels.
 
-    Of models that transformers runs the pass is one line, "forward: rest".
+    The pass of a model run by transformers is one line, "forward: rest".
     """
     from forerun.runner.attention import Pass
     from forerun.runner.model_runner import ModelRunner
@@ -182,7 +180,7 @@ def _by_part(names: dict[tuple[str, int], Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _wait_for(model: Model) -> Callable[[], None] | None:
-    """What waits for a GPU; None on a CPU."""
+    """Synchronises a GPU; None on a CPU."""
     device = getattr(getattr(model.target, "model", None), "device", None)
     if getattr(device, "type", "cpu") != "cuda":
         return None

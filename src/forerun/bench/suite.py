@@ -1,7 +1,7 @@
-"""Suites: a fixed choice of tasks, examples and sampling modes, read from a TOML file.
+"""Suites: fixed tasks, examples and sampling modes, read from a TOML file.
 
-A suite names files of the user's; nothing of them is shipped. `real` is built in. A run takes one
-mode of a suite and one half of its examples: what is tuned on one half is reported on the other.
+A suite names prompt files of the user; none are shipped. `real` is built in. A run uses one mode of
+a suite and one half of its examples: tune on one half, report on the other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from forerun.bench.fields import from_dict
+from forerun.bench.json_fields import from_dict
 from forerun.bench.suite_examples import HALVES, HELD_OUT, picked
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError, UnknownName
@@ -28,11 +28,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Mode:
-    """How answers are sampled."""
+    """Sampling parameters of a suite."""
 
     temperature: float
     samples: int = 1  # of each prompt
-    batch: int = 1  # samples that run at once
+    batch: int = 1  # samples decoded concurrently
     top_k: int = 0
     top_p: float = 1.0
 
@@ -47,11 +47,11 @@ class SuiteTask:
     """One task of a suite."""
 
     task: str  # as --tasks has it, without its file
-    examples: dict[str, int]  # by mode; a question of two turns counts once
+    examples: dict[str, int]  # by mode; a question with two turns counts once
     max_new_tokens: int
     file: str = ""  # relative to the data folder
-    part: str = ""  # what stands after the path, as a category of Spec-Bench
-    name: str = ""  # in reports; the task if not given
+    part: str = ""  # after the path, as a category of Spec-Bench
+    name: str = ""  # in reports; default: the task
 
     @property
     def label(self) -> str:
@@ -66,13 +66,13 @@ class SuiteTask:
 
 @dataclass(frozen=True)
 class Suite:
-    """What a suite file holds."""
+    """The contents of a suite file."""
 
     modes: dict[str, Mode]
     tasks: list[SuiteTask]
     seed: int = 0  # picks the examples
     name: str = ""
-    folder: Path | None = None  # of the file, where it is the user's
+    folder: Path | None = None  # of the suite file; None for a built-in suite
 
 
 @dataclass(frozen=True)
@@ -96,33 +96,33 @@ class SuiteRun:
         return min(task.max_new_tokens, self.limits.get("max_new_tokens", task.max_new_tokens))
 
     def to_dict(self) -> dict[str, Any]:
-        """What the manifest of a run says of it."""
+        """Its entry in the manifest."""
         made = {"name": self.suite.name, "mode": self.mode, "half": self.half}
         return made | {"seed": self.suite.seed}
 
     def of(self, label: str) -> SuiteTask:
-        """The task of a name."""
+        """The task with a label."""
         return next(task for task in self.tasks if task.label == label)
 
     def indices(self, label: str, task: Task) -> list[int]:
-        """The examples of a task that take part. Raises DataError if there are none."""
+        """The examples of a task that are measured. Raises DataError if there are none."""
         count = self.of(label).examples[self.mode]
         count = min(count, self.limits.get("examples", count))
-        # another key for each task, as their files may have problems in common
+        # a key per task, as files may share problems
         found = picked(task, count, self.half, f"{self.suite.seed}/{label}")
         if not found:
             raise DataError(
-                f"task {label!r} of suite {self.suite.name!r} has no example in the half "
-                f"{self.half!r}; give it a larger file"
+                f"task {label!r} of suite {self.suite.name!r} has no example in half "
+                f"{self.half!r}; use a larger file"
             )
         return found
 
     def methods(self, names: Sequence[str]) -> list[str]:
-        """The methods of a run: in a mode with a batch, ours run so many samples at once.
+        """The methods of a run: in a batched mode, local methods get the batch size.
 
-        Plain decoding of one sample after the other stays among them, as the baseline.
+        Plain decoding with batch size 1 stays as the baseline.
         """
-        from forerun.bench.method_names import is_own
+        from forerun.bench.method_names import is_local
         from forerun.bench.metrics import PLAIN
 
         size = self.suite.modes[self.mode].batch
@@ -132,19 +132,19 @@ class SuiteRun:
         for name in names:
             if name == PLAIN:
                 found.append(name)
-            can_join = is_own(name) and "batch=" not in name
+            can_join = is_local(name) and "batch=" not in name
             join = "," if ":" in name else ":"
             found.append(f"{name}{join}batch={size}" if can_join else name)
         return list(dict.fromkeys(found))
 
 
 def suite_names() -> list[str]:
-    """The suites that are built in."""
+    """The built-in suites."""
     return sorted(path.stem for path in BUILT_IN.glob("*.toml"))
 
 
 def find_suite(text: str) -> Suite:
-    """A built-in suite by name, or that of a file. Raises UnknownName, ConfigError, DataError."""
+    """A built-in suite by name, or one from a file. Raises UnknownName, DataError."""
     if text in suite_names():
         return read_suite(BUILT_IN / f"{text}.toml", is_built_in=True)
     path = Path(text).expanduser()
@@ -174,10 +174,9 @@ def run_of(
     only: Sequence[str] = (),
     limits: Mapping[str, int] | None = None,
 ) -> SuiteRun:
-    """What a run takes of a suite; by default its first mode and all tasks of that mode.
+    """One mode and half of a suite; by default its first mode, with all tasks of that mode.
 
-    Raises UnknownName for a mode, a half or a task, ConfigError without a data folder, DataError
-    for files that are not there.
+    Raises UnknownName, ConfigError without a data folder, DataError for missing files.
     """
     mode = mode or next(iter(suite.modes))
     if mode not in suite.modes:
@@ -195,8 +194,8 @@ def run_of(
     folder = data_dir or suite.folder
     if folder is None:
         raise ConfigError(
-            f"suite {suite.name!r} reads prompts that are not part of forerun; give --data-dir, "
-            "the folder that holds them"
+            f"suite {suite.name!r} needs prompt files that are not part of forerun; give their "
+            "folder with --data-dir"
         )
     _check_files(suite, tasks, folder.expanduser())
     return SuiteRun(suite, mode, half, tuple(tasks), folder.expanduser(), limits or {})
@@ -238,7 +237,7 @@ def _made(cls: type[T], value: Any, where: str) -> T:
 
 
 def _check(path: Path, modes: Mapping[str, Mode], tasks: Sequence[SuiteTask]) -> None:
-    """Raises DataError for values that cannot be, UnknownName for modes that are not there."""
+    """Checks values and names of modes. Raises DataError, UnknownName."""
     if not modes or not tasks:
         raise DataError(f"{path} has no {'tasks' if modes else 'modes'}; a suite has {SHAPE}")
     for name, mode in modes.items():
@@ -252,7 +251,7 @@ def _check(path: Path, modes: Mapping[str, Mode], tasks: Sequence[SuiteTask]) ->
     for i, task in enumerate(tasks):
         where = f"{path}, task {i + 1} ({task.label})"
         if task.label in labels[:i]:
-            raise DataError(f"{where}: the name occurs twice; give one of them another name")
+            raise DataError(f"{where}: duplicate name; rename one of them")
         if not task.examples:
             raise DataError(f"{where}: examples names no mode; write examples = {{ MODE = 10 }}")
         for mode_name, count in task.examples.items():
@@ -265,11 +264,11 @@ def _check(path: Path, modes: Mapping[str, Mode], tasks: Sequence[SuiteTask]) ->
 
 
 def _check_files(suite: Suite, tasks: Sequence[SuiteTask], folder: Path) -> None:
-    """Raises DataError naming all files that are not there."""
+    """Raises DataError with all missing files."""
     missing = [task for task in tasks if task.file and not (folder / task.file).is_file()]
     if missing:
         listed = ", ".join(f"{task.file} ({task.label})" for task in missing)
         raise DataError(
-            f"{folder} lacks {len(missing)} of the files of suite {suite.name!r}: {listed}; give "
-            "another --data-dir, or name the other tasks with --tasks"
+            f"{folder} lacks {len(missing)} files of suite {suite.name!r}: {listed}; use another "
+            "--data-dir, or select other tasks with --tasks"
         )

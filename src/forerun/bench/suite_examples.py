@@ -1,8 +1,7 @@
-"""Which examples of a task take part in a suite: a seeded choice within one half of them.
+"""Seeded selection of a suite's examples within one half of a task.
 
-The half of an example follows from its problem's text alone. So the halves have no example in
-common, whatever the seed, the number of examples and the order of the file, and a problem that
-occurs in several files is in the same half of each.
+The half of an example depends only on its problem text. So the halves share no example for any
+seed, number of examples and file order, and a problem in several files is in the same half of each.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 HALVES = ("tuning", "held_out")
 HELD_OUT = HALVES[1]
-POOL = 400  # examples of a task that draws its own, from which a suite picks
+POOL = 400  # examples of a generated task, from which a suite picks
 
 
 def half_of(example: Example) -> str:
@@ -27,15 +26,16 @@ def half_of(example: Example) -> str:
 
 
 def problem_text(example: Example) -> str:
-    """The problem without instructions of ours, up to spaces and case."""
+    """The problem text without added instructions, spaces and case normalised."""
     text = example.source or (example.turns or (example.prompt,))[0]
     return " ".join(text.split()).casefold()
 
 
 def picked(task: Task, num_questions: int, half: str, key: str) -> list[int]:
-    """Indices of questions of one half, in order, as many of each category as can be.
+    """Indices of questions of one half, in order, balanced over categories.
 
-    The key decides which. A question's later turns come with it. A larger number only adds some.
+    The key seeds the selection. All turns of a question are selected together. A larger number only
+    adds questions.
     """
     label: Callable[[Example], str] = getattr(task, "stratum", lambda example: example.label)
     strata: dict[str, list[tuple[bytes, list[int]]]] = {}
@@ -51,7 +51,7 @@ def picked(task: Task, num_questions: int, half: str, key: str) -> list[int]:
 
 
 def questions(task: Task) -> list[list[int]]:
-    """The indices of every question: its first turn, and the turns that build on it."""
+    """The indices of every question: its first turn and the turns that build on it."""
     size = len(task) if is_file(task) else min(len(task), POOL)
     found: dict[int, list[int]] = {}
     for i in range(size):

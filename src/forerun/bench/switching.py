@@ -1,7 +1,7 @@
-"""What switching between two models is worth: its score, its cost, and switching at random.
+"""Accuracy and cost of switching between two models by entropy, against switching at random.
 
-The control that "Entropy Adaptive Decoding" (Simonds 2025) needs: turns as often and as long as
-those that entropy called for, and blind to the text. Whatever it scores, compute alone has bought.
+The control for "Entropy Adaptive Decoding" (Simonds 2025): random switches at the same rates, so
+its accuracy is the effect of compute alone.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ from forerun.tasks.base import Example, Task
 
 
 @dataclass
-class Turns:
-    """How often each model (small, large) was asked where it could hand over, and did."""
+class SwitchCounts:
+    """For each model (small, large), the possible and the actual switches."""
 
-    asked: list[int] = field(default_factory=lambda: [0, 0])
-    turned: list[int] = field(default_factory=lambda: [0, 0])
+    possible: list[int] = field(default_factory=lambda: [0, 0])
+    switched: list[int] = field(default_factory=lambda: [0, 0])
 
     def rate(self, which: int) -> float:
-        """Share of the times at which a model handed over."""
-        return self.turned[which] / max(self.asked[which], 1)
+        """Share of the possible switches that happened."""
+        return self.switched[which] / max(self.possible[which], 1)
 
 
 class RandomSwitch(EntropySwitch):
-    """Hands over with the rates of `like`, whatever the entropies are. Plain decoding only."""
+    """Switches at the rates of `like`, independent of entropies. Plain decoding only."""
 
     def __init__(
-        self, small: Runner, large: Runner, like: Turns, *, hold: int = 0, seed: int = 0
+        self, small: Runner, large: Runner, like: SwitchCounts, *, hold: int = 0, seed: int = 0
     ) -> None:
         super().__init__(large, small=small, threshold=0.0, hold=hold)
         self.like, self.rng = like, np.random.default_rng(seed)
 
     def wanted(self, mode: Mode, window: tuple[float, ...]) -> int:
-        """The other model, now and then."""
-        turns = self.rng.random() < self.like.rate(mode.active)
-        return LARGE + SMALL - mode.active if turns else mode.active
+        """The other model, at its rate."""
+        switches = self.rng.random() < self.like.rate(mode.active)
+        return LARGE + SMALL - mode.active if switches else mode.active
 
 
 @dataclass
 class Score:
-    """What one way to switch did on some problems."""
+    """Results of one switching rule on some problems."""
 
     right: np.ndarray  # bool [n], by problem
     usage: Usage
-    turns: Turns
+    switches: SwitchCounts
 
     @property
     def accuracy(self) -> float:
@@ -76,27 +76,27 @@ def score(
     **options: Any,
 ) -> Score:
     """Greedy texts of a switch on these problems. options: those of `Model.generate`."""
-    switch.usage, turns = Usage(), Turns()
+    switch.usage, switches = Usage(), SwitchCounts()
 
-    def hear(step: Step) -> None:
+    def count(step: Step) -> None:
         for law in step.laws:
             rows: Any = law.rows
             mode, after = rows.mode(-1), rows.after(-1)
             if not switch.is_held(mode):
-                turns.asked[mode.active] += 1
-                turns.turned[mode.active] += after.active != mode.active
+                switches.possible[mode.active] += 1
+                switches.switched[mode.active] += after.active != mode.active
 
     given: dict[str, Any] = {"temperature": 0, "drafter": "none"} | options
     prompts = [example.prompt for example in examples]
     results = Model(switch, tokenizer).generate(
-        prompts, batch=batch, on_step=hear, max_new_tokens=max_new_tokens, **given
+        prompts, batch=batch, on_step=count, max_new_tokens=max_new_tokens, **given
     )
     right = [task.score(e, r.text) == 1.0 for e, r in zip(examples, results, strict=True)]
-    return Score(np.array(right), switch.usage, turns)
+    return Score(np.array(right), switch.usage, switches)
 
 
 def gap(one: Score, other: Score) -> tuple[float, float]:
-    """Accuracy of one less that of the other on the same problems, and its standard error."""
+    """Difference in accuracy on the same problems, and its standard error."""
     differences = one.right.astype(float) - other.right
     return float(differences.mean()), float(differences.std(ddof=1) / np.sqrt(len(differences)))
 
@@ -104,10 +104,8 @@ def gap(one: Score, other: Score) -> tuple[float, float]:
 def traces(
     models: Many[Runner], tokenizer: Tokenizer, examples: Many[Example]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Along each reference solution: entropies of the first model, and where the two disagree.
-
-    Bits [n] and bool [n]: their likeliest next tokens differ.
-    """
+    """For each reference solution: entropies of the first model in bits [n], and whether the most
+    likely tokens of the two models differ, bool [n]."""
     found = []
     for example in examples:
         ids = tokenizer.encode(example.prompt)

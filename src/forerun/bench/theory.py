@@ -1,4 +1,4 @@
-"""Theory: what a pass must read and compute, and what follows from tau and c(N).
+"""Cost of a pass, the cost curve c(N), predicted speed-ups, and the headroom of acceptance.
 
 c(N) is the time of a pass over N rows (the root and N - 1 draft nodes) over that of one row.
 """
@@ -34,11 +34,11 @@ ROUNDS = 15
 
 @dataclass(frozen=True)
 class PassCost:
-    """What one pass over one row reads and computes."""
+    """Bytes read and operations of one pass over one row."""
 
-    weight_bytes: int  # as held, zeros that fill up included; of the embedding one row
+    weight_bytes: int  # as stored, padding included; one row of the embedding
     kv_bytes_per_token: int  # keys and values of one token, all layers
-    flops_per_row: int  # two per weight that is used; attention left out
+    flops_per_row: int  # two per used weight; without attention
 
     def bytes_read(self, context: float) -> float:
         """Bytes of a pass after `context` tokens."""
@@ -47,7 +47,7 @@ class PassCost:
     def roofline_seconds(
         self, limits: Mapping[str, float], *, context: float = 0.0, rows: int = 1
     ) -> float:
-        """The shortest possible time of a pass: reading or computing, whichever takes longer."""
+        """The shortest possible time of a pass: the longer of reading and computing."""
         reading = self.bytes_read(context) / (1e9 * limits["read_gb_s"])
         return max(reading, rows * self.flops_per_row / (1e9 * limits["gflop_s"]))
 
@@ -61,13 +61,13 @@ class PassCost:
 
     @classmethod
     def from_dict(cls, model: Mapping[str, Any]) -> PassCost | None:
-        """From a manifest's `model`; None if it does not tell."""
+        """From a manifest's `model`; None if unknown."""
         names = ("pass_bytes", "kv_bytes_per_token", "flops_per_row")
         return cls(*(model[name] for name in names)) if all(n in model for n in names) else None
 
 
 def pass_cost(target: Target) -> PassCost | None:
-    """What a one-row pass of our own decoder costs; None for models that transformers runs."""
+    """Cost of a one-row pass of our decoder; None for models run by transformers."""
     from forerun.runner.model_runner import ModelRunner
 
     if not isinstance(target, ModelRunner):
@@ -84,7 +84,7 @@ def pass_cost(target: Target) -> PassCost | None:
 
 
 def _used(model: Any) -> list[Any]:
-    """The products that one row goes through: of a mixture, the experts that one token takes."""
+    """The products of one row; of a mixture of experts, those of one token."""
     from forerun.models.layers import Experts
 
     left_out = [
@@ -105,7 +105,7 @@ def cost_curve(
     rounds: int = ROUNDS,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Median seconds of a pass over N rows after `context` tokens, all N in turn each round."""
+    """Median seconds of a pass over N rows after `context` tokens, all N interleaved."""
     length = max(1, min(context, target.context - max(rows) - 1))
     tokens = np.random.default_rng(seed).integers(0, target.vocab_size, length).tolist()
     seq = Trajectory(tokens, length, Sampling(), SeededDice(0), limit=target.context)
@@ -125,7 +125,7 @@ def cost_curve(
 
 
 def binary_tree(num_nodes: int, vocab: int) -> Tree:
-    """A tree whose nodes have up to two children each."""
+    """A tree with up to two children per node."""
     builder = TreeBuilder()
     for node in range(num_nodes):
         builder.add((7 * node + 3) % vocab, (node - 2) // 2 if node > 1 else -1)
@@ -133,7 +133,7 @@ def binary_tree(num_nodes: int, vocab: int) -> Tree:
 
 
 def pass_seconds(curve: Mapping[str, float], rows: float) -> float | None:
-    """Seconds of a pass over `rows` rows, interpolated; None outside what was measured."""
+    """Seconds of a pass over `rows` rows, interpolated; None outside the measured range."""
     known = sorted((int(n), seconds) for n, seconds in curve.items())
     if not known or not known[0][0] <= rows <= known[-1][0]:
         return None
@@ -141,15 +141,15 @@ def pass_seconds(curve: Mapping[str, float], rows: float) -> float | None:
 
 
 def relative_cost(curve: Mapping[str, float]) -> dict[int, float]:
-    """c(N) by N, rising; empty if one row was not measured."""
+    """c(N) by rising N; empty without a measurement of one row."""
     one = curve.get("1")
     return {n: curve[str(n)] / one for n in sorted(map(int, curve))} if one else {}
 
 
 def predicted_speed_up(found: Totals, curve: Mapping[str, float], outside: float = 0.0) -> float:
-    """tau t(1) / (t(1 + D/S) + outside): what tau and c(N) promise; nan if they do not tell.
+    """tau t(1) / (t(1 + D/S) + outside); NaN if unknown.
 
-    outside: seconds per step that are not spent in the pass.
+    outside: seconds per step outside the pass.
     """
     if not found.passes or found.drafted is None or found.tau is None:
         return float("nan")
@@ -159,29 +159,23 @@ def predicted_speed_up(found: Totals, curve: Mapping[str, float], outside: float
     return found.tau * one / (many + outside)
 
 
-def geometric_tau(alpha: float, depth: int) -> float:
-    """(1 - alpha^(k+1)) / (1 - alpha): tokens per pass of a chain of k drafts, each accepted with
-    probability alpha (Leviathan et al. 2023)."""
-    return depth + 1.0 if alpha == 1.0 else (1 - alpha ** (depth + 1)) / (1 - alpha)
-
-
 def memory_bound_speed_up(tau: float, passes: float, share: float) -> float:
-    """tau / (1 + k r): k draft passes per round that each read r of the target's parameters."""
+    """tau / (1 + k r): k draft passes per round, each reading a share r of the target's weights."""
     return tau / (1 + passes * share)
 
 
 @dataclass
 class Headroom:
-    """Listener: how often the drafts of a position were accepted, and could have been at best.
+    """Listener: acceptance per drafted position, and the optimum (`forerun.bench.optimum`).
 
-    A position is a visited node with drafts. The best is over rules that judge positions one by one
-    (`forerun.bench.optimum`); block verification is none of these and may exceed it.
+    A position is a visited node with drafts. The optimum is over rules that judge positions one by
+    one; block verification does not and may exceed it.
     """
 
     examined: int = 0  # positions
     accepted: int = 0  # positions that went on to a draft
-    best: float = 0.0  # what the optimal rule accepts on average, summed over positions
-    unknown: int = 0  # positions whose optimum is not known; not in the counts above
+    best: float = 0.0  # expected acceptance of the optimal rule, summed over positions
+    unknown: int = 0  # positions with an unknown optimum, not counted above
 
     def __call__(self, step: Step) -> None:
         for tree, laws, verdict in zip(step.trees, step.laws, step.verdicts, strict=True):
@@ -200,10 +194,10 @@ class Headroom:
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Headroom:
-        """Added up over records; empty where none tells."""
-        told = [record.headroom for record in records if record.headroom]
+        """Summed over records; empty if unknown."""
+        found = [record.headroom for record in records if record.headroom]
         names = ("examined", "accepted", "best", "unknown")
-        return cls(*(sum(head[name] for head in told) for name in names))  # type: ignore[arg-type]
+        return cls(*(sum(head[name] for head in found) for name in names))  # type: ignore[arg-type]
 
     @property
     def acceptance(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Timers around callables that know nothing of them, and what such timers cost themselves."""
+"""Timers around existing callables, and the measured overhead of such timers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-CALLS = 4000  # of the empty functions that calibrate the timers
+CALIBRATION_CALLS = 4000
 
 
 class Clock:
-    """Exclusive time per name: what runs inside a wrapped call belongs to the inner one."""
+    """Exclusive time per name: time of nested wrapped calls belongs to the inner one."""
 
     def __init__(self, wait: Callable[[], None] | None = None) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self.calls: Counter[str] = Counter()
         self.inner_calls: Counter[str] = Counter()  # wrapped calls made directly by a name
-        self._wait = wait  # for a device that computes on its own
+        self._wait = wait  # synchronises an asynchronous device
         self._stack: list[list[Any]] = []  # name, seconds of inner calls
 
     def wrap(self, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,19 +47,19 @@ class Clock:
         return timed
 
     def corrected(self, cost: tuple[float, float]) -> dict[str, float]:
-        """Seconds by name without what the timers cost: (within a call, to the one outside)."""
+        """Seconds by name minus the timers' cost (within a call, in its caller)."""
         return {
             name: max(0.0, spent - cost[0] * self.calls[name] - cost[1] * self.inner_calls[name])
             for name, spent in self.seconds.items()
         }
 
     def overhead(self, cost: tuple[float, float]) -> float:
-        """Seconds that the timers have cost."""
+        """Total seconds of the timers themselves."""
         return cost[0] * self.calls.total() + cost[1] * self.inner_calls.total()
 
 
-def calibrate(num_calls: int = CALLS) -> tuple[float, float]:
-    """Seconds per call that a timer adds to its own name and to the one around it."""
+def calibrate(num_calls: int = CALIBRATION_CALLS) -> tuple[float, float]:
+    """Seconds per call that a timer adds to its own name and to its caller."""
 
     def nothing(x: object) -> None:
         return None
@@ -80,17 +80,17 @@ def calibrate(num_calls: int = CALLS) -> tuple[float, float]:
 
 
 def seconds_of(work: Callable[[], Any]) -> float:
+    """Wall time of one call."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 @contextmanager
-def young_garbage() -> Iterator[None]:
-    """Lets the garbage collector look at what is made from here on only.
+def freeze_old_objects() -> Iterator[None]:
+    """Limits garbage collection to objects created inside the block.
 
-    A full collection walks all that was ever imported, a sixth of a second at any moment: in a run
-    of fifty steps the step that it falls into made 3 ms a step of some innocent part.
+    A full collection takes a sixth of a second and would be counted in an unrelated part.
     """
     gc.collect()
     gc.freeze()
@@ -101,7 +101,7 @@ def young_garbage() -> Iterator[None]:
 
 
 class Patches:
-    """Attributes replaced by timers, and put back."""
+    """Replaces attributes by timers and restores them at the end of the block."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
@@ -111,9 +111,9 @@ class Patches:
         self._set(owner, name, clock.wrap(label, getattr(owner, name)))
 
     def calls(self, cls: type, labels: dict[int, str], clock: Clock) -> None:
-        """Times calls of the instances of a class whose id is in `labels`; others are left alone.
+        """Times calls of the instances of a class by id.
 
-        On the class, because instances may have no room for attributes and must stay what they are.
+        Patches the class, as instances may have slots.
         """
         original = cls.__call__  # type: ignore[operator]
         timers = {label: clock.wrap(label, original) for label in dict.fromkeys(labels.values())}

@@ -1,7 +1,7 @@
-"""`forerun bench`: measure methods and peers side by side, report, compare runs, profile a step.
+"""`forerun bench`: measure methods and peers, report, compare runs, profile a step.
 
-Status 0: done; 1: nothing of a run was decoded, or `compare` found a method that became slower, is
-gone or fails; 2: bad input; 130: interrupted.
+Status 0: done; 1: every measurement failed, or `compare` found a method that is slower, missing or
+failing; 2: bad input; 130: interrupted.
 """
 
 from __future__ import annotations
@@ -15,67 +15,65 @@ from forerun.cli import bench_spec, bench_suite, bench_tasks, options
 from forerun.cli._click_group import Commands
 from forerun.cli.output import console, notice, print_json
 
-SAMPLES = 16  # of a prompt, where texts differ
+DEFAULT_SAMPLES = 16  # per prompt, at a temperature above 0
 
 app = typer.Typer(
     cls=Commands,
     add_completion=False,
     rich_markup_mode="rich",
     no_args_is_help=True,
-    help="Measure methods and peers side by side.",
+    help="Measure methods and peers on the same prompts.",
 )
 
 Methods = Annotated[
-    str, typer.Option("--methods", help="Methods by name, as plain,stand,stand:nodes=32.")
+    str, typer.Option("--methods", help="Methods, e.g. plain,stand,stand:nodes=32.")
 ]
-Peers = Annotated[
-    str, typer.Option("--peers", help="Peers beside them, as transformers,vllm:ngram.")
-]
+Peers = Annotated[str, typer.Option("--peers", help="Peers, e.g. transformers,vllm:ngram.")]
 PeersDir = Annotated[
-    Path | None, typer.Option("--peers-dir", help="Where `make peers` put their environments.")
+    Path | None,
+    typer.Option("--peers-dir", help="Folder of the peers' environments (`make peers`)."),
 ]
 Tasks = Annotated[
-    str, typer.Option("--tasks", help="Tasks by name, as reasoning,code; of a suite, its names.")
+    str, typer.Option("--tasks", help="Tasks, e.g. reasoning,code; or tasks of the suite.")
 ]
-RunFolder = Annotated[Path, typer.Option("--out", help="Run folder; one that is there goes on.")]
+RunFolder = Annotated[Path, typer.Option("--out", help="Run folder; an existing run is resumed.")]
 TopK = Annotated[int, typer.Option("--top-k", help="0: off.")]
 TopP = Annotated[float, typer.Option("--top-p", help="1: off.")]
 Examples = Annotated[
     int | None,
-    typer.Option("--examples", help="Prompts per task; without it 20, of a file all."),
+    typer.Option("--examples", help="Prompts per task; default 20, or all of a file."),
 ]
 Samples = Annotated[
     int | None,
-    typer.Option("-n", min=1, help="Samples per prompt; without it 16, at temperature 0 one."),
+    typer.Option("-n", min=1, help="Samples per prompt; default 16, or 1 at temperature 0."),
 ]
 MaxNewTokens = Annotated[
     int,
     typer.Option(
-        "--max-new-tokens", help="Longest text; prompts that leave no room for it are left out."
+        "--max-new-tokens", help="Token limit per answer; prompts too long for it are left out."
     ),
 ]
-Rounds = Annotated[int, typer.Option("--rounds", help="How often everything is done.")]
+Rounds = Annotated[int, typer.Option("--rounds", help="Repetitions of the whole run.")]
 Turns = Annotated[
     int,
     typer.Option(
         "--turns",
-        help="Own methods decode a prompt at the same time, so many steps in turn; 0: one after "
-        "the other.",
+        help="Local methods alternate on a prompt every so many steps; 0: one after the other.",
     ),
 ]
 Threads = Annotated[
-    int | None, typer.Option("--threads", help="Else OMP_NUM_THREADS, or all cores.")
+    int | None, typer.Option("--threads", help="Default: OMP_NUM_THREADS, or all cores.")
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Of all contestants.")]
-Texts = Annotated[bool, typer.Option("--texts", help="Keep what was generated in the records.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of all methods.")]
+Texts = Annotated[bool, typer.Option("--texts", help="Store generated texts in the records.")]
 Retry = Annotated[
-    bool, typer.Option("--retry", help="Try again what has failed in this run, peers included.")
+    bool, typer.Option("--retry", help="Measure failures again, and start skipped peers again.")
 ]
 Optimum = Annotated[
     bool,
     typer.Option(
         "--optimum",
-        help="Decode every prompt once more, untimed: how many drafts the best rule would accept.",
+        help="Also compute the optimal acceptance, in an untimed second run.",
     ),
 ]
 
@@ -114,13 +112,13 @@ def run(
 ) -> None:
     """Run methods and peers on the same prompts.
 
-    They take turns prompt by prompt, and every prompt by every method is one record in the run
-    folder. The same command goes on with a run that ended early. Status 1 if all failed.
+    Methods are interleaved prompt by prompt; every prompt by every method is one record in the run
+    folder. The same command resumes an interrupted run. Status 1 if all failed.
     """
-    from forerun.bench.machine import usual_threads
+    from forerun.bench.machine import default_threads
     from forerun.bench.method_names import split_methods, split_names
     from forerun.bench.peers import parse as parse_peer
-    from forerun.bench.planning import Asked
+    from forerun.bench.planning import RunRequest
     from forerun.core.sampling import Sampling
 
     for name in split_names(peers, "peer") if peers else ():
@@ -130,17 +128,19 @@ def run(
         sampling = bench_suite.sampling(ctx, chosen)
         named, tasks_named = chosen.methods(named), [task.label for task in chosen.tasks]
     else:
-        usual = 1 if temperature == 0 else SAMPLES  # greedy ones are all the same
-        sampling = Sampling(temperature, top_k, top_p, max_new_tokens=max_new_tokens, n=n or usual)
+        default = 1 if temperature == 0 else DEFAULT_SAMPLES  # greedy samples are identical
+        sampling = Sampling(
+            temperature, top_k, top_p, max_new_tokens=max_new_tokens, n=n or default
+        )
         tasks_named = split_names(tasks, "task")
-    asked = Asked(
+    request = RunRequest(
         named,
         tasks_named,
         model,
         sampling,
         examples=examples,
         rounds=rounds,
-        threads=usual_threads() if threads is None else threads,
+        threads=default_threads() if threads is None else threads,
         dtype=dtype,
         device=device,
         seed=seed,
@@ -155,14 +155,14 @@ def run(
     )
     from forerun.cli.bench_run import Bench
 
-    bench = Bench(asked, out, peers_dir)
-    notice(f"# {asked.command}")
+    bench = Bench(request, out, peers_dir)
+    notice(f"# {request.command}")
     bench.run(is_json)
 
 
 @app.command("report")
 def report(folder: options.RunFolder) -> None:
-    """Make a page and a table of a run."""
+    """Write the report of a run as HTML and Markdown."""
     from forerun.bench.report import write_report
 
     for path in write_report(folder):
@@ -174,7 +174,7 @@ def compare(
     before: Annotated[Path, typer.Argument(help="Run folder.")],
     after: Annotated[Path, typer.Argument(help="Run folder of the same prompts.")],
     max_slowdown: Annotated[
-        float, typer.Option("--max-slowdown", help="Share that a method may lose.")
+        float, typer.Option("--max-slowdown", help="Allowed loss of speed, as a share.")
     ] = 0.05,
     relative: Annotated[
         bool, typer.Option("--relative", help="Compare speed-ups over plain decoding.")
@@ -182,22 +182,22 @@ def compare(
     methods: Annotated[
         str | None,
         typer.Option(
-            "--methods", help="What to compare, as plain,stand; without it all of the first run."
+            "--methods", help="Methods to compare, e.g. plain,stand; default: all of the first run."
         ),
     ] = None,
     is_json: options.Json = False,
 ) -> None:
     """Check whether a run became slower.
 
-    Both runs must have done the same; status 1 if a method lost more than is allowed, is missing or
-    fails where it did not before, or if the second run is incomplete.
+    Both runs need the same prompts and settings. Status 1 if a method is slower than allowed, is
+    missing or newly fails, or if the second run is incomplete.
     """
-    from forerun.bench import compare as comparing
+    from forerun.bench import compare as comparison
     from forerun.bench.method_names import split_methods
     from forerun.bench.results import read_run
     from forerun.cli import bench_show
 
-    found = comparing.compare(
+    found = comparison.compare(
         read_run(before),
         read_run(after),
         max_slowdown=max_slowdown,
@@ -216,9 +216,9 @@ def profile(
     ctx: typer.Context,
     model: options.ModelName = "reasoner",
     drafter: Annotated[
-        str, typer.Option("--drafter", "-d", help="One method, as stand:context=4,nodes=32.")
+        str, typer.Option("--drafter", "-d", help="One method, e.g. stand:context=4,nodes=32.")
     ] = "stand",
-    task: Annotated[str, typer.Option("--task", help="Where the prompt comes from.")] = "reasoning",
+    task: Annotated[str, typer.Option("--task", help="Task of the prompt.")] = "reasoning",
     n: options.Number = 4,
     temperature: options.Temperature = 0.6,
     max_new_tokens: options.MaxNewTokens = 256,
@@ -226,33 +226,33 @@ def profile(
     threads: Threads = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the samples.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the samples.")] = 0,
     is_json: options.Json = False,
 ) -> None:
-    """Show where a step's time goes.
+    """Show the time of a decoding step by part.
 
-    What takes much time outside the target's pass is flagged.
+    Parts outside the target's pass above 10 % are flagged.
     """
     from forerun.bench.local_runner import parts_of
-    from forerun.bench.machine import usual_threads
+    from forerun.bench.machine import default_threads
     from forerun.bench.method_names import split_methods
-    from forerun.bench.planning import Asked, check_asked
+    from forerun.bench.planning import RunRequest, check_request
     from forerun.core.sampling import Sampling
     from forerun.errors import ConfigError
     from forerun.tasks import get_task
 
     if len(names := split_methods(drafter)) > 1:
-        raise ConfigError(f"a profile is of one drafter, got {', '.join(names)}; name one of them")
+        raise ConfigError(f"--drafter takes one method, got {', '.join(names)}; give one of them")
     parts = parts_of(drafter)
     sampling = Sampling(temperature, max_new_tokens=max_new_tokens, n=n, seed=seed)
-    threads = usual_threads() if threads is None else threads
-    check_asked(Asked([drafter], [task], model, sampling, rounds=rounds, threads=threads))
+    threads = default_threads() if threads is None else threads
+    check_request(RunRequest([drafter], [task], model, sampling, rounds=rounds, threads=threads))
     source = get_task(task)
     notice("# " + options.call_line(ctx))
     import torch
 
     from forerun.bench.profile import profile as measure
-    from forerun.cli.bench_show import show_budget
+    from forerun.cli.bench_show import show_breakdown
     from forerun.tasks.base import prepare
 
     torch.set_num_threads(threads)
@@ -263,7 +263,7 @@ def profile(
     if is_json:
         print_json(found.to_dict())
     else:
-        show_budget(console(), found)
+        show_breakdown(console(), found)
 
 
 app.command("tasks")(bench_tasks.tasks)

@@ -1,4 +1,4 @@
-"""One `forerun bench run`: parts are checked, the machine is measured, contestants take turns."""
+"""`forerun bench run`: checks the options, measures the machine, runs the harness."""
 
 from __future__ import annotations
 
@@ -19,121 +19,122 @@ from forerun.utils.text import counted
 
 if TYPE_CHECKING:
     from forerun.api import Model
-    from forerun.bench.planning import Asked, Chosen
+    from forerun.bench.planning import ChosenExamples, RunRequest
     from forerun.bench.run_writer import RunWriter
 
 
 class Bench:
     """One `forerun bench run`."""
 
-    def __init__(self, asked: Asked, out: Path, peers_dir: Path | None) -> None:
+    def __init__(self, request: RunRequest, out: Path, peers_dir: Path | None) -> None:
         from forerun.bench import method_names, planning
         from forerun.bench.contestants import Setup
-        from forerun.bench.local_runner import Own
+        from forerun.bench.local_runner import LocalMethod
         from forerun.bench.run_writer import check_plan
         from forerun.models.load import choose_device
         from forerun.models.paths import located, model_folder
         from forerun.tasks import get_task
 
-        planning.check_asked(asked)
-        self.asked, self.out = asked, out
-        self.tasks = {name: get_task(self._text(name)) for name in asked.tasks}
-        for name in asked.methods:
+        planning.check_request(request)
+        self.request, self.out = request, out
+        self.tasks = {name: get_task(self._text(name)) for name in request.tasks}
+        for name in request.methods:
             method_names.check_name(name)
-        method_names.check_sampling(asked.methods, replace(asked.sampling, seed=asked.seed))
-        options.check_model(asked.model, asked.dtype, asked.device)
+        method_names.check_sampling(request.methods, replace(request.sampling, seed=request.seed))
+        options.check_model(request.model, request.dtype, request.device)
         check_folder(out)
-        check_plan(out, planning.plan_of(asked))
-        self.path = model_folder(located(asked.model))
-        device = str(choose_device(asked.device))
-        how = asked.dtype, asked.threads
+        check_plan(out, planning.plan_of(request))
+        self.path = model_folder(located(request.model))
+        device = str(choose_device(request.device))
+        how = request.dtype, request.threads
         setup = Setup(self.path, *how, device=device, environments=peers_dir)
-        makers = [cache(self._twin) if asked.turns else self._model for _ in asked.methods]
-        pairs = zip(asked.methods, makers, strict=True)
+        makers = [cache(self._twin) if request.turns else self._model for _ in request.methods]
+        pairs = zip(request.methods, makers, strict=True)
         self.contestants = [method_names.make(name, model, setup) for name, model in pairs]
-        own = [one for one in self.contestants if isinstance(one, Own)]
-        for one in own:
-            one.is_bounded, parts, one.constraint = asked.optimum, one.parts, asked.constraint
+        local = [one for one in self.contestants if isinstance(one, LocalMethod)]
+        for one in local:
+            one.has_headroom, parts = request.optimum, one.parts
+            one.constraint = request.constraint
             specs = {kind: getattr(parts, kind) for kind in ("drafter", "controller", "verifier")}
-            options.check_parts(samplings=(asked.sampling,), **specs)
-        options.check_parts(target=asked.target or None, constraint=asked.constraint)
-        self.batch = max([1, *(one.parts.batch for one in own)])
+            options.check_parts(samplings=(request.sampling,), **specs)
+        options.check_parts(target=request.target or None, constraint=request.constraint)
+        self.batch = max([1, *(one.parts.batch for one in local)])
         self._loaded: Model | None = None
 
     def _text(self, name: str) -> str:
-        """A task as `get_task` takes it; those of a suite have names of their own."""
-        suite = self.asked.suite
+        """A task in the form of `get_task`; tasks of a suite have labels."""
+        suite = self.request.suite
         return suite.of(name).text(suite.folder) if suite else name
 
     def run(self, is_json: bool) -> None:
-        """Measures, prints a summary; raises typer.Exit: 130 if interrupted, 1 if all failed."""
+        """Measures and prints a summary. Raises typer.Exit: 130 if interrupted, 1 if all failed."""
         import torch
 
         from forerun.bench import planning
         from forerun.bench.run_writer import RunWriter
         from forerun.cli.bench_show import Ticker
 
-        torch.set_num_threads(self.asked.threads)
+        torch.set_num_threads(self.request.threads)
         model = self._model()
         with Ticker() as ticker:
             chosen = [
-                planning.choose(name, task, self.asked, model, ticker.choosing)
+                planning.choose(name, task, self.request, model, ticker.choosing)
                 for name, task in self.tasks.items()
             ]
         path = self.path if self.path.is_dir() else None
-        plan = planning.manifest(self.asked, model, path, chosen)
+        plan = planning.manifest(self.request, model, path, chosen)
         with RunWriter(self.out, plan) as writer:
             try:
                 self._measure(writer)
                 self._decode(writer, chosen)
-                is_whole = True
+                is_complete = True
             except KeyboardInterrupt:
-                is_whole = False
-            if is_whole or writer.done:
+                is_complete = False
+            if is_complete or writer.done:
                 self._summary(writer, is_json)
-        if not is_whole:
-            kept = f"kept {counted(len(writer.done), 'record')}; the same command goes on"
+        if not is_complete:
+            kept = f"{counted(len(writer.done), 'record')} kept; the same command resumes the run"
             none = "nothing was measured; the same command starts again"
             notice(f"interrupted: {kept if writer.done else none}")
             raise typer.Exit(130)
         failed = sum(record.error is not None for record in writer.done)
         if failed:
-            notice(f"{failed} of {len(writer.done)} failed; with --retry they are tried again")
+            notice(f"{failed} of {len(writer.done)} failed; --retry measures them again")
         gone = [name for name, found in writer.manifest.peers.items() if isinstance(found, str)]
         if gone:
-            notice(f"left out: {', '.join(gone)}; with --retry they are started again")
+            notice(f"left out: {', '.join(gone)}; --retry starts them again")
         if failed == len(writer.done):
             raise typer.Exit(1)
 
     def _model(self) -> Model:
-        """The model of the run; its costs are measured in full before anything is timed."""
+        """The loaded model, with its cost model measured completely."""
         from forerun.engine.cost.forward import FULL
         from forerun.engine.cost.step import cost_of
 
         if self._loaded is None:
-            asked = self.asked
-            how: dict[str, Any] = {"dtype": asked.dtype, "device": asked.device}
-            target = asked.target or None
-            self._loaded = options.load(asked.model, batch=self.batch, target=target, **how)
+            request = self.request
+            how: dict[str, Any] = {"dtype": request.dtype, "device": request.device}
+            target = request.target or None
+            self._loaded = options.load(request.model, batch=self.batch, target=target, **how)
             cost_of(self._loaded.target, FULL)
         return self._loaded
 
     def _twin(self) -> Model:
-        """For one of those that decode the same prompt at the same time."""
+        """A copy with its own cache, for methods that alternate on a prompt."""
         return self._model().twin()
 
     def _measure(self, writer: RunWriter) -> None:
-        """What is measured once, before the first prompt: the machine's limits and c(N)."""
+        """Measures the machine's limits and the cost curve once per run."""
         import torch
 
-        from forerun.bench import machine, theory
+        from forerun.bench import hardware_limits, theory
 
         if writer.manifest.limits:
             return
         notice("measuring the machine's limits and the cost curve")
         plan, target = writer.manifest, self._model().target
-        found = machine.limits(
-            self.asked.threads, getattr(torch, plan.dtype), str(plan.machine["device"])
+        found = hardware_limits.limits(
+            self.request.threads, getattr(torch, plan.dtype), str(plan.machine["device"])
         )
         curve = theory.cost_curve(target)
         writer.update(
@@ -144,25 +145,25 @@ class Bench:
             )
         )
 
-    def _decode(self, writer: RunWriter, chosen: list[Chosen]) -> None:
-        from forerun.bench.alerts import of_the_plan
+    def _decode(self, writer: RunWriter, chosen: list[ChosenExamples]) -> None:
+        from forerun.bench.alerts import plan_alerts
         from forerun.bench.harness import Harness
         from forerun.bench.planning import units
         from forerun.cli.bench_show import Ticker
 
-        for line in of_the_plan(writer.manifest):
+        for line in plan_alerts(writer.manifest):
             notice(line)
         with Ticker() as ticker:
             Harness(
-                units(chosen, self.asked.rounds),
+                units(chosen, self.request.rounds),
                 self.contestants,
                 writer,
                 self._model(),
-                self.asked.sampling,
-                seed=self.asked.seed,
-                turns=self.asked.turns,
-                retry=self.asked.retry,
-                texts=self.asked.texts,
+                self.request.sampling,
+                seed=self.request.seed,
+                turns=self.request.turns,
+                retry=self.request.retry,
+                texts=self.request.texts,
                 on_record=ticker,
                 notice=ticker.say,
             ).run()
@@ -175,22 +176,21 @@ class Bench:
             return
         bench_show.show_summary(console(), writer.manifest, writer.done)
         if writer.done:
-            records = f"records are in {self.out}"
-            notice(f"{records}; `forerun bench report {self.out}` makes a page of them")
+            notice(f"records: {self.out}; report: `forerun bench report {self.out}`")
 
 
 def check_folder(folder: Path) -> None:
-    """Refuses what cannot be a run's folder, before anything slow happens; leaves all as it was.
+    """Checks early that a run folder can be created and written; leaves no traces.
 
-    Raises DataError for a file, what cannot be made or written, and a folder of other things.
+    Raises DataError, also for a folder with other files.
     """
     from forerun.bench.results import RECORDS
 
-    records, made = folder / RECORDS, list[Path]()
-    doing = f"make the run folder {folder}"
+    records, created = folder / RECORDS, list[Path]()
+    doing = f"create the run folder {folder}"
     try:
         options.check_out_folder(folder)
-        made = [each for each in (folder, *folder.parents) if not each.exists()]
+        created = [each for each in (folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         doing = f"write {records}"
         _check_others(folder)
@@ -199,15 +199,15 @@ def check_folder(folder: Path) -> None:
         if records.exists():
             os.close(os.open(records, os.O_RDWR))
     except OSError as error:
-        raise DataError(f"cannot {doing}: {error.strerror}; give --out another place") from None
+        raise DataError(f"cannot {doing}: {error.strerror}; use another --out") from None
     finally:
-        for each in made:
+        for each in created:
             with suppress(OSError):
                 each.rmdir()
 
 
 def _check_others(folder: Path) -> None:
-    """Raises DataError for a folder that holds no run but other things; logs are none."""
+    """Raises DataError for a folder with files other than a run and logs."""
     from forerun.bench.results import MANIFEST, RECORDS
 
     names = sorted(os.listdir(folder))
@@ -215,6 +215,6 @@ def _check_others(folder: Path) -> None:
     if others and MANIFEST not in names and RECORDS not in names:
         more = f" and {len(others) - 1} more" if others[1:] else ""
         raise DataError(
-            f"{folder} is no run's folder and not empty: it holds {others[0]!r}{more}; give --out "
-            "a new or empty folder, or that of a run"
+            f"{folder} is not a run folder and contains {others[0]!r}{more}; use a new or empty "
+            "--out"
         )

@@ -1,4 +1,4 @@
-"""What `forerun bench` shows: progress, the summary of a run, comparisons, budgets."""
+"""Output of `forerun bench`: progress, run summary, comparison, step profile."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from forerun.bench import metrics
-from forerun.bench.charts import number
-from forerun.bench.pass_at_k import passes
-from forerun.bench.ranking import counts, factor, finished, skipped, span
-from forerun.bench.scoring import last_line
+from forerun.bench.disturbance import disturbed, undisturbed
+from forerun.bench.formatting import factor, number, part_of, span
+from forerun.bench.ranking import finished, skipped
+from forerun.bench.scoring import last_line, pass_at_ks
 from forerun.cli.options import PATIENCE
 from forerun.cli.output import console, notice
 from forerun.utils.text import counted
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from forerun.bench.compare import Comparison
     from forerun.bench.progress import Progress
     from forerun.bench.results import Manifest, Record
-    from forerun.bench.step_breakdown import Budget
+    from forerun.bench.step_breakdown import StepBreakdown
 
 
-EVERY = 10.0  # seconds between lines where there is no terminal
-BLINK = 0.1  # seconds between two looks of a bar
+LINE_INTERVAL_S = 10.0  # without a terminal
+BAR_INTERVAL_S = 0.1
 
 
 class Ticker:
-    """A bar with the time that is left on a terminal's standard error, a line per record else."""
+    """Progress on stderr: a bar on a terminal, else one line per record."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -38,12 +38,12 @@ class Ticker:
         err = console(stderr=True)
         self._is_live = err.is_terminal
         columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
-        # no refreshing by itself: a second thread would disturb what is timed
+        # no refresh thread, which would disturb the measurements
         self._bar = Progress(
             *columns, console=err, transient=True, auto_refresh=False, disable=not self._is_live
         )
         self._task = self._bar.add_task("starting", total=None)
-        self._due = time.monotonic() + PATIENCE  # when `choosing` says something
+        self._due = time.monotonic() + PATIENCE  # time of the next `choosing` message
 
     def __enter__(self) -> Ticker:
         self._bar.start()
@@ -53,8 +53,8 @@ class Ticker:
         self._bar.stop()
 
     def __call__(self, record: Record, progress: Progress) -> None:
-        """One record is there."""
-        text = f"{record_line(record)}, {left(progress.eta)}"
+        """Shows a new record."""
+        text = f"{record_line(record)}, {time_left(progress.eta)}"
         self._bar.update(
             self._task,
             description=text,
@@ -68,17 +68,17 @@ class Ticker:
             self.say(record_line(record))
 
     def choosing(self, name: str, done: int, total: int) -> None:
-        """So many prompts of a task have been looked at; says so now and then."""
+        """Shows how many prompts of a task have been read, at intervals."""
         if (now := time.monotonic()) < self._due:
             return
-        self._due = now + (BLINK if self._is_live else EVERY)
+        self._due = now + (BAR_INTERVAL_S if self._is_live else LINE_INTERVAL_S)
         text = f"choosing prompts of {name}"
         self._bar.update(self._task, description=text, completed=done, total=total, refresh=True)
         if not self._is_live:
             notice(f"{done}/{total} {text}")
 
     def say(self, text: str) -> None:
-        """A remark that stays."""
+        """Prints a line above the bar."""
         if self._is_live:
             self._bar.console.print(text, markup=False, highlight=False)
         else:
@@ -86,8 +86,8 @@ class Ticker:
 
 
 def record_line(record: Record) -> str:
-    """What was just measured."""
-    kind = metrics.kind_name(record.category)
+    """One line on a record."""
+    kind = metrics.category_name(record.category)
     head = f"{record.task} {record.index} ({kind}) {record.method}: "
     if record.error is not None:
         return head + "failed: " + last_line(record.error)
@@ -96,8 +96,8 @@ def record_line(record: Record) -> str:
     return head + f"{number(rate or 0.0)} tokens/s" + (f", tau {tau:.2f}" if tau else "")
 
 
-def left(seconds: float | None) -> str:
-    """Time to go, for people."""
+def time_left(seconds: float | None) -> str:
+    """Time left in words."""
     if seconds is None:
         return "time left unknown"
     if seconds < 90:
@@ -107,22 +107,19 @@ def left(seconds: float | None) -> str:
 
 def summary(manifest: Manifest, records: list[Record]) -> dict[str, Any]:
     """Figures per task and method, and notes; plain values."""
-    from forerun.bench.alerts import alerts, cut_answers, lone
+    from forerun.bench.alerts import alerts, single_prompt, truncated_answers
 
-    cut = {t: cut_answers(manifest, [r for r in records if r.task == t]) for t in manifest.tasks}
-    notes = [f"{task}: {line}" for task, line in cut.items() if line]
-    timed = metrics.calm(records)
-
-    def told(task: str) -> dict[str, Any]:
-        mine, swift = ([r for r in some if r.task == task] for some in (records, timed))
-        found = {method: figures(mine, swift, method) for method in manifest.methods}
-        for method, figure in found.items():
-            likely = passes(manifest, task, [r for r in mine if r.method == method])
-            figure["pass_at_k"] = {str(k): value for k, value in likely.items()}
-        return found
-
-    tasks = {task: told(task) for task in manifest.tasks}
-    sizes = {
+    timed = undisturbed(records)
+    tasks, notes = {}, []
+    for task in manifest.tasks:
+        mine, quiet = ([r for r in rs if r.task == task] for rs in (records, timed))
+        if line := truncated_answers(manifest, mine):
+            notes.append(f"{task}: {line}")
+        tasks[task] = {method: figures(mine, quiet, method) for method in manifest.methods}
+        for method, figure in tasks[task].items():
+            found = pass_at_ks(manifest, task, [r for r in mine if r.method == method])
+            figure["pass_at_k"] = {str(k): value for k, value in found.items()}
+    prompts = {
         task: [
             figure["speed_up"]["prompts"]
             for method, figure in found.items()
@@ -133,18 +130,18 @@ def summary(manifest: Manifest, records: list[Record]) -> dict[str, Any]:
     return {
         "tasks": tasks,
         "rounds": manifest.rounds,
-        "disturbed": sum(metrics.disturbed(records)),
+        "disturbed": sum(disturbed(records)),
         "limits": manifest.limits,
         "cost_curve": manifest.cost_curve,
         "left_out": skipped(manifest),
-        "notes": notes + alerts(manifest, records) + lone(sizes),
+        "notes": notes + alerts(manifest, records) + single_prompt(prompts),
     }
 
 
 def figures(records: list[Record], timed: list[Record], method: str) -> dict[str, Any]:
     """Speed, speed-up, tau, rates, accuracy and failures of one method; plain values.
 
-    timed: the records whose time counts.
+    timed: the records that count in times.
     """
     mine, quiet, plain = (
         [r for r in some if r.method == name]
@@ -180,8 +177,8 @@ COLUMNS = (
 
 
 def show_summary(out: Console, manifest: Manifest, records: list[Record]) -> None:
-    """One table per task, and what is wrong with the run."""
-    from forerun.bench.headline import model_name
+    """One table per task, skipped peers and warnings."""
+    from forerun.bench.report_summary import model_name
 
     found = summary(manifest, records)
     for task, methods in found["tasks"].items():
@@ -193,18 +190,18 @@ def show_summary(out: Console, manifest: Manifest, records: list[Record]) -> Non
         rows = [_row(method, figure, most) for method, figure in methods.items()]
         out.print(make_table(title, columns, rows))
     for name, why in found["left_out"].items():
-        out.print(f"{name} is left out: {last_line(why)}", markup=False)
+        out.print(f"{name} was left out: {last_line(why)}", markup=False)
     for note in found["notes"]:
         out.print(note, markup=False, soft_wrap=True)
 
 
 def _row(method: str, figure: dict[str, Any], most: int = 0) -> list[str]:
-    """The cells of a method; most: the k of its pass@k, 0 for none."""
+    """The cells of a method; most: k of the pass@k column, 0 for none."""
     up, bare = figure["speed_up"], figure["speed_up_without_prefill"]
     rate = figure["tokens_per_second"]
     return [
         method,
-        counts(figure["prompts_timed"], figure["prompts"]),
+        part_of(figure["prompts_timed"], figure["prompts"]),
         "-" if rate is None else number(rate),
         factor(up["ratio"]) if up else "-",
         span(*up["interval"]) if up and up["interval"] and method != metrics.PLAIN else "-",
@@ -220,18 +217,18 @@ def _row(method: str, figure: dict[str, Any], most: int = 0) -> list[str]:
 
 
 def outside_share(time: dict[str, float]) -> float | None:
-    """Share of wall time that is not the target's pass."""
+    """Share of wall time outside the target's pass."""
     total = sum(time.values())
     return 1 - time["forward"] / total if total else None
 
 
 def shown(value: float | None, form: str, unit: str = "") -> str:
-    """A figure, or a dash where there is none."""
+    """A number, or a dash if unknown."""
     return "-" if value is None else f"{value:{form}}{unit}"
 
 
 def show_comparison(out: Console, found: Comparison, max_slowdown: float, relative: bool) -> None:
-    """A line per method, what else differs, and the verdict."""
+    """One row per method, remarks, and the verdict."""
     rows = []
     for change in found.changes:
         interval = " to ".join(map(precise, change.interval or ())) or "-"
@@ -244,25 +241,23 @@ def show_comparison(out: Console, found: Comparison, max_slowdown: float, relati
     for remark in found.remarks:
         out.print(remark, markup=False)
     limit = 1 - max_slowdown
-    below = "a ratio" if any(change.ratio < limit for change in found.changes) else "no ratio"
-    said = f"{below} is below {limit:.3f}"
-    if below == "a ratio" and not found.is_slower:
-        said += (
-            ", but not beyond doubt; more prompts (--examples) or --rounds give a narrower interval"
-        )
+    is_below = any(change.ratio < limit for change in found.changes)
+    verdict = f"{'a' if is_below else 'no'} ratio is below {limit:.3f}"
+    if is_below and not found.is_slower:
+        verdict += ", but not significantly; use more --examples or --rounds"
     if rows:
-        out.print(f"slower: {said}" if found.is_slower else said, soft_wrap=True)
+        out.print(f"slower: {verdict}" if found.is_slower else verdict, soft_wrap=True)
     for loss in found.losses:
         out.print(f"worse: {loss}", markup=False, soft_wrap=True)
 
 
 def precise(value: float) -> str:
-    """Three decimals, or as many significant digits of what is small."""
+    """Three decimals; three significant digits below 0.1."""
     return f"{value:.3f}" if value >= 0.1 else number(value)
 
 
-def show_budget(out: Console, found: Budget) -> None:
-    """A line per part of a step, flags, and what the timers cost."""
+def show_breakdown(out: Console, found: StepBreakdown) -> None:
+    """One row per part of a step, and the cost of the timers."""
     rows = [
         [
             line.name,
@@ -276,25 +271,21 @@ def show_budget(out: Console, found: Budget) -> None:
     columns = "part", "microseconds", "share", "calls", ""
     out.print(make_table(f"a step, mean of {found.steps}", columns, rows))
     bare = found.bare_outside
-    share = (
-        ""
-        if bare is None
-        else f", {bare:.1%} of them outside the target's pass (the share to quote)"
-    )
+    share = "" if bare is None else f", {bare:.1%} outside the target's pass (quote this share)"
     out.print(
         f"{found.bare_microseconds:.0f} microseconds a step without timers{share}; "
         f"{found.tokens / found.steps:.2f} tokens a step"
     )
     out.print(
         f"{found.step_microseconds:.0f} microseconds in the lines above, {found.outside_lines:.1%} "
-        f"of them outside the pass; timers cost {found.timer_share:.1%}, which is taken off"
+        f"outside the pass; the timers' {found.timer_share:.1%} are subtracted"
     )
     for note in found.notes:
         out.print(note)
 
 
 def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Texts in columns, the first one to the left."""
+    """A table with the first column left-aligned."""
     from rich.table import Table
     from rich.text import Text
 

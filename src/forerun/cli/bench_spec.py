@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from forerun.tasks.spec_bench import Question
 
 TASK = "spec_bench:"
-FEW = 3  # ids that a message names
+MAX_SHOWN_IDS = 3
 
 
 def answers(
     folder: options.RunFolder,
     method: Annotated[str, typer.Option("--method", help="One of the run's methods.")],
     out: Annotated[Path, typer.Option("--out", help="Answer file to write.")],
-    number: Annotated[int, typer.Option("--round", help="Which round, from 0.")] = 0,
+    number: Annotated[int, typer.Option("--round", help="Round, from 0.")] = 0,
 ) -> None:
     """Write a run's answers in Spec-Bench's format.
 
-    The run was made with --texts and -n 1 on a task spec_bench:question.jsonl.
+    The run needs --texts, -n 1 and a task spec_bench:question.jsonl.
     """
     from forerun.bench import spec_bench
     from forerun.bench.results import read_run
 
     if out.exists():
-        raise ConfigError(f"{out} is there already; give --out another name, or remove it first")
+        raise ConfigError(f"{out} exists; use another --out, or remove it")
 
     manifest, records = read_run(folder)
     if method not in manifest.methods:
@@ -45,7 +45,7 @@ def answers(
     tasks = {name: text for name, text in named.items() if text.startswith(TASK)}
     if not tasks:
         raise ConfigError(
-            f"{folder} has no Spec-Bench task, only {', '.join(manifest.tasks)}; run with "
+            f"{folder} has no Spec-Bench task, got {', '.join(manifest.tasks)}; run with "
             f"--tasks {TASK}PATH"
         )
     lines, gone = [], list[str]()
@@ -56,25 +56,25 @@ def answers(
         gone += spec_bench.unanswered(questions, mine)
     if not lines:
         raise DataError(
-            f"{method} answered no question in full in round {number} of {folder}: {_few(gone)}"
+            f"{method} answered no question completely in round {number} of {folder}: {_few(gone)}"
         )
     spec_bench.write_answers(out, lines)
     if gone:
         whole = counted(len(lines) + len(gone), "question")
-        notice(f"{len(gone)} of {whole} left out, without an answer to every turn: {_few(gone)}")
+        notice(f"{len(gone)} of {whole} left out for missing turns: {_few(gone)}")
     typer.echo(f"{out}: {counted(len(lines), 'answer')} of {method}")
 
 
 def _questions(path: str) -> list[Question]:
-    """The questions of a run's task; it has their path as it was given."""
+    """The questions of a run's task, from its stored path."""
     from forerun.tasks._file_task import divided
     from forerun.tasks.spec_bench import SpecBenchTask
 
     file = divided(path)[0]
     if not file.is_file():
         raise DataError(
-            f"the run names its questions as {file}, seen from the folder where it was started; "
-            "run this there, or put the file at that path"
+            f"the run's question file {file} is missing; paths are relative to the folder where "
+            "the run was started, so run this command there"
         )
     return SpecBenchTask.of_path(path).questions
 
@@ -83,16 +83,19 @@ def spec(
     method: Annotated[Path, typer.Argument(help="Answer file of a method.")],
     baseline: Annotated[Path, typer.Argument(help="Answer file of plain decoding.")],
     tokenizer: Annotated[
-        str, typer.Option("--model", "-m", help="Whose tokenizer counts the baseline's tokens.")
+        str,
+        typer.Option(
+            "--model", "-m", help="Model with the tokenizer that counts the baseline's tokens."
+        ),
     ],
     is_json: options.Json = False,
 ) -> None:
     """Print the figures that Spec-Bench publishes.
 
-    Speed-up and mean accepted tokens by category, over the questions that both files answer.
+    Speed-up and mean accepted tokens by category, over the questions of both files.
     """
     from forerun.bench import spec_bench
-    from forerun.bench.fields import shown
+    from forerun.bench.json_fields import shown
     from forerun.models.paths import located
     from forerun.models.tokenizer import Tokenizer
 
@@ -103,21 +106,16 @@ def spec(
     gone = [[shown(name) for name in spec_bench.unshared(*pair)] for pair in pairs]
     if not found:
         raise DataError(
-            f"{method} and {baseline} answer no question in common, {_few(gone[0])} against "
-            f"{_few(gone[1])}; name two files of the same questions"
+            f"{method} and {baseline} share no question, {_few(gone[0])} against {_few(gone[1])}; "
+            "use two files of the same questions"
         )
     for path, left in zip((method, baseline), gone, strict=True):
         if left:
-            are = "is" if len(left) == 1 else "are"
-            notice(
-                f"{path}: {counted(len(left), 'question')} {are} left out, which the other file "
-                f"does not answer: {_few(left)}"
-            )
+            notice(f"{path}: {counted(len(left), 'question')} not in the other file: {_few(left)}")
     if is_json:
         print_json([vars(row) for row in found])
         return
-    from forerun.bench.charts import number
-    from forerun.bench.ranking import factor
+    from forerun.bench.formatting import factor, number
     from forerun.cli.bench_show import make_table
 
     itself = spec_bench.speed(there, there, encode, "overall")
@@ -137,13 +135,13 @@ def spec(
     out.print(make_table("Spec-Bench's accounting", columns, rows))
     if itself is not None:
         out.print(
-            "The baseline's tokens are its texts tokenised again, less one per turn, and not those "
-            f"that its file states: against itself it is {factor(itself.speed_up)} as fast.",
+            "Baseline tokens are counted from its re-tokenised texts, minus one per turn: the "
+            f"baseline against itself is {factor(itself.speed_up)} as fast.",
             soft_wrap=True,
         )
 
 
 def _few(named: Sequence[str]) -> str:
-    """The first few, and how many more there are."""
-    more = f" and {len(named) - FEW} more" if len(named) > FEW else ""
-    return ", ".join(named[:FEW]) + more
+    """The first ids and the number of the others."""
+    more = f" and {len(named) - MAX_SHOWN_IDS} more" if len(named) > MAX_SHOWN_IDS else ""
+    return ", ".join(named[:MAX_SHOWN_IDS]) + more

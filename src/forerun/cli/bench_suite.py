@@ -1,4 +1,4 @@
-"""The options of `forerun bench run` that choose a suite, and what follows from them."""
+"""The suite options of `forerun bench run`."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 SuiteName = Annotated[
     str | None,
-    typer.Option("--suite", help="A fixed choice of tasks: real, or the path of a .toml file."),
+    typer.Option("--suite", help="Fixed tasks and sampling: real, or a .toml file."),
 ]
 ModeName = Annotated[
     str | None,
-    typer.Option("--mode", help="Of the suite: greedy, sampled, batched; else its first one."),
+    typer.Option("--mode", help="Mode of the suite, e.g. greedy; default: its first."),
 ]
 Half = Annotated[
     str | None,
-    typer.Option("--half", help="Of the suite's examples: tuning, or held_out (the default)."),
+    typer.Option("--half", help="Half of the suite's examples: tuning or held_out (default)."),
 ]
 DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", help="Folder of the files that the suite names.")
+    Path | None, typer.Option("--data-dir", help="Folder of the suite's prompt files.")
 ]
-LIMITS = ("examples", "max_new_tokens")  # what lowers a suite's own numbers
-LAW = ("temperature", "top_k", "top_p", "n")  # what replaces its mode's
+LIMITS = ("examples", "max_new_tokens")  # reduce the suite's own values
+SAMPLING = ("temperature", "top_k", "top_p", "n")  # replace those of the mode
 
 
 def chosen(ctx: typer.Context) -> SuiteRun | None:
-    """What a run takes of its suite; None without --suite.
+    """The selected suite, mode and half; None without --suite.
 
     Raises ConfigError, UnknownName, DataError.
     """
@@ -47,7 +47,7 @@ def chosen(ctx: typer.Context) -> SuiteRun | None:
         for name in ("mode", "half", "data_dir"):
             if given[name] is not None:
                 flag = f"--{name.replace('_', '-')}"
-                raise ConfigError(f"{flag} belongs to a suite; add --suite real, or drop {flag}")
+                raise ConfigError(f"{flag} needs a suite; add --suite real, or drop {flag}")
         return None
     return run_of(
         find_suite(given["suite"]),
@@ -60,12 +60,12 @@ def chosen(ctx: typer.Context) -> SuiteRun | None:
 
 
 def sampling(ctx: typer.Context, run: SuiteRun) -> Sampling:
-    """The sampling of the suite's mode; options that were given replace its values."""
+    """The sampling of the suite's mode, with the options on the command line."""
     found = run.suite.modes[run.mode].sampling(run.max_new_tokens)
-    return replace(found, **{name: ctx.params[name] for name in LAW if _is_given(ctx, name)})
+    return replace(found, **{name: ctx.params[name] for name in SAMPLING if _is_given(ctx, name)})
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:
     """Whether an option is on the command line."""
-    source = ctx.get_parameter_source(name)  # an enum of click's, or of the copy within typer
+    source = ctx.get_parameter_source(name)  # an enum of click or of typer's copy
     return source is not None and source.name == "COMMANDLINE"

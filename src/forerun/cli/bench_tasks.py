@@ -1,4 +1,4 @@
-"""`forerun bench tasks` and `forerun bench inflate`: what to measure on, and a model of a size."""
+"""`forerun bench tasks` and `forerun bench inflate`."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ def tasks(is_json: options.Json = False) -> None:
 
 def inflate(
     source: Annotated[str, typer.Argument(help="Folder, hub id, or reasoner.")],
-    target: Annotated[Path, typer.Argument(help="Folder to make.")],
+    target: Annotated[Path, typer.Argument(help="New folder.")],
     size: Annotated[str, typer.Option("--size", help="30M, 0.1B, 0.3B, 1B, 8B.")] = "0.3B",
     dtype: Annotated[str, typer.Option("--dtype", help="bf16, fp16, fp32.")] = "bf16",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the padding.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the new weights.")] = 0,
 ) -> None:
-    """Pad a checkpoint to a real size.
+    """Pad a checkpoint to a larger size with the same outputs.
 
-    What the model says stays the same: for honest timing, labelled in every report.
+    For realistic timing; labelled in every report.
     """
     from forerun.cli._signals import exit_at_once
     from forerun.cli.index_show import Bars
 
-    with exit_at_once(options.UNBEGUN):  # imports may drop a Ctrl-C or die of it
+    with exit_at_once(options.UNBEGUN):
         from forerun.bench.inflate import inflate as pad
     try:
         with Bars() as bars:
             report = partial(bars.report, "inflate")
             made = pad(source, target, size, dtype=dtype, seed=seed, report=report)
     except KeyboardInterrupt:
-        if target.exists():  # it came when all was done
+        if target.exists():  # it came after the end
             raise
-        notice("interrupted: nothing is left of it; the same command starts again")
+        notice("interrupted: nothing was kept; the same command starts again")
         raise typer.Exit(130) from None
     typer.echo(f"{made.folder}: {made.num_bytes / 2**20:.0f} MiB in {made.seconds:.1f} s")

@@ -1,7 +1,7 @@
-"""`forerun demo`: several answers to each prompt, with and without drafts, in the same run.
+"""`forerun demo`: several answers to each prompt, with and without drafting, interleaved.
 
-A real model answers everyday prompts where one can be had; else the embedded reasoner solves
-held-out problems.
+A real model answers everyday prompts if it can be loaded or fetched; otherwise the embedded
+reasoner solves held-out problems.
 """
 
 from __future__ import annotations
@@ -36,46 +36,47 @@ if TYPE_CHECKING:
 
 Problems = Annotated[
     int | None,
-    typer.Option("--problems", help="How many prompts: of the reasoner 20 unless given, else all."),
+    typer.Option("--problems", help="Number of prompts; default: 20 for the reasoner, else all."),
 ]
 Number = Annotated[
-    int | None, typer.Option("-n", help="Answers per prompt: of the reasoner 16, else 8.")
+    int | None, typer.Option("-n", help="Answers per prompt; default: 16 for the reasoner, else 8.")
 ]
-Temperature = Annotated[float, typer.Option("--temperature", "-t", help="Of all.")]
+Temperature = Annotated[float, typer.Option("--temperature", "-t", help="Of all arms.")]
 Tokens = Annotated[
     int | None,
-    typer.Option("--max-new-tokens", help="Longest answer: of the reasoner 512, else 160."),
+    typer.Option("--max-new-tokens", help="Token limit; default: 512 for the reasoner, else 160."),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Of all.")]
+Seed = Annotated[int, typer.Option("--seed", help="Of all arms.")]
 ModelName = Annotated[
     str,
     typer.Option(
-        "--model", "-m", help="Folder, hub id or name; unless given smollm2, else reasoner."
+        "--model", "-m", help="Folder, hub id or name; default: smollm2, or else reasoner."
     ),
 ]
 Drafters = Annotated[
     str,
-    typer.Option("--drafter", help="One drafter; unless given stand, with a real model auto too."),
+    typer.Option("--drafter", help="One drafter; default: stand, with a real model also auto."),
 ]
 
 Size = Annotated[
     str,
     typer.Option(
         "--size",
-        help="Pad the model to this size (30M, 0.1B, 0.3B, 1B, 8B): the same answers at the cost "
-        "of a model of that size; own: as it is.",
+        help="Pad the model to this size (30M, 0.1B, 0.3B, 1B, 8B), with the same answers; own: "
+        "not padded.",
     ),
 ]
 
 PLAIN, OWN = "none", "own"
-REAL = "smollm2"  # shown where it is there or can be fetched
-MOST_PROBLEMS = 10_000
-LINES = 6  # of the answer that is being written, shown below the table
+DEFAULT_MODEL = "smollm2"  # if it is installed or can be fetched
+MAX_PROBLEMS = 10_000
+MIN_SCORED_PROMPTS = 10  # to show accuracies
+NUM_TEXT_LINES = 6  # of the running answer, shown below the table
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What the demo runs: prompts, arms (the baseline first) and sampling."""
+    """Prompts, arms (the baseline first) and sampling of the demo."""
 
     examples: list[Example]
     warm_up: Example
@@ -87,14 +88,14 @@ class Setup:
 
 @dataclass
 class Board:
-    """What the live view shows: counts so far, and the text and speed of what runs now."""
+    """The live view: counts so far, and text and speed of the running answer."""
 
     setup: Setup
     tokenizer: Tokenizer
     outcomes: list[Outcome] = field(default_factory=list)
     tokens: int = 0
     start: float = field(default_factory=time.perf_counter)
-    taken: float = 0.0  # share of the cores that was lost
+    lost: float = 0.0  # share of the cores
     text: str = ""
     stream: TextStream | None = None
 
@@ -105,7 +106,7 @@ class Board:
                 self._show(seq, tokens)
 
     def _show(self, seq: Sequence, tokens: list[int]) -> None:
-        """Adds tokens to the text of the first running answer; a new answer begins a new text."""
+        """Adds tokens to the text of the first running answer; a new answer starts a new text."""
         from forerun.models.tokenizer import TextStream
 
         if self.stream is None or len(seq.generated) == len(tokens):
@@ -113,7 +114,7 @@ class Board:
         self.text += self.stream.extend(tokens)
 
     def finish(self, outcome: Outcome) -> None:
-        """A prompt is done by one arm."""
+        """Adds the outcome of one arm on one prompt."""
         self.outcomes.append(outcome)
         self.tokens, self.start, self.stream, self.text = 0, time.perf_counter(), None, ""
 
@@ -131,7 +132,7 @@ class Board:
             table.add_row(*self._row(arm))
         now = self.tokens / max(time.perf_counter() - self.start, 1e-9)
         table.caption = f"now {now:.0f} tokens/s"
-        return Group(table, Text("\n".join(self.text.splitlines()[-LINES:])))
+        return Group(table, Text("\n".join(self.text.splitlines()[-NUM_TEXT_LINES:])))
 
     def _row(self, arm: str) -> list[str]:
         from forerun.bench.demo import figures
@@ -162,16 +163,16 @@ def command(
     out: options.Out = None,
     is_json: options.Json = False,
 ) -> None:
-    """Several answers to each prompt: STAND and auto compared with plain decoding.
+    """Compare STAND and auto with plain decoding on several answers per prompt.
 
-    A model with a chat template answers everyday prompts. Others, as the embedded reasoner, solve
-    held-out problems. The reasoner is so small that it sits in the processor's cache, where one row
-    costs as little as its arithmetic: it is padded to 0.1B parameters unless --size says otherwise.
+    A model with a chat template answers everyday prompts; others, as the embedded reasoner, solve
+    held-out problems. The reasoner fits into the processor's cache, which hides the cost of a pass,
+    so it is padded to 0.1B parameters by default.
     """
-    if problems is not None and not 1 <= problems <= MOST_PROBLEMS:
-        raise ConfigError(f"--problems must be in 1..{MOST_PROBLEMS}, got {problems}")
+    if problems is not None and not 1 <= problems <= MAX_PROBLEMS:
+        raise ConfigError(f"--problems must be in 1..{MAX_PROBLEMS}, got {problems}")
     if drafter == PLAIN:
-        raise ConfigError("the demo compares a drafter with plain decoding; give --drafter stand")
+        raise ConfigError("--drafter none is plain decoding, the baseline; use --drafter stand")
     if drafter:
         options.check_parts(drafter=drafter)
     options.check_model(model or "reasoner", dtype, device, batch, weights)
@@ -193,7 +194,7 @@ def command(
             done = len(board.outcomes) // len(setup.arms)
             notice(f"interrupted: {done} of {counted(len(setup.examples), 'prompt')} finished")
             raise typer.Exit(130) from None
-        except Exception:  # a full disk, say: what was measured is shown before the error
+        except Exception:  # e.g. a full disk; the results so far are still shown
             if board.outcomes:
                 _report(board, is_json)
             raise
@@ -201,19 +202,19 @@ def command(
 
 
 def chosen_model() -> str:
-    """A real model where it is there or can be fetched, else the embedded reasoner."""
+    """The default model if it is installed or can be fetched, else the embedded reasoner."""
     from forerun.cli.pull import Line
     from forerun.models.pull import pull
 
-    line = Line(REAL)
+    line = Line(DEFAULT_MODEL)
     try:
-        pull(REAL, report=line.show)
+        pull(DEFAULT_MODEL, report=line.show)
     except ForerunError as error:
         line.end()
-        notice(f"{REAL} cannot be fetched, so the embedded reasoner is shown: {error}")
+        notice(f"using the embedded reasoner, as {DEFAULT_MODEL} cannot be fetched: {error}")
         return "reasoner"
     line.end()
-    return REAL
+    return DEFAULT_MODEL
 
 
 def _setup(
@@ -230,18 +231,18 @@ def _setup(
 
     if model.tokenizer.has_chat_template:
         examples = everyday(model)
-        asked = sampling(n=n or 8, max_new_tokens=max_new_tokens or 160)
+        chosen = sampling(n=n or 8, max_new_tokens=max_new_tokens or 160)
         arms = (PLAIN, drafter) if drafter else (PLAIN, "stand", "auto")
-        return Setup(examples[:problems], examples[0], arms, asked, batch, is_scored=False)
+        return Setup(examples[:problems], examples[0], arms, chosen, batch, is_scored=False)
     examples = held_out((problems or 20) + 1)
-    asked = sampling(n=n or 16, max_new_tokens=max_new_tokens or 512)
+    chosen = sampling(n=n or 16, max_new_tokens=max_new_tokens or 512)
     arms = (PLAIN, drafter or "stand")
-    return Setup(examples[:-1], examples[-1], arms, asked, batch, is_scored=True)
+    return Setup(examples[:-1], examples[-1], arms, chosen, batch, is_scored=True)
 
 
 @contextmanager
 def padded(model: str, size: str) -> Iterator[str]:
-    """The model to load: as it is, or padded in a folder that is gone afterwards."""
+    """The model to load: unchanged, or padded in a temporary folder."""
     if size == OWN:
         yield model
         return
@@ -249,27 +250,29 @@ def padded(model: str, size: str) -> Iterator[str]:
 
     with tempfile.TemporaryDirectory(prefix="forerun-") as folder:
         made = inflate(model, Path(folder) / "padded", size)
-        notice(f"{model} padded to {made.num_bytes / 1e6:.0f} MB: same answers, the cost of {size}")
+        notice(
+            f"{model} padded to {made.num_bytes / 1e6:.0f} MB: same answers at the cost of {size}"
+        )
         yield str(made.folder)
 
 
 def label(arm: str) -> str:
-    """What people call an arm."""
+    """The displayed name of an arm."""
     return "plain" if arm == PLAIN else arm
 
 
 def _run(model: Model, board: Board, results: Results) -> None:
-    """Runs all prompts after a warm-up that is not counted."""
+    """Runs all prompts after an uncounted warm-up."""
     import torch
     from rich.live import Live
 
-    from forerun.bench import machine
+    from forerun.bench import cpu_load
     from forerun.bench.demo import compare, warm_up
 
     setup, err = board.setup, console(stderr=True)
     how = {"batch": setup.batch}
     warm_up(model, setup.warm_up, setup.arms, setup.sampling, **how)
-    board.start, watch = time.perf_counter(), machine.Watch(torch.get_num_threads())
+    board.start, meter = time.perf_counter(), cpu_load.CoreLossMeter(torch.get_num_threads())
     runs = compare(model, setup.examples, setup.arms, setup.sampling, on_step=board, **how)
     try:
         with Live(board, console=err, refresh_per_second=4, transient=True) as live:
@@ -281,7 +284,7 @@ def _run(model: Model, board: Board, results: Results) -> None:
                 if not err.is_terminal:
                     notice(_line(done, setup))
     finally:
-        board.taken = watch.taken() or 0.0
+        board.lost = meter.lost() or 0.0
 
 
 def _line(done: Outcome, setup: Setup) -> str:
@@ -294,38 +297,38 @@ def _line(done: Outcome, setup: Setup) -> str:
 
 
 def _report(board: Board, is_json: bool) -> None:
-    from forerun.bench.alerts import lost_cores
+    from forerun.bench.alerts import lost_cores_text
     from forerun.bench.demo import summary
-    from forerun.bench.metrics import FEW, TAKEN
+    from forerun.bench.disturbance import MAX_EXTRA_LOSS
 
     setup = board.setup
-    found = summary(board.outcomes, setup.arms) | {"taken": round(board.taken, 3)}
+    found = summary(board.outcomes, setup.arms) | {"taken": round(board.lost, 3)}
     if is_json:
         print_json(found)
         return
     out = console()
     if not found["problems"]:
-        out.print("no prompt was finished by all")
+        out.print("no prompt was finished by all arms")
         return
     out.print(_table(found, setup))
     for arm in setup.arms[1:]:
         out.print(_by_trajectory(found, arm))
     for arm in setup.arms[1:]:
         out.print(_speed_up(found, arm))
-    if setup.is_scored and found["problems"] >= FEW:
+    if setup.is_scored and found["problems"] >= MIN_SCORED_PROMPTS:
         points = f"{100 / found['problems'] ** 0.5:.0f} points"
         out.print(
-            "both sides draw from the same law: by chance alone their majorities differ by some "
-            f"{points} on so few problems"
+            "both sides sample the same distribution; by chance their majorities differ by about "
+            f"{points} here"
         )
     elif setup.is_scored:
-        out.print(f"accuracies are shown from {FEW} problems on, fewer tell chance only")
-    if board.taken > TAKEN:
-        out.print(f"{lost_cores(board.taken)}: this machine was not quiet")
+        out.print(f"accuracies are shown from {MIN_SCORED_PROMPTS} problems on")
+    if board.lost > MAX_EXTRA_LOSS:
+        out.print(f"busy machine: {lost_cores_text(board.lost)}")
 
 
 def _speed_up(found: dict[str, Any], arm: str) -> str:
-    """The line that sums up one arm; an interval from five prompts on."""
+    """The summary line of one arm, with an interval from five prompts on."""
     figures = found["arms"][arm]
     ends = figures["speed_up_interval"]
     interval = "; 95 % interval {:.2f} to {:.2f}".format(*ends) if ends else ""
@@ -338,8 +341,6 @@ def _speed_up(found: dict[str, Any], arm: str) -> str:
 def _table(found: dict[str, Any], setup: Setup) -> Table:
     from rich.table import Table
 
-    from forerun.bench.metrics import FEW
-
     n, kind = setup.sampling.n, "held-out problem" if setup.is_scored else "prompt"
     title = f"best of {n} on" if setup.is_scored else f"{n} answers to each of"
     table = Table(title=f"{title} {counted(found['problems'], kind)}")
@@ -351,7 +352,7 @@ def _table(found: dict[str, Any], setup: Setup) -> Table:
         "accuracy of one sample": [f"{f['accuracy_one']:.1%}" for f in figures],
         f"accuracy of majority@{n}": [f"{f['accuracy_majority']:.1%}" for f in figures],
     }
-    rows = (accuracy if setup.is_scored and found["problems"] >= FEW else {}) | {
+    rows = (accuracy if setup.is_scored and found["problems"] >= MIN_SCORED_PROMPTS else {}) | {
         "tokens per second": [f"{f['wall_tokens_per_second']:.0f}" for f in figures],
         "tau (tokens per pass)": [f"{f['stats']['tau']:.2f}" for f in figures],
         "acceptance of drafted": [f"{f['stats']['acceptance_rate']:.1%}" for f in figures],

@@ -154,7 +154,7 @@ def _speed() -> dict[str, str]:
     """How fast memory can be read, how fast a bf16 product reads its weights, and what to do."""
     import torch
 
-    from forerun.bench.machine import read_bandwidth
+    from forerun.bench.hardware_limits import read_bandwidth
     from forerun.bench.timers import seconds_of
     from forerun.models.layers import Linear
     from forerun.runner.native import kernels

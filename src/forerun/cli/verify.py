@@ -1,7 +1,6 @@
-"""`forerun verify`: greedy identity and the sampled law on the user's own model and machine.
+"""`forerun verify`: tests losslessness on the user's model and machine, greedy and sampled.
 
-Status 0: nothing contradicts losslessness; 1: something does; 2: bad input; 130: interrupted, and
-what was finished is reported.
+Status 0: passed; 1: failed; 2: bad input; 130: interrupted, with a report of what was finished.
 """
 
 from __future__ import annotations
@@ -26,26 +25,28 @@ if TYPE_CHECKING:
     from forerun.lossless.distribution import LawReport, PromptLaw
     from forerun.lossless.greedy import GreedyCase
 
-NumPrompts = Annotated[int, typer.Option("--prompts", help="How many of the built-in prompts.")]
+NumPrompts = Annotated[int, typer.Option("--prompts", help="Number of built-in prompts.")]
 PromptFile = Annotated[
-    Path | None, typer.Option("--prompt-file", "-f", help="Your own prompts, as in generate.")
+    Path | None, typer.Option("--prompt-file", "-f", help="File of prompts, as in generate.")
 ]
-Tokens = Annotated[int, typer.Option("--max-new-tokens", help="Length of the greedy texts.")]
-LawPrompts = Annotated[int, typer.Option("--law-prompts", help="Prompts of the law test; 0: none.")]
-Samples = Annotated[int, typer.Option("--samples", help="Samples per prompt of the law test.")]
-Seconds = Annotated[float, typer.Option("--seconds", help="Longest sampling per prompt.")]
-Temperature = Annotated[float, typer.Option("--temperature", "-t", help="Of the law test.")]
-TopK = Annotated[int, typer.Option("--top-k", help="Of the law test; 0: off.")]
-TopP = Annotated[float, typer.Option("--top-p", help="Of the law test; 1: off.")]
-MinP = Annotated[float, typer.Option("--min-p", help="Of the law test; 0: off.")]
-Seed = Annotated[int, typer.Option("--seed", help="Of the law test.")]
+Tokens = Annotated[int, typer.Option("--max-new-tokens", help="Tokens per greedy text.")]
+LawPrompts = Annotated[
+    int, typer.Option("--law-prompts", help="Prompts of the sampling test; 0: none.")
+]
+Samples = Annotated[int, typer.Option("--samples", help="Samples per prompt of the sampling test.")]
+Seconds = Annotated[float, typer.Option("--seconds", help="Time limit of sampling per prompt.")]
+Temperature = Annotated[float, typer.Option("--temperature", "-t", help="Of the sampling test.")]
+TopK = Annotated[int, typer.Option("--top-k", help="Of the sampling test; 0: off.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Of the sampling test; 1: off.")]
+MinP = Annotated[float, typer.Option("--min-p", help="Of the sampling test; 0: off.")]
+Seed = Annotated[int, typer.Option("--seed", help="Of the sampling test.")]
 
-REPEATS = 2  # greedy texts of one prompt
+TEXTS_PER_PROMPT = 2  # greedy
 
 
 @dataclass
-class Found:
-    """What was finished, and how much was asked for."""
+class Results:
+    """Finished tests and their planned numbers."""
 
     num_texts: int
     num_laws: int
@@ -53,21 +54,21 @@ class Found:
     laws: list[PromptLaw] = field(default_factory=list)
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         return len(self.cases) == self.num_texts and len(self.laws) == self.num_laws
 
     @property
     def law(self) -> LawReport:
-        """The tests of all prompts that were finished."""
+        """The tests of all finished prompts."""
         from forerun.lossless.distribution import law_report
 
         return law_report(self.laws)
 
     @property
     def passed(self) -> bool | None:
-        """None: nothing failed, but not all was tried."""
-        good = all(case.passed for case in self.cases) and self.law.passed
-        return good and (True if self.is_whole else None)
+        """None if nothing failed but not all was tested."""
+        is_good = all(case.passed for case in self.cases) and self.law.passed
+        return is_good and (True if self.is_complete else None)
 
 
 def command(
@@ -95,7 +96,7 @@ def command(
     weights: options.Weights = "auto",
     is_json: options.Json = False,
 ) -> None:
-    """Check losslessness on your own model and machine."""
+    """Test losslessness on your own model and machine."""
     asked = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     given = [job.prompt for job in read_jobs([], prompt_file, asked)] if prompt_file else None
     _check_counts(1, prompts=prompts, samples=samples, max_new_tokens=max_new_tokens)
@@ -103,15 +104,15 @@ def command(
     if not seconds > 0:
         raise ConfigError(f"--seconds must be above 0, got {seconds:g}; try 60")
     if law_prompts and asked.is_greedy:
-        raise ConfigError("the law test needs a temperature above 0; or give --law-prompts 0")
+        raise ConfigError("the sampling test needs --temperature above 0; or use --law-prompts 0")
     specs = {"drafter": drafter, "verifier": verifier, "controller": controller}
     samplings = (asked,) if law_prompts else ()
     more = {"target": target, "constraint": constraint}
     options.check_parts(here=True, samplings=samplings, **specs, **more)
     if not registry.make("verifier", verifier).lossless:
         raise ConfigError(
-            f"verifier {verifier!r} is lossy: it does not claim the model's law, so there is "
-            "nothing to verify; what it loses is in docs/laws.md, what is lossless: 'speculative'"
+            f"verifier {verifier!r} is lossy, so there is nothing to verify (docs/laws.md); use a "
+            "lossless one such as 'speculative'"
         )
     options.check_model(model, dtype, device, batch, weights)
     notice(f"# {options.call_line(ctx)}")
@@ -122,7 +123,7 @@ def command(
     from forerun.lossless.greedy import Parts
 
     texts = [as_shown(loaded.name, text) for text in given or builtin_prompts(loaded, prompts)]
-    found = Found(REPEATS * len(texts), min(law_prompts, len(texts)))
+    found = Results(TEXTS_PER_PROMPT * len(texts), min(law_prompts, len(texts)))
     parts = Parts(**specs, constraint=tuple(constraint))
     limits = {"num_samples": samples, "seconds": seconds, "batch": batch}
     try:
@@ -131,17 +132,17 @@ def command(
     except KeyboardInterrupt:
         notice(
             f"interrupted: {len(found.cases)} of {counted(found.num_texts, 'greedy text')} and "
-            f"{len(found.laws)} of {counted(found.num_laws, 'law prompt')} finished"
+            f"{len(found.laws)} of {counted(found.num_laws, 'sampling prompt')} finished"
         )
     if is_json:
         print_json(to_dict(loaded, found))
     else:
         show(loaded, found)
-    raise typer.Exit((0 if found.passed else 1) if found.is_whole else 130)
+    raise typer.Exit((0 if found.passed else 1) if found.is_complete else 130)
 
 
 def builtin_prompts(model: Model, count: int) -> list[str]:
-    """Held-out problems for the embedded reasoner, short texts of several kinds for the rest."""
+    """Held-out problems for the embedded reasoner, short texts for other models."""
     from forerun.lossless.greedy import PROMPTS
     from forerun.tasks.reasoning import ReasoningTask
 
@@ -149,7 +150,7 @@ def builtin_prompts(model: Model, count: int) -> list[str]:
     known = len(PROMPTS) if task is None else len(task)
     if count > known:
         raise ConfigError(
-            f"there are {known} built-in prompts, got --prompts {count}; use --prompt-file"
+            f"--prompts {count} exceeds the {known} built-in prompts; use --prompt-file"
         )
     return list(PROMPTS[:count]) if task is None else [task.example(i).prompt for i in range(count)]
 
@@ -161,10 +162,12 @@ def _check_counts(least: int, **counts: int) -> None:
             raise ConfigError(f"--{flag} must be at least {least}, got {count}")
 
 
-def _greedy(model: Model, texts: list[Any], parts: Any, max_new_tokens: int, found: Found) -> None:
+def _greedy(
+    model: Model, texts: list[Any], parts: Any, max_new_tokens: int, found: Results
+) -> None:
     from forerun.lossless.greedy import check_greedy
 
-    options = {"max_new_tokens": max_new_tokens, "num_repeats": REPEATS}
+    options = {"max_new_tokens": max_new_tokens, "num_repeats": TEXTS_PER_PROMPT}
     with _Progress(True, "greedy texts", found.num_texts) as tick:
         for case in check_greedy(model, texts, parts, **options):
             found.cases.append(case)
@@ -177,7 +180,7 @@ def _law(
     parts: Any,
     asked: Sampling,
     limits: dict[str, Any],
-    found: Found,
+    found: Results,
     is_shown: bool,
 ) -> None:
     from forerun.lossless.distribution import prompt_laws
@@ -188,7 +191,7 @@ def _law(
 
 
 class _Progress:
-    """A bar on a terminal's standard error, nothing elsewhere; gives a function to advance it."""
+    """A progress bar on a terminal; yields a function to advance it."""
 
     def __init__(self, is_shown: bool, label: str, total: int) -> None:
         from rich.progress import Progress

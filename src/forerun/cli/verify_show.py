@@ -1,4 +1,4 @@
-"""What `forerun verify` found: lines for people, plain values for machines."""
+"""Output of `forerun verify`: text for people, plain values for JSON."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from forerun.utils.text import counted
 
 if TYPE_CHECKING:
     from forerun.api import Model
-    from forerun.cli.verify import Found
+    from forerun.cli.verify import Results
     from forerun.lossless.distribution import LawReport, LawTest
     from forerun.lossless.greedy import GreedyCase
 
-SHOWN = 40  # greedy texts, and tests of the law
+MAX_SHOWN = 40  # greedy texts, and sampling tests
 
 
-def to_dict(model: Model, found: Found) -> dict[str, Any]:
-    """The whole report as plain values."""
+def to_dict(model: Model, found: Results) -> dict[str, Any]:
+    """The report as plain values."""
     from forerun.lossless.distribution import POWER
     from forerun.lossless.greedy import dtype_of
 
@@ -37,7 +37,7 @@ def to_dict(model: Model, found: Found) -> dict[str, Any]:
         "model": model.name,
         "dtype": str(dtype_of(model)).removeprefix("torch."),
         "passed": found.passed,
-        "interrupted": not found.is_whole,
+        "interrupted": not found.is_complete,
         "greedy": greedy,
         "law": {
             "passed": law.passed,
@@ -52,8 +52,8 @@ def to_dict(model: Model, found: Found) -> dict[str, Any]:
     }
 
 
-def show(model: Model, found: Found) -> None:
-    """The whole report for people."""
+def show(model: Model, found: Results) -> None:
+    """Prints the report."""
     from forerun.lossless.greedy import dtype_of
 
     out, cases, law = console(), found.cases, found.law
@@ -64,7 +64,7 @@ def show(model: Model, found: Found) -> None:
     out.print(
         f"  {causes['identical']} of {len(cases)} identical, "
         f"{counted(causes['numerical tie'], 'numerical tie')}, "
-        f"{causes['the passes differ']} whose passes differ, "
+        f"{causes['the passes differ']} with different passes, "
         f"{counted(causes['violation'], 'violation')}; "
         f"{counted(sum(c.accepted for c in cases), 'draft token')} accepted; largest logit "
         f"difference {max((c.noise for c in cases), default=0):.2g} "
@@ -74,7 +74,7 @@ def show(model: Model, found: Found) -> None:
         _show_law(out, law)
     verdicts = {
         True: "[green]passed[/]",
-        None: "[yellow]interrupted[/], and nothing wrong in what was finished",
+        None: "[yellow]interrupted[/], all finished tests passed",
         False: "[red]failed: decoding is not lossless here[/]",
     }
     power = f"; {power_line(law)}" if found.laws and found.passed is not False else ""
@@ -82,29 +82,30 @@ def show(model: Model, found: Found) -> None:
 
 
 def _show_each(out: Any, found: Many[Any], line: Callable[[Any], str]) -> None:
-    """A line for each; of more than SHOWN those that failed come first, and the rest is counted."""
-    some = found if len(found) <= SHOWN else sorted(found, key=lambda one: one.passed)[:SHOWN]
+    """One line each; of more than MAX_SHOWN, failures first, and a count of the others."""
+    some = (
+        found if len(found) <= MAX_SHOWN else sorted(found, key=lambda one: one.passed)[:MAX_SHOWN]
+    )
     for one in some:
         style = None if one.passed else "red"
         out.print("  " + line(one), style=style, soft_wrap=True, markup=False)
     rest = len(found) - len(some)
     if rest:
         failed = sum(not one.passed for one in found) - sum(not one.passed for one in some)
-        out.print(f"  ... and {rest} more, {failed} of them failed; --json tells of each")
+        out.print(f"  ... and {rest} more, {failed} of them failed; --json lists all")
 
 
 def power_line(law: LawReport) -> str:
-    """What the law test could have found, in one plain sentence."""
+    """The power of the sampling test, in one sentence."""
     from forerun.lossless.distribution import POWER
 
     needed = law.samples_for(0.01)
     if needed is None or law.detectable >= 1.0:
-        return "the law test had too few samples to find anything; give more --samples"
+        return "the sampling test had too few samples; use more --samples"
     needed = round(needed, 2 - len(str(needed)))  # two digits
     return (
-        f"at these counts the law test finds a mistake that moves {law.detectable:.1%} of a "
-        f"position's probability with {POWER:.0%} certainty, smaller ones less often; "
-        f"1% takes about {needed:,} --samples"
+        f"the sampling test detects an error that moves {law.detectable:.1%} of a position's "
+        f"probability with {POWER:.0%} power; 1% needs about {needed:,} --samples"
     )
 
 
@@ -129,22 +130,22 @@ def _greedy_line(case: GreedyCase) -> str:
 
 def _show_law(out: Any, law: LawReport) -> None:
     out.print(
-        f"[bold]Sampled law[/] {counted(law.num_samples, 'sample')}, "
+        f"[bold]Sampling[/] {counted(law.num_samples, 'sample')}, "
         f"{counted(law.stats.drafted, 'token')} drafted, {law.stats.accepted} accepted"
     )
     _show_each(out, law.tests, _law_line)
     if law.is_vacuous:
         why = "no tested token came after an accepted draft"
-        why = why if law.tests else "nothing varied enough to be tested"
-        out.print(f"  warning: {why}, so this test says little; try other prompts or options")
+        why = why if law.tests else "no position varied enough to be tested"
+        out.print(f"  warning: {why}, so this test proves little; try other prompts or options")
 
 
 def _law_line(test: LawTest) -> str:
-    border = f", {test.num_border} cut elsewhere by rounding" if test.num_border else ""
+    border = f", {test.num_border} truncated differently by rounding" if test.num_border else ""
+    prefixes = counted(test.num_beginnings, "prefix", "prefixes")
     return (
         f"prompt {test.prompt_index}, token {test.position + 1}: "
-        f"{counted(test.num_samples, 'sample')} after "
-        f"{counted(test.num_beginnings, 'beginning')}, {test.num_drafted} with accepted drafts"
-        f"{border}; {counted(test.num_bins, 'bin')}, p = {test.p_value:.3g}, "
+        f"{counted(test.num_samples, 'sample')} after {prefixes}, {test.num_drafted} with accepted "
+        f"drafts{border}; {counted(test.num_bins, 'bin')}, p = {test.p_value:.3g}, "
         f"corrected {test.corrected:.3g}"
     )

@@ -1,8 +1,8 @@
-"""Do sampled tokens follow the target's own law? A test on the user's own model and machine.
+"""Test of sampled tokens against the target's distribution, on the user's model and machine.
 
 Many short samples are drawn with drafts. At every position the ranks of the tokens, under the
-processed probabilities of a plain pass after their own beginning, must be uniform. The plain
-passes compute their cells anew.
+processed probabilities of a plain pass after the same prefix, must be uniform. The plain passes
+start with an empty cache.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from forerun.core.roles import Shaper
 from forerun.core.sampling import Sampling, to_probs
 from forerun.core.tree import EMPTY
 from forerun.engine.stats import Stats
-from forerun.lossless.greedy import Parts, forget, rounding, tolerance_of
-from forerun.lossless.truncation import Borders, law_within
+from forerun.lossless.greedy import Parts, empty_cache, rounding, tolerance_of
+from forerun.lossless.truncation import KeptSets, law_within
 from forerun.utils.stats import detectable, fit, holm, ranks, samples_for
 
 if TYPE_CHECKING:
     from forerun.api import Model
 
-MOST = 400  # beginnings of one length whose laws are computed
+MAX_PREFIXES = 400  # of one length, the most common ones
 ALPHA = 1e-3  # a corrected p-value below this is a violation
-POWER = 0.8  # with which the deviations that are called detectable are found
+POWER = 0.8  # of the test at a detectable deviation
 
 
 @dataclass(frozen=True)
 class LawTest:
-    """Whether the tokens at one position follow their laws, over all beginnings before it."""
+    """Test of the tokens at one position, over all prefixes before it."""
 
     prompt_index: int
     position: int  # generated tokens before the tested one
-    num_beginnings: int  # different ones
+    num_beginnings: int  # distinct prefixes
     num_samples: int
-    num_drafted: int  # samples that accepted a draft before the tested token
+    num_drafted: int  # samples with an accepted draft before the tested token
     num_bins: int
     statistic: float
     p_value: float
     corrected: float = 1.0  # Holm, over all tests of the report
-    num_border: int = 0  # samples whose law rounding cut elsewhere than in a plain pass
-    detectable: float = 1.0  # share of probability; a mistake that moves it is found at POWER
+    num_border: int = 0  # samples with a different truncation by rounding
+    detectable: float = 1.0  # share of probability that an error must move to be found at POWER
 
     @property
     def passed(self) -> bool:
@@ -58,7 +58,7 @@ class LawTest:
 
 @dataclass(frozen=True)
 class LawReport:
-    """All tests of the sampled law: verdict, whether drafts took part, what could be found."""
+    """All tests of sampled tokens, with the detectable deviation."""
 
     tests: list[LawTest]
     num_samples: int
@@ -70,19 +70,19 @@ class LawReport:
 
     @property
     def is_vacuous(self) -> bool:
-        """No tested token came after an accepted draft: passing says little."""
+        """Whether no tested token came after an accepted draft, so that passing proves little."""
         return not any(test.num_drafted for test in self.tests)
 
     @property
     def detectable(self) -> float:
-        """A mistake that moves this share of probability, at any one position, is found at POWER.
+        """Share of probability that an error at one position must move to be found at POWER.
 
-        Total variation between the laws of the binned ranks; 1 if nothing could have been found.
+        Total variation between distributions of binned ranks; 1 if no error can be found.
         """
         return max((test.detectable for test in self.tests), default=1.0)
 
     def samples_for(self, share: float) -> int | None:
-        """About how many samples per prompt make that share detectable."""
+        """Approximate samples per prompt to detect that share."""
         level = ALPHA / max(len(self.tests), 1)
         needed = [samples_for(share, test.num_bins, level, POWER) for test in self.tests]
         return max(needed, default=None)
@@ -90,7 +90,7 @@ class LawReport:
 
 @dataclass(frozen=True)
 class PromptLaw:
-    """Samples of one prompt: their tests, not yet corrected for the number of all."""
+    """Tests of one prompt, not yet corrected for multiple testing."""
 
     tests: list[LawTest]
     num_samples: int
@@ -105,7 +105,7 @@ def check_law(
 
 
 def law_report(laws: Many[PromptLaw]) -> LawReport:
-    """Puts prompts together: p-values are corrected, and the power is that of so many tests."""
+    """Combines prompts: corrects p-values and computes the power for all tests."""
     total, tests = Stats(), [test for law in laws for test in law.tests]
     for law in laws:
         total.add(law.stats)
@@ -134,7 +134,7 @@ def prompt_laws(
     seconds: float = 60.0,
     on_sample: Callable[[], None] | None = None,
 ) -> Iterator[PromptLaw]:
-    """Samples beginnings of `num_tokens` tokens and tests them; at most `seconds` per prompt."""
+    """Samples `num_tokens` tokens per text and tests them; at most `seconds` per prompt."""
     sampling = replace(sampling, max_new_tokens=num_tokens)
     for i, prompt in enumerate(prompts):
         tokens = model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -146,7 +146,7 @@ def prompt_laws(
                 n=min(chunk, num_samples - len(found)),
                 seed=(sampling.seed or 0) + 1000 * i + len(found) // chunk,
             )
-            watch = Watch()
+            watch = SampleWatcher()
             for sample in model.run([tokens], asked, batch=batch, on_step=watch, **parts.options()):
                 found.append(watch.drawn(sample.index, sample.tokens))
                 total.add(sample.stats)
@@ -159,30 +159,30 @@ def prompt_laws(
 
 
 class Drawn(NamedTuple):
-    """A sample of the law test."""
+    """One drawn sample."""
 
     tokens: tuple[int, ...]
     first_draft: int  # position of its first accepted draft token
-    borders: tuple[bytes, ...] = ()  # per token the set that its pass admitted, where cut at all
+    kept: tuple[bytes, ...] = ()  # set of kept tokens at each token, if truncated
 
 
-class Watch:
-    """Listener: where the first draft token was accepted, and what each pass admitted."""
+class SampleWatcher:
+    """Listener: position of the first accepted draft, and the sets of kept tokens."""
 
     def __init__(self) -> None:
         self._first: dict[int, int] = {}
-        self._borders = Borders()
+        self._kept = KeptSets()
 
     def __call__(self, step: Step) -> None:
-        self._borders(step)
+        self._kept(step)
         for seq, verdict, new in zip(step.seqs, step.verdicts, step.emitted, strict=True):
             if verdict.nodes and new:
                 self._first.setdefault(seq.index, len(seq.tokens) - seq.num_prompt - len(new))
 
     def drawn(self, index: int, tokens: list[int]) -> Drawn:
         """The finished sample of a trajectory."""
-        borders = self._borders.of.get(index, [])
-        return Drawn(tuple(tokens), self._first.get(index, len(tokens)), tuple(borders))
+        kept = self._kept.of.get(index, [])
+        return Drawn(tuple(tokens), self._first.get(index, len(tokens)), tuple(kept))
 
 
 def law_tests(
@@ -192,22 +192,22 @@ def law_tests(
     sampling: Sampling,
     shapers: Many[Shaper] = (),
 ) -> Iterator[LawTest]:
-    """A test for every position, over its MOST commonest beginnings.
+    """One test per position, over the MAX_PREFIXES most common prefixes.
 
-    Valid with a memory that trajectories share: whatever came before, each follows the target.
+    Valid with a memory shared by trajectories: each token follows the target given its prefix.
     """
     rng = np.random.default_rng(sampling.seed)
-    forget(model)
+    empty_cache(model)
     for position in range(max((len(drawn.tokens) for drawn in found), default=0)):
         after: dict[tuple[int, ...], list[Drawn]] = {}
         for drawn in found:
             if len(drawn.tokens) > position:
                 after.setdefault(drawn.tokens[:position], []).append(drawn)
-        common = sorted(after.items(), key=lambda item: -len(item[1]))[:MOST]
+        common = sorted(after.items(), key=lambda item: -len(item[1]))[:MAX_PREFIXES]
         u, laws, num_border = [], [], 0
         for beginning, group in common:
             logits = next_logits(model, prompt, list(beginning), sampling, shapers)
-            for law, same, is_moved in _by_border(model, logits, position, group, sampling):
+            for law, same, is_moved in _by_kept_set(model, logits, position, group, sampling):
                 u.append(ranks(law, np.array([drawn.tokens[position] for drawn in same]), rng))
                 laws.append(len(same) * np.sort(law)[::-1])
                 num_border += is_moved * len(same)
@@ -219,15 +219,14 @@ def law_tests(
             yield replace(test, num_border=num_border)
 
 
-def _by_border(
+def _by_kept_set(
     model: Model, logits: np.ndarray, position: int, group: Many[Drawn], sampling: Sampling
 ) -> Iterator[tuple[np.ndarray, list[Drawn], bool]]:
-    """The law [V] of each part of the samples whose passes cut alike, and whether rounding moved
-    the border."""
+    """(distribution [V], samples, whether rounding changed the set) per set of kept tokens."""
     tolerance = tolerance_of(logits[np.isfinite(logits)], rounding(model))
     parts: dict[bytes | None, list[Drawn]] = {}
     for drawn in group:
-        parts.setdefault(drawn.borders[position] if drawn.borders else None, []).append(drawn)
+        parts.setdefault(drawn.kept[position] if drawn.kept else None, []).append(drawn)
     for bits, same in parts.items():
         law, is_moved = to_probs(logits, sampling), False
         if bits is not None:
@@ -242,7 +241,7 @@ def next_logits(
     sampling: Sampling,
     shapers: Many[Shaper] = (),
 ) -> Any:
-    """The shaped logits [V] of the next token from one plain pass."""
+    """The processed logits [V] of the next token from one plain pass."""
     every = (Adjust(model.tokenizer.eos_ids), *shapers)
     is_stateful = getattr(model.target, "is_stateful", False)
     tokens = list(prompt) if is_stateful else [*prompt, *generated]
@@ -266,5 +265,5 @@ def _commit(model: Model, seq: Sequence, token: int) -> None:
 
 
 def next_law(model: Model, prompt: list[int], generated: list[int], sampling: Sampling) -> Any:
-    """The processed law [V] of the next token from one plain pass, float64."""
+    """The processed probabilities [V] of the next token from one plain pass, float64."""
     return to_probs(next_logits(model, prompt, generated, sampling), sampling).astype(np.float64)

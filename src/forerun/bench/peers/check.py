@@ -1,9 +1,9 @@
-"""Checks installed peers on a model: do they run and keep its law, are greedy texts the same?
+"""Checks installed peers on a model: sampling distribution and greedy texts.
 
     python -m forerun.bench.peers.check [--model reasoner] [--folder .peers] [NAME ...]
 
-For every method of every peer: first tokens and whole texts against the model's own law (p-values),
-the greedy text against the model's argmax, and tokens per second, which here are no measurement.
+For every method of every peer: p-values of first tokens and whole texts under the model's own
+distribution, the greedy text against the model's argmax, and tokens per second (not a benchmark).
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ if TYPE_CHECKING:
     from forerun.api import Model
     from forerun.bench.peers.peer import PeerContestant
 
-# Both truncations and a temperature, so that the order in which they are applied shows.
-SHARP = Sampling(temperature=0.7, top_k=40, top_p=0.9)
-GAP = 0.5  # logits: what rounding in bf16 may do between kernels
-BORDERS = 0.0, -0.02, 0.02  # of top_p: so far the same rounding may move the last token kept
+# Both truncations and a temperature, to test their order.
+TRUNCATED = Sampling(temperature=0.7, top_k=40, top_p=0.9)
+MAX_GREEDY_GAP = 0.5  # logits; rounding of bf16 between kernels
+TOP_P_SHIFTS = 0.0, -0.02, 0.02  # allowed for the same rounding
 
 
 @dataclass(frozen=True)
 class Greedy:
-    """A greedy text beside the model's argmax."""
+    """A greedy text compared with the model's argmax."""
 
     same: int  # tokens before the first difference
     total: int
-    gap: float  # logit that the first other token fell short by
+    gap: float  # argmax logit minus that of the first different token
 
     @property
     def passed(self) -> bool:
-        return self.same == self.total or self.gap <= GAP
+        return self.same == self.total or self.gap <= MAX_GREEDY_GAP
 
     def __str__(self) -> str:
         if self.same == self.total:
             return f"identical ({self.total})"
-        return f"differs at {self.same} of {self.total}, short by {self.gap:.3f}"
+        return f"differs at {self.same} of {self.total}, gap {self.gap:.3f}"
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was found of one method of a peer."""
+    """Results of one method of a peer."""
 
     name: str
-    reason: str = ""  # why there is nothing more
+    reason: str = ""  # why it was skipped or failed
     first: LawCheck | None = None  # first tokens at T = 1
-    cut: LawCheck | None = None  # first tokens under SHARP
+    truncated: LawCheck | None = None  # first tokens under TRUNCATED
     texts: LawCheck | None = None  # all tokens of sampled texts at T = 1
     greedy: Greedy | None = None
     tokens_per_second: float = 0.0
@@ -77,7 +77,7 @@ class Report:
 
     @property
     def laws(self) -> tuple[LawCheck | None, ...]:
-        return self.first, self.cut, self.texts
+        return self.first, self.truncated, self.texts
 
 
 def check_peer(
@@ -90,9 +90,13 @@ def check_peer(
         peer.warm_up(example(prompts[0]), plain)
         start = widest(model, prompts, plain)
         first = check_law(peer, first_law(model, start, plain), start, plain, n, seed)
-        cut = max((_cut(peer, model, start, by, n, seed) for by in BORDERS), key=_p_value)
+        truncated = max(
+            (_truncated(peer, model, start, by, n, seed) for by in TOP_P_SHIFTS), key=_p_value
+        )
         return replace(
-            Report(peer.name, first=first, cut=cut, greedy=_greedy(peer, model, prompts[0])),
+            Report(
+                peer.name, first=first, truncated=truncated, greedy=_greedy(peer, model, prompts[0])
+            ),
             **_sampled(peer, model, prompts, plain),
         )
     except (SkippedPeer, PeerError) as reason:
@@ -101,12 +105,12 @@ def check_peer(
         peer.close()
 
 
-def _cut(
+def _truncated(
     peer: PeerContestant, model: Model, start: Many[int], by: float, n: int, seed: int
 ) -> LawCheck:
-    """First tokens under SHARP, against the law with top_p moved by so much."""
-    law = first_law(model, start, replace(SHARP, top_p=SHARP.top_p + by))
-    return check_law(peer, law, start, SHARP, n, seed)
+    """First tokens under TRUNCATED against the distribution with a shifted top_p."""
+    law = first_law(model, start, replace(TRUNCATED, top_p=TRUNCATED.top_p + by))
+    return check_law(peer, law, start, TRUNCATED, n, seed)
 
 
 def _p_value(check: LawCheck) -> float:
@@ -114,14 +118,14 @@ def _p_value(check: LawCheck) -> float:
 
 
 def example(prompt: Many[int]) -> Example:
-    """An example whose prompt is ids already."""
+    """An example with a tokenised prompt."""
     return Example("", list(prompt), "")  # type: ignore[arg-type]
 
 
 def _sampled(
     peer: PeerContestant, model: Model, prompts: Many[Many[int]], sampling: Sampling
 ) -> dict:
-    """Speed, and the fit of all texts of the first prompt."""
+    """Speed, and the test of all texts of the first prompt."""
     tokens = seconds = 0.0
     texts = None
     for prompt in prompts:
@@ -147,17 +151,19 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(prog="forerun.bench.peers.check", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("names", nargs="*", metavar="NAME", help="such as vllm:ngram; default all")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="such as vllm:ngram; default: all")
     parser.add_argument("--model", default="reasoner")
     parser.add_argument("--folder", type=Path, default=DEFAULT_FOLDER)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--samples", type=int, default=200, help="first tokens that are drawn")
+    parser.add_argument("--samples", type=int, default=200, help="number of first tokens")
     given = parser.parse_args()
     model = forerun.load(given.model)
     task = ReasoningTask()
     prompts = [model.tokenizer.encode(task.example(i).prompt) for i in range(2)]
     setup = Setup(Path(located(given.model)), "auto", given.threads, None, given.folder)
-    print(f"{'method':22} {'tokens/s':>8} {'p first':>8} {'p cut':>8} {'p texts':>8}  greedy text")
+    print(
+        f"{'method':22} {'tokens/s':>8} {'p first':>8} {'p trunc':>8} {'p texts':>8}  greedy text"
+    )
     for name in given.names or methods():
         peer = make(name, setup)
         print(check_peer(peer, model, prompts, n=given.samples), flush=True)  # type: ignore[arg-type]

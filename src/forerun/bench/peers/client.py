@@ -1,7 +1,7 @@
-"""A worker process of a peer's own environment, spoken to in JSON lines (workers/serve.py).
+"""Client of a worker process in a peer's environment, over JSON lines (workers/serve.py).
 
-Its stderr is read all the time, and an error quotes its last lines. A worker that dies, answers
-with an error, or does not answer in time is a PeerError. After a timeout it is killed.
+An error quotes the worker's traceback, a death the last lines of stderr. A worker that dies, fails
+or times out raises PeerError; after a timeout it is killed.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ from typing import IO, Any
 from forerun.bench.contestants import PeerError, SkippedPeer
 
 SERVE = Path(__file__).parent / "workers" / "serve.py"
-MARK = re.compile(r"#forerun-answer (\d+)")  # serve.py writes it to stderr before an error's answer
-READ_SECONDS = 30.0  # how long the end of stderr is waited for; it comes at once, as a rule
-LAST = 11  # lines of stderr that an error shows, beside its own
+STDERR_TIMEOUT_S = 30.0
+MAX_STDERR_LINES = 11  # in an error
 RAISED = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b(:.*)?")  # how tracebacks end
 COLOURS = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
-OURS = (  # not for another environment; the last one would replace the cache size of a run
+REMOVED_VARIABLES = (  # of our environment; the last one would override the cache size
     *("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_PRELOAD"),
     "VLLM_CPU_KVCACHE_SPACE",
 )
-# Thread pools of every library, counted alike; nothing is fetched, nobody is told.
+# Equal thread counts for all libraries; no downloads, no telemetry.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 QUIET = {
     "HF_HUB_OFFLINE": "1",
@@ -44,7 +43,7 @@ QUIET = {
 
 
 class WorkerProcess:
-    """One worker: starts when it is made, answers one request at a time."""
+    """A worker process, started on construction; answers one request at a time."""
 
     def __init__(
         self, python: Path, worker: Path, *, threads: int = 0, env: Mapping[str, str] | None = None
@@ -53,9 +52,7 @@ class WorkerProcess:
         self.stderr: deque[str] = deque(maxlen=200)
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._count = 0
-        self._is_busy = False  # an answer is outstanding
-        self._marked = 0  # id of the last answer up to which stderr has been read
-        self._mark_read = threading.Condition()
+        self._is_busy = False  # waiting for an answer
         command = [str(python), "-P", str(SERVE), str(worker)]
         pipe = subprocess.PIPE
         try:
@@ -65,7 +62,7 @@ class WorkerProcess:
                 stdout=pipe,
                 stderr=pipe,
                 env=environment(threads, env or {}),
-                start_new_session=True,  # so that what it starts can be ended with it
+                start_new_session=True,  # to kill its children with it
                 text=True,
                 encoding="utf-8",
                 errors="replace",
@@ -73,7 +70,7 @@ class WorkerProcess:
         except OSError as error:
             raise PeerError(f"{self.name}: cannot start {python}: {error.strerror}") from None
         assert self._process.stdout and isinstance(self._process.stderr, TextIOWrapper)
-        self._process.stderr.reconfigure(newline="")  # "\r" begins a line again, and ends none
+        self._process.stderr.reconfigure(newline="")  # "\r" restarts a line
         self._readers = [
             threading.Thread(target=self._read_answers, args=(self._process.stdout,), daemon=True),
             threading.Thread(target=self._read_stderr, args=(self._process.stderr,), daemon=True),
@@ -101,16 +98,15 @@ class WorkerProcess:
         if "skip" in answer:
             raise SkippedPeer(answer["skip"])
         if "error" in answer:
-            self._wait_for_stderr()
-            said = self._with_tail(f"{self.name} failed in {verb}: {answer['error']}")
-            self.stderr.clear()  # it lives on; what is told once is not told of a later failure
-            raise PeerError(said)
+            lines = answer["error"].splitlines()
+            tail = "\n".join(lines[-MAX_STDERR_LINES:])
+            raise PeerError(f"{tail}\n{self.name} failed in {verb}: {lines[-1]}")
         return answer["result"]
 
     def close(self, patience: float = 5.0) -> None:
-        """Asks it to end, and kills it with all that it started if it does not.
+        """Requests the end, then kills the process group.
 
-        A worker that is still computing is killed at once: it would not hear the request.
+        A worker that is still computing is killed immediately.
         """
         if self.is_alive and not self._is_busy:
             with contextlib.suppress(PeerError, SkippedPeer):
@@ -120,30 +116,28 @@ class WorkerProcess:
         self.kill()
 
     def kill(self) -> None:
-        """Ends the process group and frees the pipes."""
+        """Kills the process group and closes the pipes."""
         with contextlib.suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         for reader in self._readers:
-            reader.join(READ_SECONDS)
+            reader.join(STDERR_TIMEOUT_S)
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             with contextlib.suppress(OSError):
                 assert pipe
                 pipe.close()
 
     def tail(self) -> str:
-        """What an error quotes of stderr: its last lines, LAST of them.
+        """The last MAX_STDERR_LINES of stderr.
 
-        If the last exception was raised before these, as libraries go on to write when a process
-        ends: the lines up to that exception and the last ones, half as many of each, and "..."
-        between.
+        If the last exception is earlier, half of them are the lines up to that exception.
         """
-        lines = [line for line in [*self.stderr] if line.strip()]  # of a copy: it may grow
+        lines = [line for line in [*self.stderr] if line.strip()]  # a copy, as it may grow
         raised = [i for i, line in enumerate(lines) if RAISED.fullmatch(line)]
-        if raised and raised[-1] < len(lines) - LAST:
-            half = LAST // 2
+        if raised and raised[-1] < len(lines) - MAX_STDERR_LINES:
+            half = MAX_STDERR_LINES // 2
             lines = [*lines[: raised[-1] + 1][-half:], "...", *lines[-half:]]
-        return "\n".join(lines[-LAST:])
+        return "\n".join(lines[-MAX_STDERR_LINES:])
 
     def _answer(self, verb: str, timeout: float) -> dict[str, Any]:
         try:
@@ -152,7 +146,7 @@ class WorkerProcess:
                     return answer
         except queue.Empty:
             self.kill()
-            text = f"{self.name}: no answer to {verb} in {timeout:g} s; the worker was ended"
+            text = f"{self.name}: no answer to {verb} in {timeout:g} s; the worker was killed"
             raise PeerError(self._with_tail(text)) from None
         raise self._died(verb)
 
@@ -164,13 +158,8 @@ class WorkerProcess:
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         return PeerError(self._with_tail(f"{self.name}: the worker died during {verb} ({how})"))
 
-    def _wait_for_stderr(self) -> None:
-        """Waits until all that was printed before the last answer has been read."""
-        with self._mark_read:
-            self._mark_read.wait_for(lambda: self._marked >= self._count, READ_SECONDS)
-
     def _with_tail(self, text: str) -> str:
-        """Behind what it wrote, so that the last line says what happened."""
+        """The tail of stderr followed by the error."""
         return f"{self.tail()}\n{text}" if self.stderr else text
 
     def _read_answers(self, pipe: IO[str]) -> None:
@@ -178,7 +167,7 @@ class WorkerProcess:
             for line in pipe:
                 try:
                     answer = json.loads(line)
-                except ValueError:  # printed before the worker took hold of its stdout
+                except ValueError:  # printed before the worker redirected its stdout
                     self.stderr.append(line.rstrip("\n"))
                     continue
                 if isinstance(answer, dict):
@@ -186,15 +175,10 @@ class WorkerProcess:
         self._answers.put(None)
 
     def _read_stderr(self, pipe: IO[str]) -> None:
-        """Keeps what a terminal would show at the end: of a progress bar, its last state."""
-        is_open = False  # whether the next piece goes over the last one
+        """Keeps the lines that a terminal would show: of a progress bar, the last state."""
+        is_open = False  # whether the next piece overwrites the last one
         with contextlib.suppress(OSError, ValueError):
             for piece in pipe:
-                if mark := MARK.match(piece):
-                    with self._mark_read:
-                        self._marked = int(mark[1])
-                        self._mark_read.notify_all()
-                    continue
                 text = COLOURS.sub("", piece.rstrip("\r\n"))
                 if is_open and text and self.stderr:
                     self.stderr.pop()
@@ -204,7 +188,7 @@ class WorkerProcess:
 
 
 def environment(threads: int, extra: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables of a worker: this process's, less what points into our own Python."""
-    kept = {key: value for key, value in os.environ.items() if key not in OURS}
+    """Environment variables of a worker: ours without those of our Python."""
+    kept = {key: value for key, value in os.environ.items() if key not in REMOVED_VARIABLES}
     pools = dict.fromkeys(THREADS, str(threads)) if threads else {}
     return {**kept, **QUIET, **pools, **extra}

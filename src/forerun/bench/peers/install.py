@@ -1,9 +1,9 @@
-"""Makes the peers' environments: one virtual environment each, with what it needs and nothing else.
+"""Installs the peers, each in its own virtual environment.
 
     python -m forerun.bench.peers.install [--folder .peers] [--python python3.11] [NAME ...]
 
-What is ready is left alone, what failed or was interrupted is tried again. peers.json in the folder
-says for every peer its versions, or why it is skipped; NAME.log holds what pip said.
+Finished environments are kept; failed or interrupted ones are tried again. peers.json in the folder
+has the versions of every peer, or why it is skipped; NAME.log has the output of pip.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ LIST = (
 )
 
 
-class Failed(Exception):
-    """A step of an installation that ended with an error, and its reason."""
+class InstallError(Exception):
+    """A failed step of an installation, with its reason."""
 
 
 def python_of(folder: Path, name: str) -> Path:
-    """The interpreter of a peer's environment, there or not."""
+    """The path of the interpreter of a peer's environment."""
     return folder.absolute() / name / "bin" / "python"
 
 
 def env_of(folder: Path, name: str) -> dict[str, str]:
-    """What a peer's process wants to find in its environment; no library that is not there."""
+    """Environment variables of a peer's process, without missing preloaded libraries."""
     home, cache = python_of(folder, name).parent.parent, folder.absolute() / "cache" / name
     found = {key: text.format(home=home, cache=cache) for key, text in PEERS[name].env.items()}
     if not Path(found.get(PRELOAD, "")).is_file():
@@ -54,7 +54,7 @@ def env_of(folder: Path, name: str) -> dict[str, str]:
 
 
 def read_state(folder: Path) -> dict[str, dict[str, Any]]:
-    """What peers.json says; empty if there is none."""
+    """The content of peers.json; empty without the file."""
     try:
         found = json.loads((folder / STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -63,12 +63,12 @@ def read_state(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def problem(folder: Path, name: str, extra: str = "") -> str | None:
-    """Why a peer, or an extra package of it, cannot be used; None if it can."""
+    """Why a peer or its extra package is unusable; None if usable."""
     entry = read_state(folder).get(name, {})
     if "skipped" in entry:
         return f"could not be installed: {entry['skipped']}"
     if not entry or not python_of(folder, name).exists():
-        return f"no environment in {folder}; `make peers` makes it"
+        return f"no environment in {folder}; run `make peers`"
     if reason := entry.get("missing", {}).get(extra):
         return f"its package {extra} could not be installed: {reason}"
     return None
@@ -82,7 +82,7 @@ def installed(folder: Path) -> dict[str, Any]:
 
 
 def install(folder: Path, names: list[str], python: str) -> dict[str, dict[str, Any]]:
-    """Makes the environments of the named peers; the entries of peers.json."""
+    """Installs the named peers; returns the entries of peers.json."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, name in enumerate(names, start=1):
         peer, entry = PEERS[name], read_state(folder).get(name, {})
@@ -94,11 +94,11 @@ def install(folder: Path, names: list[str], python: str) -> dict[str, dict[str, 
         start = time.perf_counter()
         try:
             entry = make(folder, name, peer, python)
-            said = f"ready after {time.perf_counter() - start:.0f} s"
-        except Failed as reason:
+            state = f"ready after {time.perf_counter() - start:.0f} s"
+        except InstallError as reason:
             entry = {"skipped": str(reason)}
-            said = f"skipped: {reason}"
-        print(f"peers [{number}/{len(names)}] {name}: {said}")
+            state = f"skipped: {reason}"
+        print(f"peers [{number}/{len(names)}] {name}: {state}")
         for extra, why in entry.get("missing", {}).items():
             print(f"peers [{number}/{len(names)}] {name}: without {extra}: {why}")
         write_state(folder, name, {**entry, "recipe": recipe})
@@ -106,10 +106,10 @@ def install(folder: Path, names: list[str], python: str) -> dict[str, dict[str, 
 
 
 def make(folder: Path, name: str, peer: Peer, python: str) -> dict[str, Any]:
-    """One environment, from the start or from where it was interrupted. Raises Failed."""
+    """Builds or continues one environment. Raises InstallError."""
     own = python_of(folder, name)
     path = os.pathsep.join([str(own.parent), os.environ.get("PATH", "")])
-    env = {**os.environ, **peer.build_env, "PATH": path}  # builds find this Python first
+    env = {**os.environ, **peer.build_env, "PATH": path}  # for builds
     env.pop("PYTHONPATH", None)
     pins = folder / "constraints.txt"
     pins.write_text("\n".join(CONSTRAINTS) + "\n")
@@ -124,7 +124,7 @@ def make(folder: Path, name: str, peer: Peer, python: str) -> dict[str, Any]:
 
 
 def remove(own: Path, packages: tuple[str, ...], log: IO[str], env: Mapping[str, str]) -> None:
-    """Uninstalls what a dependency brought and an import stumbles over."""
+    """Uninstalls dependencies that break an import."""
     if packages:
         call([str(own), *PIP, "uninstall", "-y", *packages], log, env)
 
@@ -132,7 +132,7 @@ def remove(own: Path, packages: tuple[str, ...], log: IO[str], env: Mapping[str,
 def add_extras(
     own: Path, peer: Peer, pins: Path, log: IO[str], env: Mapping[str, str]
 ) -> dict[str, str]:
-    """Tries the extra packages, which may not change what is installed; extra -> why it failed."""
+    """Tries the extra packages without changing installed ones; extra -> why it failed."""
     missing = {}
     for extra, installs in peer.extras.items():
         pins.write_text(
@@ -141,28 +141,28 @@ def add_extras(
         try:
             for wanted in installs:
                 call([str(own), *PIP, "install", "-c", str(pins), *wanted], log, env)
-        except Failed as reason:
+        except InstallError as reason:
             missing[extra] = str(reason)
     return missing
 
 
 def call(command: list[str], log: IO[str], env: Mapping[str, str]) -> None:
-    """Runs a command into the log. Raises Failed with the line that says why."""
+    """Runs a command with its output in the log. Raises InstallError with the reason."""
     log.write("$ " + " ".join(command) + "\n")
     log.flush()
     start = log.tell()
     try:
         code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=env).returncode
     except OSError as error:
-        raise Failed(f"cannot run {command[0]}: {error.strerror}") from None
+        raise InstallError(f"cannot run {command[0]}: {error.strerror}") from None
     if code:
         with open(log.name, encoding="utf-8", errors="replace") as written:
             written.seek(start)
-            raise Failed(reason_in(written.read()) or f"exit status {code}")
+            raise InstallError(reason_in(written.read()) or f"exit status {code}")
 
 
 def reason_in(text: str) -> str:
-    """The first error that pip told, or else the last line."""
+    """The first error of pip, or the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("ERROR:", "error:"))]
     return (errors or lines[-1:] or [""])[0][:300]
@@ -180,7 +180,7 @@ def everything(own: Path) -> dict[str, str]:
 
 
 def versions(own: Path, peer: Peer) -> dict[str, str]:
-    """Versions of what the recipe asks for by name."""
+    """Versions of the requested packages."""
     found = everything(own)
     wanted = [text.partition("==")[0].lower() for text in (*peer.packages, *peer.extras)]
     return {package: found[package] for package in wanted if package in found}
@@ -193,13 +193,13 @@ def version_of(own: Path) -> str:
 
 
 def recipe_hash(peer: Peer) -> str:
-    """Changes when the recipe does, so that an old environment is brought up to date."""
+    """Hash of the packages, to update old environments."""
     parts = [CONSTRAINTS, peer.packages, sorted(peer.extras.items()), peer.removed]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def write_state(folder: Path, name: str, entry: dict[str, Any]) -> None:
-    """Sets one peer's entry; peers.json is replaced whole."""
+    """Writes one peer's entry; peers.json is replaced atomically."""
     state = {**read_state(folder), name: entry}
     write_whole(folder / STATE, json.dumps(state, indent=1) + "\n")
 

@@ -1,8 +1,8 @@
-"""Does a contestant sample the law that it was asked for? First tokens, and whole texts.
+"""Tests of a contestant's samples against the model's distribution: first tokens, whole texts.
 
-A peer that is greedy at T = 1, that truncates where nobody asked, or whose speculation bends the
-law would be faster for nothing. The model's own law is computed here by plain passes; counts are
-judged by the tests of forerun.utils.stats.
+A peer that is greedy at temperature 1, truncates by default, or changes the distribution by its
+speculation is not comparable. The model's distribution comes from plain passes here; the tests are
+those of forerun.utils.stats.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from forerun.utils.stats import EXCLUDED, fit, ranks
 
 if TYPE_CHECKING:
     from forerun.api import Model
-    from forerun.bench.contestants import Contestant
+    from forerun.bench.peers.peer import PeerContestant
 
-ALPHA = 1e-3  # a p-value below this is another law
-WIDE = 1.0  # nats: a law of this entropy or more tells much about a sampler
-BINS = 20  # of the ranks of whole texts
+ALPHA = 1e-3  # p-values below this fail
+MIN_ENTROPY = 1.0  # nats; distributions with less test a sampler poorly
+NUM_TEXT_BINS = 20  # of the ranks of whole texts
 
 
 @dataclass(frozen=True)
 class LawCheck:
-    """How well a contestant's tokens fit the model's law."""
+    """Goodness of fit of a contestant's tokens to the model's distribution."""
 
     num_samples: int
     num_bins: int
     statistic: float  # G, Williams' correction
     p_value: float
-    entropy: float  # of the law, nats; a mean over positions for texts
+    entropy: float  # of the distribution, nats; for texts the mean over positions
     num_excluded: int = 0  # tokens of probability 0
 
     @property
@@ -49,21 +49,21 @@ class LawCheck:
 
     @property
     def is_vacuous(self) -> bool:
-        """The law leaves too little to chance for the test to see anything."""
+        """Whether the distribution is too narrow to test anything."""
         return self.num_bins < 2 and self.num_excluded == 0
 
 
 def check_law(
-    contestant: Contestant,
+    contestant: PeerContestant,
     law: np.ndarray,
     prompt: Any,
     sampling: Sampling,
     n: int = 400,
     seed: int = 0,
 ) -> LawCheck:
-    """First tokens of n samples against `law` [V], the processed law after the prompt.
+    """First tokens of n samples against `law` [V], the processed distribution after the prompt.
 
-    Raises PeerError if the contestant gives another number of tokens, or an id outside V.
+    Raises PeerError for a wrong number of tokens or an id outside V.
     """
     _must_sample(sampling)
     tokens = np.array(contestant.first_tokens(prompt, replace(sampling, seed=seed), n))
@@ -76,10 +76,10 @@ def check_law(
 def check_texts(
     model: Model, prompt: Many[int], texts: Many[Many[int]], sampling: Sampling, seed: int = 0
 ) -> LawCheck:
-    """All tokens of sampled texts against the law after their own beginnings.
+    """All tokens of sampled texts against the distribution after their prefixes.
 
-    A token's randomised rank is uniform if it follows its law, drafted or not. Texts that share a
-    beginning were drawn independently, so their tokens may be tested together.
+    The randomised rank of a token is uniform if it follows its distribution. Texts with a common
+    prefix were drawn independently, so their tokens can be tested together.
     """
     _must_sample(sampling)
     rng = np.random.default_rng(seed)
@@ -89,16 +89,18 @@ def check_texts(
             law = to_probs(row, sampling).astype(np.float64)
             found.append(float(ranks(law, np.array([token]), rng)[0]))
             entropies.append(_entropy(law))
-    return _judged(np.array(found), np.full(BINS, 1 / BINS), float(np.mean(entropies)))
+    return _judged(
+        np.array(found), np.full(NUM_TEXT_BINS, 1 / NUM_TEXT_BINS), float(np.mean(entropies))
+    )
 
 
 def first_law(model: Model, prompt: Many[int], sampling: Sampling) -> np.ndarray:
-    """The model's processed law [V] of the token after a prompt, float64."""
+    """The model's processed distribution [V] of the token after a prompt, float64."""
     return to_probs(logits_along(model, prompt, [])[0], sampling).astype(np.float64)
 
 
 def widest(model: Model, texts: Many[Many[int]], sampling: Sampling, least: int = 4) -> list[int]:
-    """The beginning, among all those of some token lists, after which the law is widest."""
+    """The prefix of some token lists with the highest entropy of the next token."""
     best, start = -1.0, list(texts[0])
     for text in texts:
         for count, row in enumerate(logits_along(model, text[:least], text[least:]), start=least):
@@ -109,10 +111,9 @@ def widest(model: Model, texts: Many[Many[int]], sampling: Sampling, least: int 
 
 
 def first_difference(model: Model, prompt: Many[int], tokens: Many[int]) -> tuple[int, float]:
-    """Length of the greedy beginning of `tokens`, and by how much the first other one fell short.
+    """(length of the greedy prefix, gap of the first other token); (len(tokens), 0.0) for none.
 
-    The shortfall is the logit of the argmax less that of the token; (len(tokens), 0.0) if the whole
-    text is greedy. Small shortfalls are rounding, which differs from kernel to kernel.
+    The gap is the logit of the argmax minus that of the token; small gaps are rounding.
     """
     rows = logits_along(model, prompt, tokens)
     for i, (row, token) in enumerate(zip(rows, tokens, strict=False)):
@@ -147,4 +148,6 @@ def _entropy(law: np.ndarray) -> float:
 
 def _must_sample(sampling: Sampling) -> None:
     if sampling.is_greedy or math.isclose(sampling.temperature, 0.0):
-        raise ConfigError("the law is tested at a temperature above 0; greedy texts are compared")
+        raise ConfigError(
+            "sampling tests need a temperature above 0, got 0; compare greedy texts instead"
+        )

@@ -1,8 +1,7 @@
-"""A peer as a contestant: the same token ids, sampling, threads and dtype as ours.
+"""A peer as a contestant, with the same token ids, sampling, threads and dtype as local methods.
 
-Prompts are tokenised and texts decoded here, by the checkpoint's own tokenizer, so that no peer's
-tokenizer matters. A worker that has died is started again for the next prompt: who runs it says how
-often that may be.
+Prompts are tokenised and texts decoded here by the checkpoint's tokenizer. A dead worker is
+restarted for the next prompt; the caller limits the restarts.
 """
 
 from __future__ import annotations
@@ -15,12 +14,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.bench.contestants import Demand, Outcome, PeerError, Setup, SkippedPeer, short
+from forerun.bench.contestants import (
+    CacheDemand,
+    Outcome,
+    PeerError,
+    Setup,
+    SkippedPeer,
+    warm_up_sampling,
+)
 from forerun.bench.peers.catalog import PEERS, WORKERS, Name
 from forerun.bench.peers.client import WorkerProcess
 from forerun.bench.peers.install import DEFAULT_FOLDER, env_of, problem, python_of
 from forerun.bench.peers.sizing import (
-    USUAL,
+    DEFAULT_DEMAND,
     MemoryNeed,
     context_of,
     memory_need,
@@ -35,8 +41,8 @@ if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
     from forerun.tasks.base import Example
 
-LOAD, RUN, HELLO = 1800.0, 900.0, 60.0  # seconds; loading may convert or compile
-TAKEN = (  # fields of Sampling that peers are given
+LOAD_TIMEOUT_S, RUN_TIMEOUT_S, HELLO_TIMEOUT_S = 1800.0, 900.0, 60.0  # loading may compile
+SUPPORTED = (  # fields of Sampling that peers take
     *("temperature", "top_k", "top_p", "min_p", "max_new_tokens", "stop_token_ids"),
     *("ignore_eos", "seed", "n", "logprobs"),
 )
@@ -44,8 +50,8 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 @dataclass
-class Shared:
-    """A worker process and the contestants that use it: modes of one peer may share a model."""
+class SharedWorker:
+    """A worker process and its users: modes of one peer may share a model."""
 
     key: tuple
     users: int = 0
@@ -54,14 +60,14 @@ class Shared:
     resident: int = 0  # bytes after the last warm-up
 
     def alive(self, python: Path, worker: Path, threads: int, env: dict[str, str]) -> WorkerProcess:
-        """The running worker, started anew if there is none. Raises PeerError."""
+        """The running worker, started if necessary. Raises PeerError."""
         if self.process is None or not self.process.is_alive:
             self.loaded.clear()
             self.process = WorkerProcess(python, worker, threads=threads, env=env)
         return self.process
 
     def leave(self) -> None:
-        """One contestant less; the last one ends the process."""
+        """Removes one user; the last one ends the process."""
         self.users -= 1
         if self.users == 0:
             _shared.pop(self.key, None)
@@ -69,11 +75,11 @@ class Shared:
                 self.process.close()
 
 
-_shared: dict[tuple, Shared] = {}  # what runs now
+_shared: dict[tuple, SharedWorker] = {}
 
 
 class PeerContestant:
-    """One mode of a peer. Raises SkippedPeer if it cannot take part, PeerError if it fails."""
+    """One mode of a peer. Raises SkippedPeer if it cannot start, PeerError if it fails."""
 
     def __init__(self, parts: Name, name: str, setup: Setup) -> None:
         self.name, self.parts, self.setup = name, parts, setup
@@ -81,16 +87,16 @@ class PeerContestant:
         self.python = python_of(self.folder, parts.peer)
         self.worker = WORKERS / f"{parts.peer}.py"
         self.tokens: list[list[int]] = []  # of the last run's samples
-        self._starts = 0  # how often it has loaded the model
-        self.demand = USUAL
+        self._starts = 0  # number of model loads
+        self.demand = DEFAULT_DEMAND
         self.resident: int | None = None  # bytes of the process after the warm-up
-        self._host: Shared | None = None
+        self._host: SharedWorker | None = None
         self._warmed: dict[str, Any] | None = None
         self._has_converted = False  # at its last start
 
     @property
     def host(self) -> tuple:
-        """What tells processes apart: modes of some peers share one, and with them a model."""
+        """Key of its process; modes of some peers share one."""
         own = () if self.kind.shares_model else (self.parts.mode, *self.parts.options.items())
         setup = self.setup
         return self.python, self.worker, setup.model, setup.dtype, setup.device, own
@@ -99,26 +105,26 @@ class PeerContestant:
     def is_batched(self) -> bool:
         return self.parts.batch
 
-    def size_for(self, demand: Demand) -> None:
-        """Sets how many cells its cache gets, and the longest sequence."""
+    def size_for(self, demand: CacheDemand) -> None:
+        """Sets the size of its cache and the longest sequence."""
         self.demand = demand
 
     @property
     def need(self) -> MemoryNeed:
-        """Estimate of what its process takes. Raises SkippedPeer where a draft does not fit."""
+        """Estimated memory of its process. Raises SkippedPeer for an unsuitable draft."""
         return memory_need(
             self.parts.peer, self._models(), self._dtype(), self._num_cells(), self.folder
         )
 
     def memory_needed(self) -> int:
-        """The estimate, less what its process holds already; 0 where the model is on a GPU."""
+        """The estimate minus what its process holds; 0 for a model on a GPU."""
         if self.setup.device != "cpu":
             return 0
         shared = _shared.get(self.host)
         return max(0, self.need.total - (shared.resident if shared else 0))
 
     def memory_plan(self) -> dict[str, int]:
-        """Sizes for the manifest: what was asked for, estimated, and found after the warm-up."""
+        """Requested, estimated and measured sizes for the manifest."""
         found = {
             "num_seqs": self.demand.num_seqs,
             "context": self._context(),
@@ -129,12 +135,12 @@ class PeerContestant:
 
     @property
     def restarts(self) -> int:
-        """How often it had to begin anew."""
+        """Number of restarts."""
         return max(0, self._starts - 1)
 
     @property
     def folder(self) -> Path:
-        """Where the environments are."""
+        """The folder of the environments."""
         return self.setup.environments or DEFAULT_FOLDER
 
     @cached_property
@@ -150,16 +156,16 @@ class PeerContestant:
         return json.loads((Path(self.setup.model) / "config.json").read_text())
 
     def versions(self) -> dict[str, str]:
-        """Python and the packages that matter; under "note" what the worker had to mend."""
-        told = self._process().request("hello", HELLO)
-        notes = {"note": "; ".join(told["notes"])} if told["notes"] else {}
-        return {"python": told["python"], **told["versions"], **notes}
+        """Versions of Python and packages; under "note" the remarks of the worker."""
+        hello = self._process().request("hello", HELLO_TIMEOUT_S)
+        notes = {"note": "; ".join(hello["notes"])} if hello["notes"] else {}
+        return {"python": hello["python"], **hello["versions"], **notes}
 
     def start(self) -> None:
         """Starts the worker and loads the mode."""
         if linked := linked_file(Path(self.setup.model)):
             raise SkippedPeer(
-                f"peers read checkpoint folders, and {linked.name} is a GGUF file; give the "
+                f"peers need a checkpoint folder, and {linked.name} is a GGUF file; use the "
                 "original checkpoint"
             )
         mode = self.kind.mode(self.parts.mode)
@@ -167,11 +173,11 @@ class PeerContestant:
             raise SkippedPeer(reason)
         if self.setup.device.partition(":")[0] not in self.kind.devices:
             raise SkippedPeer(
-                f"what is installed runs on {'/'.join(self.kind.devices)}, and the model is on "
-                f"{self.setup.device}; with --device cpu both run there"
+                f"it runs on {'/'.join(self.kind.devices)}, the model is on {self.setup.device}; "
+                "use --device cpu"
             )
         if self._host is None:
-            self._host = _shared.setdefault(self.host, Shared(self.host))
+            self._host = _shared.setdefault(self.host, SharedWorker(self.host))
             self._host.users += 1
         try:
             self._ready()
@@ -180,20 +186,20 @@ class PeerContestant:
             raise
 
     def warm_up(self, example: Example, sampling: Sampling) -> None:
-        """A short run that is not counted, in the shape of the counted ones."""
-        few = short(sampling)
+        """A short run with the batch size of the counted ones."""
+        few = warm_up_sampling(sampling)
         few = replace(few, n=sampling.n) if self.parts.batch else few
-        self._warmed = self._asked(example.prompt, few)
-        answer = self._ready().request("warm_up", RUN, **self._warmed)
+        self._warmed = self._run_fields(example.prompt, few)
+        answer = self._ready().request("warm_up", RUN_TIMEOUT_S, **self._warmed)
         self.resident = answer["memory"].get("process")
         if self._host:
             self._host.resident = self.resident or 0
         self._remember_base()
 
     def _remember_base(self) -> None:
-        """Keeps what the libraries take, where one mode alone is loaded and nothing was converted.
+        """Stores the memory of the libraries, if one mode is loaded and nothing was converted.
 
-        Converting reads the whole checkpoint, which stays in the process.
+        After a conversion the whole checkpoint stays in the process.
         """
         if self._host is None or self._has_converted or len(self._host.loaded) > 1:
             return
@@ -202,19 +208,21 @@ class PeerContestant:
             remember(self.folder, self.parts.peer, base)
 
     def run(self, example: Example, sampling: Sampling) -> Outcome:
-        """Decodes one prompt sampling.n times; what is tokenised and decoded here is not timed."""
-        answer = self._ready().request("run", RUN, **self._asked(example.prompt, sampling))
+        """Decodes one prompt sampling.n times; tokenising and detokenising are not timed."""
+        answer = self._ready().request(
+            "run", RUN_TIMEOUT_S, **self._run_fields(example.prompt, sampling)
+        )
         self.tokens = [sample["tokens"] for sample in answer["samples"]]
         samples = [self._record(sample) for sample in answer["samples"]]
         return Outcome(answer["seconds"], samples, answer["prefill_seconds"], answer["memory"])
 
     def first_tokens(self, prompt: str | list[int], sampling: Sampling, n: int) -> list[int]:
         """The first token of n samples."""
-        asked = self._asked(prompt, replace(sampling, n=n, min_new_tokens=0))
-        return self._ready().request("first_tokens", RUN, **asked)["tokens"]
+        fields = self._run_fields(prompt, replace(sampling, n=n, min_new_tokens=0))
+        return self._ready().request("first_tokens", RUN_TIMEOUT_S, **fields)["tokens"]
 
     def close(self) -> None:
-        """Leaves the worker; the last user ends it."""
+        """Releases the worker; the last user ends it."""
         if self._host:
             self._host.leave()
             self._host = None
@@ -227,19 +235,19 @@ class PeerContestant:
 
     @property
     def cache(self) -> Path:
-        """Where converted and compiled models are kept."""
+        """The folder of converted and compiled models."""
         return (self.folder / "cache" / self.parts.peer).absolute()
 
     def _ready(self) -> WorkerProcess:
-        """The worker with this mode loaded, and warm again if it had to be started anew."""
+        """The worker with this mode loaded, warmed up again after a restart."""
         process = self._process()
         assert self._host
         if self.parts.mode not in self._host.loaded:
-            process.request("load", LOAD, **self._load_fields())
+            process.request("load", LOAD_TIMEOUT_S, **self._load_fields())
             self._host.loaded.add(self.parts.mode)
             self._starts += 1
             if self._warmed:
-                process.request("warm_up", RUN, **self._warmed)
+                process.request("warm_up", RUN_TIMEOUT_S, **self._warmed)
         return process
 
     def _load_fields(self) -> dict[str, Any]:
@@ -263,7 +271,7 @@ class PeerContestant:
         }
 
     def _models(self) -> list[Path]:
-        """The checkpoint, and the draft where the mode has one."""
+        """The checkpoint, and the draft of the mode if it has one."""
         model = Path(self.setup.model).absolute()
         needs_draft = self.kind.mode(self.parts.mode).needs_draft
         return [model, self._draft()] if needs_draft else [model]
@@ -272,17 +280,17 @@ class PeerContestant:
         return num_cells(self.kind, self.demand, self._context())
 
     def _dtype(self) -> str:
-        """ "bfloat16", "float16" or "float32": what was asked for, or the checkpoint's own."""
+        """ "bfloat16", "float16" or "float32": as requested, or the checkpoint's own."""
         own = self.config.get("dtype") or self.config.get("torch_dtype") or "float32"
         return DTYPES.get(self.setup.dtype, own)
 
     def _context(self) -> int:
-        """Tokens of the longest sequence: of the setup, or what the run needs."""
+        """Tokens of the longest sequence."""
         own = self.config.get("max_position_embeddings", 2048)
         return context_of(self.demand, min(self.setup.context or own, own))
 
     def _draft(self) -> Path:
-        """A draft that speaks the same tokens: the one named, or the one that ships with us."""
+        """The named draft, or the embedded one; its vocabulary must be that of the model."""
         from forerun.assets import embedded
 
         folder = Path(self.parts.draft or embedded("draft"))
@@ -292,20 +300,20 @@ class PeerContestant:
             raise SkippedPeer(f"no tokenizer.json to compare in {folder}") from error
         if not same:
             raise SkippedPeer(
-                f"the draft in {folder} has another vocabulary than the model; name one that "
-                f"shares it: {self.parts.peer}:{self.parts.mode},draft=FOLDER"
+                f"the draft in {folder} has a different vocabulary than the model; use "
+                f"{self.parts.peer}:{self.parts.mode},draft=FOLDER"
             )
         return folder.absolute()
 
-    def _asked(self, prompt: str | list[int], sampling: Sampling) -> dict[str, Any]:
-        """Fields of a run. Raises SkippedPeer for what peers do not all have."""
+    def _run_fields(self, prompt: str | list[int], sampling: Sampling) -> dict[str, Any]:
+        """Fields of a run request. Raises SkippedPeer for unsupported sampling options."""
         plain = Sampling()
         for name in Sampling.__dataclass_fields__:
             value = getattr(sampling, name)
-            if name not in TAKEN and value != getattr(plain, name) and name != "min_new_tokens":
-                raise SkippedPeer(f"peers are not asked for {name}={value!r}")
+            if name not in SUPPORTED and value != getattr(plain, name) and name != "min_new_tokens":
+                raise SkippedPeer(f"peers do not support {name}={value!r}")
         if sampling.min_new_tokens > 1:
-            raise SkippedPeer("peers are not asked for min_new_tokens")
+            raise SkippedPeer("peers do not support min_new_tokens")
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         room = self._context() - len(ids)
         if room < 1:
@@ -342,7 +350,7 @@ class PeerContestant:
 
 
 def digest(folder: Path) -> str:
-    """A hash of all that a checkpoint consists of, weights included."""
+    """A hash of a checkpoint, weights included."""
     found = hashlib.sha256()
     for path in sorted([*folder.glob("*.json"), *folder.glob("*.safetensors")]):
         found.update(path.name.encode())

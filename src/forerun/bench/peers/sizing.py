@@ -1,13 +1,12 @@
-"""Memory that a peer needs for a run: weights, key-value cells, and its libraries.
+"""Memory of a peer for a run: weights, KV cache, and libraries.
 
-    context = the longest sequence, rounded up to a power of two: few shapes for peers that compile
-    cells = block * (max(blocks of that sequence * (sequences at once + 1), blocks of context) + 1)
-    cache = cells * layers * 2 * KV heads * head dimension * bytes of a number
+    context = longest sequence, rounded up to a power of two, so that peers compile few shapes
+    cells = block * (max(blocks per sequence * (concurrent sequences + 1), blocks of context) + 1)
+    cache = cells * layers * 2 * KV heads * head dimension * bytes per number
 
-The sequence and the block beyond those at once are the margin: the prompt's cells stay for its next
-sample, and vLLM keeps one block that no sequence may use. One whole context is vLLM's own minimum.
-The memory of the libraries is measured at a peer's first start and kept in memory.json in the
-folder of the environments. Before that, the catalog's figure is used.
+The margin is one sequence, as prompt cells stay for the next sample, and one block that vLLM
+reserves. vLLM needs one whole context. The memory of the libraries is measured at a peer's first
+start and stored in memory.json next to the environments; until then the catalog's value is used.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from forerun.bench.contestants import Demand
+from forerun.bench.contestants import CacheDemand
 from forerun.bench.peers.catalog import PEERS, Peer
 from forerun.errors import CapacityError
 from forerun.utils.files import write_whole
@@ -30,7 +29,7 @@ NUM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SPARE_SEQS, SPARE_BLOCKS = 1, 1
 MIN_CONTEXT = 512  # tokens
 MEASURED = "memory.json"
-USUAL = Demand(num_seqs=8, num_tokens=2048)  # where no run says what it needs
+DEFAULT_DEMAND = CacheDemand(num_seqs=8, num_tokens=2048)
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class MemoryNeed:
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Numbers that a checkpoint consists of, and those that one token takes in its cache."""
+    """Number of weights, and numbers per token in the KV cache."""
 
     parameters: int
     cell: int
@@ -57,24 +56,24 @@ class ModelSize:
 @cache
 def model_size(folder: Path) -> ModelSize:
     """The size of a checkpoint, from its config and the headers of its tensors."""
-    from forerun.bench.planning import num_parameters, tensor_headers
+    from forerun.bench.model_info import num_parameters, tensor_headers
 
-    said = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    said = said.get("text_config", said)
-    heads = said["num_attention_heads"]
-    head_dim = said.get("head_dim") or said["hidden_size"] // heads
-    kv_heads = said.get("num_key_value_heads") or heads
-    cell = said["num_hidden_layers"] * 2 * kv_heads * head_dim
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = config.get("text_config", config)
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    kv_heads = config.get("num_key_value_heads") or heads
+    cell = config["num_hidden_layers"] * 2 * kv_heads * head_dim
     return ModelSize(sum(map(num_parameters, tensor_headers(folder))), cell)
 
 
-def context_of(demand: Demand, longest: int) -> int:
-    """Tokens that a sequence may have; longest: what the model can."""
+def context_of(demand: CacheDemand, longest: int) -> int:
+    """Maximum tokens of a sequence; longest: the limit of the model."""
     return min(longest, max(MIN_CONTEXT, 1 << (demand.num_tokens - 1).bit_length()))
 
 
-def num_cells(peer: Peer, demand: Demand, context: int) -> int:
-    """Cells of the cache in whole blocks, with the margin."""
+def num_cells(peer: Peer, demand: CacheDemand, context: int) -> int:
+    """KV cells in complete blocks, with the margin."""
     blocks = math.ceil(min(demand.num_tokens, context) / peer.block) * (
         demand.num_seqs + SPARE_SEQS
     )
@@ -84,7 +83,7 @@ def num_cells(peer: Peer, demand: Demand, context: int) -> int:
 def memory_need(
     name: str, models: Iterable[Path], dtype: str, cells: int, environments: Path
 ) -> MemoryNeed:
-    """What a peer will take for a run. models: the checkpoint, and its draft if there is one."""
+    """Estimated memory of a peer. models: the checkpoint, and its draft if it has one."""
     peer, sizes = PEERS[name], [model_size(folder) for folder in models]
     return MemoryNeed(
         weights=sum(size.parameters for size in sizes) * NUM_BYTES[dtype],
@@ -94,7 +93,7 @@ def memory_need(
 
 
 def measured(environments: Path) -> dict[str, int]:
-    """Bytes of the libraries by peer, as far as they have been measured here."""
+    """Measured bytes of the libraries by peer."""
     try:
         found: Any = json.loads((environments / MEASURED).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -104,7 +103,7 @@ def measured(environments: Path) -> dict[str, int]:
 
 
 def remember(environments: Path, name: str, base: int) -> None:
-    """Keeps the most that the libraries of a peer took; without room on the disk, nothing."""
+    """Stores the largest measured memory of a peer's libraries; ignores a full disk."""
     known = measured(environments)
     known[name] = max(base, known.get(name, 0))
     with suppress(OSError, CapacityError):

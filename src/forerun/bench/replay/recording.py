@@ -1,8 +1,7 @@
-"""Recorded text: prompts with the samples that some model gave, from JSON or JSON lines.
+"""Reads recorded prompts and samples from JSON or JSON lines, also gzip-compressed.
 
-Files may be gzip-compressed. A record is an object with a prompt and a text or a list of texts;
-well-known names of both are found without being told. Records with one text each are put together
-by prompt, so what `forerun generate --out` writes can be read as it is.
+A record is an object with a prompt and a text or a list of texts; common field names are detected.
+Records with one text each are grouped by prompt, so the output of `forerun generate --out` works.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ GZIP = b"\x1f\x8b"
 
 @dataclass
 class Recording:
-    """One prompt and its samples, in the order in which they were found."""
+    """One prompt and its samples, in file order."""
 
     prompt: str
     texts: list[str]
@@ -39,7 +38,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class Trace:
-    """The same as token ids. A prompt has at least one."""
+    """A prompt and its samples as token ids; the prompt is not empty."""
 
     prompt: list[int]
     samples: list[list[int]]
@@ -48,13 +47,13 @@ class Trace:
 def read_recordings(
     paths: Many[Path], prompt_field: str = "", text_fields: Many[str] = ()
 ) -> list[Recording]:
-    """All prompts of the files. text_fields: several are joined, as thoughts and answer.
+    """All prompts of the files. text_fields: several fields are joined, as thoughts and answer.
 
-    Raises DataError for what is no recording, with the file and the record.
+    Raises DataError with file and record.
     """
     found: list[Recording] = []
     for path in paths:
-        singles: dict[str, Recording] = {}  # one prompt to two models is two recordings
+        singles: dict[str, Recording] = {}  # one prompt in two files is two recordings
         for number, record in enumerate(_records(path), start=1):
             where = f"{path} record {number}"
             prompt = _prompt(where, record, prompt_field)
@@ -71,7 +70,7 @@ def read_recordings(
 def to_traces(
     recordings: Many[Recording], tokenizer: Tokenizer, max_tokens: int | None = None
 ) -> list[Trace]:
-    """Token ids; samples are cut to `max_tokens`, and empty ones left out."""
+    """Token ids; samples are cut to `max_tokens`, empty ones dropped."""
     traces = []
     for recording in recordings:
         prompt = tokenizer.encode(recording.prompt) or [0]
@@ -81,9 +80,9 @@ def to_traces(
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """A tokenizer of a model's folder, hub id or name, or of a tokenizer.json (.gz) alone.
+    """The tokenizer of a model folder, hub id or name, or of a single tokenizer.json (.gz).
 
-    Raises ModelError or DataError if there is none.
+    Raises ModelError, DataError.
     """
     from forerun.models.paths import located
 
@@ -97,12 +96,12 @@ def load_tokenizer(name: str) -> Tokenizer:
     try:
         inner = Inner.from_str(_text(alone))
     except Exception as cause:  # the Rust side raises Exception itself
-        raise DataError(f"{alone} is no tokenizer.json ({cause}); give a model's folder") from None
+        raise DataError(f"{alone} is not a tokenizer.json ({cause}); use a model folder") from None
     return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=inner))
 
 
 def _text(path: Path) -> str:
-    """UTF-8 text of a file, unpacked if need be. Raises DataError."""
+    """UTF-8 text of a file, decompressed if necessary. Raises DataError."""
     try:
         data = path.read_bytes()
         data = gzip.decompress(data) if data.startswith(GZIP) else data
@@ -126,16 +125,16 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
     objects = [value for value in values if isinstance(value, dict)]
     if not objects or len(objects) < len(values):
         raise DataError(
-            f"expected JSON objects in {path}, one per line or in a list, each with a prompt and "
-            "its texts; found none, or other values between them"
+            f"{path} must contain only JSON objects, one per line or in a list, each with a prompt "
+            "and its texts"
         )
     yield from objects
 
 
 def _lines(path: Path, text: str, whole: ValueError) -> Iterator[Any]:
-    """The values of JSON lines. whole: what is wrong with the text as one value.
+    """The values of JSON lines. whole: the error of the text as one value.
 
-    Raises DataError with the line; a text whose first line is none may be meant as one value.
+    Raises DataError with the line.
     """
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     for number, line in lines:
@@ -150,7 +149,7 @@ def _lines(path: Path, text: str, whole: ValueError) -> Iterator[Any]:
 
 def _no_json(where: Path | str, error: ValueError | str) -> DataError:
     return DataError(
-        f"{where} is not JSON: {error}; write an object per line, such as "
+        f"{where} is not JSON: {error}; write one object per line, such as "
         '{"prompt": "...", "text": "..."}'
     )
 
@@ -170,8 +169,8 @@ def _prompt(where: str, record: dict[str, Any], name: str) -> str:
     value = record.get(names[0]) if names else None
     if not isinstance(value, str):
         raise DataError(
-            f"{where} has no text in {name or ', '.join(PROMPTS)}; say with --prompt-field which "
-            f"of its fields is the prompt: {', '.join(record)}"
+            f"{where} has no text in {name or ', '.join(PROMPTS)}; select the prompt with "
+            f"--prompt-field, one of: {', '.join(record)}"
         )
     return value
 
@@ -186,13 +185,13 @@ def _texts(where: str, record: dict[str, Any], names: Many[str]) -> list[str]:
     if not columns or not all(columns) or len({len(column) for column in columns}) > 1:
         raise DataError(
             f"{where} has no text or list of texts in {' + '.join(names) or ', '.join(TEXTS)}; "
-            f"say with --text-field which of its fields hold them: {', '.join(record)}"
+            f"select the texts with --text-field, one of: {', '.join(record)}"
         )
     return ["\n".join(filter(None, parts)) for parts in zip(*columns, strict=True)]
 
 
 def _as_texts(value: Any) -> list[str]:
-    """A text or a list of texts (a missing one is empty) as a list; [] for anything else."""
+    """A text or a list of texts as a list, null as ""; [] for other values."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not all(v is None or isinstance(v, str) for v in value):

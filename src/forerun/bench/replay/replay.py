@@ -1,8 +1,7 @@
-"""What drafts would have gained on recorded text. No model runs.
+"""Acceptance of deterministic drafters on recorded text, without a model.
 
-A deterministic draft is a fact about the text before it: it is accepted as far as the recorded text
-says the same, which is what greedy matching would have accepted on that very path. Drafts that are
-drawn, and drafters that learn the target's probabilities, cannot be judged so: a text has none.
+A deterministic draft is accepted as far as it equals the recorded text, as greedy matching would
+do. Random drafts and drafters that need the target's probabilities cannot be replayed.
 """
 
 from __future__ import annotations
@@ -29,27 +28,27 @@ ORDERS = (2, 3, 4, 5)
 
 @dataclass
 class Replayed:
-    """Counts of a drafter on all traces, and by the number of the sample within its prompt."""
+    """Counts of a drafter over all traces, and by sample number within a prompt."""
 
     total: Stats = field(default_factory=Stats)
     by_index: list[Stats] = field(default_factory=list)
 
     def add(self, index: int, stats: Stats) -> None:
-        """The counts of sample `index` of some prompt."""
+        """Adds the counts of sample `index` of a prompt."""
         while len(self.by_index) <= index:
             self.by_index.append(Stats())
         self.by_index[index].add(stats)
         self.total.add(stats)
 
     def to_dict(self) -> dict[str, Any]:
-        """For machines: what does not depend on the clock."""
+        """Plain values for JSON, without times."""
         found = self.total.to_dict()
         del found["seconds"], found["tokens_per_second"]
         return found | {"tau_by_sample": [round(stats.tau, 4) for stats in self.by_index]}
 
 
-class Silent:
-    """Laws of a recorded text: there are none, and who asks is told so."""
+class NoProbabilities:
+    """Stands for the target's probabilities, which a recorded text lacks; raises on access."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -62,26 +61,26 @@ class Silent:
 
     def _refuse(self) -> NoReturn:
         raise ConfigError(
-            f"drafter {self._name!r} learns the target's probabilities, and a recorded text has "
-            "none; measure it with a model (`forerun generate`, `forerun bench`), or replay one "
-            "that reads texts alone, such as prompt_lookup"
+            f"drafter {self._name!r} needs the target's probabilities, which a recording lacks; "
+            "measure it with a model (`forerun bench`), or replay a text-only drafter such as "
+            "prompt_lookup"
         )
 
 
-class Absent(Target):
-    """No model: tells drafters how many tokens there are."""
+class NoTarget(Target):
+    """A target without a model, with the vocabulary size for drafters."""
 
     context = 1 << 40
-    cost = Cost((1, 2), (1.0, 1.0))  # a pass costs the same whatever is drafted
+    cost = Cost((1, 2), (1.0, 1.0))  # the same for any draft
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
     def forward(self, batch: ForwardBatch) -> list[Rows]:
-        raise AssertionError("a replay computes nothing")
+        raise AssertionError("a replay runs no pass")
 
     def commit(self, seqs: Many[Sequence], trees: Many[Tree], verdicts: Many[Verdict]) -> None:
-        """Nothing is kept."""
+        """Does nothing."""
 
 
 def replay(
@@ -89,12 +88,12 @@ def replay(
 ) -> Replayed:
     """Drafts along every sample, prompt by prompt, one sample after another.
 
-    Raises ConfigError for a drafter whose drafts a recorded text cannot judge.
+    Raises ConfigError for a drafter that cannot be replayed.
     """
     name = name or name_of(drafter)
     check_can_replay(drafter, name)
-    drafter.bind(Absent(vocab_size))
-    found, laws = Replayed(), Silent(name)
+    drafter.bind(NoTarget(vocab_size))
+    found, laws = Replayed(), NoProbabilities(name)
     for group, trace in enumerate(traces):
         for index, sample in enumerate(trace.samples):
             found.add(index, _follow(drafter, trace.prompt, sample, plan, laws, group, index))
@@ -103,17 +102,16 @@ def replay(
 
 
 def check_can_replay(drafter: Drafter, name: str) -> None:
-    """Raises ConfigError for drafts that are drawn, or that need a model's passes."""
+    """Raises ConfigError for drafters with random drafts or that need a model's passes."""
     if drafter.labels - {"point"}:
         raise ConfigError(
-            f"drafter {name!r} draws its drafts at random, and a recorded text does not tell which "
-            "of those it would have accepted; replay one that drafts the same every time, such as "
-            "prompt_lookup or suffix, or measure this one with a model (`forerun bench run`)"
+            f"drafter {name!r} draws random drafts and cannot be replayed; replay a deterministic "
+            "one such as prompt_lookup or suffix, or measure it with `forerun bench run`"
         )
     if drafter.needs:
         raise ConfigError(
-            f"drafter {name!r} needs {', '.join(sorted(drafter.needs))} of the target's passes, "
-            "and a replay has none; measure it with a model"
+            f"drafter {name!r} needs {', '.join(sorted(drafter.needs))} of the target's passes and "
+            "cannot be replayed; measure it with `forerun bench run`"
         )
 
 
@@ -126,7 +124,7 @@ def _follow(
     group: int,
     index: int,
 ) -> Stats:
-    """One sample: draft, accept what the text says, add the next token, learn."""
+    """One sample: draft, accept what equals the text, add the next token, observe."""
     recorder, greedy = Recorder(), Sampling(temperature=0.0)
     seq = Sequence(
         list(prompt), len(prompt), greedy, SeededDice(0), len(text), group=group, index=index
@@ -147,7 +145,7 @@ def _follow(
 
 
 def agreed(tree: Tree, text: list[int], at: int) -> list[int]:
-    """The nodes of the longest path that the text from `at` on spells, from the top down."""
+    """The nodes of the longest path that equals the text from `at` on, from the root down."""
     where: dict[tuple[int, int], int] = {}
     for node, key in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
         where.setdefault(key, node)
@@ -162,10 +160,10 @@ def agreed(tree: Tree, text: list[int], at: int) -> list[int]:
 
 
 def overlap(traces: Many[Trace], orders: Many[int] = ORDERS) -> dict[int, list[float]]:
-    """n -> share of repeated n-grams in the first 1, 2, 3 ... samples of a prompt.
+    """n -> share of repeated n-grams in the first 1, 2, 3, ... samples of a prompt.
 
-    1 - distinct n-grams / n-grams, both within samples; the mean over the prompts that have so many
-    samples. Prompts themselves are not counted.
+    1 - distinct n-grams / n-grams within samples; mean over the prompts with so many samples.
+    Prompts are not counted.
     """
     most = max(len(trace.samples) for trace in traces)
     shares: dict[int, list[list[float]]] = {n: [[] for _ in range(most)] for n in orders}
@@ -178,14 +176,14 @@ def overlap(traces: Many[Trace], orders: Many[int] = ORDERS) -> dict[int, list[f
 
 
 def _repeated(samples: Many[list[int]], longest: int) -> dict[int, np.ndarray]:
-    """n -> share of repeated n-grams in the first 1, 2 ... samples; nan where there are none."""
+    """n -> share of repeated n-grams in the first 1, 2 ... samples; nan without n-grams."""
     text = np.concatenate([np.asarray(sample, np.int64) for sample in samples])
     sizes = np.array([len(sample) for sample in samples])
     left = np.concatenate([np.arange(size, 0, -1) for size in sizes])  # tokens to the sample's end
     starts, codes = np.arange(len(text)), text
     found = {}
     for n in range(1, longest + 1):
-        if n > 1:  # (n - 1)-gram and next token, numbered anew so that the pair fits into 64 bits
+        if n > 1:  # (n - 1)-gram and next token, renumbered to fit into 64 bits
             starts, codes = starts[left[starts] >= n], codes[left[starts] >= n]
             codes = codes * (text.max() + 1) + text[starts + n - 1]
         _, first, codes = np.unique(codes, return_index=True, return_inverse=True)

@@ -1,1 +1,1 @@
-"""What runs in the peers' own environments. Nothing here imports forerun."""
+"""Workers that run in the peers' environments, without forerun."""

@@ -1,10 +1,9 @@
-"""llama.cpp through llama-cpp-python: plain, prompt lookup, and many samples of a prompt at once.
+"""llama.cpp through llama-cpp-python: plain, prompt lookup, and batched samples of a prompt.
 
-Weights keep the asked dtype; mode "f16" is plain decoding with weights in fp16, the format that
-llama.cpp itself converts to. Plain and lookup run the library's own loop, `Llama.generate`; only
-its sampler chain is put into our order, temperature first (its own cuts before it tempers, which is
-another law). Several samples at once use the C interface of the same package: one batch, and one
-prompt whose cells all share.
+Weights keep the requested dtype; mode "f16" is plain decoding with fp16 weights, llama.cpp's own
+format. Plain and lookup use `Llama.generate`, with the sampler chain reordered to temperature first
+(its default truncates first, which is a different distribution). Batched samples use the C
+interface of the package: one batch, with shared cells of the prompt.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.model: Any = None
-        self.room: Room | None = None
+        self.room: BatchContext | None = None
 
     def load(
         self,
@@ -38,9 +37,9 @@ class Worker:
         options: dict[str, int],
         **_: Any,
     ) -> None:
-        """Writes the GGUF file if that has not been done, and loads it.
+        """Writes the GGUF file if necessary, and loads it.
 
-        context: cells of the one sequence of plain and lookup.
+        context: KV cells of the sequence of plain and lookup.
         """
         import llama_cpp
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
@@ -49,7 +48,7 @@ class Worker:
         draft = None
         if mode == "lookup":
             draft = LlamaPromptLookupDecoding(options["ngram"], options["tokens"])
-        self.model = tempered()(
+        self.model = counting_llama()(
             str(path),
             n_ctx=context,
             n_batch=min(context, 512),
@@ -58,12 +57,12 @@ class Worker:
             draft_model=draft,
             verbose=False,
         )
-        self.model.scores = Unused()
+        self.model.scores = IgnoredLogits()
         print("llama.cpp:", llama_cpp.llama_print_system_info().decode(), file=sys.stderr)
 
     def reset(self, prompt: list[int], sampling: dict[str, Any], batch: bool, **_: Any) -> None:
-        """Forgets the prompt before, which the library would reuse; makes room for many."""
-        self.model.forget()
+        """Clears the cached prompt; allocates the context of a batch."""
+        self.model.clear_cache()
         if batch:
             cells = len(prompt) + len(sampling["seeds"]) * sampling["max_new_tokens"]
             self.room = room_for(self.room, self.model, len(sampling["seeds"]), cells)
@@ -79,7 +78,7 @@ class Worker:
         """Samples one after the other (the prompt's cells are reused), or at once."""
         if batch:
             assert self.room
-            return many(self.room, prompt, sampling)
+            return run_batched(self.room, prompt, sampling)
         found = [self._one(prompt, sampling, seed) for seed in sampling["seeds"]]
         return {
             "samples": [sample for sample, _ in found],
@@ -109,28 +108,28 @@ class Worker:
         return sample, model.prefill_seconds
 
 
-class Unused:
-    """Replaces the array into which the library copies all logits when it drafts.
+class IgnoredLogits:
+    """Replaces the array into which the library copies all logits when drafting.
 
-    That array has one row per token of a batch, so the copy fails once a text is longer. Sampling
-    here does not read it.
+    That array has one row per token of a batch, so the copy fails for longer texts; sampling does
+    not read it.
     """
 
-    def __getitem__(self, _: Any) -> Unused:
+    def __getitem__(self, _: Any) -> IgnoredLogits:
         return self
 
     def __setitem__(self, *_: Any) -> None:
-        """Nothing is kept."""
+        """Does nothing."""
 
-    def reshape(self, _: int) -> Unused:
+    def reshape(self, _: int) -> IgnoredLogits:
         return self
 
 
-def tempered() -> type:
-    """The library's class with our order of the sampler chain, and passes counted."""
+def counting_llama() -> type:
+    """The library's class with our sampler order and a count of passes."""
     import llama_cpp
 
-    class Tempered(llama_cpp.Llama):
+    class CountingLlama(llama_cpp.Llama):
         law: dict[str, Any]
         passes: list[int]
         prefill_seconds = 0.0
@@ -145,11 +144,11 @@ def tempered() -> type:
                 self.prefill_seconds += time.perf_counter() - start
             self.passes.append(len(tokens))
 
-        def forget(self) -> None:
+        def clear_cache(self) -> None:
             self._ctx.kv_cache_clear()
             self.n_tokens = 0
 
-    return Tempered
+    return CountingLlama
 
 
 def chain(law: dict[str, Any], seed: int) -> Any:
@@ -172,8 +171,8 @@ def chain(law: dict[str, Any], seed: int) -> Any:
 
 
 @dataclass
-class Room:
-    """A context whose cells are shared by several sequences."""
+class BatchContext:
+    """A context with KV cells shared by several sequences."""
 
     context: Any
     batch: Any
@@ -187,8 +186,8 @@ class Room:
         self.context.close()
 
 
-def room_for(room: Room | None, model: Any, num_seqs: int, num_cells: int) -> Room:
-    """The room there is, emptied, or a larger one."""
+def room_for(room: BatchContext | None, model: Any, num_seqs: int, num_cells: int) -> BatchContext:
+    """The existing context, emptied, or a larger one."""
     from llama_cpp._internals import LlamaBatch, LlamaContext
 
     if room and room.num_seqs >= num_seqs and room.num_cells >= num_cells:
@@ -203,11 +202,11 @@ def room_for(room: Room | None, model: Any, num_seqs: int, num_cells: int) -> Ro
     params.n_ctx, params.n_seq_max, params.kv_unified = before
     width = max(params.n_batch, num_seqs)
     batch = LlamaBatch(n_tokens=width, embd=0, n_seq_max=1, verbose=False)
-    return Room(context, batch, num_seqs, num_cells, params.n_batch)
+    return BatchContext(context, batch, num_seqs, num_cells, params.n_batch)
 
 
-def many(room: Room, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
-    """n samples of one prompt in one batch: its cells are computed once and shared."""
+def run_batched(room: BatchContext, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+    """n samples of one prompt in one batch, with a shared prompt."""
     seeds, ends, most = sampling["seeds"], set(sampling["ends"]), sampling["max_new_tokens"]
     context, batch = room.context, room.batch
     start = time.perf_counter()
@@ -233,7 +232,7 @@ def many(room: Room, prompt: list[int], sampling: dict[str, Any]) -> dict[str, A
 
 
 def fill(batch: Any, rows: list[tuple[int, int, int]]) -> None:
-    """One (token, position, sequence) per row, all of which want logits."""
+    """One (token, position, sequence) per row, all with logits."""
     batch.n_tokens = len(rows)
     for row, (token, position, sequence) in enumerate(rows):
         batch.token[row], batch.pos[row] = token, position
@@ -245,11 +244,11 @@ def converted(model: Path, dtype: str, cache: Path) -> Path:
     """The GGUF file of a checkpoint, written on first use."""
     path = cache / f"{dtype}.gguf"
     if not path.exists():
-        beside("llama_gguf").write(model, path, dtype)
+        sibling_module("llama_gguf").write(model, path, dtype)
     return path
 
 
-def beside(name: str) -> ModuleType:
+def sibling_module(name: str) -> ModuleType:
     """A module of this folder, which is not on the path."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
     assert spec and spec.loader

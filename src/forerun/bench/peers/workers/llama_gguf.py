@@ -1,8 +1,8 @@
-"""Writes a GGUF file of a llama, mistral, qwen2, qwen3 or gemma3 checkpoint, without a vocabulary.
+"""Converts a llama, mistral, qwen2, qwen3 or gemma3 checkpoint to GGUF, without a vocabulary.
 
-In its llama architecture llama.cpp rotates neighbouring pairs of a head's channels, Hugging Face
-the two halves of it, so there the rows of the query and key projections are interleaved. Token ids
-go in and out, hence no tokenizer.
+The llama architecture of llama.cpp rotates neighbouring channels of a head, Hugging Face its two
+halves, so the rows of query and key projections are interleaved. No tokenizer is needed, as
+requests contain token ids.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ STORED = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}  # bf16 as it
 
 @dataclass(frozen=True)
 class Architecture:
-    """How llama.cpp calls and stores a family."""
+    """llama.cpp's name and storage of a model family."""
 
     name: str
     is_interleaved: bool = False  # rows of the query and key projections
     norm_offset: float = 0.0  # added to the weights of norms
     names: Mapping[str, str] = field(default_factory=lambda: NAMES)
-    has_local_layers: bool = False  # sliding windows in layers that llama.cpp knows by number
+    has_local_layers: bool = False  # sliding windows in layers fixed by llama.cpp
 
 
 ARCHITECTURES = {
@@ -63,14 +63,14 @@ LOCAL_LAYERS = {"sliding_window_pattern": 6, "rope_theta": 10000.0}  # llama.cpp
 
 
 def write(model: Path, target: Path, dtype: str) -> None:
-    """The checkpoint in folder `model` as the file `target`; whole or not at all."""
+    """Writes the checkpoint in folder `model` to `target`, atomically."""
     import gguf
 
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     kind_of_model = architecture(config)
     kind = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}[dtype]
-    beside = target.with_suffix(".part")
-    writer = gguf.GGUFWriter(str(beside), kind_of_model.name, use_temp_file=True)
+    part = target.with_suffix(".part")
+    writer = gguf.GGUFWriter(str(part), kind_of_model.name, use_temp_file=True)
     describe(writer, config, getattr(gguf.LlamaFileType, f"MOSTLY_{kind}", 0))
     for name, array, stored in tensors(model):
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
@@ -78,25 +78,24 @@ def write(model: Path, target: Path, dtype: str) -> None:
         array, own = renamed(name, array, config)[::-1]
         if array.ndim == 1:
             offset = kind_of_model.norm_offset if own.endswith("norm.weight") else 0.0
-            writer.add_tensor(own, widened(array, stored) + np.float32(offset))
+            writer.add_tensor(own, to_float32(array, stored) + np.float32(offset))
         else:
-            packed = as_kind(array, stored, kind)
+            packed = to_dtype(array, stored, kind)
             raw = getattr(gguf.GGMLQuantizationType, kind)
             writer.add_tensor(own, packed.view(np.uint8), raw_dtype=raw)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    os.replace(beside, target)
+    os.replace(part, target)
 
 
 def architecture(config: dict[str, Any]) -> Architecture:
-    """The family of a checkpoint. Raises NotImplementedError for what this writer does not know."""
+    """The family of a checkpoint. Raises NotImplementedError for unsupported ones."""
     kind = ARCHITECTURES.get(config.get("model_type", ""))
     if kind is None:
         raise NotImplementedError(
-            f"only {', '.join(ARCHITECTURES)} checkpoints are converted to GGUF, this is "
-            f"{config.get('model_type')!r}"
+            f"cannot convert {config.get('model_type')!r} to GGUF, only {', '.join(ARCHITECTURES)}"
         )
     if (found := rope(config).get("rope_type", "default")) != "default":
         raise NotImplementedError(f"rope of type {found!r} is not converted to GGUF")
@@ -108,7 +107,7 @@ def architecture(config: dict[str, Any]) -> Architecture:
 
 
 def _check_local_layers(config: dict[str, Any]) -> None:
-    """Raises NotImplementedError where local layers are not those that llama.cpp takes for such."""
+    """Raises NotImplementedError for local layers other than llama.cpp's."""
     every = LOCAL_LAYERS["sliding_window_pattern"]
     usual = ["full" if (i + 1) % every == 0 else "sliding" for i in range(len(_layers(config)))]
     if _layers(config) != usual:
@@ -125,7 +124,7 @@ def _layers(config: dict[str, Any]) -> list[str]:
 
 
 def rope(config: dict[str, Any]) -> dict[str, Any]:
-    """Parameters of the rotary embedding, in the old form or the new; of the global layers."""
+    """Rotary embedding parameters of the global layers, from the old or new config form."""
     scaling = config.get("rope_scaling") or {}
     old = {"rope_theta": config.get("rope_theta", 10000.0)}
     new = config.get("rope_parameters") or {}
@@ -184,30 +183,30 @@ def renamed(name: str, array: np.ndarray, config: dict[str, Any]) -> tuple[str, 
         _, layer, stem = stem.split(".", 2)
         prefix = f"blk.{layer}."
     if stem not in kind.names:
-        raise NotImplementedError(f"tensor {name} has no place in GGUF's {kind.name}")
+        raise NotImplementedError(f"tensor {name} is unknown in GGUF's {kind.name}")
     if kind.is_interleaved and stem in ("self_attn.q_proj", "self_attn.k_proj"):
         array = interleaved(array, head_dim(config))
     return f"{prefix}{kind.names[stem]}.{part}", array
 
 
 def interleaved(array: np.ndarray, dim: int) -> np.ndarray:
-    """Rows [heads * dim, ...]: channel i of a head next to channel i + dim / 2."""
+    """Rows [heads * dim, ...] with channel i of a head next to channel i + dim / 2."""
     halves = array.reshape(-1, 2, dim // 2, *array.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(array.shape)
 
 
-def widened(array: np.ndarray, stored: str) -> np.ndarray:
-    """The same numbers in float32."""
+def to_float32(array: np.ndarray, stored: str) -> np.ndarray:
+    """The values in float32."""
     if stored == "BF16":
         return (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float32)
 
 
-def as_kind(array: np.ndarray, stored: str, kind: str) -> np.ndarray:
-    """The numbers in another dtype; float32 to bf16 rounds to the nearest, ties to even."""
+def to_dtype(array: np.ndarray, stored: str, kind: str) -> np.ndarray:
+    """The values in another dtype; float32 to bf16 rounds to nearest, ties to even."""
     if stored == kind:
         return np.ascontiguousarray(array)
-    wide = widened(array, stored)
+    wide = to_float32(array, stored)
     if kind == "F32":
         return np.ascontiguousarray(wide)
     if kind == "F16":

@@ -1,9 +1,8 @@
 """OpenVINO GenAI on a CPU: plain and prompt lookup, after an export by optimum-intel.
 
-Weights keep the asked dtype (the exporter's own default makes 8 bits of large ones), and so does
-the key-value cache (the CPU plugin's own default is 8 bits): otherwise the law would be another.
-Where the processor does not multiply that dtype, the plugin refuses it: it computes and caches in
-float32 then, and the note of its versions says so.
+Weights and KV cache keep the requested dtype, as the defaults of 8 bits would change the
+distribution. If the processor does not support the dtype, the plugin computes and caches in
+float32, with a note in its versions.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 PRECISION = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 CAPABILITY = {"bfloat16": "BF16", "float16": "FP16", "float32": "FP32"}
-BLOCK = 32  # cells; the catalog counts with the same
+BLOCK = 32  # KV cells; as in the catalog
 
 
 class Worker:
@@ -38,7 +37,7 @@ class Worker:
         num_seqs: int,
         **_: Any,
     ) -> None:
-        """Exports the checkpoint if that has not been done, and compiles the pipeline."""
+        """Exports the checkpoint if necessary, and compiles the pipeline."""
         import openvino
         import openvino_genai as genai
 
@@ -47,11 +46,13 @@ class Worker:
         precision = PRECISION[dtype]
         if CAPABILITY[dtype] not in able:
             precision = "f32"
-            self.notes.append(f"computes in float32, as this processor does not in {dtype}")
+            self.notes.append(f"computes in float32, as this processor does not support {dtype}")
         scheduler = genai.SchedulerConfig()
         scheduler.num_kv_blocks = num_cells // BLOCK
         scheduler.max_num_seqs = num_seqs
-        scheduler.enable_prefix_caching = False  # across calls; samples of one call share anyway
+        scheduler.enable_prefix_caching = (
+            False  # across calls only; samples of one call share the prompt
+        )
         properties = {
             "INFERENCE_NUM_THREADS": threads,
             "INFERENCE_PRECISION_HINT": precision,
@@ -73,15 +74,15 @@ class Worker:
         batch: bool,
         options: dict[str, Any],
     ) -> dict[str, Any]:
-        """Samples by generate(); n at once as num_return_sequences."""
+        """Samples by generate(); batched as num_return_sequences."""
         import numpy as np
         import openvino
 
         greedy = sampling["temperature"] == 0
         if sampling["min_p"]:
-            raise NotImplementedError("OpenVINO GenAI is not asked for min_p")
+            raise NotImplementedError("OpenVINO GenAI has no min_p")
         if greedy and batch and len(sampling["seeds"]) > 1:
-            raise NotImplementedError("OpenVINO GenAI runs one greedy sample of a prompt")
+            raise NotImplementedError("OpenVINO GenAI has one greedy sample per prompt")
         ids = openvino.Tensor(np.array([prompt], dtype=np.int64))
         seeds = sampling["seeds"]
         calls = [(seeds[0], len(seeds))] if batch else [(seed, 1) for seed in seeds]
@@ -100,7 +101,7 @@ class Worker:
         return {"samples": samples, "prefill_seconds": prefill}
 
     def _config(self, mode: str, sampling: dict[str, Any], options: dict[str, Any]) -> Any:
-        """All of the law spelled out: nothing is left to the checkpoint's own defaults."""
+        """All sampling parameters, to override the checkpoint's defaults."""
         import openvino_genai as genai
 
         config = genai.GenerationConfig()
@@ -124,31 +125,31 @@ class Worker:
 
 
 def counts(result: Any, num_tokens: int) -> dict[str, int]:
-    """Passes, drafted and accepted tokens, where the pipeline tells them."""
+    """Passes, drafted and accepted tokens, if reported."""
     metrics = result.extended_perf_metrics
     if metrics is None or not hasattr(metrics, "get_num_accepted_tokens"):
         return {}
     accepted = int(metrics.get_num_accepted_tokens())
-    drafted = int(metrics.get_num_draft_tokens())  # accepted ones may be cut off at the end
+    drafted = int(metrics.get_num_draft_tokens())  # accepted ones may be cut at the end
     return {"passes": max(1, num_tokens - accepted), "drafted": drafted, "accepted": accepted}
 
 
 def exported(model: Path, dtype: str, cache: Path) -> Path:
-    """The folder of the exported model; whole, since it is renamed when it is done."""
+    """The folder of the exported model, renamed when complete."""
     folder = cache / PRECISION[dtype]
     if not folder.exists():
         from optimum.exporters.openvino import main_export
         from optimum.intel import OVConfig
 
-        beside = folder.with_suffix(".part")
-        shutil.rmtree(beside, ignore_errors=True)
+        part = folder.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
         main_export(
             str(model),
-            beside,
+            part,
             task="text-generation-with-past",
             convert_tokenizer=True,
             ov_config=OVConfig(dtype="fp16" if dtype == "float16" else "fp32"),  # or 8 bits
             model_loading_kwargs={"torch_dtype": dtype},
         )
-        os.replace(beside, folder)
+        os.replace(part, folder)
     return folder

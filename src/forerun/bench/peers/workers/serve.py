@@ -1,11 +1,11 @@
-"""Serves one peer over stdin and stdout, a JSON object per line, under the peer's own Python.
+"""Serves one peer over stdin and stdout, one JSON object per line, in the peer's environment.
 
     python -P serve.py WORKER.py
 
--P keeps this folder off the path: its files are named like the libraries that they use. WORKER.py
-defines `Worker` with `packages` (whose versions are told), `load(**fields)` and `run(**fields)`;
-NotImplementedError from it means that the peer cannot do this. A request is {"id", "do", ...}, its
-answer {"id", "result"}, {"id", "skip": reason} or {"id", "error": text}. Verbs:
+-P keeps this folder off the path, as its files have the names of libraries. WORKER.py defines
+`Worker` with `packages` (reported with versions), `load(**fields)` and `run(**fields)`, which raise
+NotImplementedError for unsupported requests. A request is {"id", "do", ...}, an answer
+{"id", "result"}, {"id", "skip": reason} or {"id", "error": text}. Verbs:
 
     hello                                    -> {"python", "versions", "notes"}
     load          mode, model, dtype, threads, device, context, num_seqs, num_cells, cache_bytes,
@@ -14,10 +14,8 @@ answer {"id", "result"}, {"id", "skip": reason} or {"id", "error": text}. Verbs:
     first_tokens  the same                                                       -> {"tokens": [n]}
     close                                    -> {}, and the process ends
 
-The pipe is kept clean: whatever libraries print, also from C, goes to stderr. Before an error is
-answered, a line MARK + id is written to stderr: the reader then knows that it has read everything
-that was printed before. When the other end of stdin is closed, as by a parent that was killed, the
-process ends at once with all that it started.
+All output of libraries, also from C, goes to stderr. An error is the text of a traceback. When the
+other end of stdin is closed, as by a killed parent, the process group ends.
 """
 
 from __future__ import annotations
@@ -36,42 +34,37 @@ import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
-MARK = "#forerun-answer "  # begins a line of stderr that is for the parent
-
 
 def main() -> None:
-    """Answers until "close", or until the other side is gone."""
-    asked, told = private_pipes()
-    threading.Thread(target=end_with_parent, args=(asked.fileno(),), daemon=True).start()
+    """Answers requests until "close" or the end of stdin."""
+    requests, answers = private_pipes()
+    threading.Thread(target=end_with_parent, args=(requests.fileno(),), daemon=True).start()
     worker = load_worker(Path(sys.argv[1]))
-    for line in asked:
+    for line in requests:
         request = json.loads(line)
         verb = request.pop("do")
         reply = {"id": request.pop("id"), **answer(worker, verb, request)}
-        if "error" in reply:
-            sys.stderr.flush()
-            os.write(2, f"\n{MARK}{reply['id']}\n".encode())
-        told.write(json.dumps(reply) + "\n")
-        told.flush()
+        answers.write(json.dumps(reply) + "\n")
+        answers.flush()
         if verb == "close":
             break
-    told.close()
-    os._exit(0)  # some libraries hang or crash while they are taken down
+    answers.close()
+    os._exit(0)  # some libraries hang or crash at exit
 
 
 def private_pipes() -> tuple[TextIO, TextIO]:
-    """Copies of stdin and stdout that nobody else knows; 0 becomes empty, 1 becomes stderr."""
-    asked = os.fdopen(os.dup(0), "r", encoding="utf-8")
-    told = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    """Copies of stdin and stdout; file 0 becomes empty, file 1 becomes stderr."""
+    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
-    return asked, told
+    return requests, answers
 
 
 def end_with_parent(pipe: int) -> None:
-    """Waits until the writing end of a pipe is closed, then ends the process and its group."""
+    """Waits until the writing end of a pipe is closed, then kills the process group."""
     poll = select.poll()
     poll.register(pipe, 0)  # hang-ups and errors only
     poll.poll()
@@ -81,7 +74,7 @@ def end_with_parent(pipe: int) -> None:
 
 
 def load_worker(path: Path) -> Any:
-    """The `Worker` of a file, under a module name that hides no library."""
+    """The `Worker` of a file, under a unique module name."""
     spec = importlib.util.spec_from_file_location(f"peer_worker_{path.stem}", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -91,24 +84,23 @@ def load_worker(path: Path) -> Any:
 
 
 def answer(worker: Any, verb: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """The reply to one request; a failure is told, and the worker lives on."""
+    """The reply to one request; errors are replies too."""
     try:
         return {"result": VERBS[verb](worker, **fields)}
     except NotImplementedError as reason:
         return {"skip": str(reason)}
     except Exception as error:
-        traceback.print_exc()
-        return {"error": f"{type(error).__name__}: {str(error).strip()}"}
+        return {"error": "".join(traceback.format_exception(error)).strip()}
 
 
 def hello(worker: Any) -> dict[str, Any]:
-    """Versions of the packages that matter, and what the worker had to say so far."""
-    told = {"python": platform.python_version(), "versions": versions(worker.packages)}
-    return told | {"notes": getattr(worker, "notes", [])}
+    """Versions of Python and packages, and the worker's notes."""
+    found = {"python": platform.python_version(), "versions": versions(worker.packages)}
+    return found | {"notes": getattr(worker, "notes", [])}
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """Versions of those packages that are installed."""
+    """Versions of the installed packages."""
     found = {}
     for package in packages:
         try:
@@ -128,7 +120,7 @@ def load(worker: Any, **fields: Any) -> dict[str, Any]:
 def measured(worker: Any, **fields: Any) -> dict[str, Any]:
     """{"seconds", "prefill_seconds", "samples": [{"tokens", "finish", ...}], "memory"}.
 
-    What earlier prompts left in caches is dropped first, and room is made, outside the time.
+    Caches of earlier prompts are emptied before the timed part.
     """
     if reset := getattr(worker, "reset", None):
         reset(**fields)
@@ -145,7 +137,7 @@ def first_tokens(worker: Any, **fields: Any) -> dict[str, Any]:
 
 
 def memory() -> dict[str, int]:
-    """Bytes of this process now, and at most so far; empty where the system does not tell."""
+    """Current and peak bytes of this process; empty if unknown."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -156,7 +148,7 @@ def memory() -> dict[str, int]:
 
 
 def close(worker: Any) -> dict[str, Any]:
-    """Nothing to say; the process ends after the answer."""
+    """An empty answer; the process ends after it."""
     return {}
 
 

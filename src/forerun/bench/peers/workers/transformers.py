@@ -1,7 +1,7 @@
 """Hugging Face transformers, eager PyTorch: plain, prompt lookup, assisted by a draft model.
 
-All modes share one loaded model. Samples are drawn one after the other; at once only in plain mode,
-since its candidate generators work on a batch of one.
+All modes share one loaded model. Samples are sequential; only plain mode can be batched, as the
+candidate generators need a batch size of 1.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 
-class Watch:
-    """Counts passes of the target, and the rows and seconds of the one that reads the prompt."""
+class PassCounter:
+    """Rows of every target pass, and seconds of the prefill."""
 
     def __init__(self, model: Any) -> None:
         import torch
@@ -37,12 +37,12 @@ class Watch:
             self.prefill_seconds += time.perf_counter() - self._start
 
     def drafted(self, num_prompt: int) -> int:
-        """Rows beyond the prompt in the first pass and beyond the last token in the others."""
+        """Rows beyond the prompt in the first pass and beyond one token in the others."""
         return max(0, sum(self.rows) - num_prompt - (len(self.rows) - 1))
 
 
 class Worker:
-    """One model, and a draft once it is asked for."""
+    """One model, and a draft if requested."""
 
     packages = ("transformers", "torch", "tokenizers", "safetensors")
 
@@ -60,7 +60,7 @@ class Worker:
         torch.set_grad_enabled(False)
         if self.model is None:
             self.model = self._loaded(model, dtype, device)
-            self.watch = Watch(self.model)
+            self.counter = PassCounter(self.model)
         if mode == "assisted" and self.draft is None:
             self.draft = self._loaded(draft, dtype, device)
 
@@ -101,7 +101,7 @@ class Worker:
     ) -> dict[str, Any]:
         import torch
 
-        self.watch.rows, self.watch.prefill_seconds = [], 0.0
+        self.counter.rows, self.counter.prefill_seconds = [], 0.0
         torch.manual_seed(seed)
         ids = torch.tensor([prompt] * num_rows, device=self.model.device)
         rows = self.model.generate(
@@ -113,23 +113,23 @@ class Worker:
         samples = [self._sample(row, sampling) for row in rows[:, len(prompt) :].tolist()]
         if num_rows == 1:
             samples[0] |= self._counts(len(prompt), len(samples[0]["tokens"]))
-        return {"samples": samples, "prefill_seconds": self.watch.prefill_seconds}
+        return {"samples": samples, "prefill_seconds": self.counter.prefill_seconds}
 
     def _counts(self, num_prompt: int, num_tokens: int) -> dict[str, int]:
-        """Passes and drafted tokens as seen; what is not a pass's own token was accepted."""
-        drafted, passes = self.watch.drafted(num_prompt), len(self.watch.rows)
+        """Passes, drafted tokens, and tokens beyond one per pass as accepted."""
+        drafted, passes = self.counter.drafted(num_prompt), len(self.counter.rows)
         accepted = min(drafted, max(0, num_tokens - passes))
         return {"passes": passes, "drafted": drafted, "accepted": accepted}
 
     def _sample(self, row: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
-        """Tokens up to the first end token, which is kept."""
+        """Tokens up to and including the first end token."""
         ends = set(sampling["ends"])
         last = next((i for i, token in enumerate(row) if token in ends), None)
         tokens = row if last is None else row[: last + 1]
         return {"tokens": tokens, "finish": "length" if last is None else "stop"}
 
     def _config(self, sampling: dict[str, Any]) -> Any:
-        """All of the law spelled out: nothing is left to the checkpoint's own defaults."""
+        """All sampling parameters, to override the checkpoint's defaults."""
         from transformers import GenerationConfig
 
         law: dict[str, Any] = {"do_sample": False}
@@ -137,7 +137,7 @@ class Worker:
             law = {
                 "do_sample": True,
                 "temperature": sampling["temperature"],
-                "top_k": sampling["top_k"],  # None would mean 50
+                "top_k": sampling["top_k"],  # None means 50
                 "top_p": sampling["top_p"],
                 "min_p": sampling["min_p"] or None,
             }
@@ -155,5 +155,5 @@ class Worker:
         kind = getattr(torch, dtype)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=kind)
         model = model.to(device).eval()
-        model.generation_config = GenerationConfig()  # or generate() would fill gaps from it
+        model.generation_config = GenerationConfig()  # else generate() uses its defaults
         return model

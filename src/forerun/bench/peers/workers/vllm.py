@@ -1,8 +1,8 @@
 """vLLM on a CPU: plain, n-gram, suffix and draft-model speculation; one engine for each mode.
 
-The engine runs in this process. Samples share the prompt's cached blocks, one after the other or at
-once. Before every prompt the prefix cache is emptied, and so is the suffix tree's memory of earlier
-answers: our own drafters begin anew there too.
+The engine runs in this process. Samples share the prompt's cached blocks, sequential or batched.
+Before every prompt the prefix cache and the suffix tree of earlier answers are emptied, as local
+drafters also start without them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from runpy import run_path
 from typing import Any
 
 MEND = Path(__file__).parents[3] / "integrations" / "vllm_mend.py"
-BLOCK = 128  # cells; the catalog counts with the same
-MIN_SEQS = 40  # fixed, as vLLM compiles again for another number; unused ones cost next to nothing
+BLOCK = 128  # KV cells; as in the catalog
+MIN_SEQS = 40  # fixed, as vLLM recompiles for other numbers
 
 
 class Worker:
@@ -52,7 +52,7 @@ class Worker:
         }[mode]
         if speculation:
             speculation["num_speculative_tokens"] = options["tokens"]
-            self.notes += mended()
+            self.notes += apply_fix()
         self.engine = LLM(
             model=model,
             skip_tokenizer_init=True,
@@ -63,12 +63,12 @@ class Worker:
             kv_cache_memory_bytes=cache_bytes,
             speculative_config=speculation,
             enable_prefix_caching=True,
-            disable_log_stats=False,  # or nothing is counted
+            disable_log_stats=False,  # needed for counts
             seed=0,
         )
 
     def reset(self, mode: str, **_: Any) -> None:
-        """Empties what earlier prompts left."""
+        """Empties caches of earlier prompts."""
         self.engine.reset_prefix_cache()
         if mode == "suffix":
             core = self.engine.llm_engine.engine_core.engine_core
@@ -87,12 +87,12 @@ class Worker:
         batch: bool,
         options: dict[str, Any],
     ) -> dict[str, Any]:
-        """Samples by generate(), one by one or n at once."""
+        """Samples by generate(), sequential or batched."""
         seeds = sampling["seeds"]
         if sampling["temperature"] == 0 and batch and len(seeds) > 1:
-            raise NotImplementedError("vLLM draws one greedy sample of a prompt")
+            raise NotImplementedError("vLLM has one greedy sample per prompt")
         if sampling["min_p"] and mode != "plain":
-            raise NotImplementedError("vLLM refuses min_p beside speculation")
+            raise NotImplementedError("vLLM has no min_p with speculation")
         calls = [(seeds[0], len(seeds))] if batch else [(seed, 1) for seed in seeds]
         found = [self._generate(mode, prompt, self._law(sampling, *call)) for call in calls]
         return {
@@ -110,7 +110,7 @@ class Worker:
             {"tokens": list(one.token_ids), "finish": one.finish_reason} for one in result.outputs
         ]
         if len(samples) == 1 and mode != "plain":
-            samples[0] |= grown(before, self._counters(), len(samples[0]["tokens"]))
+            samples[0] |= count_difference(before, self._counters(), len(samples[0]["tokens"]))
         return samples, result.metrics.first_token_latency
 
     def _law(self, sampling: dict[str, Any], seed: int, n: int) -> Any:
@@ -124,7 +124,7 @@ class Worker:
             top_p=sampling["top_p"],
             min_p=sampling["min_p"],
             max_tokens=sampling["max_new_tokens"],
-            ignore_eos=True,  # all that ends a text is listed here:
+            ignore_eos=True,  # all end tokens are listed here:
             stop_token_ids=sampling["ends"],
             detokenize=False,
         )
@@ -139,12 +139,13 @@ class Worker:
         return found
 
 
-def grown(before: dict[str, Any], after: dict[str, Any], num_tokens: int) -> dict[str, Any]:
-    """Counts of one sample; what was not an accepted draft was a pass's own token.
+def count_difference(
+    before: dict[str, Any], after: dict[str, Any], num_tokens: int
+) -> dict[str, Any]:
+    """Counts of one sample; tokens other than accepted drafts are one per pass.
 
-    vLLM counts a draft as accepted before it cuts the text at its end: where the last ones were
-    cut off, that would leave fewer passes than there were, which are those with drafts (`drafts`)
-    and the one that read the prompt, at least.
+    vLLM counts a draft as accepted before it cuts the text at its end, which would give too few
+    passes. There are at least those with drafts (`drafts`) and the prefill.
     """
     accepted, drafted, passes = (
         int(after.get(name, 0) - before.get(name, 0))
@@ -160,7 +161,7 @@ def grown(before: dict[str, Any], after: dict[str, Any], num_tokens: int) -> dic
     }
 
 
-def mended() -> list[str]:
-    """What was mended in the check of drafts, for the record; see the file itself."""
+def apply_fix() -> list[str]:
+    """Applies the fix of vLLM's draft verification; returns a note."""
     mend = run_path(str(MEND))["mend"]  # by its path: forerun is not installed here
-    return ["temperature of drafted positions mended (expand_batch_to_tokens)"] if mend() else []
+    return ["temperature of drafted positions fixed (expand_batch_to_tokens)"] if mend() else []

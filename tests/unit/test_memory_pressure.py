@@ -1,4 +1,4 @@
-"""Memory pressure: what is sampled, what is noted of a record, and what a summary says of it."""
+"""Memory pressure: counters, thresholds, and the alert of a run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import sample_run
 
-from forerun.bench import machine, pressure
+from forerun.bench import cpu_load, machine, memory_pressure
 from forerun.bench.alerts import alerts
-from forerun.bench.metrics import busy, calm, disturbed
-from forerun.bench.pressure import Sample, found, sample
+from forerun.bench.disturbance import busy, disturbed, undisturbed
+from forerun.bench.memory_pressure import Sample, pressure_between, sample
 from forerun.bench.results import Record
 
 MIB, GIB = 1 << 20, 1 << 30
+FAULTS = memory_pressure.MAJOR_FAULTS
 BEFORE = Sample(swapped=100 * MIB, stalled=5.0, faults=1000, available=4 * GIB)
 
 
@@ -25,7 +26,7 @@ def of_8_gib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_counters_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "family", lambda columns: {"1": 30, "2": 4})
+    monkeypatch.setattr(cpu_load, "process_tree", lambda columns: {"1": 30, "2": 4})
     (tmp_path / "pressure").mkdir()
     (tmp_path / "vmstat").write_text("nr_free_pages 9\npswpin 3\npswpout 5\npgfault 77\n")
     (tmp_path / "meminfo").write_text("MemTotal: 100 kB\nMemAvailable:  60 kB\n")
@@ -42,8 +43,8 @@ def test_counters_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_faults_that_read_from_disk_are_counted() -> None:
     """The column is that of major faults: a process has few of them, and many minor ones."""
-    major = machine.family(slice(pressure.MAJOR_FAULTS, pressure.MAJOR_FAULTS + 1))
-    minor = machine.family(slice(pressure.MAJOR_FAULTS - 2, pressure.MAJOR_FAULTS - 1))
+    major = cpu_load.process_tree(slice(FAULTS, FAULTS + 1))
+    minor = cpu_load.process_tree(slice(FAULTS - 2, FAULTS - 1))
     if not minor:
         pytest.skip("no /proc")
     assert 0 <= sum(major.values()) < sum(minor.values())
@@ -66,12 +67,12 @@ def test_faults_that_read_from_disk_are_counted() -> None:
     ],
 )
 def test_from_when_on_memory_is_short(change: dict[str, float], is_short: bool) -> None:
-    assert bool(found(BEFORE, replace(BEFORE, **change), 10.0)) == is_short
+    assert bool(pressure_between(BEFORE, replace(BEFORE, **change), 10.0)) == is_short
 
 
 def test_what_is_noted() -> None:
     after = Sample(swapped=130 * MIB, stalled=9.0, faults=1500, available=GIB)
-    assert found(BEFORE, after, 10.0) == {
+    assert pressure_between(BEFORE, after, 10.0) == {
         "memory_stalled": 0.4,
         "swapped_bytes": 30 * MIB,
         "major_faults": 500,
@@ -91,17 +92,17 @@ def test_few_records_under_pressure_do_not_count() -> None:
     bad = [pressed(quiet[0]), *quiet[1:]]
     assert bad[0].is_short_of_memory and not quiet[0].is_short_of_memory
     assert disturbed(bad) == [True] + [False] * (len(bad) - 1) and not any(busy(bad))
-    assert bad[0] not in calm(bad)
-    (line,) = [line for line in alerts(manifest, bad) if line.startswith("Memory was short")]
-    assert line.startswith(f"Memory was short during 1 of {len(bad)} measurements")
-    for said in (bad[0].method, "up to 40% of the time", "30.0 MB were swapped", "do not count"):
+    assert bad[0] not in undisturbed(bad)
+    (line,) = [line for line in alerts(manifest, bad) if line.startswith("Memory pressure")]
+    assert line.startswith(f"Memory pressure in 1 of {len(bad)} measurements")
+    for said in (bad[0].method, "up to 40% of the time", "30.0 MB swapped", "do not count"):
         assert said in line
-    assert not any("Memory was short" in line for line in alerts(manifest, quiet))
+    assert not any("Memory pressure" in line for line in alerts(manifest, quiet))
 
 
 def test_a_run_that_swapped_throughout_says_so() -> None:
     manifest, records = sample_run.manifest(), sample_run.records()
     bad = [pressed(replace(record, limits={"read_gb_s": 20.0})) for record in records]
-    (line,) = [line for line in alerts(manifest, bad) if line.startswith("Memory was short")]
-    assert f"The times of {len(calm(bad))} of them count all the same" in line
-    assert "End other programs, or name fewer --peers" in line
+    (line,) = [line for line in alerts(manifest, bad) if line.startswith("Memory pressure")]
+    assert f"{len(undisturbed(bad))} of their times still count" in line
+    assert "use fewer --peers" in line

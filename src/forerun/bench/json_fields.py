@@ -1,7 +1,4 @@
-"""Dataclasses out of JSON: has each value its field's annotated type, and what to say if not.
-
-What the values may be is said in `possible`.
-"""
+"""Dataclasses from JSON objects, with a clear error for a missing, unknown or ill-typed field."""
 
 from __future__ import annotations
 
@@ -13,8 +10,8 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from forerun.errors import DataError
 
-SHOWN = 100  # characters of a wrong value that a message quotes
-WORDS = {  # one, several
+MAX_SHOWN_CHARS = 100  # of a wrong value in a message
+TYPE_WORDS = {  # singular, plural
     float: ("a number", "numbers"),
     int: ("a whole number", "whole numbers"),
     str: ("a text", "texts"),
@@ -28,9 +25,9 @@ _types = cache(get_type_hints)
 
 
 def from_dict(cls: type[T], value: Any, where: str) -> T:
-    """The dataclass of plain values; dataclasses in its lists stay plain.
+    """The dataclass of a JSON object; dataclasses inside lists stay plain objects.
 
-    Raises DataError naming `where` and the field.
+    Raises DataError with `where` and the field.
     """
     if not isinstance(value, dict):
         raise DataError(f"{where}: expected an object, got {shown(value)}")
@@ -42,48 +39,43 @@ def from_dict(cls: type[T], value: Any, where: str) -> T:
         if spec.name not in value:
             if spec.default is MISSING and spec.default_factory is MISSING:
                 raise DataError(f"{where}: field {spec.name!r} is missing")
-        elif not fits(value[spec.name], types[spec.name]):
+        elif not has_type(value[spec.name], types[spec.name]):
             raise DataError(
-                f"{where}: field {spec.name!r} takes {in_words(types[spec.name])}, got "
+                f"{where}: field {spec.name!r} takes {type_in_words(types[spec.name])}, got "
                 f"{shown(value[spec.name])}"
             )
     return cls(**value)
 
 
-def fits(value: Any, kind: Any) -> bool:
-    """Whether a plain value has the annotated type, one level deep; an int is a float too.
-
-    Dataclasses in a list are not looked at.
-    """
+def has_type(value: Any, kind: Any) -> bool:
+    """Whether a JSON value has an annotated type, one level deep; an int is a float too."""
     if isinstance(kind, UnionType):
-        return any(fits(value, one) for one in get_args(kind))
+        return any(has_type(value, one) for one in get_args(kind))
     if kind is Any:
         return True
     outer = get_origin(kind) or kind
     if outer is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
-    if outer is int and isinstance(value, bool):
-        return False
-    if not isinstance(value, outer):
+    if not isinstance(value, outer) or (outer is int and isinstance(value, bool)):
         return False
     inner = get_args(kind)
     if outer is list and inner and not is_dataclass(inner[0]):
-        return all(fits(item, inner[0]) for item in value)
+        return all(has_type(item, inner[0]) for item in value)
     if outer is dict and inner:
-        return all(fits(item, inner[1]) for item in value.values())
+        return all(has_type(item, inner[1]) for item in value.values())
     return True
 
 
-def in_words(kind: Any, is_plural: bool = False) -> str:
-    """What JSON has for an annotated type: "a list of whole numbers", "a number or null"."""
+def type_in_words(kind: Any, is_plural: bool = False) -> str:
+    """An annotated type in words: "a list of whole numbers", "a number or null"."""
     if isinstance(kind, UnionType):
-        return " or ".join(in_words(one, is_plural) for one in get_args(kind))
-    word = WORDS.get(get_origin(kind) or kind, ("an object", "objects"))[is_plural]
+        return " or ".join(type_in_words(one, is_plural) for one in get_args(kind))
+    word = TYPE_WORDS.get(get_origin(kind) or kind, ("an object", "objects"))[is_plural]
     inner = [one for one in get_args(kind)[-1:] if one is not Any]
-    return word + "".join(f" of {in_words(one, True)}" for one in inner)
+    return word + "".join(f" of {type_in_words(one, True)}" for one in inner)
 
 
 def shown(value: Any) -> str:
-    """A value as its file has it, or the beginning of it."""
+    """A value as JSON, shortened for a message."""
     text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= SHOWN else text[:SHOWN] + " ..."
+    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + " ..."

@@ -1,7 +1,7 @@
-"""Memory pressure while something is measured: pages swapped, time stalled, files read again.
+"""Memory pressure during a measurement: swapped pages, stalled time, major page faults.
 
-Linux counts all of it; elsewhere nothing is found. A machine without swap that runs out of memory
-drops the pages of programs and weights and reads them again: that shows as major faults and stalls.
+Read from Linux counters; other systems report none. Without swap, a machine short of memory drops
+the pages of programs and weights and reads them again, which shows as major faults and stalls.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from dataclasses import dataclass
 from mmap import PAGESIZE
 from pathlib import Path
 
-from forerun.bench import machine
+from forerun.bench import cpu_load, machine
 from forerun.bench.results import SHORT_OF_MEMORY
 
 PROC = Path("/proc")
 MAJOR_FAULTS = 9  # column of /proc/PID/stat after the name
-# From which on memory was short while something was measured:
+# Thresholds of a measurement under memory pressure:
 MIN_SWAPPED = 4 << 20  # bytes moved to or from swap
-MIN_STALLED = 0.05  # share of the time in which some program waited for memory
-MIN_FAULT_RATE = 100.0  # pages that our processes read from disk again, per second
-MIN_AVAILABLE = 0.02  # share of the machine's memory that is left
+MIN_STALLED = 0.05  # share of the time in which a program waited for memory
+MIN_FAULT_RATE = 100.0  # major faults of our processes per second
+MIN_AVAILABLE = 0.02  # share of the machine's memory
 TOTAL = re.compile(r"^some .*total=(\d+)", re.M)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Counters since boot, and what is available now; -1 where the system does not say."""
+    """Counters since boot, and available memory; -1 if unknown."""
 
     swapped: int  # bytes
-    stalled: float  # seconds in which some program waited for memory
+    stalled: float  # seconds in which a program waited for memory
     faults: int  # major ones of this process and its children
     available: int  # bytes
 
@@ -44,18 +44,18 @@ def sample(proc: Path | None = None) -> Sample:
     with suppress(OSError):
         found = TOTAL.search((proc / "pressure" / "memory").read_text())
         stalled = int(found[1]) / 1e6 if found else 0.0
-    faults = sum(machine.family(slice(MAJOR_FAULTS, MAJOR_FAULTS + 1)).values())
+    faults = sum(cpu_load.process_tree(slice(MAJOR_FAULTS, MAJOR_FAULTS + 1)).values())
     return Sample(swapped * PAGESIZE, stalled, faults, _available(proc))
 
 
-def found(before: Sample, after: Sample, seconds: float) -> dict[str, float]:
-    """What to note of a measurement that was short of memory; nothing of any other.
+def pressure_between(before: Sample, after: Sample, seconds: float) -> dict[str, float]:
+    """The counters of a measurement under memory pressure; empty without pressure.
 
-    memory_stalled: share of the time, swapped_bytes, major_faults, available_bytes: the least.
+    memory_stalled (share of the time), swapped_bytes, major_faults, available_bytes (lowest).
     """
     swapped = after.swapped - before.swapped
     stalled = min(1.0, (after.stalled - before.stalled) / max(seconds, 1e-9))
-    faults = max(0, after.faults - before.faults)  # a process that has ended counts no more
+    faults = max(0, after.faults - before.faults)  # ended processes are not counted
     least = min(before.available, after.available)
     is_short = (
         swapped >= MIN_SWAPPED

@@ -222,3 +222,30 @@ def test_a_drafter_that_cannot_draft_is_refused_at_once(
     said = terminal(chat, "/drafter draft_model:model=draft", "/stats", monkeypatch=monkeypatch)
     assert "the draft has another vocabulary than the target" in said
     assert chat.drafter == "prompt_lookup"
+
+
+def test_other_parts_of_a_chat_are_chosen_by_commands(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An answer under a constraint is that of Python; mistakes leave the parts as they were."""
+    text = tmp_path / "style.txt"
+    text.write_text("zzz zz z " * 50)
+    spec = f"ngram_style:style={text},strength=1"
+    model, shown = chat.model, [chat.prompt("the cat sat")]
+    (held,) = model.generate(shown, chat.sampling, drafter="none", constraint=spec)
+    (free,) = model.generate(shown, chat.sampling, drafter="none")
+    assert held.text != free.text
+    out = terminal(
+        chat,
+        f"/constraint {spec}",
+        "/constraint corpsu:index=x",
+        "/verifier recursive",
+        "/verifier recursif",
+        "/controller fixed:nodes=4",
+        monkeypatch=monkeypatch,
+    )
+    assert "did you mean 'corpus'" in out and "did you mean 'recursive'" in out
+    assert (chat.parts["verifier"], chat.parts["controller"]) == ("recursive", "fixed:nodes=4")
+    assert "".join(piece.text for piece in chat.answer("the cat sat")) == held.text
+    terminal(chat, "/constraint none", "/reset", monkeypatch=monkeypatch)
+    assert "".join(piece.text for piece in chat.answer("the cat sat")) == free.text

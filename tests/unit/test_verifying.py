@@ -355,3 +355,20 @@ def test_reports_say_what_they_could_have_found(model: Model) -> None:
     assert few.detectable > 1.5 * many.detectable > 0
     assert few.detectable == max(test.detectable for test in few.tests)
     assert LawReport([], 0).detectable == 1.0 and LawReport([], 0).samples_for(0.01) is None
+
+
+def test_texts_under_a_constraint_are_checked_against_it(model: Model, tmp_path: Path) -> None:
+    """The reference is the constrained distribution, and not the model's own."""
+    text = tmp_path / "style.txt"
+    text.write_text("zzz zz z " * 50)
+    spec = f"ngram_style:style={text},strength=1"
+    parts = Parts("prompt_lookup", constraint=(spec,))
+    (case, again) = greedy.check_greedy(model, ["the cat"], parts, max_new_tokens=12)
+    assert case.cause == again.cause == "identical"
+    how = {"num_samples": 400, "num_tokens": 2, "batch": 16}
+    held = distribution.check_law(model, ["the cat"], parts, Sampling(seed=0), **how)
+    assert held.passed and held.tests
+    free = model.tokenizer.encode("the cat")
+    plain = distribution.next_logits(model, free, [], Sampling())
+    shaped = distribution.next_logits(model, free, [], Sampling(), [model.constraint(spec)])
+    assert not np.array_equal(plain, shaped)

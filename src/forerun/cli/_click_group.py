@@ -13,7 +13,7 @@ from forerun.errors import UnknownName
 
 
 class Commands(TyperGroup):
-    """A group whose unknown commands are told as all unknown names are."""
+    """A group that names the nearest of its commands for an unknown one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Without a command people read the help, and scripts the status of a bad line."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any
 
-from forerun.search._steps import Found, StepwiseSearch
+from forerun.search._steps import Found
+from forerun.search._stepwise import StepwiseSearch
 from forerun.search.base import divided
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 
+from forerun.utils.moved import watch_imports
 from forerun.utils.version import __version__ as __version__
 
 TYPE_CHECKING = False  # true for type checkers: `typing` itself takes longer than the rest
@@ -54,6 +55,8 @@ _HOMES = {  # imported when first used: `import forerun` stays cheap
     "methods": "forerun.catalog:rows",
     "pull": "forerun.models.pull:pull",
 }
+
+watch_imports()
 
 
 def __getattr__(name: str) -> object:

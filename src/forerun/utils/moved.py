@@ -1,0 +1,34 @@
+"""Clear errors for modules that moved: `import forerun.roles` names `forerun.core.roles`."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+
+MOVED = Path(__file__).parents[1] / "assets" / "moved_modules.txt"  # old and new name per line
+
+
+class MovedModules:
+    """A finder of last resort; it finds nothing and raises for a module of an earlier release."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Raises ImportError with the new name of a module that moved."""
+        package, _, old = name.partition(".")
+        if package == "forerun" and (new := moved().get(old)):
+            raise ImportError(
+                f"{name} has moved; import forerun.{new} instead (docs/structure.md)", name=name
+            )
+
+
+@cache
+def moved() -> dict[str, str]:
+    """Old to new names, both below `forerun`."""
+    lines = MOVED.read_text(encoding="utf-8").splitlines()
+    return dict(line.split() for line in lines)
+
+
+def watch_imports() -> None:
+    """Adds the finder behind all others, once."""
+    if not any(type(finder).__name__ == MovedModules.__name__ for finder in sys.meta_path):
+        sys.meta_path.append(MovedModules())  # type: ignore[arg-type]

@@ -1,0 +1,29 @@
+"""Modules of an earlier release: their import names the new place."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+import pytest
+
+from forerun.utils.moved import moved
+
+
+@pytest.mark.parametrize("old", ["roles", "engine.api", "ngrams.memory", "bench.own"])
+def test_an_old_name_is_an_error_with_the_new_one(old: str) -> None:
+    with pytest.raises(ImportError, match=rf"forerun\.{old} has moved; import forerun\.\w"):
+        importlib.import_module(f"forerun.{old}")
+
+
+def test_all_new_names_exist_and_no_old_one_does() -> None:
+    assert len(moved()) > 100
+    for old, new in moved().items():
+        assert importlib.util.find_spec(f"forerun.{new}") is not None, new
+        with pytest.raises(ImportError):
+            importlib.util.find_spec(f"forerun.{old}")
+
+
+def test_a_name_that_never_was_stays_unknown() -> None:
+    with pytest.raises(ModuleNotFoundError, match="No module named 'forerun.rolls'"):
+        importlib.import_module("forerun.rolls")

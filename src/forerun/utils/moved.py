@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import cache
-from pathlib import Path
-
-MOVED = Path(__file__).parents[1] / "assets" / "moved_modules.txt"  # old and new name per line
 
 
 class MovedModules:
@@ -21,11 +17,12 @@ class MovedModules:
             )
 
 
-@cache
 def moved() -> dict[str, str]:
-    """Old to new names, both below `forerun`."""
-    lines = MOVED.read_text(encoding="utf-8").splitlines()
-    return dict(line.split() for line in lines)
+    """Old to new names, both below `forerun`, from assets/moved_modules.txt."""
+    from pathlib import Path  # here, so that `import forerun` stays fast
+
+    file = Path(__file__).parents[1] / "assets" / "moved_modules.txt"
+    return dict(line.split() for line in file.read_text(encoding="utf-8").splitlines())
 
 
 def watch_imports() -> None:

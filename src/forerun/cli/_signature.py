@@ -46,11 +46,11 @@ def parameters(
     """
     known, texts = registry.options(cls), descriptions(cls)
     more: Mapping[str, str] = getattr(cls, "spellings", {})
-    skipped = hidden | set(taken)
+    skipped, readers = hidden | set(taken), getattr(cls, "readers", {})
     return [
         _parameter(p, texts.get(name, ""), more.get(name), panel)
         for name, p in known.items()
-        if name not in skipped and _can_be_written(p)
+        if name not in skipped and (name in readers or _can_be_written(p))
     ]
 
 

@@ -178,7 +178,7 @@ def _can_be_written(option: inspect.Parameter) -> bool:
     """Whether the command line can give the option a value."""
     texts = {*PLAIN, "str"}
     return any(
-        kind in texts or kind.startswith("tuple") or registry.NAMED.fullmatch(kind)
+        kind in texts or kind.startswith(("tuple", "Callable")) or registry.NAMED.fullmatch(kind)
         for kind in registry.type_names(option)
     )
 

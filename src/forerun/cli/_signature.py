@@ -189,7 +189,8 @@ def _type(option: inspect.Parameter) -> tuple[Any, bool]:
     inner = next((kind for kind in kinds if kind.startswith("tuple")), None)
     if inner:
         return registry.piece_type(inner), True
-    return next((PLAIN[kind] for kind in kinds if kind in PLAIN), str), False
+    is_text = "str" in kinds  # also where a path is taken
+    return str if is_text else next((PLAIN[k] for k in kinds if k in PLAIN), str), False
 
 
 def _shown(default: Any, is_list: bool) -> Any:

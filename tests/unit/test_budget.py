@@ -9,7 +9,7 @@ import pytest
 from budgets import ALL, Free, bound, extra, one_step, together
 
 from fakes import FakeTarget, sequence, table_law
-from forerun.controllers.budget import CREDIT_STEPS, PROBE_NODES, PROBE_SHARE, Budget
+from forerun.controllers.budget import CREDIT_STEPS, LEARN_PRICE, PROBE, PROBE_SHARE, Budget
 from forerun.core.dice import SeededDice
 from forerun.core.records import Cost, Plan, Sequence, Step, Verdict
 from forerun.core.roles import Drafter
@@ -54,7 +54,7 @@ def test_drafts_that_never_pay_lose_the_credit_and_a_share(
         looks = sum(plan.nodes <= 0 and plan.learns for plan in plans)
         lost += extra(cost, plans, is_known)
         if not any(plan.nodes for plan in plans):
-            lost += cost.vain(looks) / (cost.whole(num) + cost.aside(num, 0))
+            lost += LEARN_PRICE * cost.vain(looks) / (cost.whole(num) + cost.aside(num, 0))
     one_draft = extra(cost, [Plan(budget.nodes)] * num, is_known)
     assert lost <= CREDIT_STEPS + PROBE_SHARE * count + one_draft
 
@@ -153,7 +153,7 @@ def test_each_drafter_is_judged_by_its_own_drafts() -> None:
     drafter.is_second = True
     fresh = steps(bound(FLAT), ALL, 6)
     after = [one_step(budget, seqs, ALL)[0] for _ in range(6)]
-    assert max(plan.nodes for plan in after) == max(plan.nodes for plan in fresh) > PROBE_NODES
+    assert max(plan.nodes for plan in after) == max(plan.nodes for plan in fresh) > PROBE
 
 
 def drafts_until_overdrawn(catch_up: float, groups: Many[object]) -> int:

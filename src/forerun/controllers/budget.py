@@ -27,11 +27,11 @@ from forerun.core.roles import Controller, Drafter, Target
 from forerun.engine.cost.step import cost_of
 from forerun.errors import ConfigError
 
-REVIEW_STEPS = 4  # drafting steps between two decisions, and of a probe
-PROBE_NODES = 4  # of a draft by a sequence that rests
+PROBE = 4  # nodes and steps of a probe; drafting steps between two decisions
 CREDIT_STEPS = 6.0  # plain steps that drafts may lose at first
 PROBE_SHARE = 0.01  # of plain decoding time, that drafts may lose in the long run
 MARGIN = 0.2  # of the expected tokens: drafting must pay without them, since the best guess is high
+LEARN_PRICE = 0.3  # of an empty draft, for a sequence that learns only
 MIN_WORTH = 0.5  # of a row's price in tokens, below which growers add no node
 
 PLAIN, LEARN = Plan(0, learns=False), Plan(0)
@@ -47,7 +47,7 @@ class Budget(Controller):
                 f"{depth=}; to draft nothing use the drafter 'none'"
             )
         self.nodes, self.depth = nodes, depth
-        self._probe = Plan(min(PROBE_NODES, nodes), depth)
+        self._probe = Plan(min(PROBE, nodes), depth)
         self._drafter, self._cost = Drafter(), Cost((1, 2), (1.0, 1.0))
         self._known: dict[Drafter, Acceptance] = {}
         self._records: dict[Sequence, Record] = {}  # of running sequences
@@ -101,13 +101,14 @@ class Budget(Controller):
 
     def _settle(self, step: Step) -> None:
         """Counts what became of drafts, and puts what the step saved or lost on the account."""
-        drafts, empty, spent = 0, 0, 0.0
+        drafts, empty, learning, spent = 0, 0, 0, 0.0
         catch_up: dict[Hashable, float] = {}  # samples of one prompt share the reading
         parts = zip(step.seqs, step.plans, step.trees, step.verdicts, strict=True)
         for seq, plan, tree, verdict in parts:
             record, size = self._records.get(seq), len(tree)
             drafts += size > 0
-            empty += not size and (plan.nodes > 0 or plan.learns)
+            empty += not size and plan.nodes > 0
+            learning += not size and plan.nodes <= 0 and plan.learns
             if record is None or not (size or plan.nodes > 0):
                 continue
             spent += record.acceptance.seconds(size)
@@ -117,7 +118,7 @@ class Budget(Controller):
                 record.add(plan.nodes, size, verdict.nodes)
         num, tokens = len(step.seqs), sum(map(len, step.emitted))
         spent += self._cost.whole(self._roots + step.num_nodes) + sum(catch_up.values())
-        spent += self._cost.aside(num, drafts, empty)
+        spent += self._cost.aside(num, drafts, empty) + LEARN_PRICE * self._cost.vain(learning)
         saved = self._plain * (tokens / num + PROBE_SHARE) - spent
         self._account = min(self._account + saved, CREDIT_STEPS * self._plain)
         self._is_overdrawn = self._account < (self._plain if self._is_overdrawn else 0.0)
@@ -138,7 +139,7 @@ class Budget(Controller):
         """Chooses the plan of every sequence until the next decision."""
         is_review, records = self._review <= 0, list(self._records.items())
         if is_review:
-            self._review = REVIEW_STEPS
+            self._review = PROBE
             for acceptance in {record.acceptance for _, record in records}:
                 acceptance.update(self._num)
         parts = [(record.factor, record.acceptance) for _, record in records]
@@ -159,11 +160,11 @@ class Budget(Controller):
             self._start_probe(*min(resting, key=lambda pair: pair[1].last_probe))
 
     def _start_probe(self, seq: Sequence, record: Record) -> None:
-        """Lets a resting sequence draft for REVIEW_STEPS steps, if the account holds the price."""
+        """Lets a resting sequence draft for PROBE steps, if the account holds the price."""
         cost, num, acceptance = self._cost, self._num, record.acceptance
-        extra = cost.whole(self._roots + PROBE_NODES) - cost.whole(self._roots)
-        extra += cost.aside(num, 1) - cost.aside(num, 0) + acceptance.seconds(PROBE_NODES)
-        price = priced(acceptance.drafter).catch_up_seconds(seq) + REVIEW_STEPS * extra
+        extra = cost.whole(self._roots + PROBE) - cost.whole(self._roots)
+        extra += cost.aside(num, 1) - cost.aside(num, 0) + acceptance.seconds(PROBE)
+        price = priced(acceptance.drafter).catch_up_seconds(seq) + PROBE * extra
         share = PROBE_SHARE * self._plain  # seconds that every step adds to the account
         missing = min(price, CREDIT_STEPS * self._plain) - self._account
         if missing <= 0:

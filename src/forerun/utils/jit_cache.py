@@ -31,7 +31,12 @@ KERNELS = {  # what decoding enters, by module: compiling these compiles what th
     "forerun.ngrams.tables.adjacency.cpu": ("fill_rows", "learn_rows"),
     "forerun.ngrams.tables.suffix.kernels": ("append", "remove"),
     "forerun.ngrams.tables.suffix.draft": ("speculate",),
-    "forerun.ngrams.tables.suffix.automaton_kernels": ("extend", "listen", "refresh", "look"),
+    "forerun.ngrams.tables.suffix.automaton_kernels": (
+        "extend",
+        "move_cursor",
+        "refresh",
+        "read_match",
+    ),
     "forerun.ngrams.index.query.kernels": ("longest_of", "next_tokens", "next_tokens_many"),
     "forerun.ngrams.index.query.continuation_kernels": ("likeliest", "retrieve"),
     "forerun.ngrams.index.query.draft": ("fill_places",),

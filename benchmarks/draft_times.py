@@ -41,7 +41,7 @@ from forerun.core.sampling import Sampling
 from forerun.core.tree import EMPTY, Tree, chain
 from forerun.drafters.rasd import graft
 from forerun.drafters.token_recycling import Successors
-from forerun.ngrams.index.query.continuations import Found
+from forerun.ngrams.index.query.continuations import Continuations
 from forerun.ngrams.index.query.datastore import in_memory
 from forerun.ngrams.index.query.engine import Index
 from forerun.ngrams.tables.adjacency import pool
@@ -209,7 +209,7 @@ class Case:
         drafted = self.drafter.propose([self.seq], [PLAN], [self.seq.dice])[0]
         drafting = perf_counter() - start
         text = chain(ahead[:-1])
-        found = Found(text.tokens, text.parents, np.ones(len(text), np.int64), 0, 0)
+        found = Continuations(text.tokens, text.parents, np.ones(len(text), np.int64), 0, 0)
         tree = graft(drafted, [found], ACCEPTED, [name_of(self.drafter), "text"])
         nodes = [-1]
         for token in ahead[:-1]:

@@ -55,7 +55,7 @@ class Corpus:
 
     def __init__(self, folder: Path, spec: str) -> None:
         encoder = encoders.load(spec)
-        if not isinstance(encoder, encoders.Fast) or encoder.size > 65535:
+        if not isinstance(encoder, encoders.TokenizerFile) or encoder.size > 65535:
             raise SystemExit(f"{spec} must be a tokenizer.json of at most 65,535 ids")
         texts = texts_of(folder)
         found = encoder.inner.encode_batch(texts, add_special_tokens=False)

@@ -27,7 +27,7 @@ from forerun.retrieval.bm25 import BM25
 from forerun.retrieval.books import Question, passages_of, questions, split
 from forerun.retrieval.measures import accuracy, interval, r_precision
 from forerun.retrieval.passages import Passage, write_passages
-from forerun.retrieval.seal import SCORES, Generated, Options, Seal, spoken
+from forerun.retrieval.seal import SCORES, Generated, Options, Seal, top_ngrams
 from forerun.training.recipes import seal as recipe
 
 CUTS, VECTOR = (1, 5, 20, 100), 768  # k of accuracy; numbers of a dense vector
@@ -106,7 +106,7 @@ def show(seal: Seal, question: Question, said: Generated | None) -> None:
     """The weightiest n-grams of one question."""
     assert said is not None
     print(f"\n{question.text!r}, about: {seal.passages.passage(question.passage)}\n")
-    for text, count, logp, weight in spoken(said.grams, seal, 12):
+    for text, count, logp, weight in top_ngrams(said.grams, seal, 12):
         print(f"  {weight:7.1f}  F {count:4}  log P {logp:6.2f}  {text!r}")
     for number in seal.rank(said).documents[:3].tolist():
         print(f"  found {number}: {seal.passages.passage(number)}")

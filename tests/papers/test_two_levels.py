@@ -31,7 +31,7 @@ class OneLevel(Stand):
     """Drafts from the wide memory alone."""
 
     def memory(self, seq):
-        return super().memory(seq).behind
+        return super().memory(seq).fallback
 
 
 def tau(model: Model, drafter: Drafter) -> float:

@@ -145,7 +145,7 @@ EARLY = {
     "-d sam:corpus=nope": "corpus of drafter 'sam': there is no file or folder nope",
     "-d draft_model:model=./nowhere": "there is no model folder ./nowhere",
     "-d draft_model:model=draft,dtype=fp8": "unknown dtype 'fp8'",
-    "--mix nope": "there is no index at nope",
+    "--mix nope": "no index at nope",
     "--within nope": "no file nope",
     "--style nope": "--style: there is no file nope; check the path",
     "--style ''": "--style: there is no file ''; check the path",

@@ -34,12 +34,12 @@ def taught(seed: int, vocab: int) -> LogitMemory:
     options = {"context": int(rng.integers(1, 4)), "entries": int(rng.integers(1, 8))}
     memory = LogitMemory(**options)
     if seed % 2:
-        memory.lean_on(LogitMemory(**options))
+        memory.set_fallback(LogitMemory(**options))
     for i in range(80):
         size = int(rng.integers(1, vocab + 1))
         probs = rng.dirichlet(np.full(size, 0.4)) * rng.uniform(0.3, 1)
         context = rng.integers(0, vocab, rng.integers(1, 4)).tolist()
-        one = memory if memory.behind is None or i % 4 == 0 else memory.behind
+        one = memory if memory.fallback is None or i % 4 == 0 else memory.fallback
         one.update(context, rng.choice(vocab, size, replace=False), probs)
     for chances in memory.chances.values():
         chances.hits = chances.tries * rng.uniform(0.05, 0.95, chances.hits.shape)
@@ -116,7 +116,7 @@ def levels_of(memory: LogitMemory, *texts: list[int]) -> list[int]:
 
 def test_levels_tell_whose_context_answers_and_whether_it_is_the_longest() -> None:
     own, others = (LogitMemory(context=(3, 1), entries=2) for _ in range(2))
-    own.lean_on(others)
+    own.set_fallback(others)
     own.update([1, 2, 3], [9], [1.0])  # others learn it too, and are not asked
     others.update([4, 5, 6], [9], [1.0])
     assert levels_of(own, [1, 2, 3], [7, 7, 3], [4, 5, 6], [7, 7, 6]) == [0, 1, 2, 3]
@@ -126,7 +126,7 @@ def test_levels_tell_whose_context_answers_and_whether_it_is_the_longest() -> No
 def test_what_others_taught_is_left_out_where_it_is_accepted_less() -> None:
     """The same q in the own memory and in the one behind it; the chances of the latter are low."""
     own, others = (LogitMemory(context=1, entries=2) for _ in range(2))
-    own.lean_on(others)
+    own.set_fallback(others)
     for token in (0, 1, 2):
         (own if token < 2 else others).update([token], [token, 2 - token], [0.6, 0.4])
     chances = own.chances[False]

@@ -17,7 +17,7 @@ from forerun.core.sampling import Sampling
 from forerun.core.tree import POINT, TreeBuilder
 from forerun.core.tree_template import DEFAULT, Template, best_first, grid
 from forerun.growers import _fit_template as fitting
-from forerun.growers._fit_template import Tally, belief, ranking
+from forerun.growers._fit_template import PlaceCounts, prior_rate, ranking
 
 PLACES = grid(3, 2, 2)
 
@@ -31,7 +31,7 @@ def tree_of(*parents: int):
 
 
 def test_accepted_nodes_are_counted_at_their_places() -> None:
-    tally = Tally(PLACES)
+    tally = PlaceCounts(PLACES)
     tree = tree_of(-1, -1, -1, 1, 1, 4)  # node 4 is the second child of the second child
     tally.count(tree, [1, 4, 5], Plan(nodes=9, depth=3))
     tally.count(tree, [], Plan(nodes=3, depth=3))
@@ -42,7 +42,7 @@ def test_accepted_nodes_are_counted_at_their_places() -> None:
 
 
 def test_places_below_the_plans_depth_were_not_offered() -> None:
-    tally = Tally(PLACES)
+    tally = PlaceCounts(PLACES)
     tally.count(tree_of(-1), [0], Plan(nodes=21, depth=1))
     assert tally.tries.tolist() == [1.0] * 3 + [0.0] * 18
 
@@ -69,7 +69,7 @@ def test_rankings_are_valid_nested_and_follow_the_counts(counts: list[int]) -> N
 
 def test_monotone_counts_give_the_top_sets() -> None:
     """Counts that fall along paths and siblings: the first N places are the N largest counts."""
-    worth = {place: belief(place) * 1000 for place in best_first(300).places}
+    worth = {place: prior_rate(place) * 1000 for place in best_first(300).places}
     found = ranking(worth)
     assert len(found) == 300
     for size in (8, 79, 256):
@@ -78,16 +78,16 @@ def test_monotone_counts_give_the_top_sets() -> None:
 
 
 def test_without_counts_the_ranking_is_the_belief() -> None:
-    assert Tally(best_first(200)).ranked().places[:12] == best_first(12).places
+    assert PlaceCounts(best_first(200)).ranked().places[:12] == best_first(12).places
 
 
 def test_files_keep_counts_and_places(tmp_path: Path) -> None:
-    tally = Tally(PLACES)
+    tally = PlaceCounts(PLACES)
     tree = tree_of(-1, -1)
     for accepted in ([1], [1], [0], []):
         tally.count(tree, accepted, Plan(nodes=2, depth=3))
     found = tally.ranked()
-    path = tmp_path / fitting.FILE
+    path = tmp_path / fitting.FILE_NAME
     found.save(path, **tally.facts(found))
     assert Template.load(path) == found
     facts = json.loads(path.read_text())
@@ -99,7 +99,7 @@ def test_a_fitted_template_is_found_in_the_models_folder(tmp_path: Path) -> None
     folder = make_tiny(tmp_path / "tiny")
     model = forerun.load(folder)
     assert model.drafter("stand:tree=template").template == DEFAULT
-    best_first(9, (0.5, 0.5)).save(folder / fitting.FILE)
+    best_first(9, (0.5, 0.5)).save(folder / fitting.FILE_NAME)
     assert model.drafter("stand:tree=template,entries=4").template == best_first(9, (0.5, 0.5))
     assert model.drafter("stand:entries=5").is_dynamic  # the default grows without a template
 

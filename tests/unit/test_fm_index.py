@@ -143,7 +143,7 @@ def test_what_no_text_holds() -> None:
     [
         ([], "expected documents to index, got none"),
         ([[1], []], "document 1 is empty"),
-        ([[1, END]], "stands between documents"),
+        ([[1, END]], "without eos="),
         ([[1, -3]], "expected ids in"),
         ([[1 << 24]], "expected ids in"),
         ([["x"]], "expected token ids"),

@@ -22,7 +22,7 @@ def sequence(tokens: list[int]) -> Sequence:
 def test_a_sequence_that_was_given_up_uses_no_memory() -> None:
     """Its memory is not held against the budget."""
     memories, seq = Memories(context=2, entries=4, budget=1 << 20), sequence([1, 2])
-    memories.join("a", seq)
+    memories.add_user("a", seq)
     assert memories.users() == {seq}
     del seq
     gc.collect()

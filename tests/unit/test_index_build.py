@@ -93,7 +93,7 @@ def test_a_build_that_was_cut_short_is_no_index_and_goes_on(
     from forerun.ngrams.index.build import tokenize
 
     monkeypatch.setattr(tokenize, "BATCH_DOCUMENTS", 4)
-    monkeypatch.setattr(tokenize, "EVERY", 0.0)
+    monkeypatch.setattr(tokenize, "SAVE_SECONDS", 0.0)
     options = Options(
         tokenizer="ids",
         reading=Reading("tokens", is_ids=True),
@@ -105,7 +105,7 @@ def test_a_build_that_was_cut_short_is_no_index_and_goes_on(
     build(tmp_path / "whole", [numbers], options)
     with pytest.raises(Cut):
         build(tmp_path / "ix", [numbers], options, report=cut_at(stage, after))
-    with pytest.raises(DataError, match="cut short.*forerun index build"):
+    with pytest.raises(DataError, match="interrupted.*forerun index build"):
         Index.open(tmp_path / "ix")
     state = json.loads((tmp_path / "ix/building/state.json").read_text())
     assert state["tokenise"]["records"] == (4 if stage == "tokenise" else 30)
@@ -128,7 +128,7 @@ build({str(tmp_path / "ix")!r}, [{str(numbers)!r}], options,
 """
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True)
     assert done.returncode == 9, done.stderr
-    with pytest.raises(DataError, match="cut short"):
+    with pytest.raises(DataError, match="interrupted"):
         Index.open(tmp_path / "ix")
     options = Options(
         tokenizer="ids", reading=Reading("tokens", is_ids=True), part=100, overlap=500
@@ -208,7 +208,7 @@ build({str(tmp_path / "ix")!r}, [{str(numbers)!r}], options, overwrite=True, rep
     words = [sys.executable, "-c", code]
     with subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None and first.stdout.readline() == "tokenise\n"
-        with pytest.raises(ConfigError, match=rf"another build is at work .*process {first.pid}\b"):
+        with pytest.raises(ConfigError, match=rf"another build is running .*process {first.pid}\b"):
             build(tmp_path / "ix", [numbers], IDS, overwrite=True)
         assert Index.open(tmp_path / "ix").count(list(b"to be")) == 4
         first.kill()

@@ -56,7 +56,7 @@ def test_what_a_build_left_out_is_said_once(call: Call, tmp_path: Path) -> None:
     words = ("build", tmp_path / "ix", lines, "--tokenizer", "bytes", "--workers", 1)
     status, out, err = call(*words, "--on-error", "skip")
     assert status == 0 and (out + err).count("unreadable record") == 1
-    assert "left out 1 unreadable record:" in err and "c.jsonl:2: no JSON" in err
+    assert "left out 1 unreadable record:" in err and "c.jsonl:2: not JSON" in err
     assert call("info", tmp_path / "ix")[1].count("unreadable record") == 1
 
 
@@ -132,7 +132,9 @@ def test_bad_input_is_one_line_and_status_2(
     assert "2GB" in refused("build", tmp_path / "new", corpus, "--memory", "much")
     assert "64MB" in refused("build", tmp_path / "new", corpus, "--memory", "1MB")
     assert "--width" in refused("build", tmp_path / "new", corpus, "--width", "3")
-    assert "files or folders that exist" in refused("build", tmp_path / "new", tmp_path / "no.txt")
+    assert "use existing files or folders" in refused(
+        "build", tmp_path / "new", tmp_path / "no.txt"
+    )
     corpus.write_text("no json\n")
     assert "c.jsonl:1" in refused("build", tmp_path / "new", corpus, "--tokenizer", "bytes")
 

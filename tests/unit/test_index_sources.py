@@ -14,7 +14,7 @@ from forerun.ngrams.index.build import build as building
 from forerun.ngrams.index.build import encoders
 from forerun.ngrams.index.build.build import Options, build
 from forerun.ngrams.index.build.check import check
-from forerun.ngrams.index.build.documents import Bad, Document, Reading, list_sources, read
+from forerun.ngrams.index.build.documents import BadRecord, Document, Reading, list_sources, read
 from forerun.ngrams.index.query.engine import Index
 
 
@@ -103,11 +103,11 @@ def test_unreadable_records_are_named(tmp_path: Path) -> None:
         b'{"text": "b"}\n'
     )
     found = list(read([file], Reading()))
-    bad = [r for r in found if isinstance(r, Bad)]
+    bad = [r for r in found if isinstance(r, BadRecord)]
     assert [b.where.rsplit(":", 1)[1] for b in bad] == ["2", "3", "4", "5", "6", "7"]
     assert "no field 'text'" in bad[1].reason and "UTF-8" in bad[2].reason
     assert "field 'text' is not UTF-8 text: half of a pair (U+D800)" in bad[5].reason
-    with pytest.raises(DataError, match=r"c.jsonl:2: no JSON .*--on-error skip"):
+    with pytest.raises(DataError, match=r"c.jsonl:2: not JSON .*--on-error skip"):
         build(tmp_path / "ix", [file], BYTES)
     skipping = Options(tokenizer="bytes", on_error="skip", workers=1)
     manifest = build(tmp_path / "ix", [file], skipping, restart=True)
@@ -119,9 +119,9 @@ def test_a_damaged_archive_is_one_unreadable_record(tmp_path: Path) -> None:
     whole = gzip.compress(b'{"text": "a"}\n' * 1000)
     file = tmp_path / "c.jsonl.gz"
     file.write_bytes(whole[: len(whole) // 2])
-    assert isinstance(list(read([file], Reading()))[-1], Bad)
+    assert isinstance(list(read([file], Reading()))[-1], BadRecord)
     file.write_bytes(b"no archive")
-    assert [type(r) for r in read([file], Reading())] == [Bad]
+    assert [type(r) for r in read([file], Reading())] == [BadRecord]
 
 
 def test_a_pool_gives_what_one_process_gives(corpus: Path, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_large_vocabulary_gets_four_bytes_and_a_remark(tmp_path: Path) -> None
     file = write_lines(tmp_path / "c.jsonl", [{"text": "w1 w69999 w2"}])
     large = str(big_tokenizer(tmp_path / "large", 70_000))
     manifest = build(tmp_path / "ix", [file], Options(tokenizer=large, width=2, workers=1))
-    assert manifest.width == 4 and "4 bytes per token instead of 2" in manifest.notes[0]
+    assert manifest.width == 4 and "using 4 bytes per token" in manifest.notes[0]
     assert Index.open(tmp_path / "ix").count([69_999]) == 1
     manifest = build(tmp_path / "auto", [file], Options(tokenizer=large, workers=1))
     assert manifest.width == 4 and not manifest.notes
@@ -170,7 +170,7 @@ def test_a_large_vocabulary_gets_four_bytes_and_a_remark(tmp_path: Path) -> None
 def test_an_index_of_another_tokenizer_is_refused(corpus: Path, tmp_path: Path) -> None:
     build(tmp_path / "ix", [corpus], Options(workers=1))
     assert Index.open(tmp_path / "ix", tokenizer="reasoner").count([1]) >= 0
-    with pytest.raises(ConfigError, match="built with tokenizer 'reasoner'.*not 'bytes'"):
+    with pytest.raises(ConfigError, match="built with tokenizer 'reasoner'.*not with 'bytes'"):
         Index.open(tmp_path / "ix", tokenizer="bytes")
 
 

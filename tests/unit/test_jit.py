@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,36 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     for kernel in (module.twice, module.fourfold):
         kernel.py_func.__module__ = f"forerun.{name}"
     return module.twice
+
+
+RENAMED = """
+from typing import NamedTuple
+from numba import njit
+
+class {0}(NamedTuple):
+    x: int
+
+@njit(cache=True)
+def twice(pair):
+    return 2 * pair.x
+
+def run():
+    return twice({0}(4))
+"""
+
+
+def test_a_cache_index_with_a_renamed_type_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jit_cache.attend()
+    name = f"renamed_{tmp_path.name}"
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for type_name in ("Old", "Newer"):
+        (tmp_path / f"{name}.py").write_text(RENAMED.format(type_name))
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        module = import_module(name)
+        assert hasattr(module, type_name) and module.run() == 8
 
 
 def test_a_kernel_that_cannot_be_kept_runs_and_that_is_said_once(

@@ -47,12 +47,12 @@ def test_what_is_kept_of_a_tenant_changes_nothing_for_others_or_later(tmp_path: 
     with Kept(tmp_path / "a.mem", drafter, replace(ORIGIN, tenant="a")):
         drafter.memory(mine).update([1], [2], [1.0])
         other = drafter.memory(sequence([1], "h", tenant="a"))
-        assert other.behind is drafter.memory(mine).behind
+        assert other.fallback is drafter.memory(mine).fallback
         assert drafter.memory(sequence([1], "h2", tenant="b")) is not drafter.memory(theirs)
     assert drafter.memory(sequence([1], "h", tenant="a")) is not drafter.memory(mine)
     assert not len(drafter.memory(sequence([1], "new", tenant="a")))
     with Kept(tmp_path / "a.mem", drafter, replace(ORIGIN, tenant="a")):
-        assert len(drafter.memory(sequence([1], "later", tenant="a")).behind) == 1
+        assert len(drafter.memory(sequence([1], "later", tenant="a")).fallback) == 1
 
 
 def test_who_runs_when_a_block_begins_or_ends_goes_on(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_who_runs_when_a_block_begins_or_ends_goes_on(tmp_path: Path) -> None:
     with Kept(tmp_path / "a.mem", drafter, ORIGIN) as kept:
         drafter.memory(seq).update([1], [3], [1.0])
     assert kept.after and kept.after.snapshot.counts["tokens"] == 1, "since the block began"
-    assert drafter.memory(seq).behind is None and drafter.memory(other) is theirs
+    assert drafter.memory(seq).fallback is None and drafter.memory(other) is theirs
     drafter.finish(seq)
     drafter.finish(other)
     drafter.keep()
@@ -99,7 +99,7 @@ def test_a_refused_file_changes_nothing(tmp_path: Path, options: dict, how: str)
         with pytest.raises(ConfigError, match="another tokenizer|context=3"):
             kept.load() if how == "load" else kept.__enter__()
         assert drafter.memory(seq) is memory and len(memory) == 1
-        assert drafter.memory(seq).behind is None and not one.kept
+        assert drafter.memory(seq).fallback is None and not one.kept
 
 
 def test_what_was_loaded_stays_loaded_where_a_block_is_refused(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_what_a_block_could_not_save_another_file_takes(tmp_path: Path) -> None:
     assert Kept(tmp_path / "a.mem", drafter, ORIGIN).save().snapshot.counts["tokens"] == 1
     with Kept(tmp_path / "b.mem", drafter, ORIGIN):
         pass
-    assert drafter.memory(seq).behind is None and not drafter.kept
+    assert drafter.memory(seq).fallback is None and not drafter.kept
 
 
 def test_nobody_waits_while_a_file_is_read_or_written(
@@ -159,7 +159,7 @@ def test_saving_by_hand_what_was_not_kept_is_refused(tiny: Model, tmp_path: Path
     with pytest.raises(ConfigError, match="run what is to be learned within `with model.memory"):
         memory.save()
     assert not path.exists()
-    assert tiny.drafter("stand").memory(sequence([1])).behind is None
+    assert tiny.drafter("stand").memory(sequence([1])).fallback is None
     with tiny.memory(path, drafter="stand"):
         tiny.generate("the cat", **options)
     memory.load()

@@ -15,7 +15,7 @@ from forerun.core.tree import EMPTY, Tree, TreeBuilder, chain
 from forerun.drafters.stand import Stand
 from forerun.ngrams.tables.logits import draft_dynamic, update
 from forerun.ngrams.tables.logits.table import LogitMemory
-from forerun.ngrams.tables.logits.top_k import STRETCH, select_top
+from forerun.ngrams.tables.logits.top_k import BLOCK, select_top
 
 
 class OneByOne(Stand):
@@ -95,7 +95,7 @@ class Text:
 def contents(drafter: Stand) -> dict[Any, Any]:
     """All that the memories of a drafter hold."""
     found = {}
-    for key, memory in drafter._memories._pool._held.items():
+    for key, memory in drafter._memories._pool._memories.items():
         facts = len(memory), len(memory.table.keys), memory.observed, memory.evicted
         found[key] = facts, memory.rows(), memory.table
     return found
@@ -151,14 +151,14 @@ def test_a_full_memory_evicts_between_the_same_lessons(scope: str) -> None:
             step = text.step(drafts=True)
             ours.observe(step)
             theirs.observe(step)
-        evicted += sum(memory.evicted for memory in ours._memories._pool._held.values())
+        evicted += sum(memory.evicted for memory in ours._memories._pool._memories.values())
         assert_equal(ours, theirs)
     assert evicted > 100
 
 
 def test_laws_of_several_vocabularies_and_types() -> None:
     """Shorter and longer than a stretch, fewer stretches than entries and more."""
-    for vocab in (STRETCH - 1, 3 * STRETCH, 9 * STRETCH + 1):
+    for vocab in (BLOCK - 1, 3 * BLOCK, 9 * BLOCK + 1):
         ours, theirs = Stand(entries=4), OneByOne(entries=4)
         text = Text(0, vocab, num=5)
         steps = [text.step(drafts=False) for _ in range(3)]
@@ -197,11 +197,11 @@ def spans(room: np.ndarray, parts: tuple[np.ndarray, ...]) -> list[tuple[int, in
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_room_is_laid_out_without_overlaps(entries: int, longest: int, dtype: type) -> None:
     for vocab in (1, 63, 1024, 1025, 300_000):
-        room, law = update.new_room(longest, entries, vocab), np.zeros(vocab, dtype)
-        assert_apart(room, update.laid_out.py_func(room, longest, entries, law))
+        room, law = update.new_workspace(longest, entries, vocab), np.zeros(vocab, dtype)
+        assert_apart(room, update.split_workspace.py_func(room, longest, entries, law))
     for nodes in (0, 1, 2, 33):
-        room = draft_dynamic.new_room(nodes, entries, longest)
-        assert_apart(room, draft_dynamic.laid_out.py_func(room, nodes, entries, longest))
+        room = draft_dynamic.new_workspace(nodes, entries, longest)
+        assert_apart(room, draft_dynamic.split_workspace.py_func(room, nodes, entries, longest))
 
 
 def assert_apart(room: np.ndarray, parts: tuple[np.ndarray, ...]) -> None:

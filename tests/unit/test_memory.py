@@ -103,7 +103,7 @@ def test_worked_example_of_the_paper() -> None:
     memory = LogitMemory()
     memory.update([10, 11], [BOB, MARY, TOM], [0.7, 0.2, 0.05])
     memory.update([10, 11], [BOB, MARY, SUE], [0.3, 0.6, 0.05])
-    place, _ = kernels.recall(
+    place, _ = kernels.find_longest(
         memory.table.keys,
         NOTHING.keys,
         memory.lengths,
@@ -141,7 +141,7 @@ def test_equals_the_dictionary(entries: int, context: int | tuple[int, ...]) -> 
 def test_two_levels_are_asked_in_turn_at_every_length() -> None:
     rng = np.random.default_rng(4)
     near, far = LogitMemory(context=3), LogitMemory(context=3)
-    near.lean_on(far)
+    near.set_fallback(far)
     plain = Levels(Dictionary((3, 2, 1), 10), Dictionary((3, 2, 1), 10))
     for _ in range(60):
         own, other = random_update(rng, 5), random_update(rng, 9)
@@ -165,10 +165,10 @@ def test_a_hit_is_stamped_in_the_memory_that_knows() -> None:
     near, far = LogitMemory(context=1, entries=1), LogitMemory(context=1, entries=1)
     for token in range(2):
         far.update([token], [0], [1.0])
-    near.lean_on(far)
+    near.set_fallback(far)
     near.update([1], [0], [1.0])
     far.update([5], [0], [1.0])  # by another
-    near.lean_on(far)
+    near.set_fallback(far)
     before = far.table.stamps.copy()
     near.lookup([1])
     assert (far.table.stamps == before).all() and near.table.stamps.max() == far.clock
@@ -364,12 +364,12 @@ def test_kernels_are_warmed_up_once_a_process(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("nodes", [1, 8, 63, 64, 65])
 def test_no_two_trees_share_memory(nodes: int) -> None:
-    """Their buffers are made sixteen at a time."""
-    held = [draft_template.buffers(nodes, 2) for _ in range(40)]
-    for i, room in enumerate(held):
-        assert min(map(len, room[:4])) >= nodes and len(room.cells) >= nodes
-        assert min(map(len, room[5:7])) >= 2 * (nodes + 1) and not room.starts.any()
-        for number, array in enumerate(room):
+    """Buffers of different trees are distinct memory, large enough for their nodes."""
+    made = [draft_template.buffers(nodes, 2) for _ in range(40)]
+    for i, arrays in enumerate(made):
+        assert min(map(len, arrays[:4])) >= nodes and len(arrays.cells) >= nodes
+        assert min(map(len, arrays[5:7])) >= 2 * (nodes + 1) and not arrays.starts.any()
+        for number, array in enumerate(arrays):
             array.fill(i + number)
-    for i, room in enumerate(held):
-        assert all((array == i + number).all() for number, array in enumerate(room))
+    for i, arrays in enumerate(made):
+        assert all((array == i + number).all() for number, array in enumerate(arrays))

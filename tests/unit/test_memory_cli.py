@@ -21,7 +21,7 @@ from forerun.core.records import Cost
 from forerun.core.roles import Target
 from forerun.engine.stats import Stats
 from forerun.models.tokenizer import Tokenizer
-from forerun.ngrams.tables.suffix.response_store import LEAD
+from forerun.ngrams.tables.suffix.response_store import CONTEXT_TOKENS
 from forerun.state import drafter_files
 from forerun.tasks.reasoning import ReasoningTask
 
@@ -196,7 +196,8 @@ def test_info_says_that_tokens_of_prompts_count(
 ) -> None:
     assert generate("-n", 2, "--ignore-eos", "--memory", path, "-d", "suffix")[0] == 0
     length = len(Tokenizer.load(tiny_folder).encode(CAT[1]))  # shorter than what is kept of one
-    said = f"2 texts with up to {LEAD} tokens of each prompt, learned from {2 * (length + 8)} tok"
+    said = f"2 texts with up to {CONTEXT_TOKENS} tokens of each prompt"
+    said += f", learned from {2 * (length + 8)} tok"
     assert said in call("memory", "info", path)[1]
 
 

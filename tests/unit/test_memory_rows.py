@@ -15,7 +15,7 @@ from forerun.errors import ConfigError, DataError
 from forerun.ngrams.tables.logits import kernels, serialize
 from forerun.ngrams.tables.logits.serialize import (
     CHANCES,
-    COMMON,
+    OLD_CHANCES_SHAPE,
     blend,
     check,
     from_snapshot,
@@ -109,9 +109,9 @@ def test_counts_do_not_overflow() -> None:
     rows = filled([([1], [2], [0.5])], context=1).rows()
     for _ in range(40):
         rows = blend([rows, rows])
-    assert rows.counts.tolist() == [serialize.MOST]
+    assert rows.counts.tolist() == [serialize.MAX_COUNT]
     memory = LogitMemory(context=1)
-    memory.hold(rows)
+    memory.load_rows(rows)
     memory.update([1], [2], [0.5])
     assert memory.table.probs.max() == pytest.approx(0.5)
 
@@ -121,7 +121,7 @@ def test_hold_brings_back_every_answer() -> None:
     memory = filled(random_updates(1, 3000, 40))
     copy = LogitMemory(context=3)
     copy.update([7, 7, 7], [1], [1.0])  # forgotten
-    copy.hold(memory.rows(), memory.observed)
+    copy.load_rows(memory.rows(), memory.observed)
     assert (len(copy), copy.observed, copy.evicted) == (len(memory), memory.observed, 0)
     for _ in range(500):
         tokens = rng.integers(0, 42, 3).tolist()
@@ -140,7 +140,7 @@ def test_what_was_hit_last_survives_a_small_budget() -> None:
     for token in range(0, 400, 4):
         memory.lookup([token])
     small = LogitMemory(context=1, entries=1, budget=200 * 24)
-    small.hold(memory.rows())
+    small.load_rows(memory.rows())
     assert small.nbytes <= 200 * 24 and len(small) == 120 and small.evicted == 280
     assert all(small.lookup([token]) for token in range(0, 400, 4))
     small.update([1000], [0], [1.0])  # full: a quarter goes, and the clock has gone on
@@ -157,7 +157,7 @@ def test_recency_counts_back_from_each_memory() -> None:
         new.update([token], [0], [1.0])
     kept = newest(blend([old.rows(), new.rows()]), 6)
     memory = LogitMemory(context=1, entries=1)
-    memory.hold(kept)
+    memory.load_rows(kept)
     assert [t for t in range(103) if memory.lookup([t])] == [47, 48, 49, 100, 101, 102]
     assert sorted(kept.stamps.tolist()) == [1, 1, 2, 2, 3, 3]
 
@@ -166,7 +166,7 @@ def test_same_contents_same_bytes() -> None:
     one, two = random_updates(1, 50, 9), random_updates(2, 50, 9)
     rows = filled(one + two).rows()
     copy = LogitMemory(context=3, entries=10)
-    copy.hold(rows)
+    copy.load_rows(rows)
     for ours, theirs in zip(copy.rows(), rows, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -240,7 +240,7 @@ def test_counts_of_all_levels_together_are_no_belief_about_any() -> None:
     """Files of before levels were told apart keep their contexts and begin with the beliefs."""
     held = snapshot_with({drawn: counted(3, drawn=drawn) for drawn in (True, False)})
     common = {
-        name: np.full(COMMON, count, np.float32)
+        name: np.full(OLD_CHANCES_SHAPE, count, np.float32)
         for name, count in zip(CHANCES, (9, 1), strict=True)
     }
     rows, found = from_snapshot(replace(held, arrays=held.arrays | common))

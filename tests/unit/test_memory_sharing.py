@@ -14,11 +14,11 @@ def test_an_idle_wide_memory_goes_with_those_before_it() -> None:
     for seq, tenant in zip(seqs, ("a", "b"), strict=True):
         seq.tenant, seq.group = tenant, tenant
         wide, near = (memories[key] for key in keys_of("tenant", seq))
-        near.lean_on(wide)
+        near.set_fallback(wide)
     first, second = (keys_of("tenant", seq) for seq in seqs)
     for key in second:
-        memories.join(key, seqs[1])
-    memories.join(first[1], seqs[0])  # its own alone: the wide one may go
+        memories.add_user(key, seqs[1])
+    memories.add_user(first[1], seqs[0])  # its own alone: the wide one may go
     memories.make_room(memories.budget - memories.nbytes + 1)
-    assert set(memories._held) == set(second)
-    assert memories[second[1]].behind is memories[second[0]]
+    assert set(memories._memories) == set(second)
+    assert memories[second[1]].fallback is memories[second[0]]

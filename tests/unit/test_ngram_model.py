@@ -106,7 +106,7 @@ def test_files_of_another_tokenizer_are_refused(tmp_path: Path, tiny_folder: Pat
     model = counted([[0, 1]])
     other = NgramModel(model.tokens, model.counts, model.first, 3, 5, tokenizer="f" * 64)
     other.save(tmp_path / "b.ngrams")
-    with pytest.raises(DataError, match="another tokenizer.*count the text anew"):
+    with pytest.raises(DataError, match="another tokenizer.*count the text again"):
         NgramModel.load(tmp_path / "b.ngrams", Tokenizer.load(tiny_folder))
 
 
@@ -125,7 +125,7 @@ def test_bad_corpora_are_refused(tmp_path: Path, tiny_folder: Path) -> None:
         NgramModel.of_files([tmp_path / "none.txt"], tokenizer)
     with pytest.raises(ConfigError, match="needs the target's tokenizer"):
         NgramModel.of_files([latin], None)
-    with pytest.raises(ConfigError, match=r"order must be in 1\.\.16, got 0"):
+    with pytest.raises(ConfigError, match=r"order=0 is out of range"):
         counted([[1]], order=0)
-    with pytest.raises(DataError, match="holds token 9, but the ids of this model end at 4"):
+    with pytest.raises(DataError, match="token id 9, the model.s largest id is 4"):
         counted([[9]])

@@ -15,7 +15,7 @@ from forerun.drafters.stand import Stand
 from forerun.drafters.suffix import Suffix
 from forerun.drafters.token_recycling import TokenRecycling
 from forerun.errors import ConfigError
-from forerun.ngrams.tables.logits.pool import MOST_MB, in_bytes
+from forerun.ngrams.tables.logits.pool import MAX_BUDGET_MB, in_bytes
 from forerun.registry import LARGEST
 
 
@@ -54,7 +54,7 @@ def test_one_of_several_numbers_is_enough() -> None:
         registry.resolve("drafter", "stand:context=4+99999999999")
 
 
-@pytest.mark.parametrize("mb", [float("nan"), float("inf"), 1e308, -1.0, 0.0, MOST_MB + 1])
+@pytest.mark.parametrize("mb", [float("nan"), float("inf"), 1e308, -1.0, 0.0, MAX_BUDGET_MB + 1])
 @pytest.mark.parametrize("made", [Stand, Suffix, Sam, TokenRecycling, Aded])
 def test_a_budget_that_is_no_size_is_refused(made: Callable[..., object], mb: float) -> None:
     with pytest.raises(ConfigError, match="budget_mb must be above 0 and at most"):
@@ -64,7 +64,7 @@ def test_a_budget_that_is_no_size_is_refused(made: Callable[..., object], mb: fl
 def test_a_budget_is_told_by_its_name() -> None:
     with pytest.raises(ConfigError, match="corpus_mb must be above 0 and at most .*, got -1"):
         Aded(corpus_mb=-1)
-    assert in_bytes(0.5) == 1 << 19 and in_bytes(MOST_MB) == MOST_MB << 20
+    assert in_bytes(0.5) == 1 << 19 and in_bytes(MAX_BUDGET_MB) == MAX_BUDGET_MB << 20
 
 
 NAN = float("nan")
@@ -78,8 +78,8 @@ NAN = float("nan")
         ("drafter", "infini:corpus=1+2,max_support=2147483647", "max_support at most 1048576"),
         ("drafter", "rasd:drafter=stand,longest=-1", "longest at least shortest; got 2, 10 and -1"),
         ("drafter", "rasd:drafter=stand,tokens=0", "shortest and tokens must be at least 1"),
-        ("drafter", "aded:iterations=2147483647", "iterations and top of 1 to 10000"),
-        ("grower", "monte_carlo:top=10001", "iterations and top of 1 to 10000"),
+        ("drafter", "aded:iterations=2147483647", "iterations and top from 1 to 10000"),
+        ("grower", "monte_carlo:top=10001", "iterations and top from 1 to 10000"),
         ("grower", "gumbel:branching=1024+1024", "65536 places or fewer, got (1024, 1024)"),
         ("grower", "greedy_mix:branching=0", "numbers of at least 1"),
         ("controller", "additive:nodes=1025", "additive needs 0 to 1024 nodes"),

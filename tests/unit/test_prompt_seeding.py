@@ -106,7 +106,7 @@ def test_a_real_model_teaches_its_own_laws_at_the_prompt(tiny: Model) -> None:
     drafter = Stand(seed_from_prompt=True, scope="tenant", context=1, entries=256)
     tokens = tiny.tokenizer.encode("the cat sat on the dog " * 4)
     tiny.generate([tokens], drafter=drafter, controller="fixed", max_new_tokens=1, seed=0)
-    memory = drafter.memory(sequence(tokens)).behind
+    memory = drafter.memory(sequence(tokens)).fallback
     assert memory is not None
     assert memory.observed == len(tokens)  # the prompt's, and the first step's
     (first,) = tiny.generate([tokens[:1]], drafter="none", max_new_tokens=1, logprobs=5, seed=0)

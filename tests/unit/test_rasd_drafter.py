@@ -22,8 +22,8 @@ from forerun.drafters.base import Grown
 from forerun.drafters.rasd import Rasd, first_law, graft, pruned
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError
-from forerun.ngrams.index.query.continuation_kernels import Firsts
-from forerun.ngrams.index.query.continuations import Found
+from forerun.ngrams.index.query.continuation_kernels import FirstTokens
+from forerun.ngrams.index.query.continuations import Continuations
 from forerun.ngrams.index.query.engine import Index
 
 A, B, C, D, E, F, G, H = range(8)
@@ -41,12 +41,12 @@ def tree_of(paths: Paths) -> Tree:
     return tree.build()
 
 
-def found_of(paths: Paths) -> Found:
+def found_of(paths: Paths) -> Continuations:
     tree = tree_of(paths)
-    return Found(tree.tokens, tree.parents, np.ones(len(tree), np.int64), 2, 1)
+    return Continuations(tree.tokens, tree.parents, np.ones(len(tree), np.int64), 2, 1)
 
 
-def paths_of(tree: Tree | Found) -> set[tuple[int, ...]]:
+def paths_of(tree: Tree | Continuations) -> set[tuple[int, ...]]:
     tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
     found: list[tuple[int, ...]] = []
     for token, parent in zip(tokens, parents, strict=True):
@@ -55,8 +55,8 @@ def paths_of(tree: Tree | Found) -> set[tuple[int, ...]]:
     return set(found)
 
 
-def firsts(*ids: int) -> Firsts:
-    return Firsts(np.array(ids, np.int64), np.ones(len(ids)))
+def firsts(*ids: int) -> FirstTokens:
+    return FirstTokens(np.array(ids, np.int64), np.ones(len(ids)))
 
 
 NAMES = ["draft_model", "rest", "prompt_lookup"]
@@ -82,7 +82,7 @@ def test_fusion_is_the_union_of_paths(g: Paths, r: Paths, s: Paths) -> None:
     assert paths_of(fused) == paths_of(tree) | paths_of(one) | paths_of(two)
     assert np.array_equal(fused.tokens[: len(tree)], tree.tokens)
     assert (fused.parents < np.arange(len(fused))).all()
-    same = graft(tree, [Found(tree.tokens, tree.parents, tree.rows, 1, 1)], MANY, NAMES)
+    same = graft(tree, [Continuations(tree.tokens, tree.parents, tree.rows, 1, 1)], MANY, NAMES)
     assert same is tree is graft(tree, [found_of([])], MANY, NAMES)
 
 

@@ -12,7 +12,13 @@ from forerun.core.dice import SeededDice
 from forerun.core.records import Sequence, Snapshot
 from forerun.core.sampling import Sampling
 from forerun.errors import ConfigError, DataError
-from forerun.ngrams.tables.suffix.response_store import LEAD, Responses, merge, pack, unpack
+from forerun.ngrams.tables.suffix.response_store import (
+    CONTEXT_TOKENS,
+    Responses,
+    merge,
+    pack,
+    unpack,
+)
 
 
 class Log:
@@ -42,7 +48,7 @@ class Log:
     def end(self, text: list[int]) -> None:
         text.append(-1)
 
-    def held(self) -> list[np.ndarray]:
+    def all_texts(self) -> list[np.ndarray]:
         return [np.array([t for t in text if t >= 0], dtype=np.int32) for text in self.texts]
 
 
@@ -59,7 +65,7 @@ def sequence(tokens: list[int], group: object = None, tenant: str = "") -> Seque
 def test_own_store_reads_all_and_the_shared_one_the_response() -> None:
     shared, seq = made(), sequence(list(range(20)))
     reader = shared.follow(seq)
-    assert reader.text == list(range(20)) and reader.entry == list(range(20 - LEAD, 20))
+    assert reader.text == list(range(20)) and reader.entry == list(range(20 - CONTEXT_TOKENS, 20))
     seq.tokens += [50, 51]
     assert shared.follow(seq) is reader
     assert reader.text[-2:] == reader.entry[-2:] == [50, 51] and len(reader.text) == 22
@@ -188,13 +194,17 @@ def test_what_is_saved_comes_back() -> None:
     other = made()
     other.restore(snapshot, "y")
     store = other.follow(sequence([9], tenant="y")).shared
-    assert [t.tolist() for t in store.held()] == [[1, 2, 3], [4, 5], [6], [9]]
+    assert [t.tolist() for t in store.all_texts()] == [[1, 2, 3], [4, 5], [6], [9]]
     running = sequence([1], tenant="y")
     other.follow(running)
     other.restore(snapshot, "y")
-    assert [t.tolist() for t in other._held["tenant", "y"].held()] == [[1, 2, 3], [4, 5], [6]]
+    assert [t.tolist() for t in other._stores["tenant", "y"].all_texts()] == [
+        [1, 2, 3],
+        [4, 5],
+        [6],
+    ]
     running.tokens.append(2)
-    assert other.follow(running).shared.held()[3:][0].tolist() == [1, 2]
+    assert other.follow(running).shared.all_texts()[3:][0].tolist() == [1, 2]
 
 
 def test_who_runs_while_a_memory_is_restored_is_saved_though_it_never_drafts_again() -> None:
@@ -225,7 +235,7 @@ def test_ids_that_a_target_lacks_are_refused() -> None:
             shared.bind(target)
         else:
             shared.restore(snapshot, "")
-        with pytest.raises(ConfigError, match="hold token 5, but the ids of this model end at 4"):
+        with pytest.raises(ConfigError, match="token id 5, the model.s largest id is 4"):
             shared.restore(snapshot, "") if first == "bind" else shared.bind(target)
         if first == "bind":  # what was refused leaves no trace
             shared.bind(target)
@@ -249,7 +259,7 @@ def test_merged_keeps_the_last_texts() -> None:
 @pytest.mark.parametrize("scope", ["request", "group"])
 def test_what_ends_with_its_scope_is_not_kept(scope: str) -> None:
     with pytest.raises(ConfigError, match="use log:scope=tenant"):
-        made(scope).keep("")
+        made(scope).check_can_keep("")
 
 
 def test_bad_input() -> None:
@@ -258,8 +268,8 @@ def test_bad_input() -> None:
     with pytest.raises(ConfigError, match="raise the budget"):
         made(budget=1)
     with pytest.raises(ConfigError, match="scope=tenant"):
-        made("global").keep("x")
-    with pytest.raises(ConfigError, match="nothing to save"):
+        made("global").check_can_keep("x")
+    with pytest.raises(ConfigError, match="no responses to save"):
         made().snapshot("")
 
 
@@ -282,5 +292,5 @@ def test_arrays_that_are_no_texts_are_refused(tokens, lengths) -> None:
         arrays["tokens"] = np.array(tokens, dtype=kind)
     if lengths is not None:
         arrays["lengths"] = np.array(lengths, dtype=np.int64)
-    with pytest.raises(DataError, match="expected texts"):
+    with pytest.raises(DataError, match="expected the tokens and lengths of texts"):
         unpack(Snapshot("log", arrays, {}, {}))

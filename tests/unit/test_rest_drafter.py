@@ -94,7 +94,7 @@ def test_what_cannot_be_a_datastore_is_refused(tmp_path: Path) -> None:
             Rest(**options)
     with pytest.raises(ConfigError, match="longest at least shortest"):
         Rest(ids=(1, 2, 3, 4), longest=1)
-    with pytest.raises(DataError, match=r"holds 2 tokens, and rest needs at least 3"):
+    with pytest.raises(DataError, match=r"has 2 tokens, and rest needs at least 3"):
         Rest(ids=(1, 2))
     with pytest.raises(DataError, match="no index"):
         Rest(index=str(tmp_path))
@@ -102,7 +102,7 @@ def test_what_cannot_be_a_datastore_is_refused(tmp_path: Path) -> None:
         Rest(corpus=(str(tmp_path / "a.txt"),))
     empty = tmp_path / "empty.txt"
     empty.write_text("")
-    with pytest.raises(DataError, match="holds no text"):
+    with pytest.raises(DataError, match="has no text"):
         Rest(corpus=(str(empty),), tokenizer=tokenizer)
     latin = tmp_path / "latin.txt"
     latin.write_bytes(b"plain\ncaf\xe9\n")

@@ -30,7 +30,7 @@ def test_chapters_passages_and_what_is_held_out() -> None:
     assert len(passages) == 18 and {p.title for p in passages} == set(titles)
     for passage in passages:
         assert passage.held_out in CHAPTER and passage.held_out not in passage.body
-        assert len(f"{passage.body} {passage.held_out}".split()) >= books.PASSAGE_WORDS
+        assert len(f"{passage.body} {passage.held_out}".split()) >= books.MIN_PASSAGE_WORDS
     with pytest.raises(DataError, match="no chapters"):
         books.passages_of("just text")
 
@@ -43,7 +43,7 @@ def test_questions_follow_the_rules() -> None:
     for _ in range(200):
         left = books.cloze(SENTENCE.format("one"), rng).split()
         places = iter(whole)
-        assert all(word in places for word in left) and len(left) >= books.LEFT
+        assert all(word in places for word in left) and len(left) >= books.MIN_QUESTION_WORDS
         lengths.append(len(left))
     assert abs(np.mean(lengths) - 6.1) < 0.4 and max(lengths) > 7  # of 12, at least 4
     assert len(books.cloze("Only three words", rng).split()) == 3

@@ -23,7 +23,7 @@ from forerun.retrieval.passages import (
     write_passages,
 )
 from forerun.retrieval.ranking import Grams, Hits, first_stage, full_score, occurrences
-from forerun.retrieval.seal import Options, Seal, Within, spoken
+from forerun.retrieval.seal import IndexGuide, Options, Seal, top_ngrams
 from forerun.retrieval.token_beam import Free, beam_search
 from forerun.retrieval.weights import cover, weights
 from forerun.training.language_model import Size, build_model
@@ -74,7 +74,7 @@ def test_a_wide_beam_finds_all() -> None:
     """With room for everything: all n-grams of the corpus, each with the model's own score."""
     documents = [[0, 1, 2, 1], [1, 1, 3], [2, 0]]
     fm, scorer, end = FMIndex.of(documents, 4), Table(5), 4
-    (found,) = beam_search(scorer, [[0]], Within(fm, fm.all), beams=99, length=3)
+    (found,) = beam_search(scorer, [[0]], IndexGuide(fm, fm.all), beams=99, length=3)
     grams = {
         tuple(d[i : i + n]) for d in documents for n in (1, 2, 3) for i in range(len(d) - n + 1)
     }
@@ -83,7 +83,7 @@ def test_a_wide_beam_finds_all() -> None:
         path = [0, *h.tokens]
         assert h.logp == pytest.approx(sum(scorer.logps[a, b] for a, b in pairwise(path)))
         assert h.is_whole == (len(h.tokens) == 3) and fm.find(h.tokens) == h.state
-    (best,) = beam_search(scorer, [[0]], Within(fm, fm.all), beams=1, length=3)
+    (best,) = beam_search(scorer, [[0]], IndexGuide(fm, fm.all), beams=1, length=3)
     assert [len(h.tokens) for h in best.found] == [1, 1, 2, 2, 3, 3][: len(best.found)]
 
 
@@ -186,7 +186,7 @@ def test_every_ngram_occurs_and_titles_are_whole(generator: Generator, index: Pa
     titles = [t for t in texts if (t[0], t[-1]) == (index.ids["eos"], index.ids[TITLE_END])]
     names = {seal.tokenizer.decode(list(t)).strip() for t in titles}
     assert names and names <= {p.title for p in PASSAGES}
-    assert " miller" in {text for text, *_ in spoken(said.grams, seal, most=999)}
+    assert " miller" in {text for text, *_ in top_ngrams(said.grams, seal, count=999)}
     free = Seal(generator, index, Options(beams=6, length=5, title_length=12, constrained=False))
     (other,) = free.generate(["miller wheel"])
     assert len(other.grams.lengths) < other.num_generated
@@ -240,18 +240,18 @@ def test_passages_come_back_and_the_file_is_checked(
 
 def test_what_is_refused(generator: Generator, index: PassageIndex) -> None:
     seal = Seal(generator, index)
-    with pytest.raises(DataError, match="empty text"):
+    with pytest.raises(DataError, match="query is empty"):
         seal.search(["  "])
-    with pytest.raises(CapacityError, match="does not fit"):
+    with pytest.raises(CapacityError, match="exceeds the limit"):
         seal.search(["fox " * 400])
     with pytest.raises(UnknownName, match="intersective"):
         seal.search(["fox"], score="intersectiv")
     with pytest.raises(ConfigError, match="beta"):
         Options(beta=2)
-    with pytest.raises(ConfigError, match="neither"):
+    with pytest.raises(ConfigError, match="both off"):
         Options(bodies=False, titles=False)
     other = Tokenizer(make_tokenizer(PASSAGES[:1], 300))
-    with pytest.raises(ConfigError, match="another tokenizer than the generator's"):
+    with pytest.raises(ConfigError, match="different tokenizers"):
         Seal(generator, PassageIndex.of(PASSAGES, other))
 
 
@@ -259,7 +259,7 @@ def test_a_query_of_signs_that_no_passage_has(generator: Generator, index: Passa
     """Its own n-grams are dropped, what the model says still occurs."""
     seal = Seal(generator, index, Options(beams=2, length=2, title_length=2))
     (found,) = seal.search(["日本 €€ ~~"])
-    assert min(found.said.grams.counts) >= 1
+    assert min(found.generated.grams.counts) >= 1
 
 
 def test_passage_files(tmp_path: Path) -> None:

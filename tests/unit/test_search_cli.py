@@ -203,7 +203,7 @@ def test_fit_tree_writes_what_is_picked_up(fit: Any, tmp_path: Path) -> None:
     status, out, err = fit("-m", folder, "--prompts", prompts(tmp_path, 6), *short)
     record = json.loads(out)
     assert status == 0 and "6 prompts: 5 to fit on, 1 to measure on" in err
-    path = folder / fitting.FILE
+    path = folder / fitting.FILE_NAME
     assert record["file"] == str(path) and set(record["tau"]) == {"4", "8"}
     found, facts = Template.load(path), json.loads(path.read_text())
     assert sorted(found.places) == sorted(DEFAULT.places)

@@ -52,7 +52,7 @@ class Wrong(PerSequence):
 
 def trials(drafter: Stand, drawn: bool = True) -> float:
     """Trials counted beyond those that are believed at first."""
-    memories = drafter._memories._pool._held.values()
+    memories = drafter._memories._pool._memories.values()
     first = Chances(drawn=drawn).tries.sum()
     return sum(memory.chances[drawn].tries.sum() - first for memory in memories)
 

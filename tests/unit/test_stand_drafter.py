@@ -100,11 +100,11 @@ def random_case(seed: int) -> tuple[Stand, Sequence, Plan]:
         min_p=0.05 if seed % 11 == 0 else 0.0,
     )
     memory = drafter.memory(seq)
-    if memory.behind is None:
+    if memory.fallback is None:
         fill(memory, rng, vocab)
     else:
         fill(memory, rng, vocab, 20)
-        fill(memory.behind, rng, vocab)
+        fill(memory.fallback, rng, vocab)
     return drafter, seq, Plan(nodes=int(rng.integers(1, 100)), depth=int(rng.integers(1, 9)))
 
 
@@ -301,7 +301,7 @@ def test_in_a_wide_scope_a_group_believes_itself_first(group: object) -> None:
     drafter.finish(mine)
     drafter.forget("b")
     back = sequence([4, 1], group=group)
-    assert drafter.memory(back).observed == 0 and drafter.memory(back).behind.observed == 4
+    assert drafter.memory(back).observed == 0 and drafter.memory(back).fallback.observed == 4
     assert drafter.memory(back).chances is drafter.memory(other).chances
 
 
@@ -337,7 +337,9 @@ def test_a_group_has_room_beside_a_wide_memory() -> None:
             del seq.tokens[1:]
             assert drafter.memory_report()["logit memory"] <= 2**20
         memory = drafter.memory(seq)
-        assert len(memory.behind) > len(memory) > 600 and memory.evicted and memory.behind.evicted
+        assert (
+            len(memory.fallback) > len(memory) > 600 and memory.evicted and memory.fallback.evicted
+        )
         assert len(memory.lookup([token]).ids) == 1
         drafter.finish(seq)
 

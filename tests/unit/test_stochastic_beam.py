@@ -27,8 +27,8 @@ from forerun.growers.stochastic_beam import (
     Item,
     StochasticBeam,
     best_children,
-    one_by_one,
-    race,
+    perturbed_children,
+    sequential_children,
     truncated,
 )
 from forerun.verifiers.recursive import Recursive
@@ -166,10 +166,10 @@ def test_first_node_of_each_level_is_a_draw_from_the_draft() -> None:
 
     def path(dice: Dice) -> tuple[int, int]:
         beam = [Item(-1, 0.0, 0.0)]
-        first = one_by_one(beam, qs, 2, dice)
+        first = sequential_children(beam, qs, 2, dice)
         items = [Item(i, child.logp, child.score) for i, child in enumerate(first)]
         below = [Proposal.of(DRAFT([0, 1, child.entry])) for child in first]
-        top = one_by_one(items, below, 2, dice)[0]
+        top = sequential_children(items, below, 2, dice)[0]
         return first[top.parent].entry, top.entry
 
     for tokens, chance in EnumeratedDice().outcomes(path):
@@ -214,14 +214,17 @@ def test_excluded_tokens_are_never_drawn() -> None:
     q = Proposal(np.arange(4, dtype=np.int32), np.array([0, 0.5, 0.5, 0]))
     beam = [Item(-1, 0.0, 0.0)]
     for seed in range(20):
-        assert sorted(c.entry for c in race(beam, [q], 4, SeededDice(seed))) == [1, 2]
-        assert sorted(c.entry for c in one_by_one(beam, [q], 4, Walk(seed))) == [1, 2]
+        assert sorted(c.entry for c in perturbed_children(beam, [q], 4, SeededDice(seed))) == [1, 2]
+        assert sorted(c.entry for c in sequential_children(beam, [q], 4, Walk(seed))) == [1, 2]
 
 
 def test_log_probabilities_of_paths_add_up() -> None:
     q = Proposal(np.arange(3, dtype=np.int32), Q)
     beam = [Item(-1, -1.0, 0.5)]
-    for children in (race(beam, [q], 2, SeededDice(1)), one_by_one(beam, [q], 2, Walk(1))):
+    for children in (
+        perturbed_children(beam, [q], 2, SeededDice(1)),
+        sequential_children(beam, [q], 2, Walk(1)),
+    ):
         assert len(children) == 2
         for child in children:
             assert isinstance(child, Child)
@@ -294,7 +297,7 @@ def test_stochastic_beam_of_two_by_two() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: StochasticBeam(width=0), "width must be at least 1, got 0"),
+        (lambda: StochasticBeam(width=0), "width=0 is too small"),
         (lambda: Gumbel(branching=(2, 0)), r"at least 1 .*, got \(2, 0\)"),
     ],
 )

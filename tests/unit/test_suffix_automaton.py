@@ -57,7 +57,7 @@ def test_match_is_the_longest_though_others_grow(seed: int) -> None:
         tuple(t[i:j]) for t in said for i in range(len(t)) for j in range(i + 1, len(t) + 1)
     }
     assert automaton.num_substrings() == len(substrings)
-    assert [text.tolist() for text in automaton.held()] == [text for text in said if text]
+    assert [text.tolist() for text in automaton.all_texts()] == [text for text in said if text]
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=60))
@@ -99,9 +99,9 @@ def test_a_cursor_listens_without_writing() -> None:
     automaton.extend(automaton.begin(), [1, 2, 3, 4])
     text = automaton.begin([9, 2])
     assert automaton.following(text, 5).tolist() == [3, 4]
-    automaton.listen(text, [3])
+    automaton.move_cursor(text, [3])
     assert automaton.match(text) == 2 and len(automaton) == 4
-    automaton.listen(text, [4])
+    automaton.move_cursor(text, [4])
     assert automaton.match(text) == 0  # nothing follows
     assert automaton.largest() == 4
 
@@ -135,10 +135,10 @@ def test_memory_is_bounded_and_keeps_the_latest_half() -> None:
         assert memory.nbytes <= budget
         for automaton, text in memory.places(place):
             assert automaton.match(text) <= 150
-    pieces = [text.tolist() for text in memory.held() if set(text.tolist()) != {3}]
+    pieces = [text.tolist() for text in memory.all_texts() if set(text.tolist()) != {3}]
     kept, everything = sum(pieces, []), sum(said, [])
     assert 1000 < len(kept) < len(everything) and kept == everything[-len(kept) :]
-    assert sum(map(len, memory.held())) == len(memory)
+    assert sum(map(len, memory.all_texts())) == len(memory)
 
 
 def test_matches_go_on_across_generations() -> None:

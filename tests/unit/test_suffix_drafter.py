@@ -12,7 +12,7 @@ from forerun.core.sampling import Sampling
 from forerun.core.tree import POINT, Tree
 from forerun.drafters.suffix import Suffix
 from forerun.errors import ConfigError
-from forerun.ngrams.tables.suffix.response_store import LEAD, PIECE
+from forerun.ngrams.tables.suffix.response_store import CONTEXT_TOKENS, READ_TOKENS
 from forerun.ngrams.tables.suffix.tree import warm_up
 
 WIDE = Plan(nodes=32, depth=32)
@@ -152,7 +152,7 @@ def test_who_is_never_asked_reads_nothing_and_loses_nothing() -> None:
 
 
 def test_ended_responses_are_read_some_at_a_time() -> None:
-    drafter, size = Suffix(), PIECE // 2 - 1
+    drafter, size = Suffix(), READ_TOKENS // 2 - 1
     texts = [list(range(i * size, (i + 1) * size)) for i in range(6)]
     for text in texts:
         said(drafter, text)
@@ -203,13 +203,13 @@ def test_old_responses_go_when_the_budget_is_spent() -> None:
     rng, drafter = np.random.default_rng(0), Suffix(budget_mb=0.5)
     first = rng.integers(0, 50, 300).tolist()
     said(drafter, first)
-    again = first[50 : 50 + LEAD]
-    assert drafted(drafter, sequence([98, *again])) == LEAD
+    again = first[50 : 50 + CONTEXT_TOKENS]
+    assert drafted(drafter, sequence([98, *again])) == CONTEXT_TOKENS
     for _ in range(40):
         said(drafter, rng.integers(0, 50, 300).tolist())
         assert drafted(drafter, sequence([97])) == 0  # it reads now
         assert drafter.memory_report()["suffix trees, shared texts"] <= 2**19
-    assert drafter.best(sequence([98, *again]), WIDE).match < LEAD
+    assert drafter.best(sequence([98, *again]), WIDE).match < CONTEXT_TOKENS
 
 
 def test_what_was_learned_is_saved_and_restored() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.errors import ConfigError
-from forerun.ngrams.tables.suffix.draft import Wish
+from forerun.ngrams.tables.suffix.draft import DraftLimits
 from forerun.ngrams.tables.suffix.tree import Draft, SuffixTree, Text, warm_up
 
 Counts = Counter[tuple[int, ...]]
@@ -32,7 +32,7 @@ def substrings(texts: list[list[int]], depth: int) -> Counts:
 
 
 def held(tree: SuffixTree) -> list[list[int]]:
-    return [text.tolist() for text in tree.held()]
+    return [text.tolist() for text in tree.all_texts()]
 
 
 def check(tree: SuffixTree) -> Counts:
@@ -47,7 +47,7 @@ def check(tree: SuffixTree) -> Counts:
     return counts
 
 
-def definition(counts: Counts, text: list[int], depth: int, wish: Wish) -> tuple[float, int]:
+def definition(counts: Counts, text: list[int], depth: int, wish: DraftLimits) -> tuple[float, int]:
     """The best score and its match: all continuations by their share, the best of them added."""
     best, match, seen = 0.0, 0, 0
     for length in range(min(len(text), depth // 2), 0, -1):
@@ -135,7 +135,7 @@ def test_draft_is_the_best_by_definition(seed: int) -> None:
     text = tree.begin()
     for _ in range(10):
         tree.extend(text, rng.integers(0, vocab, rng.integers(1, 8)).tolist())
-        wish = Wish(
+        wish = DraftLimits(
             nodes=int(rng.integers(1, 12)),
             depth=int(rng.integers(1, 8)),
             factor=float(rng.choice([0.5, 1.0, 2.0])),
@@ -146,7 +146,7 @@ def test_draft_is_the_best_by_definition(seed: int) -> None:
         compare(tree, text, wish)
 
 
-def compare(tree: SuffixTree, text: Text, wish: Wish) -> None:
+def compare(tree: SuffixTree, text: Text, wish: DraftLimits) -> None:
     counts, tokens = substrings(held(tree), tree.depth), held(tree)[-1]
     score, match = definition(counts, tokens, tree.depth, wish)
     draft = tree.draft(text, wish)
@@ -168,7 +168,7 @@ def test_width_1_drafts_the_path_of_the_most_frequent_children() -> None:
     text = tree.begin()
     for _ in range(100):
         tree.extend(text, rng.integers(0, 3, 3).tolist())
-        draft = tree.draft(text, Wish(9, 9, 1.0, 0.0, 0.1, 1))
+        draft = tree.draft(text, DraftLimits(9, 9, 1.0, 0.0, 0.1, 1))
         assert draft.parents.tolist() == list(range(-1, len(draft.tokens) - 1))
         string = held(tree)[0][-draft.match :]
         for token in draft.tokens.tolist():
@@ -181,7 +181,7 @@ def test_at_least_leaves_weaker_drafts_out() -> None:
     tree = SuffixTree(depth=8)
     text = tree.begin()
     tree.extend(text, [1, 2, 3, 4, 1, 2])
-    wish = Wish(8, 8, 1.0, 0.0, 0.1, 8)
+    wish = DraftLimits(8, 8, 1.0, 0.0, 0.1, 8)
     draft = tree.draft(text, wish)
     assert draft.tokens.tolist() == [3, 4] and draft.score == 2 and draft.match == 2
     assert tree.draft(text, wish, at_least=1.9) is not None

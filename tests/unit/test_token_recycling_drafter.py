@@ -367,5 +367,5 @@ def test_bad_options(options: dict, message: str) -> None:
 
 
 def test_a_budget_below_one_matrix_is_refused() -> None:
-    with pytest.raises(ConfigError, match="raise budget_mb or keep fewer entries"):
+    with pytest.raises(ConfigError, match="raise budget_mb or use fewer entries"):
         TokenRecycling(budget_mb=0.001).bind(FakeTarget(table_law(0), VOCAB))

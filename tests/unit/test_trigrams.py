@@ -93,7 +93,7 @@ def test_counts_equal_a_dictionary(documents: list[list[int]], entries: int, chu
     wanted = counted(documents, entries)
     matrix = TrigramMatrix(entries=entries)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(count, "CHUNK", chunk)  # many runs to merge
+        patch.setattr(count, "CHUNK_TRIGRAMS", chunk)  # many runs to merge
         if not wanted:
             with pytest.raises(DataError, match=r"too small: expected a document of 3 tokens"):
                 matrix.count(arrays(documents))
@@ -139,7 +139,7 @@ def test_growth_and_eviction_keep_what_was_hit_last() -> None:
     for _ in range(200):
         matrix.nudge(rng.integers(0, 50, 16))
     assert matrix.nbytes <= matrix.budget
-    assert matrix.dropped and len(matrix) <= matrix.most_rows
+    assert matrix.dropped and len(matrix) <= matrix.max_rows
     assert_consistent(matrix)
     latest = rng.integers(0, 50, 16).tolist()
     matrix.nudge(latest)
@@ -151,8 +151,8 @@ def test_a_corpus_beyond_the_budget_keeps_its_most_frequent_pairs() -> None:
     rare = [[1000 + i, 2000 + i, 1] for i in range(500)]
     matrix.count(arrays([*rare, [7, 8, 9, 7, 8, 9]]))
     assert matrix.row(7, 8) and matrix.row(8, 9)
-    assert len(matrix) == matrix.most_rows
-    assert matrix.dropped == 503 - matrix.most_rows
+    assert len(matrix) == matrix.max_rows
+    assert matrix.dropped == 503 - matrix.max_rows
 
 
 def test_rows_go_around() -> None:
@@ -193,7 +193,7 @@ def test_damaged_rows_are_refused() -> None:
         {"scores": -rows.scores},
         {"scores": rows.scores * np.nan},
     ):
-        with pytest.raises(DataError, match="do not fit together"):
+        with pytest.raises(DataError, match="are inconsistent"):
             table.check(Rows(*rows)._asdict() | change, 2)
     with pytest.raises(DataError, match="expected the arrays keys, sizes, ids, scores"):
         table.check({"keys": rows.keys}, 2)
@@ -224,7 +224,7 @@ def test_text_files_are_documents(tmp_path: Path, tokenizer: Tokenizer) -> None:
 
 
 def test_long_documents_come_in_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(corpora, "PIECE", 10)
+    monkeypatch.setattr(corpora, "PIECE_CHARACTERS", 10)
     text = "".join(f"line {i}\n" for i in range(20))
     (tmp_path / "long.txt").write_text(text)
     pieces = list(corpora.documents(tmp_path / "long.txt"))
@@ -267,7 +267,7 @@ def test_files_of_counts_go_around(tmp_path: Path, tokenizer: Tokenizer) -> None
     assert held(again, 9) == held(matrix, 9) and again.learned == matrix.learned
     with pytest.raises(ConfigError, match="entries=4"):
         corpora.load(file, tokenizer, entries=4)
-    with pytest.raises(ConfigError, match=r"room for \d+; raise corpus_mb"):
+    with pytest.raises(ConfigError, match=r"the budget of \d+; raise corpus_mb"):
         corpora.load(file, tokenizer, entries=3, budget=130 * 40)
     corpora.save(file, matrix, None)
     assert len(corpora.load(file, tokenizer, entries=3)) == len(matrix)  # unknown: taken on trust

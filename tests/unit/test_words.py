@@ -15,7 +15,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, tr
 
 from forerun.assets import embedded
 from forerun.ngrams.index.build import encoders, word_cache
-from forerun.ngrams.index.build.word_cache import short_way
+from forerun.ngrams.index.build.word_cache import word_cache_encoder
 
 pytest.importorskip("regex", reason="regex is not installed")
 
@@ -67,7 +67,7 @@ def test_ids_are_those_of_the_long_way(name: str, text: str) -> None:
         assert found is not None and found.tolist() == expected
 
 
-WAYS = {name: short_way(tokenizer) for name, tokenizer in KNOWN.items()}
+WAYS = {name: word_cache_encoder(tokenizer) for name, tokenizer in KNOWN.items()}
 
 
 def test_real_text_takes_the_short_way(data_dir: Path) -> None:
@@ -76,7 +76,7 @@ def test_real_text_takes_the_short_way(data_dir: Path) -> None:
     with tarfile.open(data_dir / "corpora" / "python_code.tar.gz") as archive:
         files = [archive.extractfile(entry) for entry in archive if entry.isfile()]
         texts = [file.read().decode() for file in files[:60] if file]
-    found = [encoder._short_way.encode(text) for text in texts]  # type: ignore[attr-defined]
+    found = [encoder._word_cache.encode(text) for text in texts]  # type: ignore[attr-defined]
     assert sum(f is not None for f in found) > 0.75 * len(texts)
     arrays = encoder.encode_arrays(texts)
     assert [a.tolist() for a in arrays] == encoder.encode_batch(texts)
@@ -104,11 +104,11 @@ def test_other_tokenizers_have_no_short_way(change: dict[str, Any]) -> None:
     tokenizer = trained(CUTS["gpt2"])
     for name, value in change.items():
         setattr(tokenizer, name, value)
-    assert short_way(tokenizer) is None
+    assert word_cache_encoder(tokenizer) is None
 
 
 def test_dropout_has_no_short_way() -> None:
-    assert short_way(trained(CUTS["gpt2"], dropout=0.5)) is None
+    assert word_cache_encoder(trained(CUTS["gpt2"], dropout=0.5)) is None
 
 
 def test_an_expression_that_leaves_gaps_is_not_believed() -> None:
@@ -116,17 +116,17 @@ def test_an_expression_that_leaves_gaps_is_not_believed() -> None:
     cut = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(r"\p{L}+"), "isolated"), pre_tokenizers.ByteLevel(**LETTERS)]
     )
-    assert short_way(trained(cut)) is None
+    assert word_cache_encoder(trained(cut)) is None
 
 
 def test_words_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_cache, "MOST_WORDS", 3)
-    way = short_way(KNOWN["gpt2"])
+    monkeypatch.setattr(word_cache, "MAX_CACHED_WORDS", 3)
+    way = word_cache_encoder(KNOWN["gpt2"])
     assert way is not None
     text = "one two three four five one two " + "x" * 100
     expected = KNOWN["gpt2"].encode(text).ids
     assert way.encode(text).tolist() == expected and len(way.words) <= 3  # type: ignore[union-attr]
-    assert all(len(word) <= word_cache.LONGEST for word in way.words)
+    assert all(len(word) <= word_cache.MAX_WORD_CHARACTERS for word in way.words)
 
 
 def test_arrays_of_all_encoders_equal_their_batches(tmp_path: Path) -> None:

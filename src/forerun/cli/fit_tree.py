@@ -23,7 +23,7 @@ from forerun.errors import CapacityError, ConfigError, DataError
 if TYPE_CHECKING:
     from forerun.api import Model
     from forerun.core.tree_template import Template
-    from forerun.growers._fit_template import Tally
+    from forerun.growers._fit_template import PlaceCounts
 
 Prompts = Annotated[
     Path | None,
@@ -177,7 +177,7 @@ def _place(model: str) -> Path:
 
     folder = Path(model).expanduser()
     if model not in MODELS and folder.is_dir() and os.access(folder, os.W_OK):
-        return folder / fitting.FILE
+        return folder / fitting.FILE_NAME
     cached = fitting.cache_file(model)
     if cached is None:
         raise ConfigError(f"there is no folder for the template of {model!r}; give --out FILE")
@@ -189,7 +189,7 @@ def _first_made(path: Path) -> Path:
     return next(place for place in (path, *path.parents) if place.parent.exists())
 
 
-def _count(model: Model, prompts: list[Any], sampling: Sampling, batch: int) -> Tally:
+def _count(model: Model, prompts: list[Any], sampling: Sampling, batch: int) -> PlaceCounts:
     from forerun.growers import _fit_template as fitting
 
     start = said = time.perf_counter()
@@ -199,7 +199,7 @@ def _count(model: Model, prompts: list[Any], sampling: Sampling, batch: int) -> 
             said = time.perf_counter()
             notice(
                 f"{done} of {len(prompts)} prompts, {tally.passes} passes over "
-                f"{fitting.GRID} nodes, {said - start:.0f} s"
+                f"{fitting.MAX_NODES} nodes, {said - start:.0f} s"
             )
     return tally
 

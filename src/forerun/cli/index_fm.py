@@ -166,7 +166,7 @@ def load(file: Path, tokenizer: str, is_ids: bool) -> tuple[FMIndex, Encoder | N
     from forerun.models.identity import tokenizer_hash
 
     reader = encoders.load(tokenizer)
-    index.must_suit(tokenizer_hash(reader), file)
+    index.check_tokenizer(tokenizer_hash(reader), file)
     return index, reader
 
 

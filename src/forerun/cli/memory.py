@@ -177,10 +177,10 @@ def _report(memory: Memory, is_json: bool) -> None:
 
 
 def _summary(memory: Memory) -> str:
-    from forerun.ngrams.tables.suffix.response_store import LEAD
+    from forerun.ngrams.tables.suffix.response_store import CONTEXT_TOKENS
 
     counts = memory.snapshot.counts
-    names = {"texts": f"texts with up to {LEAD} tokens of each prompt"}  # which count as tokens
+    names = {"texts": f"texts with up to {CONTEXT_TOKENS} tokens of each prompt"}
     held = {name: size for name, size in counts.items() if name not in ("tokens", "evicted")}
     learned = f"learned from {counted(counts['tokens'], 'token')}"
     said = [f"{size} {names.get(name, name)}" for name, size in held.items()]

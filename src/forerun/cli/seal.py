@@ -14,7 +14,7 @@ from forerun.errors import DataError
 from forerun.utils.text import counted
 
 if TYPE_CHECKING:
-    from forerun.retrieval.seal import Found, Seal
+    from forerun.retrieval.seal import Seal, SearchResult
 
 app = typer.Typer(
     cls=Commands,
@@ -83,13 +83,13 @@ def search(
             typer.echo(f"    {row['weight']:9.1f}  {row['count']:>6}x  {row['text']!r}")
 
 
-def record_of(seal: Seal, query: str, found: Found, ngrams: int) -> dict[str, Any]:
+def record_of(seal: Seal, query: str, found: SearchResult, ngrams: int) -> dict[str, Any]:
     """An answer as JSON."""
-    from forerun.retrieval.seal import spoken
+    from forerun.retrieval.seal import top_ngrams
 
     rows = zip(found.passages.tolist(), found.scores.tolist(), strict=True)
     names = ("text", "count", "logp", "weight")
-    said = spoken(found.said.grams, seal, ngrams)
+    said = top_ngrams(found.generated.grams, seal, ngrams)
     return {
         "query": query,
         "passages": [

@@ -143,5 +143,5 @@ def _opened(index: FMIndex | str | Path, tokenizer: Tokenizer | None) -> FMIndex
     code = tokenizer_hash(tokenizer) if tokenizer else ""
     if not isinstance(index, FMIndex):
         return FMIndex.load(index, code)
-    index.must_suit(code)
+    index.check_tokenizer(code)
     return index

@@ -11,7 +11,7 @@ from forerun.core.records import Sequence, Snapshot
 from forerun.core.scopes import WIDE, kept_key, keys_of
 from forerun.errors import ConfigError
 from forerun.ngrams.tables.logits import serialize
-from forerun.ngrams.tables.logits.pool import FAR, Memories
+from forerun.ngrams.tables.logits.pool import MAX_FALLBACK_SHARE, Memories
 from forerun.ngrams.tables.logits.table import LogitMemory, context_lengths
 
 
@@ -40,7 +40,7 @@ class ScopedMemories:
         if len(keys) == 1:
             return self._pool[keys[0]]
         wide, own = self._pool[keys[0]], self._pool[keys[1]]
-        own.lean_on(wide)
+        own.set_fallback(wide)
         return own
 
     def stores_model(self, seq: Sequence) -> bool:
@@ -51,12 +51,12 @@ class ScopedMemories:
     def join(self, seq: Sequence) -> None:
         """A sequence begins to use its memories."""
         for key in self._keys(seq):
-            self._pool.join(key, seq)
+            self._pool.add_user(key, seq)
 
     def leave(self, seq: Sequence) -> None:
         """A sequence has ended. A group's memory stays for trajectories that may still come."""
         for key in self._keys(seq):
-            self._pool.leave(key, seq)
+            self._pool.remove_user(key, seq)
         if seq.group is None or self.scope == "request":
             self._pool.forget(seq)
 
@@ -65,12 +65,12 @@ class ScopedMemories:
         self._pool.forget(group)
 
     def teach(self, memory: LogitMemory, tokens: list[int], before: int, laws: np.ndarray) -> None:
-        """As `Memories.teach`."""
-        self._pool.teach(memory, tokens, before, laws)
+        """See `Memories.learn`."""
+        self._pool.learn(memory, tokens, before, laws)
 
     def enlarge(self, memory: LogitMemory, num_nodes: int) -> None:
-        """Makes room for the contexts of so many nodes, also in the memory behind."""
-        for one in (memory.behind, memory):
+        """Makes room for the contexts of so many nodes, also in the fallback."""
+        for one in (memory.fallback, memory):
             if one is not None:
                 self._pool.enlarge(one, num_nodes * len(one.lengths))
 
@@ -111,11 +111,11 @@ class ScopedMemories:
         snapshot.check(self._settings)
         rows, chances = serialize.from_snapshot(snapshot)
         self.keep(tenant)
-        memory = self._pool.renew(self._kept_key(tenant))
+        memory = self._pool.reset(self._kept_key(tenant))
         memory.chances = chances
         self._pool.make_room(memory.growth(len(rows.keys)))
-        memory.budget = min(memory.budget, int(FAR * self._pool.budget))
-        memory.hold(rows, snapshot.counts["tokens"])
+        memory.budget = min(memory.budget, int(MAX_FALLBACK_SHARE * self._pool.budget))
+        memory.load_rows(rows, snapshot.counts["tokens"])
         memory.evicted += snapshot.counts["evicted"]
 
     @property

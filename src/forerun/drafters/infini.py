@@ -25,7 +25,7 @@ from forerun.drafters.base import grow
 from forerun.errors import ConfigError
 from forerun.growers.gumbel import Gumbel
 from forerun.growers.template import TopTemplate
-from forerun.ngrams.index.query.draft import Wish, draft
+from forerun.ngrams.index.query.draft import IndexOptions, draft
 from forerun.ngrams.index.query.engine import Index, Next, check_tokenizer
 from forerun.ngrams.tables.logits.kernels import TINY
 from forerun.registry import Corpus, GrowerName, TokenId
@@ -171,11 +171,11 @@ class IndexSource(Source):
         self.min_length, self.min_count, self.entries = min_length, min_count, entries
         self.vocab_size = index.eos + 1  # the target's, once it is known
 
-    def wish(self, sampling: Sampling) -> Wish:
+    def wish(self, sampling: Sampling) -> IndexOptions:
         """The options and the request's temperature, as the kernel takes them."""
         index, power = self.index, 1.0 if sampling.is_greedy else 1 / sampling.temperature
         kept = self.context, self.min_length, self.min_count, self.entries, self.max_support
-        return Wish(*kept, self.vocab_size, index.eos, index.separator, power)
+        return IndexOptions(*kept, self.vocab_size, index.eos, index.separator, power)
 
     def next(self, requests: Many[tuple[Sequence, Path]]) -> list[Proposal | None]:
         n = self.context

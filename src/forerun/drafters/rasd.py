@@ -26,8 +26,8 @@ from forerun.core.tree import POINT, Proposal, Tree
 from forerun.drafters.base import Composite
 from forerun.errors import ConfigError
 from forerun.growers._merge import overlay, warm_up
-from forerun.ngrams.index.query.continuation_kernels import Firsts, likeliest
-from forerun.ngrams.index.query.continuations import Found
+from forerun.ngrams.index.query.continuation_kernels import FirstTokens, likeliest
+from forerun.ngrams.index.query.continuations import Continuations
 from forerun.ngrams.index.query.engine import Index
 from forerun.registry import Corpus, DrafterName, GrowerName, ModelName, TokenId
 
@@ -121,7 +121,7 @@ class Rasd(Composite):
             for seq, plan, tree, (found, _) in zip(seqs, plans, trees, begun, strict=True)
         ]
 
-    def retrieved(self, seq: Sequence, plan: Plan, law: Proposal | None) -> list[Found]:
+    def retrieved(self, seq: Sequence, plan: Plan, law: Proposal | None) -> list[Continuations]:
         """What each retriever would add, surest first; pruned by the law of the next token."""
         firsts = None if law is None or 0 < self.vocab_size <= self.top else self._firsts(law)
         return [self._from(part, seq, plan, firsts) for part in self.retrievers]
@@ -138,7 +138,7 @@ class Rasd(Composite):
 
     def _begun(
         self, seq: Sequence, plan: Plan, law: Proposal | None
-    ) -> tuple[list[Found] | None, Plan]:
+    ) -> tuple[list[Continuations] | None, Plan]:
         """What was retrieved, and the generator's plan: all nodes that retrieval does not need.
 
         Without a law nothing is retrieved yet, and the whole share is kept.
@@ -150,7 +150,9 @@ class Rasd(Composite):
         used = min(room, sum(len(each.tokens) for each in found))
         return found, plan.sized(plan.nodes - used)
 
-    def _fused(self, seq: Sequence, plan: Plan, tree: Tree, found: list[Found] | None) -> Tree:
+    def _fused(
+        self, seq: Sequence, plan: Plan, tree: Tree, found: list[Continuations] | None
+    ) -> Tree:
         if not self._room(plan):
             return tree
         if found is None:
@@ -161,20 +163,24 @@ class Rasd(Composite):
         """Nodes that are kept for retrieval."""
         return 0 if plan.is_empty or not self.top else int(self.share * plan.nodes)
 
-    def _firsts(self, law: Proposal) -> Firsts:
+    def _firsts(self, law: Proposal) -> FirstTokens:
         """The `top` likeliest next tokens and what they multiply counts by; of equal ones the
         first."""
         ids, probs = law.ids, law.probs
         if len(ids) > self.top or min(probs.tolist(), default=0.0) <= 0:
             ids, probs = likeliest(ids, probs, self.top)
-        return Firsts(ids.astype(np.int64), probs if self.weigh else np.ones(len(ids)))
+        return FirstTokens(ids.astype(np.int64), probs if self.weigh else np.ones(len(ids)))
 
-    def _from(self, part: Drafter, seq: Sequence, plan: Plan, firsts: Firsts | None) -> Found:
+    def _from(
+        self, part: Drafter, seq: Sequence, plan: Plan, firsts: FirstTokens | None
+    ) -> Continuations:
         look = getattr(part, "retrieve", None)  # one that counts prunes before it cuts
         if look is not None:
             return look(seq, plan, firsts, self.bypass)
         (tree,) = part.propose([seq], [plan], [seq.dice])  # chosen nodes: no dice are thrown
-        return pruned(Found(tree.tokens, tree.parents, np.ones(len(tree), np.int64), 0, 0), firsts)
+        return pruned(
+            Continuations(tree.tokens, tree.parents, np.ones(len(tree), np.int64), 0, 0), firsts
+        )
 
 
 def _check_chosen(parts: Many[Drafter]) -> None:
@@ -193,7 +199,7 @@ def first_law(tree: Tree) -> Proposal | None:
     return tree.q(int(roots[0])) if len(roots) else None
 
 
-def pruned(found: Found, firsts: Firsts | None) -> Found:
+def pruned(found: Continuations, firsts: FirstTokens | None) -> Continuations:
     """Only the paths that begin with an allowed token."""
     if firsts is None:
         return found
@@ -211,7 +217,7 @@ def pruned(found: Found, firsts: Firsts | None) -> Found:
     )
 
 
-def graft(tree: Tree, found: Many[Found], room: int, names: Many[str]) -> Tree:
+def graft(tree: Tree, found: Many[Continuations], room: int, names: Many[str]) -> Tree:
     """The tree and all retrieved paths, at most `room` new nodes behind those that it has.
 
     A path goes along the tree as far as that has it. Retrievers get equal shares of the room, and

@@ -19,8 +19,8 @@ from forerun.core.tree import Tree, points
 from forerun.drafters.base import PerSequence
 from forerun.errors import ConfigError
 from forerun.ngrams.index.query import continuations
-from forerun.ngrams.index.query.continuation_kernels import READS, Firsts, Wish
-from forerun.ngrams.index.query.continuations import Found
+from forerun.ngrams.index.query.continuation_kernels import READS, FirstTokens, TreeLimits
+from forerun.ngrams.index.query.continuations import Continuations
 from forerun.ngrams.index.query.datastore import check_ids, open_datastore
 from forerun.ngrams.index.query.engine import Index
 from forerun.registry import Corpus, TokenId
@@ -74,13 +74,13 @@ class Rest(PerSequence):
         continuations.warm_up(self.datastore)
 
     def retrieve(
-        self, seq: Sequence, plan: Plan, firsts: Firsts | None = None, bypass: int = 0
-    ) -> Found:
+        self, seq: Sequence, plan: Plan, firsts: FirstTokens | None = None, bypass: int = 0
+    ) -> Continuations:
         """What followed the longest match, best first; `firsts`, `bypass` as in `retrieval`."""
         return continuations.retrieve(
             self.datastore,
             seq.tokens,
-            Wish(min(plan.nodes, self.most), min(plan.depth, self.tokens), self.reads),
+            TreeLimits(min(plan.nodes, self.most), min(plan.depth, self.tokens), self.reads),
             lengths=self.lengths,
             firsts=firsts,
             bypass=bypass,

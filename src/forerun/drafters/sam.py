@@ -143,7 +143,7 @@ class Sam(Persistent, Priced):
         return sizes | (self.other.memory_report() if self.other else {})
 
     def keep(self, tenant: str = "") -> None:
-        self._responses.keep(tenant)
+        self._responses.check_can_keep(tenant)
 
     def snapshot(self, tenant: str = "") -> Snapshot:
         return self._responses.snapshot(tenant)
@@ -187,7 +187,7 @@ class Sam(Persistent, Priced):
             cursor = seq.scratch.get((self, "corpus"))
             if cursor is None or cursor.reader is not reader:
                 cursor = seq.scratch[self, "corpus"] = Cursor(reader)
-            self.corpus.listen(cursor.text, seq.tokens[cursor.length :])
+            self.corpus.move_cursor(cursor.text, seq.tokens[cursor.length :])
             cursor.length = len(seq.tokens)
         return reader
 

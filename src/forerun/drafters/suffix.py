@@ -24,7 +24,7 @@ from forerun.drafters.base import PerSequence
 from forerun.errors import ConfigError
 from forerun.ngrams.tables.logits.pool import in_bytes
 from forerun.ngrams.tables.suffix import response_store, tree
-from forerun.ngrams.tables.suffix.draft import Wish
+from forerun.ngrams.tables.suffix.draft import DraftLimits
 from forerun.ngrams.tables.suffix.response_store import Responses
 from forerun.ngrams.tables.suffix.tree import NO_LIMIT, Draft, SuffixTree
 
@@ -92,7 +92,7 @@ class Suffix(PerSequence, Persistent):
         """The better draft of the two trees, that of the request in a tie; None without one."""
         reader = self._responses.follow(seq)
         width = plan.nodes if self.branches else 1
-        wish = Wish(plan.nodes, plan.depth, self.factor, self.offset, self.min_prob, width)
+        wish = DraftLimits(plan.nodes, plan.depth, self.factor, self.offset, self.min_prob, width)
         draft = reader.own.draft(reader.text, wish)
         if reader.shared is not None:
             at_least = 0.0 if draft is None else draft.score
@@ -109,7 +109,7 @@ class Suffix(PerSequence, Persistent):
         return {f"suffix trees, {name}": size for name, size in self._responses.report().items()}
 
     def keep(self, tenant: str = "") -> None:
-        self._responses.keep(tenant)
+        self._responses.check_can_keep(tenant)
 
     def snapshot(self, tenant: str = "") -> Snapshot:
         return self._responses.snapshot(tenant)

@@ -29,7 +29,7 @@ from forerun.core.tree_template import DEFAULT, RANK_VALUES, Template
 from forerun.errors import ConfigError
 from forerun.ngrams.tables.adjacency import pool
 from forerun.ngrams.tables.adjacency.cpu import warm_up
-from forerun.ngrams.tables.adjacency.pool import MOST, Matrices, Matrix
+from forerun.ngrams.tables.adjacency.pool import MAX_ENTRIES, Matrices, Matrix
 from forerun.ngrams.tables.logits.pool import in_bytes
 from forerun.registry import File
 
@@ -57,8 +57,10 @@ def published() -> Template:
 
 
 PUBLISHED = published()
-RANKED = 1.0 / np.arange(1, MOST + 1)  # weights by rank
-FALLING = [RANKED[:count] / RANKED[:count].sum() for count in range(MOST + 1)]  # of so many ids
+RANKED = 1.0 / np.arange(1, MAX_ENTRIES + 1)  # weights by rank
+FALLING = [
+    RANKED[:count] / RANKED[:count].sum() for count in range(MAX_ENTRIES + 1)
+]  # of so many ids
 
 
 class TokenRecycling(Persistent):

@@ -1,4 +1,4 @@
-"""One tree laid over another: what both have is one node, what the second adds stands behind."""
+"""Merges a draft tree into another; nodes with equal paths become one."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ def overlay(
     tokens: np.ndarray,
     parents: np.ndarray,
     size: int,
-    most: int,
+    max_nodes: int,
     new_tokens: np.ndarray,
     new_parents: np.ndarray,
     origins: np.ndarray,
 ) -> int:
-    """Writes what a tree [m] adds to the first `size` nodes, at most up to `most` nodes in all.
+    """Adds the nodes of a tree [m] to the first `size` nodes, up to `max_nodes`; returns the size.
 
-    tokens, parents, origins int32 [>= most]: an added node's origin is its place in the new tree.
-    Equal siblings are one node, the first. What stands below a node that found no room is left out.
-    Returns how many nodes there are now.
+    tokens, parents, origins int32 [>= max_nodes]: the origin of an added node is its index in the
+    new tree. Equal siblings become the first of them. A node without room is left out with its
+    descendants.
     """
-    where = np.empty(len(new_tokens), np.int32)  # -2: nowhere
+    where = np.empty(len(new_tokens), np.int32)  # -2: left out
     for i in range(len(new_tokens)):
         parent = np.int32(-1) if new_parents[i] < 0 else where[new_parents[i]]
         node = size if parent == -2 else parent + 1
@@ -35,7 +35,7 @@ def overlay(
         where[i] = node
         if node == size:  # not found
             where[i] = -2
-            if parent != -2 and size < most:
+            if parent != -2 and size < max_nodes:
                 tokens[size], parents[size], origins[size] = new_tokens[i], parent, i
                 where[i] = size
                 size += 1
@@ -53,10 +53,10 @@ def copy_laws(
     tree: tuple[np.ndarray, np.ndarray, np.ndarray],
     first_row: int,
 ) -> None:
-    """What a tree's laws, rows and cells say of the nodes [start, size), its own `origins` there.
+    """Copies laws, rows and cells of the added nodes [start, size) from their tree.
 
-    laws, cells int8, rows int32. The tree's first proposal is now number `first_row`. A drawn token
-    that is kept differs from its siblings: SWOR.
+    laws, cells int8, rows int32. Rows are shifted by `first_row`. An IID node becomes SWOR, because
+    merged siblings differ.
     """
     own_laws, own_rows, own_cells = tree
     for node in range(start, size):

@@ -1,4 +1,4 @@
-"""What growers share: filling the places of a template, level by level."""
+"""Base class of growers that fill a template level by level."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from forerun.core.tree_template import DEFAULT, Template, levels
 class Templated(Grower):
     """Fills the first `plan.nodes` places of a template.
 
-    The i-th token that `choose` gives fills the child of rank i: whether a child exists depends on
-    its rank and never on its token, which is what keeps drawn children exact.
+    The i-th token of `choose` becomes the child of rank i. Whether a child exists depends on its
+    rank, never on its token, so drawn children stay exact.
     """
 
     law: int  # label of every node
@@ -30,7 +30,7 @@ class Templated(Grower):
 
     def grow(self, plan: Plan, dice: Dice) -> Growth:
         tree = TreeBuilder()
-        where = {-1: -1}  # place -> node; places below an unknown context stay empty
+        where = {-1: -1}  # place -> node; a place below a context without q stays empty
         for places in levels(self.template.first(plan.nodes), plan.depth):
             places = {parent: kids for parent, kids in places.items() if parent in where}
             if not places:
@@ -43,6 +43,6 @@ class Templated(Grower):
         return tree.build()
 
     def add(self, tree: TreeBuilder, parent: int, q: Proposal, chosen: Many[int]) -> list[int]:
-        """Adds what `choose` gave below `parent`; returns the nodes in the same order."""
+        """Adds the chosen tokens below `parent`; returns their nodes in the same order."""
         drawn_from = None if self.law == POINT else q
         return [tree.add(int(q.ids[i]), parent, self.law, drawn_from) for i in chosen]

@@ -1,7 +1,7 @@
-"""The likeliest paths first: each node added is the best one left, by the product of its q.
+"""Grows the tree node by node, most likely path first (path probability: product of q).
 
-The tree of at most N nodes with the largest expected accepted length, if q were the target's law.
-The source is asked for one path at a time, once per node: right for a table, slow for a model.
+If q equals the target distribution, the tree of N nodes has the largest expected accepted length.
+The source is queried once per node: fast for a table, slow for a model.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from forerun.core.tree import TreeBuilder
 
 
 class BestFirst(Grower):
-    """Adds the path of the largest probability until the plan is full; ties: the first found."""
+    """Adds the path with the largest probability until the plan is full; ties: first found."""
 
     labels = frozenset({"point"})
 
     def grow(self, plan: Plan, dice: Dice) -> Growth:
         tree, depths, found = TreeBuilder(), {-1: 0}, 0
         heap: list[tuple[float, int, int, int]] = []  # -probability, order found, token, parent
-        node, worth = -1, 1.0
+        node, prob = -1, 1.0
         while True:
             if depths[node] < plan.depth:
                 (q,) = yield [tuple(tree.path(node))]
                 for token, p in zip(q.ids, q.probs, strict=True) if q else ():
-                    heapq.heappush(heap, (-worth * float(p), found, int(token), node))
+                    heapq.heappush(heap, (-prob * float(p), found, int(token), node))
                     found += 1
             if not heap or len(tree) >= plan.nodes:
                 return tree.build()
-            loss, _, token, parent = heapq.heappop(heap)
-            node, worth = tree.add(token, parent), -loss
+            negative, _, token, parent = heapq.heappop(heap)
+            node, prob = tree.add(token, parent), -negative
             depths[node] = depths[parent] + 1

@@ -1,4 +1,4 @@
-"""One draft token after another, each drawn from q: the chain of the first papers.
+"""A chain of draft tokens, each drawn from q.
 
 Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023.
 """
@@ -12,13 +12,11 @@ from forerun.core.tree import IID, TreeBuilder
 
 
 class Chain(Grower):
-    """A chain of sampled tokens; stops after (never before) a token that `plan.stop` doubts.
+    """A chain of sampled tokens; ends after a token for which `plan.stop` is true.
 
-    It also ends where q says so little that a token would hardly be reached and accepted: the
-    largest probability of q is about the chance of a token that is drawn from it (embedded draft
-    and reasoner, training problems: where it is .20, .52, .71, .86, .94, .99, tokens were accepted
-    .17, .44, .62, .78, .88, .99 at temperature 0.6, and .30, .56, .74, .86, .89, .99 at 1). That is
-    known before the token is drawn, so the draft stays exact.
+    It also ends before a token with an estimated acceptance probability below `plan.least`. The
+    estimate is the product of the largest probability of each q on the path. It is known before the
+    token is drawn, so the draft stays exact.
     """
 
     labels = frozenset({"iid"})

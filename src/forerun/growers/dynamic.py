@@ -1,9 +1,9 @@
-"""Nodes where they pay: the place most likely to be accepted comes next, wherever it is.
+"""Grows the tree node by node, most likely accepted place first (as in EAGLE-2).
 
-A place is valued by the product of `core.acceptance_prior` along its path, which are known before
-its token is drawn; so whether a place is filled depends on other tokens, never on its own, and
-drawn children stay exact: given an earlier sibling's token and its rejection, what is owed is
-the same residual law whether or not another child follows. The form is EAGLE-2's.
+The value of a place is the product of the rates of `core.acceptance_prior` along its path. It is
+known before the token of the place is drawn. Whether a place is filled therefore depends on other
+tokens only, and drawn children stay exact: after a rejected sibling the residual distribution is
+the same whether or not another child follows.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from forerun.core.tree import POINT, SWOR, Proposal, TreeBuilder
 
 
 class Dynamic(Grower):
-    """Grows node by node; ends at plan.nodes or below a chance of plan.least.
+    """Grows node by node; ends at plan.nodes nodes or at values of plan.least and below.
 
-    drawn: children without replacement, else the best tokens. The tree tells by which cell of the
-    chances each node was valued, for `Chances.learn`.
+    drawn: children are drawn without replacement; else they are the most likely tokens. The tree
+    records the cell of the acceptance table per node, for `Chances.learn`.
     """
 
     def __init__(self, *, drawn: bool = True, chances: Chances | None = None) -> None:
@@ -32,10 +32,10 @@ class Dynamic(Grower):
 
     def grow(self, plan: Plan, dice: Dice) -> Growth:
         tree, rates = TreeBuilder(), self.chances.rates
-        known: dict[int, Proposal] = {}  # q below a node
-        orders: dict[int, list[int]] = {}  # its entries in the order drawn
-        left = {-1: 1.0}  # chance that the node is reached and none of its children was accepted
-        value: dict[int, float] = {}  # chance of a node's next child
+        known: dict[int, Proposal] = {}  # node -> q of its children
+        orders: dict[int, list[int]] = {}  # node -> entries of q in the order of its children
+        left = {-1: 1.0}  # P(node accepted, and none of its children so far)
+        value: dict[int, float] = {}  # P(a node's next child is accepted)
         ranks, depths, grades, cells = {-1: 0}, {-1: 0}, dict[int, int](), list[int]()
         node = -1
         while True:

@@ -1,13 +1,12 @@
-"""The most likely tokens of q, and one more drawn from what is left of q: MDSD's greedy drafts.
+"""The n - 1 most likely tokens of q, and one token drawn from the rest (MDSD's greedy drafts).
 
-Hu et al., "Towards Optimal Multi-draft Speculative Decoding", 2025. Of n drafts the n - 1 most
-likely tokens, Top, are chosen; the last is drawn from q' = norm[q without Top]. No verifier accepts
-one of them more often than p(Top) + sum min(p, q'), and recursive rejection that tries the drawn
-one first does so: a rejection leaves p's share of Top whole, and that is then matched.
+Hu et al., "Towards Optimal Multi-draft Speculative Decoding", 2025. Top is the set of the n - 1
+most likely tokens; the last draft is drawn from q' = norm[q without Top]. No verifier accepts one
+of them more often than p(Top) + sum min(p, q'). Recursive rejection reaches this bound if it tries
+the drawn token first: a rejection keeps p's mass on Top.
 
-So the drawn child stands before the chosen ones, with q' as its own law. It fills the place of the
-last rank, the chosen ones the places before it. Needs a q over many tokens: of a q that has fewer
-tokens than children, all become children.
+The drawn child therefore comes first in the tree, with q' as its proposal. In the template it takes
+the last rank. If q has fewer tokens than there are children, all its tokens become children.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from forerun.growers.base import Templated
 
 
 class GreedyMix(Templated):
-    """Fills the first `plan.nodes` places of the template; an only child is drawn from q itself.
+    """Fills the first `plan.nodes` places of the template; an only child is drawn from q.
 
-    branching: instead of a template, how many children every node of level i has ("3+3+3").
+    branching: children per node of each level ("3+3+3"); replaces the template.
     """
 
     labels = frozenset({"point", "iid"})
@@ -44,7 +43,7 @@ class GreedyMix(Templated):
 
 
 def most_likely(q: Proposal, count: int) -> list[int]:
-    """Indices of the `count` largest probabilities, largest first; ties: the lowest token id."""
+    """Indices of the `count` largest probabilities, largest first; ties: lower token id first."""
     if count < 1:
         return []
     least = np.partition(q.probs, -count)[-count]
@@ -52,10 +51,10 @@ def most_likely(q: Proposal, count: int) -> list[int]:
     return found[np.lexsort((q.ids[found], -q.probs[found]))][:count].tolist()
 
 
-def without(q: Proposal, left_out: Many[int]) -> Proposal:
-    """norm[q without some of its entries]."""
-    if not left_out:
+def without(q: Proposal, removed: Many[int]) -> Proposal:
+    """norm[q without the removed entries]."""
+    if not removed:
         return q
     probs = q.probs.copy()
-    probs[left_out] = 0.0
+    probs[removed] = 0.0
     return Proposal(q.ids, probs / probs.sum())

@@ -1,8 +1,8 @@
-"""Children drawn without replacement in one go by Gumbel-Top-k, on a fixed template (STAND, RSD-C).
+"""Children drawn without replacement by Gumbel-Top-k, on a fixed template (STAND, RSD-C).
 
-Kool et al., "Stochastic Beams and Where to Find Them", 2019: perturbed log-probabilities, sorted,
-are sequential draws without replacement. With `branching` the template is a grid: the constant
-branching of Jeon et al., "Recursive Speculative Decoding", 2024 (RSD-C).
+Kool et al., "Stochastic Beams and Where to Find Them", 2019: sorted perturbed log-probabilities are
+sequential draws without replacement. `branching` gives the constant branching of Jeon et al.,
+"Recursive Speculative Decoding", 2024 (RSD-C).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from forerun.growers.base import Templated
 class Gumbel(Templated):
     """Fills the first `plan.nodes` places of the template with draws without replacement.
 
-    branching: instead of a template, how many children every node of level i has ("3+2+1").
+    branching: children per node of each level ("3+2+1"); replaces the template.
     """
 
     labels = frozenset({"swor"})

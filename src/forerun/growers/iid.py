@@ -1,8 +1,8 @@
-"""Independent draws: k chains from one root, kept apart even where they agree (SpecTr, SpecInfer).
+"""Independent draws: k chains from one root (SpecTr, SpecInfer).
 
 Sun et al., "SpecTr: Fast Speculative Decoding via Optimal Transport", 2023. Every child is drawn
-from q with replacement, so equal siblings stay: merged, they would not be independent draws any
-more. What follows equal paths comes from one q, which the source is asked for once.
+from q with replacement. Equal siblings are not merged: merged they would not be independent draws.
+The source is queried once per distinct path.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from forerun.errors import ConfigError
 
 
 class Iid(Grower):
-    """width: the number of chains; or a tree, as children per node level by level ("2+2+1").
+    """Draws `width` chains, or a tree with `width` children per node of each level ("2+2+1").
 
-    A level is grown whole or not at all.
+    A level that exceeds the node budget is not grown.
     """
 
     labels = frozenset({"iid"})
@@ -25,7 +25,7 @@ class Iid(Grower):
     def __init__(self, *, width: int | tuple[int, ...] = 2) -> None:
         counts = (width,) if isinstance(width, int) else width
         if min(counts, default=0) < 1:
-            raise ConfigError(f"width must be at least 1 at every level, got {width}")
+            raise ConfigError(f"width={width} is too small; use at least 1 at every level")
         self.width = width
 
     def grow(self, plan: Plan, dice: Dice) -> Growth:
@@ -34,9 +34,9 @@ class Iid(Grower):
             if len(tree) + count * len(ends) > plan.nodes:
                 break
             paths = {end: tuple(tree.path(end)) for end in ends}
-            asked = list(dict.fromkeys(paths.values()))
-            qs = yield asked
-            known = dict(zip(asked, qs, strict=True))
+            distinct = list(dict.fromkeys(paths.values()))
+            qs = yield distinct
+            known = dict(zip(distinct, qs, strict=True))
             ends = [
                 tree.add(int(q.ids[dice.choice(q.probs)]), end, IID, q)
                 for end in ends

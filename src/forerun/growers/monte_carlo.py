@@ -1,16 +1,16 @@
-"""Monte-Carlo tree search over a source: likely paths are those that the search visits often.
+"""Monte-Carlo tree search over a source: the most visited paths become the draft tree.
 
 "Adaptive Draft-Verification for Efficient Large Language Model Decoding", 2024 (ADED). Every
-iteration descends by the published score
+iteration selects children by the published score
 
     W / N_c + (c1 + ln((N + c2 + 1) / c2)) * p_c * sqrt(N) / (1 + N_c)
 
-(N visits of the parent, N_c and W visits and summed rewards of the child, p_c its prior), expands
-the leaf it reaches, steps into its best child, completes the path by draws in proportion to the
-source's scores and adds the path's reward to all nodes passed. The most visited paths, each with
-its likeliest continuation, become the tree. The source is asked for one path at a time, some
-hundred times a tree: right for a table. The draws decide which nodes stand in the tree and say
-nothing of the target's next token, so the nodes are POINT.
+(N: visits of the parent; N_c, W: visits and summed rewards of the child; p_c: its prior). It
+expands the leaf, moves to the best child, and completes the path by draws in proportion to the
+source's scores. The reward of the path is added to all nodes on it. The tree holds the most visited
+paths, each with its most likely continuation. The source is queried for one path at a time, some
+hundred times per tree, so it should be a table. The draws only decide which nodes are in the tree;
+they are independent of the target's next token, so the nodes are POINT.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ from forerun.core.tree_search import CONSTANT, PATH, REWARDS, Search
 from forerun.errors import ConfigError
 
 DROPS = ("longest", "rarest")
-MOST_PATHS = 10_000  # iterations, and paths
+MAX_PATHS = 10_000  # largest `iterations` and `top`
 
 
 class MonteCarlo(Grower):
-    """The `top` paths most visited in `iterations`, each continued by its likeliest next token.
+    """The `top` most visited paths of `iterations`, each with its most likely next token.
 
-    length: states of a searched path, the root's counted, so paths have length - 1 tokens.
-    c1, c2: exploration; larger is wider. reward: of a path, "path" is 1 + the sum of its scores,
-    as meant; "constant" is 1, which is what the authors' code comes to; "expected" is the accepted
-    length if shares of the scores were the target's law. visit_all: an unvisited child comes before
-    any visited one, as published; without, it counts the mean reward of its parent. drop: what does
-    not fit the plan; the "rarest" nodes, those visited least, continuations before all others, or
-    the "longest" paths, as published.
+    length: states of a searched path with the root, so paths have length - 1 tokens.
+    c1, c2: exploration constants; larger values search more widely.
+    reward: "path": 1 + the sum of the path's scores (paper); "constant": 1 (the authors' code);
+    "expected": the expected accepted length if normalised scores were the target distribution.
+    visit_all: unvisited children are selected before visited ones, as published; if False, an
+    unvisited child has the mean reward of its parent.
+    drop: what is removed if the plan is too small. "rarest": the least visited nodes, continuations
+    first. "longest": the longest paths, as published.
     """
 
     labels = frozenset({"point"})
@@ -59,16 +60,16 @@ class MonteCarlo(Grower):
         visit_all: bool = True,
         drop: str = "rarest",
     ) -> None:
-        if length < 2 or not (1 <= iterations <= MOST_PATHS and 1 <= top <= MOST_PATHS):
+        if length < 2 or not (1 <= iterations <= MAX_PATHS and 1 <= top <= MAX_PATHS):
             raise ConfigError(
-                "a search needs a length of 2 or more, and iterations and top of 1 to "
-                f"{MOST_PATHS}; got {length}, {iterations} and {top}"
+                f"length={length}, iterations={iterations}, top={top} are out of range; use a "
+                f"length of at least 2, and iterations and top from 1 to {MAX_PATHS}"
             )
         if not (math.isfinite(c1) and c1 >= 0 and math.isfinite(c2) and c2 > 0):
-            raise ConfigError(f"c1 must be at least 0 and c2 more than 0, got {c1} and {c2}")
+            raise ConfigError(f"c1={c1}, c2={c2} are out of range; use c1 >= 0 and c2 > 0")
         for name, value, known in (("reward", reward, REWARDS), ("drop", drop, DROPS)):
             if value not in known:
-                raise ConfigError(f"{name} must be one of {', '.join(known)}; got {value!r}")
+                raise ConfigError(f"unknown {name} {value!r}; use one of {', '.join(known)}")
         self.search = Search(
             length - 1,
             iterations,
@@ -95,7 +96,7 @@ class MonteCarlo(Grower):
         for path in paths:
             q = (yield from known.ask(path)) if len(path) < plan.depth else None
             ends.append((*path, int(q.ids[best_first(q)[0]])) if q else path)
-        found = list(dict.fromkeys([*paths, *ends]))  # a path's prefixes come before it
+        found = list(dict.fromkeys([*paths, *ends]))  # prefixes come before longer paths
         if search.drops_longest:
             kept = shortest(ends, plan.nodes)
             found = [path for path in found if path in kept]
@@ -104,11 +105,11 @@ class MonteCarlo(Grower):
 
 @dataclass(eq=False)
 class Node:
-    """A path of the search with its visits N and summed rewards W."""
+    """A search node: a path with its visits N and summed rewards W."""
 
     path: Path
     prior: float = 0.0
-    share: float = 0.0  # prior over the sum of its siblings' and its own
+    share: float = 0.0  # prior, normalised over the siblings
     parent: Node | None = None
     children: list[Node] | None = None  # None until expanded; best first
     visits: int = 0
@@ -117,7 +118,7 @@ class Node:
 
 @dataclass
 class _Known:
-    """What the source said, so that it is asked once per path."""
+    """Cache of the source's answers by path."""
 
     answers: dict[Path, Proposal | None] = field(default_factory=dict)
 
@@ -130,7 +131,7 @@ class _Known:
 def _iterate(
     search: Search, root: Node, nodes: list[Node], known: _Known, dice: Dice
 ) -> Generator[list[Path], list[Proposal | None], None]:
-    """Selection, expansion, rollout and backup, once."""
+    """One iteration: selection, expansion, rollout and backup."""
     node = root
     while node.children and len(node.path) < search.steps:
         node = selected(node, search)
@@ -139,7 +140,7 @@ def _iterate(
         nodes += node.children
         node = node.children[0] if node.children else node
     reward = Reward(search.reward)
-    for step in trail(node):
+    for step in nodes_to(node):
         reward.add(step.prior, step.share)
     path = node.path
     while search.reward != CONSTANT and len(path) < search.steps:
@@ -149,26 +150,26 @@ def _iterate(
         at = dice.choice(q.probs)
         reward.add(float(q.probs[at]), float(q.probs[at]) / sum(q.probs.tolist()))
         path = (*path, int(q.ids[at]))
-    for step in (root, *trail(node)):
+    for step in (root, *nodes_to(node)):
         step.visits += 1
         step.total += reward.value
 
 
 class Reward:
-    """What one path is worth."""
+    """The reward of one path."""
 
     def __init__(self, kind: int) -> None:
         self.kind, self.value, self._reached = kind, 1.0, 1.0
 
     def add(self, score: float, share: float) -> None:
-        """One more edge."""
+        """Adds one edge of the path."""
         self._reached *= share
         if self.kind != CONSTANT:
             self.value += score if self.kind == PATH else self._reached
 
 
 def selected(node: Node, search: Search) -> Node:
-    """The child with the largest published score; ties: the first."""
+    """The child with the largest score of the module docstring; ties: the first."""
     assert node.children
     if search.visits_all:
         for child in node.children:
@@ -178,15 +179,16 @@ def selected(node: Node, search: Search) -> Node:
     scale *= math.sqrt(node.visits)
     best, highest = node.children[0], -math.inf
     for child in node.children:
-        of = child if child.visits else node
-        score = of.total / of.visits + scale * child.prior / (1.0 + child.visits)
+        rewarded = child if child.visits else node
+        mean = rewarded.total / rewarded.visits
+        score = mean + scale * child.prior / (1.0 + child.visits)
         if score > highest:
             best, highest = child, score
     return best
 
 
 def children(node: Node, q: Proposal | None) -> list[Node]:
-    """Nodes for all successors, best first, ties by id; none where the source knows nothing."""
+    """One node per token of q, best first, ties by id; empty if q is None."""
     if q is None:
         return []
     total = sum(q.probs.tolist())
@@ -201,8 +203,8 @@ def best_first(q: Proposal) -> list[int]:
     return np.lexsort((q.ids, -q.probs)).tolist()
 
 
-def trail(node: Node) -> list[Node]:
-    """The nodes from below the root down to `node`."""
+def nodes_to(node: Node) -> list[Node]:
+    """The nodes on the path to `node`, top down, without the root."""
     found = []
     while node.parent is not None:
         found.append(node)
@@ -211,25 +213,25 @@ def trail(node: Node) -> list[Node]:
 
 
 def ranked(nodes: list[Node]) -> list[Node]:
-    """Visited nodes but the root, most visits first, ties: the first that was made.
+    """Visited nodes without the root, most visits first, ties by creation.
 
-    A node's ancestors are visited at least as often and made earlier, so they come before it.
+    Ancestors of a node have at least as many visits and are older, so they come before it.
     """
     return sorted((n for n in nodes[1:] if n.visits), key=lambda n: -n.visits)
 
 
 def shortest(ends: list[Path], limit: int) -> set[Path]:
-    """Drops paths until the rest has `limit` prefixes, which it returns; longer and later first."""
+    """Prefixes of the paths that remain when the longest (last) are dropped down to `limit`."""
     uses = Counter(end[:n] for end in ends for n in range(1, len(end) + 1))
     order = sorted(range(len(ends)), key=lambda i: (len(ends[i]), i))
     while len(uses) > limit:
         dropped = ends[order.pop()]
-        uses -= Counter(dropped[:n] for n in range(1, len(dropped) + 1))  # keeps what is above 0
+        uses -= Counter(dropped[:n] for n in range(1, len(dropped) + 1))  # drops counts of 0
     return set(uses)
 
 
 def trie(paths: list[Path]) -> Tree:
-    """A node for every path, below that of the path without its last token."""
+    """The tree with one node per path; prefixes must come before longer paths."""
     tree = TreeBuilder()
     where: dict[Path, int] = {(): -1}
     for path in paths:

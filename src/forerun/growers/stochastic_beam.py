@@ -1,14 +1,14 @@
 """Stochastic beam search: the best `width` paths by perturbed log-probability, level by level.
 
 Kool et al., "Stochastic Beams and Where to Find Them", 2019; as a draft tree (RSD-S): Jeon et al.,
-"Recursive Speculative Decoding", 2024. A path's log-probability gets Gumbel noise G; its children
-get theirs under the condition that the largest of them is the parent's G. The nodes of a level are
-then the paths whose G is among the `width` largest: draws without replacement of whole paths, in
-falling order of G. Labels: siblings in that order are draws without replacement from q, and whether
-a sibling exists depends on values, never on its own token.
+"Recursive Speculative Decoding", 2024. G is a path's log-probability with Gumbel noise. The G of
+the children are sampled under the condition that their maximum is the parent's G. A level holds the
+`width` paths with the largest G: draws of whole paths without replacement, in falling order of G.
+Siblings in that order are draws without replacement from q. Whether a sibling exists depends on
+values of G, never on its own token.
 
-`race` is the paper's form. `one_by_one` has the same law with plain choices in the place of noise:
-it is what tests enumerate, and what runs for dice that have no uniforms.
+`perturbed_children` is the paper's form. `sequential_children` has the same distribution but uses
+plain choices; tests enumerate it, and it runs for dice without uniform numbers.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from forerun.errors import ConfigError
 
 
 class Item(NamedTuple):
-    """A path of the beam."""
+    """One path of the beam."""
 
     node: int
     logp: float  # log-probability of the path
-    score: float  # the same, perturbed: G
+    score: float  # G: the perturbed log-probability
 
 
 class Child(NamedTuple):
-    """A path of the next beam: an entry of the q after beam item `parent`."""
+    """One path of the next beam: an entry of the q of beam item `parent`."""
 
     parent: int
     entry: int
@@ -44,13 +44,13 @@ class Child(NamedTuple):
 
 
 class StochasticBeam(Grower):
-    """At most `width` nodes per level; the plan's nodes and depth bound the levels."""
+    """At most `width` nodes per level, within the plan's nodes and depth."""
 
     labels = frozenset({"swor"})
 
     def __init__(self, *, width: int = 4) -> None:
         if width < 1:
-            raise ConfigError(f"width must be at least 1, got {width}")
+            raise ConfigError(f"width={width} is too small; use at least 1")
         self.width = width
 
     def grow(self, plan: Plan, dice: Dice) -> Growth:
@@ -68,8 +68,8 @@ class StochasticBeam(Grower):
 def extend(beam: Many[Item], qs: Many[Proposal | None], count: int, dice: Dice) -> list[Child]:
     """At most `count` paths of the next level, best first."""
     if isinstance(dice, SeededDice):
-        return race(beam, qs, count, dice)
-    return one_by_one(beam, qs, count, dice)
+        return perturbed_children(beam, qs, count, dice)
+    return sequential_children(beam, qs, count, dice)
 
 
 def add(
@@ -85,7 +85,9 @@ def add(
     return items
 
 
-def race(beam: Many[Item], qs: Many[Proposal | None], count: int, dice: SeededDice) -> list[Child]:
+def perturbed_children(
+    beam: Many[Item], qs: Many[Proposal | None], count: int, dice: SeededDice
+) -> list[Child]:
     """The `count` children with the largest scores, best first."""
     found: list[Child] = []
     for parent, (item, q) in enumerate(zip(beam, qs, strict=True)):
@@ -97,14 +99,14 @@ def race(beam: Many[Item], qs: Many[Proposal | None], count: int, dice: SeededDi
 def best_children(
     parent: int, item: Item, probs: np.ndarray, count: int, dice: SeededDice
 ) -> list[Child]:
-    """Scores of one item's children given its own; the best `count`, in falling order."""
-    waits = np.maximum(-np.log1p(-dice.peek(len(probs))), 1e-300)  # Exp(1): its -log is Gumbel
+    """The `count` best children of one item given its score, in falling order of theirs."""
+    exponential = np.maximum(-np.log1p(-dice.peek(len(probs))), 1e-300)  # Gumbel = -log Exp(1)
     dice.skip(len(probs))
-    arrival = np.divide(waits, probs, out=np.full(len(probs), np.inf), where=probs > 0)
-    first = np.argpartition(arrival, count)[:count] if count < len(probs) else np.arange(len(probs))
-    order = first[np.argsort(arrival[first])]
+    times = np.divide(exponential, probs, out=np.full(len(probs), np.inf), where=probs > 0)
+    first = np.argpartition(times, count)[:count] if count < len(probs) else np.arange(len(probs))
+    order = first[np.argsort(times[first])]
     order = order[probs[order] > 0]
-    perturbed = item.logp - np.log(arrival[order])
+    perturbed = item.logp - np.log(times[order])
     scores = truncated(item.score, perturbed, perturbed.max(initial=-math.inf))
     logps = item.logp + np.log(probs[order])
     return [
@@ -114,24 +116,26 @@ def best_children(
 
 
 def truncated(bound: float, perturbed: np.ndarray, largest: float) -> np.ndarray:
-    """Gumbel values given that their largest is `bound`: -log(e^-G - e^-Z + e^-g), stably.
+    """Gumbel values given that their maximum is `bound`: -log(e^-G - e^-Z + e^-g), stably.
 
-    G is the bound, Z the largest of g as drawn, g the values [n] to be moved.
+    G: the bound; g: the drawn values [n]; Z: their maximum.
     """
-    with np.errstate(divide="ignore"):  # log 0 at the largest itself, which becomes the bound
+    with np.errstate(divide="ignore"):  # log 0 at the maximum, which becomes the bound
         v = bound - perturbed + np.log1p(-np.exp(perturbed - largest))
     return bound - np.maximum(0.0, v) - np.log1p(np.exp(-np.abs(v)))
 
 
-def one_by_one(beam: Many[Item], qs: Many[Proposal | None], count: int, dice: Dice) -> list[Child]:
-    """`count` children in the order in which whole paths would be drawn without replacement.
+def sequential_children(
+    beam: Many[Item], qs: Many[Proposal | None], count: int, dice: Dice
+) -> list[Child]:
+    """`count` children in the order of sequential draws of whole paths without replacement.
 
-    The beam is in the order in which its items first came up. The next path either continues an
-    item that has come up before, or is the first of the next item: the odds are those of what is
-    left below the items that came up against all that never did.
+    Beam items are in the order of their first draw. The next path either continues an item drawn
+    before, or is the first path of the next item. The odds are the remaining mass below the drawn
+    items against the mass of all items not drawn.
     """
     masses = np.exp([item.logp for item in beam])
-    left: list[np.ndarray] = []  # per item that came up: what remains of its q
+    left: list[np.ndarray] = []  # per drawn item: the remaining q
     found: list[Child] = []
     while len(found) < count:
         at = len(left)
@@ -139,7 +143,7 @@ def one_by_one(beam: Many[Item], qs: Many[Proposal | None], count: int, dice: Di
         if at < len(beam) and _is_new(masses, at, float(again.sum()), dice):
             q, parent = qs[at], at
             left.append(np.zeros(1) if q is None else np.array(q.probs))
-            if q is None:  # the path ends there: it came up, but has no child
+            if q is None:  # the path ends: the item was drawn, but has no child
                 continue
         elif again.sum() > 0:
             parent = dice.choice(again)
@@ -153,6 +157,6 @@ def one_by_one(beam: Many[Item], qs: Many[Proposal | None], count: int, dice: Di
 
 
 def _is_new(masses: np.ndarray, at: int, again: float, dice: Dice) -> bool:
-    """Whether the next path begins with an item that has not come up, of which `at` have."""
+    """Draws whether the next path belongs to an item not drawn so far; `at` items were drawn."""
     unseen = max(1.0 - masses[:at].sum(), masses[at:].sum())
     return again <= 0 or dice.coin(unseen / (unseen + again))

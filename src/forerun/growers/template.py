@@ -1,6 +1,6 @@
-"""Children are the most likely tokens, their number fixed beforehand by a ranked template.
+"""The most likely tokens as children, in numbers fixed by a ranked template.
 
-Token Recycling and STAND's deterministic variant use this form; see `forerun.core.tree_template`.
+Token Recycling and STAND's deterministic variant use it; see `forerun.core.tree_template`.
 """
 
 from __future__ import annotations

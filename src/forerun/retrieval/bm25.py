@@ -1,4 +1,4 @@
-"""The lexical baseline: BM25 over titles and bodies, by the package bm25s (extra `retrieval`)."""
+"""BM25 baseline over titles and bodies, by the package bm25s (extra `retrieval`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forerun.retrieval.passages import Passage
 
 
 class BM25:
-    """BM25 (k1 1.5, b 0.75, Lucene's form) without English stop words."""
+    """BM25 index (k1 1.5, b 0.75, Lucene's form) without English stop words."""
 
     def __init__(self, passages: Many[Passage]) -> None:
         try:
@@ -27,7 +27,7 @@ class BM25:
         )
 
     def search(self, queries: Many[str], k: int = 100) -> np.ndarray:
-        """Numbers of the best k passages of each query, best first. int64 [queries, k]."""
+        """Passage numbers of the best k per query, best first. int64 [queries, k]."""
         found, _ = self._index.retrieve(
             self._words(queries), k=min(k, self._count), show_progress=False
         )

@@ -1,7 +1,7 @@
-"""A causal language model that says n-grams of the passages that a query is about.
+"""A causal language model that generates n-grams of passages relevant to a query.
 
-The prompt is the query's ids and a marker of what is wanted, a body's n-gram or a title. Rows of a
-batch share nothing but the pass; beams share their prompt's cache by copying it.
+The prompt is the query's ids and a marker for the n-gram's kind: body or title. Beams copy the KV
+cache of their prompt.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from forerun.models.tokenizer import Tokenizer
 
 
 class State(NamedTuple):
-    """A row per continuation."""
+    """KV cache and attention mask, one row per continuation."""
 
     cache: Any
     mask: torch.Tensor  # int64 [rows, positions]: 0 at padding
 
 
 class Generator:
-    """Any causal transformers model and its tokenizer; a `Scorer` of `search/beam`."""
+    """A causal transformers model with its tokenizer; a `Scorer` of `search/beam`."""
 
     def __init__(self, model: Any, tokenizer: Tokenizer) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
@@ -33,7 +33,7 @@ class Generator:
 
     @classmethod
     def load(cls, folder: Path | str) -> Generator:
-        """A model that recipe `seal` trained, in fp32. Raises ModelError."""
+        """Loads a model trained by recipe `seal`, in fp32. Raises ModelError."""
         from transformers import AutoModelForCausalLM
 
         from forerun.models.hf_load import load_whole
@@ -42,7 +42,9 @@ class Generator:
         try:
             model = load_whole(AutoModelForCausalLM, folder, dtype=torch.float32)
         except (OSError, ValueError) as cause:
-            raise ModelError(f"the model in {folder} cannot be used: {cause}") from None
+            raise ModelError(
+                f"cannot load the model in {folder}: {cause}; train it with `forerun seal build`"
+            ) from None
         return cls(model, tokenizer)
 
     @torch.inference_mode()
@@ -56,20 +58,20 @@ class Generator:
         for row, prompt in enumerate(prompts):
             ids[row, width - len(prompt) :] = torch.tensor(list(prompt))
             mask[row, width - len(prompt) :] = 1
-        return self._passed(DynamicCache(config=self.model.config), mask, ids)
+        return self._forward(DynamicCache(config=self.model.config), mask, ids)
 
     @torch.inference_mode()
     def go_on(self, state: State, rows: np.ndarray, tokens: np.ndarray) -> tuple[State, np.ndarray]:
-        """See `Scorer`; the given state is used up."""
-        which = torch.from_numpy(np.asarray(rows, np.int64))
-        state.cache.reorder_cache(which)
-        more = torch.ones(len(which), 1, dtype=torch.int64)
-        mask = torch.cat([state.mask[which], more], dim=1)
-        return self._passed(state.cache, mask, torch.from_numpy(np.asarray(tokens))[:, None])
+        """See `Scorer`; the given state becomes invalid."""
+        indices = torch.from_numpy(np.asarray(rows, np.int64))
+        state.cache.reorder_cache(indices)
+        new_columns = torch.ones(len(indices), 1, dtype=torch.int64)
+        mask = torch.cat([state.mask[indices], new_columns], dim=1)
+        return self._forward(state.cache, mask, torch.from_numpy(np.asarray(tokens))[:, None])
 
     @torch.inference_mode()
     def logps(self, prompt: Many[int], grams: Many[Many[int]]) -> np.ndarray:
-        """log P(gram | prompt) of each, teacher-forced: the sum over its tokens. float64 [m]."""
+        """log P(gram | prompt) per n-gram, teacher-forced, summed over tokens. float64 [m]."""
         if not grams:
             return np.zeros(0)
         longest, start = max(map(len, grams)), len(prompt)
@@ -83,14 +85,14 @@ class Generator:
         each = torch.log_softmax(logits.float(), -1).gather(2, ids[:, start:, None])[..., 0]
         return (each.double() * inside).sum(1).numpy()
 
-    def _passed(
+    def _forward(
         self, cache: Any, mask: torch.Tensor, ids: torch.Tensor
     ) -> tuple[State, np.ndarray]:
-        places = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         out = self.model(
             input_ids=ids,
             attention_mask=mask,
-            position_ids=places,
+            position_ids=positions,
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,

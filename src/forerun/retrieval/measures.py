@@ -1,4 +1,4 @@
-"""How good ranked lists are: accuracy@k, R-precision, and intervals by resampling queries."""
+"""Ranking metrics: accuracy@k, R-precision, and bootstrap intervals over queries."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 
 def accuracy(ranked: Many[int] | np.ndarray, relevant: Collection[int], k: int) -> float:
-    """1 if one of the first k is relevant, else 0."""
+    """accuracy@k: 1 if one of the first k is relevant, else 0."""
     return float(any(int(d) in relevant for d in ranked[:k]))
 
 
 def r_precision(ranked: Many[int] | np.ndarray, relevant: Collection[int]) -> float:
-    """The share of relevant ones among the first R, R being how many are relevant."""
+    """The share of relevant documents among the first R; R: number of relevant documents."""
     if not relevant:
         return 0.0
     return sum(int(d) in relevant for d in ranked[: len(relevant)]) / len(relevant)
@@ -23,7 +23,7 @@ def r_precision(ranked: Many[int] | np.ndarray, relevant: Collection[int]) -> fl
 def interval(
     values: Many[float] | np.ndarray, *, draws: int = 2000, seed: int = 0
 ) -> tuple[float, float, float]:
-    """The mean, and the 2.5 and 97.5 % quantiles of means of resampled values."""
+    """The mean and its 95 % bootstrap interval (2.5 and 97.5 % quantiles)."""
     given = np.asarray(values, float)
     chosen = np.random.default_rng(seed).integers(0, len(given), (draws, len(given)))
     low, high = np.quantile(given[chosen].mean(axis=1), [0.025, 0.975])

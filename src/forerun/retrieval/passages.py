@@ -1,6 +1,7 @@
-"""Passages with titles, their file, and their FM-index: " title" end-of-title " body" per document.
+"""Titled passages, their JSON-lines file, and their FM-index.
 
-The index needs no store of texts beside it: a passage is extracted from it and decoded.
+A document of the index is " title", end-of-title marker, " body". The index replaces a text store:
+passages are extracted from it and decoded.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from forerun.ngrams.index.fm.index import SAMPLE, FMIndex
 from forerun.utils.files import parsed
 
 TITLE_END = "<|title-end|>"
-BODY, TITLE, PASSAGE = "<|body|>", "<|title|>", "<|passage|>"  # what a prompt asks for
+BODY, TITLE, PASSAGE = "<|body|>", "<|title|>", "<|passage|>"  # last token of a prompt
 SPECIAL = (TITLE_END, BODY, TITLE, PASSAGE)
 
 
 @dataclass(frozen=True)
 class Passage:
-    """What is searched for. held_out: a sentence that was taken out of it, to ask with."""
+    """A title and a text. held_out: a sentence removed from the body, used as a question."""
 
     title: str
     body: str
@@ -33,12 +34,14 @@ class Passage:
 
 
 def read_passages(path: Path | str) -> list[Passage]:
-    """Passages of a JSON-lines file: title, body, perhaps held_out. Raises DataError."""
+    """Reads a JSON-lines file with title, body and optional held_out. Raises DataError."""
     path = Path(path)
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read passages from {path}: {error}") from None
+        raise DataError(
+            f"cannot read passages from {path}: {error}; expected a text file of JSON lines"
+        ) from None
     out = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -54,59 +57,59 @@ def read_passages(path: Path | str) -> list[Passage]:
             ) from None
         out.append(Passage(title, body, str(record.get("held_out", ""))))
     if not out:
-        raise DataError(f"{path} holds no passages; write one JSON object per line")
+        raise DataError(f"{path} has no passages; write one JSON object per line")
     return out
 
 
 def write_passages(path: Path | str, passages: Iterable[Passage]) -> None:
-    """The file that `read_passages` reads."""
+    """Writes a file for `read_passages`."""
     lines = (json.dumps(asdict(p), ensure_ascii=False) for p in passages)
     Path(path).write_text("\n".join(lines) + "\n", "utf-8")
 
 
 def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """The ids of the markers and, under "eos", of the end. Raises ConfigError without them."""
+    """Token ids of the markers and of "eos". Raises ConfigError if one is missing."""
     known = tokenizer.vocabulary()
     missing = [name for name in SPECIAL if name not in known]
     if missing or not tokenizer.eos_ids:
         raise ConfigError(
-            f"this tokenizer has no {', '.join(missing) or 'end id'}; use the one of a model that "
-            "forerun.training.recipes.seal trained"
+            f"this tokenizer has no {', '.join(missing) or 'eos id'}; use the tokenizer of a model "
+            "trained by `forerun seal build`"
         )
     return {name: known[name] for name in SPECIAL} | {"eos": tokenizer.eos_ids[0]}
 
 
 def encode_all(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """The ids of texts, as `spaced` makes them; longer ones than a model reads are welcome."""
+    """The ids of `spaced` texts; they may exceed the model's context."""
     if not texts:
         return []
-    whole = [spaced(text) for text in texts]
-    return tokenizer.inner(whole, add_special_tokens=False, verbose=False)["input_ids"]
+    normalised = [spaced(text) for text in texts]
+    return tokenizer.inner(normalised, add_special_tokens=False, verbose=False)["input_ids"]
 
 
 def spaced(text: str) -> str:
-    """The text as it is tokenised: single spaces, one in front."""
+    """The text with single spaces and one leading space, as it is tokenized."""
     return " " + " ".join(text.split())
 
 
 class PassageIndex:
-    """An FM-index of passages and the tokenizer that it was built with."""
+    """An FM-index of passages with its tokenizer."""
 
     def __init__(self, index: FMIndex, tokenizer: Tokenizer) -> None:
         self.index, self.tokenizer = index, tokenizer
         self.ids = special_ids(tokenizer)
         if index.eos != self.ids["eos"] or index.largest_id >= tokenizer.vocab_size:
             raise ConfigError(
-                f"the index ends documents with id {index.eos} and holds ids up to "
-                f"{index.largest_id}, this tokenizer has {tokenizer.vocab_size} ids and ends with "
-                f"{self.ids['eos']}; use the tokenizer that it was built with"
+                f"index and tokenizer do not match: eos {index.eos} and {self.ids['eos']}, largest "
+                f"id {index.largest_id} and vocabulary size {tokenizer.vocab_size}; use the "
+                "tokenizer of the index"
             )
 
     @classmethod
     def of(
         cls, passages: Iterable[Passage], tokenizer: Tokenizer, *, sample: int = SAMPLE
     ) -> PassageIndex:
-        """The index of passages. Raises DataError if there are none."""
+        """Builds the index of passages. Raises DataError if there are none."""
         passages, ids = list(passages), special_ids(tokenizer)
         titles = encode_all(tokenizer, [p.title for p in passages])
         bodies = encode_all(tokenizer, [p.body for p in passages])
@@ -118,19 +121,19 @@ class PassageIndex:
 
     @classmethod
     def load(cls, path: Path | str, tokenizer: Tokenizer) -> PassageIndex:
-        """The index in a file. Raises DataError if damaged, ConfigError for another tokenizer."""
+        """Loads an index file. Raises DataError if damaged, ConfigError for another tokenizer."""
         return cls(FMIndex.load(path, tokenizer_hash(tokenizer)), tokenizer)
 
     def save(self, path: Path | str) -> None:
-        """Writes one file, whole or not at all."""
+        """Writes the index file atomically."""
         self.index.save(path)
 
     def __len__(self) -> int:
-        """How many passages there are."""
+        """The number of passages."""
         return self.index.num_documents
 
     def passage(self, number: int) -> Passage:
-        """A passage, from the index alone."""
+        """A passage, extracted from the index."""
         ids = self.index.extract(number)
         cut = np.flatnonzero(ids == self.ids[TITLE_END])
         end = int(cut[0]) if len(cut) else 0

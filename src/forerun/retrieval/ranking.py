@@ -1,11 +1,12 @@
-"""From weighted n-grams to ranked documents (SEAL's "intersective" score).
+"""Ranks documents by weighted n-grams (SEAL's "intersective" score).
 
-Bevilacqua et al., "Autoregressive Search Engines", 2022. Rare n-grams name candidates: each one's
-occurrences are looked up, and a document's first score is what its n-grams are worth together. The
-best candidates are then read whole, for all n-grams and for single tokens at places still free.
+Bevilacqua et al., "Autoregressive Search Engines", 2022. First stage: the occurrences of rare
+n-grams give candidate documents, scored by the sum of their n-grams. Second stage: the best
+candidates are scored on their full text, with all n-grams and with single tokens at positions that
+no n-gram covers.
 
-Within a document n-grams are credited greedily by falling weight, each once, at its first place
-that overlaps none credited before, times `cover`: the share of its tokens that are new there.
+Within a document n-grams are credited greedily by falling weight. Each counts once, at its first
+position that overlaps no credited n-gram, times `cover` for its share of new tokens.
 """
 
 from __future__ import annotations
@@ -22,47 +23,47 @@ from forerun.retrieval.weights import cover
 class Grams(NamedTuple):
     """The n-grams of one query, by falling weight."""
 
-    tokens: np.ndarray  # int64 [m, longest], -1 behind the end
+    tokens: np.ndarray  # int64 [m, max length], -1 after the end
     lengths: np.ndarray  # int64 [m]
     counts: np.ndarray  # int64 [m]: F
     logps: np.ndarray  # float64 [m]: log P_q
     weights: np.ndarray  # float64 [m]
 
     def text(self, i: int) -> tuple[int, ...]:
-        """The tokens of one of them."""
+        """The tokens of n-gram i."""
         return tuple(self.tokens[i, : self.lengths[i]].tolist())
 
 
 class Ranked(NamedTuple):
-    """Documents from best to worst."""
+    """Documents with scores, best first."""
 
     documents: np.ndarray  # int64 [d]
     scores: np.ndarray  # float64 [d]
 
 
-NOBODY = Ranked(np.zeros(0, np.int64), np.zeros(0))
+NO_DOCUMENTS = Ranked(np.zeros(0, np.int64), np.zeros(0))
 
 
 class Hits(NamedTuple):
-    """Occurrences in the text of an index."""
+    """Occurrences of n-grams in the text of an index."""
 
     documents: np.ndarray  # int64 [h]
-    grams: np.ndarray  # int64 [h]: which n-gram, by falling weight
+    grams: np.ndarray  # int64 [h]: index into Grams
     starts: np.ndarray  # int64 [h]: positions
 
 
 def occurrences(index: FMIndex, grams: Grams, limit: int) -> Hits:
-    """Up to `limit` places of every n-gram."""
+    """Up to `limit` occurrences of every n-gram."""
     found = [index.locate(index.find(grams.text(i)), limit) for i in range(len(grams.lengths))]
-    each = np.array([len(places) for places in found], np.int64)
-    which = np.repeat(np.arange(len(each)), each)
+    num_found = np.array([len(places) for places in found], np.int64)
+    gram = np.repeat(np.arange(len(num_found)), num_found)
     stops = np.concatenate([np.zeros(0, np.int64), *found])
-    # the last token tells the document: a title's n-gram begins with the eos before it
-    return Hits(index.document_of(stops - 1), which, stops - grams.lengths[which])
+    # the document is that of the last token: a title n-gram begins with the previous eos
+    return Hits(index.document_of(stops - 1), gram, stops - grams.lengths[gram])
 
 
 def best_single(hits: Hits, values: np.ndarray) -> Ranked:
-    """Documents by the largest value [m] of an n-gram that they hold."""
+    """Documents by the largest value [m] of their n-grams."""
     documents, places = np.unique(hits.documents, return_inverse=True)
     scores = np.full(len(documents), -np.inf)
     np.maximum.at(scores, places, values[hits.grams])
@@ -70,21 +71,21 @@ def best_single(hits: Hits, values: np.ndarray) -> Ranked:
 
 
 def first_stage(hits: Hits, grams: Grams, beta: float) -> Ranked:
-    """Documents by what their n-grams are worth together."""
+    """Documents by the sum of their credited n-grams."""
     order = np.lexsort((hits.starts, hits.grams, hits.documents))
     documents, grams_at, starts = (part[order] for part in hits)
-    different, begins = np.unique(documents, return_index=True)
+    distinct, begins = np.unique(documents, return_index=True)
     begins = np.append(begins, len(documents))
-    scores = np.zeros(len(different))
+    scores = np.zeros(len(distinct))
     credit_all(begins, grams_at, starts, grams.tokens, grams.lengths, grams.weights, beta, scores)
-    return _ranked(different, scores)
+    return _ranked(distinct, scores)
 
 
 def full_score(
     index: FMIndex, documents: np.ndarray, grams: Grams, singles: np.ndarray, beta: float
 ) -> Ranked:
-    """Documents by all n-grams and by single tokens at free places. singles: weights [V]."""
-    order = np.lexsort(grams.tokens.T[::-1])  # n-grams in the order of a dictionary
+    """Documents by all n-grams and by single tokens at free positions. singles: weights [V]."""
+    order = np.lexsort(grams.tokens.T[::-1])  # lexicographic
     table = np.ascontiguousarray(grams.tokens[order])
     scores = np.zeros(len(documents))
     for i, number in enumerate(documents.tolist()):
@@ -112,7 +113,7 @@ def credit_all(
     beta: float,
     out: np.ndarray,
 ) -> None:
-    """The score of every document from its hits, sorted by n-gram and place."""
+    """The score of every document from its hits, sorted by n-gram and position."""
     for d in range(len(out)):
         a, b = begins[d], begins[d + 1]
         out[d], _ = credit(grams_at[a:b], starts[a:b], tokens, lengths, weights, beta)
@@ -127,7 +128,7 @@ def credit(
     weights: np.ndarray,
     beta: float,
 ) -> tuple[float, list[tuple[int, int]]]:
-    """The score of one document, and the (n-gram, place) pairs that were credited."""
+    """The score of one document, and its credited (n-gram, position) pairs."""
     score, last = 0.0, -1
     credited = [(0, 0) for _ in range(0)]
     for k in range(len(grams_at)):
@@ -152,7 +153,7 @@ def credit(
 def novelty(
     gram: int, credited: list[tuple[int, int]], tokens: np.ndarray, lengths: np.ndarray
 ) -> tuple[int, int]:
-    """How many different tokens of an n-gram no credited one has, and how many there are."""
+    """Number of distinct tokens of an n-gram outside the credited ones, and in all."""
     new, size = 0, 0
     for i in range(lengths[gram]):
         token, is_first = tokens[gram, i], True
@@ -168,7 +169,7 @@ def novelty(
 def is_held(
     token: int, credited: list[tuple[int, int]], tokens: np.ndarray, lengths: np.ndarray
 ) -> bool:
-    """Whether a credited n-gram has the token."""
+    """Whether a credited n-gram contains the token."""
     for other, _ in credited:
         for i in range(lengths[other]):
             if tokens[other, i] == token:
@@ -187,9 +188,9 @@ def score_text(
     singles: np.ndarray,
     beta: float,
 ) -> float:
-    """The score of a text: all n-grams in it, then single tokens where none was credited.
+    """The score of a text: all n-grams in it, then single tokens at positions without one.
 
-    table: the n-grams in the order of a dictionary, order: which of them stands where.
+    table: the n-grams in lexicographic order; order: their indices in `tokens`.
     """
     grams_at, starts = [0 for _ in range(0)], [0 for _ in range(0)]
     for start in range(len(text)):
@@ -198,7 +199,7 @@ def score_text(
             low, high = narrowed(table, depth, text[start + depth], low, high)
             if low == high:
                 break
-            for k in range(low, high):  # those that end here come first
+            for k in range(low, high):  # n-grams that end here come first
                 if lengths[order[k]] != depth + 1:
                     break
                 grams_at.append(order[k])
@@ -221,7 +222,7 @@ def score_text(
 
 @njit(cache=True, nogil=True)
 def narrowed(table: np.ndarray, column: int, token: int, low: int, high: int) -> tuple[int, int]:
-    """The rows among [low, high), sorted by the column, that have the token there."""
+    """The rows in [low, high) with the token in the column; the column is sorted there."""
     first, end = low, high
     while first < end:
         middle = (first + end) // 2

@@ -1,7 +1,7 @@
-"""How much an n-gram says about a document, given a query (SEAL, section "LM+FM").
+"""N-gram weights for a query (SEAL, section "LM+FM").
 
-P_u = (F + s) / (N + s) is how likely an n-gram is anyhow, F its count among N tokens; P_q is the
-model's probability of it given the query. Its weight is the logarithm of the odds ratio of the two,
+P_u = (F + s) / (N + s) is an n-gram's unconditional probability, F its count in N tokens. P_q is
+the model's probability of it given the query. The weight is the log odds ratio of P_q to P_u,
 clipped at 0, to the power alpha.
 """
 
@@ -10,19 +10,19 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-ALMOST = 1e-10  # kept off log P_q, whose complement has a logarithm too
+LOGP_MARGIN = 1e-10  # keeps log P below 0, so that log(1 - P) is finite
 
 
 def weights(
     logps: np.ndarray, counts: np.ndarray, tokens: int, *, smoothing: float = 5, alpha: float = 2.0
 ) -> np.ndarray:
-    """w of n-grams with log P_q [m] and counts F [m] among N = `tokens`. float64 [m].
+    """Weights w from log P_q [m], counts F [m] and N = `tokens`. float64 [m].
 
     w = max(0, [log P_q + log(1 - P_u)] - [log P_u + log(1 - P_q)]) ** alpha
     """
     log_u = np.log((np.asarray(counts, float) + smoothing) / (tokens + smoothing))
-    log_u = np.minimum(log_u, -ALMOST)
-    log_q = np.minimum(np.asarray(logps, float), -ALMOST)
+    log_u = np.minimum(log_u, -LOGP_MARGIN)
+    log_q = np.minimum(np.asarray(logps, float), -LOGP_MARGIN)
     odds = log_q + _log_complement(log_u) - log_u - _log_complement(log_q)
     return np.maximum(odds, 0.0) ** alpha
 
@@ -34,9 +34,8 @@ def _log_complement(logp: np.ndarray) -> np.ndarray:
 
 @njit(cache=True, nogil=True)
 def cover(new: int, size: int, beta: float = 0.8) -> float:
-    """What of a weight counts if `new` of an n-gram's `size` different tokens are new.
+    """The factor 1 - beta + beta new / size of a weight.
 
-    1 - beta + beta new / size: an n-gram that repeats what others of the document have said adds
-    little.
+    `new` of the n-gram's `size` distinct tokens are in no other credited n-gram of the document.
     """
     return 1 - beta + beta * new / size

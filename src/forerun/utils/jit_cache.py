@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,12 @@ KERNELS = {  # what decoding enters, by module: compiling these compiles what th
     "forerun.ngrams.tables.adjacency.cpu": ("fill_rows", "learn_rows"),
     "forerun.ngrams.tables.suffix.kernels": ("append", "remove"),
     "forerun.ngrams.tables.suffix.draft": ("speculate",),
-    "forerun.ngrams.tables.suffix.automaton_kernels": ("extend", "listen", "refresh", "look"),
+    "forerun.ngrams.tables.suffix.automaton_kernels": (
+        "extend",
+        "move_cursor",
+        "refresh",
+        "read_match",
+    ),
     "forerun.ngrams.index.query.kernels": ("longest_of", "next_tokens", "next_tokens_many"),
     "forerun.ngrams.index.query.continuation_kernels": ("likeliest", "retrieve"),
     "forerun.ngrams.index.query.draft": ("fill_places",),
@@ -95,7 +101,27 @@ def attend() -> Watch:
             """Nothing to do; Numba asks for it."""
 
     event.register("numba:compile", Listener())
+    ignore_stale_indexes()
     return found
+
+
+def ignore_stale_indexes() -> None:
+    """Makes Numba recompile a kernel if its cache index names types that no longer exist.
+
+    An index pickles the named tuples of its signatures. After an upgrade that renames one, Numba
+    would raise the AttributeError of unpickling.
+    """
+    from numba.core.caching import IndexDataCacheFile
+
+    load = IndexDataCacheFile._load_index
+
+    def load_index(self: Any) -> dict[Any, str]:
+        try:
+            return load(self)
+        except (AttributeError, ImportError, EOFError, UnpicklingError):
+            return {}
+
+    IndexDataCacheFile._load_index = load_index  # type: ignore[method-assign]
 
 
 def _is_ours(event: Any) -> bool:

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 from forerun.errors import ConfigError
 from forerun.models.tokenizer import Tokenizer
-from forerun.retrieval.books import askable, cloze, plain, split
+from forerun.retrieval.books import cloze, plain, question_sentences, split
 from forerun.retrieval.generator import Generator
 from forerun.retrieval.passages import (
     BODY,
@@ -176,7 +176,7 @@ def spans(
 
 def _questions(passage: Passage, rng: np.random.Generator) -> Iterator[str]:
     """One of every sentence with words left out; and of the held-out sentence, whole and cut."""
-    for sentence in askable(passage.body):
+    for sentence in question_sentences(passage.body):
         yield cloze(sentence, rng)
     if passage.held_out:
         yield plain(passage.held_out)

@@ -1,7 +1,7 @@
-"""Builds an index: tokenises, sorts, checks sums, and writes the manifest last.
+"""Builds an index: tokenizes, sorts, computes checksums, and writes the manifest last.
 
-A build works in INDEX/building and leaves an earlier index alone until its own manifest is there.
-Cut short by whatever, it goes on where it stopped when the same build is asked for again.
+A build works in INDEX/building. An earlier index stays valid until the new manifest is written.
+After an interruption the same command continues the build.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from forerun.ngrams.index.build.manifest import (
     Manifest,
     ShardInfo,
     file_name,
-    no_room,
     sha256_of,
+    write_error,
 )
 from forerun.ngrams.index.build.sparse_index import STEP, fence_pieces
 from forerun.ngrams.index.build.suffix_array import TYPES, find_buckets, pointer_width, separator
@@ -42,18 +42,18 @@ from forerun.utils.files import write_whole
 
 Report = Callable[[str, int, int], None]  # stage, done, total
 Call = Callable[..., Any]
-LEAST_MEMORY = 64 << 20
+MIN_MEMORY_BYTES = 64 << 20
 
 
-def silent(stage: str, done: int, total: int) -> None:
-    """Shows nothing."""
+def no_report(stage: str, done: int, total: int) -> None:
+    """Reports nothing."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How an index is built. width 0: 2 bytes per token, or 4 if the vocabulary needs them.
+    """Options of a build. width 0: 2 bytes per token, or 4 if the vocabulary needs them.
 
-    memory, threads and workers may differ when a build goes on; all others may not.
+    Only memory, threads and workers may change when an interrupted build continues.
     """
 
     tokenizer: encoders.Spec = encoders.DEFAULT
@@ -63,27 +63,30 @@ class Options:
     on_error: str = "fail"
     memory: int = 2 << 30  # bytes, for sorting and merging
     threads: int = 2
-    workers: int = 2  # processes that tokenise
-    part: int = 0  # tokens per part, where memory is not to decide
-    overlap: int = 0  # tokens that a part looks beyond its end
+    workers: int = 2  # tokenizer processes
+    part: int = 0  # tokens per part; 0: derived from memory
+    overlap: int = 0  # tokens compared beyond the end of a part; 0: the default
 
     def __post_init__(self) -> None:
         if self.width not in (0, *TYPES):
-            raise ConfigError(f"width must be 1, 2 or 4 bytes, got {self.width}; 0 chooses")
+            raise ConfigError(
+                f"width={self.width} is unknown; use 1, 2 or 4 bytes, or 0 to choose by vocabulary"
+            )
         if self.shards < 1 or self.threads < 1 or self.workers < 1:
             raise ConfigError(
-                "shards, threads and workers must be at least 1, got "
-                f"{self.shards}, {self.threads} and {self.workers}"
+                f"shards={self.shards}, threads={self.threads}, workers={self.workers} are out of "
+                "range; use at least 1 of each"
             )
         if self.on_error not in ("fail", "skip"):
-            raise ConfigError(f"on_error must be 'fail' or 'skip', got {self.on_error!r}")
-        if self.memory < LEAST_MEMORY:
+            raise ConfigError(f"on_error={self.on_error!r} is unknown; use 'fail' or 'skip'")
+        if self.memory < MIN_MEMORY_BYTES:
             raise ConfigError(
-                f"memory must be at least {LEAST_MEMORY >> 20}MB, got {self.memory / 2**20:.1f}MB"
+                f"memory={self.memory / 2**20:.1f}MB is too small; use at least "
+                f"{MIN_MEMORY_BYTES >> 20}MB"
             )
 
     def plan(self, sources: list[Path]) -> dict[str, Any]:
-        """What must be the same when a build goes on."""
+        """The values that must not change when a build continues."""
         name = self.tokenizer if isinstance(self.tokenizer, str) else "function"
         return {
             "tokenizer": name,
@@ -103,15 +106,15 @@ def build(
     *,
     overwrite: bool = False,
     restart: bool = False,
-    report: Report = silent,
+    report: Report = no_report,
     call: Call | None = None,
 ) -> Manifest:
-    """Builds an index at `path` from files and folders, or goes on with it; its manifest.
+    """Builds an index at `path` from files and folders, or continues; returns its manifest.
 
-    overwrite: replace an index that is there, once the new one is finished. restart: drop what a
-    build that was cut short has left. call: runs function(*arguments) in another process, maybe on
-    another machine that has the same folders; without it all is done here. Raises ConfigError,
-    DataError, CapacityError, ModelError.
+    overwrite: replace an existing index when the new one is finished. restart: discard an
+    interrupted build. call: runs function(*arguments) in another process, possibly on another
+    machine with the same folders; default: this process. Raises ConfigError, DataError,
+    CapacityError, ModelError.
     """
     options = options or Options()
     path, files = Path(path), list_sources(sources)
@@ -119,19 +122,19 @@ def build(
         is_taken = (path / "manifest.json").exists()
     if is_taken and not overwrite:
         raise ConfigError(
-            f"there is an index in {path}; build elsewhere, or replace it with --overwrite"
+            f"{path} already contains an index; use another folder, or replace it with --overwrite"
         )
     encoder = encoders.load(options.tokenizer)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise no_room(path, error) from error
+        raise write_error(path, error) from error
     with Lock(path):
         return _Build(path, files, options, encoder, report, call).run(restart)
 
 
 class _Build:
-    """One build under the lock."""
+    """One build; the caller holds the lock."""
 
     def __init__(
         self,
@@ -159,9 +162,9 @@ class _Build:
         return self._finish()
 
     def _begin(self, restart: bool) -> None:
-        """Reads the state of a build that was cut short, or begins one."""
+        """Reads the state of an interrupted build, or begins a new one."""
         plan = self.options.plan(self.sources)
-        for state in self.path.glob("data-*/state.json"):  # finished but for its manifest
+        for state in self.path.glob("data-*/state.json"):  # only the manifest is missing
             if not self.folder.exists():
                 os.rename(state.parent, self.folder)
         if restart:
@@ -169,7 +172,7 @@ class _Build:
         found = _read_state(self.folder / "state.json")
         if found is None:
             shutil.rmtree(self.folder, ignore_errors=True)
-            with _disk(self.folder):
+            with _write_errors(self.folder):
                 self.folder.mkdir()
             found = {"plan": plan, "seconds": {}, "resumed": 0}
         else:
@@ -177,16 +180,16 @@ class _Build:
         if found["plan"] != plan:
             differ = [key for key in plan if plan[key] != found["plan"].get(key)]
             raise ConfigError(
-                f"a build in {self.path} was cut short that had other {', '.join(differ)}; ask "
-                "for the same build to go on with it, or drop it with --restart"
+                f"{self.path} has an interrupted build with other {', '.join(differ)}; continue "
+                "with the same options, or discard it with --restart"
             )
         self.state = found
         self._save()
 
     def _save(self) -> None:
-        write_whole(self.folder / "state.json", json.dumps(self.state), no_room)
+        write_whole(self.folder / "state.json", json.dumps(self.state), write_error)
 
-    def _keep(self, key: str) -> Callable[[Any], None]:
+    def _saver(self, key: str) -> Callable[[Any], None]:
         def save(state: Any) -> None:
             self.state[key] = state.to_dict()
             self._save()
@@ -218,7 +221,7 @@ class _Build:
                 self.encoder,
                 self.options.on_error,
                 self.options.workers,
-                self._keep("tokenise"),
+                self._saver("tokenise"),
                 lambda at: self.report("tokenise", at, total),
                 self.call,
             ).run(state)
@@ -227,7 +230,8 @@ class _Build:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise DataError(
                 f"expected text to index, found none in {len(self.sources)} files "
-                f"({state.documents} empty documents, {state.skipped} unreadable records)"
+                f"({state.documents} empty documents, {state.skipped} unreadable records); "
+                "use other sources"
             )
         self.tokenised = state
 
@@ -251,7 +255,7 @@ class _Build:
             self.width,
             self.tokenised.tops,
             o.threads,
-            self._keep("sort"),
+            self._saver("sort"),
             report,
             self.call,
         ).run(state)
@@ -260,15 +264,15 @@ class _Build:
 
     def _finish(self) -> Manifest:
         start = time.perf_counter()
-        with _disk(self.folder):
+        with _write_errors(self.folder):
             self.encoder.save(self.folder / "tokenizer")
             shards = self._shards()
         self._timed("checksums", start)
         manifest = self._manifest(tuple(shards))
         final = self.path / manifest.folder
-        with _disk(self.path):
+        with _write_errors(self.path):
             os.rename(self.folder, final)
-        write_whole(self.path / "manifest.json", manifest.to_json(), no_room)
+        write_whole(self.path / "manifest.json", manifest.to_json(), write_error)
         (final / "state.json").unlink()
         for old in self.path.glob("data-*"):
             if old != final:
@@ -309,7 +313,7 @@ class _Build:
 
 
 def shard_info(folder: Path, shard: int, width: int, top: int) -> ShardInfo:
-    """Writes what shortens searches in a sorted shard; what all its files are."""
+    """Writes buckets and fences of a sorted shard; returns the description of its files."""
     text = sort.text_of(folder, shard, width)
     buckets, shift = find_buckets(text, top)
     buckets.astype("<i8").tofile(folder / file_name("buckets", shard))
@@ -325,19 +329,19 @@ def shard_info(folder: Path, shard: int, width: int, top: int) -> ShardInfo:
 
 
 def choose_width(wanted: int, encoder: encoders.Encoder) -> tuple[int, list[str]]:
-    """Bytes per token, and a remark where they are not what was asked for."""
+    """Bytes per token, and a note if they differ from `wanted`."""
     needed = 2 if encoder.size is None else next(w for w in TYPES if encoder.size < 1 << 8 * w)
     chosen = max(2, needed) if not wanted else max(wanted, needed if encoder.size else wanted)
     if wanted and chosen != wanted:
         return chosen, [
-            f"{chosen} bytes per token instead of {wanted}: the vocabulary has {encoder.size} ids, "
-            f"{wanted} bytes hold {(1 << 8 * wanted) - 1}"
+            f"{wanted} bytes per token cannot hold {encoder.size} ids (maximum "
+            f"{(1 << 8 * wanted) - 1}); using {chosen} bytes per token"
         ]
     return chosen, []
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has had, mapped files counted."""
+    """Peak resident memory of this process, including mapped files."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -347,8 +351,8 @@ def _read_state(file: Path) -> dict[str, Any] | None:
     return None
 
 
-class _disk:
-    """Turns what the disk refuses into a CapacityError."""
+class _write_errors:
+    """Turns an OSError into a CapacityError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -358,4 +362,4 @@ class _disk:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, OSError):
-            raise no_room(error.filename or self.path, error) from error
+            raise write_error(error.filename or self.path, error) from error

@@ -1,4 +1,4 @@
-"""Is an index on disk what its manifest says? Files by size and checksum, arrays by their order."""
+"""Checks an index on disk: sizes and checksums of its files, order of its arrays."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from numba import njit
 from forerun.errors import DataError
 from forerun.ngrams.index.build import manifest as store
 from forerun.ngrams.index.build.merge import is_before
-from forerun.ngrams.index.build.sparse_index import AT_ONCE, fence_pieces
+from forerun.ngrams.index.build.sparse_index import FENCES_PER_PIECE, fence_pieces
 from forerun.ngrams.index.build.suffix_array import Shard, pointer
 from forerun.state.array_file import reading
 
-PROBES = 1 << 20  # neighbours whose order is looked at, per shard
-DEPTH = 50_000  # tokens that are compared
+MAX_CHECKED_PAIRS = 1 << 20  # neighbouring ranks with a checked order, per shard
+MAX_COMPARED_TOKENS = 50_000
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong."""
+    """A problem of an index."""
 
-    file: str  # relative to the index; of a shard, "shard N"
+    file: str  # relative to the index, or "shard N"
     problem: str
 
 
@@ -36,15 +36,15 @@ def check(
     threads: int = 2,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Finding]:
-    """What is wrong with an index: missing shards, files of a wrong size or content.
+    """The problems of an index: missing shards, files with a wrong size or content.
 
-    deep: also whether each suffix array holds every position once, in order, and every document
-    begins at a separator. An empty list: nothing. Raises DataError if there is no index.
+    deep: also checks that each suffix array has every position once, in order, and that every
+    document begins at a separator. Raises DataError if there is no index.
     """
     path = Path(path)
     with reading(path):
         if not (path / "manifest.json").is_file():
-            store.read_manifest(path)  # raises what is to be said
+            store.read_manifest(path)  # raises DataError
     try:
         manifest = store.read_manifest(path)
     except DataError as error:
@@ -60,7 +60,7 @@ def check(
             if not any(file.exists() for file in files):
                 found.append(Finding(f"shard {number}", f"all its {len(files)} files are missing"))
                 continue
-            problems = pool.map(_wrong, files.keys(), files.values())
+            problems = pool.map(_file_problem, files.keys(), files.values())
             for file, problem in zip(files, problems, strict=True):
                 if problem:
                     found.append(Finding(f"{manifest.folder}/{file.name}", problem))
@@ -72,34 +72,35 @@ def check(
     return found
 
 
-def _wrong(file: Path, info: store.FileInfo) -> str:
-    """What is wrong with one file; empty if nothing is."""
-    size = store.wrong_size(file, info.bytes)
-    if size:
-        return size.removeprefix(f"{file} is ")
+def _file_problem(file: Path, info: store.FileInfo) -> str:
+    """The problem of one file; empty if there is none."""
+    problem = store.size_problem(file, info.bytes)
+    if problem:
+        return problem.removeprefix(f"{file} is ")
     if store.sha256_of(file) != info.sha256:
-        return "changed: its bytes are not those that were written (checksum differs)"
+        return "changed since it was written (checksum differs)"
     return ""
 
 
 def _structure(path: Path, manifest: store.Manifest, number: int, shard: Shard) -> list[Finding]:
-    """Order and completeness of one shard."""
+    """Checks order and completeness of one shard."""
     found, n = [], len(shard.text)
     seen = np.zeros(n, np.bool_)
-    if mark(shard.table, shard.width, seen) < n:
-        problem = "is no permutation of the positions"
+    if mark_positions(shard.table, shard.width, seen) < n:
+        problem = "is not a permutation of the positions"
         found.append(Finding(store.file_name("suffixes", number), problem))
     else:
-        step = max(1, n // PROBES)
-        rank = first_disorder(shard, step, DEPTH)
+        step = max(1, n // MAX_CHECKED_PAIRS)
+        rank = first_disorder(shard, step, MAX_COMPARED_TOKENS)
         if rank >= 0:
             problem = f"the suffixes at ranks {rank} and {rank + 1} are in the wrong order"
             found.append(Finding(store.file_name("suffixes", number), problem))
     if not found and shard.step:
         pieces = enumerate(fence_pieces(shard.text, shard.table, shard.width, shard.step))
         kept = shard.fences
-        if any(not np.array_equal(p, kept[i * AT_ONCE : (i + 1) * AT_ONCE]) for i, p in pieces):
-            problem = "the fences are not the first tokens of their suffixes"
+        size = FENCES_PER_PIECE
+        if any(not np.array_equal(p, kept[i * size : (i + 1) * size]) for i, p in pieces):
+            problem = "the fences differ from the first tokens of their suffixes"
             found.append(Finding(store.file_name("fences", number), problem))
     info = manifest.shards[number].files["documents"]
     file = path / manifest.folder / store.file_name("documents", number)
@@ -110,8 +111,8 @@ def _structure(path: Path, manifest: store.Manifest, number: int, shard: Shard) 
 
 
 @njit(cache=True, nogil=True)
-def mark(table: np.ndarray, width: int, seen: np.ndarray) -> int:
-    """Marks all positions of a table; how many different ones within the text there are."""
+def mark_positions(table: np.ndarray, width: int, seen: np.ndarray) -> int:
+    """Marks all positions of a table; returns the number of distinct valid ones."""
     n, count = len(seen), 0
     for rank in range(n):
         at = pointer(table, width, rank)
@@ -123,7 +124,7 @@ def mark(table: np.ndarray, width: int, seen: np.ndarray) -> int:
 
 @njit(cache=True, nogil=True)
 def first_disorder(shard: Shard, step: int, depth: int) -> int:
-    """The first of every `step`-th ranks whose suffix does not come before the next; -1: none."""
+    """The first rank, of every `step`-th, with a suffix not before the next one; -1: none."""
     for rank in range(0, len(shard.text) - 1, step):
         a = pointer(shard.table, shard.width, rank)
         b = pointer(shard.table, shard.width, rank + 1)
@@ -135,7 +136,7 @@ def first_disorder(shard: Shard, step: int, depth: int) -> int:
 
 @njit(cache=True, nogil=True)
 def is_repeat(text: np.ndarray, a: int, b: int, depth: int) -> bool:
-    """Whether two suffixes agree for `depth` tokens: parts do not order those."""
+    """Whether two suffixes share their first `depth` tokens; their order is then undefined."""
     for k in range(min(depth, len(text) - max(a, b))):
         if text[a + k] != text[b + k]:
             return False

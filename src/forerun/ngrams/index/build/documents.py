@@ -1,7 +1,7 @@
 """Reads documents from text, JSON lines, folders, Parquet and Hugging Face datasets on disk.
 
-Everything comes in one fixed order, so that a build which was cut short can skip what it has. A
-record that cannot be read is no document but a `Bad`, which says where it stands and why.
+The order is fixed, so an interrupted build can skip the documents it has. An unreadable record
+becomes a `BadRecord` with place and reason.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ SPLITS = ("file", "paragraph", "line")
 
 
 class Document(NamedTuple):
-    """A text, or ids where `tokens` is what was asked for, and where it stands."""
+    """A text, or token ids if `Reading.is_ids`, with its place."""
 
     text: str
     ids: Many[int] | None
     path: str
-    line: int  # 1 and up; of a file without lines, the number of the document
+    line: int  # from 1; in a file without lines: the number of the document
     fields: dict[str, Any]  # all other fields of the record
 
 
-class Bad(NamedTuple):
-    """A record that cannot be used."""
+class BadRecord(NamedTuple):
+    """A record that cannot be read."""
 
     where: str
     reason: str
 
 
-Record = Document | Bad
+Record = Document | BadRecord
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How files become documents.
+    """Options for reading files.
 
-    field: of a JSON object, a column of a dataset. split: what is a document of a text file.
-    is_ids: `field` holds token ids.
+    field: field of a JSON object, or column of a dataset. split: the unit of a text file that is a
+    document. is_ids: `field` contains token ids.
     """
 
     field: str = "text"
@@ -58,39 +58,39 @@ class Reading:
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
-            raise ConfigError(f"split must be one of {', '.join(SPLITS)}, got {self.split!r}")
+            raise ConfigError(f"split={self.split!r} is unknown; use one of {', '.join(SPLITS)}")
 
 
 def list_sources(paths: Iterable[str | Path]) -> list[Path]:
-    """Files in a fixed order; a folder gives what is below it.
+    """All files of the paths and their sub-folders, in a fixed order.
 
-    A Hugging Face dataset folder counts as one source. Hidden files are left out. Raises DataError
-    for one that is missing, or has a name that could not be kept.
+    A Hugging Face dataset folder is one source. Hidden files are skipped. Raises DataError for a
+    missing path and for a file name that is not valid UTF-8.
     """
     found: list[Path] = []
     for path in map(Path, paths):
         with reading(path):
             if not path.exists():
-                raise DataError(f"there is no {path}; give files or folders that exist")
-            found += [path] if path.is_file() or is_dataset(path) else _below(path)
+                raise DataError(f"{path} does not exist; use existing files or folders")
+            found += [path] if path.is_file() or is_dataset(path) else _files_below(path)
     if not found:
-        raise DataError("expected files to index, found none; give files, or folders that hold any")
+        raise DataError("expected files to index, found none; use files, or folders with files")
     for path in found:
         check_text(f"the file name {str(path)!r}", str(path))
     return list(dict.fromkeys(found))
 
 
-def _below(folder: Path) -> list[Path]:
+def _files_below(folder: Path) -> list[Path]:
     files: list[Path] = []
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
             continue
-        files += _below(path) if path.is_dir() and not is_dataset(path) else [path]
+        files += _files_below(path) if path.is_dir() and not is_dataset(path) else [path]
     return files
 
 
 def identity(paths: Iterable[Path]) -> list[list[Any]]:
-    """Name, size and time of every source: what must not change while a build goes on."""
+    """Name, size and modification time per source; must not change when a build continues."""
     rows = []
     for path in paths:
         parts = [path, *path.rglob("*")] if path.is_dir() else [path]
@@ -107,16 +107,16 @@ def identity(paths: Iterable[Path]) -> list[list[Any]]:
 
 
 def total_bytes(paths: Iterable[Path]) -> int:
-    """Bytes of all sources, as they lie on disk."""
+    """Bytes of all sources on disk, before unpacking."""
     return sum(row[1] for row in identity(paths))
 
 
 def read(
     paths: Iterable[Path], how: Reading, on_bytes: Callable[[int], None] = lambda n: None
 ) -> Iterator[Record]:
-    """All records of all sources, in order. `on_bytes` hears how many bytes have been read.
+    """All records of all sources, in order. `on_bytes` receives the number of bytes read so far.
 
-    A file that cannot be opened or unpacked is Bad from there on.
+    A file that cannot be opened or unpacked ends with one BadRecord.
     """
     before = 0
     for path in paths:
@@ -127,14 +127,14 @@ def read(
                 yield record
         except ConfigError:  # a package is missing
             raise
-        except _damages(path) as error:
-            yield Bad(str(path), f"damaged, or of another kind ({error})")
+        except _read_errors(path) as error:
+            yield BadRecord(str(path), f"damaged, or in another format ({error})")
         before += size
         on_bytes(before)
 
 
 def _records(path: Path, how: Reading, size: int) -> Iterator[tuple[Record, int]]:
-    """Records of one source, with the bytes read so far."""
+    """Records of one source, each with the bytes read so far."""
     stem = path.name.removesuffix(".gz").removesuffix(".zst")
     if is_dataset(path):
         yield from _columns(dataset_batches(path), str(path), how, size)
@@ -153,7 +153,7 @@ def _records(path: Path, how: Reading, size: int) -> Iterator[tuple[Record, int]
 
 @contextmanager
 def unpacked(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
-    """A file's bytes, unpacked by its suffix, and a function that tells how many were read."""
+    """A file's bytes, unpacked by its suffix, and a function for the packed bytes read so far."""
     with path.open("rb") as raw:
         if path.suffix == ".gz":
             with gzip.open(raw) as stream:
@@ -170,19 +170,19 @@ def _zstandard() -> Any:
         import zstandard
     except ImportError:
         raise ConfigError(
-            "files that end in .zst need the package zstandard; try pip install 'forerun[index]'"
+            "files that end in .zst need the package zstandard; run pip install 'forerun[index]'"
         ) from None
     return zstandard
 
 
-def _damages(path: Path) -> tuple[type[Exception], ...]:
-    """What reading a damaged file raises."""
-    own = (_zstandard().ZstdError,) if path.suffix == ".zst" else ()
-    return (OSError, EOFError, ValueError, zlib.error, *own)
+def _read_errors(path: Path) -> tuple[type[Exception], ...]:
+    """The exceptions of reading a damaged file."""
+    zstd = (_zstandard().ZstdError,) if path.suffix == ".zst" else ()
+    return (OSError, EOFError, ValueError, zlib.error, *zstd)
 
 
 def _texts(stream: IO[bytes], split: str) -> Iterator[tuple[int, bytes]]:
-    """The documents of a text file and the lines at which they start."""
+    """The documents of a text file, each with its first line number."""
     if split == "file":
         whole = stream.read()
         if whole.strip():
@@ -206,50 +206,50 @@ def _plain(raw: bytes, path: str, number: int, how: Reading) -> Record:
     try:
         text = raw.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        return Bad(f"{path}:{number}", f"no UTF-8 ({error.reason} at byte {error.start})")
+        return BadRecord(f"{path}:{number}", f"not UTF-8 ({error.reason} at byte {error.start})")
     if not how.is_ids:
         return Document(text.rstrip("\n") if how.split != "file" else text, None, path, number, {})
     try:
         return Document("", [int(word) for word in text.split()], path, number, {})
     except ValueError as error:
-        return Bad(f"{path}:{number}", f"expected token ids, {error}")
+        return BadRecord(f"{path}:{number}", f"expected token ids, {error}")
 
 
 def _object(raw: bytes, path: str, number: int, how: Reading) -> Record:
     try:
         record = parsed(raw.decode().removeprefix("\ufeff"))
     except UnicodeDecodeError as error:
-        return Bad(f"{path}:{number}", f"no UTF-8 ({error.reason} at byte {error.start})")
+        return BadRecord(f"{path}:{number}", f"not UTF-8 ({error.reason} at byte {error.start})")
     except ValueError as error:
-        return Bad(f"{path}:{number}", f"no JSON ({error})")
+        return BadRecord(f"{path}:{number}", f"not JSON ({error})")
     if not isinstance(record, dict):
-        return Bad(f"{path}:{number}", f"expected an object, got {type(record).__name__}")
+        return BadRecord(f"{path}:{number}", f"expected an object, got {type(record).__name__}")
     return _document(record, path, number, how)
 
 
 def _document(record: dict[str, Any], path: str, number: int, how: Reading) -> Record:
-    """The document in a record's field; what is missing or of another type is named."""
+    """The document in a record's field, or a BadRecord if the field is missing or mistyped."""
     where = f"{path}:{number}"
     if how.field not in record:
-        return Bad(where, f"no field {how.field!r}; it has {sorted(record)[:8]}")
+        return BadRecord(where, f"no field {how.field!r} in {sorted(record)[:8]}")
     value = record.pop(how.field)
     if how.is_ids:
         if isinstance(value, list) and all(type(i) is int for i in value):
             return Document("", value, path, number, record)
-        return Bad(where, f"field {how.field!r} is no list of token ids")
+        return BadRecord(where, f"field {how.field!r} is not a list of token ids")
     if not isinstance(value, str):
-        return Bad(where, f"field {how.field!r} is {type(value).__name__}, not text")
+        return BadRecord(where, f"field {how.field!r} is {type(value).__name__}, not text")
     try:
         check_text(f"field {how.field!r}", value)
     except DataError as error:
-        return Bad(where, str(error))
+        return BadRecord(where, str(error))
     return Document(value, None, path, number, record)
 
 
 def _columns(
     batches: Iterator[tuple[Any, float]], path: str, how: Reading, size: int
 ) -> Iterator[tuple[Record, int]]:
-    """Rows of Arrow record batches."""
+    """Records of Arrow record batches."""
     number = 0
     for batch, share in batches:
         for row in batch.to_pylist():

@@ -1,8 +1,8 @@
-"""From text to token ids, for indexes: any tokenizer behind one small surface.
+"""Tokenizers of indexes, with one interface.
 
-A specification is a name that another process can open again: "bytes", "ids" (documents bring their
+A specification is a name that another process can open again: "bytes", "ids" (documents are token
 ids), a tokenizer.json, a sentencepiece .model, a model folder or hub id, "reasoner" for the
-embedded one; or, from Python, a function from a text to ids.
+embedded one. From Python it may also be a function from a text to ids.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from forerun.errors import ConfigError, DataError, ModelError
-from forerun.ngrams.index.build.word_cache import ShortWay, short_way
+from forerun.ngrams.index.build.word_cache import WordCacheEncoder, word_cache_encoder
 from forerun.state.array_file import reading
 from forerun.utils.files import SHOWN, check_text
 
@@ -28,49 +28,44 @@ DEFAULT = "reasoner"
 
 
 class Encoder:
-    """Texts to ids and back. `kind` says how `load` opens what `save` wrote."""
+    """Encodes and decodes texts. `kind`: the format of `save`, stored in the manifest."""
 
     kind = "function"
 
     def __init__(self, name: str, vocabulary: dict[str, int] | None, eos: int | None) -> None:
         self.name, self.eos = name, eos
-        self.size = max(vocabulary.values()) + 1 if vocabulary else None  # ids lie below it
+        self.size = max(vocabulary.values()) + 1 if vocabulary else None  # largest id + 1
         self.fingerprint = fingerprint(vocabulary) if vocabulary else ""
         self.starts: Callable[[], set[int]] = lambda: word_starts(vocabulary or {})
-        self.vocabulary = lambda: vocabulary or {}  # token strings and their ids
+        self.vocabulary = lambda: vocabulary or {}  # token string -> id
 
     def encode_batch(self, texts: list[str]) -> list[Many[int]]:
-        """Ids of each text, without what a model expects around a prompt.
-
-        Raises DataError for what is no text in UTF-8.
-        """
+        """Ids of each text, without special tokens. Raises DataError for text that is not UTF-8."""
         for text in texts:
             check_text(repr(text[:SHOWN]), text)
         return self._encode(texts)
 
     def encode(self, text: str) -> Many[int]:
-        """Ids of one text. Raises as `encode_batch` does, as all that encode."""
+        """Ids of one text. Raises DataError."""
         return self.encode_batch([text])[0]
 
     def encode_arrays(self, texts: list[str]) -> list[np.ndarray]:
-        """Ids of each text as int64 or int32 arrays, by the fastest way that gives the same."""
+        """Ids of each text as int64 or int32 arrays."""
         return [np.asarray(ids, np.int64) for ids in self.encode_batch(texts)]
 
     def _encode(self, texts: list[str]) -> list[Many[int]]:
-        """Ids of each text; all are UTF-8."""
+        """Ids of each text; the texts are valid UTF-8."""
         raise NotImplementedError
 
     def decode(self, ids: Many[int]) -> str:
         """Text of ids."""
-        raise ConfigError(
-            f"an index of {self.name!r} cannot turn ids into text; open it with a tokenizer"
-        )
+        raise ConfigError(f"tokenizer {self.name!r} cannot decode ids; open it with a tokenizer")
 
     def save(self, folder: Path) -> None:
-        """Writes what `load` needs, if anything."""
+        """Writes the files for `load`, if there are any."""
 
     def describe(self) -> dict[str, Any]:
-        """The row of the manifest."""
+        """The manifest entry."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -80,13 +75,13 @@ class Encoder:
 
 
 class Bytes(Encoder):
-    """UTF-8 bytes; needs no file."""
+    """UTF-8 bytes as tokens."""
 
     kind = "bytes"
 
     def __init__(self) -> None:
         super().__init__("bytes", {f"<{i:02X}>": i for i in range(256)}, None)
-        self.starts = lambda: set(range(33))  # after a space or a control byte all may begin
+        self.starts = lambda: set(range(33))  # control bytes and the space
 
     def _encode(self, texts: list[str]) -> list[Many[int]]:
         return [list(text.encode()) for text in texts]
@@ -96,7 +91,7 @@ class Bytes(Encoder):
 
 
 class Ids(Encoder):
-    """Documents that are token ids already."""
+    """Texts that are lists of token ids."""
 
     kind = "ids"
 
@@ -111,13 +106,13 @@ class Ids(Encoder):
             return [int(word) for word in text.replace(",", " ").split()]
         except ValueError:
             raise DataError(
-                f"this index holds token ids and knows no tokenizer; expected ids such as "
+                f"this index has token ids and knows no tokenizer; expected ids such as "
                 f"'5 17 3', got {text[:SHOWN]!r}; open it with a tokenizer to use text"
             ) from None
 
 
 class Function(Encoder):
-    """A function of the caller's."""
+    """A function of the caller, from a text to ids."""
 
     def __init__(self, function: Callable[[str], Many[int]]) -> None:
         super().__init__(getattr(function, "__qualname__", type(function).__name__), None, None)
@@ -127,8 +122,8 @@ class Function(Encoder):
         return [self.function(text) for text in texts]
 
 
-class Fast(Encoder):
-    """A tokenizer.json, read without transformers."""
+class TokenizerFile(Encoder):
+    """A tokenizer.json, read by the package tokenizers."""
 
     kind = "file"
 
@@ -137,8 +132,8 @@ class Fast(Encoder):
 
         try:
             self.inner = Tokenizer.from_file(str(file))
-        except Exception as error:  # whatever the Rust side found wrong
-            raise ModelError(f"the tokenizer {file} cannot be used: {error}") from None
+        except Exception as error:  # the Rust code raises plain Exception
+            raise ModelError(f"cannot load the tokenizer {file}: {error}; restore it") from None
         self.inner.no_truncation()
         self.inner.no_padding()
         super().__init__(name, self.inner.get_vocab(with_added_tokens=True), None)
@@ -148,16 +143,16 @@ class Fast(Encoder):
         return [e.ids for e in self.inner.encode_batch_fast(texts, add_special_tokens=False)]
 
     def encode_arrays(self, texts: list[str]) -> list[np.ndarray]:
-        way = self._short_way
-        found = [None if way is None else way.encode(text) for text in texts]
-        long = iter(
+        cache = self._word_cache
+        found = [None if cache is None else cache.encode(text) for text in texts]
+        others = iter(
             super().encode_arrays([t for t, f in zip(texts, found, strict=True) if f is None])
         )
-        return [next(long) if f is None else f for f in found]
+        return [next(others) if f is None else f for f in found]
 
     @cached_property
-    def _short_way(self) -> ShortWay | None:
-        return short_way(self.inner)
+    def _word_cache(self) -> WordCacheEncoder | None:
+        return word_cache_encoder(self.inner)
 
     def decode(self, ids: Many[int]) -> str:
         return self.inner.decode(list(ids), skip_special_tokens=False)
@@ -169,7 +164,7 @@ class Fast(Encoder):
         (folder / "generation_config.json").write_text(json.dumps(config) + "\n")
 
 
-class Pieces(Encoder):
+class SentencePiece(Encoder):
     """A sentencepiece model."""
 
     kind = "pieces"
@@ -179,12 +174,12 @@ class Pieces(Encoder):
             from sentencepiece import SentencePieceProcessor
         except ImportError:
             raise ConfigError(
-                f"{file} needs the package sentencepiece; try pip install sentencepiece"
+                f"{file} needs the package sentencepiece; run pip install sentencepiece"
             ) from None
         try:
             self.inner = SentencePieceProcessor(model_file=str(file))
         except Exception as error:
-            raise ModelError(f"the tokenizer {file} cannot be used: {error}") from None
+            raise ModelError(f"cannot load the tokenizer {file}: {error}; restore it") from None
         vocabulary = {self.inner.id_to_piece(i): i for i in range(self.inner.vocab_size())}
         eos = self.inner.eos_id()
         super().__init__(name, vocabulary, eos if eos >= 0 else None)
@@ -201,8 +196,8 @@ class Pieces(Encoder):
         shutil.copyfile(self.file, folder / "tokenizer.model")
 
 
-class Slow(Encoder):
-    """Any other tokenizer that transformers loads."""
+class TransformersTokenizer(Encoder):
+    """A tokenizer loaded by transformers."""
 
     kind = "folder"
 
@@ -235,16 +230,16 @@ def load(spec: Spec) -> Encoder:
     with reading(path):
         is_file, is_fast = path.is_file(), (path / "tokenizer.json").is_file()
     if is_file:
-        return Pieces(path, spec) if path.suffix == ".model" else Fast(path, spec)
+        return SentencePiece(path, spec) if path.suffix == ".model" else TokenizerFile(path, spec)
     if is_fast:
-        return Fast(path / "tokenizer.json", spec)
-    if list(path.glob("*")) == [path / "tokenizer.model"]:  # nothing says what model it is of
-        return Pieces(path / "tokenizer.model", spec)
-    return Slow(str(path), spec)
+        return TokenizerFile(path / "tokenizer.json", spec)
+    if list(path.glob("*")) == [path / "tokenizer.model"]:  # no config: transformers cannot load it
+        return SentencePiece(path / "tokenizer.model", spec)
+    return TransformersTokenizer(str(path), spec)
 
 
-def saved(folder: Path, row: dict[str, Any]) -> Encoder:
-    """The encoder that an index holds, from its row of the manifest."""
+def load_saved(folder: Path, row: dict[str, Any]) -> Encoder:
+    """The encoder saved in an index, from its manifest entry."""
     if row["kind"] in ("bytes", "ids"):
         return load(row["kind"])
     if row["kind"] == "function":
@@ -255,26 +250,26 @@ def saved(folder: Path, row: dict[str, Any]) -> Encoder:
 
 
 def fingerprint(vocabulary: dict[str, int]) -> str:
-    """Equal for tokenizers with the same strings at the same ids."""
+    """A hash of a vocabulary, equal for the same strings at the same ids."""
     text = json.dumps(sorted(vocabulary.items(), key=lambda pair: (pair[1], pair[0])))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def word_starts(vocabulary: dict[str, int]) -> set[int]:
-    """Ids of tokens that begin a word: those that begin with a space or are no letters."""
+    """Ids of tokens that begin a word: with a leading space, or not alphanumeric."""
     return {i for token, i in vocabulary.items() if token[:1] in "Ġ▁ " or not token[:1].isalnum()}
 
 
 def end_id(folder: Path, find: Callable[[str], int | None]) -> int | None:
-    """The end id that the files beside a tokenizer.json declare, or a common name for one."""
+    """The eos id declared in the folder of a tokenizer.json, or that of a common eos name."""
     from forerun.models.tokenizer import declared_eos
 
     for found in declared_eos(folder):
         return found
     names = ["<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>"]
     try:
-        told = json.loads((folder / "tokenizer_config.json").read_text()).get("eos_token")
-        names.insert(0, told["content"] if isinstance(told, dict) else str(told))
+        declared = json.loads((folder / "tokenizer_config.json").read_text()).get("eos_token")
+        names.insert(0, declared["content"] if isinstance(declared, dict) else str(declared))
     except (OSError, ValueError, AttributeError, KeyError):
         pass
     return next((i for name in names if (i := find(name)) is not None), None)

@@ -1,19 +1,19 @@
-"""An index of tokens on disk: which files it has, what they must be, and who may write.
+"""Layout, manifest and lock of an index on disk.
 
-    INDEX/manifest.json     written last: without it there is no index
+    INDEX/manifest.json     written last; without it there is no index
     INDEX/data-XXXXXXXX/    tokens.S.bin     token ids, little-endian, a separator before a document
-                            suffixes.S.bin   the suffix array: a position per token, packed
-                            buckets.S.bin    int64: where suffixes of each first token start
+                            suffixes.S.bin   the suffix array: one packed position per token
+                            buckets.S.bin    int64: first rank per bucket of first tokens
                             fences.S.bin     uint64: first tokens of every 16th suffix
-                            documents.S.bin  int64: where each document's separator stands
-                            metadata.S.jsonl one object per document; lines.S.bin: where lines start
-                            tokenizer/       what made the ids, as far as it can be saved
-    INDEX/building/         a build under way, or one that was cut short and can be continued
-    INDEX/lock              held while somebody builds
+                            documents.S.bin  int64: position of each document's separator
+                            metadata.S.jsonl one object per document; lines.S.bin: line offsets
+                            tokenizer/       the tokenizer, if it can be saved
+    INDEX/building/         a running or interrupted build
+    INDEX/lock              locked during a build
 
-S counts shards. The separator is the largest value of the token type and no id; it also stands for
-the end of a document wherever a query names the tokenizer's end id. A new build of an index goes
-to a folder of its own, so the earlier one stays valid until the manifest is replaced.
+S is the shard number. The separator is the largest value of the token type and not a token id.
+Queries use the tokenizer's eos id for it. A new build writes its own data folder, so the earlier
+index stays valid until the manifest is replaced.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import numpy as np
 
 from forerun.errors import CapacityError, ConfigError, DataError
 from forerun.ngrams.index.build.shards import read_only
-from forerun.ngrams.index.build.sparse_index import NONE
+from forerun.ngrams.index.build.sparse_index import NO_FENCES
 from forerun.ngrams.index.build.suffix_array import TYPES, Shard, separator
 from forerun.state.array_file import reading
 
@@ -48,13 +48,13 @@ KINDS = {
 
 
 def file_name(kind: str, shard: int) -> str:
-    """The file of a shard: tokens.00000.bin."""
+    """The file name of a shard, such as tokens.00000.bin."""
     return f"{kind}.{shard:05d}.{KINDS[kind]}"
 
 
 @dataclass(frozen=True)
 class FileInfo:
-    """What a file must be."""
+    """Expected size and checksum of a file."""
 
     bytes: int
     sha256: str
@@ -62,29 +62,29 @@ class FileInfo:
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """One shard: its size and its files by kind."""
+    """Size and files of one shard."""
 
     tokens: int  # positions, separators included
     documents: int
     top: int  # largest id
     pointer_width: int  # bytes per position in the suffix array
     shift: int  # see Shard
-    files: Mapping[str, FileInfo]
-    step: int = 0  # ranks from fence to fence; 0: no fences
+    files: Mapping[str, FileInfo]  # by kind
+    step: int = 0  # ranks between fences; 0: no fences
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """All that is known of an index without reading its files."""
+    """Description of an index: its files, tokenizer and build."""
 
     folder: str  # below the index
     width: int  # bytes per token
-    eos: int  # the id that queries use for the end of a document
+    eos: int  # the id for the separator in queries
     tokenizer: Mapping[str, Any]  # name, kind, vocabulary (or None), fingerprint
     shards: tuple[ShardInfo, ...]
     sources: tuple[str, ...] = ()
     skipped: Mapping[str, Any] = field(default_factory=dict)  # unreadable records: count, examples
-    build: Mapping[str, Any] = field(default_factory=dict)  # options, seconds, peak memory, when
+    build: Mapping[str, Any] = field(default_factory=dict)  # options, seconds, peak memory, date
     notes: tuple[str, ...] = ()
 
     @property
@@ -94,21 +94,21 @@ class Manifest:
 
     @property
     def tokens(self) -> int:
-        """Positions of all shards, separators included."""
+        """Number of positions in all shards, separators included."""
         return sum(shard.tokens for shard in self.shards)
 
     @property
     def documents(self) -> int:
-        """Documents of all shards."""
+        """Number of documents in all shards."""
         return sum(shard.documents for shard in self.shards)
 
     def bytes_of(self, *kinds: str) -> int:
-        """Bytes of files of these kinds (of all kinds without any)."""
+        """Bytes of the files of these kinds; no kinds: of all files."""
         wanted = kinds or tuple(KINDS)
         return sum(s.files[kind].bytes for s in self.shards for kind in wanted if kind in s.files)
 
     def to_json(self) -> str:
-        """The file's text, with a checksum of itself."""
+        """The text of the manifest file, with its checksum."""
         body = {"format": FORMAT, "version": VERSION} | asdict(self)
         return json.dumps(body | {"checksum": _digest(body)}, indent=1, ensure_ascii=False) + "\n"
 
@@ -119,7 +119,7 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 
 def read_manifest(path: str | Path) -> Manifest:
-    """The manifest of the index at `path`. Raises DataError: no index, unfinished, damaged."""
+    """The manifest of the index at `path`. Raises DataError: missing, unfinished or damaged."""
     path = Path(path)
     file = path / "manifest.json"
     with reading(path):
@@ -137,8 +137,8 @@ def read_manifest(path: str | Path) -> Manifest:
         ) from None
     if name != FORMAT or version != VERSION:
         raise DataError(
-            f"{file} is a {name!r} of version {version}, this forerun reads {FORMAT!r} of version "
-            f"{VERSION}; build the index again, or use the forerun that made it"
+            f"{file} has format {name!r} version {version}, expected {FORMAT!r} version {VERSION}; "
+            "build the index again, or use the forerun release that wrote it"
         )
     if _digest({"format": name, "version": version} | body) != checksum:
         raise DataError(
@@ -160,20 +160,20 @@ def _manifest(body: dict[str, Any]) -> Manifest:
 def _no_index(path: Path) -> str:
     if (path / "building").is_dir():
         return (
-            f"{path} holds no finished index: a build was cut short, or still runs; give the same "
-            "`forerun index build` again to go on where it stopped"
+            f"{path} has no index, only an interrupted or running build; run the same "
+            "`forerun index build` again to continue"
         )
     if not path.exists():
-        return f"there is no index at {path}: no such folder; make one with `forerun index build`"
-    return f"there is no index in {path}: no manifest.json; make one with `forerun index build`"
+        return f"no index at {path}: no such folder; create it with `forerun index build`"
+    return f"no index in {path}: manifest.json is missing; create it with `forerun index build`"
 
 
 def open_shards(
     path: Path, manifest: Manifest, *, load: bool = False, numbers: Iterable[int] | None = None
 ) -> list[Shard]:
-    """The shards as arrays on disk, or in memory with `load`; all, or those of `numbers`.
+    """The shards of `numbers`, or all, as mapped arrays; in memory with `load`.
 
-    Raises DataError for a file of a wrong size.
+    Raises DataError for a missing file or a wrong size.
     """
     shards, is_sparse = [], is_larger_than_cache(manifest.bytes_of())
     for number in range(len(manifest.shards)) if numbers is None else numbers:
@@ -192,7 +192,7 @@ def open_shards(
                     info.pointer_width,
                     array("buckets", np.int64),
                     info.shift,
-                    array("fences", np.uint64) if info.step else NONE,
+                    array("fences", np.uint64) if info.step else NO_FENCES,
                     info.step,
                 )
             )
@@ -204,21 +204,21 @@ def open_array(
     file: Path, size: int, dtype: Any, *, load: bool = False, is_sparse: bool = False
 ) -> np.ndarray:
     """A file as an array. Raises DataError if it is missing or not `size` bytes long."""
-    problem = wrong_size(file, size)
+    problem = size_problem(file, size)
     if problem:
         raise DataError(f"{problem}; restore it from a copy, or build the index again")
     little = np.dtype(dtype).newbyteorder("<")
     with reading(file):
         if load or not size:
             return np.fromfile(file, little)
-        return mapped(file, little, is_sparse)
+        return memory_map(file, little, is_sparse)
 
 
-def mapped(file: Path, dtype: Any, is_sparse: bool = False) -> np.ndarray:
-    """A file as a read-only array; `is_sparse`: the system is told not to read ahead.
+def memory_map(file: Path, dtype: Any, is_sparse: bool = False) -> np.ndarray:
+    """A file as a read-only mapped array; `is_sparse`: without read-ahead.
 
-    Reading ahead brings an index into memory within its first queries, which pays where it stays
-    there. Of one that is larger it would push out what other queries have brought.
+    Read-ahead loads a small index into memory during the first queries. For an index larger than
+    memory it would evict pages that other queries need.
     """
     with file.open("rb") as stream:
         pages = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
@@ -228,7 +228,7 @@ def mapped(file: Path, dtype: Any, is_sparse: bool = False) -> np.ndarray:
 
 
 def is_larger_than_cache(size: int) -> bool:
-    """Whether so many bytes are more than half of the machine's memory."""
+    """Whether `size` bytes exceed half of the machine's memory."""
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
@@ -236,8 +236,8 @@ def is_larger_than_cache(size: int) -> bool:
     return 2 * size > memory
 
 
-def wrong_size(file: Path, size: int) -> str:
-    """What is wrong with a file's existence or size; empty if nothing is."""
+def size_problem(file: Path, size: int) -> str:
+    """The problem with a file's existence or size; empty if there is none."""
     try:
         found = file.stat().st_size
     except OSError:
@@ -248,24 +248,23 @@ def wrong_size(file: Path, size: int) -> str:
 
 
 def sha256_of(file: Path) -> str:
-    """The checksum of a file's content."""
+    """The SHA-256 of a file's content."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def no_room(file: Path | str, error: OSError) -> CapacityError:
-    """The error for a write that failed, such as on a full disk."""
+def write_error(file: Path | str, error: OSError) -> CapacityError:
+    """The error for a failed write, for example on a full disk."""
     return CapacityError(
-        f"cannot write {file}: {error.strerror or error}; what was finished is kept: free some "
-        "space and give the same command again, it goes on from there. An earlier index at this "
-        "place is untouched"
+        f"cannot write {file}: {error.strerror or error}; free some space and run the same command "
+        "again to continue. An earlier index in this folder is unchanged"
     )
 
 
 class Lock:
-    """Held in a `with` while one process builds at `path`; a second one gets a ConfigError.
+    """An exclusive build lock of `path`, as a context manager; raises ConfigError if it is taken.
 
-    The system frees it when the process ends, however it ends.
+    The system releases it when the process ends.
     """
 
     def __init__(self, path: Path) -> None:
@@ -283,8 +282,8 @@ class Lock:
             os.close(self._handle)
             self._handle = None
             raise ConfigError(
-                f"another build is at work in {self.file.parent}"
-                f"{f' ({holder})' if holder else ''}; wait for its end, or build elsewhere"
+                f"another build is running in {self.file.parent}"
+                f"{f' ({holder})' if holder else ''}; wait until it ends, or use another folder"
             ) from None
         os.ftruncate(self._handle, 0)
         os.write(self._handle, f"process {os.getpid()}\n".encode())

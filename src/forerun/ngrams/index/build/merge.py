@@ -1,8 +1,8 @@
-"""Merges the sorted parts of a shard into its suffix array, slice by slice, in compiled code.
+"""Merges the sorted parts of a shard into its suffix array, slice by slice (compiled).
 
-Part i of a shard holds the suffixes that begin in its own range of positions, sorted, and its
-table lies at the same range of ranks of one file. A comparison looks at no more than `limit`
-tokens, since a part knows no more beyond its end; longer repeats are ordered by position.
+Part i of a shard is the sorted list of suffixes that begin in its range of positions; it is stored
+at the same range of ranks. A comparison reads at most `limit` tokens, because a part was sorted
+with that overlap. Longer repeats are ordered by position.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from forerun.ngrams.index.build.suffix_array import pointer
 
 
 class Merge(NamedTuple):
-    """A k-way merge under way: a heap of the first unread suffix of every part."""
+    """State of a k-way merge: a heap with the first unread suffix of every part."""
 
-    cursors: np.ndarray  # int64 [k]: next rank to read of each part
-    stops: np.ndarray  # int64 [k]: where to stop
-    keys: np.ndarray  # uint64 [k]: the first tokens of each entry of the heap
-    heads: np.ndarray  # int64 [k]: its position
-    parts: np.ndarray  # int64 [k]: the part that it came from
-    size: np.ndarray  # int64 [1]
+    cursors: np.ndarray  # int64 [k]: next rank to read per part
+    stops: np.ndarray  # int64 [k]: end of the ranks per part
+    keys: np.ndarray  # uint64 [k]: first tokens per heap entry
+    heads: np.ndarray  # int64 [k]: position per heap entry
+    parts: np.ndarray  # int64 [k]: part per heap entry
+    size: np.ndarray  # int64 [1]: entries of the heap; -1: not filled
 
 
 def begin(starts: np.ndarray, stops: np.ndarray) -> Merge:
@@ -41,7 +41,7 @@ def begin(starts: np.ndarray, stops: np.ndarray) -> Merge:
 
 @njit(cache=True, nogil=True)
 def first_tokens(text: np.ndarray, at: int) -> np.uint64:
-    """The first eight bytes of a suffix as a number of the same order; missing tokens are 0."""
+    """The first eight bytes of a suffix as an order-preserving key; missing tokens are 0."""
     bits = 8 * text.itemsize
     key = np.uint64(0)
     for k in range(64 // bits):
@@ -52,19 +52,19 @@ def first_tokens(text: np.ndarray, at: int) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def is_before(text: np.ndarray, a: int, b: int, limit: int) -> bool:
-    """Whether suffix a comes before suffix b, by `limit` tokens and then by position."""
+    """Whether suffix a sorts before suffix b, by `limit` tokens and then by position."""
     n = len(text)
     for k in range(min(limit, n - max(a, b))):
         if text[a + k] != text[b + k]:
             return text[a + k] < text[b + k]
-    if max(a, b) + limit >= n:  # the later one ends first, and an end is below all ids
+    if max(a, b) + limit >= n:  # the text's end sorts below all ids
         return a > b
     return a < b
 
 
 @njit(cache=True, nogil=True)
 def is_above(text: np.ndarray, merge: Merge, i: int, j: int, limit: int) -> bool:
-    """Whether entry i of the heap comes before entry j."""
+    """Whether heap entry i sorts before entry j."""
     if merge.keys[i] != merge.keys[j]:
         return merge.keys[i] < merge.keys[j]
     return is_before(text, merge.heads[i], merge.heads[j], limit)
@@ -72,7 +72,7 @@ def is_above(text: np.ndarray, merge: Merge, i: int, j: int, limit: int) -> bool
 
 @njit(cache=True, nogil=True)
 def swap(merge: Merge, i: int, j: int) -> None:
-    """Exchanges two entries of the heap."""
+    """Swaps two heap entries."""
     merge.keys[i], merge.keys[j] = merge.keys[j], merge.keys[i]
     merge.heads[i], merge.heads[j] = merge.heads[j], merge.heads[i]
     merge.parts[i], merge.parts[j] = merge.parts[j], merge.parts[i]
@@ -80,7 +80,7 @@ def swap(merge: Merge, i: int, j: int) -> None:
 
 @njit(cache=True, nogil=True)
 def sink(text: np.ndarray, merge: Merge, i: int, limit: int) -> None:
-    """Moves an entry down to where it belongs."""
+    """Moves an entry down to its place in the heap."""
     size = merge.size[0]
     while True:
         least = i
@@ -95,7 +95,7 @@ def sink(text: np.ndarray, merge: Merge, i: int, limit: int) -> None:
 
 @njit(cache=True, nogil=True)
 def refill(text: np.ndarray, table: np.ndarray, width: int, merge: Merge, i: int) -> bool:
-    """Reads the next suffix of the part of entry i into it; False if there is none."""
+    """Replaces heap entry i by the next suffix of its part; False if there is none."""
     part = merge.parts[i]
     if merge.cursors[part] >= merge.stops[part]:
         return False
@@ -107,7 +107,7 @@ def refill(text: np.ndarray, table: np.ndarray, width: int, merge: Merge, i: int
 
 @njit(cache=True, nogil=True)
 def fill_heap(text: np.ndarray, table: np.ndarray, width: int, merge: Merge, limit: int) -> None:
-    """The first entry of every part that has one, in heap order."""
+    """Fills the heap with the first suffix of every part."""
     size = 0
     for part in range(len(merge.cursors)):
         merge.parts[size] = part
@@ -121,7 +121,7 @@ def fill_heap(text: np.ndarray, table: np.ndarray, width: int, merge: Merge, lim
 def advance(
     text: np.ndarray, table: np.ndarray, width: int, merge: Merge, limit: int, out: np.ndarray
 ) -> int:
-    """Writes the next positions to `out`, packed; returns how many. 0: the merge is done."""
+    """Writes the next positions to `out`, packed; returns their number. 0: the merge is done."""
     if merge.size[0] < 0:
         fill_heap(text, table, width, merge, limit)
     done, room = 0, len(out) // width
@@ -141,7 +141,7 @@ def advance(
 def rank_in_part(
     text: np.ndarray, table: np.ndarray, width: int, low: int, high: int, at: int, limit: int
 ) -> int:
-    """The first rank in [low, high) whose suffix does not come before the suffix at `at`."""
+    """The first rank in [low, high) with a suffix not before the suffix at `at`."""
     while low < high:
         middle = (low + high) // 2
         if is_before(text, pointer(table, width, middle), at, limit):
@@ -154,9 +154,9 @@ def rank_in_part(
 def cut(
     text: np.ndarray, table: np.ndarray, width: int, borders: np.ndarray, slices: int, limit: int
 ) -> np.ndarray:
-    """Ranks [slices + 1, k] that cut every part where evenly spaced suffixes of the longest do.
+    """Ranks [slices + 1, k] that cut all parts at evenly spaced suffixes of the longest part.
 
-    borders: int64 [k + 1], where parts begin and end.
+    borders: int64 [k + 1], begins and ends of parts.
     """
     longest = int(np.argmax(np.diff(borders)))
     cuts = np.empty((slices + 1, len(borders) - 1), np.int64)

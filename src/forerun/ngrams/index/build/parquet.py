@@ -1,4 +1,4 @@
-"""Record batches of Parquet and Arrow files, and of Hugging Face datasets on disk, by pyarrow."""
+"""Reads record batches of Parquet and Arrow files and of Hugging Face datasets, by pyarrow."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from forerun.errors import ConfigError
 
 
 def is_dataset(path: Path) -> bool:
-    """Whether `save_to_disk` of Hugging Face datasets wrote this folder."""
+    """Whether the folder is a Hugging Face dataset written by `save_to_disk`."""
     return path.is_dir() and any(
         (path / name).is_file() for name in ("dataset_dict.json", "state.json")
     )
 
 
 def table_batches(path: Path) -> Iterator[tuple[Any, float]]:
-    """Record batches of a Parquet or Arrow file, and the share that has been read."""
+    """Record batches of a Parquet or Arrow file, each with the share of the file read so far."""
     _arrow()
     if path.suffix == ".parquet":
         from pyarrow import parquet
@@ -37,7 +37,7 @@ def table_batches(path: Path) -> Iterator[tuple[Any, float]]:
 
 
 def dataset_batches(path: Path) -> Iterator[tuple[Any, float]]:
-    """Record batches of a dataset folder: of every split, in the order of its files."""
+    """Record batches of all splits of a dataset folder, in file order."""
     if (path / "dataset_dict.json").is_file():
         splits = json.loads((path / "dataset_dict.json").read_text())["splits"]
         folders = [path / split for split in splits]
@@ -57,6 +57,6 @@ def _arrow() -> Any:
         import pyarrow
     except ImportError:
         raise ConfigError(
-            "Parquet files and datasets need the package pyarrow; try pip install 'forerun[index]'"
+            "Parquet files and datasets need the package pyarrow; run pip install 'forerun[index]'"
         ) from None
     return pyarrow

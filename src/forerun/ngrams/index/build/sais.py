@@ -1,13 +1,12 @@
 """Linear-time suffix sorting of integer texts by induced sorting (SA-IS), compiled.
 
 Nong, Zhang and Chan, "Two Efficient Algorithms for Linear Time Suffix Array Construction", 2011.
-A suffix is S if it is smaller than the one that begins a token later, else L; an S after an L is an
-LMS. Sorted LMS suffixes induce all others in two scans, and are themselves sorted by recursion on a
-text of names at most half as long. The text's end counts as a token below all others.
+A suffix is S if it is smaller than the suffix one token later, else L; an S after an L is an LMS.
+The sorted LMS suffixes induce all others in two scans. They are sorted by recursion on a text of
+names at most half as long. The text's end counts as a token below all others.
 
-An entry is written with its sign turned (~p) where the suffix before p is of the other type. A scan
-then reads the text once per suffix that it induces, next to where it has just read: types are never
-stored. Everything lives in the array that becomes the result, apart from one counter per token id.
+An entry is stored as ~p if the suffix before p has the other type, so types need no storage. All
+work is done in the result array, plus one counter per token id.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from forerun.utils.jit import bare
 def sort_suffixes(text: np.ndarray, out: np.ndarray, alphabet: int) -> None:
     """Writes the sorted suffix positions of `text` [n] into `out` [n], int32 or int64.
 
-    Ids of alphabet - 1 and above share the last counter, so they must be equal.
+    Ids of alphabet - 1 and above share the last counter, so at most one such id may occur.
     """
     n = len(text)
     if n == 0:
@@ -30,9 +29,9 @@ def sort_suffixes(text: np.ndarray, out: np.ndarray, alphabet: int) -> None:
     count_tokens(text, counts)
     num_lms = sort_lms_substrings(text, out, counts, ends)
     names = name_lms_substrings(text, out, num_lms)
-    if names < num_lms:  # equal substrings: their order is that of the texts of names after them
+    if names < num_lms:  # equal substrings are ordered by the names that follow them
         reduced = collect_names(out, num_lms)
-        if names < 1 << 16:  # the recursion gets a text of its own: the array's tail is its room
+        if names < 1 << 16:  # halves the memory of the recursion
             reduced = reduced.astype(np.uint16)
         del counts, ends
         sort_suffixes(reduced, out[:num_lms], names)
@@ -44,13 +43,13 @@ def sort_suffixes(text: np.ndarray, out: np.ndarray, alphabet: int) -> None:
 
 @bare
 def counter(token: int, top: int) -> int:
-    """Which counter is an id's."""
+    """The counter index of an id."""
     return min(np.int64(token), top)  # type: ignore[return-value]
 
 
 @njit(cache=True, nogil=True)
 def count_tokens(text: np.ndarray, counts: np.ndarray) -> None:
-    """How often each id comes; the last counter takes all ids from its own on."""
+    """Counts each id; the last counter takes all larger ids too."""
     top = len(counts) - 1
     for i in range(len(text)):
         counts[counter(text[i], top)] += 1
@@ -58,7 +57,7 @@ def count_tokens(text: np.ndarray, counts: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def bucket_starts(counts: np.ndarray, out: np.ndarray) -> None:
-    """Where the suffixes that begin with each id start."""
+    """The first rank per first id."""
     total = 0
     for c in range(len(counts)):
         out[c] = total
@@ -67,7 +66,7 @@ def bucket_starts(counts: np.ndarray, out: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def bucket_ends(counts: np.ndarray, out: np.ndarray) -> None:
-    """Where they end."""
+    """One past the last rank per first id."""
     total = 0
     for c in range(len(counts)):
         total += counts[c]
@@ -76,9 +75,10 @@ def bucket_ends(counts: np.ndarray, out: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def induce_larger(text: np.ndarray, sa: np.ndarray, starts: np.ndarray, is_final: bool) -> None:
-    """Left to right: every L suffix from the one a token later. LMS entries go unless final.
+    """Left to right: induces every L suffix from the suffix one token later.
 
-    Afterwards an entry is positive if the suffix before it is S, negative or 0 otherwise.
+    LMS entries are removed unless `is_final`. Afterwards an entry is positive if the suffix before
+    it is S, else negative or 0.
     """
     n, top = len(text), len(starts) - 1
     last = n - 1
@@ -101,9 +101,9 @@ def induce_larger(text: np.ndarray, sa: np.ndarray, starts: np.ndarray, is_final
 
 @njit(cache=True, nogil=True)
 def induce_smaller(text: np.ndarray, sa: np.ndarray, ends: np.ndarray, is_final: bool) -> None:
-    """Right to left: every S suffix from the one a token later.
+    """Right to left: induces every S suffix from the suffix one token later.
 
-    If final, all entries end positive; else what is left are the LMS entries, negative.
+    With `is_final` all entries end positive; else only LMS entries remain, negative.
     """
     top = len(ends) - 1
     for i in range(len(text) - 1, -1, -1):
@@ -128,7 +128,7 @@ def induce_smaller(text: np.ndarray, sa: np.ndarray, ends: np.ndarray, is_final:
 def sort_lms_substrings(
     text: np.ndarray, sa: np.ndarray, counts: np.ndarray, ends: np.ndarray
 ) -> int:
-    """Sorts the LMS suffixes up to the next LMS; their positions come to the front."""
+    """Sorts the LMS substrings; writes their positions to the front and returns their number."""
     n, top = len(text), len(counts) - 1
     sa[:] = 0
     bucket_ends(counts, ends)
@@ -154,9 +154,9 @@ def sort_lms_substrings(
 
 @njit(cache=True, nogil=True)
 def name_lms_substrings(text: np.ndarray, sa: np.ndarray, num_lms: int) -> int:
-    """Numbers the different LMS substrings by rank; returns how many there are.
+    """Names the distinct LMS substrings by rank, from 1; returns the number of names.
 
-    LMS positions are never neighbours: the name of p (1 and up) is left at num_lms + p // 2.
+    The name of position p is stored at num_lms + p // 2: two LMS positions are never adjacent.
     """
     n = len(text)
     sa[num_lms:] = 0
@@ -185,7 +185,7 @@ def name_lms_substrings(text: np.ndarray, sa: np.ndarray, num_lms: int) -> int:
 
 @njit(cache=True, nogil=True)
 def collect_names(sa: np.ndarray, num_lms: int) -> np.ndarray:
-    """The names in text order, from 0: a text of its own [num_lms], at the end of the array."""
+    """The reduced text [num_lms]: names in text order, from 0, at the end of the array."""
     n = len(sa)
     at = n
     for i in range(n - 1, num_lms - 1, -1):
@@ -197,7 +197,7 @@ def collect_names(sa: np.ndarray, num_lms: int) -> np.ndarray:
 
 @njit(cache=True, nogil=True)
 def ranks_to_positions(text: np.ndarray, sa: np.ndarray, num_lms: int) -> None:
-    """sa[:num_lms] from numbers of LMS suffixes to where these begin."""
+    """Replaces the LMS numbers in sa[:num_lms] by text positions."""
     n = len(text)
     at, is_smaller = n, False
     for i in range(n - 2, -1, -1):
@@ -214,7 +214,7 @@ def ranks_to_positions(text: np.ndarray, sa: np.ndarray, num_lms: int) -> None:
 def induce_all(
     text: np.ndarray, sa: np.ndarray, counts: np.ndarray, ends: np.ndarray, num_lms: int
 ) -> None:
-    """From the sorted LMS suffixes at the front to all suffixes."""
+    """Induces all suffixes from the sorted LMS suffixes at the front."""
     top = len(counts) - 1
     sa[num_lms:] = 0
     bucket_ends(counts, ends)

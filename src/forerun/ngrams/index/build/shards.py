@@ -1,10 +1,10 @@
-"""Shards for queries: made of a text in memory, or of arrays that lie on disk."""
+"""Makes shards for queries from a text in memory or from arrays on disk."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from forerun.ngrams.index.build.sparse_index import NONE, STEP, make_fences
+from forerun.ngrams.index.build.sparse_index import NO_FENCES, STEP, make_fences
 from forerun.ngrams.index.build.suffix_array import (
     Shard,
     find_buckets,
@@ -16,17 +16,17 @@ from forerun.ngrams.index.build.suffix_array import (
 
 
 def shard_of(text: np.ndarray, top: int | None = None, step: int = STEP) -> Shard:
-    """A shard in memory; `step` ranks from fence to fence, 0: none."""
+    """A shard in memory; `step`: ranks between fences, 0: no fences."""
     top = largest_id(text) if top is None else top
     buckets, shift = find_buckets(text, top)
     width = pointer_width(len(text))
     table = pack(suffix_array(text, top), width)
-    fences = make_fences(text, table, width, step) if step else NONE
+    fences = make_fences(text, table, width, step) if step else NO_FENCES
     return read_only(Shard(text, table, width, buckets, shift, fences, step))
 
 
 def read_only(shard: Shard) -> Shard:
-    """The same with arrays of one type for kernels, wherever they come from."""
+    """The shard with plain read-only arrays, so that kernels see one type."""
 
     def closed(array: np.ndarray) -> np.ndarray:
         view = np.asarray(array).view()

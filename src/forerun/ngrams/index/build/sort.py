@@ -1,7 +1,7 @@
-"""Second stage of a build: the suffix array of every shard, by parts of bounded memory.
+"""Second stage of a build: the suffix array of every shard, in parts of bounded memory.
 
-Parts are sorted in threads, each within its share of the memory, into a file of their own; the
-merge writes slices of the result, several at a time. Both go on after the last finished piece.
+Threads sort the parts, each within its share of the memory, into one file of parts. Threads then
+merge slices of the result. An interrupted stage continues after the last finished piece.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from forerun.ngrams.index.build import merge as merging
-from forerun.ngrams.index.build.manifest import file_name, no_room
+from forerun.ngrams.index.build.manifest import file_name, write_error
 from forerun.ngrams.index.build.suffix_array import (
     TYPES,
     find_buckets,
@@ -27,10 +27,10 @@ from forerun.ngrams.index.build.suffix_array import (
     sort_part,
 )
 
-OVERLAP_BYTES = 100_000  # how far a part looks beyond its end
-WORTH_PARTS = 1 << 22  # tokens: a shard shorter than this is sorted by one thread
-AT_ONCE = 1 << 17  # positions per write
-MIN_PART = 1 << 16  # tokens
+OVERLAP_BYTES = 100_000  # compared beyond the end of a part
+MIN_SPLIT_TOKENS = 1 << 22  # a shorter shard is sorted by one thread
+POSITIONS_PER_WRITE = 1 << 17
+MIN_PART_TOKENS = 1 << 16
 
 
 Report = Callable[[str, int], None]  # "sort" or "merge", tokens done
@@ -38,7 +38,7 @@ Report = Callable[[str, int], None]  # "sort" or "merge", tokens done
 
 @dataclass
 class Sorted:
-    """Which pieces are finished. borders[s]: where parts of shard s begin and end."""
+    """Finished pieces of the stage. borders[s]: begins and ends of the parts of shard s."""
 
     borders: list[list[int]] = field(default_factory=list)
     overlap: int = 0  # tokens
@@ -54,17 +54,17 @@ class Sorted:
 def plan_parts(
     lengths: list[int], width: int, memory: int, threads: int, part: int = 0, overlap: int = 0
 ) -> Sorted:
-    """Cuts shards of these lengths into parts that `threads` sorters fit into `memory` bytes.
+    """Cuts shards of these lengths into parts, so that `threads` sorters need `memory` bytes.
 
-    part, overlap: tokens, where they are to differ from what memory and OVERLAP_BYTES give.
+    part, overlap: tokens; 0: derived from memory and OVERLAP_BYTES.
     """
     overlap = overlap or OVERLAP_BYTES // width
-    room = memory // threads // part_bytes(width) - overlap
-    most = part or max(MIN_PART, room)
+    fitting = memory // threads // part_bytes(width) - overlap
+    max_tokens = part or max(MIN_PART_TOKENS, fitting)
     state = Sorted(overlap=overlap, slices_each=4 * threads)
     for length in lengths:
-        count = -(-length // most)
-        if not part and length >= WORTH_PARTS and len(lengths) < threads:
+        count = -(-length // max_tokens)
+        if not part and length >= MIN_SPLIT_TOKENS and len(lengths) < threads:
             count = max(count, threads)
         state.borders.append(np.linspace(0, length, max(1, count) + 1).astype(int).tolist())
     return state
@@ -72,7 +72,7 @@ def plan_parts(
 
 @dataclass(frozen=True)
 class Stage:
-    """Sorts the token files in `folder`; `save` keeps the state, `report` hears of progress."""
+    """Sorts the token files in `folder`. `save` stores the state, `report` receives progress."""
 
     folder: Path
     width: int
@@ -83,7 +83,7 @@ class Stage:
     call: Callable[..., Any] | None = None  # runs function(*arguments) in another process
 
     def run(self, state: Sorted) -> None:
-        """Goes on from `state` to the end. Raises CapacityError when the disk is full."""
+        """Completes the stage from `state`. Raises CapacityError if the disk is full."""
         lock = threading.Lock()
 
         def finished(kind: list[list[int]], piece: list[int]) -> None:
@@ -95,22 +95,23 @@ class Stage:
             shard, part = piece
             start, stop = state.borders[shard][part : part + 2]
             where = (self.folder, shard, self.width)
-            self._do(stop - start, sort_piece, *where, start, stop, state.overlap, self.tops[shard])
+            largest = self.tops[shard]
+            self._run_piece(stop - start, sort_piece, *where, start, stop, state.overlap, largest)
             finished(state.parts, piece)
 
         parts = [[s, p] for s, b in enumerate(state.borders) for p in range(len(b) - 1)]
         for s in range(len(state.borders)):
             self._allocate(state, s, "parts")
-        self._all(sort, [piece for piece in parts if piece not in state.parts])
+        self._run_all(sort, [piece for piece in parts if piece not in state.parts])
         for s, borders in enumerate(state.borders):
-            if len(borders) == 2:  # one part is the whole
+            if len(borders) == 2:  # a single part needs no merge
                 if self._file(s, "parts").exists():
                     os.replace(self._file(s, "parts"), self._file(s, "suffixes"))
                 continue
             self._merge_shard(state, s, lambda piece: finished(state.slices, piece))
 
-    def _all(self, work: Callable[[list[int]], object], pieces: Iterable[list[int]]) -> None:
-        """Pieces in threads; the first error ends the rest."""
+    def _run_all(self, work: Callable[[list[int]], object], pieces: Iterable[list[int]]) -> None:
+        """Runs pieces in threads; the first error cancels the rest."""
         with ThreadPoolExecutor(self.threads) as pool:
             futures = [pool.submit(work, piece) for piece in pieces]
             try:
@@ -120,8 +121,8 @@ class Stage:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
 
-    def _do(self, count: int, piece: Callable[..., None], *arguments: Any) -> None:
-        """Runs a piece here, or where `call` does; it has `count` tokens."""
+    def _run_piece(self, count: int, piece: Callable[..., None], *arguments: Any) -> None:
+        """Runs a piece of `count` tokens in this process or by `call`."""
         if self.call is None:
             piece(*arguments, self.report)
         else:
@@ -132,7 +133,7 @@ class Stage:
         return table_file(self.folder, shard, kind)
 
     def _allocate(self, state: Sorted, shard: int, kind: str) -> None:
-        """Room on the disk for all positions, so that a full disk is noticed before the work."""
+        """Reserves disk space for all positions, so that a full disk is an early error."""
         path, length = self._file(shard, kind), state.borders[shard][-1]
         if self._file(shard, "suffixes").exists():
             return
@@ -141,7 +142,7 @@ class Stage:
                 if length:
                     os.posix_fallocate(file.fileno(), 0, length * pointer_width(length))
         except OSError as error:
-            raise no_room(path, error) from error
+            raise write_error(path, error) from error
 
     def _merge_shard(
         self, state: Sorted, shard: int, finished: Callable[[list[int]], None]
@@ -158,11 +159,12 @@ class Stage:
         def merge(piece: list[int]) -> None:
             low, high = cuts[piece[1]], cuts[piece[1] + 1]
             begin, where = int((low - borders[:-1]).sum()), (self.folder, shard, self.width)
-            self._do(int((high - low).sum()), merge_slice, *where, begin, low, high, limit)
+            count = int((high - low).sum())
+            self._run_piece(count, merge_slice, *where, begin, low, high, limit)
             finished(piece)
 
         pieces = [[shard, i] for i in range(state.slices_each)]
-        self._all(merge, [piece for piece in pieces if piece not in state.slices])
+        self._run_all(merge, [piece for piece in pieces if piece not in state.slices])
         os.replace(self._file(shard, "new"), self._file(shard, "suffixes"))
         self._file(shard, "parts").unlink()
 
@@ -177,14 +179,14 @@ def sort_piece(
     top: int,
     report: Report = lambda stage, count: None,
 ) -> None:
-    """Sorts the suffixes that begin in [start, stop) of a shard into its file of parts."""
+    """Sorts the suffixes of a shard that begin in [start, stop) into its file of parts."""
     text = text_of(folder, shard, width)
     order = sort_part(text, start, stop, overlap, top)
     report("sort", stop - start)
     each = pointer_width(len(text))
     chunks = (
-        pack(order[at : at + AT_ONCE].astype(np.int64) + start, each)
-        for at in range(0, len(order), AT_ONCE)
+        pack(order[at : at + POSITIONS_PER_WRITE].astype(np.int64) + start, each)
+        for at in range(0, len(order), POSITIONS_PER_WRITE)
     )
     write_at(table_file(folder, shard, "parts"), start * each, chunks)
 
@@ -199,14 +201,14 @@ def merge_slice(
     limit: int,
     report: Report = lambda stage, count: None,
 ) -> None:
-    """Merges ranks [low, high) of a shard's parts and writes them from rank `begin` on."""
+    """Merges ranks [low, high) of a shard's parts; writes the result from rank `begin`."""
     text = text_of(folder, shard, width)
     table = np.asarray(np.memmap(table_file(folder, shard, "parts"), np.uint8, "r"))
     each = pointer_width(len(text))
 
     def chunks() -> Iterable[np.ndarray]:
         merge = merging.begin(low, high)
-        out = np.empty(AT_ONCE * each, np.uint8)
+        out = np.empty(POSITIONS_PER_WRITE * each, np.uint8)
         while count := merging.advance(text, table, each, merge, limit, out):
             report("merge", count)
             yield out[: count * each]
@@ -215,7 +217,7 @@ def merge_slice(
 
 
 def table_file(folder: Path, shard: int, kind: str) -> Path:
-    """Where a shard's positions are: "suffixes" when finished, "parts" and "new" before."""
+    """The file of a shard's positions: "suffixes" (final), "parts" or "new" (temporary)."""
     name = file_name("suffixes", shard)
     return folder / {"suffixes": name, "parts": f"{name}.parts", "new": f"{name}.new"}[kind]
 
@@ -228,7 +230,7 @@ def text_of(folder: Path, shard: int, width: int) -> np.ndarray:
 
 
 def warm_up(width: int) -> None:
-    """Compiles what sorts and merges tokens of that width, or loads it from the cache."""
+    """Compiles the kernels for tokens of this width, or loads them from the cache."""
     text = np.array([1, 2, 1, 2, 1, 3, 1], TYPES[width])
     for stop in (3, 7):
         order = sort_part(text, 0, stop, 7, 3)
@@ -240,7 +242,7 @@ def warm_up(width: int) -> None:
 
 
 def write_at(path: Path, offset: int, chunks: Iterable[np.ndarray]) -> None:
-    """Writes one after another into the middle of a file, through to the disk."""
+    """Writes the chunks to a file from `offset`, and syncs it."""
     try:
         with path.open("r+b") as file:
             file.seek(offset)
@@ -249,4 +251,4 @@ def write_at(path: Path, offset: int, chunks: Iterable[np.ndarray]) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise no_room(path, error) from error
+        raise write_error(path, error) from error

@@ -1,11 +1,11 @@
-"""Fences: the first tokens of every `step`-th sorted suffix, so that a search begins near its end.
+"""Sparse index of a suffix array: the first tokens ("fence") of every `step`-th sorted suffix.
 
-A binary search reads a position and then the text there, in two places of the disk, at each of its
-steps. Fences lie side by side in the order of ranks: a search among them leaves `step` ranks on
-either edge, and only these are looked up. A fence is 64 bits, as many tokens as go into them, the
-first one highest; zeros stand behind the text's end.
+Each step of a binary search in the suffix array reads two places on disk: a position and the text
+there. Fences are contiguous in rank order. A search among them leaves at most `step` ranks at
+either end of the interval to look up. A fence has 64 bits: the first tokens of the suffix, the
+first one highest, with zeros after the text's end.
 
-Law: with fences or without them, all intervals are the same (tests).
+Law: intervals are the same with and without fences (tests).
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from forerun.ngrams.index.build.suffix_array import Shard, pointer
 from forerun.utils.jit import bare
 
 STEP = 16  # ranks between fences: half a byte per token
-AT_ONCE = 1 << 20  # fences per piece
-NONE = np.empty(0, np.uint64)
+FENCES_PER_PIECE = 1 << 20
+NO_FENCES = np.empty(0, np.uint64)
 
 
 def make_fences(text: np.ndarray, table: np.ndarray, width: int, step: int = STEP) -> np.ndarray:
     """The fences of a sorted text, uint64 [ceil(n / step)]; for `table`, `width` see `Shard`."""
-    return np.concatenate([NONE, *fence_pieces(text, table, width, step)])
+    return np.concatenate([NO_FENCES, *fence_pieces(text, table, width, step)])
 
 
 def fence_pieces(
     text: np.ndarray, table: np.ndarray, width: int, step: int = STEP
 ) -> Iterator[np.ndarray]:
-    """The same in pieces, for what does not fit into memory."""
+    """The fences in pieces of bounded memory."""
     count = -(-len(text) // step)
-    for first in range(0, count, AT_ONCE):
-        out = np.empty(min(AT_ONCE, count - first), np.uint64)
+    for first in range(0, count, FENCES_PER_PIECE):
+        out = np.empty(min(FENCES_PER_PIECE, count - first), np.uint64)
         fill(text, table, width, step, first, out)
         yield out
 
@@ -42,7 +42,7 @@ def fence_pieces(
 def fill(
     text: np.ndarray, table: np.ndarray, width: int, step: int, first: int, out: np.ndarray
 ) -> None:
-    """Writes fences from number `first` on."""
+    """Writes the fences from number `first` to `out`."""
     bits = 8 * text.itemsize
     for i in range(len(out)):
         at, key = pointer(table, width, (first + i) * step), np.uint64(0)
@@ -55,9 +55,9 @@ def fill(
 
 @bare
 def keys_of(query: np.ndarray, low: int, high: int, bits: int) -> tuple[np.uint64, np.uint64, int]:
-    """The least and the largest fence that begin with query[low:high], and the tokens they hold.
+    """The smallest and largest fence that begin with query[low:high], and their token count.
 
-    Tokens at the end that are 0 are left out: in a fence they look like the text's end.
+    Trailing tokens 0 are left out: in a fence they equal the text's end.
     """
     size = min(high - low, 64 // bits)
     for k in range(size):
@@ -77,7 +77,7 @@ def keys_of(query: np.ndarray, low: int, high: int, bits: int) -> tuple[np.uint6
 
 @bare
 def first_fence(fences: np.ndarray, key: np.uint64, is_above: bool, start: int, end: int) -> int:
-    """The first in [start, end) that is at least `key`, or with `is_above` more; `end` if none."""
+    """The first fence in [start, end) >= `key`, or > `key` with `is_above`; `end` if none."""
     while start < end:
         middle = (start + end) // 2
         if fences[middle] < key or (is_above and fences[middle] == key):
@@ -91,8 +91,8 @@ def first_fence(fences: np.ndarray, key: np.uint64, is_above: bool, start: int, 
 def narrow(
     shard: Shard, query: np.ndarray, low: int, high: int, left: int, right: int
 ) -> tuple[int, int, int, int]:
-    """Where the edges of an interval within [left, right) are: the first in [a, b], its end in
-    [c, d]. Of a query that a fence does not hold whole both are in [a, d], and b = d, c = a.
+    """Bounds (a, b, c, d) of a query's interval within [left, right): begin in [a, b], end in
+    [c, d]. For a query longer than a fence, b = d and c = a.
     """
     step = shard.step
     if len(shard.fences) == 0 or right - left <= step:

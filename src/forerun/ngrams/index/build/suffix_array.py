@@ -1,7 +1,7 @@
-"""Suffix arrays of token texts: whole, by parts of bounded memory, packed into few bytes.
+"""Suffix arrays of token texts: whole, in parts of bounded memory, and packed.
 
-Suffixes are ordered token by token, by id; the end of the text is below all ids. The separator of
-an index is the largest value of its token type, so it is above all of them.
+Suffixes are ordered by their token ids; the end of the text sorts below all ids. The separator is
+the largest value of the token type, so it sorts above all ids.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from numba import njit
 from forerun.ngrams.index.build.sais import counter, sort_suffixes
 from forerun.utils.jit import bare
 
-BUCKET_BITS = 20  # at most so many bits of a first token choose its bucket
-MOST_COUNTERS = 1 << 24  # a sorter's counters; a text of rarer ids is numbered anew first
+BUCKET_BITS = 20  # at most 2**BUCKET_BITS buckets of first tokens
+MAX_COUNTERS = 1 << 24  # of the sorter; larger ids are renumbered first
 TYPES: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
 class Shard(NamedTuple):
-    """What queries read: arrays that may lie on disk."""
+    """Arrays of one shard, in memory or mapped from disk."""
 
     text: np.ndarray  # [n] token ids, a separator before every document
     table: np.ndarray  # uint8 [n * width]: positions of the sorted suffixes, little-endian
     width: int  # bytes per position
-    buckets: np.ndarray  # int64 [b + 1]: where suffixes with a first token of each bucket start
+    buckets: np.ndarray  # int64 [b + 1]: first rank per bucket of first tokens
     shift: int  # the bucket of an id is id >> shift, at most b - 1
     fences: np.ndarray  # uint64 [n / step]: first tokens of every step-th suffix; or empty
     step: int
 
 
 def suffix_array(text: np.ndarray, top: int | None = None) -> np.ndarray:
-    """Positions of the sorted suffixes of `text` (unsigned ids), int32 or int64 [n].
+    """Positions of the sorted suffixes of `text` (unsigned ids), int32 or int64 [n]; linear time.
 
-    `top`: the largest id apart from the separator, found if not given. Linear time.
+    top: the largest id except the separator; None: computed.
     """
     out = np.empty(len(text), np.int32 if len(text) < 1 << 31 else np.int64)
     top = largest_id(text) if top is None else top
-    if top + 2 > max(MOST_COUNTERS, 4 * len(text)):
+    if top + 2 > max(MAX_COUNTERS, 4 * len(text)):
         _, text = np.unique(text, return_inverse=True)
         text, top = text.astype(np.uint32), int(text.max(initial=0))
     sort_suffixes(text, out, top + 2)
@@ -46,30 +46,30 @@ def suffix_array(text: np.ndarray, top: int | None = None) -> np.ndarray:
 
 
 def largest_id(text: np.ndarray) -> int:
-    """The largest id that is no separator; 0 if there is none."""
+    """The largest id except the separator; 0 if there is none."""
     ids = text[text != separator(text.dtype)]
     return int(ids.max(initial=0))
 
 
 def separator(dtype: type[np.unsignedinteger[Any]] | np.dtype[Any]) -> int:
-    """The value that stands before every document: all bits are one."""
+    """The value before every document: the largest of the token type."""
     return int(np.iinfo(dtype).max)
 
 
 def sort_part(text: np.ndarray, start: int, stop: int, overlap: int, top: int) -> np.ndarray:
     """Sorted suffixes that begin in [start, stop), compared up to `overlap` tokens past `stop`."""
-    part = np.array(text[start : min(len(text), stop + overlap)])  # in memory: read at random
+    part = np.array(text[start : min(len(text), stop + overlap)])  # a copy: sorting reads randomly
     order = suffix_array(part, top)
     return order if len(order) == stop - start else order[order < stop - start]
 
 
 def part_bytes(width: int) -> int:
-    """Memory per token that sorting takes: result, text, and names and counters of a recursion."""
+    """Bytes per token while sorting: result, text, and names and counters of the recursion."""
     return 4 + width + 5
 
 
 def pointer_width(length: int) -> int:
-    """Bytes that hold every position of a text of that length."""
+    """Bytes per position in a text of this length."""
     return max(1, (max(0, length - 1).bit_length() + 7) // 8)
 
 
@@ -89,7 +89,7 @@ def unpack(table: np.ndarray, width: int) -> np.ndarray:
 
 @bare
 def pointer(table: np.ndarray, width: int, rank: int) -> int:
-    """The position that stands at a rank."""
+    """The position at a rank."""
     at = rank * width
     found = 0
     for k in range(width - 1, -1, -1):
@@ -99,16 +99,16 @@ def pointer(table: np.ndarray, width: int, rank: int) -> int:
 
 @njit(cache=True, nogil=True)
 def count_firsts(text: np.ndarray, shift: int, counts: np.ndarray) -> None:
-    """Adds how many tokens fall into each bucket [b]."""
+    """Adds the number of tokens per bucket [b]."""
     last = len(counts) - 1
     for i in range(len(text)):
         counts[counter(text[i] >> shift, last)] += 1
 
 
 def find_buckets(text: np.ndarray, top: int) -> tuple[np.ndarray, int]:
-    """Where the sorted suffixes of each bucket of first tokens start [b + 1], and the shift.
+    """The first rank per bucket of first tokens [b + 1], and the shift.
 
-    The last bucket is the separator's.
+    The last bucket is for the separator.
     """
     shift = max(0, int(top).bit_length() - BUCKET_BITS)
     counts = np.zeros((top >> shift) + 2, np.int64)

@@ -1,7 +1,7 @@
-"""First stage of a build: documents become token files, in a pool of processes, resumably.
+"""First stage of a build: documents to token files, in a process pool, resumable.
 
-Document i goes to shard i mod S. Every few seconds all files are written through and the state
-records their sizes; a build that goes on cuts the files to these sizes and skips what they hold.
+Document i goes to shard i mod S. Every few seconds the files are synced and the state records their
+sizes. A continued build truncates the files to these sizes and skips the documents in them.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ import numpy as np
 
 from forerun.errors import DataError
 from forerun.ngrams.index.build import encoders
-from forerun.ngrams.index.build.documents import Bad, Document, Reading, Record, read
-from forerun.ngrams.index.build.manifest import file_name, no_room
+from forerun.ngrams.index.build.documents import BadRecord, Document, Reading, Record, read
+from forerun.ngrams.index.build.manifest import file_name, write_error
 from forerun.ngrams.index.build.suffix_array import TYPES, separator
 from forerun.utils.signals import ignored_by_children
 
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 1024, 1 << 20
-EVERY = 5.0  # seconds between states
-EXAMPLES = 10  # unreadable records that are named
+SAVE_SECONDS = 5.0  # between two states
+MAX_EXAMPLES = 10  # unreadable records listed in the manifest
 STREAMS = ("tokens", "documents", "metadata", "lines")
 
 
 @dataclass
 class Tokenised:
-    """How far the stage is: all that is needed to go on."""
+    """Progress of the stage, sufficient to continue it."""
 
-    records: int = 0  # read, unreadable ones counted
+    records: int = 0  # records read, including unreadable ones
     documents: int = 0
-    sizes: list[dict[str, int]] = field(default_factory=list)  # bytes of each shard's files
-    tops: list[int] = field(default_factory=list)  # largest id of each shard
+    sizes: list[dict[str, int]] = field(default_factory=list)  # bytes per file, per shard
+    tops: list[int] = field(default_factory=list)  # largest id per shard
     skipped: int = 0
     examples: list[str] = field(default_factory=list)
     bytes_read: int = 0
@@ -56,7 +56,7 @@ class Tokenised:
 
 
 class Writer:
-    """The files of one shard, appended to."""
+    """Appends documents to the files of one shard."""
 
     def __init__(self, folder: Path, shard: int, sizes: dict[str, int], width: int) -> None:
         dtype = np.dtype(TYPES[width])
@@ -71,7 +71,7 @@ class Writer:
         self.line = self.files["metadata"].tell()
 
     def add(self, ids: np.ndarray, metadata: dict[str, Any]) -> None:
-        """One document: a separator and its ids, where it stands, what is known of it."""
+        """Appends one document: separator, ids, position and metadata."""
         line = json.dumps(metadata, ensure_ascii=False, default=str).encode() + b"\n"
         self.files["documents"].write(np.int64(self.at).tobytes())
         self.files["lines"].write(np.int64(self.line).tobytes())
@@ -81,7 +81,7 @@ class Writer:
         self.at, self.line = self.at + 1 + len(ids), self.line + len(line)
 
     def sync(self) -> dict[str, int]:
-        """Puts everything on the disk; the sizes that are there."""
+        """Syncs all files; returns their sizes."""
         for file in self.files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -89,20 +89,20 @@ class Writer:
 
     def close(self) -> None:
         for file in self.files.values():
-            with contextlib.suppress(OSError):  # a full disk has been reported before
+            with contextlib.suppress(OSError):  # a full disk was already reported
                 file.close()
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Tokenises `sources` into `folder`; `save` keeps the state, `report` hears of progress."""
+    """Tokenizes `sources` into `folder`. `save` stores the state, `report` receives progress."""
 
     sources: list[Path]
     reading: Reading
     spec: encoders.Spec
     folder: Path
     width: int
-    encoder: encoders.Encoder  # what `spec` says
+    encoder: encoders.Encoder  # of `spec`
     on_error: str  # "fail" or "skip"
     workers: int
     save: Callable[[Tokenised], None]
@@ -110,14 +110,14 @@ class Stage:
     call: Callable[..., Any] | None = None  # runs function(*arguments) in another process
 
     def run(self, state: Tokenised) -> None:
-        """Goes on from `state` to the end. Raises DataError, CapacityError."""
+        """Completes the stage from `state`. Raises DataError, CapacityError."""
         writers: list[Writer] = []
         try:
             for shard, sizes in enumerate(state.sizes):
                 writers.append(Writer(self.folder, shard, sizes, self.width))
             self._fill(state, writers)
         except OSError as error:
-            raise no_room(error.filename or self.folder, error) from error
+            raise write_error(error.filename or self.folder, error) from error
         finally:
             for writer in writers:
                 writer.close()
@@ -132,27 +132,27 @@ class Stage:
             self._add(state, writers, batch, encoded)
             state.bytes_read = at
             self.report(at)
-            if time.monotonic() - saved >= EVERY:
-                self._keep(state, writers)
+            if time.monotonic() - saved >= SAVE_SECONDS:
+                self._save_state(state, writers)
                 saved = time.monotonic()
         state.is_done = True
-        self._keep(state, writers)
+        self._save_state(state, writers)
 
-    def _keep(self, state: Tokenised, writers: list[Writer]) -> None:
+    def _save_state(self, state: Tokenised, writers: list[Writer]) -> None:
         state.sizes = [writer.sync() for writer in writers]
         self.save(state)
 
     def _encoded(
         self, batches: Iterator[tuple[list[Record], int]]
     ) -> Iterator[tuple[list[Record], int, list[np.ndarray]]]:
-        """Every batch with the ids of its documents, in order, a few batches ahead."""
+        """Batches with the ids of their documents, in order, with a few batches in flight."""
         if self.reading.is_ids or (self.workers <= 1 and self.call is None):
             for batch, at in batches:
                 yield batch, at, self.encoder.encode_arrays(texts_of(batch))
             return
         with contextlib.ExitStack() as stack:
             pool = stack.enter_context(self._pool())
-            stack.callback(pool.shutdown, cancel_futures=True)  # if this ends early
+            stack.callback(pool.shutdown, cancel_futures=True)
             waiting: deque[tuple[list[Record], int, Future[list[np.ndarray]]]] = deque()
             for batch, at in batches:
                 waiting.append((batch, at, self._submit(pool, texts_of(batch))))
@@ -162,7 +162,7 @@ class Stage:
                 yield _result(*waiting.popleft())
 
     def _pool(self) -> Executor:
-        """Processes that each hold the tokenizer; or threads that wait for `call`."""
+        """A pool of tokenizer processes, or of threads that wait for `call`."""
         if self.call is not None:
             return ThreadPoolExecutor(self.workers)
         return ProcessPoolExecutor(self.workers, get_context("spawn"), initializer=_start)
@@ -171,7 +171,7 @@ class Stage:
         job = (self.spec, self.encoder.fingerprint, texts)
         if self.call is not None:
             return pool.submit(self.call, encode, *job)
-        with ignored_by_children():  # the pool starts its processes at the first tasks
+        with ignored_by_children():  # the first tasks start the processes
             return pool.submit(encode, *job)
 
     def _add(
@@ -184,7 +184,7 @@ class Stage:
         ids = iter(encoded)
         for record in batch:
             state.records += 1
-            if isinstance(record, Bad):
+            if isinstance(record, BadRecord):
                 self._skip(state, record)
                 continue
             given = next(ids) if record.ids is None else record.ids
@@ -195,19 +195,21 @@ class Stage:
             state.tops[shard] = max(state.tops[shard], top)
             state.documents += 1
 
-    def _skip(self, state: Tokenised, bad: Bad) -> None:
+    def _skip(self, state: Tokenised, bad: BadRecord) -> None:
         if self.on_error == "fail":
             raise DataError(
-                f"{bad.where}: {bad.reason}; mend it, or go on without such records with "
+                f"{bad.where}: {bad.reason}; repair the record, or skip such records with "
                 "--on-error skip"
             )
         state.skipped += 1
-        if len(state.examples) < EXAMPLES:
+        if len(state.examples) < MAX_EXAMPLES:
             state.examples.append(f"{bad.where}: {bad.reason}")
 
     def _checked(self, given: Many[int] | np.ndarray, record: Document) -> tuple[np.ndarray, int]:
-        """Ids as they are stored, and the largest; the end id becomes a separator, or goes at the
-        borders. Raises DataError for an id that is none or does not fit."""
+        """Stored ids and the largest id. eos becomes a separator; at either end it is removed.
+
+        Raises DataError for an id out of range.
+        """
         dtype = TYPES[self.width]
         end, eos = separator(dtype), self.encoder.eos
         wide = np.asarray(given)
@@ -232,7 +234,7 @@ class Stage:
 
 
 def in_batches(records: Iterator[Record]) -> Iterator[list[Record]]:
-    """Records in groups worth a trip to another process."""
+    """Records in batches for the process pool."""
     batch: list[Record] = []
     characters = 0
     for record in records:
@@ -246,23 +248,23 @@ def in_batches(records: Iterator[Record]) -> Iterator[list[Record]]:
 
 
 def texts_of(batch: list[Record]) -> list[str]:
-    """Texts of the documents that bring no ids."""
+    """Texts of the documents without ids."""
     return [r.text for r in batch if isinstance(r, Document) and r.ids is None]
 
 
-_loaded: dict[Any, encoders.Encoder] = {}  # the one that this process has used last
+_loaded: dict[Any, encoders.Encoder] = {}  # the last encoder of this process
 
 
 def encode(spec: encoders.Spec, fingerprint: str, texts: list[str]) -> list[np.ndarray]:
-    """Ids of texts, in another process, maybe on another machine. Raises DataError there."""
+    """Ids of texts; runs in a worker process, possibly on another machine. Raises DataError."""
     key = (spec, fingerprint)
     if key not in _loaded:
         _loaded.clear()
         encoder = encoders.load(spec)
         if encoder.fingerprint != fingerprint:
             raise DataError(
-                f"tokenizer {spec!r} has another vocabulary on {platform.node()} than where the "
-                "build was started; make them the same"
+                f"tokenizer {spec!r} has another vocabulary on {platform.node()} than on the "
+                "machine that started the build; install the same tokenizer on both"
             )
         _loaded[key] = encoder
     return _loaded[key].encode_arrays(texts)
@@ -270,7 +272,7 @@ def encode(spec: encoders.Spec, fingerprint: str, texts: list[str]) -> list[np.n
 
 def _start() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread each: the pool is the parallelism
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread per process
 
 
 def _result(

@@ -1,9 +1,9 @@
-"""A short way through byte-level BPE tokenizers: every different word is encoded once.
+"""A word cache for byte-level BPE tokenizers: every distinct word is encoded once.
 
-Such a tokenizer cuts a text into words by a regular expression and encodes each by itself, so ids
-of words that came before are looked up. Admitted is what the short way has been compared on: a
-tokenizer whose ids of a probe of all PLAIN characters are the same both ways, and texts of such
-characters that name none of its special tokens. Whatever else takes the long way.
+Such a tokenizer splits a text into words by a regular expression and encodes each word separately,
+so the ids of known words can be looked up. The cache is used only if it gives the tokenizer's ids
+for a probe text of all PLAIN characters, and only for texts of PLAIN characters without special
+tokens. Other texts go to the tokenizer.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
-# Latin, Greek, Cyrillic, punctuation and signs: their classes are older than all tokenizers
+# Latin, Greek, Cyrillic, punctuation and signs: equal classes in all current Unicode versions
 PLAIN = (
     r"\t\n\r\x20-\x7e\xa0-\u024f\u0391-\u03a1\u03a3-\u03c9\u0400-\u0481\u2010-\u2027\u20ac"
     r"\u2100-\u27bf"
 )
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # ByteLevel's
-MOST_WORDS, LONGEST = 1 << 17, 64  # words that are kept; characters of one
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # ByteLevel
+MAX_CACHED_WORDS, MAX_WORD_CHARACTERS = 1 << 17, 64
 
 
-class Words(dict[str, bytes]):
-    """int32 ids of words as bytes, encoded when first asked for."""
+class WordIds(dict[str, bytes]):
+    """Cache from words to their int32 ids as bytes; a missing word is encoded."""
 
     def __init__(self, tokenizer: Any) -> None:
         from tokenizers import pre_tokenizers
@@ -35,58 +35,60 @@ class Words(dict[str, bytes]):
     def __missing__(self, word: str) -> bytes:
         letters = self.letters.pre_tokenize_str(word)[0][0]
         ids = np.array([token.id for token in self.model.tokenize(letters)], np.int32).tobytes()
-        if len(word) <= LONGEST:
-            if len(self) >= MOST_WORDS:
+        if len(word) <= MAX_WORD_CHARACTERS:
+            if len(self) >= MAX_CACHED_WORDS:
                 self.clear()
             self[word] = ids
         return ids
 
 
-class ShortWay:
-    """`encode` gives the ids of a text, or None where only the long way is sure."""
+class WordCacheEncoder:
+    """Encodes texts word by word with a cache."""
 
-    def __init__(self, words: Words, split: Any, foreign: Any) -> None:
-        self.words, self.split, self.foreign = words, split, foreign
+    def __init__(self, words: WordIds, split: Any, find_unsupported: Any) -> None:
+        self.words, self.split, self.find_unsupported = words, split, find_unsupported
 
     def encode(self, text: str) -> np.ndarray | None:
-        """int32 [n]."""
-        if self.foreign(text):
+        """int32 [n], or None if the tokenizer must encode the text."""
+        if self.find_unsupported(text):
             return None
         found = self.split(text)
-        if len("".join(found)) != len(text):  # something lies between the words
+        if len("".join(found)) != len(text):  # text between the words
             return None
         return np.frombuffer(b"".join(map(self.words.__getitem__, found)), np.int32)
 
 
-def short_way(tokenizer: Any) -> ShortWay | None:
-    """The short way of a `tokenizers.Tokenizer`; None if there is none."""
+def word_cache_encoder(tokenizer: Any) -> WordCacheEncoder | None:
+    """The cached encoder of a `tokenizers.Tokenizer`, or None if it is not supported."""
     try:
         import regex
     except ImportError:
         return None
-    told = json.loads(tokenizer.to_str())
-    pattern = word_pattern(told)
+    config = json.loads(tokenizer.to_str())
+    pattern = word_pattern(config)
     if pattern is None:
         return None
-    special = [regex.escape(token["content"]) for token in told["added_tokens"]]
-    foreign = regex.compile("|".join([f"[^{PLAIN}]", *special])).search
+    special = [regex.escape(token["content"]) for token in config["added_tokens"]]
+    find_unsupported = regex.compile("|".join([f"[^{PLAIN}]", *special])).search
     try:
-        way = ShortWay(Words(tokenizer), regex.compile(pattern).findall, foreign)
+        split = regex.compile(pattern).findall
     except regex.error:
         return None
+    encoder = WordCacheEncoder(WordIds(tokenizer), split, find_unsupported)
     text = probe()
-    found = way.encode(text)
+    found = encoder.encode(text)
     if found is None or found.tolist() != tokenizer.encode(text, add_special_tokens=False).ids:
         return None
-    return way
+    return encoder
 
 
-def word_pattern(told: dict[str, Any]) -> str | None:
-    """The expression that cuts words, if all else of a tokenizer.json works word by word."""
-    told_steps = told["pre_tokenizer"] or {}
-    steps = told_steps.get("pretokenizers") or [told_steps]
+def word_pattern(config: dict[str, Any]) -> str | None:
+    """The word-splitting expression of a tokenizer.json, or None if words are not independent."""
+    pre_tokenizer = config["pre_tokenizer"] or {}
+    steps = pre_tokenizer.get("pretokenizers") or [pre_tokenizer]
     plain = {"type": "ByteLevel", "add_prefix_space": False}
-    if told["normalizer"] or told["model"]["type"] != "BPE" or told["model"].get("dropout"):
+    model = config["model"]
+    if config["normalizer"] or model["type"] != "BPE" or model.get("dropout"):
         return None
     if any(steps[-1].get(key) != value for key, value in plain.items()):
         return None
@@ -104,7 +106,7 @@ def word_pattern(told: dict[str, Any]) -> str | None:
 
 
 def probe() -> str:
-    """Every PLAIN character beside letters, digits, spaces, signs and itself."""
+    """A text with every PLAIN character next to letters, digits, spaces, signs and itself."""
     import regex
 
     characters = regex.findall(f"[{PLAIN}]", "".join(map(chr, range(0x2800))))

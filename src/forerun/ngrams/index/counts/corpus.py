@@ -1,8 +1,8 @@
-"""Text files as documents of token ids, and tri-gram counts of them in a file.
+"""Reads text files as documents of token ids; saves and loads tri-gram counts.
 
-A file is one document; a file that ends in .jsonl holds one per line, in the field "text". Either
-may be gzip-compressed (.gz). Long documents come in pieces that end at line breaks, so that memory
-stays bounded: the few n-grams across such a border are not counted.
+A file is one document; a .jsonl file has one document per line, in the field "text". Both may be
+gzip-compressed (.gz). Long documents are split at line breaks to bound memory; n-grams across a
+split are not counted.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from forerun.utils.files import check_text, parsed
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
 
-PIECE = 1 << 16  # characters, about
+PIECE_CHARACTERS = 1 << 16  # approximate size of a piece
 KIND = "tri-gram counts"
 
 
 def tokenised(paths: Many[str | Path], tokenizer: Tokenizer | None) -> Iterator[np.ndarray]:
-    """Token ids, int32, of every document or piece of one that is not blank.
+    """Token ids, int32, of every document or piece that is not blank.
 
     Raises ConfigError without a tokenizer, DataError for a file that cannot be read.
     """
     if tokenizer is None:
         raise ConfigError(
-            "a corpus of text needs the target's tokenizer, got none; pass tokenizer=Tokenizer.load"
-            "(model), or let forerun.load make the drafter"
+            "a corpus of text needs the target's tokenizer, got none; pass "
+            "tokenizer=Tokenizer.load(model), or create the drafter by forerun.load"
         )
     encode = _encoder(tokenizer)
     for path in paths:
@@ -47,7 +47,7 @@ def tokenised(paths: Many[str | Path], tokenizer: Tokenizer | None) -> Iterator[
 
 
 def documents(path: Path) -> Iterator[str]:
-    """The documents of a file, long ones in pieces. Raises DataError with the line at fault."""
+    """The documents of a file, long ones in pieces. Raises DataError with the line number."""
     if path.suffixes[-2:-1] == [".jsonl"] or path.suffix == ".jsonl":
         for number, line in enumerate(lines(path), 1):
             if line.strip():
@@ -57,7 +57,7 @@ def documents(path: Path) -> Iterator[str]:
 
 
 def lines(path: Path) -> Iterator[str]:
-    """Lines of a UTF-8 file, line ends kept. Raises DataError."""
+    """The lines of a UTF-8 file, with line ends. Raises DataError."""
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -68,27 +68,27 @@ def lines(path: Path) -> Iterator[str]:
             f"{path}, line {number}, is not UTF-8: byte 0x{error.object[error.start]:02x} at "
             f"position {error.start}; convert the file, as with iconv -f latin1 -t utf-8"
         ) from None
-    except (OSError, EOFError, ValueError) as error:  # ValueError: no name at all
+    except (OSError, EOFError, ValueError) as error:  # ValueError: an invalid file name
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"the corpus file {path} cannot be read: {reason}; check it") from None
 
 
 def pieces(texts: Iterator[str] | Many[str]) -> Iterator[str]:
-    """The same text in pieces of PIECE characters or a little more; none is empty."""
-    held: list[str] = []
+    """The text in non-empty pieces of at least PIECE_CHARACTERS, except the last."""
+    pending: list[str] = []
     size = 0
     for text in texts:
-        held.append(text)
+        pending.append(text)
         size += len(text)
-        if size >= PIECE:
-            yield "".join(held)
-            held, size = [], 0
+        if size >= PIECE_CHARACTERS:
+            yield "".join(pending)
+            pending, size = [], 0
     if size:
-        yield "".join(held)
+        yield "".join(pending)
 
 
 def save(path: Path, matrix: TrigramMatrix, tokenizer: Tokenizer | None) -> None:
-    """Writes the counts of a corpus, whole or not at all."""
+    """Writes the counts of a corpus atomically."""
     settings = {"entries": matrix.entries}
     counts = {"tokens": matrix.learned, "evicted": matrix.dropped, "rows": len(matrix)}
     snapshot = Snapshot(KIND, matrix.rows()._asdict(), settings, counts)
@@ -98,20 +98,20 @@ def save(path: Path, matrix: TrigramMatrix, tokenizer: Tokenizer | None) -> None
 def load(
     path: Path, tokenizer: Tokenizer | None, *, entries: int = 12, budget: int = 1 << 30
 ) -> TrigramMatrix:
-    """Reads what `save` wrote. Raises DataError if it is damaged or of another vocabulary."""
+    """Loads a file of `save`. Raises DataError if it is damaged or has another vocabulary."""
     snapshot, origin = array_file.read(path, KIND)
     ours = fingerprint(tokenizer)
     if ours and origin.tokenizer and ours != origin.tokenizer:
         raise DataError(
             f"{path} was counted with another tokenizer (fingerprint {origin.tokenizer[:12]}, the "
-            f"target's is {ours[:12]}); count the corpus anew with the target's"
+            f"target's is {ours[:12]}); count the corpus again with the target's tokenizer"
         )
     snapshot.check({"entries": entries})
     rows = check(snapshot.arrays, entries)
     matrix = TrigramMatrix(entries=entries, budget=budget)
-    if len(rows.keys) > matrix.most_rows:
+    if len(rows.keys) > matrix.max_rows:
         raise ConfigError(
-            f"{path} holds {len(rows.keys)} pairs, the budget has room for {matrix.most_rows}; "
+            f"{path} has {len(rows.keys)} pairs, more than the budget of {matrix.max_rows}; "
             "raise corpus_mb"
         )
     matrix.absorb(rows)
@@ -120,7 +120,7 @@ def load(
 
 
 def fingerprint(tokenizer: Tokenizer | None) -> str:
-    """A text that two tokenizers share only if their tokens have the same ids; "" for none."""
+    """A hash of the vocabulary, equal only for the same tokens at the same ids; "" without one."""
     if tokenizer is None:
         return ""
     vocabulary = sorted(tokenizer.vocabulary().items())
@@ -136,14 +136,14 @@ def _text_of(path: Path, number: int, line: str) -> str:
     if not isinstance(record, dict) or not isinstance(record.get("text"), str):
         raise DataError(
             f'{path}, line {number}: expected a JSON object with "text", got {line[:40]!r}{why}; '
-            "give plain text another file name than .jsonl"
+            "rename the file if it is plain text"
         )
     check_text(f"{path}, line {number},", record["text"])
     return record["text"]
 
 
 def _encoder(tokenizer: Tokenizer) -> Any:
-    """Text to ids, without special tokens and without a warning that it exceeds the context."""
+    """A function from text to ids, without special tokens and without length warnings."""
     backend = getattr(tokenizer.inner, "backend_tokenizer", None)
     if backend is None:
         return lambda text: tokenizer.encode(text, special=False)

@@ -1,10 +1,9 @@
-"""Exact counts of all n-grams of a text up to some order: a trie in three flat arrays.
+"""Exact n-gram counts of a text up to a given order, as a trie in three flat arrays.
 
-Row 0 is the root; below it every distinct n-gram has a row, level by level, each level in the order
-of its parents and then of its last token, so that the successors of a context are neighbours.
-`first` exists for rows that may have successors, hence not for the longest n-grams. From the counts
-follow P_n(x | c) = (C_n(c, x) + k) / (N_n(c) + k V), with c the last n - 1 tokens, and the linear
-mixture of P_1 .. P_N over the orders whose context was seen. 12 to 28 bytes a distinct n-gram.
+Row 0 is the root. Every distinct n-gram has a row, level by level. A level is sorted by parent and
+then by last token, so the successors of a context are contiguous. `first` has no entries for the
+longest n-grams. P_n(x | c) = (C_n(c, x) + k) / (N_n(c) + k V), with c the last n - 1 tokens. The
+mixture is linear in P_1 .. P_N over the orders with a seen context. 12 to 28 bytes per n-gram.
 """
 
 from __future__ import annotations
@@ -30,31 +29,31 @@ if TYPE_CHECKING:
 KIND = "n-gram model"
 WEIGHTS = (0.1, 0.3, 0.6)  # of orders 1, 2, 3, as published for style
 SMOOTHING = 1e-3
-MOST_ORDERS = 16
+MAX_ORDER = 16
 
 
 class Row(NamedTuple):
-    """What followed a context."""
+    """The successors of a context."""
 
     ids: np.ndarray  # int32 [m], ascending
     counts: np.ndarray  # int64 [m]
 
     @property
     def total(self) -> int:
-        """N(c)."""
+        """N(c), the sum of the counts."""
         return int(self.counts.sum())
 
 
 @dataclass(frozen=True, eq=False)
 class NgramModel:
-    """Made by `count`, `of_files` or `load`; nothing changes it."""
+    """Immutable n-gram counts, made by `count`, `of_files` or `load`."""
 
-    tokens: np.ndarray  # int32 [R], the last token of each row's n-gram; -1 for the root
-    counts: np.ndarray  # int64 [R], how often it occurs; of the root: all tokens
+    tokens: np.ndarray  # int32 [R], last token per row; -1 for the root
+    counts: np.ndarray  # int64 [R], occurrences per row; of the root: all tokens
     first: np.ndarray  # int64 [inner + 1], the children of row r are first[r] to first[r + 1]
     order: int
     vocab_size: int
-    tokenizer: str = ""  # fingerprint of the one that made the ids; "" is unknown
+    tokenizer: str = ""  # fingerprint of the tokenizer; "" is unknown
 
     @classmethod
     def count(
@@ -65,9 +64,9 @@ class NgramModel:
         order: int = 3,
         tokenizer: str = "",
     ) -> NgramModel:
-        """Counts documents of token ids; no n-gram crosses a border. Raises DataError if empty."""
-        if not 1 <= order <= MOST_ORDERS:
-            raise ConfigError(f"order must be in 1..{MOST_ORDERS}, got {order}; 3 is usual")
+        """Counts n-grams within documents of token ids. Raises DataError if there are none."""
+        if not 1 <= order <= MAX_ORDER:
+            raise ConfigError(f"order={order} is out of range; use 1..{MAX_ORDER}, usually 3")
         kept = [np.asarray(d, dtype=np.int64) for d in documents if len(d)]
         if not kept:
             raise DataError(
@@ -77,20 +76,20 @@ class NgramModel:
         text = np.concatenate(kept)
         if not 0 <= text.min() <= text.max() < vocab_size:
             raise DataError(
-                f"the corpus holds token {int(text.max())}, but the ids of this model end at "
-                f"{vocab_size - 1}; tokenise it with the model's own tokenizer"
+                f"the corpus has token id {int(text.max())}, the model's largest id is "
+                f"{vocab_size - 1}; tokenize the corpus with the model's tokenizer"
             )
-        room = np.concatenate([np.arange(len(d), 0, -1) for d in kept])
-        tokens, counts, first = _trie(text, room, vocab_size, order)
+        left = np.concatenate([np.arange(len(d), 0, -1) for d in kept])
+        tokens, counts, first = _trie(text, left, vocab_size, order)
         return cls(tokens, counts, first, order, vocab_size, tokenizer)
 
     @classmethod
     def of_files(
         cls, paths: Many[str | Path], tokenizer: Tokenizer | None, *, order: int = 3
     ) -> NgramModel:
-        """Counts of text files (`corpora.documents`), or the model in one file of `save`.
+        """Counts text files (`corpus.documents`), or loads one file of `save`.
 
-        Raises ConfigError without a tokenizer, DataError for a file that cannot be used.
+        Raises ConfigError without a tokenizer, DataError for an unreadable file.
         """
         if len(paths) == 1 and is_saved(Path(paths[0])):
             return cls.load(Path(paths[0]), tokenizer)
@@ -100,7 +99,7 @@ class NgramModel:
         return cls.count(documents, vocab_size=size, order=order, tokenizer=code)
 
     def save(self, path: Path | str) -> None:
-        """Writes all counts to one file, whole or not at all."""
+        """Writes all counts to one file atomically."""
         arrays = {"tokens": self.tokens, "counts": self.counts, "first": self.first}
         settings = {"order": self.order, "vocab_size": self.vocab_size}
         counts = {"tokens": self.num_tokens, "n-grams": len(self)}
@@ -110,25 +109,25 @@ class NgramModel:
 
     @classmethod
     def load(cls, path: Path, tokenizer: Tokenizer | None = None) -> NgramModel:
-        """What `save` wrote. Raises DataError if damaged, or made with another tokenizer."""
+        """Loads a file of `save`. Raises DataError if damaged, or made with another tokenizer."""
         snapshot, origin = array_file.read(path, KIND)
         ours = corpus.fingerprint(tokenizer)
         if ours and origin.tokenizer and ours != origin.tokenizer:
             raise DataError(
                 f"{path} was counted with another tokenizer (fingerprint {origin.tokenizer[:12]}, "
-                f"the target's is {ours[:12]}); count the text anew with the target's"
+                f"the target's is {ours[:12]}); count the text again with the target's tokenizer"
             )
         tokens, counts, first = (snapshot.arrays[n] for n in ("tokens", "counts", "first"))
         order, vocab_size = snapshot.settings["order"], snapshot.settings["vocab_size"]
         return cls(tokens, counts, first, order, vocab_size, origin.tokenizer)
 
     def __len__(self) -> int:
-        """Distinct n-grams of all orders."""
+        """Number of distinct n-grams of all orders."""
         return len(self.tokens) - 1
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the corpus."""
+        """Number of tokens in the corpus."""
         return int(self.counts[0])
 
     @property
@@ -137,7 +136,7 @@ class NgramModel:
 
     @cached_property
     def totals(self) -> np.ndarray:
-        """N(c) of every row that may have successors; int64 [inner]."""
+        """N(c) per row below the highest order; int64 [inner]."""
         sums = np.concatenate([[0], np.cumsum(self.counts)])
         return np.diff(sums[self.first])
 
@@ -147,7 +146,7 @@ class NgramModel:
         return int(self.tokens.max())
 
     def row(self, context: Many[int]) -> Row | None:
-        """What followed exactly this context; None where nothing did, or it is too long."""
+        """The successors of exactly this context; None if there are none or it is too long."""
         at = self._row(context)
         if at < 0 or at >= len(self.totals) or not self.totals[at]:
             return None
@@ -155,13 +154,13 @@ class NgramModel:
         return Row(self.tokens[span], self.counts[span])
 
     def knows(self, ngram: Many[int]) -> bool:
-        """Whether the corpus holds these tokens in a row; at most `order` of them."""
+        """Whether the n-gram of at most `order` tokens occurs in the corpus."""
         return self._row(ngram) >= 0
 
     def probs(self, context: Many[int], *, smoothing: float = SMOOTHING) -> np.ndarray | None:
-        """P_n(. | context), n one more than its length, smoothed over the vocabulary; [V].
+        """P_n(. | context), n = len(context) + 1, smoothed over the vocabulary; [V].
 
-        None where the context has no successor.
+        None if the context has no successors.
         """
         row = self.row(context)
         if row is None:
@@ -179,9 +178,9 @@ class NgramModel:
         weights: Many[float] = WEIGHTS,
         smoothing: float = SMOOTHING,
     ) -> float:
-        """P_mix(token | context): weighted mean of P_n over the orders whose context was seen.
+        """P_mix(token | context): weighted mean of P_n over the orders with a seen context.
 
-        Weights are those of orders 1, 2 ..; 1 / V where no order has an estimate.
+        weights: of orders 1, 2, ... The result is 1 / V if no context was seen.
         """
         parts, mass = 0.0, 0.0
         for length, weight in enumerate(weights[: self.order]):
@@ -197,21 +196,21 @@ class NgramModel:
         return parts / mass if mass else 1.0 / self.vocab_size
 
     def perplexity(self, tokens: Many[int], num_before: int = 0, **options: object) -> float:
-        """exp of the mean of -log P_mix over tokens[num_before:], each after what precedes it."""
+        """exp of the mean of -log P_mix over tokens[num_before:], given the tokens before each."""
         if num_before >= len(tokens):
-            raise DataError("perplexity needs at least one token, got none")
-        places = range(num_before, len(tokens))
+            raise DataError("perplexity needs at least one token, got none; use a longer text")
+        positions = range(num_before, len(tokens))
         reach = self.order - 1
         probs = [
             self.mixture(tokens[max(0, i - reach) : i], tokens[i], **options)  # type: ignore[arg-type]
-            for i in places
+            for i in positions
         ]
         return float(np.exp(-np.mean(np.log(probs))))
 
     def shares(self, text: Many[int], candidates: np.ndarray, weights: Many[float]) -> np.ndarray:
         """sum_m weights[m - 1] C(last m tokens, v) / N(last m tokens) of candidates v; float64 [n].
 
-        A context that was not seen contributes nothing; nothing is smoothed.
+        Without smoothing; an unseen context contributes 0.
         """
         known = np.asarray(weights[: self.order - 1], dtype=np.float64)
         last = np.asarray(text[max(0, len(text) - len(known)) :], dtype=np.int64)
@@ -223,23 +222,23 @@ class NgramModel:
 
 
 def is_saved(path: Path) -> bool:
-    """Whether a file begins as those of `NgramModel.save` do; no text file does.
+    """Whether a file begins like a file of `NgramModel.save`; text files do not.
 
-    A pipe is not looked into: what was read would be gone.
+    A pipe is not read, because its content could not be read again.
     """
     try:
         if not path.is_file():
             return False
         with path.open("rb") as file:
             head = file.read(9)
-    except OSError:  # whoever reads it as text says why
+    except OSError:  # reading it as text raises the error
         return False
     return len(head) == 9 and head[8:] == b"{" and b"\0" in head[:8]
 
 
 @njit(cache=True, nogil=True)
 def child_of(tokens: np.ndarray, first: np.ndarray, row: int, token: int) -> int:
-    """The row of one more token after a row; -1 if there is none."""
+    """The row of a row's successor `token`; -1 if there is none."""
     if row >= len(first) - 1:
         return -1
     low, stop = first[row], first[row + 1]
@@ -255,7 +254,7 @@ def child_of(tokens: np.ndarray, first: np.ndarray, row: int, token: int) -> int
 
 @njit(cache=True, nogil=True)
 def descend(tokens: np.ndarray, first: np.ndarray, context: np.ndarray) -> int:
-    """The row of an n-gram; -1 if it never occurs."""
+    """The row of an n-gram; -1 if it does not occur."""
     row = 0
     for token in context:
         row = child_of(tokens, first, row, token)
@@ -274,7 +273,7 @@ def shares(
     candidates: np.ndarray,
     weights: np.ndarray,
 ) -> np.ndarray:
-    """As `NgramModel.shares`."""
+    """The kernel of `NgramModel.shares`."""
     found = np.zeros(len(candidates))
     for length in range(1, min(len(weights), len(text)) + 1):
         row = descend(tokens, first, text[len(text) - length :])
@@ -295,14 +294,14 @@ def warm_up() -> None:
 
 
 def _trie(
-    text: np.ndarray, room: np.ndarray, vocab_size: int, order: int
+    text: np.ndarray, left: np.ndarray, vocab_size: int, order: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens, counts and first children of all rows; room: tokens left in each place's document."""
+    """Tokens, counts and first children of all rows; left: tokens to the end of the document."""
     tokens, counts = [np.array([-1])], [np.array([len(text)])]
     starts, above, num_above, num_rows = [], np.zeros(len(text), np.int64), 1, 1
     for length in range(order):
-        at = np.flatnonzero(room > length)
-        keys = above[at] * vocab_size + text[at + length]  # the row above, then the next token
+        at = np.flatnonzero(left > length)
+        keys = above[at] * vocab_size + text[at + length]  # parent row, next token
         found, where, num = np.unique(keys, return_inverse=True, return_counts=True)
         starts.append(num_rows + np.searchsorted(found // vocab_size, np.arange(num_above)))
         tokens.append(found % vocab_size)

@@ -1,17 +1,17 @@
-"""An FM-index of token ids: what a suffix array answers, in less than half of its bytes.
+"""An FM-index of token ids: the queries of a suffix array in less than half of its bytes.
 
-Ferragina and Manzini, "Opportunistic data structures with applications", 2000; reversed for reading
-order as in Bevilacqua et al., "Autoregressive Search Engines", 2022. The text is
+Ferragina and Manzini, "Opportunistic data structures with applications", 2000; with reversed text
+as in Bevilacqua et al., "Autoregressive Search Engines", 2022. The text is
 
     eos document eos document ... eos document eos
 
-and is indexed reversed, so a pattern is found from left to right: (l, r) becomes
-(C[c] + rank_c(l), C[c] + rank_c(r)) with its next token c, r - l is its count, and the symbols of
-the transform in [l, r) are the tokens that come next, with their counts. No text is kept: locate
-and extract walk the transform from every `sample`-th position.
+and is indexed in reverse, so a pattern is extended at its right end: with the next token c, (l, r)
+becomes (C[c] + rank_c(l), C[c] + rank_c(r)). Its count is r - l. The symbols of the Burrows-Wheeler
+transform (BWT) in [l, r) are the next tokens. The text is not stored: locate and extract walk the
+BWT from every `sample`-th position.
 
-Laws: counts, continuations and places equal a suffix array's of the same text; the counts of a
-pattern's continuations add up to its own, the text's end apart; extract gives documents back.
+Laws: counts, continuations and positions equal those of a suffix array; the counts of a pattern's
+continuations add up to its own count, except at the text's end; extract returns the documents.
 """
 
 from __future__ import annotations
@@ -34,27 +34,32 @@ from forerun.state import array_file
 from forerun.state.array_file import Origin
 
 KIND = "fm-index"
-LARGEST = 1 << 24  # ids are below it: a table of them is held
-SAMPLE = 32  # every so many positions one is kept: bytes against speed of locate and extract
+ID_LIMIT = 1 << 24  # ids must be smaller: they index a table
+SAMPLE = 32  # one position in SAMPLE is stored: memory against speed of locate and extract
 Ids = Many[int] | np.ndarray
 Interval = tuple[int, int]  # rows [l, r) of the sorted rotations
 
 
 class Rows(NamedTuple):
-    """What kernels read. A symbol is 1 + the rank of an id among those that occur; 0 is the end."""
+    """The arrays of the kernels. A symbol is 1 + the rank of its id in `ids`; 0 is the text's end.
 
-    transform: Wavelet  # of the n + 1 rows
-    shifts: np.ndarray  # int64 [symbols]: C[c] less where c begins after the last level
-    marks: np.ndarray  # uint64 [1, blocks, 8]: rows whose position is kept
-    kept: np.ndarray  # int64: those positions over `sample`, in the order of rows
+    transform: BWT of the n + 1 rows. shifts int64 [symbols]: C[c] minus the begin of c after the
+    last wavelet level. marks uint64 [1, blocks, 8]: rows with a stored position. kept int64: these
+    positions / `sample`, in row order.
+    """
+
+    transform: Wavelet
+    shifts: np.ndarray
+    marks: np.ndarray
+    kept: np.ndarray
     sample: int
 
 
 class FMIndex:
-    """Counts, continuations, places and documents: `FMIndex.of(documents, eos)` or `load`.
+    """Index with counts, continuations, positions and documents; made by `of` or `load`.
 
-    eos: the id that stands between documents, and in patterns for a document's border. extra:
-    arrays that are saved along. tokenizer: the hash of the vocabulary, empty if unknown.
+    eos: the id between documents; in patterns it matches a document border. extra: further arrays
+    of the file. origin: the hash of the tokenizer's vocabulary, if known.
     """
 
     def __init__(
@@ -77,15 +82,15 @@ class FMIndex:
     def of(
         cls, documents: Iterable[Ids], eos: int, *, sample: int = SAMPLE, tokenizer: str = ""
     ) -> FMIndex:
-        """An index of documents of token ids. Raises DataError: none, empty, or ids that clash."""
-        if not 0 <= eos < LARGEST:
-            raise DataError(f"the end id must be from 0 to {LARGEST - 1}, got {eos}")
+        """Indexes documents of token ids. Raises DataError for missing or invalid documents."""
+        if not 0 <= eos < ID_LIMIT:
+            raise DataError(f"eos={eos} is out of range; use 0 to {ID_LIMIT - 1}")
         parts = [np.array([eos], np.int64)]
         for number, document in enumerate(documents):
             part = _checked(document, number, eos)
             parts += [part, parts[0]]
         if len(parts) == 1:
-            raise DataError("expected documents to index, got none; give at least one")
+            raise DataError("expected documents to index, got none; pass at least one")
         starts = np.cumsum([0] + [len(part) + 1 for part in parts[1::2]])
         return cls.of_text(np.concatenate(parts), starts, eos, sample=sample, tokenizer=tokenizer)
 
@@ -99,19 +104,19 @@ class FMIndex:
         sample: int = SAMPLE,
         tokenizer: str = "",
     ) -> FMIndex:
-        """The same of a text [n] with an eos at every one of `starts` [documents + 1], the last."""
+        """Indexes a text [n] with an eos at every position of `starts` [documents + 1]."""
         if sample < 1:
-            raise ConfigError(f"sample must be at least 1, got {sample}; {SAMPLE} is usual")
+            raise ConfigError(f"sample={sample} is too small; use at least 1, usually {SAMPLE}")
         ids, symbols = np.unique(text, return_inverse=True)
         symbols = symbols[::-1].astype(np.uint16 if len(ids) < (1 << 16) - 2 else np.uint32)
         symbols += 1
         order = suffix_array(symbols, len(ids))
-        turned = np.empty(len(text) + 1, symbols.dtype)
-        marks = wavelet.empty_blocks(1, len(turned))
+        bwt = np.empty(len(text) + 1, symbols.dtype)
+        marks = wavelet.empty_blocks(1, len(bwt))
         kept = np.empty(len(text) // sample + 1, np.int64)
-        transform(symbols, order, sample, turned, marks[0], kept)
+        transform(symbols, order, sample, bwt, marks[0], kept)
         del order
-        rows = _rows(wavelet.make(turned, len(ids).bit_length()), len(turned), marks, kept, sample)
+        rows = _rows(wavelet.make(bwt, len(ids).bit_length()), len(bwt), marks, kept, sample)
         origin = Origin(tokenizer=tokenizer)
         return cls(rows, ids.astype(np.int64), starts.astype(np.int64), eos, origin=origin)
 
@@ -119,7 +124,7 @@ class FMIndex:
 
     @property
     def num_documents(self) -> int:
-        """How many documents there are."""
+        """The number of documents."""
         return len(self.starts) - 1
 
     @property
@@ -137,37 +142,37 @@ class FMIndex:
         return int(self._symbols[token]) if 0 <= token < len(self._symbols) else 0
 
     def extend(self, interval: Interval, token: int) -> Interval:
-        """The rows of a pattern with one more token at its right end; (0, 0) if there are none."""
+        """The rows of a pattern extended by a token on the right; (0, 0) if there are none."""
         symbol = self.symbol(token)
         if not symbol or interval[0] >= interval[1]:
             return 0, 0
         return step(self.rows, symbol, interval[0], interval[1])
 
     def find(self, pattern: Ids) -> Interval:
-        """The rows of a pattern; all for the empty one, (0, 0) if it does not occur."""
+        """The rows of a pattern; (0, 0) if it does not occur."""
         return find(self.rows, self._symbols, ids_of(pattern), 0, self.length + 1)
 
     def count(self, pattern: Ids) -> int:
-        """How often a pattern occurs; the empty one once per token and at the end."""
+        """The number of occurrences of a pattern."""
         left, right = self.find(pattern)
         return right - left
 
     def next(self, pattern: Ids) -> tuple[np.ndarray, np.ndarray]:
-        """The ids that come after a pattern, ascending, and how often. int64 [m] twice."""
+        """The ids after a pattern, ascending, and their counts. int64 [m] each."""
         return self.next_in(self.find(pattern))
 
     def next_in(self, interval: Interval) -> tuple[np.ndarray, np.ndarray]:
-        """The same for the rows of a pattern."""
-        room = max(0, min(interval[1] - interval[0], len(self.ids) + 1))
-        found, counts = np.empty(room, np.int64), np.empty(room, np.int64)
+        """`next` for the rows of a pattern."""
+        capacity = max(0, min(interval[1] - interval[0], len(self.ids) + 1))
+        found, counts = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
         size = wavelet.symbols(self.rows.transform, interval[0], interval[1], found, counts)
-        first = 1 if size and found[0] == 0 else 0  # nothing comes after the text's end
+        first = 1 if size and found[0] == 0 else 0  # the text's end is not a token
         return self.ids[found[first:size] - 1], counts[first:size]
 
     def locate(self, interval: Interval, limit: int | None = None) -> np.ndarray:
-        """Where the text goes on after each occurrence, in the order of rows. int64 [m].
+        """The end position of each occurrence, in row order. int64 [m].
 
-        A pattern of m tokens begins m before that. limit: of the first rows only.
+        A pattern of m tokens begins m before it. limit: most occurrences.
         """
         left, right = interval
         out = np.empty(
@@ -177,22 +182,20 @@ class FMIndex:
         return out
 
     def document_of(self, positions: np.ndarray) -> np.ndarray:
-        """The document of each position; the eos before a document belongs to it. int64 [m]."""
+        """The document per position, int64 [m]. The eos before a document belongs to it."""
         found = np.searchsorted(self.starts, positions, side="right") - 1
         return np.minimum(found, self.num_documents - 1)
 
     def extract(self, document: int) -> np.ndarray:
-        """The ids of a document, int64. Raises DataError for a number that there is not."""
+        """The ids of a document, int64. Raises DataError for a number out of range."""
         if not 0 <= document < self.num_documents:
-            raise DataError(
-                f"there is no document {document}: the index holds {self.num_documents}, from 0"
-            )
+            raise DataError(f"there is no document {document}; use 0 to {self.num_documents - 1}")
         return self.text(int(self.starts[document]) + 1, int(self.starts[document + 1]))
 
     def text(self, start: int, stop: int) -> np.ndarray:
-        """The ids at positions [start, stop) of the text, eos between documents. int64."""
+        """The ids at positions [start, stop) of the text, with eos between documents. int64."""
         if not 0 <= start <= stop <= self.length:
-            raise DataError(f"expected a range within 0..{self.length}, got {start}..{stop}")
+            raise DataError(f"range {start}..{stop} is invalid; use a range in 0..{self.length}")
         at = self.length - start  # position in the reversed text
         known = -(-at // self.rows.sample)
         row = 0 if known >= len(self._rows_kept) else int(self._rows_kept[known])
@@ -203,7 +206,7 @@ class FMIndex:
 
     @cached_property
     def _rows_kept(self) -> np.ndarray:
-        """The row of every kept position, ascending in positions."""
+        """The row per stored position, in position order."""
         flags = np.empty(self.length + 1, np.bool_)
         read_bits(self.rows.marks[0], flags)
         out = np.empty(len(self.rows.kept), np.int64)
@@ -214,18 +217,18 @@ class FMIndex:
 
     @property
     def nbytes(self) -> dict[str, int]:
-        """Bytes of its file by part."""
+        """Bytes of the file per array."""
         arrays = self._arrays()
         return {name: array.nbytes for name, array in arrays.items() if name not in self.extra}
 
     @property
     def bytes_per_token(self) -> float:
-        """All of them over the tokens, separators included."""
+        """Bytes of the file per token, separators included."""
         return sum(self.nbytes.values()) / self.length
 
     def _arrays(self) -> dict[str, np.ndarray]:
         width = pointer_width(len(self.rows.kept))
-        own = {
+        arrays = {
             "transform": self.rows.transform.blocks,
             "zeros": self.rows.transform.zeros,
             "marks": self.rows.marks,
@@ -233,20 +236,20 @@ class FMIndex:
             "ids": self.ids.astype(np.uint32),
             "starts": pack(self.starts, pointer_width(self.length)),
         }
-        return own | self.extra
+        return arrays | self.extra
 
     def save(self, path: Path | str) -> None:
-        """Writes one file, whole or not at all. Raises DataError, CapacityError."""
+        """Writes one file atomically. Raises DataError, CapacityError."""
         settings = {"eos": self.eos, "sample": self.rows.sample, "length": self.length}
         counts = {"documents": self.num_documents, "kept": len(self.rows.kept)}
         array_file.write(path, Snapshot(KIND, self._arrays(), settings, counts), self.origin)
 
     @classmethod
     def load(cls, path: Path | str, tokenizer: str = "") -> FMIndex:
-        """The index in a file, all in memory.
+        """Loads an index file into memory.
 
-        tokenizer: the hash that it must have been built with. Raises DataError for a file that is
-        not exactly what was written, ConfigError for another tokenizer.
+        tokenizer: the expected tokenizer hash. Raises DataError for a damaged file, ConfigError for
+        another tokenizer.
         """
         snapshot, origin = array_file.read(path, KIND)
         arrays, settings = dict(snapshot.arrays), snapshot.settings
@@ -256,32 +259,31 @@ class FMIndex:
         kept = unpack(arrays.pop("kept"), pointer_width(num_kept)).astype(np.int64)
         starts = unpack(arrays.pop("starts"), pointer_width(length)).astype(np.int64)
         ids = arrays.pop("ids").astype(np.int64)
-        turned = Wavelet(blocks, arrays.pop("zeros").astype(np.int64))
-        rows = _rows(turned, length + 1, marks, kept, int(settings["sample"]))
+        bwt = Wavelet(blocks, arrays.pop("zeros").astype(np.int64))
+        rows = _rows(bwt, length + 1, marks, kept, int(settings["sample"]))
         index = cls(rows, ids, starts, int(settings["eos"]), origin=origin, extra=arrays)
-        index.must_suit(tokenizer, path)
+        index.check_tokenizer(tokenizer, path)
         return index
 
-    def must_suit(self, tokenizer: str, where: Path | str = "memory") -> None:
-        """Raises ConfigError if it is known to be built with another tokenizer than this hash's."""
+    def check_tokenizer(self, tokenizer: str, where: Path | str = "memory") -> None:
+        """Raises ConfigError if the index was built with a tokenizer of another hash."""
         built = self.origin.tokenizer
         if tokenizer and built and tokenizer != built:
             raise ConfigError(
                 f"the index in {where} was built with a tokenizer of another vocabulary "
-                f"({built[:12]}, here {tokenizer[:12]}): the same text has other ids; use that "
-                "tokenizer, or build another index"
+                f"({built[:12]}, here {tokenizer[:12]}); use that tokenizer, or build a new index"
             )
 
 
 def ids_of(pattern: Ids) -> np.ndarray:
-    """A pattern as kernels take it. Raises DataError for what is no list of ids."""
+    """A pattern as an int64 array. Raises DataError if it is not a list of ids."""
     try:
-        given = np.asarray(pattern, np.int64)
+        ids = np.asarray(pattern, np.int64)
     except (OverflowError, TypeError, ValueError) as error:
         raise DataError(f"expected token ids, got {pattern!r:.80} ({error})") from None
-    if given.ndim != 1:
-        raise DataError(f"expected a list of token ids, got an array of shape {given.shape}")
-    return given
+    if ids.ndim != 1:
+        raise DataError(f"expected a list of token ids, got an array of shape {ids.shape}")
+    return ids
 
 
 def _checked(document: Ids, number: int, eos: int) -> np.ndarray:
@@ -291,25 +293,25 @@ def _checked(document: Ids, number: int, eos: int) -> np.ndarray:
         raise DataError(f"document {number}: expected token ids ({error})") from None
     if len(part) == 0:
         raise DataError(f"document {number} is empty; leave it out")
-    if part.min() < 0 or part.max() >= LARGEST or (part == eos).any():
+    if part.min() < 0 or part.max() >= ID_LIMIT or (part == eos).any():
         raise DataError(
-            f"document {number}: expected ids in 0..{LARGEST - 1} other than {eos}, which stands "
-            f"between documents; got {part.min()}..{part.max()}; choose another eos, or remove it"
+            f"document {number}: expected ids in 0..{ID_LIMIT - 1} without eos={eos}, got "
+            f"{part.min()}..{part.max()}; remove eos from the document, or use another eos"
         )
     return part
 
 
-def _rows(turned: Wavelet, length: int, marks: np.ndarray, kept: np.ndarray, sample: int) -> Rows:
-    """Adds what follows from the transform: where the rows of every symbol begin."""
-    num_symbols = 1 << len(turned.zeros)
+def _rows(bwt: Wavelet, length: int, marks: np.ndarray, kept: np.ndarray, sample: int) -> Rows:
+    """The kernel arrays, with `shifts` computed from the BWT."""
+    num_symbols = 1 << len(bwt.zeros)
     begins = np.empty(num_symbols, np.int64)
-    wavelet.firsts(turned, begins)
+    wavelet.firsts(bwt, begins)
     counts = np.zeros(num_symbols, np.int64)
     found, sizes = np.empty(num_symbols, np.int64), np.empty(num_symbols, np.int64)
-    num = wavelet.symbols(turned, 0, length, found, sizes)
+    num = wavelet.symbols(bwt, 0, length, found, sizes)
     counts[found[:num]] = sizes[:num]
     smaller = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)[:-1]])
-    return Rows(turned, smaller - begins, marks, kept, sample)
+    return Rows(bwt, smaller - begins, marks, kept, sample)
 
 
 @njit(cache=True, nogil=True)
@@ -321,9 +323,9 @@ def transform(
     marks: np.ndarray,
     kept: np.ndarray,
 ) -> None:
-    """The transform of a text [n] with sorted suffixes `order` [n], after the end's own row.
+    """Writes the BWT of a text [n] with suffix array `order` [n] to `out` [n + 1].
 
-    out [n + 1]; marks and kept: rows of every `sample`-th position, and those over `sample`.
+    Row 0 is the text's end. marks, kept: see `Rows`.
     """
     n, size = len(symbols), 0
     for row in range(n + 1):
@@ -338,7 +340,7 @@ def transform(
 
 @njit(cache=True, nogil=True)
 def step(rows: Rows, symbol: int, left: int, right: int) -> tuple[int, int]:
-    """Backward search by one symbol; (0, 0) if nothing is left."""
+    """One step of the backward search; (0, 0) if the interval is empty."""
     left, right = descend(rows.transform, symbol, left, right)
     if left >= right:
         return 0, 0
@@ -349,7 +351,7 @@ def step(rows: Rows, symbol: int, left: int, right: int) -> tuple[int, int]:
 def find(
     rows: Rows, symbols: np.ndarray, pattern: np.ndarray, left: int, right: int
 ) -> tuple[int, int]:
-    """The rows of a pattern of ids among [left, right). symbols: of every id, 0 for none."""
+    """The rows of a pattern of ids within [left, right). symbols: symbol per id, 0 for none."""
     for token in pattern:
         if token < 0 or token >= len(symbols) or symbols[token] == 0 or left >= right:
             return 0, 0
@@ -359,7 +361,7 @@ def find(
 
 @njit(cache=True, nogil=True)
 def locate(rows: Rows, left: int, length: int, out: np.ndarray) -> None:
-    """Where the text goes on after the occurrences at rows from `left` on."""
+    """Writes the end positions of the occurrences at rows from `left`."""
     for i in range(len(out)):
         row, walked = left + i, 0
         while not wavelet.is_set(rows.marks[0], row):
@@ -372,7 +374,7 @@ def locate(rows: Rows, left: int, length: int, out: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def walk(rows: Rows, row: int, skip: int, out: np.ndarray) -> None:
-    """The symbols from a row on in reading order, the first `skip` left out."""
+    """Writes the symbols from a row in reading order, after skipping `skip` of them."""
     for i in range(skip + len(out)):
         symbol, row = access(rows.transform, row)
         row += rows.shifts[symbol]
@@ -382,6 +384,6 @@ def walk(rows: Rows, row: int, skip: int, out: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def read_bits(blocks: np.ndarray, out: np.ndarray) -> None:
-    """The bits of a vector, one byte each."""
+    """Writes the bits of a vector, one byte each."""
     for i in range(len(out)):
         out[i] = wavelet.is_set(blocks, i)

@@ -1,12 +1,11 @@
-"""A wavelet matrix: a string of integers that answers access, rank and "which symbols are here?".
+"""A wavelet matrix: a string of integers with access, rank and range-symbol queries.
 
 Claude, Navarro and Ordóñez, "The wavelet matrix: An efficient wavelet tree for large alphabets",
-2015. Level by level, from the highest bit of the symbols to the lowest, one bit per place is kept,
-and places are sorted by that bit without changing their order otherwise. A bit vector is a row of
-blocks of 64 bytes, a cache line each: how many ones come before the block, and 448 bits. A symbol
-thus takes 8/7 bit per level, and each level costs a query one cache line per end of its range.
+2015. Each level, from the highest bit to the lowest, stores one bit per symbol and stably sorts the
+symbols by it. A bit vector is an array of 64-byte blocks, one cache line each: the number of ones
+before the block, and 448 bits. A symbol takes 8/7 bit per level.
 
-Laws: `access` gives the string back, `rank` and `symbols` equal counting in it (tests).
+Laws: `access` returns the string; `rank` and `symbols` equal counting in it (tests).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-WORDS, BITS = 8, 448  # words of a block, the first of which counts; bits of a block
+WORDS, BITS = 8, 448  # per block; the first word is a count
 M1, M2 = np.uint64(0x5555555555555555), np.uint64(0x3333333333333333)
 M4, H01 = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0x0101010101010101)
 
@@ -25,19 +24,19 @@ class Wavelet(NamedTuple):
     """A string of n symbols below 2 ** levels."""
 
     blocks: np.ndarray  # uint64 [levels, n // 448 + 1, 8]
-    zeros: np.ndarray  # int64 [levels]: places whose bit is 0
+    zeros: np.ndarray  # int64 [levels]: number of bits that are 0
 
 
 def empty_blocks(levels: int, length: int) -> np.ndarray:
-    """Blocks of zeros for bit vectors of a length, each on a cache line of its own."""
+    """Zero blocks for bit vectors of a length, aligned to cache lines."""
     count = levels * (length // BITS + 1) * WORDS
-    room = np.zeros(count + WORDS, np.uint64)
-    skip = (-room.ctypes.data % 64) // 8
-    return room[skip : skip + count].reshape(levels, -1, WORDS)
+    buffer = np.zeros(count + WORDS, np.uint64)
+    skip = (-buffer.ctypes.data % 64) // 8
+    return buffer[skip : skip + count].reshape(levels, -1, WORDS)
 
 
 def aligned(blocks: np.ndarray) -> np.ndarray:
-    """A copy of blocks that lie elsewhere, such as in a file."""
+    """A copy of blocks, aligned to cache lines."""
     out = empty_blocks(1, max(0, blocks.size // WORDS - 1) * BITS).reshape(-1)
     out[:] = blocks.reshape(-1)
     return out.reshape(blocks.shape)
@@ -55,7 +54,7 @@ def make(symbols: np.ndarray, levels: int) -> Wavelet:
 
 @njit(cache=True, nogil=True)
 def sort_level(symbols: np.ndarray, out: np.ndarray, shift: int, blocks: np.ndarray) -> int:
-    """Writes a level's bits and the symbols sorted by it; returns how many bits are 0."""
+    """Writes a level's bits and the symbols sorted by them; returns the number of 0 bits."""
     zeros = 0
     for i in range(len(symbols)):
         if (symbols[i] >> shift) & 1:
@@ -74,14 +73,14 @@ def sort_level(symbols: np.ndarray, out: np.ndarray, shift: int, blocks: np.ndar
 
 @njit(cache=True, nogil=True)
 def set_bit(blocks: np.ndarray, i: int) -> None:
-    """Sets bit i of a vector; `count_blocks` is due afterwards."""
+    """Sets bit i of a vector; call `count_blocks` afterwards."""
     block, offset = i // BITS, i % BITS
     blocks[block, 1 + (offset >> 6)] |= np.uint64(1) << np.uint64(offset & 63)
 
 
 @njit(cache=True, nogil=True)
 def count_blocks(blocks: np.ndarray) -> None:
-    """Writes how many ones come before each block."""
+    """Writes the number of ones before each block."""
     total = np.uint64(0)
     for b in range(len(blocks)):
         blocks[b, 0] = total
@@ -91,7 +90,7 @@ def count_blocks(blocks: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def popcount(x: np.uint64) -> np.uint64:
-    """Ones of a word; compilers know this form and take one instruction for it."""
+    """Number of ones in a word; compilers turn this form into one instruction."""
     x = x - ((x >> np.uint64(1)) & M1)
     x = (x & M2) + ((x >> np.uint64(2)) & M2)
     x = (x + (x >> np.uint64(4))) & M4
@@ -122,7 +121,7 @@ def ones(blocks: np.ndarray, i: int) -> int:
 
 @njit(cache=True, nogil=True)
 def descend(wavelet: Wavelet, symbol: int, left: int, right: int) -> tuple[int, int]:
-    """Where a symbol's places in [left, right) lie after the last level; less `first` are ranks."""
+    """A symbol's range within [left, right) after the last level; minus `firsts`: its ranks."""
     levels = len(wavelet.zeros)
     for level in range(levels):
         a, b = ones(wavelet.blocks[level], left), ones(wavelet.blocks[level], right)
@@ -135,14 +134,14 @@ def descend(wavelet: Wavelet, symbol: int, left: int, right: int) -> tuple[int, 
 
 @njit(cache=True, nogil=True)
 def firsts(wavelet: Wavelet, out: np.ndarray) -> None:
-    """Where each symbol's places begin after the last level. int64 [symbols]."""
+    """Writes the begin of each symbol after the last level. int64 [symbols]."""
     for symbol in range(len(out)):
         out[symbol] = descend(wavelet, symbol, 0, 0)[0]
 
 
 @njit(cache=True, nogil=True)
 def access(wavelet: Wavelet, i: int) -> tuple[int, int]:
-    """The symbol at place i, and where that place lies after the last level."""
+    """The symbol at position i, and its position after the last level."""
     symbol = 0
     for level in range(len(wavelet.zeros)):
         before = ones(wavelet.blocks[level], i)
@@ -155,14 +154,17 @@ def access(wavelet: Wavelet, i: int) -> tuple[int, int]:
 
 @njit(cache=True, nogil=True)
 def symbols(wavelet: Wavelet, left: int, right: int, found: np.ndarray, counts: np.ndarray) -> int:
-    """The different symbols in [left, right), ascending, and their counts; returns how many."""
+    """Writes the distinct symbols in [left, right), ascending, and their counts.
+
+    Returns their number.
+    """
     levels = len(wavelet.zeros)
-    waiting = np.empty((levels + 1, 4), np.int64)  # level, symbol so far, left, right
-    waiting[0, 0], waiting[0, 1], waiting[0, 2], waiting[0, 3] = 0, 0, left, right
+    stack = np.empty((levels + 1, 4), np.int64)  # level, symbol so far, left, right
+    stack[0, 0], stack[0, 1], stack[0, 2], stack[0, 3] = 0, 0, left, right
     num, size = 1 if left < right else 0, 0
     while num:
         num -= 1
-        level, symbol, a, b = waiting[num]
+        level, symbol, a, b = stack[num]
         while level < levels:
             x, y = ones(wavelet.blocks[level], a), ones(wavelet.blocks[level], b)
             start = wavelet.zeros[level]
@@ -171,8 +173,8 @@ def symbols(wavelet: Wavelet, left: int, right: int, found: np.ndarray, counts: 
                 symbol, a, b = 2 * symbol + 1, start + x, start + y
                 continue
             if x < y:
-                waiting[num, 0], waiting[num, 1] = level, 2 * symbol + 1
-                waiting[num, 2], waiting[num, 3] = start + x, start + y
+                stack[num, 0], stack[num, 1] = level, 2 * symbol + 1
+                stack[num, 2], stack[num, 3] = start + x, start + y
                 num += 1
             symbol, a, b = 2 * symbol, a - x, b - y
         found[size], counts[size] = symbol, b - a

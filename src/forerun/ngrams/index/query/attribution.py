@@ -1,7 +1,7 @@
-"""Which stretches of a text occur in an index: attribution, and how much of a text is new.
+"""Attribution and novelty: spans of a text that occur in an index.
 
-Spans are maximal: none lies in another. They are ranked by how unlikely their tokens are one by
-one, so that a rare quotation comes before a common phrase.
+Spans are maximal: no span contains another. They are ranked by the unigram probability of their
+tokens, so that a rare quotation comes before a common phrase.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from forerun.ngrams.index.query import kernels
 if TYPE_CHECKING:
     from forerun.ngrams.index.query.engine import Ids, Index, Match
 
-NOWHERE = -2
+NO_ID = -2  # matches nothing
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Novelty:
-    """How much of a text lies in no span of at least n tokens that occurs, for every n."""
+    """The share of a text outside matching spans of at least n tokens, per n."""
 
     lengths: list[int]
     uncovered: list[float]  # share of the tokens
@@ -45,12 +45,12 @@ class Novelty:
 
 
 def longest_matches(index: Index, query: Ids, longest: int = 0) -> np.ndarray:
-    """For every position, how many tokens (at most `longest`, 0: any number) from there on occur.
+    """The length of the longest match from every position, int64 [n].
 
-    No match crosses the end of a document. int64 [n].
+    longest: limit of a length, 0: none. A match does not cross the end of a document.
     """
     q = index.ids(query)
-    q[q == index.separator] = NOWHERE
+    q[q == index.separator] = NO_ID
     best = np.zeros(len(q), np.int64)
     out = np.empty(len(q), np.int64)
     for shard in index.shards:
@@ -60,7 +60,7 @@ def longest_matches(index: Index, query: Ids, longest: int = 0) -> np.ndarray:
 
 
 def maximal(lengths: Many[int], may_start: Iterable[bool] | None = None) -> list[tuple[int, int]]:
-    """[start, stop) of the matches that lie in no other, among those that may start."""
+    """[start, stop) of the matches contained in no other match, with an allowed start."""
     allowed = [True] * len(lengths) if may_start is None else list(may_start)
     found, reach = [], 0
     for start, length in enumerate(lengths):
@@ -83,17 +83,17 @@ def attribute(
     window: int = 100,
     seed: int = 0,
 ) -> list[Span]:
-    """Maximal spans of a text that occur in the index, the unlikeliest first.
+    """Maximal spans of a text that occur in the index, the least likely first.
 
-    min_length: tokens. max_count: leave out what occurs more often. delimiters: ids that no span
-    holds. word_starts: ids at which a span may start. documents: how many to show per span.
+    min_length: tokens. max_count: drop spans with more occurrences. delimiters: ids that end a
+    span. word_starts: ids that may start a span. documents: passages per span.
     """
     if min_length < 1 or documents < 0:
         raise ConfigError(
-            f"min_length must be at least 1 and documents 0 or more, got {min_length}, {documents}"
+            f"min_length={min_length}, documents={documents} are out of range; use at least 1 and 0"
         )
     tokens = [int(t) for t in index.ids(query)]
-    cut = [NOWHERE if t == index.separator or t in delimiters else t for t in tokens]
+    cut = [NO_ID if t == index.separator or t in delimiters else t for t in tokens]
     may_start = None if word_starts is None else (t in word_starts for t in cut)
     found = []
     for start, stop in maximal(longest_matches(index, cut).tolist(), may_start):
@@ -118,16 +118,16 @@ def _show(
 
 
 def unigram_logp(index: Index, token: int) -> float:
-    """log of a token's share of all positions; -inf if it does not occur."""
+    """The log of a token's share of all positions; -inf if it does not occur."""
     count = index.count([token])
     return math.log(count / index.tokens) if count else -math.inf
 
 
 def novelty(index: Index, query: Ids, lengths: Iterable[int] = range(5, 12)) -> Novelty:
-    """The share of tokens that no matching span of at least n tokens covers, for each n."""
+    """The share of tokens not covered by a matching span of at least n tokens, per n."""
     sizes = list(lengths)
     if not sizes or min(sizes) < 1:
-        raise ConfigError(f"lengths must be 1 or more tokens, got {sizes}")
+        raise ConfigError(f"lengths={sizes} is invalid; use lengths of 1 or more tokens")
     matched = longest_matches(index, query)
     shares = []
     for n in sizes:

@@ -1,7 +1,7 @@
-"""AND of ORs over an index: places where every clause occurs, not far from each other.
+"""CNF queries (AND of ORs): ranges of an index in which every clause occurs.
 
-What is counted are ranges of positions, not documents. Each occurrence of the rarest clause in a
-shard starts one, and one may become two where the next clause lies on both sides of it.
+Ranges of positions are counted, not documents. Each occurrence of the rarest clause in a shard
+starts a range. A range is split in two if the next clause occurs on both sides of it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ MAX_CLAUSE_FREQ, MAX_DIFF_TOKENS = 50_000, 100
 
 @dataclass(frozen=True)
 class Ranges:
-    """Ranges that hold every clause: from the first match's start to the last match's."""
+    """Ranges with a match of every clause: from the first match's start to the last match's."""
 
-    count: float  # ranges, scaled up for what was left out
-    ranges: list[np.ndarray]  # int64 [m, 2] of every shard
+    count: float  # number of ranges, scaled up if matches were sampled
+    ranges: list[np.ndarray]  # int64 [m, 2] per shard
     is_approximate: bool
 
 
@@ -40,10 +40,10 @@ def find(
     max_diff_tokens: int = MAX_DIFF_TOKENS,
     seed: int = 0,
 ) -> Ranges:
-    """Ranges of at most `max_diff_tokens` that hold every clause and no end of a document.
+    """Ranges within a document of at most `max_diff_tokens`, with a match of every clause.
 
-    Of a clause with more than `max_clause_freq` matches, a random share is looked at. Raises
-    ConfigError for an empty clause or term.
+    A clause with more than `max_clause_freq` matches is sampled. Raises ConfigError for an empty
+    clause or term.
     """
     check(cnf, max_clause_freq, max_diff_tokens)
     rng = np.random.default_rng(seed)
@@ -61,45 +61,45 @@ def find(
 
 
 def check(cnf: Many[Many[Ids]], max_clause_freq: int, max_diff_tokens: int) -> None:
-    """Raises ConfigError for what cannot be asked."""
+    """Raises ConfigError for an invalid query."""
     if not len(cnf) or any(not len(clause) for clause in cnf):
-        raise ConfigError("expected clauses of at least one term each, got an empty one")
+        raise ConfigError("expected clauses of at least one term each, got an empty clause")
     if any(not len(term) for clause in cnf for term in clause):
-        raise ConfigError("an empty term is everywhere; give at least one token per term")
+        raise ConfigError("an empty term matches everywhere; use at least one token per term")
     if max_clause_freq < 1 or max_diff_tokens < 0:
         raise ConfigError(
-            "max_clause_freq must be at least 1 and max_diff_tokens at least 0, got "
-            f"{max_clause_freq} and {max_diff_tokens}"
+            f"max_clause_freq={max_clause_freq}, max_diff_tokens={max_diff_tokens} are out of "
+            "range; use at least 1 and 0"
         )
 
 
 def matches(
     index: Index, clause: Many[Ids], most: int, rng: np.random.Generator
 ) -> tuple[list[np.ndarray], float]:
-    """Sorted positions of any term in every shard, and by how much to scale their number up.
+    """Sorted positions of any term per shard, and the factor to scale their number up.
 
-    Too many are thinned in proportion: of every interval a random run of ranks is kept.
+    Above `most` matches, a random run of ranks is sampled from every interval.
     """
     found = [index.find(term) for term in clause]
     total = sum(match.count for match in found)
     kept = total
     if total > most:
-        kept, thinned = 0, []
+        kept, sampled = 0, []
         for match in found:
             runs = [_run(left, right, most / total, rng) for left, right in match.intervals]
-            thinned.append(runs)
+            sampled.append(runs)
             kept += sum(right - left for left, right in runs)
     else:
-        thinned = [match.intervals for match in found]
+        sampled = [match.intervals for match in found]
     positions = []
     for s, shard in enumerate(index.shards):
-        parts = [_positions(shard, *runs[s]) for runs in thinned]
+        parts = [_positions(shard, *runs[s]) for runs in sampled]
         positions.append(np.unique(np.concatenate(parts)))
     return positions, total / kept if kept else 1.0
 
 
 def _run(left: int, right: int, share: float, rng: np.random.Generator) -> tuple[int, int]:
-    """A random run of about that share of an interval, at least one of what is there."""
+    """A random run of about `share` of an interval, at least one rank if it is not empty."""
     size = min(right - left, max(1, round((right - left) * share)))
     start = left + int(rng.integers(right - left - size + 1))
     return start, start + size
@@ -110,7 +110,7 @@ def _positions(shard: Shard, left: int, right: int) -> np.ndarray:
 
 
 def join(shard: Shard, clauses: list[np.ndarray], most: int, separator: int) -> np.ndarray:
-    """Ranges of one shard that hold a position of every clause. int64 [m, 2]."""
+    """Ranges of one shard with a position of every clause. int64 [m, 2]."""
     order = sorted(clauses, key=len)
     ranges = np.repeat(order[0][:, None], 2, axis=1)
     for positions in order[1:]:
@@ -122,10 +122,10 @@ def join(shard: Shard, clauses: list[np.ndarray], most: int, separator: int) -> 
 def extend(
     text: np.ndarray, ranges: np.ndarray, positions: np.ndarray, most: int, separator: int
 ) -> np.ndarray:
-    """Every range grown to hold one of the sorted positions, no longer than `most` afterwards.
+    """Extends every range to contain one of the sorted positions, up to a length of `most`.
 
-    A range that holds one stays. Else the nearest of the same document on both sides are taken:
-    both, if the range is then short enough, or else each that fits by itself.
+    A range that contains one is unchanged. Otherwise it is extended to the nearest positions in the
+    same document: to both if the result is short enough, else to each one that fits alone.
     """
     out = np.empty((2 * len(ranges), 2), np.int64)
     size = 0
@@ -161,7 +161,7 @@ def extend(
 
 @njit(cache=True, nogil=True)
 def is_whole(text: np.ndarray, first: int, last: int, separator: int) -> bool:
-    """Whether no document ends from the one position to the other."""
+    """Whether no document ends between two positions."""
     while first <= last and counter(text[first], separator) != separator:
         first += 1
     return first > last
@@ -169,7 +169,7 @@ def is_whole(text: np.ndarray, first: int, last: int, separator: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def drop_broken(text: np.ndarray, ranges: np.ndarray, separator: int) -> np.ndarray:
-    """The ranges in which no document ends."""
+    """The ranges without the end of a document."""
     keep = np.ones(len(ranges), np.bool_)
     for i in range(len(ranges)):
         keep[i] = is_whole(text, ranges[i, 0], ranges[i, 1], separator)

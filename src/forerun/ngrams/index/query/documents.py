@@ -1,4 +1,4 @@
-"""Documents of an index: which one a position lies in, windows around it, what is known of it."""
+"""Documents of an index: lookup by position, windows of text, metadata."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ WINDOW = 1000  # tokens
 class Passage(NamedTuple):
     """A window of a document."""
 
-    document: int  # its number
+    document: int  # document number
     length: int  # tokens of the document
     ids: list[int]  # the window; empty if the document is blocked
-    offset: int  # where in the window the hit begins
+    offset: int  # begin of the hit in the window
     shard: int
     position: int  # of the hit, in the shard
-    metadata: dict[str, Any]  # path, line and fields, as read
+    metadata: dict[str, Any]  # path, line and fields
     is_blocked: bool
 
     @property
     def shown(self) -> int:
-        """Tokens of the window."""
+        """Number of tokens in the window."""
         return len(self.ids)
 
 
 @dataclass(frozen=True)
 class Library:
-    """Where documents begin [d] in every shard, and their metadata where there is any."""
+    """Begins of documents [d] per shard, and their metadata if there is any."""
 
     starts: list[np.ndarray]
     lines: list[np.ndarray]
@@ -50,12 +50,12 @@ class Library:
 
     @classmethod
     def of(cls, shards: Many[Shard], separator: int) -> Library:
-        """Of shards in memory: every separator begins a document."""
+        """The documents of shards in memory: every separator begins one."""
         return cls([np.flatnonzero(shard.text == separator) for shard in shards], [], [])
 
     @classmethod
     def open(cls, path: Path, manifest: store.Manifest, blocked: frozenset[int]) -> Library:
-        """Of an index on disk."""
+        """The documents of an index on disk."""
 
         def arrays(kind: str, dtype: Any) -> list[np.ndarray]:
             return [
@@ -74,15 +74,15 @@ class Library:
 
     @property
     def documents(self) -> int:
-        """Their number."""
+        """The number of documents."""
         return sum(map(len, self.starts))
 
     def number(self, shard: int, local: int) -> int:
-        """Documents were dealt round."""
+        """The document number: document i is in shard i mod S."""
         return local * len(self.starts) + shard
 
     def record(self, shard: int, local: int) -> dict[str, Any]:
-        """What is known of a document."""
+        """The metadata of a document."""
         if not self.lines:
             return {}
         line, data = self.lines[shard], self.metadata[shard]
@@ -91,15 +91,15 @@ class Library:
 
 
 def at(index: Index, shard: int, position: int, window: int = WINDOW) -> Passage:
-    """The passage around a position: half a window before it, the rest after, within a document."""
+    """The passage around a position, within its document: half of the window is before it."""
     local = int(np.searchsorted(index.library.starts[shard], position, side="right")) - 1
     return around(index, shard, local, position, window)
 
 
 def around(index: Index, shard: int, local: int, position: int, window: int) -> Passage:
-    """The same where the document's number in its shard is known."""
+    """`at` for a known document number `local` in the shard."""
     if window < 1:
-        raise ConfigError(f"a window must hold at least 1 token, got {window}")
+        raise ConfigError(f"window={window} is too small; use at least 1 token")
     starts, text = index.library.starts[shard], index.shards[shard].text
     begin = int(starts[local]) + 1
     end = int(starts[local + 1]) if local + 1 < len(starts) else len(text)
@@ -121,16 +121,16 @@ def around(index: Index, shard: int, local: int, position: int, window: int) -> 
 
 
 def document(index: Index, number: int, *, window: int = WINDOW) -> Passage:
-    """The beginning of a document. Raises ConfigError if there is none of that number."""
+    """The beginning of a document. Raises ConfigError for a number out of range."""
     count = index.library.documents
     if not 0 <= number < count:
-        raise ConfigError(f"there is no document {number}: the index has 0 to {count - 1}")
+        raise ConfigError(f"there is no document {number}; use 0 to {count - 1}")
     local, shard = divmod(number, len(index.shards))
     return around(index, shard, local, int(index.library.starts[shard][local]) + 1, window)
 
 
 def by_rank(index: Index, shard: int, rank: int, *, window: int = WINDOW) -> Passage:
-    """The passage of one rank of an interval."""
+    """The passage of the suffix at a rank."""
     table = index.shards[shard]
     return at(index, shard, pointer(table.table, table.width, rank), window)
 
@@ -138,9 +138,9 @@ def by_rank(index: Index, shard: int, rank: int, *, window: int = WINDOW) -> Pas
 def search(
     index: Index, match: Match, length: int, *, limit: int = 1, window: int = WINDOW, seed: int = 0
 ) -> list[Passage]:
-    """Up to `limit` different hits, each as likely as any other, and the passages around them."""
+    """The passages of up to `limit` distinct hits, drawn uniformly."""
     if not length:
-        raise ConfigError("an empty query is everywhere; give at least one token to search for")
+        raise ConfigError("an empty query matches everywhere; use at least one token")
     sizes = [right - left for left, right in match.intervals]
     return [
         by_rank(index, shard, match.intervals[shard][0] + i, window=window)
@@ -151,7 +151,7 @@ def search(
 def search_ranges(
     index: Index, ranges: Many[np.ndarray], *, limit: int = 1, window: int = WINDOW, seed: int = 0
 ) -> list[Passage]:
-    """The same for ranges of positions int64 [m, 2] of every shard; the hit is a range's start."""
+    """`search` for ranges of positions int64 [m, 2] per shard; a hit is the start of a range."""
     return [
         at(index, shard, int(ranges[shard][i, 0]), window)
         for shard, i in draw([len(r) for r in ranges], limit, seed)
@@ -159,9 +159,9 @@ def search_ranges(
 
 
 def draw(sizes: Many[int], limit: int, seed: int) -> Iterable[tuple[int, int]]:
-    """Up to `limit` different (group, member) pairs out of groups of these sizes."""
+    """Up to `limit` distinct (group, member) pairs from groups of these sizes."""
     if limit < 1:
-        raise ConfigError(f"limit must be at least 1, got {limit}")
+        raise ConfigError(f"limit={limit} is too small; use at least 1")
     total, ends = sum(sizes), np.cumsum(sizes)
     rng = np.random.default_rng(seed)
     chosen = rng.choice(max(1, total), min(limit, total), replace=False)

@@ -1,12 +1,12 @@
-"""Infini-gram: n-gram statistics of any length, answered from a suffix array.
+"""Infini-gram: n-gram statistics of any length from a suffix array.
 
 Liu et al., "Infini-gram: Scaling Unbounded n-gram Language Models to a Trillion Tokens", 2024.
-count(q) is an interval of ranks; P(x | c) = count(cx) / count(c). The unbounded model takes the
-longest suffix of the context that occurs anywhere and does not smooth: what never followed it has
-probability 0. Answers of several shards add up.
+count(q) is the length of an interval of ranks; P(x | c) = count(cx) / count(c). The unbounded model
+uses the longest suffix of the context that occurs, without smoothing. Counts of several shards add
+up.
 
-The end of a document is a token like others: `Index.eos`, in queries and in what comes next. All
-methods may be called from many threads at once.
+The end of a document is a token, `Index.eos`, in queries and in next tokens. All methods are
+thread-safe.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
 
 MAX_SUPPORT = 1000
-WORTH_THREADS = 64  # queries of a batch
-ABSENT = -2  # stands for what no text holds
+MIN_PARALLEL_QUERIES = 64  # a smaller batch runs in one thread
+NO_ID = -2  # replaces invalid ids; matches nothing
 Ids = Many[int] | np.ndarray
 
 
 class Index:
-    """An index that is open for queries: `Index.open(folder)`, or `Index.of(documents)`."""
+    """An index open for queries, from `Index.open(folder)` or `Index.of(documents)`."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Index:
         self.library = library or passages.Library.of(self.shards, self.separator)
         self.threads, self.manifest, self._encoder = threads, manifest, encoder
         self.tokens = sum(len(shard.text) for shard in self.shards)
-        self._most = max(1 << s.shift + 1 for s in self.shards) * max(
+        self._max_distinct = max(1 << s.shift + 1 for s in self.shards) * max(
             len(s.buckets) for s in self.shards
         )
 
@@ -73,10 +73,10 @@ class Index:
         threads: int = 2,
         blocked: Iterable[int] = (),
     ) -> Index:
-        """The index in a folder, mapped from disk, or with `load` in memory.
+        """Opens the index in a folder, mapped from disk, or in memory with `load`.
 
-        tokenizer: must be the one it was built with; without it the index's own copy is used.
-        blocked: numbers of documents whose text is withheld. Raises DataError, ConfigError.
+        tokenizer: must be the index's tokenizer; default: the copy in the index. blocked: numbers
+        of documents with hidden text. Raises DataError, ConfigError.
         """
         path = Path(path)
         manifest = store.read_manifest(path)
@@ -104,9 +104,12 @@ class Index:
         eos: int | None = None,
         threads: int = 1,
     ) -> Index:
-        """An index in memory of documents of token ids."""
+        """Builds an index in memory from documents of token ids."""
         if width not in TYPES or shards < 1:
-            raise ConfigError(f"width must be 1, 2 or 4, shards 1 or more, got {width}, {shards}")
+            raise ConfigError(
+                f"width={width}, shards={shards} are invalid; use a width of 1, 2 or 4, and at "
+                "least 1 shard"
+            )
         end = separator(TYPES[width])
         texts: list[list[int]] = [[] for _ in range(shards)]
         for i, document in enumerate(documents):
@@ -118,7 +121,7 @@ class Index:
                 )
             texts[i % shards] += [end, *(end if t == eos else t for t in ids)]
         if not any(texts):
-            raise DataError("expected documents to index, got none")
+            raise DataError("expected documents to index, got none; pass at least one")
         return cls([shard_of(np.array(text, TYPES[width])) for text in texts], eos, threads=threads)
 
     def _at(self, path: Path, is_loaded: bool) -> Index:
@@ -127,12 +130,12 @@ class Index:
 
     @cached_property
     def encoder(self) -> encoders.Encoder:
-        """Text to ids and back, as the index was built."""
+        """The tokenizer of the index."""
         if self._encoder is not None:
             return self._encoder
         if self.manifest is None:
             return encoders.Ids()
-        return encoders.saved(self.path / self.manifest.folder, dict(self.manifest.tokenizer))
+        return encoders.load_saved(self.path / self.manifest.folder, dict(self.manifest.tokenizer))
 
     @cached_property
     def largest_id(self) -> int:
@@ -143,7 +146,7 @@ class Index:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes in memory; what is mapped from disk counts nothing."""
+        """Bytes in memory, without files mapped from disk."""
         if self.manifest is not None and not self._is_loaded:
             return 0
         return sum(a.nbytes for s in self.shards for a in (s.text, s.table, s.fences))
@@ -155,13 +158,13 @@ class Index:
     # queries
 
     def find(self, query: Ids) -> Match:
-        """Where a query occurs; an empty one does at every position."""
+        """The occurrences of a query; an empty query occurs at every position."""
         q = self.ids(query)
         found = [kernels.find(shard, q, 0, len(q)) for shard in self.shards]
         return Match(sum(right - left for left, right in found), found)
 
     def count(self, query: Ids) -> int:
-        """How often a query occurs."""
+        """The number of occurrences of a query."""
         q = self.ids(query)
         total = 0
         for shard in self.shards:
@@ -187,16 +190,16 @@ class Index:
         return self._prob(match, self.ids([*tail, token]), length)
 
     def ntd(self, context: Ids, max_support: int | None = MAX_SUPPORT) -> Next:
-        """What follows a context. Exact if it occurs at most `max_support` times, or with None."""
+        """Next tokens of a context; exact up to `max_support` occurrences, or with None."""
         return self._next(self.find(context), len(context), max_support)
 
     def infgram_ntd(self, context: Ids, max_support: int | None = MAX_SUPPORT) -> Next:
-        """What follows the longest suffix of the context that occurs."""
+        """Next tokens of the longest suffix of the context that occurs."""
         length, match = self.longest_suffix(context)
         return self._next(match, length, max_support)
 
     def longest_suffix(self, context: Ids) -> tuple[int, Match]:
-        """The length of the longest suffix that occurs, and where it does."""
+        """The length of the longest suffix that occurs, and its occurrences."""
         q = self.ids(context)
         found = [kernels.longest_of(shard[:], q) for shard in self.shards]
         best = max(length for length, _, _ in found)
@@ -227,7 +230,7 @@ class Index:
         ]
 
     def find_cnf(self, cnf: Many[Many[Ids]], **options: Any) -> clauses.Ranges:
-        """Where all clauses occur near each other, a clause being any of its terms."""
+        """Ranges with a match of every clause; a clause matches if any of its terms does."""
         return clauses.find(self, cnf, **options)
 
     def search(self, query: Ids, **options: Any) -> list[passages.Passage]:
@@ -237,7 +240,7 @@ class Index:
     def search_cnf(
         self, cnf: Many[Many[Ids]], *, limits: dict[str, int] | None = None, **options: Any
     ) -> list[passages.Passage]:
-        """The same for `find_cnf`, whose options are `limits`."""
+        """Random passages around the ranges of `find_cnf(cnf, **limits)`."""
         return passages.search_ranges(self, self.find_cnf(cnf, **(limits or {})).ranges, **options)
 
     def document(self, number: int, **options: Any) -> passages.Passage:
@@ -245,42 +248,42 @@ class Index:
         return passages.document(self, number, **options)
 
     def longest_matches(self, query: Ids, longest: int = 0) -> np.ndarray:
-        """For every position, how many tokens from there on occur somewhere. int64 [n]."""
+        """The length of the longest match from every position. int64 [n]."""
         return attribution.longest_matches(self, query, longest)
 
     def attribute(self, query: Ids, **options: Any) -> list[attribution.Span]:
-        """The longest stretches of a text that occur, with documents that hold them."""
+        """The maximal spans of a text that occur, with documents that contain them."""
         return attribution.attribute(self, query, **options)
 
     # parts
 
     def ids(self, query: Ids) -> np.ndarray:
-        """A query as kernels take it: the end id becomes the separator, what is no id ABSENT."""
+        """A query for the kernels, int64: eos becomes the separator, invalid ids NO_ID."""
         try:
             q = np.array(query, dtype=np.int64)
         except (OverflowError, TypeError, ValueError) as error:
             raise DataError(f"expected a list of token ids, got {query!r:.80} ({error})") from None
         if q.ndim != 1:
             raise DataError(f"expected a list of token ids, got an array of shape {q.shape}")
-        kernels.clean(q, self.eos, self.separator, ABSENT)
+        kernels.normalize_ids(q, self.eos, self.separator, NO_ID)
         return q
 
     def _flat(self, queries: Many[Ids]) -> tuple[np.ndarray, np.ndarray]:
-        """Queries end to end and where each starts."""
+        """The concatenated queries, and the start of each."""
         starts = np.zeros(len(queries) + 1, np.int64)
         try:
             np.cumsum([len(query) for query in queries], out=starts[1:])
             flat = np.fromiter(chain.from_iterable(queries), np.int64, int(starts[-1]))
         except (OverflowError, TypeError, ValueError) as error:
             raise DataError(f"expected lists of token ids, got {queries!r:.80} ({error})") from None
-        kernels.clean(flat, self.eos, self.separator, ABSENT)
+        kernels.normalize_ids(flat, self.eos, self.separator, NO_ID)
         return flat, starts
 
     def _batch(self, name: str, flat: np.ndarray, starts: np.ndarray, columns: int) -> np.ndarray:
-        """A kernel over all shards and queries, in threads where that pays. [S, m, columns]."""
+        """Runs a kernel over shards and queries, large batches in threads. [S, m, columns]."""
         m, kernel = len(starts) - 1, getattr(kernels, name)
         out = np.empty((len(self.shards), m, columns), np.int64)
-        pieces = 1 if m < WORTH_THREADS else self.threads
+        pieces = 1 if m < MIN_PARALLEL_QUERIES else self.threads
         borders = np.linspace(0, m, pieces + 1).astype(int).tolist()
         jobs = [
             (shard, flat, starts, a, out[s, a:b])
@@ -295,29 +298,29 @@ class Index:
         return out
 
     def _prob(self, match: Match, whole: np.ndarray, length: int) -> Prob:
-        """The share of a context's interval that goes on with the last id of `whole`."""
+        """The share of a context's occurrences followed by the last id of `whole`."""
         count = self._followed(match.intervals, whole, length)
         prob = count / match.count if match.count else None
         return Prob(prob, count, match.count, length)
 
     def _followed(self, intervals: list[tuple[int, int]], whole: np.ndarray, length: int) -> int:
-        """How often the last id of `whole` follows, where the `length` ids before it stand."""
+        """The number of occurrences of the last `length` + 1 ids of `whole` in the intervals."""
         low, n, count = len(whole) - 1 - length, len(whole), 0
         for shard, (left, right) in zip(self.shards, intervals, strict=True):
             if left == right:
                 continue
             a, b = kernels.find_within(shard, whole, low, n, left, right)
             count += b - a
-            if whole[-1] == self.separator:  # the shard's last document ends without one
+            if whole[-1] == self.separator:  # the last document has no separator after it
                 count += kernels.next_token(shard, left, length) == kernels.END
         return count
 
     def _next_tokens(
         self, found: np.ndarray, units: np.ndarray
     ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """What follows matches (length, left, right) int64 [S, m, 3], by shard."""
+        """Next tokens of matches (length, left, right) int64 [S, m, 3], per shard."""
         return [
-            kernels.next_tokens_many(shard, rows, units, self._most)
+            kernels.next_tokens_many(shard, rows, units, self._max_distinct)
             for shard, rows in zip(self.shards, found, strict=True)
         ]
 
@@ -326,8 +329,8 @@ class Index:
         parts = []
         for shard, (left, right) in zip(self.shards, match.intervals, strict=True):
             if left < right:
-                room = kernels.most_next(right - left, unit, self._most)
-                ids, counts = np.empty(room, np.int64), np.empty(room, np.int64)
+                capacity = kernels.max_next(right - left, unit, self._max_distinct)
+                ids, counts = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
                 size = kernels.next_tokens(shard, length, left, right, unit, ids, counts)
                 parts.append((ids[:size], counts[:size]))
         return results.add_up(self.eos, self.separator, parts, match.count, length, unit > 1)
@@ -340,8 +343,8 @@ def same_tokenizer(path: Path, manifest: store.Manifest, encoder: encoders.Encod
         return
     raise ConfigError(
         f"the index in {path} was built with tokenizer {built['name']!r} ({built['vocabulary']} "
-        f"ids), which is not {encoder.name!r} ({encoder.size} ids): the same text has other ids; "
-        "use that tokenizer, or build another index"
+        f"ids), not with {encoder.name!r} ({encoder.size} ids); use that tokenizer, or build a new "
+        "index"
     )
 
 
@@ -355,6 +358,6 @@ def check_tokenizer(index: Index, tokenizer: Tokenizer) -> None:
     ):
         raise ConfigError(
             f"the index was built with tokenizer {built['name']!r} ({built['vocabulary']} ids), "
-            f"which is not the target's ({tokenizer.vocab_size} ids); build one with --tokenizer "
-            "and the target's folder"
+            f"not with the target's ({tokenizer.vocab_size} ids); build it with --tokenizer and "
+            "the target's folder"
         )

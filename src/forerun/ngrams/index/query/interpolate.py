@@ -1,11 +1,10 @@
-"""A neural model and the n-grams of a corpus as one law: w P_corpus + (1 - w) P_neural.
+"""Interpolates a neural model with corpus n-grams: w P_corpus + (1 - w) P_neural.
 
 Liu et al., "Infini-gram: Scaling Unbounded n-gram Language Models to a Trillion Tokens", 2024.
-P_corpus is that of the longest suffix which occurs; both models share a tokenizer. w is either one
-of two numbers, for sparse estimates (a single next token has all the probability) and for others,
-or comes from a random forest that sees how long the suffix is and how often its ends occur. Both
-are fitted on text that is in neither the corpus nor the evaluation. Documents that share too much
-with the evaluation are left out of the corpus first.
+P_corpus uses the longest suffix that occurs; both models share a tokenizer. w is one of two numbers
+(`TwoWeights`): for sparse estimates, with a single next token, and for others. Or w is predicted by
+a random forest (`Forest`) from the suffix's length and counts. Both are fitted on text outside the
+corpus and the evaluation. `decontaminated` removes documents that overlap with the evaluation.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from forerun.ngrams.index.query.engine import Ids, Index
 from forerun.ngrams.index.query.results import Next
 from forerun.state import array_file
 
-LENGTHS = 16  # a suffix's last 1 .. 16 tokens are counted as features
+LENGTHS = 16  # features: counts of the last 1 .. 16 tokens of a suffix
 KIND = "interpolation forest"
 Weigh = Callable[[np.ndarray], np.ndarray]  # features [m, 2 + LENGTHS] to weights [m]
 
 
 def features(index: Index, contexts: Many[Ids], found: Many[Next]) -> np.ndarray:
-    """What a weight may hang on: sparse or not, the suffix's length, log counts of its ends.
+    """Features of a weight: sparse or not, the suffix's length, log counts of its last tokens.
 
     float32 [m, 2 + LENGTHS]; found: `index.infgram_ntd` of the contexts.
     """
@@ -49,21 +48,21 @@ def features(index: Index, contexts: Many[Ids], found: Many[Next]) -> np.ndarray
 
 
 class Cases(NamedTuple):
-    """Positions of a text: what both models say of the token that came, and the features."""
+    """Positions of a text: both models' probability of the actual token, and the features."""
 
     neural: np.ndarray  # float64 [m], P_neural(token)
     corpus: np.ndarray  # float64 [m], P_corpus(token)
     features: np.ndarray  # float32 [m, 2 + LENGTHS]
 
     def mixed(self, weigh: Weigh | None) -> np.ndarray:
-        """P(token) at every position; None is the neural model alone. float64 [m]."""
+        """P(token) per position; None: the neural model alone. float64 [m]."""
         if weigh is None:
             return self.neural
         w = weigh(self.features)
         return w * self.corpus + (1 - w) * self.neural
 
     def perplexity(self, weigh: Weigh | None = None) -> float:
-        """exp of the mean of -log P(token); infinite if one was impossible."""
+        """exp of the mean of -log P(token); infinite if a probability is 0."""
         with np.errstate(divide="ignore"):
             return float(np.exp(-np.log(self.mixed(weigh)).mean()))
 
@@ -75,7 +74,7 @@ def cases_of(
     neural: np.ndarray,
     max_support: int | None = 1000,
 ) -> tuple[Cases, list[Next]]:
-    """Cases of contexts, the tokens that came and their P_neural [m]; and all next tokens."""
+    """Cases from contexts, actual tokens and their P_neural [m]; and the next-token estimates."""
     found = index.infgram_many(contexts, max_support)
     return Cases(neural, probs_of(found, tokens), features(index, contexts, found)), found
 
@@ -92,7 +91,7 @@ def probs_of(found: Many[Next], tokens: Many[int]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TwoWeights:
-    """lambda_sparse and lambda_other."""
+    """Weights lambda_sparse and lambda_other."""
 
     sparse: float
     other: float
@@ -100,8 +99,8 @@ class TwoWeights:
     def __post_init__(self) -> None:
         if not (0 <= self.sparse <= 1 and 0 <= self.other <= 1):
             raise ConfigError(
-                "weights of the corpus must be in [0, 1], got "
-                f"{self.sparse} for sparse estimates and {self.other} for others"
+                f"sparse={self.sparse}, other={self.other} are out of range; weights must be in "
+                "[0, 1]"
             )
 
     def __call__(self, features: np.ndarray) -> np.ndarray:
@@ -110,7 +109,7 @@ class TwoWeights:
 
     @classmethod
     def fit(cls, cases: Cases) -> TwoWeights:
-        """The weights of least perplexity on these cases."""
+        """The weights with the smallest perplexity on these cases."""
         check_enough(cases)
         is_sparse = cases.features[:, 0] > 0
         groups = [g if g.any() else np.ones_like(g) for g in (is_sparse, ~is_sparse)]
@@ -118,7 +117,7 @@ class TwoWeights:
 
 
 def _best_weight(a: np.ndarray, b: np.ndarray) -> float:
-    """The w in [0, 1] where sum log(w a + (1 - w) b), which is concave, is largest."""
+    """The w in [0, 1] that maximises sum log(w a + (1 - w) b), a concave function."""
     low, high = 0.0, 1.0
     for _ in range(40):
         w = (low + high) / 2
@@ -129,7 +128,7 @@ def _best_weight(a: np.ndarray, b: np.ndarray) -> float:
 
 
 class Forest:
-    """A weight for every position, by a random forest over the features."""
+    """Predicts a weight per position by a random forest over the features."""
 
     def __init__(self, arrays: dict[str, np.ndarray]) -> None:
         self.arrays = arrays
@@ -143,35 +142,34 @@ class Forest:
     def fit(
         cls, cases: Cases, *, trees: int = 50, leaf: int = 25, rounds: int = 5, seed: int = 0
     ) -> Forest:
-        """Fits weights by expectation-maximisation, the forest being what maximises.
+        """Fits weights by expectation-maximisation. Needs scikit-learn.
 
-        The share of a token's probability that came from the corpus is what the best w has as its
-        mean among like positions; the forest learns it, each position being judged by trees that
-        have not seen it. Needs scikit-learn.
+        E-step: the share of each token's probability that comes from the corpus. M-step: the forest
+        is fitted to the shares; a position's new weight is its out-of-bag prediction.
         """
-        kind = _sklearn()
+        regressor = _sklearn()
         check_enough(cases)
         w = TwoWeights.fit(cases)(cases.features)
         for _ in range(rounds):
             w = np.clip(w, 1e-3, 1 - 1e-3)
             share = w * cases.corpus / np.maximum(cases.corpus * w + cases.neural * (1 - w), 1e-300)
-            forest = kind(
+            forest = regressor(
                 trees, min_samples_leaf=leaf, oob_score=True, random_state=seed, n_jobs=1
             ).fit(cases.features, share)
             w = np.nan_to_num(forest.oob_prediction_, nan=float(share.mean()))
         return cls(_flat([tree.tree_ for tree in forest.estimators_]))
 
     def save(self, path: Path | str, origin: array_file.Origin | None = None) -> None:
-        """Writes it to a file."""
+        """Writes the forest to a file."""
         snapshot = Snapshot(KIND, self.arrays, {"lengths": LENGTHS}, {})
         array_file.write(path, snapshot, origin or array_file.Origin())
 
     @classmethod
     def load(cls, path: Path | str) -> Forest:
-        """A forest from a file that `save` made. Raises DataError."""
+        """Loads a file of `save`. Raises DataError."""
         snapshot, _ = array_file.read(path, KIND)
         if snapshot.settings.get("lengths") != LENGTHS:
-            raise DataError(f"{path} was made for other features; fit a forest again")
+            raise DataError(f"{path} has other features; fit the forest again")
         return cls(snapshot.arrays)
 
 
@@ -183,14 +181,14 @@ def _sklearn() -> Any:
         from sklearn.ensemble import RandomForestRegressor
     except ImportError:
         raise ConfigError(
-            "fitting a forest needs scikit-learn; try pip install 'forerun[interpolation]', or fit "
+            "fitting a forest needs scikit-learn; run pip install 'forerun[interpolation]', or fit "
             "TwoWeights"
         ) from None
     return RandomForestRegressor
 
 
 def _flat(trees: list[Any]) -> dict[str, np.ndarray]:
-    """Trees of scikit-learn one after another; leaves have a left child of -1."""
+    """Concatenated trees of scikit-learn; a leaf has the left child -1."""
     starts = np.cumsum([0, *(tree.node_count for tree in trees)])[:-1]
 
     def joined(name: str, dtype: type, is_node: bool = False) -> np.ndarray:
@@ -222,7 +220,7 @@ def _predict(
     threshold: np.ndarray,
     value: np.ndarray,
 ) -> np.ndarray:
-    """The mean value of the leaves in which each row ends."""
+    """The mean leaf value over the trees, per row."""
     out = np.zeros(len(rows))
     for i in range(len(rows)):
         for root in roots:
@@ -235,14 +233,14 @@ def _predict(
 
 
 def check_enough(cases: Cases) -> None:
-    """Raises DataError for no cases."""
+    """Raises DataError if there are no cases."""
     if not len(cases.neural):
-        raise DataError("expected positions to fit weights on, got none")
+        raise DataError("expected positions to fit weights on, got none; use a longer text")
 
 
 @dataclass
 class Removed:
-    """How many documents `decontaminated` has left out, of how many."""
+    """Numbers of documents and tokens that `decontaminated` removed, and in all."""
 
     documents: int = 0
     tokens: int = 0
@@ -258,13 +256,14 @@ def decontaminated(
     length: int = 13,
     share: float = 0.8,
 ) -> Iterator[Many[int]]:
-    """Documents of which less than `share` of all n-grams of `length` stand in the texts.
+    """The documents with less than `share` of their n-grams of `length` tokens in the texts.
 
-    A document that is shorter goes if it stands there whole. `removed` counts what is left out.
+    A shorter document is removed if it occurs in the texts. `removed` is updated.
     """
     if length < 1 or not 0 < share <= 1:
         raise ConfigError(
-            f"expected length of 1 or more and share in (0, 1], got {length}, {share}"
+            f"length={length}, share={share} are out of range; use a length of at least 1 and a "
+            "share in (0, 1]"
         )
     evaluation = Index.of(texts, width=4)
     for document in documents:

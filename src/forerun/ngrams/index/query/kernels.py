@@ -1,7 +1,7 @@
-"""Compiled searches in a suffix array: intervals of ranks, next tokens, longest matches.
+"""Search kernels for suffix arrays: intervals of ranks, next tokens, longest matches.
 
-A query is int64 ids; an interval [left, right) holds the ranks of all suffixes that begin with it.
-Nothing is written but what is returned, so any number of threads may search.
+A query is an int64 array of ids. Its interval [left, right) contains the ranks of all suffixes that
+begin with it. All kernels are thread-safe.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from forerun.ngrams.index.build.suffix_array import Shard, pointer
 from forerun.ngrams.tables.logits.kernels import Arrays
 from forerun.utils.jit import bare
 
-END = -1  # the next token where the text ends
+END = -1  # next token at the text's end
 
 
 @bare
 def compare(text: np.ndarray, at: int, query: np.ndarray, low: int, high: int) -> int:
-    """-1, 0 or 1: the suffix at `at` is below query[low:high], begins with it, or is above."""
+    """-1, 0 or 1: the suffix at `at` sorts below query[low:high], begins with it, or above."""
     for k in range(min(high - low, len(text) - at)):
         token, wanted = np.int64(text[at + k]), query[low + k]
         if token != wanted:
@@ -29,7 +29,7 @@ def compare(text: np.ndarray, at: int, query: np.ndarray, low: int, high: int) -
 
 @bare
 def bucket(shard: Shard, token: int) -> tuple[int, int]:
-    """Ranks among which suffixes with that first token are."""
+    """The ranks [left, right) of a first token's bucket."""
     b = min(token >> shard.shift, len(shard.buckets) - 2)
     return shard.buckets[b], shard.buckets[b + 1]
 
@@ -38,10 +38,10 @@ def bucket(shard: Shard, token: int) -> tuple[int, int]:
 def find_within(
     shard: Shard, query: np.ndarray, low: int, high: int, left: int, right: int
 ) -> tuple[int, int]:
-    """The interval of query[low:high] within [left, right); empty at its place if there is none."""
+    """The interval of query[low:high] within [left, right); if absent, empty at its position."""
     text, table, width = shard.text, shard.table, shard.width
     left, below, above, right = narrow(shard, query, low, high, left, right)
-    if below < above:  # a fence stands inside the interval
+    if below < above:  # a fence is inside the interval
         first = first_not_below(shard, query, low, high, left, below)
         return first, first_above(shard, query, low, high, above, right)
     while left < right:  # until any hit
@@ -61,7 +61,7 @@ def find_within(
 def first_not_below(
     shard: Shard, query: np.ndarray, low: int, high: int, left: int, right: int
 ) -> int:
-    """The first rank of [left, right) whose suffix is not below query[low:high]; else `right`."""
+    """The first rank in [left, right) with a suffix not below query[low:high]; else `right`."""
     while left < right:
         middle = (left + right) // 2
         at = pointer(shard.table, shard.width, middle)
@@ -74,7 +74,7 @@ def first_not_below(
 
 @bare
 def first_above(shard: Shard, query: np.ndarray, low: int, high: int, left: int, right: int) -> int:
-    """The first rank of [left, right) whose suffix is above query[low:high]; else `right`."""
+    """The first rank in [left, right) with a suffix above query[low:high]; else `right`."""
     while left < right:
         middle = (left + right) // 2
         at = pointer(shard.table, shard.width, middle)
@@ -87,7 +87,7 @@ def first_above(shard: Shard, query: np.ndarray, low: int, high: int, left: int,
 
 @bare
 def find(shard: Shard, query: np.ndarray, low: int, high: int) -> tuple[int, int]:
-    """The interval of query[low:high]; all ranks for an empty one."""
+    """The interval of query[low:high]; all ranks for an empty query."""
     if low == high:
         return 0, len(shard.text)
     if query[low] < 0:
@@ -100,7 +100,7 @@ def find(shard: Shard, query: np.ndarray, low: int, high: int) -> tuple[int, int
 def find_many(
     shard: Shard, queries: np.ndarray, starts: np.ndarray, first: int, out: np.ndarray
 ) -> None:
-    """Intervals of queries[starts[i]:starts[i + 1]] for len(out) queries from `first`. [m, 2]."""
+    """Intervals of queries[starts[i]:starts[i + 1]] for i = first, first + 1, ... int64 [m, 2]."""
     for i in range(len(out)):
         left, right = find(shard, queries, starts[first + i], starts[first + i + 1])
         out[i, 0] = left
@@ -109,9 +109,9 @@ def find_many(
 
 @bare
 def longest_suffix(shard: Shard, query: np.ndarray, low: int, high: int) -> tuple[int, int, int]:
-    """The longest suffix of query[low:high] that occurs: its length and interval.
+    """Length and interval of the longest suffix of query[low:high] that occurs.
 
-    Counts fall with length, so doubling and then halving finds it in O(log) searches.
+    Doubling and then bisection of the length: O(log) searches.
     """
     known, left, right = 0, 0, len(shard.text)
     absent, step = high - low + 1, 1
@@ -127,7 +127,7 @@ def longest_suffix(shard: Shard, query: np.ndarray, low: int, high: int) -> tupl
 
 @bare
 def longest_of(index: Arrays, query: np.ndarray) -> tuple[int, int, int]:
-    """`longest_suffix` of a whole query, for callers in Python; index: a Shard."""
+    """`longest_suffix` of a whole query, called from Python; index: the fields of a Shard."""
     return longest_suffix(Shard(*index), query, 0, len(query))
 
 
@@ -135,7 +135,7 @@ def longest_of(index: Arrays, query: np.ndarray) -> tuple[int, int, int]:
 def longest_suffixes(
     shard: Shard, queries: np.ndarray, starts: np.ndarray, first: int, out: np.ndarray
 ) -> None:
-    """Length and interval for every query from `first`. int64 [m, 3]."""
+    """`longest_suffix` of the queries first, first + 1, ... int64 [m, 3]."""
     for i in range(len(out)):
         length, left, right = longest_suffix(
             shard, queries, starts[first + i], starts[first + i + 1]
@@ -145,7 +145,7 @@ def longest_suffixes(
 
 @bare
 def next_token(shard: Shard, rank: int, length: int) -> int:
-    """The token `length` after the suffix at a rank; END where the text ends or a separator is."""
+    """The token at offset `length` of the suffix at a rank; END at the text's end."""
     at = pointer(shard.table, shard.width, rank) + length
     if at >= len(shard.text):
         return END
@@ -156,36 +156,36 @@ def next_token(shard: Shard, rank: int, length: int) -> int:
 def next_tokens(
     shard: Shard, length: int, left: int, right: int, unit: int, ids: np.ndarray, counts: np.ndarray
 ) -> int:
-    """Next tokens of an interval of `length`-token matches, ascending; returns how many.
+    """Writes the next tokens of `length`-token matches, ascending, with counts; returns the size.
 
-    An interval whose ends agree is one token's. With unit 1 counts are exact; else an interval of
-    fewer than 4 units is read once per unit. Counts add up to right - left in any case.
+    An interval with equal tokens at both ends has a single token. With unit 1 counts are exact;
+    else an interval of fewer than 4 units is read once per unit. Counts sum to right - left.
     """
-    lefts, rights = np.empty(64, np.int64), np.empty(64, np.int64)  # intervals that wait
+    lefts, rights = np.empty(64, np.int64), np.empty(64, np.int64)  # stack of intervals
     lefts[0], rights[0] = left, right
-    waiting, size = 1 if left < right else 0, 0
-    while waiting:
-        waiting -= 1
-        a, b = lefts[waiting], rights[waiting]
+    stacked, size = 1 if left < right else 0, 0
+    while stacked:
+        stacked -= 1
+        a, b = lefts[stacked], rights[stacked]
         low = next_token(shard, a, length)
         if low == next_token(shard, b - 1, length):
-            size = credit(ids, counts, size, low, b - a)
+            size = add_count(ids, counts, size, low, b - a)
         elif b - a < 4 * unit:
             while a < b:
                 c = min(a + unit, b)
-                size = credit(ids, counts, size, next_token(shard, (a + c) // 2, length), c - a)
+                size = add_count(ids, counts, size, next_token(shard, (a + c) // 2, length), c - a)
                 a = c
         else:
             middle = (a + b) // 2
-            lefts[waiting], rights[waiting] = middle, b
-            lefts[waiting + 1], rights[waiting + 1] = a, middle
-            waiting += 2
+            lefts[stacked], rights[stacked] = middle, b
+            lefts[stacked + 1], rights[stacked + 1] = a, middle
+            stacked += 2
     return size
 
 
 @bare
-def credit(ids: np.ndarray, counts: np.ndarray, size: int, token: int, count: int) -> int:
-    """Adds to the last entry if it is the token's, else makes one; the new size."""
+def add_count(ids: np.ndarray, counts: np.ndarray, size: int, token: int, count: int) -> int:
+    """Adds to the last entry if it has the token, else appends an entry; returns the new size."""
     if size and ids[size - 1] == token:
         counts[size - 1] += count
         return size
@@ -194,23 +194,23 @@ def credit(ids: np.ndarray, counts: np.ndarray, size: int, token: int, count: in
 
 
 @bare
-def most_next(count: int, unit: int, most: int) -> int:
-    """How many entries `next_tokens` may write: an interval of 2 units or more gives 4 at most."""
-    return min(most, count, 4 * (count // unit) + 8)
+def max_next(count: int, unit: int, max_distinct: int) -> int:
+    """Most entries that `next_tokens` writes: at most 4 per interval of 2 units or more."""
+    return min(max_distinct, count, 4 * (count // unit) + 8)
 
 
 @njit(cache=True, nogil=True)
 def next_tokens_many(
-    shard: Shard, matches: np.ndarray, units: np.ndarray, most: int
+    shard: Shard, matches: np.ndarray, units: np.ndarray, max_distinct: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Next tokens of every match (length, left, right) int64 [m, 3]: ids, counts, starts [m + 1].
 
-    most: different next tokens that there can be.
+    max_distinct: largest number of distinct next tokens.
     """
-    room = np.int64(0)
+    capacity = np.int64(0)
     for i in range(len(matches)):
-        room += most_next(matches[i, 2] - matches[i, 1], units[i], most)
-    ids, counts = np.empty(room, np.int64), np.empty(room, np.int64)
+        capacity += max_next(matches[i, 2] - matches[i, 1], units[i], max_distinct)
+    ids, counts = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
     starts = np.zeros(len(matches) + 1, np.int64)
     for i in range(len(matches)):
         at = starts[i]
@@ -223,20 +223,19 @@ def next_tokens_many(
 
 @njit(cache=True, nogil=True)
 def common(text: np.ndarray, at: int, query: np.ndarray, low: int, high: int) -> int:
-    """How many tokens the suffix at `at` shares with the beginning of query[low:high]."""
+    """Length of the common prefix of the suffix at `at` and query[low:high]."""
     k = 0
-    most = min(high - low, len(text) - at)
-    while k < most and np.int64(text[at + k]) == query[low + k]:
+    limit = min(high - low, len(text) - at)
+    while k < limit and np.int64(text[at + k]) == query[low + k]:
         k += 1
     return k
 
 
 @njit(cache=True, nogil=True)
 def longest_prefixes(shard: Shard, query: np.ndarray, longest: int, out: np.ndarray) -> None:
-    """For every position of a query, how many tokens from there on occur somewhere. int64 [n].
+    """Length of the longest match from every position of a query. int64 [n].
 
-    The place of the rest of the query among the suffixes is found once; the longest match is with
-    one of the two neighbours of that place.
+    The longest match is with one of the two neighbours of the remaining query's sort position.
     """
     text, table, width = shard.text, shard.table, shard.width
     for low in range(len(query)):
@@ -254,8 +253,8 @@ def longest_prefixes(shard: Shard, query: np.ndarray, longest: int, out: np.ndar
 
 
 @bare
-def clean(query: np.ndarray, eos: int, separator: int, absent: int) -> None:
-    """In place: the end id becomes the separator, what can be no id becomes `absent`."""
+def normalize_ids(query: np.ndarray, eos: int, separator: int, absent: int) -> None:
+    """In place: eos becomes the separator, an invalid id becomes `absent`."""
     for i in range(len(query)):
         token = query[i]
         if token == eos:

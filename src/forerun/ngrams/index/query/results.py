@@ -1,4 +1,4 @@
-"""What queries return, and how answers of several shards become one."""
+"""Results of index queries, and their sum over shards."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from forerun.errors import ConfigError
 
-Counted = tuple[np.ndarray, np.ndarray]  # ids and how often each
+Counted = tuple[np.ndarray, np.ndarray]  # ids, counts
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Where a query occurs: how often, and ranks [left, right) in every shard."""
+    """Occurrences of a query: their number, and ranks [left, right) per shard."""
 
     count: int
     intervals: list[tuple[int, int]]
@@ -21,21 +21,21 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Prob:
-    """An n-gram probability; None where the context does not occur."""
+    """An n-gram probability; None if the context does not occur."""
 
     prob: float | None
     count: int  # of context and token
     context_count: int
-    suffix_length: int  # tokens of the context that were used
+    suffix_length: int  # tokens of the context used
 
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """What follows a context: ids ascending, and how often each; sparse if there is but one."""
+    """Next tokens of a context: ids ascending, with counts."""
 
     ids: np.ndarray  # int64 [k]
     counts: np.ndarray  # int64 [k]
-    context_count: int  # their sum
+    context_count: int  # sum of the counts
     suffix_length: int
     is_approximate: bool
 
@@ -53,13 +53,13 @@ class Next:
 def add_up(
     eos: int, separator: int, parts: list[Counted], total: int, length: int, is_near: bool
 ) -> Next:
-    """Next tokens of several shards together; both kinds of end become the end id."""
+    """The sum of next tokens over shards; END and separator become eos."""
     if len(parts) == 1:
         ids, counts = parts[0]
     else:
-        none = np.empty(0, np.int64)
-        ids = np.concatenate([none, *(part[0] for part in parts)])
-        counts = np.concatenate([none, *(part[1] for part in parts)])
+        empty = np.empty(0, np.int64)
+        ids = np.concatenate([empty, *(part[0] for part in parts)])
+        counts = np.concatenate([empty, *(part[1] for part in parts)])
     if len(parts) > 1 or (len(ids) and (ids[0] < 0 or ids[-1] == separator)):
         ids = np.where((ids < 0) | (ids == separator), eos, ids)
         ids, where = np.unique(ids, return_inverse=True)
@@ -70,9 +70,11 @@ def add_up(
 
 
 def unit_for(count: int, max_support: int | None) -> int:
-    """The smallest power of two with count <= unit * max_support."""
+    """The smallest power of two `unit` with count <= unit * max_support."""
     if max_support is None:
         return 1
     if max_support < 1:
-        raise ConfigError(f"max_support must be at least 1, got {max_support}; None is exact")
+        raise ConfigError(
+            f"max_support={max_support} is too small; use at least 1, or None for exact counts"
+        )
     return 1 << max(0, -(-count // max_support) - 1).bit_length()

@@ -1,8 +1,8 @@
-"""The latest top successors of every token: the adjacency matrix of Token Recycling, on a CPU.
+"""Adjacency matrix of Token Recycling in NumPy: the latest top successors of every token.
 
-Luo et al., "Turning Trash into Treasure", 2024. Row t holds the ids of the target's K largest
-logits when it last looked at token t, best first, -1 where nothing is known: V x K int32, 1 MB at
-V = 32000 and K = 8, 4 MB at 128k. `adjacency_tensors` is the same on any torch device.
+Luo et al., "Turning Trash into Treasure", 2024. Row t has the ids of the target's K largest logits
+after the latest occurrence of token t, best first, -1 if unknown: int32 [V, K]. `gpu.py` has the
+same matrix on any torch device.
 """
 
 from __future__ import annotations
@@ -22,39 +22,38 @@ UNKNOWN = -1
 
 
 class Adjacency:
-    """Token -> its latest successors, in NumPy."""
+    """Latest successors per token, in NumPy."""
 
     def __init__(self, vocab: int, entries: int) -> None:
         self.matrix = np.full((vocab, entries), UNKNOWN, np.int32)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Bytes of the matrix."""
         return self.matrix.nbytes
 
     def successors(self, token: int) -> np.ndarray:
         """Known successors of a token, best first. int32 [k], k <= K."""
         row = self.matrix[token]
-        known = row.tolist()  # they stand first; a mask would cost many times more
-        return row[: known.index(UNKNOWN) if UNKNOWN in known else len(known)].copy()
+        return row[row != UNKNOWN]
 
     def to_numpy(self) -> np.ndarray:
         """A copy of the matrix. int32 [V, K]."""
         return self.matrix.copy()
 
     def fill(self, known: np.ndarray) -> None:
-        """Takes the rows of a matrix [V, K] where its own have nothing."""
+        """Copies the rows of a matrix [V, K] for tokens without successors here."""
         is_new = self.matrix[:, 0] == UNKNOWN
         self.matrix[is_new] = known[is_new]
 
     def draft(self, roots: Many[int], shape: Shape, depth: int) -> list[Tree]:
-        """The places of `shape` down to `depth`, filled level by level below each root token."""
+        """One tree per root token: the places of `shape` down to `depth`."""
         return [self._draft(root, shape, depth) for root in roots]
 
     def learn(self, tokens: np.ndarray, rows: np.ndarray, logits: torch.Tensor) -> None:
         """Writes the top ids of logits [n, V] at `rows` int64 [m] into the matrix at `tokens`.
 
-        Logits are compared in float32, ties go to the lowest id. Tokens must differ.
+        Logits are compared in float32; ties: lowest id. Tokens must be distinct.
         """
         if logits.dtype != torch.float32:
             logits, rows = logits[torch.from_numpy(rows)].float(), np.arange(len(rows))
@@ -71,13 +70,13 @@ class Adjacency:
 
 
 def flattened(logits: torch.Tensor) -> tuple[np.ndarray, int]:
-    """Logits [n, V] as one contiguous line of memory, and how far apart its rows begin there."""
+    """Logits [n, V] as a flat array, and the stride of its rows."""
     count, vocab = logits.shape
     if logits.stride(1) != 1 or logits.stride(0) < vocab:
         logits = logits.contiguous()
     stride = logits.stride(0)
-    line = logits.as_strided(((count - 1) * stride + vocab,), (1,))
-    return line.detach().numpy(), stride
+    flat = logits.as_strided(((count - 1) * stride + vocab,), (1,))
+    return flat.detach().numpy(), stride
 
 
 @njit(cache=True, nogil=True)
@@ -91,10 +90,10 @@ def fill_rows(
     tokens: np.ndarray,
     parents: np.ndarray,
 ) -> int:
-    """Breadth first: the child of rank r of a node with token t is matrix[t, r].
+    """Fills a tree breadth first: the child of rank r of a node with token t is matrix[t, r].
 
-    A place whose successor is not known stays empty, and so does all below it. Writes tokens and
-    parents of the nodes; returns how many there are.
+    A place without a known successor stays empty, with all places below it. Writes tokens and
+    parents of the nodes; returns their number.
     """
     places, entries, nodes = len(depths), matrix.shape[1], 0
     where = np.full(places + 1, -2, np.int32)  # place + 1 -> node
@@ -125,27 +124,27 @@ def learn_rows(
     stride: int,
     vocab: int,
 ) -> None:
-    """matrix[tokens[i]] = ids of the largest of the `vocab` logits that begin at rows[i] x stride.
+    """matrix[tokens[i]] = ids of the largest of the `vocab` logits from rows[i] * stride.
 
-    -inf and NaN are no successors.
+    -inf and NaN are skipped.
     """
-    held = np.empty(matrix.shape[1], flat.dtype)
+    values = np.empty(matrix.shape[1], flat.dtype)
     for i in range(len(tokens)):
         start = rows[i] * stride
-        select_largest(flat[start : start + vocab], matrix[tokens[i]], held)
+        select_largest(flat[start : start + vocab], matrix[tokens[i]], values)
 
 
 @njit(cache=True, nogil=True)
-def select_largest(row: np.ndarray, ids: np.ndarray, held: np.ndarray) -> None:
-    """Ids of the K largest entries of row [V], falling; ties: the lowest ids; then UNKNOWN."""
+def select_largest(row: np.ndarray, ids: np.ndarray, values: np.ndarray) -> None:
+    """Ids of the K largest entries of row [V], falling, padded with UNKNOWN; ties: lowest ids."""
     ids[:] = UNKNOWN
-    held[:] = -np.inf
-    select_above(row, ids, held)
+    values[:] = -np.inf
+    select_above(row, ids, values)
 
 
 @cache
 def warm_up() -> None:
-    """Compiles every kernel of the matrix, or loads it from the cache."""
+    """Compiles the kernels of the matrix, or loads them from the cache."""
     matrix = Adjacency(2, 2)
     matrix.learn(np.zeros(1, np.int64), np.zeros(1, np.int64), torch.zeros(1, 2))
     matrix.draft([0], grid(1).first(1), 1)

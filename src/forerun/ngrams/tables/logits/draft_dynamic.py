@@ -1,7 +1,7 @@
-"""One call per tree: the most promising places first, filled from a logit memory.
+"""Grows a tree best first from a logit memory, in one call.
 
-The fast form of the grower `dynamic` over `LogitMemory.lookup`: same nodes, same q, same uniforms
-in the same order (tests compare them node by node).
+The compiled form of grower `dynamic` over `LogitMemory.lookup`: same nodes, same q, same uniforms
+in the same order (tests compare them).
 """
 
 from __future__ import annotations
@@ -13,61 +13,68 @@ import numpy as np
 from forerun.core.acceptance_prior import RANKS, Chances, grade
 from forerun.core.records import Plan
 from forerun.core.tree import POINT, SWOR, Tree
-from forerun.ngrams.tables.logits.draft_template import Buffers, buffers, run, tree_of
-from forerun.ngrams.tables.logits.kernels import Table, Temper, hash_context, home, recall, snapshot
+from forerun.ngrams.tables.logits.draft_template import Buffers, buffers, draw, tree_of
+from forerun.ngrams.tables.logits.kernels import (
+    Table,
+    Temper,
+    find_longest,
+    hash_context,
+    home,
+    write_q,
+)
 from forerun.utils.jit import bare, copy, fetch
 
-NOTES = 6  # what is noted of a node: of its q, next child, row
-DEPTH, PLACE, SIZE, GRADE, RANK, ROW = range(NOTES)
+NUM_STATES = 6  # columns of Workspace.states
+DEPTH, PLACE, SIZE, GRADE, RANK, ROW = range(NUM_STATES)
 
 
-class Room(NamedTuple):
-    """Room to work in for N nodes, K entries and contexts of L tokens; node i is row i + 1."""
+class Workspace(NamedTuple):
+    """Scratch arrays for N nodes, K entries and contexts of L tokens; node i is row i + 1."""
 
     contexts: np.ndarray  # int32 [N + 1, L], most recent token first
-    notes: np.ndarray  # int32 [N + 1, NOTES]
-    order: np.ndarray  # int16 [N + 1, K], of the entries of a q
+    states: np.ndarray  # int32 [N + 1, NUM_STATES]
+    order: np.ndarray  # int16 [N + 1, K], order of the entries of a q
     left: np.ndarray  # float64 [N + 1], see growers.dynamic
-    value: np.ndarray  # float64 [N + 1], the same
+    value: np.ndarray  # float64 [N + 1], see growers.dynamic
     ids: np.ndarray  # int32 [K]
     probs: np.ndarray  # float64 [K]
     hashes: np.ndarray  # uint64 [L]
-    ahead: np.ndarray  # int32 [L], a context that may come
+    ahead: np.ndarray  # int32 [L], context of the next candidate
 
 
-def new_room(nodes: int, entries: int, longest: int) -> np.ndarray:
-    """What a `Room` is laid out in. float64."""
+def new_workspace(nodes: int, entries: int, longest: int) -> np.ndarray:
+    """The buffer of a `Workspace`, float64; one argument instead of nine for the kernel."""
     rows = nodes + 1
-    return np.empty(rows * (2 + NOTES + longest + entries) + 2 * (entries + longest))
+    return np.empty(rows * (2 + NUM_STATES + longest + entries) + 2 * (entries + longest))
 
 
 @bare
-def laid_out(room: np.ndarray, nodes: int, entries: int, longest: int) -> Room:
-    """The arrays that lie in `room`: a kernel is told of one in a fraction of the time."""
+def split_workspace(buffer: np.ndarray, nodes: int, entries: int, longest: int) -> Workspace:
+    """The arrays of a workspace as views of its buffer."""
     rows = nodes + 1
     value = 2 * rows
     probs = value + entries
     hashes = probs + longest
     contexts = hashes + rows * longest
-    notes = contexts + rows * NOTES
-    order = notes + rows * entries
+    states = contexts + rows * NUM_STATES
+    order = states + rows * entries
     ids = order + entries
-    return Room(
-        room[hashes:contexts].view(np.int32)[: rows * longest].reshape(rows, longest),
-        room[contexts:notes].view(np.int32)[: rows * NOTES].reshape(rows, NOTES),
-        room[notes:order].view(np.int16)[: rows * entries].reshape(rows, entries),
-        room[:rows],
-        room[rows:value],
-        room[order:ids].view(np.int32)[:entries],
-        room[value:probs],
-        room[probs:hashes].view(np.uint64),
-        room[ids : ids + longest].view(np.int32)[:longest],
+    return Workspace(
+        buffer[hashes:contexts].view(np.int32)[: rows * longest].reshape(rows, longest),
+        buffer[contexts:states].view(np.int32)[: rows * NUM_STATES].reshape(rows, NUM_STATES),
+        buffer[states:order].view(np.int16)[: rows * entries].reshape(rows, entries),
+        buffer[:rows],
+        buffer[rows:value],
+        buffer[order:ids].view(np.int32)[:entries],
+        buffer[value:probs],
+        buffer[probs:hashes].view(np.uint64),
+        buffer[ids : ids + longest].view(np.int32)[:longest],
     )
 
 
 def grow(
-    near: Table,
-    far: Table,
+    own: Table,
+    fallback: Table,
     lengths: np.ndarray,
     clock: int,
     root: np.ndarray,
@@ -75,18 +82,18 @@ def grow(
     temper: Temper,
     chances: Chances,
     uniforms: np.ndarray | None,
-    room: np.ndarray,
+    buffer: np.ndarray,
 ) -> tuple[Tree, int]:
-    """A tree below the context `root`: at most plan.nodes nodes of chances above plan.least.
+    """A tree below the context `root`: at most plan.nodes nodes with values above plan.least.
 
-    With uniforms, children are drawn without replacement; without, they are the best tokens.
-    Returns the tree, with its cells, and how many uniforms were used: one per entry of every q
-    that has children.
+    With uniforms, children are drawn without replacement; without, they are the most likely tokens.
+    Returns the tree, with its cells, and the number of uniforms used: one per entry of every q with
+    children.
     """
-    out = buffers(plan.nodes, near.ids.shape[1])
+    out = buffers(plan.nodes, own.ids.shape[1])
     nodes, rows, used = grow_places(
-        *near,
-        *far,
+        *own,
+        *fallback,
         lengths,
         clock,
         *temper,
@@ -99,23 +106,23 @@ def grow(
         uniforms is not None,
         out.q_probs if uniforms is None else uniforms,
         *out,
-        room,
+        buffer,
     )
     return tree_of(out, nodes, rows, has_cells=True), used
 
 
 @bare
 def grow_places(
-    near_keys: np.ndarray,
-    near_counts: np.ndarray,
-    near_stamps: np.ndarray,
-    near_ids: np.ndarray,
-    near_probs: np.ndarray,
-    far_keys: np.ndarray,
-    far_counts: np.ndarray,
-    far_stamps: np.ndarray,
-    far_ids: np.ndarray,
-    far_probs: np.ndarray,
+    own_keys: np.ndarray,
+    own_counts: np.ndarray,
+    own_stamps: np.ndarray,
+    own_ids: np.ndarray,
+    own_probs: np.ndarray,
+    fallback_keys: np.ndarray,
+    fallback_counts: np.ndarray,
+    fallback_stamps: np.ndarray,
+    fallback_ids: np.ndarray,
+    fallback_probs: np.ndarray,
     lengths: np.ndarray,
     clock: int,
     power: float,
@@ -138,19 +145,18 @@ def grow_places(
     q_ids: np.ndarray,
     q_probs: np.ndarray,
     cells: np.ndarray,
-    room: np.ndarray,
+    buffer: np.ndarray,
 ) -> tuple[int, int, int]:
-    """Best first; returns the numbers of nodes, proposals and uniforms used.
+    """The kernel of `grow`; returns the numbers of nodes, proposals and uniforms used.
 
-    Two Tables, a Temper, limits, what was learned of chances, Buffers. A node's place is kept, not
-    its q: cold caches cost more than a second look into the slot.
+    The arguments are the fields of two Tables, a Temper, limits, acceptance counts and Buffers.
     """
-    near = Table(near_keys, near_counts, near_stamps, near_ids, near_probs)
-    far = Table(far_keys, far_counts, far_stamps, far_ids, far_probs)
-    work = laid_out(room, most, near_ids.shape[1], len(root))
+    own = Table(own_keys, own_counts, own_stamps, own_ids, own_probs)
+    fallback = Table(fallback_keys, fallback_counts, fallback_stamps, fallback_ids, fallback_probs)
+    work = split_workspace(buffer, most, own_ids.shape[1], len(root))
     copy(root, work.contexts[0])
     return fill(
-        near, far, lengths, clock, Temper(power, top_k, top_p, min_p), (most, deepest, least),
+        own, fallback, lengths, clock, Temper(power, top_k, top_p, min_p), (most, deepest, least),
         (hits, tries), is_drawn, uniforms,
         Buffers(tokens, parents, laws, rows, starts, q_ids, q_probs, cells), work,
     )  # fmt: skip
@@ -158,8 +164,8 @@ def grow_places(
 
 @bare
 def fill(
-    near: Table,
-    far: Table,
+    own: Table,
+    fallback: Table,
     lengths: np.ndarray,
     clock: int,
     how: Temper,
@@ -168,82 +174,82 @@ def fill(
     is_drawn: bool,
     uniforms: np.ndarray,
     out: Buffers,
-    work: Room,
+    work: Workspace,
 ) -> tuple[int, int, int]:
     """`grow_places` below the first context of `work`."""
     (most, deepest, least), (hits, tries) = limits, chances
-    contexts, notes, order, left, value, ids, probs, hashes, ahead = work
-    larger = near if len(near.keys) > len(far.keys) else far
+    contexts, states, order, left, value, ids, probs, hashes, ahead = work
+    larger = own if len(own.keys) > len(fallback.keys) else fallback
     left[0], value[0] = 1.0, 0.0
-    notes[0] = 0
+    states[0] = 0
     nodes = rows = used = filled = new = 0
     while nodes < most:
-        note = notes[new]
-        if note[DEPTH] < deepest:
-            note[PLACE], level = recall(near.keys, far.keys, lengths, contexts[new], hashes)
-            if note[PLACE]:
-                note[SIZE] = snapshot_at(near, far, note[PLACE], clock, how, ids, probs, 0)
-                note[GRADE] = grade(probs[0], level)
-                value[new] = left[new] * chance(hits, tries, note[GRADE], 0)
+        state = states[new]
+        if state[DEPTH] < deepest:
+            state[PLACE], level = find_longest(
+                own.keys, fallback.keys, lengths, contexts[new], hashes
+            )
+            if state[PLACE]:
+                state[SIZE] = write_q_at(own, fallback, state[PLACE], clock, how, ids, probs, 0)
+                state[GRADE] = grade(probs[0], level)
+                value[new] = left[new] * rate(hits, tries, state[GRADE], 0)
         at = largest(value, nodes + 1)
         if value[at] <= least:
             break
-        note = notes[at]
-        place, size, rank = note[PLACE], note[SIZE], note[RANK]
+        state = states[at]
+        place, size, rank = state[PLACE], state[SIZE], state[RANK]
         if rank == 0 and is_drawn:
-            snapshot_at(near, far, place, clock, how, out.q_ids, out.q_probs, filled)
-            run(uniforms, used, out.q_probs[filled : filled + size], order[at, :size], probs)
-            note[ROW], used, rows, filled = rows, used + size, rows + 1, filled + size
+            write_q_at(own, fallback, place, clock, how, out.q_ids, out.q_probs, filled)
+            draw(uniforms, used, out.q_probs[filled : filled + size], order[at, :size], probs)
+            state[ROW], used, rows, filled = rows, used + size, rows + 1, filled + size
             out.starts[rows] = filled
-        token = token_at(near, far, place, order[at, rank] if is_drawn else rank)
-        put(out, nodes, token, at - 1, is_drawn, note[ROW])
-        out.cells[nodes] = note[GRADE] * RANKS + min(rank, RANKS - 1)
+        token = token_at(own, fallback, place, order[at, rank] if is_drawn else rank)
+        write_node(out, nodes, token, at - 1, is_drawn, state[ROW])
+        out.cells[nodes] = state[GRADE] * RANKS + min(rank, RANKS - 1)
         new = nodes = nodes + 1
-        notes[new] = 0
-        left[new], value[new], notes[new, DEPTH] = value[at], 0.0, note[DEPTH] + 1
+        states[new] = 0
+        left[new], value[new], states[new, DEPTH] = value[at], 0.0, state[DEPTH] + 1
         extend(contexts[at], token, contexts[new])
-        note[RANK] = rank = rank + 1
+        state[RANK] = rank = rank + 1
         left[at] -= value[at]
         value[at] = 0.0
         if rank < size:
-            value[at] = left[at] * chance(hits, tries, note[GRADE], rank)
-            token = token_at(near, far, place, order[at, rank] if is_drawn else rank)
+            value[at] = left[at] * rate(hits, tries, state[GRADE], rank)
+            token = token_at(own, fallback, place, order[at, rank] if is_drawn else rank)
             extend(contexts[at], token, ahead)
-            fetch_context(larger, lengths, ahead, hashes)  # the other lies in caches
+            prefetch(larger, lengths, ahead, hashes)
     return nodes, rows, used
 
 
 @bare(inline="always")
-def token_at(near: Table, far: Table, place: int, entry: int) -> int:
-    """A token of the q at a place, as `snapshot_at` has them."""
-    return near.ids[place - 1, entry] if place > 0 else far.ids[-1 - place, entry]
+def token_at(own: Table, fallback: Table, place: int, entry: int) -> int:
+    """A token of the q at a place of `write_q_at`."""
+    return own.ids[place - 1, entry] if place > 0 else fallback.ids[-1 - place, entry]
 
 
 @bare
 def extend(context: np.ndarray, token: int, longer: np.ndarray) -> None:
-    """Writes the context that a token makes of another."""
+    """Writes a context extended by a token."""
     copy(context[:-1], longer[1:])
     longer[0] = token
 
 
 @bare
-def fetch_context(
-    table: Table, lengths: np.ndarray, context: np.ndarray, hashes: np.ndarray
-) -> None:
-    """Asks memory for what `recall` and `snapshot` will read if this context is looked up."""
+def prefetch(table: Table, lengths: np.ndarray, context: np.ndarray, hashes: np.ndarray) -> None:
+    """Prefetches the cache lines for a look-up of this context."""
     known = hash_context(context, hashes)
     for n in lengths:
         if n <= known:
             slot = home(hashes[n - 1], len(table.keys))
             fetch(table.keys, slot)
-            fetch(table.counts, slot)  # where its row begins
+            fetch(table.counts, slot)  # the begin of the row
             fetch(table.probs, slot)
 
 
 @bare(inline="always")
-def snapshot_at(
-    near: Table,
-    far: Table,
+def write_q_at(
+    own: Table,
+    fallback: Table,
     place: int,
     clock: int,
     how: Temper,
@@ -251,22 +257,22 @@ def snapshot_at(
     probs: np.ndarray,
     at: int,
 ) -> int:
-    """`snapshot` of a place: slot + 1 in `near`, or less than 0: -1 - slot in `far`."""
-    if place > 0:  # choosing the table first takes a tenth longer
-        return snapshot(near, place - 1, clock, how, ids, probs, at)
-    return snapshot(far, -1 - place, clock, how, ids, probs, at)
+    """`write_q` of a place: slot + 1 in `own`, or -1 - slot in `fallback`."""
+    if place > 0:
+        return write_q(own, place - 1, clock, how, ids, probs, at)
+    return write_q(fallback, -1 - place, clock, how, ids, probs, at)
 
 
 @bare(inline="always")
-def chance(hits: np.ndarray, tries: np.ndarray, row: int, rank: int) -> float:
-    """That a child of this rank is accepted, below a q of grade `row`."""
+def rate(hits: np.ndarray, tries: np.ndarray, row: int, rank: int) -> float:
+    """Acceptance rate of a child of this rank below a q of grade `row`."""
     cell = row, min(rank, RANKS - 1)
     return hits[cell] / tries[cell]
 
 
 @bare(inline="always")
-def put(out: Buffers, node: int, token: int, parent: int, is_drawn: bool, row: int) -> None:
-    """Writes a node; row: of the proposal that it was drawn from."""
+def write_node(out: Buffers, node: int, token: int, parent: int, is_drawn: bool, row: int) -> None:
+    """Writes a node; row: its proposal."""
     out.tokens[node], out.parents[node] = token, parent
     out.laws[node] = SWOR if is_drawn else POINT
     out.rows[node] = row if is_drawn else -1
@@ -274,7 +280,7 @@ def put(out: Buffers, node: int, token: int, parent: int, is_drawn: bool, row: i
 
 @bare(inline="always")
 def largest(value: np.ndarray, count: int) -> int:
-    """Where the first of the largest values stands; NumPy's minds NaN and takes twice as long."""
+    """The index of the first largest value."""
     at = 0
     for i in range(1, count):
         at = i if value[i] > value[at] else at

@@ -1,7 +1,7 @@
-"""One call per tree: a template filled from a logit memory.
+"""Fills a template from a logit memory, in one call per tree.
 
-The fast form of the growers `gumbel` and `template` over `LogitMemory.lookup`: same nodes, same q,
-same uniforms in the same order (tests compare them node by node).
+The compiled form of the growers `gumbel` and `template` over `LogitMemory.lookup`: same nodes, same
+q, same uniforms in the same order (tests compare them).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from forerun.utils.jit import bare, copy
 
 
 class Buffers(NamedTuple):
-    """Room for a tree of N nodes with K entries per proposal."""
+    """Arrays of a tree with N nodes and K entries per proposal."""
 
     tokens: np.ndarray  # int32 [N]
     parents: np.ndarray  # int32 [N]
@@ -29,19 +29,15 @@ class Buffers(NamedTuple):
     starts: np.ndarray  # int64 [N + 1]
     q_ids: np.ndarray  # int32 [(N + 1) * K]
     q_probs: np.ndarray  # float64 [(N + 1) * K]
-    cells: np.ndarray  # int8 [N], where growers know them
+    cells: np.ndarray  # int8 [N], see `Tree.cells`
 
 
-TOLD = replace(EMPTY, cells=np.empty(0, np.int8))  # a tree without nodes, of which all is told
-# Buffers of trees up to MOST_SPARE nodes are made TOGETHER: in code that a pass has made cold one
-# costs as much as sixteen. Their sizes are multiples of SIZES. A kept tree keeps its neighbours.
-TOGETHER, SIZES, MOST_SPARE = 16, 8, 64
-_spare: dict[tuple[int, int], list[Buffers]] = {}  # by nodes and entries; nobody has had them
+EMPTY_WITH_CELLS = replace(EMPTY, cells=np.empty(0, np.int8))
 
 
 def draft(
-    near: Table,
-    far: Table,
+    own: Table,
+    fallback: Table,
     lengths: np.ndarray,
     clock: int,
     root: np.ndarray,
@@ -50,16 +46,16 @@ def draft(
     temper: Temper,
     uniforms: np.ndarray | None,
 ) -> tuple[Tree, int]:
-    """The first places of a template, down to `depth`, filled below the context `root`.
+    """A tree below the context `root` with the first places of a template, down to `depth`.
 
-    With uniforms, children are drawn without replacement; without, they are the best tokens.
-    Returns the tree and how many uniforms it used: one per entry of every q.
+    With uniforms, children are drawn without replacement; without, they are the most likely tokens.
+    Returns the tree and the number of uniforms used: one per entry of every q.
     """
     places = len(shape.parents)
-    out = buffers(places, near.ids.shape[1])
+    out = buffers(places, own.ids.shape[1])
     is_drawn = uniforms is not None
     nodes, rows, used = fill_places(
-        (near[:], far[:]),
+        (own[:], fallback[:]),
         lengths,
         clock,
         temper[:],
@@ -74,41 +70,23 @@ def draft(
 
 
 def buffers(nodes: int, entries: int) -> Buffers:
-    """Room for a tree of `nodes` nodes or a few more, uninitialised; for any thread."""
-    if nodes > MOST_SPARE:
-        return _made(1, nodes, entries)[0]
-    size = -(-nodes // SIZES) * SIZES
-    spare = _spare.setdefault((size, entries), [])
-    try:
-        return spare.pop()
-    except IndexError:
-        first, *others = _made(TOGETHER, size, entries)
-        spare += others
-        return first
-
-
-def _made(num: int, nodes: int, entries: int) -> list[Buffers]:
-    """So many buffers, neighbours in memory."""
-    many = (
-        np.empty((num, nodes), np.int32),
-        np.empty((num, nodes), np.int32),
-        np.empty((num, nodes), np.int8),
-        np.empty((num, nodes), np.int32),
-        np.zeros((num, nodes + 1), np.int64),
-        np.empty((num, (nodes + 1) * entries), np.int32),
-        np.empty((num, (nodes + 1) * entries), np.float64),
-        np.empty((num, nodes), np.int8),
+    """Uninitialised buffers for a tree; `starts` is zero."""
+    return Buffers(
+        np.empty(nodes, np.int32),
+        np.empty(nodes, np.int32),
+        np.empty(nodes, np.int8),
+        np.empty(nodes, np.int32),
+        np.zeros(nodes + 1, np.int64),
+        np.empty((nodes + 1) * entries, np.int32),
+        np.empty((nodes + 1) * entries, np.float64),
+        np.empty(nodes, np.int8),
     )
-    return [Buffers(*rows) for rows in zip(*many, strict=True)]
 
 
 def tree_of(out: Buffers, nodes: int, rows: int, *, has_cells: bool = False) -> Tree:
-    """The first `nodes` nodes and `rows` proposals; buffers without any are spare again."""
-    size = len(out.tokens)
+    """The tree of the first `nodes` nodes and `rows` proposals."""
     if not nodes:
-        if size <= MOST_SPARE:
-            _spare[size, len(out.q_ids) // (size + 1)].append(out)
-        return TOLD if has_cells else EMPTY
+        return EMPTY_WITH_CELLS if has_cells else EMPTY
     filled = out.starts.item(rows)
     return Tree(
         tokens=out.tokens[:nodes],
@@ -122,31 +100,31 @@ def tree_of(out: Buffers, nodes: int, rows: int, *, has_cells: bool = False) -> 
     )
 
 
-class Recalled(NamedTuple):
-    """A logit memory below a text, as `law_after` asks it, and room to work in."""
+class MemorySource(NamedTuple):
+    """The source of `law_after`: a logit memory and a text, with scratch arrays."""
 
-    near: Table
-    far: Table
+    own: Table
+    fallback: Table
     lengths: np.ndarray  # int64, falling
     clock: int
     temper: Temper
     root: np.ndarray  # int32 [longest], the text's end, most recent token first
-    context: np.ndarray  # int32 [longest]
-    hashes: np.ndarray  # uint64 [longest]
+    context: np.ndarray  # int32 [longest], scratch
+    hashes: np.ndarray  # uint64 [longest], scratch
 
 
-class Desk(NamedTuple):
-    """Room to walk in."""
+class Workspace(NamedTuple):
+    """Scratch arrays of `walk`."""
 
     where: np.ndarray  # int32 [places + 1], place + 1 -> tree node
-    order: np.ndarray  # int64 [places], of entries of a q
-    keys: np.ndarray  # float64 [entries], what they are ordered by
+    order: np.ndarray  # int64 [places], order of the entries of a q
+    keys: np.ndarray  # float64 [entries], sort keys
 
 
 @njit(cache=True, nogil=True)
-def desk(places: int, entries: int) -> Desk:
-    """Room for so many places, and proposals of so many entries."""
-    return Desk(np.empty(places + 1, np.int32), np.empty(places, np.int64), np.empty(entries))
+def new_workspace(places: int, entries: int) -> Workspace:
+    """A workspace for `places` places and proposals of `entries` entries."""
+    return Workspace(np.empty(places + 1, np.int32), np.empty(places, np.int64), np.empty(entries))
 
 
 @njit(cache=True, nogil=True)
@@ -160,43 +138,46 @@ def fill_places(
     depth: int,
     is_drawn: bool,
     uniforms: np.ndarray,
-    room: Arrays,
+    buffer: Arrays,
 ) -> tuple[int, int, int]:
-    """`walk` through a logit memory. arrays: two Tables; temper: a Temper; room: Buffers."""
+    """`walk` with a logit memory as source.
+
+    arrays, temper, buffer: fields of two Tables, a Temper, Buffers.
+    """
     longest = len(root)
     context, hashes = np.empty(longest, np.int32), np.empty(longest, np.uint64)
-    near, far = Table(*arrays[0]), Table(*arrays[1])
-    memory = Recalled(near, far, lengths, clock, Temper(*temper), root, context, hashes)
-    work = desk(len(places[0]), near.ids.shape[1])
-    return fill(memory, places, depth, is_drawn, uniforms, Buffers(*room), work)
+    own, fallback = Table(*arrays[0]), Table(*arrays[1])
+    memory = MemorySource(own, fallback, lengths, clock, Temper(*temper), root, context, hashes)
+    work = new_workspace(len(places[0]), own.ids.shape[1])
+    return fill(memory, places, depth, is_drawn, uniforms, Buffers(*buffer), work)
 
 
 @bare
 def fill(
-    memory: Recalled,
+    memory: MemorySource,
     places: Arrays,
     depth: int,
     is_drawn: bool,
     uniforms: np.ndarray,
     out: Buffers,
-    work: Desk,
+    work: Workspace,
 ) -> tuple[int, int, int]:
-    """`fill_places` with room to work in."""
+    """`fill_places` with a given workspace."""
     return walk(law_after, memory, places, depth, is_drawn, uniforms, out, work)
 
 
 @bare
-def law_after(memory: Recalled, node: int, out: Buffers, filled: int) -> int:
-    """Writes q below a node, from entry `filled` on; returns its size, 0 if nothing is known."""
+def law_after(memory: MemorySource, node: int, out: Buffers, filled: int) -> int:
+    """Writes q below a node, from entry `filled`; returns its size, 0 if no context is known."""
     fill_context(memory.root, out.tokens, out.parents, node, memory.context)
     size, _ = look_up(
-        memory.near, memory.far, memory.lengths, memory.clock, memory.context, memory.temper,
+        memory.own, memory.fallback, memory.lengths, memory.clock, memory.context, memory.temper,
         memory.hashes, out.q_ids, out.q_probs, filled,
     )  # fmt: skip
     return size
 
 
-@bare(inline="always")  # so that `law` is known where it is compiled
+@bare(inline="always")  # `law` must be a compile-time constant
 def walk(
     law: Any,
     source: Any,
@@ -205,17 +186,17 @@ def walk(
     is_drawn: bool,
     uniforms: np.ndarray,
     out: Buffers,
-    work: Desk,
+    work: Workspace,
 ) -> tuple[int, int, int]:
     """Fills places level by level; returns the numbers of nodes, proposals and uniforms used.
 
-    law(source, node, out, filled): a kernel that writes q after a node's path. A place without q
-    gets no children, one with few entries gets fewer: both depend on the parent's path alone, never
-    on the tokens drawn for the children. template: depths, widths, firsts of a Shape.
+    law(source, node, out, filled): a kernel that writes q below a node. A place without q has no
+    children; a q with few entries has fewer. Both depend on the parent's path only, never on the
+    tokens drawn for the children. template: depths, widths, firsts of a Shape.
     """
     depths, widths, firsts = template
     places, (where, order, keys) = len(depths), work
-    where[:] = -2  # nowhere
+    where[:] = -2  # empty place
     where[0] = -1
     nodes = rows = used = filled = 0
     for place in range(-1, places):
@@ -230,7 +211,7 @@ def walk(
         count = min(widths[place], size)
         q = out.q_probs[filled : filled + size]
         if is_drawn:
-            run(uniforms, used, q, order[:count], keys)
+            draw(uniforms, used, q, order[:count], keys)
             used += size
         else:
             best(q, order[:count], keys)
@@ -248,10 +229,10 @@ def walk(
 
 
 @bare
-def run(
+def draw(
     uniforms: np.ndarray, used: int, q: np.ndarray, order: np.ndarray, arrivals: np.ndarray
 ) -> None:
-    """The first len(order) arrivals of -log(u) / q: sequential draws without replacement."""
+    """The indices of the smallest -log(u) / q: sequential draws without replacement."""
     for j in range(len(q)):
         arrivals[j] = -math.log1p(-uniforms[used + j]) / q[j]
     for rank in range(len(order)):
@@ -265,7 +246,7 @@ def run(
 
 @bare
 def best(q: np.ndarray, order: np.ndarray, left: np.ndarray) -> None:
-    """The len(order) largest entries of q, ties by place; left [>= len(q)]: room to work in."""
+    """The indices of the largest entries of q, ties: lowest index; left [>= len(q)]: scratch."""
     copy(q, left)
     for rank in range(len(order)):
         first = 0

@@ -1,9 +1,9 @@
-"""Numba kernels of the logit memory: look up, average, evict. Pure functions on arrays.
+"""Numba kernels of the logit memory: look up, average, evict.
 
-A memory is one open-addressing table with linear probing. A slot's key is a 64-bit hash of a
-context (its length and its tokens), 0 where the slot is empty; contexts are written most recent
-token first and padded with -1 where the text is shorter. Two contexts share a key with probability
-2^-64, which could cost a draft token its acceptance but never a wrong output.
+A memory is a hash table with open addressing and linear probing. A slot's key is a 64-bit hash of a
+context (its length and tokens); 0 is an empty slot. Contexts are stored most recent token first,
+padded with -1. Two contexts share a key with probability 2^-64; a collision can make a draft worse,
+never an output wrong.
 """
 
 from __future__ import annotations
@@ -21,27 +21,23 @@ MIX_A = np.uint64(0xBF58476D1CE4E5B9)
 MIX_B = np.uint64(0x94D049BB133111EB)
 LOW = np.uint64(0xFFFFFFFF)
 EMPTY_KEY = np.uint64(0)
-TINY = 1e-200  # smaller weights are 0: an arrival -log(u) / q must stay finite
+TINY = 1e-200  # smaller weights become 0, so that -log(u) / q is finite
 
-# A named tuple without its names, `table[:]`. Called from Python, a kernel reads a plain tuple of
-# arrays in half a microsecond and a named one in three to eight, more where the caches are cold:
-# kernels that run for every draft take plain ones and name them inside. One that is `bare` and
-# takes the arrays one by one is called in half the time again.
-Arrays = tuple[Any, ...]
+Arrays = tuple[Any, ...]  # a named tuple as a plain tuple, `table[:]`: less overhead per call
 
 
 class Table(NamedTuple):
-    """C slots of K entries each. All of a slot but its key lies together: see `new_table`."""
+    """A hash table of C slots with K entries each."""
 
     keys: np.ndarray  # uint64 [C], 0 is empty
     counts: np.ndarray  # int32 [C], observations averaged so far
-    stamps: np.ndarray  # int32 [C], clock of the last hit
+    stamps: np.ndarray  # int32 [C], clock of the last use
     ids: np.ndarray  # int32 [C, K]
-    probs: np.ndarray  # float32 [C, K], falling, ties by id; the first 0 ends the entry
+    probs: np.ndarray  # float32 [C, K], falling, ties by id; ends at the first 0
 
 
 class Temper(NamedTuple):
-    """How stored probabilities become q: P^power, then the cuts of the request, normalised."""
+    """Sampling options for q: P^power, then top-k, top-p and min-p, normalised."""
 
     power: float = 1.0
     top_k: int = 0
@@ -50,10 +46,10 @@ class Temper(NamedTuple):
 
 
 def new_table(slots: int, entries: int) -> Table:
-    """An empty table of two slots or more, fewer have another type for kernels.
+    """An empty table of at least two slots (arrays of one row have another Numba type).
 
-    Keys apart, since most searches end at keys; the rest in one row, since what a large table costs
-    is the number of pages that a look-up touches: one here, three where columns lie apart.
+    Keys are separate, because most searches end there. The other columns share one array, so that a
+    look-up touches one page.
     """
     rows = np.zeros((max(2, slots), 2 + 2 * entries), np.int32)
     return Table(
@@ -65,12 +61,12 @@ def new_table(slots: int, entries: int) -> Table:
     )
 
 
-NOTHING = new_table(2, 1)  # behind a memory that stands alone
+NOTHING = new_table(2, 1)  # fallback of a memory without one
 
 
 @bare
 def hash_context(context: np.ndarray, hashes: np.ndarray) -> int:
-    """hashes[n - 1] = key of the last n tokens; returns how many tokens there are."""
+    """Writes hashes[n - 1] = key of the last n tokens; returns the number of tokens."""
     h = GOLDEN
     for n in range(len(context)):
         if context[n] < 0:
@@ -85,13 +81,13 @@ def hash_context(context: np.ndarray, hashes: np.ndarray) -> int:
 
 @bare
 def home(key: np.uint64, slots: int) -> Any:
-    """The slot where the search for a key begins: the high bits scaled to the table's size."""
+    """The first slot of the search for a key: its high bits, scaled to the table's size."""
     return np.int64(((key >> np.uint64(32)) * np.uint64(slots)) >> np.uint64(32))
 
 
 @bare
 def find(keys: np.ndarray, key: np.uint64) -> int:
-    """The slot that holds `key`, or the empty slot where it belongs."""
+    """The slot of `key`, or the empty slot for it."""
     slot = home(key, len(keys))
     while keys[slot] != key and keys[slot] != EMPTY_KEY:
         slot += 1
@@ -100,50 +96,54 @@ def find(keys: np.ndarray, key: np.uint64) -> int:
     return slot
 
 
-@bare(inline="always")  # passing a table on costs more than looking it up
-def recall(
-    near: np.ndarray, far: np.ndarray, lengths: np.ndarray, context: np.ndarray, hashes: np.ndarray
+@bare(inline="always")
+def find_longest(
+    own: np.ndarray,
+    fallback: np.ndarray,
+    lengths: np.ndarray,
+    context: np.ndarray,
+    hashes: np.ndarray,
 ) -> tuple[int, int]:
-    """The longest known context among `lengths` (falling): its place, and its level (`chances`).
+    """The place and level (see `acceptance_prior`) of the longest known context.
 
-    near, far: keys of two tables, the second asked at each length where the first knows nothing. A
-    place is slot + 1 of the first or -1 - slot of the second; 0 if no length is known.
+    lengths: falling. own, fallback: keys of two tables; `fallback` is used if `own` lacks a
+    length. A place is slot + 1 in `own` or -1 - slot in `fallback`; 0 if no length is known.
     """
     known = hash_context(context, hashes)
     for n in lengths:
         if n <= known:
             key = hashes[n - 1]
-            slot = find(near, key)
-            if near[slot] == key:
+            slot = find(own, key)
+            if own[slot] == key:
                 return slot + 1, int(n < lengths[0])
-            slot = find(far, key)
-            if far[slot] == key:
+            slot = find(fallback, key)
+            if fallback[slot] == key:
                 return -1 - slot, 2 + int(n < lengths[0])
     return 0, 0
 
 
 @bare
-def snapshot(
+def write_q(
     table: Table, slot: int, clock: int, temper: Temper, ids: np.ndarray, probs: np.ndarray, at: int
 ) -> int:
-    """Writes q of a slot, hit now, to ids[at:], probs[at:]; returns how many entries, never 0."""
+    """Writes q of a slot to ids[at:], probs[at:], and its use time; returns the size, never 0."""
     table.stamps[slot] = clock
-    most, total, held = table.ids.shape[1], 0.0, 0
+    most, total, read = table.ids.shape[1], 0.0, 0
     if 0 < temper.top_k < most:
         most = temper.top_k
     for j in range(most):
         x = np.float64(table.probs[slot, j])
-        if temper.power != 1.0:  # relative to the best, which never underflows
+        if temper.power != 1.0:  # relative to the largest, so the sum does not underflow
             x = (x / table.probs[slot, 0]) ** temper.power
         if x < TINY:
             break
         ids[at + j], probs[at + j] = table.ids[slot, j], x
         total += x
-        held += 1
+        read += 1
     enough = temper.top_p * total if temper.top_p < 1.0 else math.inf
     least = temper.min_p * probs[at]
     mass, size = 0.0, 0
-    while size < held and mass < enough and probs[at + size] >= least:
+    while size < read and mass < enough and probs[at + size] >= least:
         mass += probs[at + size]
         size += 1
     for j in range(at, at + size):
@@ -153,8 +153,8 @@ def snapshot(
 
 @bare(inline="always")
 def look_up(
-    near: Table,
-    far: Table,
+    own: Table,
+    fallback: Table,
     lengths: np.ndarray,
     clock: int,
     context: np.ndarray,
@@ -164,14 +164,14 @@ def look_up(
     probs: np.ndarray,
     at: int,
 ) -> tuple[int, int]:
-    """q after one context, from entry `at` on; returns its size, 0 if none is known, and level.
+    """Writes q after a context, from entry `at`; returns its size (0: unknown) and level.
 
-    hashes: uint64 [longest], room to work in.
+    hashes: uint64 [longest], scratch.
     """
-    place, level = recall(near.keys, far.keys, lengths, context, hashes)
+    place, level = find_longest(own.keys, fallback.keys, lengths, context, hashes)
     if place > 0:
-        return snapshot(near, place - 1, clock, temper, ids, probs, at), level
-    return snapshot(far, -1 - place, clock, temper, ids, probs, at) if place else 0, level
+        return write_q(own, place - 1, clock, temper, ids, probs, at), level
+    return write_q(fallback, -1 - place, clock, temper, ids, probs, at) if place else 0, level
 
 
 @njit(cache=True, nogil=True)
@@ -189,7 +189,7 @@ def learn(
     """Averages one observation per node into the slots of all its contexts.
 
     A node's context is its path below `root`; top_ids and top_probs [len(nodes), K] are the
-    target's largest probabilities there. Returns the number of new keys. arrays: a Table.
+    target's largest probabilities there. Returns the number of new keys. arrays: fields of a Table.
     """
     table = Table(*arrays)
     longest, entries, added = len(root), table.ids.shape[1], 0
@@ -215,9 +215,9 @@ def observe(
     ids: np.ndarray,
     probs: np.ndarray,
 ) -> int:
-    """Averages one observation into the slot of a key, hit now; returns how many keys are new.
+    """Averages one observation into the slot of a key; returns 1 if the key is new, else 0.
 
-    ids, probs [2 K]: room to work in.
+    ids, probs [2 K]: scratch.
     """
     slot = find(table.keys, key)
     is_new = table.keys[slot] == EMPTY_KEY
@@ -234,7 +234,7 @@ def observe(
 def fill_context(
     root: np.ndarray, tokens: np.ndarray, parents: np.ndarray, node: int, context: np.ndarray
 ) -> None:
-    """The tokens that end at `node`, most recent first, continued above the tree by `root`."""
+    """Writes the context of a node: its path, most recent token first, then `root`."""
     n = 0
     while node >= 0 and n < len(context):
         context[n] = tokens[node]
@@ -253,7 +253,7 @@ def average(
     ids: np.ndarray,
     probs: np.ndarray,
 ) -> None:
-    """P <- (k P + P_new) / (k + 1) over the union of ids (0 where absent), then the K largest."""
+    """P <- (k P + P_new) / (k + 1) over the union of ids (0 if absent), then the K largest."""
     entries, k = table.ids.shape[1], table.counts[slot]
     share = 1.0 / (k + 1.0)
     size = 0
@@ -304,7 +304,7 @@ def move(old: Table, a: int, new: Table, b: int) -> None:
 
 @bare
 def rehash(old: Table, new: Table) -> None:
-    """Copies every entry of one table into another, empty one."""
+    """Copies every slot of a table into an empty table."""
     for slot in range(len(old.keys)):
         if old.keys[slot] != EMPTY_KEY:
             move(old, slot, new, find(new.keys, old.keys[slot]))
@@ -312,7 +312,7 @@ def rehash(old: Table, new: Table) -> None:
 
 @bare
 def evict(table: Table, cut: int, ties: int) -> int:
-    """Removes, in place, all slots last hit before `cut` and `ties` of those hit at it."""
+    """Removes the slots with stamps below `cut`, and `ties` slots with stamp `cut`."""
     removed = 0
     for slot in range(len(table.keys)):
         while table.keys[slot] != EMPTY_KEY and table.stamps[slot] <= cut:
@@ -327,7 +327,7 @@ def evict(table: Table, cut: int, ties: int) -> int:
 
 @bare
 def remove(table: Table, hole: int) -> None:
-    """Empties a slot and closes the gap, so that linear probing finds all others (Knuth 6.4 R)."""
+    """Empties a slot and moves others, so that linear probing finds them (Knuth 6.4 R)."""
     slots, slot = len(table.keys), hole
     while True:
         slot += 1
@@ -336,7 +336,7 @@ def remove(table: Table, hole: int) -> None:
         if table.keys[slot] == EMPTY_KEY:
             break
         distance = (slot - home(table.keys[slot], slots)) % slots
-        if distance >= (slot - hole) % slots:  # its search passes the hole: move it there
+        if distance >= (slot - hole) % slots:  # the search for it passes the hole
             move(table, slot, table, hole)
             hole = slot
     table.keys[hole] = EMPTY_KEY

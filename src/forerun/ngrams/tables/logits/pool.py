@@ -1,4 +1,4 @@
-"""Several logit memories under one budget of bytes: who uses which, and which must go."""
+"""Logit memories by key, within one memory budget; unused ones are evicted first."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from forerun.core.scopes import near_group
 from forerun.errors import ConfigError
 from forerun.ngrams.tables.logits.table import LogitMemory
 
-MOST_MB = 1 << 30  # of a budget
-FAR = 0.75  # of the budget, at most, for a memory behind others: they need room beside it
+MAX_BUDGET_MB = 1 << 30
+MAX_FALLBACK_SHARE = 0.75  # of the budget; the memories that use the fallback need the rest
 
 
 class Memories:
-    """Memories by key, the least recently used first. One in use is never dropped as a whole."""
+    """LRU cache of memories by key. A memory in use is never evicted."""
 
     def __init__(self, *, context: int | tuple[int, ...], entries: int, budget: int) -> None:
         self.context, self.entries, self.budget = context, entries, budget
-        self._held: OrderedDict[Hashable, LogitMemory] = OrderedDict()
-        self._users: dict[Hashable, WeakSet[Sequence]] = {}  # running sequences by memory
-        self._new()  # refuses bad options now rather than at the first sequence
+        self._memories: OrderedDict[Hashable, LogitMemory] = OrderedDict()
+        self._users: dict[Hashable, WeakSet[Sequence]] = {}  # running sequences by key
+        self._new()  # raises ConfigError for bad options
 
     def users(self) -> set[Sequence]:
-        """Those that run."""
+        """All running sequences."""
         return {seq for users in self._users.values() for seq in users}
 
     @property
     def nbytes(self) -> int:
         """Bytes of all memories."""
-        return sum(memory.nbytes for memory in self._held.values())
+        return sum(memory.nbytes for memory in self._memories.values())
 
-    def join(self, key: Hashable, seq: Sequence) -> None:
-        """A sequence begins to use a memory."""
+    def add_user(self, key: Hashable, seq: Sequence) -> None:
+        """Marks the memory of a key as used by a sequence."""
         if key not in self._users:
             self._users[key] = WeakSet()
         self._users[key].add(seq)
 
-    def leave(self, key: Hashable, seq: Sequence) -> None:
-        """A sequence has ended; its memory may be dropped when room is needed."""
+    def remove_user(self, key: Hashable, seq: Sequence) -> None:
+        """Ends the use of a memory by a sequence; the memory may then be evicted."""
         users = self._users.get(key)
         if users is not None:
             users.discard(seq)
@@ -52,80 +52,86 @@ class Memories:
 
     @contextmanager
     def moving(self, tenant: str, keys: Callable[[Sequence], Iterable[Hashable]]) -> Iterator[None]:
-        """A tenant's running sequences leave their memories, and join what `keys` says then."""
+        """Moves a tenant's running sequences to other keys: `keys` is called before and after."""
         running = [seq for seq in self.users() if seq.tenant == tenant]
         for seq in running:
             for key in keys(seq):
-                self.leave(key, seq)
+                self.remove_user(key, seq)
         yield
         for seq in running:
             for key in keys(seq):
-                self.join(key, seq)
+                self.add_user(key, seq)
 
     def drop(self, key: Hashable) -> None:
-        """Nobody will use this memory any more, nor any that leans on it."""
+        """Removes the memory of a key, and all memories with it as fallback."""
         self._users.pop(key, None)
-        gone = self._held.pop(key, None)
-        if gone is not None:
-            for near in [k for k, memory in self._held.items() if memory.behind is gone]:
-                del self._held[near]
+        dropped = self._memories.pop(key, None)
+        if dropped is not None:
+            for other in [k for k, memory in self._memories.items() if memory.fallback is dropped]:
+                del self._memories[other]
 
     def forget(self, group: Hashable) -> None:
-        """Drops the memory of this key, and those that a group has before wide ones."""
-        for key in [group, *(k for k in self._held if near_group(k) == (group,))]:
+        """Removes the memory of a group, with those it has in front of a fallback."""
+        for key in [group, *(k for k in self._memories if near_group(k) == (group,))]:
             self.drop(key)
 
     def __getitem__(self, key: Hashable) -> LogitMemory:
-        """The memory of a key, made where there is none."""
-        if key not in self._held:
-            self._held[key] = self._new()
+        """The memory of a key; a new one if there is none."""
+        if key not in self._memories:
+            self._memories[key] = self._new()
             self.make_room(0)
-        self._held.move_to_end(key)
-        return self._held[key]
+        self._memories.move_to_end(key)
+        return self._memories[key]
 
-    def renew(self, key: Hashable) -> LogitMemory:
-        """An empty memory in place of what is there, which those that lean on it go with."""
+    def reset(self, key: Hashable) -> LogitMemory:
+        """Replaces the memory of a key by an empty one; see `drop`."""
         users = self._users.get(key)
         self.drop(key)
         if users:
             self._users[key] = users
         return self[key]
 
-    def teach(self, memory: LogitMemory, tokens: list[int], before: int, laws: np.ndarray) -> None:
-        """A memory and what is behind it learn laws as `LogitMemory.follow` does, and have room."""
+    def learn(self, memory: LogitMemory, tokens: list[int], before: int, laws: np.ndarray) -> None:
+        """`LogitMemory.follow`, after enlarging the memory and its fallback."""
         num_new = len(laws) * len(memory.lengths)
-        for one in (memory.behind, memory):
+        for one in (memory.fallback, memory):
             if one is not None and one.growth(num_new):
                 self.enlarge(one, num_new)
         memory.follow(tokens, before, laws)
 
     def enlarge(self, memory: LogitMemory, num_new: int) -> None:
-        """Lets a memory grow for `num_new` more contexts."""
+        """Enlarges a memory for `num_new` more contexts, within the budget."""
         if growth := memory.growth(num_new):
             self.make_room(growth)
             memory.enlarge(num_new)
 
     def make_room(self, growth: int) -> None:
-        """For `growth` bytes more in the memory used last: idle ones go, least recent first."""
-        held = self.nbytes
-        for key in list(self._held)[:-1]:
-            if held + growth <= self.budget:
+        """Evicts unused memories, least recently used first, to free `growth` bytes.
+
+        Then sets the budget of every memory.
+        """
+        total = self.nbytes
+        for key in list(self._memories)[:-1]:
+            if total + growth <= self.budget:
                 break
             if not len(self._users.get(key, ())):
                 self.drop(key)
-                held = self.nbytes
-        for memory in self._held.values():
-            memory.budget = self.budget - held + memory.nbytes
-        for memory in self._held.values():
-            if memory.behind is not None:
-                memory.behind.budget = min(memory.behind.budget, int(FAR * self.budget))
+                total = self.nbytes
+        for memory in self._memories.values():
+            memory.budget = self.budget - total + memory.nbytes
+        limit = int(MAX_FALLBACK_SHARE * self.budget)
+        for memory in self._memories.values():
+            if memory.fallback is not None:
+                memory.fallback.budget = min(memory.fallback.budget, limit)
 
     def _new(self) -> LogitMemory:
         return LogitMemory(context=self.context, entries=self.entries, budget=self.budget)
 
 
 def in_bytes(mb: float, name: str = "budget_mb") -> int:
-    """Bytes of so many MiB. Raises ConfigError for what is no size of a memory."""
-    if not 0 < mb <= MOST_MB:
-        raise ConfigError(f"{name} must be above 0 and at most {MOST_MB}, got {mb:g}; 64 is usual")
+    """Bytes of `mb` MiB. Raises ConfigError for a size out of range."""
+    if not 0 < mb <= MAX_BUDGET_MB:
+        raise ConfigError(
+            f"{name} must be above 0 and at most {MAX_BUDGET_MB}, got {mb:g}; 64 is usual"
+        )
     return int(mb * 2**20)

@@ -1,8 +1,8 @@
-"""Rows of a logit memory outside their table: packed, merged by their counts, cut to a size.
+"""Packs, merges and truncates the rows of logit memories, for files.
 
-A row is a running mean over `count` laws, so two rows of one context become their mean weighted by
-counts, over the union of ids (0 where absent), as if one memory had seen both texts. Exact as long
-as no id was cut off. Recency is counted back from each memory's last step.
+A row is a running mean over `count` distributions. Two rows of one context are merged into their
+mean weighted by counts, over the union of ids (0 if absent). The result equals that of one memory
+with both texts, as long as no id was cut off. Use times are relative to each memory's last update.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from forerun.core.records import Snapshot
 from forerun.errors import DataError
 from forerun.ngrams.tables.logits.kernels import EMPTY_KEY, Table
 
-MOST = 1 << 30  # observations that a count may stand for: counts are int32 and add up
+MAX_COUNT = 1 << 30  # the sum of two counts fits into int32
 COLUMNS = {
     "keys": np.uint64,
     "counts": np.int32,
@@ -25,24 +25,24 @@ COLUMNS = {
     "ids": np.int32,
     "probs": np.float32,
 }
-CHANCES = ("tries", "hits")  # float32 [2, grades, ranks] each: of best tokens, and of drawn ones
-COMMON = (2, 6, 6)  # the same in older files, where all levels were counted together
+CHANCES = ("tries", "hits")  # float32 [2, grades, ranks] each; most likely tokens, drawn tokens
+OLD_CHANCES_SHAPE = (2, 6, 6)  # of older files, without levels
 
 
 def row_bytes(entries: int) -> int:
-    """Bytes of one row: key, count, stamp, ids and probabilities."""
+    """Bytes of a row: key, count, stamp, ids and probabilities."""
     return 16 + 8 * entries
 
 
 def pack(table: Table) -> Table:
-    """The held slots of a table, by key, with stamps 1, 2, 3 ... in the order of their last hit."""
-    held = np.flatnonzero(table.keys != EMPTY_KEY)
-    rows = _take(table, held[np.argsort(table.keys[held])])
-    return _ranked(rows._replace(counts=np.minimum(rows.counts, MOST)))
+    """The used slots of a table, sorted by key, with stamps 1, 2, ... in the order of use."""
+    slots = np.flatnonzero(table.keys != EMPTY_KEY)
+    rows = _take(table, slots[np.argsort(table.keys[slots])])
+    return _ranked(rows._replace(counts=np.minimum(rows.counts, MAX_COUNT)))
 
 
 def blend(parts: Many[Table]) -> Table:
-    """Packed rows of several memories as one: equal keys become their mean by counts."""
+    """Merges packed rows of several memories; rows of equal keys are averaged by counts."""
     rows = _stacked(parts)
     keys, first, group, sizes = np.unique(
         rows.keys, return_index=True, return_inverse=True, return_counts=True
@@ -58,32 +58,32 @@ def blend(parts: Many[Table]) -> Table:
         ids[several], probs[several] = _largest(
             groups, rows.ids[shared], share * rows.probs[shared], len(several)
         )
-    counts = np.minimum(counts, MOST).astype(np.int32)
+    counts = np.minimum(counts, MAX_COUNT).astype(np.int32)
     return _ranked(Table(keys, counts, stamps, ids, probs))
 
 
-def newest(rows: Table, most: int) -> Table:
-    """At most `most` rows, those hit last; among equals the smaller keys."""
-    if len(rows.keys) <= most:
+def newest(rows: Table, max_rows: int) -> Table:
+    """The `max_rows` most recently used rows; ties: smaller keys."""
+    if len(rows.keys) <= max_rows:
         return rows
-    order = np.lexsort((rows.keys, -rows.stamps))[:most]
+    order = np.lexsort((rows.keys, -rows.stamps))[:max_rows]
     return _ranked(_take(rows, np.sort(order)))
 
 
 def merge(snapshots: Many[Snapshot], max_bytes: int | None = None) -> Snapshot:
-    """One snapshot of several, of at most `max_bytes`. Raises ConfigError if settings differ."""
+    """Merges snapshots into one of at most `max_bytes`. Raises ConfigError if settings differ."""
     settings = snapshots[0].settings
     for other in snapshots[1:]:
         other.check(settings)
     counts = {name: sum(s.counts[name] for s in snapshots) for name in ("tokens", "evicted")}
     parts = [from_snapshot(snapshot) for snapshot in snapshots]
     rows = blend([rows for rows, _ in parts])
-    chances = {d: Chances.sum([held[d] for _, held in parts], drawn=d) for d in (True, False)}
-    most = len(rows.keys)
+    chances = {d: Chances.sum([part[d] for _, part in parts], drawn=d) for d in (True, False)}
+    max_rows = len(rows.keys)
     if max_bytes is not None:
-        most = max(0, max_bytes - NUM_BYTES) // row_bytes(settings["entries"])
-    counts["evicted"] += max(len(rows.keys) - most, 0)
-    return to_snapshot(snapshots[0].kind, newest(rows, most), settings, counts, chances)
+        max_rows = max(0, max_bytes - NUM_BYTES) // row_bytes(settings["entries"])
+    counts["evicted"] += max(len(rows.keys) - max_rows, 0)
+    return to_snapshot(snapshots[0].kind, newest(rows, max_rows), settings, counts, chances)
 
 
 def to_snapshot(
@@ -93,7 +93,7 @@ def to_snapshot(
     counts: dict[str, int],
     chances: dict[bool, Chances],
 ) -> Snapshot:
-    """Packed rows as they are saved, with the chances of best tokens and of drawn ones."""
+    """A snapshot of packed rows and the acceptance counts of both kinds of trees."""
     arrays = rows._asdict() | {
         name: np.stack([getattr(chances[drawn], name) for drawn in (False, True)], dtype=np.float32)
         for name in CHANCES
@@ -102,9 +102,9 @@ def to_snapshot(
 
 
 def from_snapshot(snapshot: Snapshot) -> tuple[Table, dict[bool, Chances]]:
-    """Rows and chances of a snapshot; without counts by level, as in old files, the first beliefs.
+    """Rows and acceptance counts of a snapshot; old files without levels give the prior counts.
 
-    Raises DataError if they are none.
+    Raises DataError for invalid arrays.
     """
     columns = {name: a for name, a in snapshot.arrays.items() if name not in CHANCES}
     counts = [snapshot.arrays[name] for name in CHANCES if name in snapshot.arrays]
@@ -115,11 +115,10 @@ def from_snapshot(snapshot: Snapshot) -> tuple[Table, dict[bool, Chances]]:
         )
     rows = check(Table(**columns), snapshot.settings["entries"])
     chances = {drawn: Chances(drawn=drawn) for drawn in (False, True)}
-    if any(array.shape != COMMON for array in counts):
+    if any(array.shape != OLD_CHANCES_SHAPE for array in counts):
         if not are_counts(*counts):
             raise DataError(
-                "expected trials and acceptances of draft nodes, got arrays that are none; use "
-                "another memory file"
+                "the trials and acceptances of draft nodes are invalid; use another memory file"
             )
         for drawn, one in chances.items():
             one.tries, one.hits = (a[int(drawn)].astype(np.float64) for a in counts)
@@ -127,7 +126,7 @@ def from_snapshot(snapshot: Snapshot) -> tuple[Table, dict[bool, Chances]]:
 
 
 def check(rows: Table, entries: int) -> Table:
-    """The rows, if they are what `pack` makes; they may come from anybody. Raises DataError."""
+    """The rows, if they are valid rows of `pack`. Raises DataError."""
     size = len(rows.keys)
     shapes = [(size,)] * 3 + [(size, entries)] * 2
     has_form = all(
@@ -136,18 +135,18 @@ def check(rows: Table, entries: int) -> Table:
     )
     if not has_form or not _are_means(rows):
         raise DataError(
-            f"expected contexts with up to {entries} falling probabilities each, got arrays that "
-            "are none; use another memory file"
+            f"expected contexts with up to {entries} falling probabilities each, got invalid "
+            "arrays; use another memory file"
         )
     return rows
 
 
 def _are_means(rows: Table) -> bool:
-    """Sorted keys, counts from 1, probabilities that fall from above 0."""
+    """Whether keys are sorted, counts at least 1, and probabilities falling from above 0."""
     facts = (
         rows.keys[1:] > rows.keys[:-1],
         rows.keys != EMPTY_KEY,
-        (rows.counts >= 1) & (rows.counts <= MOST),
+        (rows.counts >= 1) & (rows.counts <= MAX_COUNT),
         rows.ids >= 0,
         (rows.probs >= 0) & (rows.probs < 1.001),
         rows.probs[:, 1:] <= rows.probs[:, :-1],
@@ -159,7 +158,7 @@ def _are_means(rows: Table) -> bool:
 def _largest(
     group: np.ndarray, ids: np.ndarray, probs: np.ndarray, num_groups: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Adds up probs [m, K] of equal ids in each group of rows; the K largest, ties by id."""
+    """The K largest sums of probs [m, K] of equal ids, per group of rows; ties by id."""
     entries, used = ids.shape[1], probs > 0
     group = np.repeat(group, entries).reshape(ids.shape)[used]
     ids, probs = ids[used], probs[used]
@@ -179,13 +178,13 @@ def _largest(
 
 
 def _stacked(parts: Many[Table]) -> Table:
-    """All rows, their stamps counted back from the last one of their own memory."""
+    """All rows, with stamps relative to the largest of their memory."""
     aged = [part._replace(stamps=part.stamps - part.stamps.max(initial=0)) for part in parts]
     return Table(*(np.concatenate(arrays) for arrays in zip(*aged, strict=True)))
 
 
 def _ranked(rows: Table) -> Table:
-    """Stamps replaced by their ranks from 1 on: clocks never run out, however often it is saved."""
+    """Replaces stamps by their ranks from 1, so that repeated saving never overflows them."""
     ranks = np.unique(rows.stamps, return_inverse=True)[1] + 1
     return rows._replace(stamps=ranks.astype(np.int32))
 

@@ -1,7 +1,7 @@
-"""One call per lesson: the laws along a text, averaged into a logit memory.
+"""Learns the distributions along a text into a logit memory, in one call.
 
-The fast form of `LogitMemory.learn` over the largest entries of each law: same slots, same means
-bit for bit (tests compare them slot by slot). Contexts are windows of the text.
+The compiled form of `LogitMemory.learn` with the largest entries of each distribution: same slots,
+bitwise equal means (tests compare them). Contexts are windows of the text.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ from typing import NamedTuple
 import numpy as np
 
 from forerun.ngrams.tables.logits.kernels import Table, hash_context, observe
-from forerun.ngrams.tables.logits.top_k import PIECE, STRETCH, select_into
+from forerun.ngrams.tables.logits.top_k import BLOCK, LANES, select_into
 from forerun.utils.jit import bare, copy
 
 
-class Room(NamedTuple):
-    """Room to learn in: K entries, contexts of L tokens, S stretches of a vocabulary."""
+class Workspace(NamedTuple):
+    """Scratch arrays for K entries, contexts of L tokens, and S blocks of a vocabulary.
 
-    lanes: np.ndarray  # [PIECE], of the laws' type as the next three
+    The first four have the type of the distributions.
+    """
+
+    lanes: np.ndarray  # [LANES]
     tops: np.ndarray  # [S]
     bounds: np.ndarray  # [K]
-    held: np.ndarray  # [K], the largest of a law
+    values: np.ndarray  # [K], largest entries of a distribution
     hashes: np.ndarray  # uint64 [L]
     context: np.ndarray  # int32 [L]
     new_ids: np.ndarray  # int32 [K]
@@ -30,32 +33,32 @@ class Room(NamedTuple):
     probs: np.ndarray  # float32 [2 K]
 
 
-def new_room(longest: int, entries: int, vocab: int) -> np.ndarray:
-    """What a `Room` is laid out in. float64."""
-    return np.empty(PIECE + -(-vocab // STRETCH) + 6 * (entries + 1) + 2 * longest)
+def new_workspace(longest: int, entries: int, vocab: int) -> np.ndarray:
+    """The buffer of a `Workspace`, float64; one argument instead of ten for the kernel."""
+    return np.empty(LANES + -(-vocab // BLOCK) + 6 * (entries + 1) + 2 * longest)
 
 
 @bare
-def laid_out(room: np.ndarray, longest: int, entries: int, law: np.ndarray) -> Room:
-    """The arrays that lie in `room`: a kernel is told of one in a fraction of the time."""
-    tops = PIECE + -(-len(law) // STRETCH)
-    bounds, held = tops + entries, tops + 2 * entries
-    hashes = held + longest
+def split_workspace(buffer: np.ndarray, longest: int, entries: int, law: np.ndarray) -> Workspace:
+    """The arrays of a workspace as views of its buffer."""
+    tops = LANES + -(-len(law) // BLOCK)
+    bounds, values = tops + entries, tops + 2 * entries
+    hashes = values + longest
     context = hashes + (longest + 1) // 2
     half = (entries + 1) // 2
     new_ids, new_probs = context + half, context + 2 * half
     ids = new_probs + entries
-    return Room(
-        room[:PIECE].view(law.dtype),
-        room[PIECE:tops].view(law.dtype),
-        room[tops:bounds].view(law.dtype)[:entries],
-        room[bounds:held].view(law.dtype)[:entries],
-        room[held:hashes].view(np.uint64),
-        room[hashes:context].view(np.int32)[:longest],
-        room[context:new_ids].view(np.int32)[:entries],
-        room[new_ids:new_probs].view(np.float32)[:entries],
-        room[new_probs:ids].view(np.int32),
-        room[ids : ids + entries].view(np.float32),
+    return Workspace(
+        buffer[:LANES].view(law.dtype),
+        buffer[LANES:tops].view(law.dtype),
+        buffer[tops:bounds].view(law.dtype)[:entries],
+        buffer[bounds:values].view(law.dtype)[:entries],
+        buffer[values:hashes].view(np.uint64),
+        buffer[hashes:context].view(np.int32)[:longest],
+        buffer[context:new_ids].view(np.int32)[:entries],
+        buffer[new_ids:new_probs].view(np.float32)[:entries],
+        buffer[new_probs:ids].view(np.int32),
+        buffer[ids : ids + entries].view(np.float32),
     )
 
 
@@ -70,26 +73,28 @@ def follow(
     clock: int,
     text: np.ndarray,
     laws: np.ndarray,
-    room: np.ndarray,
+    buffer: np.ndarray,
 ) -> int:
-    """Averages laws [n, V] into the slots of all contexts that end before them in a text.
+    """Averages distributions [n, V] into the slots of all contexts before them in a text.
 
-    The first five: of a Table. text int32 [longest + n - 1], padded in front: law i comes after
-    text[: longest + i]. Returns the number of new keys.
+    The first five arguments are the fields of a Table. text int32 [longest + n - 1] is padded in
+    front; distribution i follows text[: longest + i]. Returns the number of new keys.
     """
     table = Table(keys, counts, stamps, ids, probs)
     longest, entries, added = lengths[0], ids.shape[1], 0
-    own = laid_out(room, longest, entries, laws[0])
+    space = split_workspace(buffer, longest, entries, laws[0])
     for i in range(len(laws)):
-        own.new_ids[:] = 0
-        own.held[:] = 0.0
-        select_into(laws[i], own.new_ids, own.held, own.tops, own.bounds, own.lanes)
-        copy(own.held, own.new_probs)
+        space.new_ids[:] = 0
+        space.values[:] = 0.0
+        select_into(laws[i], space.new_ids, space.values, space.tops, space.bounds, space.lanes)
+        copy(space.values, space.new_probs)
         for j in range(longest):
-            own.context[j] = text[longest - 1 + i - j]
-        known = hash_context(own.context, own.hashes)
+            space.context[j] = text[longest - 1 + i - j]
+        known = hash_context(space.context, space.hashes)
         for n in lengths:
             if n <= known:
-                key = own.hashes[n - 1]
-                added += observe(table, key, clock, own.new_ids, own.new_probs, own.ids, own.probs)
+                key = space.hashes[n - 1]
+                added += observe(
+                    table, key, clock, space.new_ids, space.new_probs, space.ids, space.probs
+                )
     return added

@@ -1,9 +1,9 @@
-"""A suffix automaton over many growing texts: the longest match, in constant time per token.
+"""Suffix automaton over many growing texts: the longest match, in constant time per token.
 
-The structure of "SAM Decoding", 2024 (arXiv 2411.10666). Every text has a cursor, the longest
-suffix of what it has read that occurs in the texts. States and edges are flat arrays that grow by
-doubling. An automaton cannot forget, so a bounded memory keeps two: the younger grows to half the
-budget, then the older one is dropped and the younger takes its place.
+The structure of "SAM Decoding", 2024 (arXiv 2411.10666). Every text has a cursor: the longest
+suffix of its tokens that occurs in the texts. States and edges are flat arrays that grow by
+doubling. An automaton cannot remove texts, so `Generations` bounds memory with two: the younger
+grows to half of the budget, then it replaces the older one.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from forerun.ngrams.tables.suffix.automaton_kernels import (
     STATES,
     TOTAL,
     new_automaton,
-    with_room,
+    with_capacity,
 )
 from forerun.ngrams.tables.suffix.hash_maps import LIVE, NONE, PAGE, TOKEN, gather, new_text
 
-FIRST_ROOM = 256  # states
+FIRST_STATES = 256
 NO_LIMIT = 1 << 62
 
 
@@ -49,39 +49,39 @@ class Text:
 
 
 class SuffixAutomaton:
-    """All substrings of the texts. latest: matches lead to their latest place, not to the first."""
+    """All substrings of the texts. latest: a match continues at its latest occurrence."""
 
     def __init__(self, *, latest: bool = False, budget: int = NO_LIMIT) -> None:
         self.latest, self.budget = latest, budget
-        self.auto = new_automaton(FIRST_ROOM, 2 * FIRST_ROOM, 4)
+        self.auto = new_automaton(FIRST_STATES, 2 * FIRST_STATES, 4)
         self.texts: list[Text] = []
 
     def __len__(self) -> int:
-        """Tokens held."""
+        """Number of tokens."""
         return int(self.auto.used[TOTAL])
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Bytes of the arrays."""
         auto = self.auto
         return _bytes(len(auto.states), len(auto.edges), len(auto.texts.links))
 
     def begin(self, context: Many[int] = ()) -> Text:
-        """A new text, empty, that may grow beside others; `context` is what comes before it."""
+        """Adds an empty text; its cursor reads `context`."""
         text = Text()
         self.texts.append(text)
-        self.listen(text, context)
+        self.move_cursor(text, context)
         return text
 
     def end(self, text: Text) -> None:
-        """The text grows no more."""
+        """The text is complete."""
 
-    def listen(self, text: Text, tokens: Many[int]) -> None:
-        """Moves the text's cursor over tokens that do not become part of it."""
-        kernels.listen(*self._plain, text.cursor, np.array(tokens, dtype=np.int32))
+    def move_cursor(self, text: Text, tokens: Many[int]) -> None:
+        """Moves the text's cursor over tokens without adding them."""
+        kernels.move_cursor(*self._plain, text.cursor, np.array(tokens, dtype=np.int32))
 
     def extend(self, text: Text, tokens: Many[int]) -> int:
-        """Appends tokens as far as the budget allows; returns how many."""
+        """Appends tokens within the budget; returns their number."""
         new, at = np.array(tokens, dtype=np.int32), 0
         while at < len(new):
             at += kernels.extend(*self._plain, text.state, text.cursor, new[at:], self.latest)
@@ -90,16 +90,16 @@ class SuffixAutomaton:
         return at
 
     def match(self, text: Text) -> int:
-        """Length of the longest suffix of what was read that goes on somewhere in the texts."""
+        """Length of the longest suffix of the read tokens that has a continuation in the texts."""
         kernels.refresh(self.auto.states, text.cursor)
         return int(text.cursor[MATCHED])
 
     def largest(self) -> int:
-        """The largest token of the texts, -1 without any."""
+        """The largest token of the texts; -1 if there is none."""
         return int(self.auto.edges[: self.auto.used[EDGES], TOKEN].max(initial=-1))
 
     def growth(self, num: int) -> int:
-        """Bytes by which it would like to grow to take `num` more tokens."""
+        """Bytes it must grow by for `num` more tokens."""
         auto, states = self.auto, self.auto.used[STATES] + 2 * num
         pages = auto.texts.pool[LIVE] + num // PAGE + 1
         is_short = (
@@ -110,26 +110,26 @@ class SuffixAutomaton:
         return self.nbytes if is_short else 0
 
     def following(self, text: Text, most: int, enough: int = 1) -> np.ndarray:
-        """Up to `most` tokens that followed the match; a shorter match where `enough` did not."""
+        """Up to `most` tokens after the match; of a shorter match if fewer than `enough` follow."""
         out = np.empty(most, np.int32)
         column = LATEST if self.latest else FIRST
-        return out[: kernels.look(*self._plain, text.cursor, column, enough, out)]
+        return out[: kernels.read_match(*self._plain, text.cursor, column, enough, out)]
 
-    def held(self) -> list[np.ndarray]:
-        """The texts, oldest first; all that is needed to build the automaton again."""
+    def all_texts(self) -> list[np.ndarray]:
+        """The texts, oldest first; sufficient to rebuild the automaton."""
         return [gather(self.auto.texts, text.state) for text in self.texts if text.state[0]]
 
     def num_states(self) -> int:
-        """States, the root counted."""
+        """Number of states, with the root."""
         return int(self.auto.used[STATES])
 
     def num_substrings(self) -> int:
-        """Different strings that occur in the texts, the empty one not counted."""
+        """Number of distinct non-empty substrings of the texts."""
         states = self.auto.states[1 : self.num_states()].astype(np.int64)
         return int((states[:, LENGTH] - self.auto.states[states[:, LINK], LENGTH]).sum())
 
     def check_integrity(self) -> None:
-        """Asserts what must hold of every state: lengths rise along edges and against links."""
+        """Asserts the invariants: lengths rise along edges and fall along links."""
         states, edges, used = self.auto.states, self.auto.edges, self.auto.used
         count = 0
         for state in range(used[STATES]):
@@ -146,11 +146,11 @@ class SuffixAutomaton:
 
     @property
     def _plain(self) -> tuple[Arrays, Arrays]:
-        """The automaton as kernels take it from Python: see `kernels.Arrays`."""
+        """The automaton as plain tuples, for kernels: see `Arrays`."""
         return self.auto[:-1], self.auto.texts[:]
 
     def _grow(self) -> bool:
-        """Doubles what is short; False where the budget does not allow it."""
+        """Doubles the full arrays; False if the budget does not allow it."""
         auto = self.auto
         states, edges, pages = len(auto.states), len(auto.edges), len(auto.texts.links)
         if auto.used[STATES] + 2 > states:
@@ -161,7 +161,7 @@ class SuffixAutomaton:
             pages *= 2
         if _bytes(states, edges, pages) > self.budget:
             return False
-        self.auto = with_room(auto, states, edges, pages)
+        self.auto = with_capacity(auto, states, edges, pages)
         return True
 
 
@@ -171,7 +171,7 @@ def _bytes(states: int, edges: int, pages: int) -> int:
 
 @dataclass(eq=False)
 class Place:
-    """Where a text stands in both automata."""
+    """A text's entries in both automata; `era`: the generation they belong to."""
 
     young: Text
     old: Text
@@ -179,13 +179,13 @@ class Place:
 
 
 class Generations:
-    """A bounded memory: what the last texts said, at least half the budget of them."""
+    """Two automata within a budget: they hold the latest texts, at least half of the budget."""
 
     def __init__(self, *, budget: int, latest: bool = False) -> None:
         self.latest, self.budget = latest, budget
         self.young = SuffixAutomaton(latest=latest)
         self.old: SuffixAutomaton | None = None
-        self.era = 0  # automata dropped or aged so far
+        self.era = 0  # number of replacements so far
         if budget < 2 * self.young.nbytes:
             raise ConfigError(
                 f"a memory of texts needs at least {2 * self.young.nbytes} bytes, got {budget}; "
@@ -193,7 +193,7 @@ class Generations:
             )
 
     def __len__(self) -> int:
-        """Tokens held."""
+        """Number of tokens."""
         return sum(map(len, self.parts))
 
     @property
@@ -203,31 +203,31 @@ class Generations:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Bytes of both automata."""
         return sum(part.nbytes for part in self.parts)
 
     def growth(self, num: int) -> int:
-        """Bytes by which it would like to grow to take `num` more tokens."""
+        """Bytes it must grow by for `num` more tokens."""
         growth = self.young.growth(num)
         return growth if growth + self.young.nbytes <= self.budget // 2 else 0
 
     def begin(self, context: Many[int] = ()) -> Place:
-        """A new text, empty, that may grow beside others; `context` is what comes before it."""
+        """Adds an empty text; its cursors read `context`."""
         place = Place(self.young.begin(context), Text(), self.era)
         if self.old is not None:
-            self.old.listen(place.old, context)
+            self.old.move_cursor(place.old, context)
         return place
 
     def end(self, place: Place) -> None:
-        """The text grows no more."""
+        """The text is complete."""
 
     def extend(self, place: Place, tokens: Many[int]) -> None:
-        """Appends tokens; where they exceed the budget the older half of the memory goes."""
+        """Appends tokens; drops the older automaton if the younger one is full."""
         self.young.budget = self.budget // 2
         while True:
-            self.renew(place)
+            self.update_place(place)
             if self.old is not None:
-                self.old.listen(place.old, tokens)
+                self.old.move_cursor(place.old, tokens)
             done = self.young.extend(place.young, tokens)
             if done == len(tokens):
                 return
@@ -236,29 +236,29 @@ class Generations:
             self.young = SuffixAutomaton(latest=self.latest, budget=self.budget // 2)
 
     def places(self, place: Place) -> list[tuple[SuffixAutomaton, Text]]:
-        """The automata, the younger first, and where the text stands in each."""
-        self.renew(place)
+        """The automata, the younger first, with the text's entry in each."""
+        self.update_place(place)
         older = [] if self.old is None else [(self.old, place.old)]
         return [(self.young, place.young), *older]
 
-    def renew(self, place: Place) -> None:
-        """Moves a text on to the automata of today."""
+    def update_place(self, place: Place) -> None:
+        """Moves a text to the current automata."""
         if place.era < self.era:
             place.old = place.young if place.era == self.era - 1 else Text()
             place.young, place.era = self.young.begin(), self.era
 
-    def held(self) -> list[np.ndarray]:
+    def all_texts(self) -> list[np.ndarray]:
         """The texts, oldest first."""
-        return [text for part in self.parts for text in part.held()]
+        return [text for part in self.parts for text in part.all_texts()]
 
 
 @cache
 def warm_up() -> None:
-    """Compiles every kernel of the automaton, or loads it from the cache."""
+    """Compiles the kernels of the automaton, or loads them from the cache."""
     automaton = SuffixAutomaton()
     text = automaton.begin([1])
     automaton.extend(text, [1, 2, 1])
     automaton.match(text)
     automaton.following(text, 1)
-    automaton.held()
-    with_room(automaton.auto, FIRST_ROOM, 4 * FIRST_ROOM, 4)
+    automaton.all_texts()
+    with_capacity(automaton.auto, FIRST_STATES, 4 * FIRST_STATES, 4)

@@ -1,9 +1,9 @@
-"""Kernels of a suffix automaton: texts grow, a cursor follows, continuations are copied.
+"""Kernels of a suffix automaton: append tokens, move cursors, read continuations.
 
-A state stands for all strings that end at the same places: the longest has LENGTH tokens, the
-shorter ones follow in the state that LINK leads to. Blumer et al. 1985, with a cursor as in "SAM
-Decoding", 2024 (arXiv 2411.10666): the longest suffix of what was read that occurs in the texts.
-Several texts may grow side by side, in one automaton of them all.
+A state is the set of strings with the same end positions. Its longest string has LENGTH tokens;
+LINK is the state of the next shorter suffixes. Blumer et al. 1985, with a cursor as in "SAM
+Decoding", 2024 (arXiv 2411.10666): the longest suffix of the read tokens that occurs in the texts.
+Several texts may grow at once in one automaton.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from forerun.ngrams.tables.suffix.hash_maps import (
 )
 from forerun.utils.jit import bare
 
-LINK, LENGTH, FIRST, LATEST, HEAD = range(5)  # columns of `states`; two positions, the first edge
-TARGET, NEXT = 2, 3  # columns of `edges` after OWNER and TOKEN; NEXT is the owner's next edge
+# Columns of `states`. FIRST, LATEST: end positions; HEAD: first edge.
+LINK, LENGTH, FIRST, LATEST, HEAD = range(5)
+TARGET, NEXT = 2, 3  # columns of `edges` after OWNER and TOKEN; NEXT: next edge of the owner
 STATES, EDGES, TOTAL = 0, 1, 2  # of `used`
-END, AT, MATCHED = 0, 1, 2  # of a cursor: state of the whole text, of the match, its length
+END, AT, MATCHED = 0, 1, 2  # of a cursor: state of the whole text, state and length of the match
 ROOT = 0
 STATE_BYTES, EDGE_BYTES, PAGE_BYTES = 20, 21, 4 * PAGE + 16
-CLIMBED = 64  # states per token that learn of the latest place
+MAX_LATEST_STATES = 64  # states per token with an updated latest position
 
 
 class Automaton(NamedTuple):
-    """S states and E edges; an only edge is not mapped, its owner's HEAD says it."""
+    """S states and E edges. `slots` maps edges; a state's only edge is its HEAD and not mapped."""
 
     states: np.ndarray  # int32 [S, 5]
     edges: np.ndarray  # int32 [E, 4]
@@ -51,7 +52,7 @@ class Automaton(NamedTuple):
 
 
 def new_automaton(states: int, edges: int, pages: int) -> Automaton:
-    """A root alone."""
+    """An automaton with only the root."""
     slots = np.full(edges + edges // 4, NONE, np.int32)
     auto = Automaton(
         np.zeros((states, 5), np.int32),
@@ -64,8 +65,8 @@ def new_automaton(states: int, edges: int, pages: int) -> Automaton:
     return auto
 
 
-def with_room(old: Automaton, states: int, edges: int, pages: int) -> Automaton:
-    """The same automaton with room for more."""
+def with_capacity(old: Automaton, states: int, edges: int, pages: int) -> Automaton:
+    """The automaton in larger arrays."""
     texts = old.texts._replace(
         tokens=enlarged(old.texts.tokens, pages), links=enlarged(old.texts.links, pages)
     )
@@ -79,7 +80,7 @@ def with_room(old: Automaton, states: int, edges: int, pages: int) -> Automaton:
 
 @bare
 def rehash(old: np.ndarray, new: np.ndarray, edges: np.ndarray) -> None:
-    """Maps all edges that the old slots held."""
+    """Maps all edges of the old slots in the new slots."""
     for edge in old:
         if edge != NONE:
             put(new, edges, edge)
@@ -94,21 +95,21 @@ def extend(
     new: np.ndarray,
     keeps_latest: bool,
 ) -> int:
-    """Appends tokens to a text until room runs out; returns how many.
+    """Appends tokens to a text until the arrays are full; returns their number.
 
-    The cursor moves before a token is added, so a text never matches its own end. parts: Automaton
-    but for its texts; pages: Texts.
+    The cursor moves before a token is added, so a text never matches its own end. parts: fields of
+    Automaton without texts; pages: fields of Texts.
     """
     auto = Automaton(*parts, Texts(*pages))  # type: ignore[call-arg]
     for done in range(len(new)):
         live, states = auto.texts.pool[2], auto.used[STATES] + 2
         is_full = live == len(auto.texts.links) and text[SIZE] % PAGE == 0
-        # every edge beyond those of a spanning tree leads to another suffix of a text
+        # edges <= states + tokens: each edge outside a spanning tree belongs to one suffix
         if states > len(auto.states) or states + auto.used[TOTAL] + 1 > len(auto.edges) or is_full:
             return done
         if keeps_latest and text[SIZE] > 0:
-            note_latest(auto, cursor[END], place_of_end(text))
-        follow(auto, cursor, new[done])
+            update_latest(auto, cursor[END], end_position(text))
+        step_cursor(auto, cursor, new[done])
         position = write(auto.texts, text, 0, new[done])
         cursor[END] = grow(auto, cursor[END], new[done], position)
         auto.used[TOTAL] += 1
@@ -116,15 +117,15 @@ def extend(
 
 
 @bare
-def listen(parts: Arrays, pages: Arrays, cursor: np.ndarray, new: np.ndarray) -> None:
-    """Moves a cursor over tokens that are not added. parts, pages: as `extend` takes them."""
+def move_cursor(parts: Arrays, pages: Arrays, cursor: np.ndarray, new: np.ndarray) -> None:
+    """Moves a cursor over tokens without adding them. parts, pages: see `extend`."""
     auto = Automaton(*parts, Texts(*pages))  # type: ignore[call-arg]
     for token in new:
-        follow(auto, cursor, token)
+        step_cursor(auto, cursor, token)
 
 
 @bare
-def place_of_end(text: np.ndarray) -> int:
+def end_position(text: np.ndarray) -> int:
     """The position of the last token of a text."""
     return text[2] * PAGE + (text[SIZE] - 1) % PAGE
 
@@ -144,7 +145,7 @@ def edge_of(
 
 @bare
 def add_edge(auto: Automaton, state: int, token: int, target: int) -> None:
-    """A new edge, the first of its owner."""
+    """Adds an edge as the first of its owner."""
     edges, head = auto.edges, auto.states[state, HEAD]
     edge = auto.used[EDGES]
     auto.used[EDGES] += 1
@@ -159,7 +160,7 @@ def add_edge(auto: Automaton, state: int, token: int, target: int) -> None:
 
 @bare
 def new_state(auto: Automaton, link: int, length: int, first: int, latest: int) -> int:
-    """A state without edges."""
+    """Adds a state without edges."""
     state = auto.used[STATES]
     auto.used[STATES] += 1
     row = auto.states[state]
@@ -169,10 +170,10 @@ def new_state(auto: Automaton, link: int, length: int, first: int, latest: int) 
 
 @bare
 def grow(auto: Automaton, end: int, token: int, position: int) -> int:
-    """The state of a text that was at state `end`, after one more token."""
+    """Appends a token to a text with state `end`; returns its new state."""
     states, edges = auto.states, auto.edges
     edge = edge_of(states, edges, auto.slots, end, token)
-    if edge != NONE:  # another text has come by here
+    if edge != NONE:  # the string occurs in another text
         target = edges[edge, TARGET]
         is_longest = states[target, LENGTH] == states[end, LENGTH] + 1
         return target if is_longest else clone(auto, end, token, target)
@@ -192,7 +193,7 @@ def grow(auto: Automaton, end: int, token: int, position: int) -> int:
 
 @bare
 def clone(auto: Automaton, state: int, token: int, target: int) -> int:
-    """Splits the strings of at most LENGTH[state] + 1 tokens off `target`; their state."""
+    """Moves the strings of `target` with at most LENGTH[state] + 1 tokens to a new state."""
     states, edges = auto.states, auto.edges
     old = states[target]
     new = new_state(auto, old[LINK], states[state, LENGTH] + 1, old[FIRST], old[LATEST])
@@ -211,10 +212,10 @@ def clone(auto: Automaton, state: int, token: int, target: int) -> int:
 
 
 @bare
-def follow(auto: Automaton, cursor: np.ndarray, token: int) -> None:
-    """Moves the match by one token: the longest suffix that goes on with it, or nothing."""
+def step_cursor(auto: Automaton, cursor: np.ndarray, token: int) -> None:
+    """Extends the match by a token: of its suffixes, the longest that continues with it."""
     states, edges = auto.states, auto.edges
-    settle(states, cursor)
+    fix_state(states, cursor)
     at, matched = cursor[AT], cursor[MATCHED]
     edge = edge_of(states, edges, auto.slots, at, token)
     while edge == NONE and at != ROOT:
@@ -228,8 +229,8 @@ def follow(auto: Automaton, cursor: np.ndarray, token: int) -> None:
 
 
 @bare
-def settle(states: np.ndarray, cursor: np.ndarray) -> None:
-    """The state of the match may have been split since: its strings are in a state above then."""
+def fix_state(states: np.ndarray, cursor: np.ndarray) -> None:
+    """Corrects the state of the match if `clone` has moved its string to another state."""
     at = cursor[AT]
     while at != ROOT and cursor[MATCHED] <= states[states[at, LINK], LENGTH]:
         at = states[at, LINK]
@@ -238,12 +239,12 @@ def settle(states: np.ndarray, cursor: np.ndarray) -> None:
 
 @bare
 def refresh(states: np.ndarray, cursor: np.ndarray) -> None:
-    """Makes the match the longest suffix that goes on somewhere.
+    """Updates the match to the longest suffix with a continuation, after other texts have grown.
 
-    Other texts have grown since the cursor moved. Of a text's own suffixes, those that END's links
-    lead to occur elsewhere as well, and a state goes on somewhere if it has an edge.
+    A state has a continuation if it has an edge. The suffixes of the text that occur elsewhere are
+    the states on END's links.
     """
-    settle(states, cursor)
+    fix_state(states, cursor)
     while states[cursor[AT], HEAD] == NONE and cursor[AT] != ROOT:
         cursor[AT] = states[cursor[AT], LINK]
         cursor[MATCHED] = states[cursor[AT], LENGTH]
@@ -255,9 +256,9 @@ def refresh(states: np.ndarray, cursor: np.ndarray) -> None:
 
 
 @bare
-def note_latest(auto: Automaton, state: int, position: int) -> None:
-    """A text ended at `position`: the latest place of its suffixes, of the longest at least."""
-    for _ in range(CLIMBED):
+def update_latest(auto: Automaton, state: int, position: int) -> None:
+    """Sets the latest position of a text's suffixes, the longest first, up to a limit."""
+    for _ in range(MAX_LATEST_STATES):
         if state == ROOT:
             return
         auto.states[state, LATEST] = position
@@ -265,31 +266,31 @@ def note_latest(auto: Automaton, state: int, position: int) -> None:
 
 
 @bare
-def look(
+def read_match(
     parts: Arrays, pages: Arrays, cursor: np.ndarray, column: int, enough: int, out: np.ndarray
 ) -> int:
-    """Copies what followed the match; returns how many tokens. column: FIRST or LATEST place.
+    """Copies the tokens after the match; returns their number. column: FIRST or LATEST.
 
-    Where fewer than `enough` tokens follow, a shorter match is taken instead, if there is one.
-    parts, pages: as `extend` takes them.
+    If fewer than `enough` tokens follow, a shorter match is used, if there is one. parts, pages:
+    see `extend`.
     """
     auto = Automaton(*parts, Texts(*pages))  # type: ignore[call-arg]
     refresh(auto.states, cursor)
     at = cursor[AT]
     if at == ROOT:
         return 0
-    place = place_of(auto, at, column)
+    place = position_of(auto, at, column)
     while auto.states[at, LINK] != ROOT and num_after(auto.texts, place, enough) < enough:
         at = auto.states[at, LINK]
-        place = place_of(auto, at, column)
+        place = position_of(auto, at, column)
     return read(auto.texts, place, out)
 
 
 @bare
-def place_of(auto: Automaton, state: int, column: int) -> int:
-    """A place where a state, which has an edge, goes on."""
+def position_of(auto: Automaton, state: int, column: int) -> int:
+    """An end position of a state with an edge, such that a token follows."""
     place = auto.states[state, column]
     if num_after(auto.texts, place, 1) > 0:
         return place
-    beyond = auto.edges[auto.states[state, HEAD], TARGET]  # the end of a text: another place then
+    beyond = auto.edges[auto.states[state, HEAD], TARGET]  # `place` is the end of a text
     return back(auto.texts, auto.states[beyond, column], 1)

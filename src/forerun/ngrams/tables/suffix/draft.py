@@ -1,9 +1,9 @@
-"""One call per tree: the best continuation that a counted suffix tree knows.
+"""Drafts the best continuation from a counted suffix tree, in one call.
 
-For each length m of a match, candidates are the min(nodes, factor * m + offset) most frequent
-continuations; D of a node is the share of the match's places that go on along the node's path, and
-the sum of D over the candidates, the expected number of accepted tokens, is their score. The best
-score wins, the longer match in a tie.
+For each length m of a match, the candidates are the min(nodes, factor * m + offset) most frequent
+continuations. D of a node is the share of the match's occurrences that continue along its path. The
+score is the sum of D over the candidates: the expected number of accepted tokens. The best score
+wins; ties: the longer match.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ NODE, OFFSET, PARENT, PLACES = 0, 1, 2, 3  # columns of the frontier
 
 
 class Counted(NamedTuple):
-    """What a draft reads of a suffix tree."""
+    """The parts of a suffix tree that a draft reads."""
 
     nodes: np.ndarray  # of Nodes
     texts: Texts
 
 
-class Wish(NamedTuple):
-    """What a draft may be: at most min(nodes, factor * match + offset) tokens, `depth` deep."""
+class DraftLimits(NamedTuple):
+    """Limits of a draft: at most min(nodes, factor * match + offset) tokens, `depth` deep."""
 
     nodes: int
     depth: int
     factor: float
     offset: float
     min_prob: float  # of a drafted token, given the match
-    width: int  # children followed below one node: 1 drafts a path
+    width: int  # children per node; 1 drafts a path
 
 
 @bare
@@ -47,32 +47,32 @@ def speculate(
     pool: np.ndarray,
     state: np.ndarray,
     pointers: np.ndarray,
-    wishes: Arrays,
+    limit_values: Arrays,
     at_least: float,
     frontier: np.ndarray,
-    room: np.ndarray,
+    out: np.ndarray,
 ) -> tuple[int, float, int]:
-    """Writes the best draft that scores more than `at_least`; returns its size, score and match.
+    """Writes the best draft with a score above `at_least`; returns its size, score and match.
 
-    A match of more than half the depth of the tree leaves less than itself for the draft and is not
-    tried. Matches of the same number of places have the same continuations: the longest is tried.
-    nodes: of Nodes; pages, links, pool: Texts; wishes: a Wish; frontier: int32 [nodes, 4]; room:
-    int32 [5, nodes], in its last two rows the tokens and parents of the best.
+    Matches longer than half of the tree's depth are skipped: little depth remains for the draft.
+    Matches with equal counts have the same continuations, so only the longest is tried. nodes: of
+    Nodes; pages, links, pool: fields of Texts; limit_values: fields of DraftLimits; frontier: int32
+    [nodes, 4]; out: int32 [5, nodes], its last two rows receive tokens and parents.
     """
-    wish, tree = Wish(*wishes), Counted(nodes, Texts(pages, links, pool))  # type: ignore[call-arg]
-    depths, some_tokens, some_parents, tokens, parents = room
+    limits, tree = DraftLimits(*limit_values), Counted(nodes, Texts(pages, links, pool))  # type: ignore[call-arg]
+    depths, some_tokens, some_parents, tokens, parents = out
     depth, best, kept, match, seen = len(pointers), at_least, 0, 0, 0
     for length in range(min(state[SIZE], depth // 2), 0, -1):
-        budget = min(wish.nodes, int(wish.factor * length + wish.offset + 1e-6))
-        if best >= budget:  # no draft of that size scores more
+        budget = min(limits.nodes, int(limits.factor * length + limits.offset + 1e-6))
+        if best >= budget:  # a score is at most the draft's size
             break
         node = pointers[(state[SIZE] - length) % depth]
-        places = tree.nodes[node, COUNT] - 1  # the end of the text itself goes on nowhere
+        places = tree.nodes[node, COUNT] - 1  # without the end of the text itself
         if places == seen or tree.nodes[node, HEAD] == NONE:
             continue
         seen = places
         drafted, total = grow(
-            tree, node, places, wish, frontier[:budget], depths, some_tokens, some_parents
+            tree, node, places, limits, frontier[:budget], depths, some_tokens, some_parents
         )
         if total / places > best:
             best, kept, match = total / places, drafted, length
@@ -86,7 +86,7 @@ def grow(
     tree: Counted,
     start: int,
     places: int,
-    wish: Wish,
+    limits: DraftLimits,
     frontier: np.ndarray,
     depths: np.ndarray,
     tokens: np.ndarray,
@@ -94,12 +94,12 @@ def grow(
 ) -> tuple[int, int]:
     """The most frequent continuations, best first; returns their number and sum of counts.
 
-    frontier[drafted:waiting] is sorted; of equal counts the one that came first goes first.
+    frontier[drafted:filled] is sorted by count; ties: first added first.
     """
-    least = wish.min_prob * places - 1e-9
+    least = limits.min_prob * places - 1e-9
     drafted, total = 0, 0
-    waiting = push_children(tree, start, least, wish.width, NONE, frontier, 0, 0)
-    while drafted < waiting:
+    filled = push_children(tree, start, least, limits.width, NONE, frontier, 0, 0)
+    while drafted < filled:
         node, offset, parent, count = frontier[drafted]
         end, length = tree.nodes[node, END], tree.nodes[node, LENGTH]
         tokens[drafted] = token_at(tree.texts, back(tree.texts, end, length - 1 - offset))
@@ -107,13 +107,13 @@ def grow(
         depths[drafted] = 1 if parent == NONE else depths[parent] + 1
         total += count
         drafted += 1
-        if depths[drafted - 1] >= wish.depth:
+        if depths[drafted - 1] >= limits.depth:
             continue
         if offset + 1 < length:
-            waiting = push(frontier, drafted, waiting, node, offset + 1, drafted - 1, count)
+            filled = push(frontier, drafted, filled, node, offset + 1, drafted - 1, count)
         else:
-            waiting = push_children(
-                tree, node, least, wish.width, drafted - 1, frontier, drafted, waiting
+            filled = push_children(
+                tree, node, least, limits.width, drafted - 1, frontier, drafted, filled
             )
     return drafted, total
 
@@ -127,32 +127,32 @@ def push_children(
     parent: int,
     frontier: np.ndarray,
     first: int,
-    waiting: int,
+    filled: int,
 ) -> int:
-    """Adds the most frequent children to the frontier; returns where it ends."""
-    child, room = tree.nodes[node, HEAD], min(width, len(frontier) - first)
-    while child != NONE and room > 0 and tree.nodes[child, COUNT] >= least:
-        waiting = push(frontier, first, waiting, child, 0, parent, tree.nodes[child, COUNT])
+    """Adds the most frequent children to the frontier; returns its end."""
+    child, left = tree.nodes[node, HEAD], min(width, len(frontier) - first)
+    while child != NONE and left > 0 and tree.nodes[child, COUNT] >= least:
+        filled = push(frontier, first, filled, child, 0, parent, tree.nodes[child, COUNT])
         child = tree.nodes[child, NEXT]
-        room -= 1
-    return waiting
+        left -= 1
+    return filled
 
 
 @bare
 def push(
-    frontier: np.ndarray, first: int, waiting: int, node: int, offset: int, parent: int, count: int
+    frontier: np.ndarray, first: int, filled: int, node: int, offset: int, parent: int, count: int
 ) -> int:
-    """Adds one candidate in its place, if there is one; returns where the frontier ends."""
-    at = waiting
-    if waiting == len(frontier):
-        if waiting == first or frontier[waiting - 1, PLACES] >= count:
-            return waiting
+    """Inserts a candidate unless the frontier is full of better ones; returns its end."""
+    at = filled
+    if filled == len(frontier):
+        if filled == first or frontier[filled - 1, PLACES] >= count:
+            return filled
         at -= 1
     else:
-        waiting += 1
+        filled += 1
     while at > first and frontier[at - 1, PLACES] < count:
         copy(frontier[at - 1], frontier[at])
         at -= 1
     row = frontier[at]
     row[NODE], row[OFFSET], row[PARENT], row[PLACES] = node, offset, parent, count
-    return waiting
+    return filled

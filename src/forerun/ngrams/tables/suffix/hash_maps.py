@@ -1,8 +1,8 @@
-"""What suffix trees and automata are made of: maps from (owner, token) to a row, texts in pages.
+"""Hash maps and paged texts of suffix trees and automata.
 
-A map is an int32 array of slots, -1 where empty, over rows whose first two columns are the owner
-and the token: open addressing, linear probing. A text is a list of pages; a position is page number
-times PAGE plus offset, so that going back by less than a page is constant work.
+A map from (owner, token) to a row is an int32 array of slots, -1 if empty, with open addressing and
+linear probing. The first two columns of a row are its owner and token. A text is a linked list of
+pages. A position is page number * PAGE + offset, so a step back within a page is O(1).
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from forerun.utils.jit import bare
 
 OWNER, TOKEN = 0, 1  # columns of a mapped row
 BEFORE, AFTER, FILL, BIRTH = 0, 1, 2, 3  # columns of `links`
-LENGTH, FIRST, LAST = 0, 1, 2  # of a text's own state: tokens, first page, last page
+LENGTH, FIRST, LAST = 0, 1, 2  # of a text's state: tokens, first page, last page
 NONE = -1
 PAGE = 64  # tokens
 
 
 class Texts(NamedTuple):
-    """P pages of texts, and who follows whom. A text's birth number orders texts by age."""
+    """P pages of texts. A text's birth number orders texts by age."""
 
     tokens: np.ndarray  # int32 [P, PAGE]
-    links: np.ndarray  # int32 [P, 4]: page before, page after, tokens held, birth of the text
+    links: np.ndarray  # int32 [P, 4]: previous page, next page, token count, birth of the text
     pool: np.ndarray  # int64 [3]: first page of the free list, pages ever used, pages in use
 
 
-FREE, USED, LIVE = 0, 1, 2  # of a pool of pages, or of any other rows
+FREE, USED, LIVE = 0, 1, 2  # of a pool of pages or other rows
 
 
 def new_texts(pages: int) -> Texts:
@@ -39,7 +39,7 @@ def new_texts(pages: int) -> Texts:
 
 
 def new_pool() -> np.ndarray:
-    """No row used yet."""
+    """A pool without used rows."""
     return np.array([NONE, 0, 0])
 
 
@@ -49,7 +49,7 @@ def new_text() -> np.ndarray:
 
 
 def enlarged(array: np.ndarray, rows: int) -> np.ndarray:
-    """A copy with more rows, the new ones 0."""
+    """A copy with more rows; new rows are 0."""
     copy = np.zeros((rows, *array.shape[1:]), array.dtype)
     copy[: len(array)] = array
     return copy
@@ -57,13 +57,13 @@ def enlarged(array: np.ndarray, rows: int) -> np.ndarray:
 
 @bare
 def num_free(pool: np.ndarray, rows: int) -> int:
-    """How many rows may still be taken."""
+    """The number of free rows."""
     return rows - pool[LIVE]
 
 
 @bare
 def take(pool: np.ndarray, links: np.ndarray, column: int) -> int:
-    """A free row; free ones are chained through `column`."""
+    """Takes a free row. The free list is linked through `column`."""
     row = pool[FREE]
     if row == NONE:
         row = pool[USED]
@@ -76,7 +76,7 @@ def take(pool: np.ndarray, links: np.ndarray, column: int) -> int:
 
 @bare
 def release(pool: np.ndarray, links: np.ndarray, column: int, row: int) -> None:
-    """Gives a row back."""
+    """Returns a row to the free list."""
     links[row, column] = pool[FREE]
     pool[FREE] = row
     pool[LIVE] -= 1
@@ -84,7 +84,7 @@ def release(pool: np.ndarray, links: np.ndarray, column: int, row: int) -> None:
 
 @bare
 def slot_of(owner: int, token: int, slots: int) -> Any:
-    """Where the search for (owner, token) begins."""
+    """The first slot of the search for (owner, token)."""
     key = (np.uint64(owner) << np.uint64(32)) ^ np.uint64(np.uint32(token))
     key = (key + np.uint64(1)) * GOLDEN
     key = (key ^ (key >> np.uint64(29))) * MIX_A
@@ -106,7 +106,7 @@ def find(slots: np.ndarray, rows: np.ndarray, owner: int, token: int) -> int:
 
 @bare
 def slot_with(slots: np.ndarray, rows: np.ndarray, row: int, sought: int) -> int:
-    """The slot that holds `sought` on the search path of `row`'s key."""
+    """The slot with value `sought` on the search path of `row`'s key."""
     at = slot_of(rows[row, OWNER], rows[row, TOKEN], len(slots))
     while slots[at] != sought:
         at += 1
@@ -117,13 +117,13 @@ def slot_with(slots: np.ndarray, rows: np.ndarray, row: int, sought: int) -> int
 
 @bare
 def put(slots: np.ndarray, rows: np.ndarray, row: int) -> None:
-    """Maps a row's owner and token, which must be new, to the row."""
+    """Adds a row to the map; its owner and token must be new."""
     slots[slot_with(slots, rows, row, NONE)] = row
 
 
 @bare
 def drop(slots: np.ndarray, rows: np.ndarray, row: int) -> None:
-    """Unmaps a row and closes the gap, so that linear probing finds all others (Knuth 6.4 R)."""
+    """Removes a row from the map and moves others, so that probing finds them (Knuth 6.4 R)."""
     count, hole = len(slots), slot_with(slots, rows, row, row)
     at = hole
     while True:
@@ -134,7 +134,7 @@ def drop(slots: np.ndarray, rows: np.ndarray, row: int) -> None:
         if other == NONE:
             break
         distance = (at - slot_of(rows[other, OWNER], rows[other, TOKEN], count)) % count
-        if distance >= (at - hole) % count:  # its search passes the hole: move it there
+        if distance >= (at - hole) % count:  # the search for it passes the hole
             slots[hole] = other
             hole = at
     slots[hole] = NONE
@@ -142,7 +142,7 @@ def drop(slots: np.ndarray, rows: np.ndarray, row: int) -> None:
 
 @bare
 def write(texts: Texts, state: np.ndarray, birth: int, token: int) -> int:
-    """Appends a token to a text, with a new page where the last is full; returns its position."""
+    """Appends a token to a text, in a new page if the last is full; returns its position."""
     page, offset = state[LAST], state[LENGTH] % PAGE
     if offset == 0:
         page = take(texts.pool, texts.links, AFTER)
@@ -168,7 +168,7 @@ def token_at(texts: Texts, position: int) -> int:
 
 @bare
 def back(texts: Texts, position: int, steps: int) -> int:
-    """The position `steps` tokens before, fewer than a page."""
+    """The position `steps` tokens before; steps < PAGE."""
     if position % PAGE >= steps:
         return position - steps
     return texts.links[position // PAGE, BEFORE] * PAGE + position % PAGE + PAGE - steps
@@ -176,7 +176,7 @@ def back(texts: Texts, position: int, steps: int) -> int:
 
 @bare
 def num_after(texts: Texts, position: int, enough: int) -> int:
-    """How many tokens follow in the same text; counting may end at `enough`."""
+    """The number of tokens after a position in its text; counting may stop at `enough`."""
     page = position // PAGE
     count = texts.links[page, FILL] - position % PAGE - 1
     page = texts.links[page, AFTER]
@@ -188,7 +188,7 @@ def num_after(texts: Texts, position: int, enough: int) -> int:
 
 @bare
 def read(texts: Texts, position: int, out: np.ndarray) -> int:
-    """Writes what follows a position to `out`; returns how many tokens there were."""
+    """Writes the tokens after a position to `out`; returns their number."""
     page, offset, count = position // PAGE, position % PAGE + 1, 0
     while page != NONE and count < len(out):
         stop = min(texts.links[page, FILL], offset + len(out) - count)
@@ -214,7 +214,7 @@ def gather(texts: Texts, state: np.ndarray) -> np.ndarray:
 
 @bare
 def erase(texts: Texts, state: np.ndarray) -> None:
-    """Gives a text's pages back; it is empty then."""
+    """Empties a text and releases its pages."""
     page = state[FIRST]
     while page != NONE:
         after = texts.links[page, AFTER]

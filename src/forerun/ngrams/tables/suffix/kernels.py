@@ -1,10 +1,9 @@
-"""Kernels of a counted suffix tree: texts grow, the oldest go, drafts are read off.
+"""Kernels of a counted suffix tree: append tokens, remove the oldest text.
 
-The tree holds every string of at most D tokens that occurs in its texts, with the number of its
-occurrences. A text that grows has a pointer for each of its last D suffixes: the node where that
-suffix ends. A new token moves every pointer by one token, which is all the counting there is. END
-of a node lies in the youngest text that holds its path, so the oldest text can be removed without
-looking for other occurrences.
+The tree has every string of at most D tokens that occurs in its texts, with its count. A growing
+text has a pointer for each of its last D suffixes: the node at the suffix's end. A new token moves
+every pointer by one token and updates the counts. END of a node is a position in the youngest text
+with its path, so the oldest text can be removed without a search for other occurrences.
 """
 
 from __future__ import annotations
@@ -66,12 +65,12 @@ def append(
     pointers: np.ndarray,
     birth: int,
     new: np.ndarray,
-    room: np.ndarray,
+    scratch: np.ndarray,
 ) -> int:
-    """Appends tokens to a text until room runs out; returns how many.
+    """Appends tokens to a text until the arrays are full; returns their number.
 
-    nodes to run_pool: of Nodes; pages, links, pool: its Texts; pointers: int32 [D]; room: as
-    much again, to work in.
+    nodes to run_pool: fields of Nodes; pages, links, pool: fields of Texts; pointers: int32 [D];
+    scratch: int32 [D].
     """
     texts, depth = Texts(pages, links, pool), len(pointers)
     tree = Nodes(nodes, runs, slots, node_pool, run_pool, texts)
@@ -85,7 +84,7 @@ def append(
         position = write(tree.texts, state, birth, new[done])
         pointers[start % depth] = ROOT
         tree.nodes[ROOT, COUNT] += 1
-        fetch_children(tree, pointers, start, new[done], room)
+        fetch_children(tree, pointers, start, new[done], scratch)
         advance(tree, pointers[: start + 1], new[done], position)
     return len(new)
 
@@ -94,24 +93,24 @@ def append(
 def fetch_children(
     tree: Nodes, pointers: np.ndarray, start: int, token: int, found: np.ndarray
 ) -> None:
-    """Asks memory for what `descend` will touch, one step for all pointers before the next.
+    """Prefetches the cache lines for `descend`, step by step for all pointers.
 
-    Each step reads what the one before has asked for. start: of the shortest suffix; found: int32
-    [D], room to work in.
+    Each step reads the lines of the step before. start: of the shortest suffix; found: int32 [D],
+    scratch.
     """
     nodes, runs, slots, count = tree.nodes, tree.runs, tree.slots, 0
     run_of = nodes[:, RUN]
     for at in range(start, max(-1, start - len(pointers)), -1):
         node = pointers[at % len(pointers)]
         head = nodes[node, HEAD]
-        if head == NONE:  # nor has a longer suffix children
+        if head == NONE:  # longer suffixes have no children either
             break
         if nodes[head, NEXT] != NONE:  # an only child is not mapped
             found[count] = slot_of(node, token, len(slots))
             fetch(slots, found[count])
             count += 1
     for i in range(count):
-        found[i] = max(slots[found[i]], ROOT)  # which is at hand, where there is no child
+        found[i] = max(slots[found[i]], ROOT)  # ROOT if there is no child
         fetch(nodes, found[i])
         fetch(run_of, found[i])
     for i in range(count):
@@ -125,24 +124,24 @@ def fetch_children(
 
 @bare
 def advance(tree: Nodes, pointers: np.ndarray, token: int, position: int) -> None:
-    """Moves all pointers by one token. The two common cases touch nothing but their own nodes."""
+    """Moves all pointers by one token."""
     nodes, texts = tree.nodes, tree.texts
     for i in range(len(pointers)):
         node = pointers[i]
         row, child = nodes[node], nodes[node, HEAD]
         if node == ROOT:
             pointers[i] = descend(tree, node, token, position)
-        elif child == NONE and row[COUNT] == 1:  # a leaf that only this suffix has reached
+        elif child == NONE and row[COUNT] == 1:  # a leaf of this suffix only
             row[LENGTH] += 1
             row[END] = position
         elif child == NONE or nodes[child, COUNT] != row[COUNT] - 1 or nodes[child, TOKEN] != token:
             pointers[i] = descend(tree, node, token, position)
-        elif nodes[child, LENGTH] == 1:  # all suffixes through `node` have gone on to its child
+        elif nodes[child, LENGTH] == 1:  # all suffixes through `node` continue to its child
             nodes[child, COUNT] += 1
             nodes[child, END] = younger(texts, nodes[child, END], position)
             merge(tree, node, child)
             pointers[i] = child
-        else:  # as before, and the border between the two moves by a token
+        else:  # the same, with a longer edge: move the border between the two by a token
             nodes[child, LENGTH] -= 1
             row[LENGTH] += 1
             row[END] = younger(
@@ -153,7 +152,7 @@ def advance(tree: Nodes, pointers: np.ndarray, token: int, position: int) -> Non
 
 @bare
 def descend(tree: Nodes, node: int, token: int, position: int) -> int:
-    """The node one token below `node`, with one more occurrence; it may be new."""
+    """The node one token below `node`, created if missing; its count is incremented."""
     child = child_of(tree, node, token)
     if child == NONE:
         child = new_node(tree, token, 1, 1, position)
@@ -168,7 +167,7 @@ def descend(tree: Nodes, node: int, token: int, position: int) -> int:
 
 @bare
 def younger(texts: Texts, old: int, new: int) -> int:
-    """Of two ends of one path the one in the younger text; the new one if that is the same."""
+    """The one of two end positions that is in the younger text; ties: `new`."""
     births = texts.links[:, BIRTH]
     return new if births[new // PAGE] >= births[old // PAGE] else old
 
@@ -181,7 +180,7 @@ def first_token(texts: Texts, nodes: np.ndarray, node: int) -> int:
 
 @bare
 def merge(tree: Nodes, node: int, child: int) -> None:
-    """Joins a node and its only child, of equal count, into the child."""
+    """Merges a node into its only child of equal count."""
     nodes = tree.nodes
     leave_run(tree, child)
     nodes[child, TOKEN] = nodes[node, TOKEN]
@@ -192,7 +191,7 @@ def merge(tree: Nodes, node: int, child: int) -> None:
 
 @bare
 def split(tree: Nodes, node: int) -> int:
-    """Cuts the edge to `node` behind its first token; returns the new node there."""
+    """Splits the edge to `node` after its first token; returns the new node there."""
     nodes = tree.nodes
     rest = nodes[node, LENGTH] - 1
     end = back(tree.texts, nodes[node, END], rest)
@@ -206,16 +205,16 @@ def split(tree: Nodes, node: int) -> int:
 
 @njit(cache=True, nogil=True)
 def remove(tree: Nodes, state: np.ndarray, depth: int) -> None:
-    """Takes back every suffix of the oldest text, and its pages."""
+    """Removes the oldest text: its suffixes and its pages."""
     text = gather(tree.texts, state)
     for start in range(len(text)):
-        forget(tree, text[start : start + depth])
+        remove_suffix(tree, text[start : start + depth])
     erase(tree.texts, state)
 
 
 @bare
-def forget(tree: Nodes, suffix: np.ndarray) -> None:
-    """One occurrence less of every prefix of a suffix."""
+def remove_suffix(tree: Nodes, suffix: np.ndarray) -> None:
+    """Decrements the count of every prefix of a suffix."""
     nodes, node, at = tree.nodes, ROOT, 0
     nodes[ROOT, COUNT] -= 1
     while at < len(suffix):
@@ -226,16 +225,16 @@ def forget(tree: Nodes, suffix: np.ndarray) -> None:
             child = NONE
         else:
             decrement(tree, child)
-        tidy(tree, node)
+        merge_only_child(tree, node)
         if child == NONE:
             return
         node = child
-    tidy(tree, node)
+    merge_only_child(tree, node)
 
 
 @bare
-def tidy(tree: Nodes, node: int) -> None:
-    """Merges a node with an only child of the same count."""
+def merge_only_child(tree: Nodes, node: int) -> None:
+    """Merges a node with its only child if their counts are equal."""
     child = tree.nodes[node, HEAD]
     if node != ROOT and child != NONE and tree.nodes[child, COUNT] == tree.nodes[node, COUNT]:
         merge(tree, node, child)

@@ -1,8 +1,8 @@
-"""Nodes of a counted suffix tree: children by token, and in the order of their counts.
+"""Nodes of a counted suffix tree: children by token, and sorted by count.
 
-Siblings form a list of falling counts; those of equal count are one run, and every node knows its
-run, so a count changes by one in constant time: the node moves to the border of its run. An only
-child is not mapped, since its parent's first child says it; two or more are.
+Siblings form a linked list of falling counts. Siblings of equal count form a run, and every node
+stores its run. A count therefore changes by one in O(1): the node moves to the border of its run.
+The hash map has only children with siblings; an only child is its parent's HEAD.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ NODE_BYTES = 4 * (COLUMNS + 2) + 5  # a row, a run, 1.25 slots
 
 
 class Nodes(NamedTuple):
-    """N nodes. PREV of a first child is the last child; END is a position where the path ends."""
+    """N nodes. PREV of a first child is the last child; END is an end position of the path."""
 
     nodes: np.ndarray  # int32 [N, 9]
     runs: np.ndarray  # int32 [N, 2]: first and last sibling of equal count
-    slots: np.ndarray  # int32 [1.25 N]: the map of children
+    slots: np.ndarray  # int32 [1.25 N]: hash map of children
     node_pool: np.ndarray
     run_pool: np.ndarray
     texts: Texts
 
 
 def new_nodes(count: int, pages: int) -> Nodes:
-    """A root alone."""
+    """A tree with only the root."""
     tree = Nodes(
         np.zeros((count, COLUMNS), np.int32),
         np.zeros((count, 2), np.int32),
@@ -63,7 +63,7 @@ def new_nodes(count: int, pages: int) -> Nodes:
 
 
 def with_nodes(old: Nodes, count: int) -> Nodes:
-    """The same tree with room for more nodes."""
+    """The tree in larger arrays."""
     tree = old._replace(
         nodes=enlarged(old.nodes, count),
         runs=enlarged(old.runs, count),
@@ -75,7 +75,7 @@ def with_nodes(old: Nodes, count: int) -> Nodes:
 
 @bare
 def rehash(old: np.ndarray, tree: Nodes) -> None:
-    """Maps all children that the old slots held."""
+    """Maps all children of the old slots in the new slots."""
     for row in old:
         if row != NONE:
             put(tree.slots, tree.nodes, row)
@@ -83,7 +83,7 @@ def rehash(old: np.ndarray, tree: Nodes) -> None:
 
 @bare
 def child_of(tree: Nodes, node: int, token: int) -> int:
-    """The child whose edge begins with `token`, or -1."""
+    """The child with an edge that begins with `token`, or -1."""
     head = tree.nodes[node, HEAD]
     if head == NONE or tree.nodes[head, TOKEN] == token:
         return head
@@ -94,7 +94,7 @@ def child_of(tree: Nodes, node: int, token: int) -> int:
 
 @bare
 def new_node(tree: Nodes, token: int, count: int, length: int, end: int) -> int:
-    """A node that stands nowhere yet."""
+    """A node without parent."""
     node = take(tree.node_pool, tree.nodes, NEXT)
     row = tree.nodes[node]
     row[OWNER], row[TOKEN], row[HEAD], row[NEXT], row[PREV] = NONE, token, NONE, NONE, NONE
@@ -103,15 +103,15 @@ def new_node(tree: Nodes, token: int, count: int, length: int, end: int) -> int:
 
 
 @bare
-def elder(tree: Nodes, node: int) -> int:
-    """The sibling before, or -1."""
+def previous_sibling(tree: Nodes, node: int) -> int:
+    """The previous sibling, or -1."""
     is_first = tree.nodes[tree.nodes[node, OWNER], HEAD] == node
     return NONE if is_first else tree.nodes[node, PREV]
 
 
 @bare
 def link(tree: Nodes, node: int, after: int) -> None:
-    """Puts a node into its parent's list behind `after`, or at its front."""
+    """Inserts a node into its parent's list after `after`, or at the front."""
     nodes, parent = tree.nodes, tree.nodes[node, OWNER]
     head = nodes[parent, HEAD]
     following = head if after == NONE else nodes[after, NEXT]
@@ -128,7 +128,7 @@ def link(tree: Nodes, node: int, after: int) -> None:
 
 @bare
 def unlink(tree: Nodes, node: int) -> None:
-    """Takes a node out of its parent's list."""
+    """Removes a node from its parent's list."""
     nodes, parent = tree.nodes, tree.nodes[node, OWNER]
     before, following = nodes[node, PREV], nodes[node, NEXT]
     if nodes[parent, HEAD] == node:
@@ -142,7 +142,7 @@ def unlink(tree: Nodes, node: int) -> None:
 
 @bare
 def begin_run(tree: Nodes, node: int) -> None:
-    """The node is a run of its own."""
+    """Makes a node a new run."""
     run = take(tree.run_pool, tree.runs, FIRST)
     tree.runs[run, FIRST] = tree.runs[run, FINAL] = node
     tree.nodes[node, RUN] = run
@@ -150,7 +150,7 @@ def begin_run(tree: Nodes, node: int) -> None:
 
 @bare
 def leave_run(tree: Nodes, node: int) -> None:
-    """Takes a node, still in its list, out of its run."""
+    """Removes a node from its run; it must still be in its list."""
     run = tree.nodes[node, RUN]
     if tree.runs[run, FIRST] == tree.runs[run, FINAL]:
         release(tree.run_pool, tree.runs, FIRST, run)
@@ -161,20 +161,20 @@ def leave_run(tree: Nodes, node: int) -> None:
 
 
 @bare
-def lead_run(tree: Nodes, node: int, run: int) -> None:
-    """Puts a node into the list as the first of a run."""
+def prepend_to_run(tree: Nodes, node: int, run: int) -> None:
+    """Inserts a node into the list as the first of a run."""
     first = tree.runs[run, FIRST]
-    link(tree, node, elder(tree, first))
+    link(tree, node, previous_sibling(tree, first))
     tree.runs[run, FIRST] = node
     tree.nodes[node, RUN] = run
 
 
 @bare
 def increment(tree: Nodes, node: int) -> None:
-    """One more occurrence: the node becomes the first of those of its new count."""
+    """Increments a count; the node becomes the first of its new count."""
     nodes, run = tree.nodes, tree.nodes[node, RUN]
     count, first = nodes[node, COUNT] + 1, tree.runs[run, FIRST]
-    above = elder(tree, first)
+    above = previous_sibling(tree, first)
     joins = above != NONE and nodes[above, COUNT] == count
     nodes[node, COUNT] = count
     if first == tree.runs[run, FINAL] and not joins:
@@ -182,7 +182,7 @@ def increment(tree: Nodes, node: int) -> None:
     leave_run(tree, node)
     unlink(tree, node)
     if joins:
-        lead_run(tree, node, nodes[above, RUN])
+        prepend_to_run(tree, node, nodes[above, RUN])
     else:
         link(tree, node, above)
         begin_run(tree, node)
@@ -190,11 +190,11 @@ def increment(tree: Nodes, node: int) -> None:
 
 @bare
 def decrement(tree: Nodes, node: int) -> None:
-    """One occurrence less: the node becomes the first of those of its new count, at least 1."""
+    """Decrements a count, to at least 1; the node becomes the first of its new count."""
     nodes, run = tree.nodes, tree.nodes[node, RUN]
     count, final = nodes[node, COUNT] - 1, tree.runs[run, FINAL]
     below = nodes[final, NEXT]
-    above = final if final != node else elder(tree, node)
+    above = final if final != node else previous_sibling(tree, node)
     nodes[node, COUNT] = count
     leave_run(tree, node)
     unlink(tree, node)
@@ -208,7 +208,7 @@ def decrement(tree: Nodes, node: int) -> None:
 
 @bare
 def attach(tree: Nodes, parent: int, node: int) -> None:
-    """Adds a child that has occurred once: the first of those."""
+    """Adds a child with count 1, as the first of that count."""
     nodes, head = tree.nodes, tree.nodes[parent, HEAD]
     nodes[node, OWNER] = parent
     if head != NONE:
@@ -217,7 +217,7 @@ def attach(tree: Nodes, parent: int, node: int) -> None:
         put(tree.slots, nodes, node)
     final = NONE if head == NONE else nodes[head, PREV]
     if final != NONE and nodes[final, COUNT] == nodes[node, COUNT]:
-        lead_run(tree, node, nodes[final, RUN])
+        prepend_to_run(tree, node, nodes[final, RUN])
     else:
         link(tree, node, final)
         begin_run(tree, node)
@@ -240,12 +240,12 @@ def detach(tree: Nodes, node: int) -> None:
 
 @bare
 def replace(tree: Nodes, old: int, new: int) -> None:
-    """`new`, of equal first token and count, takes the place of `old` among its siblings."""
+    """Replaces `old` by `new`, with equal first token and count, among its siblings."""
     nodes, parent, run = tree.nodes, tree.nodes[old, OWNER], tree.nodes[old, RUN]
     is_mapped = nodes[nodes[parent, HEAD], NEXT] != NONE
     if is_mapped:
         tree.slots[slot_with(tree.slots, nodes, old, old)] = new
-    before = elder(tree, old)
+    before = previous_sibling(tree, old)
     nodes[new, OWNER], nodes[new, RUN] = parent, run
     unlink(tree, old)
     link(tree, new, before)
@@ -256,7 +256,7 @@ def replace(tree: Nodes, old: int, new: int) -> None:
 
 @bare
 def adopt(tree: Nodes, parent: int, child: int) -> None:
-    """Makes `child` the only child of a node that has none."""
+    """Makes `child` the only child of a node without children."""
     tree.nodes[child, OWNER] = parent
     link(tree, child, NONE)
     begin_run(tree, child)

@@ -1,9 +1,9 @@
-"""A suffix tree over many growing texts, with the number of occurrences of every short string.
+"""Counted suffix tree over many growing texts.
 
-The structure of "SuffixDecoding", 2024 (arXiv 2411.04975): path-compressed, strings of at most
-`depth` tokens, children in the order of their counts. A token costs at most `depth` pointer moves,
-whatever the tree holds. Flat arrays grow by doubling up to a byte budget; then the oldest texts are
-taken out, exactly: what is left is the tree of the others.
+The structure of "SuffixDecoding", 2024 (arXiv 2411.04975): path-compressed, with strings of at most
+`depth` tokens and children sorted by count. A token costs at most `depth` pointer moves. Flat
+arrays double up to a byte budget; then the oldest texts are removed exactly, so the tree equals one
+of the remaining texts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from forerun.errors import ConfigError
 from forerun.ngrams.tables.suffix import kernels as kernels
-from forerun.ngrams.tables.suffix.draft import Wish, speculate
+from forerun.ngrams.tables.suffix.draft import DraftLimits, speculate
 from forerun.ngrams.tables.suffix.hash_maps import (
     LIVE,
     NONE,
@@ -43,12 +43,12 @@ from forerun.ngrams.tables.suffix.nodes import (
 
 FIRST_PAGES = 16
 NO_LIMIT = 1 << 62
-NODE_SHARE, PAGE_SHARE = 0.85, 0.5  # of the budget at most, so that neither starves the other
+MAX_NODE_SHARE, MAX_PAGE_SHARE = 0.85, 0.5  # of the budget
 
 
 @dataclass(eq=False)
 class Text:
-    """A text of the tree. While it grows it has a pointer for each of its last suffixes."""
+    """A text of the tree. A growing text has a pointer for each of its last suffixes."""
 
     birth: int
     state: np.ndarray = field(default_factory=new_text)
@@ -60,7 +60,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Draft:
-    """Continuations, parents first, and what speaks for them."""
+    """Continuations of a match, parents first, with their score."""
 
     tokens: np.ndarray  # int32 [n]
     parents: np.ndarray  # int32 [n]
@@ -69,16 +69,16 @@ class Draft:
 
 
 class SuffixTree:
-    """Strings of at most `depth` tokens, and how often each occurs in the texts.
+    """Counts of all strings of at most `depth` tokens in the texts.
 
-    budget: bytes; may be changed at any time, takes effect at the next growth. most: texts kept.
+    budget: bytes; a change takes effect at the next growth. most: largest number of texts.
     """
 
     def __init__(self, *, depth: int = 64, budget: int = 64 << 20, most: int = 100_000) -> None:
         if not 2 <= depth <= PAGE:
             raise ConfigError(f"depth must be in 2..{PAGE}, got {depth}")
         if most < 1:
-            raise ConfigError(f"a suffix tree must hold at least 1 text, got most={most}")
+            raise ConfigError(f"most={most} is too small; use at least 1 text")
         self.depth, self.budget, self.most = depth, budget, most
         least = 2 * self._bytes(16 * depth, FIRST_PAGES)
         if budget < least:
@@ -88,26 +88,26 @@ class SuffixTree:
             )
         self.tree = new_nodes(16 * depth, FIRST_PAGES)
         self.texts: dict[int, Text] = {}  # by birth, oldest first
-        self.evicted = 0  # texts taken out so far
+        self.evicted = 0  # texts removed so far
         self._births = 0
 
     def __len__(self) -> int:
-        """Tokens held."""
+        """Number of tokens."""
         return int(self.tree.nodes[ROOT, COUNT])
 
     @property
     def num_nodes(self) -> int:
-        """Nodes in use, the root counted."""
+        """Number of nodes, with the root."""
         return int(self.tree.node_pool[LIVE])
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Bytes of the arrays."""
         return self._bytes(len(self.tree.nodes), len(self.tree.texts.links))
 
     def growth(self, num: int) -> int:
-        """Bytes by which it would like to grow to take `num` more tokens."""
-        tree = self.tree  # numbers of Python's own: NumPy's take several times as long
+        """Bytes the tree must grow by for `num` more tokens."""
+        tree = self.tree
         nodes = len(tree.nodes) - tree.node_pool.item(LIVE) < self.depth + 2 * num
         pages = len(tree.texts.links) - tree.texts.pool.item(LIVE) < 1 + num // PAGE
         if not nodes and not pages:
@@ -115,7 +115,7 @@ class SuffixTree:
         return self._bytes(nodes * len(tree.nodes), pages * len(tree.texts.links))
 
     def begin(self, context: Many[int] = ()) -> Text:
-        """A new text, empty, that may grow beside others; what comes before it is not used."""
+        """Adds an empty text; `context` is not used."""
         while len(self.texts) >= self.most:
             self.evict()
         text = Text(NONE, pointers=np.zeros(self.depth, np.int32))
@@ -123,34 +123,33 @@ class SuffixTree:
         return text
 
     def end(self, text: Text) -> None:
-        """The text grows no more; it stays until the room is needed."""
+        """The text is complete; it stays until it is evicted."""
         text.pointers = np.empty(0, np.int32)
 
     def extend(self, text: Text, tokens: Many[int]) -> None:
-        """Appends tokens; older texts go if there is no room, and at last the text's beginning."""
+        """Appends tokens; evicts older texts at the budget, and finally the text's beginning."""
         assert len(text.pointers), "a text that has ended cannot grow"
-        new, room = np.array(tokens, dtype=np.int32), np.empty(self.depth, np.int32)
+        new, scratch = np.array(tokens, dtype=np.int32), np.empty(self.depth, np.int32)
         while len(new):
-            if text.birth not in self.texts:  # taken out while it grew: it begins anew
+            if text.birth not in self.texts:  # evicted while it grew: restart it empty
                 self._enter(text)
-            done = kernels.append(
-                *self.tree[:-1], *self.tree.texts, text.state, text.pointers, text.birth, new, room
-            )
+            arrays = *self.tree[:-1], *self.tree.texts
+            done = kernels.append(*arrays, text.state, text.pointers, text.birth, new, scratch)
             new = new[done:]
             if len(new):
                 self._make_room()
 
-    def draft(self, text: Text, wish: Wish, at_least: float = 0.0) -> Draft | None:
-        """The best continuation of a growing text that scores more than `at_least`."""
-        frontier, room = np.empty((wish.nodes, 4), np.int32), np.empty((5, wish.nodes), np.int32)
+    def draft(self, text: Text, limits: DraftLimits, at_least: float = 0.0) -> Draft | None:
+        """The best continuation of a growing text with a score above `at_least`, or None."""
+        frontier, out = np.empty((limits.nodes, 4), np.int32), np.empty((5, limits.nodes), np.int32)
         size, score, match = speculate(
-            self.tree.nodes, *self.tree.texts, text.state, text.pointers, wish[:], at_least,
-            frontier, room,
+            self.tree.nodes, *self.tree.texts, text.state, text.pointers, limits[:], at_least,
+            frontier, out,
         )  # fmt: skip
-        return Draft(room[3, :size], room[4, :size], score, match) if size else None
+        return Draft(out[3, :size], out[4, :size], score, match) if size else None
 
     def count(self, tokens: Many[int]) -> int:
-        """How often a string of at most `depth` tokens occurs in the texts."""
+        """The number of occurrences of a string of at most `depth` tokens."""
         node, at = ROOT, 0
         while at < len(tokens):
             node = child_of(self.tree, node, tokens[at])
@@ -162,18 +161,18 @@ class SuffixTree:
             at += len(label)
         return int(self.tree.nodes[node, COUNT])
 
-    def held(self) -> list[np.ndarray]:
-        """The texts, oldest first; all that is needed to build the tree again."""
+    def all_texts(self) -> list[np.ndarray]:
+        """The texts, oldest first; sufficient to rebuild the tree."""
         return [gather(self.tree.texts, text.state) for text in self.texts.values()]
 
     def evict(self) -> None:
-        """Takes the oldest text out."""
+        """Removes the oldest text."""
         text = self.texts.pop(next(iter(self.texts)))
         kernels.remove(self.tree, text.state, self.depth)
         self.evicted += 1
 
     def check_integrity(self) -> None:
-        """Asserts what must hold of every node: counts, order, runs, map, lengths."""
+        """Asserts the invariants of every node: counts, order, runs, map, lengths."""
         nodes, runs = self.tree.nodes, self.tree.runs
         seen, stack = 0, [(ROOT, 0)]
         while stack:
@@ -212,13 +211,13 @@ class SuffixTree:
         return tokens
 
     def _enter(self, text: Text) -> None:
-        """Puts a text, empty, behind all others."""
+        """Adds an empty text as the youngest."""
         self._births += 1
         text.birth = self._births
         self.texts[text.birth] = text
 
     def _make_room(self) -> None:
-        """Room for at least one more token: larger arrays if the budget allows, or fewer texts."""
+        """Makes space for at least one token: grows the arrays within the budget, or evicts."""
         tree = self.tree
         while num_free(tree.node_pool, len(tree.nodes)) < self.depth:
             if not self._grow_nodes():
@@ -230,23 +229,23 @@ class SuffixTree:
             tree = self.tree
 
     def _grow_nodes(self) -> bool:
-        held = len(self.tree.nodes)
-        room = min(self.budget - self.nbytes, NODE_SHARE * self.budget - held * NODE_BYTES)
-        more = min(held, int(room // NODE_BYTES))
+        size = len(self.tree.nodes)
+        share = MAX_NODE_SHARE * self.budget - size * NODE_BYTES
+        more = min(size, int(min(self.budget - self.nbytes, share) // NODE_BYTES))
         if more < self.depth:
             return False
-        self.tree = with_nodes(self.tree, held + more)
+        self.tree = with_nodes(self.tree, size + more)
         return True
 
     def _grow_pages(self) -> bool:
         texts = self.tree.texts
-        held = len(texts.links)
-        share = PAGE_SHARE * self.budget - self._bytes(0, held)
-        more = min(held, int(min(self.budget - self.nbytes, share) // self._bytes(0, 1)))
+        size = len(texts.links)
+        share = MAX_PAGE_SHARE * self.budget - self._bytes(0, size)
+        more = min(size, int(min(self.budget - self.nbytes, share) // self._bytes(0, 1)))
         if more < 1:
             return False
         larger = texts._replace(
-            tokens=enlarged(texts.tokens, held + more), links=enlarged(texts.links, held + more)
+            tokens=enlarged(texts.tokens, size + more), links=enlarged(texts.links, size + more)
         )
         self.tree = self.tree._replace(texts=larger)
         return True
@@ -257,11 +256,11 @@ class SuffixTree:
 
 @cache
 def warm_up() -> None:
-    """Compiles every kernel of the tree, or loads it from the cache."""
+    """Compiles the kernels of the tree, or loads them from the cache."""
     tree = SuffixTree(depth=2)
     text = tree.begin()
     tree.extend(text, [1, 2, 1])
-    tree.draft(text, Wish(2, 2, 1.0, 0.0, 0.1, 2))
-    tree.held()
+    tree.draft(text, DraftLimits(2, 2, 1.0, 0.0, 0.1, 2))
+    tree.all_texts()
     tree.tree = with_nodes(tree.tree, 2 * len(tree.tree.nodes))
     tree.evict()

@@ -1,4 +1,4 @@
-"""Exact tri-gram counts of a corpus, by sorting: bounded work arrays, no dictionary."""
+"""Exact tri-gram counts of a corpus, by sorting in bounded memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-CHUNK = 1 << 21  # tri-grams that are sorted at once
+CHUNK_TRIGRAMS = 1 << 21  # sorted at once
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Tally(Run):
-    """All counts of a corpus, and what was seen of it."""
+class CorpusCounts(Run):
+    """All counts of a corpus, and the size of its documents."""
 
     num_documents: int = 0
     longest: int = 0  # tokens
@@ -29,36 +29,36 @@ class Tally(Run):
 
 @dataclass(frozen=True)
 class Best:
-    """The best successors of every pair, end to end, by falling P(c | a, b), ties by id."""
+    """The most likely successors per pair, concatenated, by falling P(c | a, b), ties by id."""
 
     pairs: np.ndarray  # uint64 [m]
     sizes: np.ndarray  # int64 [m], successors per pair
     ids: np.ndarray  # int32 [sum of sizes]
     probs: np.ndarray  # float32 [sum of sizes]
-    dropped: int  # pairs that found no room
+    dropped: int  # pairs beyond the limit
 
 
 @dataclass
 class _Sorter:
-    """Collects tri-grams; sorted runs are merged when they are alike in size: n log n in all."""
+    """Merge sort of tri-grams: sorted runs of similar sizes are merged, O(n log n)."""
 
     runs: list[Run] = field(default_factory=list)
-    held: list[np.ndarray] = field(default_factory=list)
+    pending: list[np.ndarray] = field(default_factory=list)
     size: int = 0
 
     def add(self, document: np.ndarray) -> None:
-        self.held.append(document)
+        self.pending.append(document)
         self.size += len(document) - 2
-        if self.size >= CHUNK:
+        if self.size >= CHUNK_TRIGRAMS:
             self.flush()
 
     def flush(self) -> None:
-        if not self.held:
+        if not self.pending:
             return
-        pairs = np.concatenate([_pairs(d[:-1]) for d in self.held])
-        thirds = np.concatenate([d[2:] for d in self.held])
+        pairs = np.concatenate([_pairs(d[:-1]) for d in self.pending])
+        thirds = np.concatenate([d[2:] for d in self.pending])
         self.runs.append(_merged(pairs, thirds, np.ones(len(thirds), np.int64)))
-        self.held, self.size = [], 0
+        self.pending, self.size = [], 0
         while len(self.runs) > 1 and 2 * len(self.runs[-1].counts) >= len(self.runs[-2].counts):
             self.join()
 
@@ -73,8 +73,8 @@ class _Sorter:
         )
 
 
-def count(documents: Iterable[np.ndarray]) -> Tally:
-    """Counts of all tri-grams within documents of token ids, int32; none crosses a border."""
+def count(documents: Iterable[np.ndarray]) -> CorpusCounts:
+    """Counts of all tri-grams within documents of token ids, int32."""
     sorter = _Sorter()
     num_documents, longest = 0, 0
     for document in documents:
@@ -87,11 +87,11 @@ def count(documents: Iterable[np.ndarray]) -> Tally:
         sorter.join()
     empty = Run(np.empty(0, np.uint64), np.empty(0, np.int32), np.empty(0, np.int64))
     (run,) = sorter.runs or [empty]
-    return Tally(run.pairs, run.thirds, run.counts, num_documents, longest)
+    return CorpusCounts(run.pairs, run.thirds, run.counts, num_documents, longest)
 
 
-def best(run: Run, entries: int, most: int) -> Best:
-    """The `entries` likeliest successors of the `most` most frequent pairs."""
+def best(run: Run, entries: int, max_pairs: int) -> Best:
+    """The `entries` most likely successors of the `max_pairs` most frequent pairs."""
     order = np.lexsort((run.thirds, -run.counts, run.pairs))
     pairs, thirds, counts = run.pairs[order], run.thirds[order], run.counts[order]
     starts = np.flatnonzero(np.concatenate([[True], pairs[1:] != pairs[:-1]]))
@@ -99,8 +99,8 @@ def best(run: Run, entries: int, most: int) -> Best:
     lengths = np.diff(np.concatenate([starts, [len(pairs)]]))
     ranks = np.arange(len(pairs)) - np.repeat(starts, lengths)
     is_kept = np.ones(len(starts), bool)
-    if len(starts) > most:
-        is_kept[np.argsort(-totals, kind="stable")[most:]] = False
+    if len(starts) > max_pairs:
+        is_kept[np.argsort(-totals, kind="stable")[max_pairs:]] = False
     chosen = (ranks < entries) & np.repeat(is_kept, lengths)
     probs = counts / np.repeat(totals, lengths)
     return Best(
@@ -119,7 +119,7 @@ def _pairs(tokens: np.ndarray) -> np.ndarray:
 
 
 def _merged(pairs: np.ndarray, thirds: np.ndarray, counts: np.ndarray) -> Run:
-    """Sorted, equal tri-grams added up."""
+    """A sorted run; counts of equal tri-grams are added."""
     order = np.lexsort((thirds, pairs))
     pairs, thirds, counts = pairs[order], thirds[order], counts[order]
     is_new = np.concatenate([[True], (pairs[1:] != pairs[:-1]) | (thirds[1:] != thirds[:-1])])

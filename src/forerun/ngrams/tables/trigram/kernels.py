@@ -1,8 +1,8 @@
-"""Numba kernels of the tri-gram matrix: find a row, raise scores. Pure functions on arrays.
+"""Numba kernels of the tri-gram matrix: find a row, raise scores.
 
-The table is that of `ngrams.tables.logits.kernels`: open addressing, linear probing; here
-`counts` holds the size of a row and `probs` its scores, falling, ties by id. A key is the pair
-(a, b) itself behind a bijection of 64-bit numbers, so no two pairs share one.
+The hash table is that of `ngrams.tables.logits.kernels`. Here `counts` is the size of a row and
+`probs` its scores, falling, ties by id. A key is a bijective hash of the pair (a, b), so two pairs
+never share a key.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from forerun.utils.jit import bare, copy
 
 @bare
 def mixed(pair: np.uint64) -> np.uint64:
-    """The key of a << 32 | b; never 0, since only 0 is mapped to 0."""
+    """The key of a << 32 | b, a bijection; never 0, because only 0 maps to 0."""
     h = pair + np.uint64(1)
     h = (h ^ (h >> np.uint64(30))) * MIX_A
     h = (h ^ (h >> np.uint64(27))) * MIX_B
@@ -40,7 +40,7 @@ def key_of(a: int, b: int) -> np.uint64:
 
 @bare
 def row_of(own: Table, base: Table, a: int, b: int) -> int:
-    """Where the row of (a, b) stands: slot s of `own` as s, of `base` as -2 - s; -1 is unknown."""
+    """The place of the row of (a, b): s for slot s of `own`, -2 - s of `base`; -1: unknown."""
     key = key_of(a, b)
     slot = find(own.keys, key)
     if own.keys[slot] == key:
@@ -53,9 +53,9 @@ def row_of(own: Table, base: Table, a: int, b: int) -> int:
 def nudge(
     own: Table, base: Table, tokens: np.ndarray, increment: float, cap: float, clock: int
 ) -> int:
-    """Adds `increment` to every tri-gram of tokens, up to `cap`; returns how many rows are new.
+    """Adds `increment` to every tri-gram of tokens, up to `cap`; returns the number of new rows.
 
-    Only `own` is written; a row begins as that of `base`, if there is one.
+    Only `own` is written. A new row is copied from `base` if it exists there.
     """
     new = 0
     for i in range(len(tokens) - 2):
@@ -73,7 +73,7 @@ def nudge(
 
 @bare
 def copy_row(own: Table, slot: int, base: Table, key: np.uint64) -> None:
-    """Begins a row of `own`: a copy of that of `base`, or empty."""
+    """Creates a row in `own`: a copy of the row in `base`, or empty."""
     own.keys[slot] = key
     own.counts[slot] = 0
     found = find(base.keys, key)
@@ -93,9 +93,11 @@ def raise_score(
         at += 1
     if at == size:
         size = min(size + 1, len(ids))
-        at = size - 1  # of a full row the smallest makes room
+        at = size - 1  # a full row loses its smallest entry
         ids[at], scores[at] = token, 0.0
-    score = np.float32(max(scores[at], min(cap, scores[at] + increment)))  # ties are seen as stored
+    score = np.float32(
+        max(scores[at], min(cap, scores[at] + increment))
+    )  # rounded as stored, for ties
     while at > 0 and (score > scores[at - 1] or (score == scores[at - 1] and token < ids[at - 1])):
         ids[at], scores[at] = ids[at - 1], scores[at - 1]
         at -= 1
@@ -107,7 +109,7 @@ def raise_score(
 def fill(
     table: Table, keys: np.ndarray, sizes: np.ndarray, ids: np.ndarray, scores: np.ndarray
 ) -> None:
-    """Writes rows, end to end in ids and scores, into an empty table; stamps rise from 1."""
+    """Writes concatenated rows into an empty table; stamps are 1, 2, ..."""
     start = 0
     for i in range(len(keys)):
         slot = find(table.keys, keys[i])

@@ -1,7 +1,7 @@
-"""One call per tree: the search of grower `monte_carlo` over a tri-gram matrix.
+"""Monte-Carlo tree search over a tri-gram matrix, in one call per tree.
 
-The fast form of that grower over `TrigramMatrix.row`: same visits, same draws from the same
-uniforms, same tree (tests compare them node by node).
+The compiled form of grower `monte_carlo` over `TrigramMatrix.row`: same visits, same draws from the
+same uniforms, same tree (tests compare them).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from forerun.core.tree import POINT, Tree
 from forerun.core.tree_search import CONSTANT, EXPECTED, PATH, Search
 from forerun.ngrams.tables.logits.kernels import Table
 from forerun.ngrams.tables.trigram.kernels import row_of
-from forerun.ngrams.tables.trigram.mcts_tree import Grove, harvest
+from forerun.ngrams.tables.trigram.mcts_tree import SearchTree, extract_tree
 from forerun.ngrams.tables.trigram.table import TrigramMatrix
 from forerun.utils.jit import bare
 
@@ -31,9 +31,9 @@ def draft(
     *,
     renormalise: bool = False,
 ) -> tuple[Tree, int]:
-    """The tree below the pair of tokens `tail`, and how many uniforms the search used.
+    """The tree below the pair of tokens `tail`, and the number of uniforms used.
 
-    It uses search.iterations * search.steps of them at most.
+    uniforms: at least search.iterations * search.steps.
     """
     tokens, parents = np.empty((2, 2 * search.top), np.int32)
     count, used = fill_tree(
@@ -85,9 +85,9 @@ def fill_tree(
     parents: np.ndarray,
 ) -> tuple[int, int]:
     """Searches and writes the tree; returns the numbers of nodes and of uniforms used."""
-    grove = _grove(1 + search.iterations * own.ids.shape[1])
-    size, used = _search(own, base, clock, a, b, search, renormalise, uniforms, grove)
-    return harvest(own, base, grove, size, search, nodes, depth, tokens, parents), used
+    searched = _new_tree(1 + search.iterations * own.ids.shape[1])
+    size, used = _search(own, base, clock, a, b, search, renormalise, uniforms, searched)
+    return extract_tree(own, base, searched, size, search, nodes, depth, tokens, parents), used
 
 
 @bare
@@ -100,76 +100,76 @@ def _search(
     search: Search,
     renormalise: bool,
     uniforms: np.ndarray,
-    grove: Grove,
+    searched: SearchTree,
 ) -> tuple[int, int]:
-    """Fills a grove below the pair (a, b); returns its size and the number of uniforms used."""
-    grove.tokens[0], grove.parents[0] = b, -1
-    grove.reached[0], grove.worths[0] = 1.0, 1.0
-    grove.visits[0], grove.totals[0], grove.widths[0] = 0, 0.0, -1
+    """Fills the search tree below the pair (a, b); returns its size and the uniforms used."""
+    searched.tokens[0], searched.parents[0] = b, -1
+    searched.reached[0], searched.rewards[0] = 1.0, 1.0
+    searched.visits[0], searched.totals[0], searched.widths[0] = 0, 0.0, -1
     size, used = 1, 0
     for _ in range(search.iterations):
         node, level = 0, 0
-        while grove.widths[node] > 0 and level < search.steps:
-            node = _select(grove, node, search)
+        while searched.widths[node] > 0 and level < search.steps:
+            node = _select(searched, node, search)
             level += 1
-        if grove.widths[node] < 0 and level < search.steps:
-            size = _expand(own, base, clock, a, grove, node, size, search, renormalise)
-            if grove.widths[node] > 0:
-                node = grove.firsts[node]
+        if searched.widths[node] < 0 and level < search.steps:
+            size = _expand(own, base, clock, a, searched, node, size, search, renormalise)
+            if searched.widths[node] > 0:
+                node = searched.firsts[node]
                 level += 1
-        reward = grove.worths[node]
-        if search.reward != CONSTANT:  # otherwise the draws would change nothing
+        reward = searched.rewards[node]
+        if search.reward != CONSTANT:  # a constant reward needs no draws
             reward, used = _roll(
-                own, base, a, grove, node, level, search, renormalise, uniforms, used
+                own, base, a, searched, node, level, search, renormalise, uniforms, used
             )
         while node >= 0:
-            grove.visits[node] += 1
-            grove.totals[node] += reward
-            node = grove.parents[node]
+            searched.visits[node] += 1
+            searched.totals[node] += reward
+            node = searched.parents[node]
     return size, used
 
 
 @njit(cache=True, nogil=True)
-def _grove(room: int) -> Grove:
-    return Grove(
-        np.empty(room, np.int32),
-        np.empty(room, np.int32),
-        np.empty(room, np.float64),
-        np.empty(room, np.float64),
-        np.empty(room, np.float64),
-        np.empty(room, np.int32),
-        np.empty(room, np.float64),
-        np.empty(room, np.int32),
-        np.empty(room, np.int32),
+def _new_tree(capacity: int) -> SearchTree:
+    return SearchTree(
+        np.empty(capacity, np.int32),
+        np.empty(capacity, np.int32),
+        np.empty(capacity, np.float64),
+        np.empty(capacity, np.float64),
+        np.empty(capacity, np.float64),
+        np.empty(capacity, np.int32),
+        np.empty(capacity, np.float64),
+        np.empty(capacity, np.int32),
+        np.empty(capacity, np.int32),
     )
 
 
 @bare
-def _select(grove: Grove, node: int, search: Search) -> int:
+def _select(searched: SearchTree, node: int, search: Search) -> int:
     """The child with the largest published score; ties: the first."""
-    first = grove.firsts[node]
-    last = first + grove.widths[node]
-    visits = grove.visits[node]
+    first = searched.firsts[node]
+    last = first + searched.widths[node]
+    visits = searched.visits[node]
     if search.visits_all:
         for child in range(first, last):
-            if grove.visits[child] == 0:
+            if searched.visits[child] == 0:
                 return child
     scale = search.c1 + math.log((visits + search.c2 + 1.0) / search.c2)
     scale *= math.sqrt(visits)
-    best, highest, unseen = first, -math.inf, grove.totals[node] / visits
+    best, highest, unseen = first, -math.inf, searched.totals[node] / visits
     for child in range(first, last):
-        n = grove.visits[child]
-        mean = grove.totals[child] / n if n else unseen
-        score = mean + scale * grove.priors[child] / (1.0 + n)
+        n = searched.visits[child]
+        mean = searched.totals[child] / n if n else unseen
+        score = mean + scale * searched.priors[child] / (1.0 + n)
         if score > highest:
             best, highest = child, score
     return best
 
 
 @bare
-def _pair(grove: Grove, node: int, a: int) -> tuple[int, int]:
-    """The last two tokens at a node."""
-    return (grove.tokens[grove.parents[node]] if node else a), grove.tokens[node]
+def _pair(searched: SearchTree, node: int, a: int) -> tuple[int, int]:
+    """The last two tokens of a node's path."""
+    return (searched.tokens[searched.parents[node]] if node else a), searched.tokens[node]
 
 
 @bare
@@ -178,35 +178,35 @@ def _expand(
     base: Table,
     clock: int,
     a: int,
-    grove: Grove,
+    searched: SearchTree,
     node: int,
     size: int,
     search: Search,
     renormalise: bool,
 ) -> int:
-    """Appends all successors of a node; returns the new number of nodes."""
-    before, last = _pair(grove, node, a)
+    """Appends the children of a node; returns the new number of nodes."""
+    before, last = _pair(searched, node, a)
     place = row_of(own, base, before, last)
-    grove.firsts[node], grove.widths[node] = size, 0
+    searched.firsts[node], searched.widths[node] = size, 0
     if place == -1:
         return size
     table, slot = (own, place) if place >= 0 else (base, -2 - place)
-    if place >= 0:  # the base is shared, and nothing of it is ever evicted
+    if place >= 0:  # the base is shared and never evicts rows
         own.stamps[slot] = clock
-    grove.widths[node] = table.counts[slot]
+    searched.widths[node] = table.counts[slot]
     total = _sum_of(table, slot)
     for j in range(table.counts[slot]):
         score = np.float64(table.probs[slot, j])
         share = score / total
         prior = share if renormalise else score
-        reached = grove.reached[node] * share
+        reached = searched.reached[node] * share
         gain = 0.0
         if search.reward != CONSTANT:
             gain = reached if search.reward == EXPECTED else prior
-        grove.tokens[size], grove.parents[size] = table.ids[slot, j], node
-        grove.priors[size], grove.reached[size] = prior, reached
-        grove.worths[size] = grove.worths[node] + gain
-        grove.visits[size], grove.totals[size], grove.widths[size] = 0, 0.0, -1
+        searched.tokens[size], searched.parents[size] = table.ids[slot, j], node
+        searched.priors[size], searched.reached[size] = prior, reached
+        searched.rewards[size] = searched.rewards[node] + gain
+        searched.visits[size], searched.totals[size], searched.widths[size] = 0, 0.0, -1
         size += 1
     return size
 
@@ -224,7 +224,7 @@ def _roll(
     own: Table,
     base: Table,
     a: int,
-    grove: Grove,
+    searched: SearchTree,
     node: int,
     level: int,
     search: Search,
@@ -232,9 +232,9 @@ def _roll(
     uniforms: np.ndarray,
     used: int,
 ) -> tuple[float, int]:
-    """The reward of the path to `node`, completed by draws; and the uniforms used so far."""
-    before, last = _pair(grove, node, a)
-    reward, reached = grove.worths[node], grove.reached[node]
+    """The reward of the path to `node`, completed by draws, and the uniforms used so far."""
+    before, last = _pair(searched, node, a)
+    reward, reached = searched.rewards[node], searched.reached[node]
     while level < search.steps:
         place = row_of(own, base, before, last)
         if place == -1:
@@ -256,7 +256,7 @@ def _roll(
 
 @bare
 def _draw(table: Table, slot: int, total: float, uniform: float) -> int:
-    """An entry of a row in proportion to its score, as `SeededDice.choice` draws it."""
+    """Draws an entry of a row in proportion to its score, like `SeededDice.choice`."""
     goal, mass = uniform * total, 0.0
     for j in range(table.counts[slot]):
         mass += table.probs[slot, j]

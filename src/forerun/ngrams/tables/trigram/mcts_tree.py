@@ -1,6 +1,6 @@
-"""From a finished search to a tree: the most visited paths, continued, merged and cut to size.
+"""Extracts the draft tree of a finished search: the most visited paths and their continuations.
 
-Compiled; the plain form is `ranked` and `merged` of grower `monte_carlo`.
+Compiled; the plain form is in grower `monte_carlo`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from forerun.ngrams.tables.trigram.kernels import row_of
 from forerun.utils.jit import bare
 
 
-class Grove(NamedTuple):
-    """The searched tree; node 0 is the root, children of a node stand together, best first."""
+class SearchTree(NamedTuple):
+    """The search tree. Node 0 is the root; the children of a node are contiguous, best first."""
 
     tokens: np.ndarray  # int32 [n]
     parents: np.ndarray  # int32 [n]
     priors: np.ndarray  # float64 [n]
-    reached: np.ndarray  # float64 [n], product of the shares of the path
-    worths: np.ndarray  # float64 [n], reward of the path down to here
+    reached: np.ndarray  # float64 [n], product of the shares along the path
+    rewards: np.ndarray  # float64 [n], reward of the path to the node
     visits: np.ndarray  # int32 [n]
     totals: np.ndarray  # float64 [n]
     firsts: np.ndarray  # int32 [n], first child
@@ -31,10 +31,10 @@ class Grove(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def harvest(
+def extract_tree(
     own: Table,
     base: Table,
-    grove: Grove,
+    searched: SearchTree,
     size: int,
     search: Search,
     limit: int,
@@ -42,25 +42,22 @@ def harvest(
     tokens: np.ndarray,
     parents: np.ndarray,
 ) -> int:
-    """Writes the tree of the most visited paths, each continued by its likeliest next token.
-
-    Returns its size. All paths come before all continuations.
-    """
-    best = _most_visited(grove.visits[:size], search.top)
-    room = len(tokens) if search.drops_longest else limit
+    """Writes the most visited paths, then their most likely next tokens; returns the size."""
+    best = _most_visited(searched.visits[:size], search.top)
+    capacity = len(tokens) if search.drops_longest else limit
     where = np.full(size, -1, np.int32)  # searched node -> tree node; the root -> -1
     levels = np.zeros(size, np.int32)
     count = 0
-    for node in best[:room]:
-        parent = grove.parents[node]
-        tokens[count], parents[count] = grove.tokens[node], where[parent]
+    for node in best[:capacity]:
+        parent = searched.parents[node]
+        tokens[count], parents[count] = searched.tokens[node], where[parent]
         where[node], levels[node] = count, levels[parent] + 1
         count += 1
     ends, lengths = where[best], levels[best]
     for i in range(len(best)):
         node = best[i]
-        place = row_of(own, base, grove.tokens[grove.parents[node]], grove.tokens[node])
-        if count == room or place == -1 or lengths[i] >= depth:
+        place = row_of(own, base, searched.tokens[searched.parents[node]], searched.tokens[node])
+        if count == capacity or place == -1 or lengths[i] >= depth:
             continue
         token = own.ids[place, 0] if place >= 0 else base.ids[-2 - place, 0]
         ends[i] = _put(tokens, parents, count, token, where[node])
@@ -71,25 +68,25 @@ def harvest(
 
 @njit(cache=True, nogil=True)
 def _most_visited(visits: np.ndarray, top: int) -> np.ndarray:
-    """Indices of the most visited nodes but the root, most visits first, ties: the lowest."""
+    """Indices of the most visited nodes without the root, most visits first; ties: lowest index."""
     best = np.empty(top, np.int32)
-    held = 0
+    size = 0
     for node in range(1, len(visits)):
         n = visits[node]
-        if n == 0 or (held == top and n <= visits[best[top - 1]]):
+        if n == 0 or (size == top and n <= visits[best[top - 1]]):
             continue
-        held = min(held + 1, top)
-        at = held - 1
+        size = min(size + 1, top)
+        at = size - 1
         while at > 0 and n > visits[best[at - 1]]:
             best[at] = best[at - 1]
             at -= 1
         best[at] = node
-    return best[:held]
+    return best[:size]
 
 
 @bare
 def _put(tokens: np.ndarray, parents: np.ndarray, count: int, token: int, parent: int) -> int:
-    """The child of `parent` that holds `token`, appended if there is none."""
+    """The child of `parent` with `token`; appended if there is none."""
     for node in range(parent + 1, count):
         if parents[node] == parent and tokens[node] == token:
             return node
@@ -106,7 +103,7 @@ def _shortest(
     lengths: np.ndarray,
     limit: int,
 ) -> int:
-    """Drops paths until `limit` nodes are left: longer ones first, later ones first."""
+    """Drops the longest (last) paths until `limit` nodes are left; returns the size."""
     uses = np.zeros(count, np.int32)
     for end in ends:
         node = end
@@ -130,8 +127,8 @@ def _shortest(
 
 @njit(cache=True, nogil=True)
 def _packed(tokens: np.ndarray, parents: np.ndarray, uses: np.ndarray) -> int:
-    """Moves the nodes that are used to the front; returns how many there are."""
-    moved = np.full(len(uses) + 1, -1, np.int32)  # the last entry stands for the root
+    """Moves the used nodes to the front; returns their number."""
+    moved = np.full(len(uses) + 1, -1, np.int32)  # the last entry is the root
     kept = 0
     for node in range(len(uses)):
         if uses[node] > 0:

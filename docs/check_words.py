@@ -40,7 +40,6 @@ SOURCE_LIMITS: dict[str, int] = {
     "drafters": 32,
     "engine": 50,
     "growers": 5,
-    "integrations": 18,
     "lossless": 11,
     "models": 27,
     "ngrams": 68,
@@ -48,13 +47,10 @@ SOURCE_LIMITS: dict[str, int] = {
     "retrieval": 7,
     "runner": 45,
     "search": 3,
-    "serving": 50,
-    "state": 10,
+    "serving": 5,
     "targets": 7,
     "tasks": 23,
     "training": 13,
-    "utils": 18,
-    "verifiers": 20,
 }
 
 

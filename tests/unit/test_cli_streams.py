@@ -117,7 +117,7 @@ def test_numbas_compiler_is_asked_for() -> None:
     code = (
         "import os; os.environ['NUMBA_DISABLE_JIT'] = '1'; "
         "from forerun.utils import jit_cache as compiled\n"
-        "try:\n    compiled.cold()\nexcept ValueError as error:\n    print(error)"
+        "try:\n    compiled.uncompiled_kernels()\nexcept ValueError as error:\n    print(error)"
     )
     assert python(code) == f"{said}\n"
 

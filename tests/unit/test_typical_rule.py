@@ -46,7 +46,7 @@ def emitted(p: np.ndarray, q: np.ndarray, verifier: Typical) -> np.ndarray:
 
 
 def formula(p: np.ndarray, q: np.ndarray, verifier: Typical) -> np.ndarray:
-    typical = p > verifier.border(p)
+    typical = p > verifier.threshold(p)
     return np.where(typical, q, 0) + q[~typical].sum() * p
 
 

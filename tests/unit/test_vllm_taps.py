@@ -28,7 +28,7 @@ class TestOptions:
         assert (made.entries, made.scope) == (3, "tenant")
 
     def test_that_chains_fix_are_refused(self, make: Any) -> None:
-        with pytest.raises(ConfigError, match="vLLM judges chains, so option branches of suffix"):
+        with pytest.raises(ConfigError, match="option branches of suffix must be"):
             make("suffix", options="branches=true")
 
     def test_unknown_ones_are_named(self, make: Any) -> None:
@@ -37,7 +37,7 @@ class TestOptions:
 
     def test_a_pass_of_our_own_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="vLLM runs the model"):
-            vllm.Served(V, CONTEXT).forward(ForwardBatch([], []))
+            vllm.VllmTarget(V, CONTEXT).forward(ForwardBatch([], []))
 
 
 class TestTaps:
@@ -49,7 +49,7 @@ class TestTaps:
     def test_the_extra_pins_tested_releases(self) -> None:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         pins = [line.partition("==")[2] for line in project["optional-dependencies"]["vllm"]]
-        assert pins and set(pins) <= set(vllm_taps.TESTED)
+        assert pins and set(pins) <= set(vllm_taps.TESTED_RELEASES)
 
     def test_without_the_entry_point(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -66,7 +66,7 @@ class TestTaps:
         monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.99.1"))
         with pytest.raises(ConfigError, match=r"inside vLLM 0\.32\.0.*this is vLLM 0\.99\.1"):
             vllm_taps.check_release()
-        tested = SimpleNamespace(__version__=f"{vllm_taps.TESTED[0]}+cpu")
+        tested = SimpleNamespace(__version__=f"{vllm_taps.TESTED_RELEASES[0]}+cpu")
         monkeypatch.setitem(sys.modules, "vllm", tested)
         vllm_taps.check_release()
 

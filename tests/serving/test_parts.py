@@ -154,7 +154,7 @@ def test_what_was_said_of_a_prediction_does_not_depend_on_the_steps(size: int) -
     said = [*text[:7], 7, *text[15:], *text[7:15], 9]
     prediction = Prediction(PredictedText(text))
     for end in range(0, len(said), size):
-        prediction.draft(said[:end], most=0)
+        prediction.draft(said[:end], max_nodes=0)
     assert prediction.num_matched(said) == prediction.num_matched(said) == 20
 
 

@@ -189,7 +189,7 @@ def test_bad_heads_and_options_are_refused(tmp_path):
     tree = chain([0])
     seq = sequence([0, 1], 9, SeededDice(0))
     (rows,) = FakeTarget(table_law(1)).forward(ForwardBatch([seq], [tree]))
-    with pytest.raises(ConfigError, match="this target gave none"):
+    with pytest.raises(ConfigError, match="this target returned none"):
         Judge(head=HEAD).verify(tree, Laws(rows, seq, tree, ()), SeededDice(0))
 
 

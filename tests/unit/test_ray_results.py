@@ -66,7 +66,7 @@ def test_a_partial_file_of_another_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="other prompts or sampling"):
         PartialResults(out, 5, {"drafter": "stand"}, asked(replace(SAMPLING, top_k=3)))
     partial_of(out).write_text("my notes\n")
-    with pytest.raises(DataError, match="no file of unfinished results"):
+    with pytest.raises(DataError, match="not a file of partial results"):
         PartialResults(out, 5, {"drafter": "stand"}, asked())
     assert partial_of(out).read_text() == "my notes\n"
 
@@ -86,5 +86,5 @@ def test_without_file_locks_the_command_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "fcntl", None)
-    with pytest.raises(ConfigError, match="does not offer; run it on Linux"):
+    with pytest.raises(ConfigError, match="does not have; run it on Linux"):
         PartialResults(tmp_path / "out.jsonl", 5, {}, asked())

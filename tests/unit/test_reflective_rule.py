@@ -167,7 +167,7 @@ def test_bad_options_are_refused():
     for options in ({"weight": 1.5}, {"fusion": "mean"}, {"leaves": 0}):
         with pytest.raises(ConfigError, match="reflective needs 0 <= weight <= 1"):
             made(**options)
-    with pytest.raises(ConfigError, match="the tokenizer to encode it"):
+    with pytest.raises(ConfigError, match="and a tokenizer: use"):
         engine(Reflective())
     with pytest.raises(ConfigError, match="a template of at least one token"):
         engine(made(template=""))

@@ -64,7 +64,7 @@ class TestTaps:
 
     def test_other_releases_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.99.1"))
-        with pytest.raises(ConfigError, match=r"inside vLLM 0\.32\.0.*this is vLLM 0\.99\.1"):
+        with pytest.raises(ConfigError, match=r"tested with vLLM 0\.32\.0.*this is vLLM 0\.99\.1"):
             vllm_taps.check_release()
         tested = SimpleNamespace(__version__=f"{vllm_taps.TESTED_RELEASES[0]}+cpu")
         monkeypatch.setitem(sys.modules, "vllm", tested)

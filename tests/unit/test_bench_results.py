@@ -567,7 +567,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     path.write_text("")
     with pytest.raises(CapacityError) as caught:
         run_writer.write_manifest(path, plan())
-    said = f"cannot write run.json into the folder {path}: File exists; move away what"
+    said = f"cannot write run.json into the folder {path}: File exists; move what"
     assert str(caught.value).startswith(said)
 
 

@@ -24,8 +24,9 @@ ROOT = Path(__file__).parents[2]
 
 class TestOptions:
     def test_reach_the_drafter(self, make: Any) -> None:
-        made = make("stand", options="entries=3,scope=tenant").drafter.drafter
-        assert (made.entries, made.scope) == (3, "tenant")
+        assert make("stand", options="entries=3,scope=tenant").drafter.drafter.entries == 3
+        with pytest.raises(ConfigError, match="scope"):
+            make("stand", options="scope=moon")
 
     def test_that_chains_fix_are_refused(self, make: Any) -> None:
         with pytest.raises(ConfigError, match="option branches of suffix must be"):

@@ -225,7 +225,9 @@ class ActorPool:
         timeout = None if self.pids else NOTICE_SECONDS
         done, _ = self.ray.wait(refs, num_returns=1, timeout=timeout)
         if not done:
-            self.note(f"no actor is ready after {timeout:.0f} s: loading, or the cluster is full")
+            self.note(
+                f"no actor is ready after {NOTICE_SECONDS:.0f} s: loading, or the cluster is full"
+            )
             done, _ = self.ray.wait(refs, num_returns=1)
         ref = done[0]
         actor, piece = self._busy.pop(ref)
